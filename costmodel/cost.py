@@ -1,0 +1,68 @@
+"""What a cost is, said once: the units and definitions every protocol, testbed and report uses.
+
+round: one wait of a party for a message, on the program's critical path.
+message: what an engine counts as a send.
+sent_bytes: bytes put on the wire, summed over all parties, online and setup.
+
+Everything is in SI base units (bytes, seconds); minutes and GB (1e9 bytes) exist only in parsing and printing.
+None means not known, never zero: a sum with an unknown part is unknown.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Price:
+    """The cost of one op, a layer or a whole model.
+
+    latency_s: seconds from prompt to token; compute_s and network_s are its parts where they can be told apart.
+    sent_bytes: online_bytes and setup_bytes are its parts where they can be told apart.
+    """
+
+    latency_s: float
+    sent_bytes: float
+    rounds: int | None = None
+    messages: int | None = None
+    online_bytes: float | None = None
+    setup_bytes: float | None = None
+    compute_s: float | None = None
+    network_s: float | None = None
+
+
+def total(prices: Iterable[Price]) -> Price:
+    """The sum of prices, field by field; a field that any part does not know is None.
+
+    Raises ValueError if there is nothing to sum.
+    """
+    parts = list(prices)
+    if not parts:
+        raise ValueError("a total needs at least one price, but got none.")
+    sums: dict[str, Any] = {}
+    for name in (field.name for field in fields(Price)):
+        column = [getattr(part, name) for part in parts]
+        sums[name] = None if None in column else sum(column)
+    return Price(**sums)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """Upper bounds a model must meet; None is no bound.
+
+    Raises ValueError if a bound is not positive and finite.
+    """
+
+    latency_s: float | None = None
+    sent_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            bound = getattr(self, field.name)
+            if bound is not None and not 0 < bound < float("inf"):
+                raise ValueError(f"budget `{field.name}` must be positive and finite, but got {bound}.")
+
+    def admits(self, price: Price) -> bool:
+        return (self.latency_s is None or price.latency_s <= self.latency_s) and (
+            self.sent_bytes is None or price.sent_bytes <= self.sent_bytes
+        )

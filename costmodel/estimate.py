@@ -1,0 +1,62 @@
+"""`estimate`: an op graph priced op by op under a protocol and its testbed."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from costmodel.cost import Price, total
+from costmodel.ops import LayerId, Node, Op, OpGraph
+
+
+class Pricer(ABC):
+    """A protocol on a testbed: prices ops from their shapes alone.
+
+    protocol, network: the names the command line knows; network is None where it is fitted in.
+    cost_model_id: hexadecimal fingerprint of every coefficient that a price depends on.
+    """
+
+    protocol: str
+    network: str | None
+    cost_model_id: str
+
+    @abstractmethod
+    def price(self, op: Op) -> Price:
+        """The cost of one op. Raises ValueError for an op the protocol has no formula for."""
+
+    @abstractmethod
+    def latency_s_range(self, graph: OpGraph) -> tuple[float, float] | None:
+        """Least and greatest latency over all coefficients consistent with the data, or None if exact."""
+
+    @abstractmethod
+    def prior_share(self, graph: OpGraph) -> float | None:
+        """Share of the latency that rests on priors and not on data, 0 to 1, or None if there are no priors."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """An op graph with its prices; `by_op` and `by_layer` sum to `total`."""
+
+    protocol: str
+    network: str | None
+    total: Price
+    by_layer: tuple[tuple[LayerId, Price], ...]
+    by_op: tuple[tuple[Node, Price], ...]
+    latency_s_range: tuple[float, float] | None
+    prior_share: float | None
+
+
+def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
+    """Prices every node of the graph. Raises ValueError for an op the protocol has no formula for."""
+    by_op = tuple((node, pricer.price(node.op)) for node in graph)
+    layers: dict[LayerId, list[Price]] = {}
+    for node, price in by_op:
+        layers.setdefault(node.layer, []).append(price)
+    by_layer = tuple((layer, total(prices)) for layer, prices in layers.items())
+    return Estimate(
+        protocol=pricer.protocol,
+        network=pricer.network,
+        total=total(price for _, price in by_layer),
+        by_layer=by_layer,
+        by_op=by_op,
+        latency_s_range=pricer.latency_s_range(graph),
+        prior_share=pricer.prior_share(graph),
+    )

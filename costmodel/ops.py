@@ -1,0 +1,226 @@
+"""What a decoder-only language model computes, as typed operations with named dimensions.
+
+An `OpGraph` is the single source of truth about a model: it is what a protocol prices and what an engine runs.
+Dimensions are in elements; nothing here knows a protocol, a price or a number of bytes.
+
+Shape conventions: activations are `rows x features` with one row per token; attention works on
+`heads x queries x keys`, and the full square is counted although the mask is causal, because secret-shared
+engines compute it in full.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias, get_args
+
+LayerId: TypeAlias = int | Literal["embed", "head"]
+GeluForm = Literal["tanh", "exact"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenEmbedding:
+    """One-hot tokens (`tokens x vocab`) times the embedding table (`vocab x features`)."""
+
+    tokens: int
+    vocab: int
+    features: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PositionEmbedding:
+    """Adds a learned position table (`rows x features`); linear, local to the parties."""
+
+    rows: int
+    features: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerNorm:
+    """Normalises each row to zero mean and unit variance, then applies gain and bias."""
+
+    rows: int
+    features: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linear:
+    """`rows x in_features` times a weight of `in_features x out_features`, plus an optional bias."""
+
+    rows: int
+    in_features: int
+    out_features: int
+    bias: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rotary:
+    """Rotates the first `rotary_dim` features of every query and key head by public angles (local)."""
+
+    rows: int
+    heads: int
+    rotary_dim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionScores:
+    """Per head, `queries x head_dim` times `head_dim x keys`, with the public factor 1/sqrt(head_dim)."""
+
+    heads: int
+    queries: int
+    keys: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Temperature:
+    """Divides row i of head h of the scores by a learned, public temperature t[h, i]."""
+
+    heads: int
+    queries: int
+    keys: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Softmax:
+    """Causal softmax over each row of `heads x queries x keys` scores."""
+
+    heads: int
+    queries: int
+    keys: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShapedAttention:
+    """`a*I + b*A - c*C` per head (C = uniform causal attention), learned scalars a, b, c (local).
+
+    Source: He and Hofmann 2024, "Simplifying Transformer Blocks", section 4.
+    """
+
+    heads: int
+    queries: int
+    keys: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionMix:
+    """Per head, attention `queries x keys` times values `keys x head_dim`."""
+
+    heads: int
+    queries: int
+    keys: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gelu:
+    """GELU of every element, in the tanh or the exact (erf) form."""
+
+    rows: int
+    features: int
+    form: GeluForm
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Relu:
+    """ReLU of every element."""
+
+    rows: int
+    features: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeakyRelu:
+    """Leaky ReLU of every element with one learned negative slope per layer."""
+
+    rows: int
+    features: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Add:
+    """Element-wise sum of two activations (local)."""
+
+    rows: int
+    features: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScaledAdd:
+    """`beta * residual + branch / alpha` with learned scalars (local once folded into neighbouring weights)."""
+
+    rows: int
+    features: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabProjection:
+    """`rows x features` times the output table (`features x vocab`): the logits."""
+
+    rows: int
+    features: int
+    vocab: int
+
+
+Op: TypeAlias = (
+    TokenEmbedding
+    | PositionEmbedding
+    | LayerNorm
+    | Linear
+    | Rotary
+    | AttentionScores
+    | Temperature
+    | Softmax
+    | ShapedAttention
+    | AttentionMix
+    | Gelu
+    | Relu
+    | LeakyRelu
+    | Add
+    | ScaledAdd
+    | VocabProjection
+)
+OP_TYPES: tuple[type, ...] = get_args(Op)
+
+
+def shape(op: Op) -> dict[str, int]:
+    """The dimensions of an op by name, flags and forms left out."""
+    values = {field.name: getattr(op, field.name) for field in fields(op)}
+    return {name: value for name, value in values.items() if type(value) is int}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One op of a graph.
+
+    name: unique in its graph, e.g. `layers.3.ffn.up`; the weights of the op carry the same name in a state dict.
+    inputs: names of the nodes whose outputs it reads, in operand order; `tokens` is the model's input.
+    """
+
+    name: str
+    layer: LayerId
+    op: Op
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpGraph:
+    """Nodes in execution order; the last one holds the logits.
+
+    Raises ValueError for a repeated name, an input that no earlier node produces, or a dimension below 1.
+    """
+
+    nodes: tuple[Node, ...]
+
+    def __post_init__(self) -> None:
+        known = {"tokens"}
+        for node in self.nodes:
+            if node.name in known:
+                raise ValueError(f"node names must be unique, but {node.name!r} appears twice.")
+            if missing := [name for name in node.inputs if name not in known]:
+                raise ValueError(f"node {node.name!r} reads {missing}, which no earlier node produces.")
+            for name, value in shape(node.op).items():
+                if value < 1:
+                    raise ValueError(f"`{name}` of node {node.name!r} must be at least 1, but got {value}.")
+            known.add(node.name)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)

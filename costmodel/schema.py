@@ -1,0 +1,75 @@
+"""Plain data (as read from YAML or JSON) to frozen dataclasses: every key known, present and of its type."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def decode(kind: type[T], data: object, where: str) -> T:
+    """An instance of the dataclass `kind` from a mapping; `where` names the data in errors.
+
+    Raises ValueError for an unknown or missing key, a value of the wrong type, or what `kind` itself refuses.
+    """
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where} must be a mapping of keys to values, but got {data!r:.80}.")
+    hints = get_type_hints(kind)
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    if unknown := [str(key) for key in data if key not in known]:
+        raise ValueError(f"{where} has the unknown key {unknown[0]!r}; known keys are {', '.join(known)}.")
+    for name, field in known.items():
+        if name not in data and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{where} lacks the key {name!r}.")
+    values = {name: _value(hints[name], value, f"`{name}` of {where}") for name, value in data.items()}
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    origin = get_origin(hint)
+    if is_dataclass(hint) and isinstance(hint, type):
+        return decode(hint, value, where)
+    if origin is Literal:
+        if not isinstance(value, str | int) or value not in get_args(hint):
+            raise ValueError(f"{where} must be one of {', '.join(map(str, get_args(hint)))}, but got {value!r:.80}.")
+        return value
+    if origin in (Union, UnionType):
+        return _union(get_args(hint), value, where)
+    if origin is tuple:
+        return _tuple(get_args(hint), value, where)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{where} must be a mapping, but got {value!r:.80}.")
+        return {key: _value(get_args(hint)[1], item, f"{key!r} in {where}") for key, item in value.items()}
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise ValueError(f"{where} must be of type {hint.__name__}, but got {value!r:.80}.")
+    return value
+
+
+def _union(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and NoneType in options:
+        return None
+    errors = []
+    for option in options:
+        if option is not NoneType:
+            try:
+                return _value(option, value, where)
+            except ValueError as error:
+                errors.append(error)
+    raise errors[0]
+
+
+def _tuple(items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{where} must be a list, but got {value!r:.80}.")
+    if len(items) == 2 and items[1] is Ellipsis:
+        return tuple(_value(items[0], item, f"item {index} of {where}") for index, item in enumerate(value))
+    if len(items) != len(value):
+        raise ValueError(f"{where} must have {len(items)} items, but got {len(value)}.")
+    return tuple(_value(hint, item, where) for hint, item in zip(items, value, strict=True))

@@ -1,0 +1,49 @@
+"""Budgets and sizes as people write them (`5min`, `8GB`), to and from SI base units."""
+
+import math
+import re
+
+SECONDS: dict[str, float] = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+BYTES: dict[str, float] = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+_QUANTITY = re.compile(r"\s*(?P<number>[-+0-9.eE]+|[-+]?(?:nan|inf(?:inity)?))\s*(?P<unit>[A-Za-z]*)\s*", re.ASCII)
+
+
+def parse_seconds(text: str, subject: str) -> float:
+    """Seconds of a duration such as `300s` or `5min`. Raises ValueError naming `subject`."""
+    return _parse(text, subject, SECONDS, "300s or 5min")
+
+
+def parse_bytes(text: str, subject: str) -> float:
+    """Bytes of a size such as `8GB` (1e9 bytes each). Raises ValueError naming `subject`."""
+    return _parse(text, subject, BYTES, "800MB or 8GB")
+
+
+def _parse(text: str, subject: str, units: dict[str, float], example: str) -> float:
+    rule = f"{subject} must be a positive number with a unit ({', '.join(units)}), such as {example}"
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match["unit"] not in units:
+        raise ValueError(f"{rule}, but got {text!r}.")
+    try:
+        value = float(match["number"]) * units[match["unit"]]
+    except ValueError:
+        raise ValueError(f"{rule}, but got {text!r}.") from None
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{rule}, but got {text!r}.")
+    return value
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for people: `4.76 min`, `12.3 s`."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:.2f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """A size for people: `6.43 GB`."""
+    for unit in ("TB", "GB", "MB", "kB"):
+        if num_bytes >= BYTES[unit]:
+            return f"{num_bytes / BYTES[unit]:.2f} {unit}"
+    return f"{num_bytes:.0f} B"

@@ -1,0 +1,56 @@
+"""Strict YAML in and out: no duplicate keys, no aliases (YAML bombs), no binary, no surprises."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MAX_BYTES = 4_000_000  # far above any file of ours; a larger one is a mistake
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader without aliases and with unique keys."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.get_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key, (key_node, _) in zip(keys, node.value, strict=True):
+            if not isinstance(key, str):
+                raise yaml.MarkedYAMLError(problem=f"key {key!r} is not a string", problem_mark=key_node.start_mark)
+            if keys.count(key) > 1:
+                raise yaml.MarkedYAMLError(problem=f"key {key!r} appears twice", problem_mark=key_node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def load_mapping(path: Path) -> dict[str, Any]:
+    """The mapping at the top of a YAML file.
+
+    Raises ValueError, naming the file and the place, if it cannot be read or is not a plain mapping.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"{path} must be at most {MAX_BYTES} bytes, but has {path.stat().st_size}.")
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} must be YAML text in UTF-8, but holds binary data.") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{path} is not valid YAML: {error.problem}{place}.") from None
+    except (yaml.YAMLError, RecursionError):
+        raise ValueError(f"{path} must be YAML text, but cannot be parsed.") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} must hold a mapping of keys to values, but holds {type(data).__name__}.")
+    return data
+
+
+def dump(data: dict[str, Any]) -> str:
+    """YAML text of plain data, keys in their given order."""
+    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)

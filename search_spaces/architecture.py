@@ -1,0 +1,129 @@
+"""`Architecture`: everything about a decoder-only model that private inference is charged for, and nothing else.
+
+Training choices that leave the deployed model unchanged (entropy regularisation, weight normalisation,
+optimizer) belong to a recipe, not here; two models with equal `arch_id` cost the same.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from costmodel.ops import GeluForm
+from costmodel.schema import decode
+from costmodel.yamlfile import dump, load_mapping
+
+Block = Literal["gpt2", "pythia", "sas"]
+Norm = Literal["layernorm", "none"]
+Attention = Literal["softmax", "softmax-temperature"]
+Ffn = Literal["gelu", "relu", "leaky-relu", "identity", "fused", "none"]
+Stabiliser = Literal["none", "scaled"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """The choices of one decoder layer.
+
+    norm1, norm2: normalisation before attention and before the feed-forward network (FFN).
+    attention: softmax, or softmax with a learned temperature per head and query position.
+    ffn: the activation between two linears; `fused` is one trained d x d linear; `none` removes the FFN.
+    stabiliser: `scaled` gives the FFN sub-block `beta * A + FFN(A) / alpha` with one learned pair.
+
+    Raises ValueError if the FFN is removed but its norm or stabiliser is kept.
+    """
+
+    norm1: Norm = "none"
+    attention: Attention = "softmax"
+    norm2: Norm = "none"
+    ffn: Ffn = "gelu"
+    stabiliser: Stabiliser = "none"
+
+    def __post_init__(self) -> None:
+        if self.ffn == "none" and (self.norm2 != "none" or self.stabiliser != "none"):
+            raise ValueError(
+                f"a layer with ffn 'none' has nothing to normalise or scale, but got norm2={self.norm2!r}, "
+                f"stabiliser={self.stabiliser!r}; set both to 'none'."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Architecture:
+    """A decoder-only language model, in elements and counts.
+
+    block: `gpt2` (sequential, learned positions), `pythia` (parallel attention and FFN, rotary positions) or
+        `sas` (He and Hofmann 2024: shaped attention, no attention skip, V and O identity but for layer 0's V).
+    context: longest sequence the position table (or rotary cache) covers, in tokens.
+    final_norm: norm before the vocabulary projection.
+    bias: whether linears carry a bias.
+    gelu: which form GELU is computed in, wherever a layer has one.
+
+    Raises ValueError if a dimension is below 1 or `num_heads` does not divide `d_model`.
+    """
+
+    block: Block = "gpt2"
+    num_heads: int
+    d_model: int
+    d_ff: int
+    vocab_size: int
+    context: int
+    final_norm: Norm
+    bias: bool = True
+    tied_embeddings: bool = True
+    gelu: GeluForm = "tanh"
+    layers: tuple[Layer, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "d_model", "d_ff", "vocab_size", "context"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"`{name}` must be at least 1, but got {value}.")
+        if not self.layers:
+            raise ValueError("an architecture needs at least one layer, but `layers` is empty.")
+        if self.d_model % self.num_heads:
+            raise ValueError(
+                f"`num_heads` must divide `d_model`, but got num_heads={self.num_heads}, d_model={self.d_model}."
+            )
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.num_heads
+
+
+def default_final_norm(layers: tuple[Layer, ...]) -> Norm:
+    """LayerNorm iff any block has one, as in GPT-2; a norm-free decoder keeps no norm at all."""
+    return "layernorm" if any("layernorm" in (layer.norm1, layer.norm2) for layer in layers) else "none"
+
+
+def canonical(architecture: Architecture) -> dict[str, Any]:
+    """The architecture as plain data, with a GELU form only where a layer has a GELU."""
+    data = asdict(architecture)
+    if all(layer.ffn != "gelu" for layer in architecture.layers):
+        del data["gelu"]
+    data["layers"] = [asdict(layer) for layer in architecture.layers]
+    return data
+
+
+def arch_id(architecture: Architecture) -> str:
+    """Twelve hexadecimal digits that name an architecture: SHA-256 of its canonical form."""
+    text = json.dumps(canonical(architecture), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def scaled(architecture: Architecture, *, d_model: int, vocab_size: int, context: int) -> Architecture:
+    """The same placement at another width, as a proxy trains it; d_ff keeps its ratio to d_model."""
+    d_ff = max(1, architecture.d_ff * d_model // architecture.d_model)
+    return replace(architecture, d_model=d_model, d_ff=d_ff, vocab_size=vocab_size, context=context)
+
+
+def load_architecture(path: Path) -> Architecture:
+    """The architecture in a YAML file, written by `dump_architecture`. Raises ValueError, naming the file."""
+    return decode(Architecture, load_mapping(path), str(path))
+
+
+def dump_architecture(architecture: Architecture) -> str:
+    """YAML text that `load_architecture` reads back to an architecture of the same `arch_id`."""
+    return dump(canonical(architecture))

@@ -1,0 +1,75 @@
+"""The base models whose placements are searched: dimensions and block, with GPT-2's choices in every layer."""
+
+from dataclasses import dataclass, replace
+
+from search_spaces.architecture import Architecture, Block, Layer
+
+GPT2_LAYER = Layer(norm1="layernorm", norm2="layernorm", ffn="gelu")
+
+
+def _base(
+    *,
+    block: Block,
+    layers: int,
+    heads: int,
+    d_model: int,
+    vocab: int,
+    context: int,
+    tied: bool,
+) -> Architecture:
+    return Architecture(
+        block=block,
+        num_heads=heads,
+        d_model=d_model,
+        d_ff=4 * d_model,
+        vocab_size=vocab,
+        context=context,
+        final_norm="layernorm",
+        tied_embeddings=tied,
+        gelu="tanh" if block == "gpt2" else "exact",
+        layers=(GPT2_LAYER,) * layers,
+    )
+
+
+BASES: dict[str, Architecture] = {
+    # Radford et al. 2019, GPT-2 small; vocabulary of the CodeParrot tokenizer (arXiv 2410.13060, section 4).
+    "gpt2-small": _base(block="gpt2", layers=12, heads=12, d_model=768, vocab=50_000, context=1024, tied=True),
+    "gpt2-18l": _base(block="gpt2", layers=18, heads=12, d_model=768, vocab=50_000, context=1024, tied=True),
+    # Biderman et al. 2023, Pythia-70M.
+    "pythia-70m": _base(block="pythia", layers=6, heads=8, d_model=512, vocab=50_304, context=2048, tied=False),
+    # Small enough to train, enumerate and price in a test.
+    "tiny": _base(block="gpt2", layers=2, heads=2, d_model=16, vocab=512, context=64, tied=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dimensions:
+    """Free dimensions that override those of a base; None keeps the base's. d_ff is 4 * d_model unless given."""
+
+    layers: int | None = None
+    heads: int | None = None
+    d_model: int | None = None
+    d_ff: int | None = None
+    vocab: int | None = None
+    context: int | None = None
+
+
+def base_architecture(name: str, dimensions: Dimensions = Dimensions()) -> Architecture:
+    """The named base with free dimensions.
+
+    Raises ValueError for an unknown base or an impossible dimension.
+    """
+    if name not in BASES:
+        raise ValueError(f"base must be one of {', '.join(BASES)}, but got {name!r}.")
+    base = BASES[name]
+    num_layers = base.num_layers if dimensions.layers is None else dimensions.layers
+    d_model = base.d_model if dimensions.d_model is None else dimensions.d_model
+    return replace(
+        base,
+        layers=(GPT2_LAYER,) * num_layers,
+        num_heads=base.num_heads if dimensions.heads is None else dimensions.heads,
+        d_model=d_model,
+        d_ff=4 * d_model if dimensions.d_ff is None else dimensions.d_ff,
+        vocab_size=base.vocab_size if dimensions.vocab is None else dimensions.vocab,
+        context=base.context if dimensions.context is None else dimensions.context,
+    )

@@ -1,0 +1,193 @@
+"""The papers' names for architectures, and a short typed string for every placement they have no name for.
+
+    EReg(...)                 trained with the entropy regulariser (a recipe, not an architecture)
+    HH(...)                   He and Hofmann's simplified (`sas`) block
+    SM or SM(t)               softmax attention, optionally with a learned temperature
+    +LN                       LayerNorm before attention and before the FFN
+    +G +R +LR                 FFN with GELU, ReLU, leaky ReLU; without any of these the FFN is two linears
+    +ScFFN +ScFuFFN           two linears, or one fused linear, with the scaled residual
+    _i6                       the FFN of the 6 deepest layers removed
+    6xLSLGo-6xoSoFs           a placement: five letters a layer (norm1, attention, norm2, FFN, stabiliser), tiled
+                              over the layers: L LayerNorm, S softmax, T softmax with temperature, G GELU, R ReLU,
+                              K leaky ReLU, I identity, F fused linear, s scaled, o none
+
+Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2 for the names.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TypeVar
+
+from search_spaces.architecture import (
+    Architecture,
+    Attention,
+    Ffn,
+    Layer,
+    Norm,
+    Stabiliser,
+    default_final_norm,
+)
+
+NORM_LETTERS: dict[Norm, str] = {"layernorm": "L", "none": "o"}
+ATTENTION_LETTERS: dict[Attention, str] = {"softmax": "S", "softmax-temperature": "T"}
+FFN_LETTERS: dict[Ffn, str] = {
+    "gelu": "G",
+    "relu": "R",
+    "leaky-relu": "K",
+    "identity": "I",
+    "fused": "F",
+    "none": "o",
+}
+STABILISER_LETTERS: dict[Stabiliser, str] = {"scaled": "s", "none": "o"}
+
+FFN_NAMES: dict[str, tuple[Ffn, Stabiliser]] = {
+    "+G": ("gelu", "none"),
+    "+R": ("relu", "none"),
+    "+LR": ("leaky-relu", "none"),
+    "": ("identity", "none"),
+    "+ScFFN": ("identity", "scaled"),
+    "+ScFuFFN": ("fused", "scaled"),
+}
+
+Choice = TypeVar("Choice", bound=str)
+
+_NAME = re.compile(
+    r"(?P<attention>SM(?:\(t\))?)(?P<norm>\+LN)?(?P<ffn>\+(?:G|R|LR|ScFFN|ScFuFFN))?(?:_i(?P<pruned>\d{1,4}))?"
+)
+_GROUP = re.compile(r"(?:(?P<count>\d{1,4})x)?(?P<letters>[A-Za-z]{5})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Named:
+    """What a name stands for: an architecture, and whether it is trained with the entropy regulariser."""
+
+    architecture: Architecture
+    entropy_regularised: bool
+
+
+def parse(text: str, base: Architecture) -> Named:
+    """The named model on the dimensions of `base` (its own layer choices are replaced).
+
+    Raises ValueError for a name outside the grammar, `_ip` with p above the number of layers, or a placement
+    that does not tile the layers.
+    """
+    inner, entropy_regularised = _unwrap(text, "EReg")
+    inner, simplified = _unwrap(inner, "HH")
+    if match := _NAME.fullmatch(inner):
+        layers = _named_layers(text, match, base.num_layers, simplified)
+    elif all(_GROUP.fullmatch(group) for group in inner.split("-")):
+        layers = _tiled(text, _placement_layers(inner), base.num_layers)
+    else:
+        raise ValueError(
+            f"architecture must be a name like SM+LN+G, SM+ScFuFFN_i6, EReg(SM(t)+ScFuFFN) or HH(SM+ScFFN), "
+            f"a placement like 6xLSLGo-6xoSoFs, or the path of a .yaml file, but got {text!r}."
+        )
+    architecture = replace(
+        base,
+        layers=layers,
+        block="sas" if simplified else base.block,
+        final_norm="none" if simplified else default_final_norm(layers),
+    )
+    return Named(architecture=architecture, entropy_regularised=entropy_regularised)
+
+
+def name_of(architecture: Architecture, *, entropy_regularised: bool = False) -> str:
+    """The papers' name where there is one, else the placement; `parse` on the same base gives it back."""
+    text = _paper_name(architecture) or placement(architecture.layers)
+    if architecture.block == "sas":
+        text = f"HH({text})"
+    return f"EReg({text})" if entropy_regularised else text
+
+
+def placement(layers: Iterable[Layer]) -> str:
+    """The typed string of a sequence of layers, equal neighbours run-length encoded."""
+    runs = ((len(list(run)), letters) for letters, run in groupby(map(_letters, layers)))
+    return "-".join(f"{count}x{letters}" for count, letters in runs)
+
+
+def _unwrap(text: str, wrapper: str) -> tuple[str, bool]:
+    if text.startswith(f"{wrapper}(") and text.endswith(")"):
+        return text[len(wrapper) + 1 : -1], True
+    return text, False
+
+
+def _named_layers(text: str, match: re.Match[str], num_layers: int, simplified: bool) -> tuple[Layer, ...]:
+    norm: Norm = "layernorm" if match["norm"] else "none"
+    attention: Attention = "softmax" if match["attention"] == "SM" else "softmax-temperature"
+    ffn, stabiliser = FFN_NAMES[match["ffn"] or ""]
+    pruned = int(match["pruned"] or 0)
+    if pruned > num_layers:
+        raise ValueError(
+            f"`_i{pruned}` of {text!r} removes more FFNs than there are layers ({num_layers}); "
+            f"use a number from 0 to {num_layers}."
+        )
+    kept = Layer(norm1=norm, attention=attention, norm2=norm, ffn=ffn, stabiliser=stabiliser)
+    removed = Layer(norm1=norm, attention=attention, ffn="none")
+    layers = (kept,) * (num_layers - pruned) + (removed,) * pruned
+    if simplified:  # the simplified block keeps one LayerNorm, at the input of layer 0
+        layers = (replace(layers[0], norm1="layernorm"), *layers[1:])
+    return layers
+
+
+def _placement_layers(text: str) -> tuple[Layer, ...]:
+    layers: list[Layer] = []
+    for group in text.split("-"):
+        match = _GROUP.fullmatch(group)
+        assert match is not None
+        layers += [_layer(match["letters"], text)] * int(match["count"] or 1)
+    return tuple(layers)
+
+
+def _tiled(text: str, pattern: tuple[Layer, ...], num_layers: int) -> tuple[Layer, ...]:
+    if not pattern or num_layers % len(pattern):
+        raise ValueError(
+            f"placement {text!r} has {len(pattern)} layers, which do not tile the model's {num_layers} layers."
+        )
+    return pattern * (num_layers // len(pattern))
+
+
+def _letters(layer: Layer) -> str:
+    return (
+        NORM_LETTERS[layer.norm1]
+        + ATTENTION_LETTERS[layer.attention]
+        + NORM_LETTERS[layer.norm2]
+        + FFN_LETTERS[layer.ffn]
+        + STABILISER_LETTERS[layer.stabiliser]
+    )
+
+
+def _layer(letters: str, text: str) -> Layer:
+    return Layer(
+        norm1=_choice(NORM_LETTERS, letters, 0, text),
+        attention=_choice(ATTENTION_LETTERS, letters, 1, text),
+        norm2=_choice(NORM_LETTERS, letters, 2, text),
+        ffn=_choice(FFN_LETTERS, letters, 3, text),
+        stabiliser=_choice(STABILISER_LETTERS, letters, 4, text),
+    )
+
+
+def _choice(table: dict[Choice, str], letters: str, position: int, text: str) -> Choice:
+    for choice, letter in table.items():
+        if letter == letters[position]:
+            return choice
+    raise ValueError(
+        f"letter {position + 1} of {letters!r} in {text!r} must be one of {''.join(table.values())}, "
+        f"but got {letters[position]!r}."
+    )
+
+
+def _paper_name(architecture: Architecture) -> str | None:
+    """The one paper name whose parse gives these layers, or None."""
+    attention = "SM(t)" if architecture.layers[0].attention == "softmax-temperature" else "SM"
+    norms = ("", "+LN")
+    pruned = sum(layer.ffn == "none" for layer in architecture.layers)
+    suffix = f"_i{pruned}" if pruned else ""
+    for norm in norms:
+        for ffn in FFN_NAMES:
+            name = f"{attention}{norm}{ffn}{suffix}"
+            wrapped = f"HH({name})" if architecture.block == "sas" else name
+            if parse(wrapped, architecture).architecture.layers == architecture.layers:
+                return name
+    return None
