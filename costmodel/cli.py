@@ -1,0 +1,98 @@
+"""From functions to a command line: one clear line on stderr for whatever is wrong, and an exit code that says what.
+
+0 ok; 1 the command started and cannot go on; 2 usage or bad input, nothing written; 3 no member fits the budget;
+130 interrupted. Flags, `--config FILE` and `--print_config` come from the functions' signatures and docstrings.
+"""
+
+import os
+import re
+import sys
+from argparse import ArgumentError
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+from jsonargparse import ArgumentParser, auto_cli
+
+Command: TypeAlias = Callable[..., int | None]
+
+STOPPED, USAGE, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
+
+
+class StoppedError(RuntimeError):
+    """A command that started and cannot go on (disk full, no completed trial, engine crash); exit code 1."""
+
+
+class InfeasibleError(ValueError):
+    """A budget that no member meets; the text names the cheapest member and its cost. Exit code 3."""
+
+
+class _Parser(ArgumentParser):
+    """A parser whose errors are raised, to be told in one line, and whose help spells flags with hyphens."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise ArgumentError(None, _plain(message)) from ex
+
+    def format_help(self, *args: Any) -> str:
+        return _hyphened(str(super().format_help(*args)))
+
+
+def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command that `args` (default: the process's) ask for, then exits with what it returns (None is 0).
+
+    A dict gives one subcommand per entry. A command reports bad input with ValueError, and what stops it midway
+    with StoppedError or OSError; anything else is a bug and keeps its traceback.
+    """
+    sys.exit(_exit_code(commands, prog, args))
+
+
+def _exit_code(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None) -> int:
+    try:
+        code = _call(commands, prog, args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # the reader (`| head`) has left; a second flush at exit must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return STOPPED
+    except InfeasibleError as error:
+        return _say(str(error), INFEASIBLE)
+    except (StoppedError, OSError) as error:
+        return _say(str(error), STOPPED)
+    except (ArgumentError, ValueError) as error:
+        return _say(str(error), USAGE)
+    return code or 0
+
+
+def _call(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None) -> Any:
+    arguments = [_underscored(argument) for argument in (sys.argv[1:] if args is None else args)]
+    components: Any = commands
+    return auto_cli(components, args=arguments, prog=prog, parser_class=_Parser)
+
+
+def _underscored(argument: str) -> str:
+    """`--seq-len=8` as `--seq_len=8`: the parser names flags after the parameters of a function."""
+    flag, equals, value = argument.partition("=")
+    return flag[:2] + flag[2:].replace("-", "_") + equals + value if flag.startswith("--") else argument
+
+
+def _hyphened(text: str) -> str:
+    return re.sub(r"--(?!print_config)[a-z][a-z0-9_.]*", lambda match: match[0].replace("_", "-"), text)
+
+
+def _plain(message: str) -> str:
+    """The parser's messages in the user's terms: flags for keys, types without their Python."""
+    message = re.sub(
+        r"Does not validate against any of the Union subtypes\s+Subtypes: \[(.*?)\]\s+Errors:.*Given value: (.*)",
+        r"Expected one of \1. Got value: \2",
+        message,
+        flags=re.DOTALL,
+    )
+    message = re.sub(r"<class '(?:[a-z]+\.)?(\w+)'>", r"\1", message).replace("a typing.Literal", "one of ")
+    message = re.sub(r'^Parser key "([\w.]+)":', r"--\1:", message).replace("NoneType", "null")
+    message = message.replace(": Expected", " must be")
+    return _hyphened(message)
+
+
+def _say(message: str, code: int) -> int:
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    return code
