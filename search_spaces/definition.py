@@ -1,0 +1,101 @@
+"""A search space as its YAML file states it: a base, then either choices per layer or a list of members."""
+
+from dataclasses import dataclass, field, fields
+from itertools import product
+from pathlib import Path
+
+from costmodel.schema import decode
+from costmodel.yamlfile import load_mapping
+from search_spaces.architecture import Attention, Ffn, Layer, Norm, Stabiliser
+from search_spaces.decoder import Dimensions
+from search_spaces.graph import ConstraintName
+
+SHIPPED = ("gpt2-small", "ladder", "tiny")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """What every layer may choose from, in the order of enumeration.
+
+    Raises ValueError for a list that is empty or names a choice twice.
+    """
+
+    norm1: tuple[Norm, ...]
+    attention: tuple[Attention, ...]
+    norm2: tuple[Norm, ...]
+    ffn: tuple[Ffn, ...]
+    stabiliser: tuple[Stabiliser, ...]
+
+    def __post_init__(self) -> None:
+        for choice in fields(self):
+            _check_distinct(choice.name, getattr(self, choice.name))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Definition:
+    """A space before its graph is built.
+
+    base, dimensions: a base model by name, and free dimensions that override its own.
+    choices: what each layer may choose; or
+    members: the names of all architectures of the space, without `EReg(...)`.
+    constraints: rules that leave out some placements; none unless stated.
+    entropy_regularisation: which training recipes are searched: plain (false), regularised (true) or both.
+
+    Raises ValueError unless exactly one of `choices` and `members` is given, constraints only with choices, and
+    every list is without repetition.
+    """
+
+    name: str
+    base: str
+    dimensions: Dimensions = field(default_factory=Dimensions)
+    choices: Choices | None = None
+    members: tuple[str, ...] | None = None
+    constraints: tuple[ConstraintName, ...] = ()
+    entropy_regularisation: tuple[bool, ...] = (False, True)
+
+    def __post_init__(self) -> None:
+        if (self.choices is None) == (self.members is None):
+            raise ValueError("a space must have either `choices` or `members`, and not both.")
+        if self.members is not None and self.constraints:
+            raise ValueError("`constraints` go with `choices`, but the space lists its `members`; drop one of them.")
+        _check_distinct("entropy_regularisation", self.entropy_regularisation)
+        if self.members is not None:
+            _check_distinct("members", self.members)
+        if self.constraints:
+            _check_distinct("constraints", self.constraints)
+
+
+def load_definition(name_or_path: str) -> Definition:
+    """The definition of a shipped space, or of the one in a `.yaml` file.
+
+    Raises ValueError for an unknown name, or a file that is not a valid definition.
+    """
+    if name_or_path in SHIPPED:
+        path = Path(__file__).parent / f"{name_or_path}.yaml"
+    elif name_or_path.endswith((".yaml", ".yml")):
+        path = Path(name_or_path)
+    else:
+        raise ValueError(
+            f"space must be one of {', '.join(SHIPPED)} or the path of a .yaml file, but got {name_or_path!r:.80}."
+        )
+    return decode(Definition, load_mapping(path), str(path))
+
+
+def alphabet(choices: Choices) -> list[Layer]:
+    """Every distinct layer; a removed FFN takes its norm and its stabiliser with it."""
+    layers = []
+    for norm1, attention, norm2, ffn, stabiliser in product(
+        choices.norm1, choices.attention, choices.norm2, choices.ffn, choices.stabiliser
+    ):
+        if ffn == "none":
+            layers.append(Layer(norm1=norm1, attention=attention, ffn="none"))
+        else:
+            layers.append(Layer(norm1=norm1, attention=attention, norm2=norm2, ffn=ffn, stabiliser=stabiliser))
+    return list(dict.fromkeys(layers))
+
+
+def _check_distinct(name: str, items: tuple[object, ...]) -> None:
+    if not items:
+        raise ValueError(f"`{name}` must list at least one item, but is empty.")
+    if repeated := [item for index, item in enumerate(items) if item in items[:index]]:
+        raise ValueError(f"`{name}` must list each item once, but lists {repeated[0]!r} twice.")

@@ -1,0 +1,164 @@
+"""The layered graph of a search space: its source-to-sink paths are the space's placements, one path each.
+
+A path alternates boundaries and choices, `Boundary(0) -> Choice(0) -> Boundary(1) -> ... -> Boundary(L) -> Head ->
+SINK`. A boundary carries the state that decides what may still follow, so a constraint is nothing but missing
+vertices. Every choice has exactly one predecessor and one successor, and every vertex lies on some path.
+
+Vertices are inserted depth by depth and, at each boundary, in the order of the alphabet: that order is the
+order of enumeration.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import networkx as nx
+
+from search_spaces.architecture import Layer, Norm, default_final_norm
+
+State: TypeAlias = tuple[int, ...]
+Step: TypeAlias = Callable[[State, Layer], State | None]
+ConstraintName = Literal["ffn-removed-only-in-deepest-suffix"]
+
+SINK: Literal["sink"] = "sink"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Boundary:
+    """The point before layer `depth` (or after the last); the first item of `state` is 1 once a norm was used."""
+
+    depth: int
+    state: State
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """`layer` taken at `depth`, coming from the boundary of the same depth and state."""
+
+    depth: int
+    layer: Layer
+    state: State
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """What follows the last layer: the final norm, then the vocabulary projection."""
+
+    final_norm: Norm
+
+
+Vertex: TypeAlias = Boundary | Choice | Head | Literal["sink"]
+
+
+def _ffn_removed_only_in_deepest_suffix(removed: int, layer: Layer) -> int | None:
+    """Once a layer has no FFN, no deeper layer has one (arXiv 2410.13060, the `_ip` rows)."""
+    if removed and layer.ffn != "none":
+        return None
+    return int(layer.ffn == "none")
+
+
+# Each constraint takes its own state (0 at the source) and the next layer, and gives the state after it, or None
+# where the layer is not allowed.
+CONSTRAINTS: dict[ConstraintName, Callable[[int, Layer], int | None]] = {
+    "ffn-removed-only-in-deepest-suffix": _ffn_removed_only_in_deepest_suffix,
+}
+
+
+def free_graph(num_layers: int, alphabet: Sequence[Layer], constraints: Sequence[ConstraintName]) -> nx.DiGraph:
+    """Any layer of the alphabet at any depth, as far as the constraints allow.
+
+    Raises ValueError if no placement is left.
+    """
+
+    def step(state: State, layer: Layer) -> State | None:
+        after = [CONSTRAINTS[name](seen, layer) for name, seen in zip(constraints, state[1:], strict=True)]
+        allowed = tuple(seen for seen in after if seen is not None)
+        return (_norm_used(state, layer), *allowed) if len(allowed) == len(after) else None
+
+    return _layered_graph(num_layers, alphabet, (0,) * (1 + len(constraints)), step)
+
+
+def listed_graph(members: Iterable[tuple[Layer, ...]]) -> nx.DiGraph:
+    """Exactly the given placements, all of one length; a placement given twice is one path.
+
+    The state is the set of endings still possible (as a number), so that placements share their common ends.
+    Raises ValueError if there is no placement, or if their lengths differ.
+    """
+    words = list(dict.fromkeys(members))
+    if len({len(word) for word in words}) != 1:
+        raise ValueError("members must be at least one and have the same number of layers.")
+    endings = [frozenset(words)]
+    numbers = {endings[0]: 0}
+
+    def step(state: State, layer: Layer) -> State | None:
+        rest = frozenset(word[1:] for word in endings[state[1]] if word[0] == layer)
+        if not rest:
+            return None
+        if rest not in numbers:
+            numbers[rest] = len(endings)
+            endings.append(rest)
+        return (_norm_used(state, layer), numbers[rest])
+
+    alphabet = list(dict.fromkeys(layer for word in words for layer in word))
+    return _layered_graph(len(words[0]), alphabet, (0, 0), step)
+
+
+def source(graph: nx.DiGraph) -> Boundary:
+    """The boundary every path starts from."""
+    first = next(iter(graph))
+    assert isinstance(first, Boundary)
+    return first
+
+
+def after(graph: nx.DiGraph, choice: Choice) -> Boundary:
+    """The boundary a choice leads to."""
+    boundary: Boundary = next(iter(graph.succ[choice]))
+    return boundary
+
+
+def boundaries(graph: nx.DiGraph, start: Boundary, layers: Iterable[Layer]) -> list[Boundary] | None:
+    """The boundaries passed from `start` by these layers, both ends included, or None if the graph has no such path."""
+    passed = [start]
+    for layer in layers:
+        choice = Choice(depth=passed[-1].depth, layer=layer, state=passed[-1].state)
+        if choice not in graph:
+            return None
+        passed.append(after(graph, choice))
+    return passed
+
+
+def completions(graph: nx.DiGraph) -> dict[Vertex, int]:
+    """How many paths lead from each vertex to the sink, exactly."""
+    counts: dict[Vertex, int] = {SINK: 1}
+    for vertex in reversed(list(graph)):
+        if vertex != SINK:
+            counts[vertex] = sum(counts[successor] for successor in graph.succ[vertex])
+    return counts
+
+
+def _norm_used(state: State, layer: Layer) -> int:
+    return int(state[0] or default_final_norm((layer,)) != "none")
+
+
+def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, step: Step) -> nx.DiGraph:
+    graph = nx.DiGraph()
+    level = [Boundary(depth=0, state=initial)]
+    graph.add_node(level[0])
+    for depth in range(num_layers):
+        edges = [
+            (boundary, Choice(depth=depth, layer=layer, state=boundary.state), state)
+            for boundary in level
+            for layer in alphabet
+            if (state := step(boundary.state, layer)) is not None
+        ]
+        level = list(dict.fromkeys(Boundary(depth=depth + 1, state=state) for _, _, state in edges))
+        graph.add_edges_from((boundary, choice) for boundary, choice, _ in edges)
+        graph.add_edges_from((choice, Boundary(depth=depth + 1, state=state)) for _, choice, state in edges)
+    for boundary in level:
+        graph.add_edge(boundary, Head(final_norm="layernorm" if boundary.state[0] else "none"))
+    graph.add_edges_from([(vertex, SINK) for vertex in list(graph) if isinstance(vertex, Head)])
+    if SINK not in graph:
+        raise ValueError("the choices and constraints leave no architecture in the space; allow more of them.")
+    reaching = nx.ancestors(graph, SINK)
+    graph.remove_nodes_from([vertex for vertex in list(graph) if vertex not in reaching and vertex != SINK])
+    return graph

@@ -1,0 +1,140 @@
+"""`SearchSpace`: which models may be proposed; exact size, enumeration, membership and uniform sampling.
+
+A member is an architecture (a path of the space's graph) and whether its training recipe is entropy-regularised.
+Members are numbered from 0 to `num_members(space) - 1`, recipes of one architecture next to each other.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import networkx as nx
+import numpy as np
+
+from search_spaces.architecture import Architecture, Layer, default_final_norm
+from search_spaces.decoder import base_architecture
+from search_spaces.definition import Definition, alphabet, load_definition
+from search_spaces.graph import Choice, Vertex, after, boundaries, completions, free_graph, listed_graph, source
+from search_spaces.notation import Named, parse
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SearchSpace:
+    """A space ready to be searched; made by `load_space` or `build_space`.
+
+    base: the dimensions all members share (its own layers are of no account).
+    graph: source-to-sink paths are the architectures.
+    completions: the number of paths from each vertex of the graph to its sink.
+    """
+
+    definition: Definition
+    base: Architecture
+    graph: nx.DiGraph
+    completions: dict[Vertex, int]
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    @property
+    def recipes(self) -> tuple[bool, ...]:
+        """Whether members are trained with the entropy regulariser: (False,), (True,) or both."""
+        return self.definition.entropy_regularisation
+
+
+def load_space(name_or_path: str) -> SearchSpace:
+    """A shipped space by name, or the one in a `.yaml` file. Raises ValueError if it is unknown or not valid."""
+    return build_space(load_definition(name_or_path))
+
+
+def build_space(definition: Definition) -> SearchSpace:
+    """The space of a definition. Raises ValueError for an unknown base or member, or if nothing is left in it."""
+    base = base_architecture(definition.base, definition.dimensions)
+    if definition.choices is not None:
+        graph = free_graph(base.num_layers, alphabet(definition.choices), definition.constraints)
+    else:
+        graph = listed_graph(_listed_layers(name, base) for name in definition.members or ())
+    return SearchSpace(definition=definition, base=base, graph=graph, completions=completions(graph))
+
+
+def num_architectures(space: SearchSpace) -> int:
+    """How many architectures the space holds, exactly."""
+    return space.completions[source(space.graph)]
+
+
+def num_members(space: SearchSpace) -> int:
+    """How many members the space holds, exactly: architectures times recipes."""
+    return num_architectures(space) * len(space.recipes)
+
+
+def members(space: SearchSpace) -> Iterator[Named]:
+    """Every member once, in the order of their numbers."""
+    return (member_at(space, index) for index in range(num_members(space)))
+
+
+def member_at(space: SearchSpace, index: int) -> Named:
+    """The member of that number. Raises ValueError if there is none."""
+    if not 0 <= index < num_members(space):
+        raise ValueError(f"member index must be from 0 to {num_members(space) - 1}, but got {index}.")
+    rest, recipe = divmod(index, len(space.recipes))
+    boundary, layers = source(space.graph), list[Layer]()
+    while boundary.depth < space.base.num_layers:
+        for choice in space.graph.succ[boundary]:
+            if rest < space.completions[choice]:
+                break
+            rest -= space.completions[choice]
+        layers.append(choice.layer)
+        boundary = after(space.graph, choice)
+    return member_of(space, layers, entropy_regularised=space.recipes[recipe])
+
+
+def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularised: bool) -> Named:
+    """These layers on the base of the space, whether or not they are in it."""
+    placed = tuple(layers)
+    architecture = replace(space.base, layers=placed, final_norm=default_final_norm(placed))
+    return Named(architecture=architecture, entropy_regularised=entropy_regularised)
+
+
+def contains(space: SearchSpace, member: Named) -> bool:
+    """Whether the member is in the space: its layers are a path, all else is the base's, its recipe is searched."""
+    layers = member.architecture.layers
+    return (
+        member.entropy_regularised in space.recipes
+        and len(layers) == space.base.num_layers
+        and member == member_of(space, layers, entropy_regularised=member.entropy_regularised)
+        and boundaries(space.graph, source(space.graph), layers) is not None
+    )
+
+
+def sample(space: SearchSpace, rng: np.random.Generator) -> Named:
+    """A member drawn uniformly."""
+    return member_at(space, random_below(num_members(space), rng))
+
+
+def random_below(bound: int, rng: np.random.Generator) -> int:
+    """A whole number from 0 to bound - 1, each with equal probability, however large the bound."""
+    assert bound > 0
+    num_bits = bound.bit_length()
+    while True:  # under two tries on average
+        drawn = int.from_bytes(rng.bytes((num_bits + 7) // 8), "little") & ((1 << num_bits) - 1)
+        if drawn < bound:
+            return drawn
+
+
+def path_of(space: SearchSpace, layers: Sequence[Layer]) -> list[Vertex]:
+    """The vertices of these layers, source first, without the sink. Raises ValueError if they are not in the space."""
+    passed = boundaries(space.graph, source(space.graph), layers)
+    if passed is None or len(layers) != space.base.num_layers:
+        raise ValueError(f"these layers are not in space {space.name!r}: {layers!r:.200}.")
+    path: list[Vertex] = []
+    for boundary, layer in zip(passed, layers, strict=False):
+        path += [boundary, Choice(depth=boundary.depth, layer=layer, state=boundary.state)]
+    return [*path, passed[-1], next(iter(space.graph.succ[passed[-1]]))]
+
+
+def _listed_layers(name: str, base: Architecture) -> tuple[Layer, ...]:
+    named = parse(name, base)
+    if named.entropy_regularised:
+        raise ValueError(f"member {name!r} must be without EReg(...); say so in `entropy_regularisation` instead.")
+    if named.architecture.block != base.block:
+        raise ValueError(f"member {name!r} must keep the {base.block!r} block of its base, so without HH(...).")
+    return named.architecture.layers

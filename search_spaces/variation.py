@@ -1,0 +1,117 @@
+"""Small moves inside a search space, for evolution: mutation and crossover. What they return is always a member."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import TypeVar
+
+import numpy as np
+
+from search_spaces.architecture import Layer
+from search_spaces.graph import Boundary, after, boundaries, source
+from search_spaces.notation import Named
+from search_spaces.space import SearchSpace, contains, member_of, num_architectures, num_members, random_below
+
+Item = TypeVar("Item")
+
+
+def mutate(space: SearchSpace, member: Named, rng: np.random.Generator) -> Named:
+    """Another member: one or two neighbouring layers drawn anew, or the recipe changed.
+
+    Where the rest of the placement allows no other choice there, as many more layers are drawn anew as needed;
+    so in a space that lists its members, the move is to one that shares many layers. The recipe is changed once
+    in `num_layers + 1` moves. A space of one member has no other, and gives that one back.
+    Raises ValueError if the member is not in the space.
+    """
+    _check_member(space, member)
+    if num_members(space) == 1:
+        return member
+    recipe_alone = num_architectures(space) == 1
+    if len(space.recipes) > 1 and (recipe_alone or rng.integers(space.base.num_layers + 1) == 0):
+        return replace(member, entropy_regularised=not member.entropy_regularised)
+    layers = _redrawn(space, member.architecture.layers, rng)
+    return member_of(space, layers, entropy_regularised=member.entropy_regularised)
+
+
+def crossover(space: SearchSpace, first: Named, second: Named, rng: np.random.Generator) -> Named:
+    """A run of layers of `second` put into `first`, at cuts the space allows; the recipe is that of either.
+
+    Drawn uniformly from all distinct children that differ from both parents; where there is none, the layers are
+    those of one parent. Raises ValueError if a parent is not in the space.
+    """
+    _check_member(space, first)
+    _check_member(space, second)
+    parents = (first.architecture.layers, second.architecture.layers)
+    children = [layers for layers in _spliced(*parents) if layers not in parents and _is_path(space, layers)]
+    layers = _pick(children or parents, rng)
+    recipe = _pick((first.entropy_regularised, second.entropy_regularised), rng)
+    return member_of(space, layers, entropy_regularised=recipe)
+
+
+def _redrawn(space: SearchSpace, layers: tuple[Layer, ...], rng: np.random.Generator) -> tuple[Layer, ...]:
+    """These layers with a window of one or two, widened as needed, replaced by another legal one, uniformly."""
+    num_layers = len(layers)
+    width = min(num_layers, 1 + int(rng.integers(2)))
+    start = int(rng.integers(num_layers - width + 1))
+    stop = start + width
+    begin = _boundary(space, layers, start)
+    ways = _windows(space, begin, layers[stop:])
+    while ways[begin] == 1:
+        start, stop = max(0, start - 1), min(num_layers, stop + 1)
+        begin = _boundary(space, layers, start)
+        ways = _windows(space, begin, layers[stop:])
+    while (drawn := _drawn(space, begin, stop, ways, rng)) == layers[start:stop]:
+        pass  # at least every second draw differs
+    return layers[:start] + drawn + layers[stop:]
+
+
+def _windows(space: SearchSpace, begin: Boundary, ending: tuple[Layer, ...]) -> dict[Boundary, int]:
+    """For each boundary from `begin` to where `ending` starts: the number of paths on which `ending` may follow."""
+    stop = space.base.num_layers - len(ending)
+    levels = [[begin]]
+    for _ in range(begin.depth, stop):
+        reached = (after(space.graph, choice) for boundary in levels[-1] for choice in space.graph.succ[boundary])
+        levels.append(list(dict.fromkeys(reached)))
+    ways = {boundary: int(boundaries(space.graph, boundary, ending) is not None) for boundary in levels[-1]}
+    for boundary in (boundary for level in reversed(levels[:-1]) for boundary in level):
+        ways[boundary] = sum(ways[after(space.graph, choice)] for choice in space.graph.succ[boundary])
+    return ways
+
+
+def _drawn(
+    space: SearchSpace, begin: Boundary, stop: int, ways: dict[Boundary, int], rng: np.random.Generator
+) -> tuple[Layer, ...]:
+    """Layers from `begin` up to depth `stop`, uniform over the paths that `ways` counts."""
+    rest, boundary, layers = random_below(ways[begin], rng), begin, list[Layer]()
+    while boundary.depth < stop:
+        for choice in space.graph.succ[boundary]:
+            if rest < ways[after(space.graph, choice)]:
+                break
+            rest -= ways[after(space.graph, choice)]
+        layers.append(choice.layer)
+        boundary = after(space.graph, choice)
+    return tuple(layers)
+
+
+def _spliced(first: tuple[Layer, ...], second: tuple[Layer, ...]) -> list[tuple[Layer, ...]]:
+    cuts = combinations(range(len(first) + 1), 2)
+    return list(dict.fromkeys(first[:start] + second[start:stop] + first[stop:] for start, stop in cuts))
+
+
+def _pick(items: Sequence[Item], rng: np.random.Generator) -> Item:
+    return items[int(rng.integers(len(items)))]
+
+
+def _is_path(space: SearchSpace, layers: tuple[Layer, ...]) -> bool:
+    return boundaries(space.graph, source(space.graph), layers) is not None
+
+
+def _boundary(space: SearchSpace, layers: tuple[Layer, ...], depth: int) -> Boundary:
+    passed = boundaries(space.graph, source(space.graph), layers[:depth])
+    assert passed is not None
+    return passed[-1]
+
+
+def _check_member(space: SearchSpace, member: Named) -> None:
+    if not contains(space, member):
+        raise ValueError(f"only a member of space {space.name!r} can be varied, but got {member!r:.200}.")
