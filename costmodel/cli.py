@@ -13,6 +13,8 @@ from typing import Any, NoReturn, TypeAlias
 
 from jsonargparse import ArgumentParser, auto_cli
 
+from costmodel.cost import InfeasibleError
+
 Command: TypeAlias = Callable[..., int | None]
 
 STOPPED, USAGE, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
@@ -20,10 +22,6 @@ STOPPED, USAGE, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
 
 class StoppedError(RuntimeError):
     """A command that started and cannot go on (disk full, no completed trial, engine crash); exit code 1."""
-
-
-class InfeasibleError(ValueError):
-    """A budget that no member meets; the text names the cheapest member and its cost. Exit code 3."""
 
 
 class _Parser(ArgumentParser):

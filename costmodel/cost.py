@@ -13,6 +13,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 
+class InfeasibleError(ValueError):
+    """A budget that no model meets; the text names the cheapest one and its cost."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
     """The cost of one op, a layer or a whole model.
