@@ -1,0 +1,194 @@
+"""What a candidate is trained with: scale, optimizer, schedule, entropy regularisation. None of it changes the price.
+
+A `Recipe` holds its scale in full, not by name, so that two recipes with equal content train alike on any version.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from search_spaces.architecture import Architecture, scaled
+
+ScaleName = Literal["smoke", "proxy", "gpu", "paper"]
+Schedule = Literal["cosine", "linear"]
+Precision = Literal["float32", "bfloat16"]
+PenaltyForm = Literal["mean", "summed-rows"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """How large, how long and how fast a candidate is trained.
+
+    head_dim: features per head of the trained model, whose width is heads x head_dim; None keeps the architecture's.
+    vocab_size: entries of the tokenizer; None keeps the architecture's.
+    seq_len: tokens per sequence.
+    tokens: training tokens of a run at full fidelity.
+    batch: sequences per optimizer step; micro_batch: sequences per forward pass, a divisor of it.
+    learning_rate: its peak, after warmup_share of the steps.
+    rungs: shares of the tokens at which the model is validated, ending with 1.
+    validation_tokens: at most this many, evenly spread over the validation split.
+
+    Raises ValueError if a number is out of its range.
+    """
+
+    name: ScaleName
+    head_dim: int | None
+    vocab_size: int | None
+    seq_len: int
+    tokens: int
+    batch: int
+    micro_batch: int
+    learning_rate: float
+    warmup_share: float = 0.05  # arXiv 2410.13060's training code: 5 % of the steps
+    rungs: tuple[float, ...] = (0.25, 0.5, 1.0)  # two chances to stop a dominated trial, each halving its cost
+    validation_tokens: int
+
+    def __post_init__(self) -> None:
+        for name in ("head_dim", "vocab_size", "seq_len", "tokens", "batch", "micro_batch", "validation_tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"`{name}` of a scale must be at least 1, but got {value}.")
+        if self.batch % self.micro_batch:
+            raise ValueError(f"`micro_batch` must divide `batch`, but got {self.micro_batch=}, {self.batch=}.")
+        if not self.learning_rate > 0 or not 0 <= self.warmup_share < 1:
+            raise ValueError(
+                f"`learning_rate` must be positive and `warmup_share` in [0, 1), "
+                f"but got {self.learning_rate=}, {self.warmup_share=}."
+            )
+        if not self.rungs or self.rungs[-1] != 1 or list(self.rungs) != sorted(set(self.rungs)) or self.rungs[0] <= 0:
+            raise ValueError(f"`rungs` must rise from above 0 to 1, but got {self.rungs}.")
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of a run at full fidelity: the tokens, rounded up to whole batches."""
+        return -(-self.tokens // (self.batch * self.seq_len))
+
+
+SCALES: dict[ScaleName, Scale] = {
+    # Seconds on one core: for tests and for trying a command out.
+    "smoke": Scale(
+        name="smoke",
+        head_dim=4,
+        vocab_size=512,
+        seq_len=32,
+        tokens=8_192,
+        batch=8,
+        micro_batch=8,
+        learning_rate=3e-3,
+        validation_tokens=2_048,
+    ),
+    # A laptop CPU: depth, heads and placement of the real model, everything else narrow.
+    "proxy": Scale(
+        name="proxy",
+        head_dim=8,
+        vocab_size=2_048,
+        seq_len=128,
+        tokens=262_144,
+        batch=8,
+        micro_batch=8,
+        learning_rate=3e-3,
+        validation_tokens=16_384,
+    ),
+    # One GPU, under an hour a candidate by arithmetic; not measured yet.
+    "gpu": Scale(
+        name="gpu",
+        head_dim=32,
+        vocab_size=16_384,
+        seq_len=128,
+        tokens=200_000_000,
+        batch=256,
+        micro_batch=128,
+        learning_rate=1e-3,
+        validation_tokens=1_048_576,
+    ),
+    # Source: arXiv 2410.13060, training code: 65,536 tokens a step, 2.1e9 tokens, AdamW at 1e-3.
+    "paper": Scale(
+        name="paper",
+        head_dim=None,
+        vocab_size=None,
+        seq_len=128,
+        tokens=2_100_000_000,
+        batch=512,
+        micro_batch=32,
+        learning_rate=1e-3,
+        validation_tokens=4_194_304,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntropyRegularisation:
+    """Pulls every head's attention entropy into a band around a learned share of E_max = ln(seq_len), in nats.
+
+    form: `mean` penalises a head's mean entropy and averages over sequences, heads and layers (Algorithm 1 of the
+        paper, independent of batch and length); `summed-rows` is the authors' published code, which penalises every
+        query row and sums over rows and sequences, so that its weight means less the smaller the batch.
+    weight: lambda, the factor of the penalty in the loss.
+    margin: gamma, half the width of the band in units of E_max. threshold_init: theta, its centre, learned.
+
+    Source: arXiv 2501.03489, Algorithm 1.
+    """
+
+    form: PenaltyForm = "mean"
+    weight: float = 0.16  # the paper's 1e-5 as its code applies it, summed over 128 rows x 128 sequences
+    margin: float = 0.20  # arXiv 2501.03489, section 5
+    threshold_init: float = 0.36  # not stated; the middle of the learned values 0.20 to 0.52 printed there
+
+    def __post_init__(self) -> None:
+        if not (self.weight >= 0 and 0 <= self.margin <= 1 and 0 <= self.threshold_init <= 1):
+            raise ValueError(
+                f"entropy regularisation needs `weight` >= 0 and `margin`, `threshold_init` in [0, 1], but got "
+                f"{self.weight=}, {self.margin=}, {self.threshold_init=}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """Everything about training that leaves the deployed model's price unchanged.
+
+    entropy: the entropy regulariser, or None to train on cross-entropy alone.
+    data: `stdlib`, `codeparrot`, `languini` or a path.
+    temperature_init: first value of every learned softmax temperature.
+    residual_init: scalars of the scaled FFN, beta and alpha, both start at 1 so that it starts as a plain residual.
+    clip_norm: largest norm of the whole gradient. final_rate_share: last learning rate over the peak.
+
+    Raises ValueError if a number is out of its range.
+    """
+
+    scale: Scale = SCALES["proxy"]
+    data: str = "stdlib"
+    entropy: EntropyRegularisation | None = None
+    schedule: Schedule = "cosine"
+    final_rate_share: float = 0.1  # Hoffmann et al. 2022, arXiv 2203.15556, section 3: cosine to a tenth
+    beta1: float = 0.9
+    beta2: float = 0.95  # arXiv 2501.03489's Languini runs
+    eps: float = 1e-8  # torch's default
+    weight_decay: float = 0.1  # arXiv 2410.13060's training code; not on biases, norms and scalars
+    clip_norm: float = 1.0  # arXiv 2410.13060's training code
+    temperature_init: float = 1e-2  # arXiv 2501.03489, CodeParrot
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("eps", "clip_norm", "temperature_init"):
+            if not (value := getattr(self, name)) > 0:
+                raise ValueError(f"`{name}` of a recipe must be positive, but got {value}.")
+        for name in ("beta1", "beta2", "final_rate_share"):
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise ValueError(f"`{name}` of a recipe must be between 0 and 1, but got {value}.")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"`weight_decay` must not be negative, but got {self.weight_decay}.")
+
+
+def trained_architecture(architecture: Architecture, scale: Scale) -> Architecture:
+    """The architecture that is really trained: same depth, heads and placement at the scale's width and vocabulary.
+
+    Raises ValueError if the architecture's own context is shorter than the scale's sequences.
+    """
+    width = architecture.d_model if scale.head_dim is None else architecture.num_heads * scale.head_dim
+    vocab_size = architecture.vocab_size if scale.vocab_size is None else scale.vocab_size
+    if scale.head_dim is None:
+        if architecture.context < scale.seq_len:
+            raise ValueError(
+                f"the context must cover a sequence of scale {scale.name!r}, but got "
+                f"context={architecture.context}, seq_len={scale.seq_len}."
+            )
+        return replace(architecture, vocab_size=vocab_size)
+    return scaled(architecture, d_model=width, vocab_size=vocab_size, context=scale.seq_len)

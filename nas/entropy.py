@@ -1,0 +1,60 @@
+"""Attention entropy as a training signal (the regulariser) and as a diagnosis (collapse and overload)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from nas.config import EntropyRegularisation
+from nas.records import EntropySummary
+
+COLLAPSE_SHARE = 0.02  # of ln T: below it a head looks at one token. Recorded, no stop: a sharp head can be useful
+OVERLOAD_SHARE = 0.75  # of the largest head entropy: arXiv 2501.03489's fourth quarter
+
+
+class EntropyPenalty(nn.Module):
+    """The regulariser of every layer and head at once, with its learned thresholds (layers x heads, shares of ln T).
+
+    With deviation d = E - threshold * ln T the penalty is d^2 where |d| > margin * ln T, else 0. Not yet multiplied
+    by the regulariser's weight.
+
+    Source: arXiv 2501.03489, Algorithm 1.
+    """
+
+    def __init__(self, settings: EntropyRegularisation, *, num_layers: int, num_heads: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.thresholds = nn.Parameter(torch.full((num_layers, num_heads), settings.threshold_init))
+
+    def forward(self, entropies: Tensor) -> Tensor:
+        """The scalar penalty of row entropies, layers x batch x heads x T, in nats."""
+        largest = math.log(entropies.shape[-1])
+        if self.settings.form == "mean":  # every sequence counts alike, whatever the batch
+            return self._penalty(entropies.mean(dim=-1), self.thresholds[:, None, :], largest).mean()
+        rows = self._penalty(entropies, self.thresholds[:, None, :, None], largest)
+        return rows.sum(dim=(1, 3)).mean()
+
+    def _penalty(self, entropies: Tensor, thresholds: Tensor, largest: float) -> Tensor:
+        deviation = entropies - thresholds * largest
+        outside = deviation.detach().abs() > self.settings.margin * largest
+        return deviation.square() * outside
+
+
+def summarise(head_means: Tensor, seq_len: int) -> EntropySummary:
+    """The diagnosis of mean entropies, layers x heads, in nats, over sequences of seq_len tokens.
+
+    Raises ValueError if an entropy is not finite.
+    """
+    if not head_means.isfinite().all():
+        raise ValueError("head entropies must be finite, but at least one is not; the model has diverged.")
+    means = head_means.detach().double().cpu()
+    largest = means.max().item()
+    relative = means / largest if largest > 0 else torch.zeros_like(means)
+    quarters = (relative * 4).long().clamp(max=3)
+    shares = [(quarters == quarter).double().mean().item() for quarter in range(4)]
+    return EntropySummary(
+        head_means=tuple(tuple(row) for row in means.tolist()),
+        num_collapsed=int((means < COLLAPSE_SHARE * math.log(seq_len)).sum()),
+        num_overloaded=int((relative >= OVERLOAD_SHARE).sum()),
+        quarter_shares=(shares[0], shares[1], shares[2], shares[3]),
+    )

@@ -1,0 +1,234 @@
+"""The decoder a candidate trains: module for module the op graph that `search_spaces.lower` prices.
+
+A module with weights carries the name of its node, so that `layers.3.attention.qkv.weight` in a state dict are the
+weights of node `layers.3.attention.qkv`. Linear weights are out_features x in_features, as torch keeps them.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nas.attention import causal_attention
+from search_spaces.architecture import Architecture, Layer, Norm
+from search_spaces.lower import PYTHIA_ROTARY_SHARE
+
+INIT_STD = 0.02  # Radford et al. 2019, GPT-2, at its smallest width
+INIT_WIDTH = 768
+LEAKY_SLOPE_INIT = 1e-2  # arXiv 2501.03489, leaky ReLU study
+ROTARY_BASE = 10_000  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
+
+
+class Prediction(NamedTuple):
+    """logits: batch x T x vocab. entropies: layers x batch x heads x T, in nats, one per attention row."""
+
+    logits: Tensor
+    entropies: Tensor
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model of blocks `gpt2` or `pythia`. Raises ValueError for block `sas`."""
+
+    def __init__(self, architecture: Architecture, *, temperature_init: float = 1.0) -> None:
+        super().__init__()
+        if architecture.block == "sas":
+            raise ValueError("block 'sas' is priced but cannot be trained yet; train a 'gpt2' or 'pythia' block.")
+        d_model, vocab_size = architecture.d_model, architecture.vocab_size
+        self.architecture = architecture
+        self.embed = nn.Embedding(vocab_size, d_model)
+        self.position = nn.Embedding(architecture.context, d_model) if architecture.block == "gpt2" else None
+        block = _GptBlock if architecture.block == "gpt2" else _PythiaBlock
+        self.layers = nn.ModuleList(block(architecture, layer, temperature_init) for layer in architecture.layers)
+        self.final_norm = _norm(architecture.final_norm, d_model)
+        self.logits = nn.Linear(d_model, vocab_size, bias=False)
+        if architecture.tied_embeddings:
+            self.logits.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Prediction:
+        """tokens: batch x T, T at most the architecture's context."""
+        stream = self.embed(tokens)  # batch x T x d_model
+        if self.position is not None:
+            stream = stream + self.position.weight[: tokens.shape[1]]
+        entropies = []
+        for layer in self.layers:
+            stream, entropy = layer(stream)
+            entropies.append(entropy)  # batch x heads x T
+        return Prediction(self.logits(self.final_norm(stream)), torch.stack(entropies))
+
+
+class _GptBlock(nn.Module):
+    """A = X + MHA(Norm1(X)); Y = A + FFN(Norm2(A))."""
+
+    def __init__(self, architecture: Architecture, layer: Layer, temperature_init: float) -> None:
+        super().__init__()
+        self.norm1 = _norm(layer.norm1, architecture.d_model)
+        self.attention = _SelfAttention(architecture, layer, temperature_init)
+        self.norm2 = _norm(layer.norm2, architecture.d_model)
+        self.ffn = None if layer.ffn == "none" else _Ffn(architecture, layer)
+
+    def forward(self, stream: Tensor) -> tuple[Tensor, Tensor]:
+        attended, entropy = self.attention(self.norm1(stream))
+        stream = stream + attended
+        if self.ffn is not None:
+            stream = self.ffn(self.norm2(stream), stream)
+        return stream, entropy
+
+
+class _PythiaBlock(_GptBlock):
+    """Y = X + MHA(Norm1(X)) + FFN(Norm2(X)): attention and FFN read the same stream."""
+
+    def forward(self, stream: Tensor) -> tuple[Tensor, Tensor]:
+        attended, entropy = self.attention(self.norm1(stream))
+        joined = stream + attended
+        if self.ffn is not None:
+            joined = self.ffn(self.norm2(stream), joined)
+        return joined, entropy
+
+
+class _SelfAttention(nn.Module):
+    """Packed query, key and value linear, causal softmax per head, output linear."""
+
+    def __init__(self, architecture: Architecture, layer: Layer, temperature_init: float) -> None:
+        super().__init__()
+        d_model = architecture.d_model
+        self.num_heads, self.head_dim = architecture.num_heads, architecture.head_dim
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=architecture.bias)
+        self.rotary = _Rotary(architecture) if architecture.block == "pythia" else nn.Identity()
+        self.temperature = (
+            _Temperature(architecture.num_heads, architecture.context, temperature_init)
+            if layer.attention == "softmax-temperature"
+            else nn.Identity()
+        )
+        self.out = nn.Linear(d_model, d_model, bias=architecture.bias)
+
+    def forward(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        batch, length, d_model = source.shape
+        packed = self.qkv(source).view(batch, length, 3, self.num_heads, self.head_dim)
+        queries, keys, values = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
+        queries = self.temperature(self.rotary(queries))
+        mixed, entropy = causal_attention(queries, self.rotary(keys), values)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, d_model)), entropy
+
+
+class _Temperature(nn.Module):
+    """Divides row i of head h of the scores by t[h, i] > 0, here through the queries; ln t is what is trained."""
+
+    def __init__(self, num_heads: int, context: int, initial: float) -> None:
+        super().__init__()
+        self.log_weight = nn.Parameter(torch.full((num_heads, context), math.log(initial)))
+
+    def forward(self, queries: Tensor) -> Tensor:
+        inverse = torch.exp(-self.log_weight[:, : queries.shape[-2]])  # heads x T
+        return queries * inverse.unsqueeze(-1)
+
+
+class _Rotary(nn.Module):
+    """Rotates the first features of every head by angles that grow with the position; halves are paired.
+
+    Source: Su et al. 2021, arXiv 2104.09864, as GPT-NeoX and Pythia lay it out.
+    """
+
+    cosines: Tensor
+    sines: Tensor
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.rotary_dim = max(2, architecture.head_dim // PYTHIA_ROTARY_SHARE)
+        if self.rotary_dim % 2 or self.rotary_dim > architecture.head_dim:
+            raise ValueError(
+                f"block 'pythia' rotates a quarter of a head's features (2 at least), which must be even, "
+                f"but got head_dim={architecture.head_dim}."
+            )
+        rates = ROTARY_BASE ** -(torch.arange(0, self.rotary_dim, 2, dtype=torch.float64) / self.rotary_dim)
+        angles = torch.arange(architecture.context, dtype=torch.float64)[:, None] * rates  # context x rotary_dim / 2
+        self.register_buffer("cosines", angles.cos().repeat(1, 2).float(), persistent=False)
+        self.register_buffer("sines", angles.sin().repeat(1, 2).float(), persistent=False)
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """heads: batch x heads x T x head_dim."""
+        length = heads.shape[-2]
+        turned, kept = heads[..., : self.rotary_dim], heads[..., self.rotary_dim :]
+        first, second = turned.chunk(2, dim=-1)
+        crossed = torch.cat((-second, first), dim=-1)
+        return torch.cat((turned * self.cosines[:length] + crossed * self.sines[:length], kept), dim=-1)
+
+
+class _Ffn(nn.Module):
+    """Two linears around an activation, or one fused linear, and how the result joins the residual stream."""
+
+    def __init__(self, architecture: Architecture, layer: Layer) -> None:
+        super().__init__()
+        d_model, d_ff, bias = architecture.d_model, architecture.d_ff, architecture.bias
+        self.fused = nn.Linear(d_model, d_model, bias=bias) if layer.ffn == "fused" else None
+        if self.fused is None:
+            self.up = nn.Linear(d_model, d_ff, bias=bias)
+            self.activation = ACTIVATIONS[layer.ffn](architecture)
+            self.down = nn.Linear(d_ff, d_model, bias=bias)
+        self.residual = _ScaledAdd() if layer.stabiliser == "scaled" else None
+
+    def forward(self, source: Tensor, stream: Tensor) -> Tensor:
+        """source: what the branch reads; stream: what its result is added to; both batch x T x d_model."""
+        branch: Tensor = self.down(self.activation(self.up(source))) if self.fused is None else self.fused(source)
+        joined: Tensor = stream + branch if self.residual is None else self.residual(stream, branch)
+        return joined
+
+
+class _ScaledAdd(nn.Module):
+    """`beta * stream + branch / alpha`, one learned pair; both start at 1, a plain residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(()))
+        self.beta = nn.Parameter(torch.ones(()))
+
+    def forward(self, stream: Tensor, branch: Tensor) -> Tensor:
+        return self.beta * stream + branch / self.alpha
+
+
+class _LeakyRelu(nn.Module):
+    """x where it is positive, slope * x elsewhere, with one learned slope."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.full((1,), LEAKY_SLOPE_INIT))
+
+    def forward(self, source: Tensor) -> Tensor:
+        return functional.prelu(source, self.slope)
+
+
+ACTIVATIONS: dict[str, Callable[[Architecture], nn.Module]] = {
+    "gelu": lambda architecture: nn.GELU(approximate="tanh" if architecture.gelu == "tanh" else "none"),
+    "relu": lambda _: nn.ReLU(),
+    "leaky-relu": lambda _: _LeakyRelu(),
+    "identity": lambda _: nn.Identity(),
+}
+
+
+def build(architecture: Architecture, generator: torch.Generator, *, temperature_init: float = 1.0) -> Decoder:
+    """A decoder with seeded weights: N(0, s) for linears and tables, 0 for biases, 1 for gains.
+
+    s is GPT-2's 0.02 at width 768 and grows as 1 / sqrt(width) below, so that a narrow proxy passes signals on as
+    strongly as the model it stands for; linears that write to the residual stream have s / sqrt(2 x layers).
+    """
+    model = Decoder(architecture, temperature_init=temperature_init)
+    std = INIT_STD * math.sqrt(INIT_WIDTH / architecture.d_model)
+    draw = partial(nn.init.normal_, generator=generator)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding):
+            draw(module.weight, std=std)
+        elif isinstance(module, nn.Linear) and name != "logits":
+            writes_to_stream = name.endswith((".out", ".down", ".fused"))
+            draw(module.weight, std=std / math.sqrt(2 * architecture.num_layers) if writes_to_stream else std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    if not architecture.tied_embeddings:
+        draw(model.logits.weight, std=std)
+    return model
+
+
+def _norm(kind: Norm, features: int) -> nn.Module:
+    return nn.LayerNorm(features) if kind == "layernorm" else nn.Identity()

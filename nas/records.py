@@ -1,0 +1,64 @@
+"""What training reports: a record at every rung and one outcome at the end. Plain data, no torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntropySummary:
+    """Attention entropy on the validation split.
+
+    head_means: layers x heads, nats, mean over query rows and sequences.
+    num_collapsed: heads whose mean is below 0.02 ln(seq_len).
+    num_overloaded: heads in the top quarter of the largest mean.
+    quarter_shares: shares of heads in the four quarters of the largest mean, lowest first; they sum to 1.
+    """
+
+    head_means: tuple[tuple[float, ...], ...]
+    num_collapsed: int
+    num_overloaded: int
+    quarter_shares: tuple[float, float, float, float]
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """`entropy-collapse`, `entropic-overload`: observations that stop nothing."""
+        names = {"entropy-collapse": self.num_collapsed, "entropic-overload": self.num_overloaded}
+        return tuple(name for name, count in names.items() if count)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RungRecord:
+    """A validation in mid-training, after `share` of the tokens of full fidelity.
+
+    train_loss: mean over the last steps, with val_loss in nats per token; perplexity = exp(val_loss).
+    seconds: wall time spent on the trial so far, in all its processes.
+    """
+
+    rung: int
+    share: float
+    steps: int
+    tokens: int
+    train_loss: float
+    val_loss: float
+    perplexity: float
+    entropy: EntropySummary
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a trial ended that nobody stopped. Only a `completed` one has losses.
+
+    reason, layer: of a divergence, e.g. `non-finite gradient at step 312, first in layers.3.attention.qkv`; steps is
+        then the step it happened in.
+    """
+
+    status: Literal["completed", "diverged"]
+    steps: int
+    tokens: int
+    seconds: float
+    val_loss: float | None = None
+    perplexity: float | None = None
+    entropy: EntropySummary | None = None
+    reason: str | None = None
+    layer: str | None = None
