@@ -1,0 +1,110 @@
+"""The part of a search space that a budget admits: its exact size, and uniform sampling from it.
+
+Costs are compared in whole nanoseconds and whole bytes, each vertex rounded to the nearest; half a unit a vertex is
+granted on top of the budget, so no member within it is ever left out. A measure without a bound is not counted.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodel.cost import Budget, InfeasibleError, Price
+from costmodel.units import format_bytes, format_seconds
+from search_spaces.bounded import BoundedPaths, bounded_paths, draw
+from search_spaces.graph import Vertex
+from search_spaces.notation import Named, name_of
+from search_spaces.prices import Measure, PricedSpace, cheapest, price_of
+from search_spaces.space import SearchSpace, contains, member_of, path_of, random_below
+from search_spaces.sums import Cost
+
+NS_PER_S = 1e9
+MAX_LIMIT = 2.0**62  # a larger bound admits everything, and does not fit an integer of 64 bits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FeasibleSpace:
+    """The members of a priced space within a budget; made by `within_budget`. It may be empty.
+
+    costs: of the priced vertices, in nanoseconds and bytes, 0 for a measure without a bound.
+    """
+
+    priced: PricedSpace
+    budget: Budget
+    costs: dict[Vertex, Cost]
+    paths: BoundedPaths
+
+    @property
+    def space(self) -> SearchSpace:
+        return self.priced.space
+
+    @property
+    def num_feasible(self) -> int:
+        """How many members are within the budget, exactly."""
+        return self.paths.num_paths * len(self.space.recipes)
+
+    def fits(self, member: Named) -> bool:
+        """Whether this is a member of the space and within the budget."""
+        if not contains(self.space, member):
+            return False
+        path = path_of(self.space, member.architecture.layers)
+        costs = [self.costs[vertex] for vertex in path if vertex in self.costs]
+        latency, sent = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
+        return latency <= self.paths.limit[0] and sent <= self.paths.limit[1]
+
+    def sample(self, rng: np.random.Generator) -> Named:
+        """A member within the budget, drawn uniformly. Raises InfeasibleError if there is none."""
+        check_feasible(self)
+        recipe = self.space.recipes[random_below(len(self.space.recipes), rng)]
+        return member_of(self.space, draw(self.paths, rng), entropy_regularised=recipe)
+
+
+def within_budget(priced: PricedSpace, budget: Budget) -> FeasibleSpace:
+    """The members within the budget. Raises ValueError if their distinct costs are too many to tabulate."""
+    costs = {vertex: _cost(price, budget) for vertex, price in priced.prices.items()}
+    slack = (priced.space.base.num_layers + 2) / 2  # source, layers and head, each rounded by half a unit at most
+    limit = (_units(budget.latency_s, NS_PER_S, slack), _units(budget.sent_bytes, 1.0, slack))
+    paths = bounded_paths(priced.space.graph, costs, limit)
+    return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths)
+
+
+def check_feasible(feasible: FeasibleSpace) -> None:
+    """Raises InfeasibleError, naming the cheapest member and its cost, if nothing is within the budget."""
+    if feasible.num_feasible:
+        return
+    priced, budget = feasible.priced, feasible.budget
+    measures: list[Measure] = [
+        measure for measure in ("latency_s", "sent_bytes") if getattr(budget, measure) is not None
+    ]
+    least = dict.fromkeys(cheapest(priced, measure) for measure in measures)
+    costs = ", ".join(f"{_name(member)}, costs {format_price(price_of(priced, member))}" for member in least)
+    raise InfeasibleError(
+        f"no member of space {priced.space.name!r} is within the budget of {format_budget(budget)} at sequence length "
+        f"{priced.seq_len} under {priced.pricer.protocol!r}; the cheapest, {costs}; "
+        f"raise the budget or shorten the sequence."
+    )
+
+
+def format_price(price: Price) -> str:
+    """A price for people: `4.76 min and 6.43 GB`."""
+    return f"{format_seconds(price.latency_s)} and {format_bytes(price.sent_bytes)}"
+
+
+def format_budget(budget: Budget) -> str:
+    """A budget for people: `5.00 min and 8.00 GB`, or the one bound it has, or `nothing`."""
+    latency = [] if budget.latency_s is None else [format_seconds(budget.latency_s)]
+    sent = [] if budget.sent_bytes is None else [format_bytes(budget.sent_bytes)]
+    return " and ".join(latency + sent) or "nothing"
+
+
+def _name(member: Named) -> str:
+    return name_of(member.architecture, entropy_regularised=member.entropy_regularised)
+
+
+def _cost(price: Price, budget: Budget) -> Cost:
+    latency = 0 if budget.latency_s is None else round(price.latency_s * NS_PER_S)
+    return latency, 0 if budget.sent_bytes is None else round(price.sent_bytes)
+
+
+def _units(bound: float | None, per_unit: float, slack: float) -> int:
+    return 0 if bound is None else math.floor(min(bound * per_unit + slack, MAX_LIMIT))

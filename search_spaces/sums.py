@@ -1,0 +1,93 @@
+"""Tables of how many paths have which cost, and the questions a budget asks of them; all counts are exact.
+
+A cost is a pair of non-negative integers (latency and bytes, in whatever unit the caller has chosen). Counts are
+Python integers in object arrays, since a space of 12 layers has more paths than 64 bits can count.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Cost: TypeAlias = tuple[int, int]
+Ints: TypeAlias = NDArray[np.int64]
+Counts: TypeAlias = NDArray[Any]  # of dtype object, holding Python integers
+
+MAX_ROWS = 4_000_000  # about 200 MB while merging
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sums:
+    """Distinct costs in ascending order, first by latency, then by bytes; `num_paths[i]` paths have cost i."""
+
+    latency: Ints
+    sent: Ints
+    num_paths: Counts
+
+
+def single(cost: Cost) -> Sums:
+    """One path of the given cost."""
+    return Sums(
+        latency=np.array([cost[0]], dtype=np.int64),
+        sent=np.array([cost[1]], dtype=np.int64),
+        num_paths=np.array([1], dtype=object),
+    )
+
+
+def merged(parts: Iterable[tuple[Sums, Cost, int]]) -> Sums:
+    """The union of (sums, added cost, multiplicity): paths prolonged by alternatives of that cost and number.
+
+    Raises ValueError if the table would grow beyond MAX_ROWS.
+    """
+    known = list(parts)
+    if (num_rows := sum(len(sums.latency) for sums, _, _ in known)) > MAX_ROWS:
+        raise ValueError(
+            f"the budget needs a table of at most {MAX_ROWS} distinct costs, but this space under this protocol needs "
+            f"{num_rows}; give one budget instead of two, or fewer choices per layer."
+        )
+    latency = np.concatenate([sums.latency + cost[0] for sums, cost, _ in known])
+    sent = np.concatenate([sums.sent + cost[1] for sums, cost, _ in known])
+    num_paths = np.concatenate([sums.num_paths * times for sums, _, times in known])
+    order = np.lexsort((sent, latency))
+    latency, sent, num_paths = latency[order], sent[order], num_paths[order]
+    changes = (np.diff(latency) != 0) | (np.diff(sent) != 0)
+    starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
+    return Sums(latency=latency[starts], sent=sent[starts], num_paths=np.add.reduceat(num_paths, starts))
+
+
+def num_at(sums: Sums, cost: Cost) -> int:
+    """How many paths cost exactly this."""
+    start, stop = np.searchsorted(sums.latency, [cost[0], cost[0] + 1])
+    row = int(start + np.searchsorted(sums.sent[start:stop], cost[1]))
+    return int(sums.num_paths[row]) if row < stop and sums.sent[row] == cost[1] else 0
+
+
+def num_within(sums: Sums, limit: Cost) -> int:
+    """How many paths cost at most this, in latency and in bytes."""
+    stop = np.searchsorted(sums.latency, limit[0], side="right")
+    return int(sums.num_paths[:stop][sums.sent[:stop] <= limit[1]].sum())
+
+
+def nums_within(sums: Sums, limit_latency: Ints, limit_sent: Ints) -> Counts:
+    """`num_within` for many limits at once.
+
+    The rows up to a limit's latency are split into blocks whose lengths are the powers of two of their number; in
+    each block, sorted by bytes, one binary search counts. That takes O((rows + limits) log(rows)^2).
+    """
+    num_rows = len(sums.latency)
+    num_below = np.searchsorted(sums.latency, limit_latency, side="right")
+    values = np.unique(sums.sent)
+    ranks = np.searchsorted(values, sums.sent)
+    limit_ranks = np.searchsorted(values, limit_sent, side="right")
+    nums = np.zeros(len(num_below), dtype=object)
+    for level in range(num_rows.bit_length()):
+        keys = (np.arange(num_rows) >> level) * len(values) + ranks
+        order = np.argsort(keys, kind="stable")
+        running = np.concatenate([[0], np.cumsum(sums.num_paths[order])])
+        asked = np.flatnonzero((num_below >> level) & 1)
+        block = (num_below[asked] >> level) - 1
+        stops = np.searchsorted(keys[order], block * len(values) + limit_ranks[asked])
+        nums[asked] += running[stops] - running[block << level]
+    return nums
