@@ -18,12 +18,14 @@ class _StrictLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key, (key_node, _) in zip(keys, node.value, strict=True):
+        keys: set[str] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise yaml.MarkedYAMLError(problem=f"key {key!r} is not a string", problem_mark=key_node.start_mark)
-            if keys.count(key) > 1:
+            if key in keys:
                 raise yaml.MarkedYAMLError(problem=f"key {key!r} appears twice", problem_mark=key_node.start_mark)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -32,23 +34,31 @@ def load_mapping(path: Path) -> dict[str, Any]:
 
     Raises ValueError, naming the file and the place, if it cannot be read or is not a plain mapping.
     """
+    text = _text(path)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"{path} must be at most {MAX_BYTES} bytes, but has {path.stat().st_size}.")
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} must be YAML text in UTF-8, but holds binary data.") from None
+        data = yaml.load(text, Loader=_StrictLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f", line {mark.line + 1}" if mark else ""
         raise ValueError(f"{path} is not valid YAML: {error.problem}{place}.") from None
+    except ValueError as error:  # a scalar that looks like a date or a number but is none
+        raise ValueError(f"{path} is not valid YAML: {error!s:.120}.") from None
     except (yaml.YAMLError, RecursionError):
         raise ValueError(f"{path} must be YAML text, but cannot be parsed.") from None
     if not isinstance(data, dict):
         raise ValueError(f"{path} must hold a mapping of keys to values, but holds {type(data).__name__}.")
     return data
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"{path} must be at most {MAX_BYTES} bytes, but has {path.stat().st_size}.")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} must be YAML text in UTF-8, but holds binary data.") from None
 
 
 def dump(data: dict[str, Any]) -> str:
