@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from search_spaces.architecture import Architecture, Block, Layer
 
+MAX_LAYERS = 1000  # several times the deepest decoders in use; more is a slip of the keyboard
 GPT2_LAYER = Layer(norm1="layernorm", norm2="layernorm", ffn="gelu")
 
 
@@ -63,6 +64,8 @@ def base_architecture(name: str, dimensions: Dimensions = Dimensions()) -> Archi
         raise ValueError(f"base must be one of {', '.join(BASES)}, but got {name!r}.")
     base = BASES[name]
     num_layers = base.num_layers if dimensions.layers is None else dimensions.layers
+    if not 1 <= num_layers <= MAX_LAYERS:
+        raise ValueError(f"`layers` must be from 1 to {MAX_LAYERS}, but got {num_layers}.")
     d_model = base.d_model if dimensions.d_model is None else dimensions.d_model
     return replace(
         base,

@@ -43,10 +43,10 @@ FFN_LETTERS: dict[Ffn, str] = {
 STABILISER_LETTERS: dict[Stabiliser, str] = {"scaled": "s", "none": "o"}
 
 FFN_NAMES: dict[str, tuple[Ffn, Stabiliser]] = {
+    "": ("identity", "none"),  # first, since it names a model without any FFN: SM_i12
     "+G": ("gelu", "none"),
     "+R": ("relu", "none"),
     "+LR": ("leaky-relu", "none"),
-    "": ("identity", "none"),
     "+ScFFN": ("identity", "scaled"),
     "+ScFuFFN": ("fused", "scaled"),
 }
@@ -54,9 +54,9 @@ FFN_NAMES: dict[str, tuple[Ffn, Stabiliser]] = {
 Choice = TypeVar("Choice", bound=str)
 
 _NAME = re.compile(
-    r"(?P<attention>SM(?:\(t\))?)(?P<norm>\+LN)?(?P<ffn>\+(?:G|R|LR|ScFFN|ScFuFFN))?(?:_i(?P<pruned>\d{1,4}))?"
+    r"(?P<attention>SM(?:\(t\))?)(?P<norm>\+LN)?(?P<ffn>\+(?:G|R|LR|ScFFN|ScFuFFN))?(?:_i(?P<pruned>[0-9]{1,4}))?"
 )
-_GROUP = re.compile(r"(?:(?P<count>\d{1,4})x)?(?P<letters>[A-Za-z]{5})")
+_GROUP = re.compile(r"(?:(?P<count>[0-9]{1,4})x)?(?P<letters>[A-Za-z]{5})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,12 +77,12 @@ def parse(text: str, base: Architecture) -> Named:
     inner, simplified = _unwrap(inner, "HH")
     if match := _NAME.fullmatch(inner):
         layers = _named_layers(text, match, base.num_layers, simplified)
-    elif all(_GROUP.fullmatch(group) for group in inner.split("-")):
-        layers = _tiled(text, _placement_layers(inner), base.num_layers)
+    elif groups := _groups(inner):
+        layers = _tiled(text, groups, base.num_layers)
     else:
         raise ValueError(
             f"architecture must be a name like SM+LN+G, SM+ScFuFFN_i6, EReg(SM(t)+ScFuFFN) or HH(SM+ScFFN), "
-            f"a placement like 6xLSLGo-6xoSoFs, or the path of a .yaml file, but got {text!r}."
+            f"a placement like 6xLSLGo-6xoSoFs, or the path of a .yaml file, but got {text!r:.80}."
         )
     architecture = replace(
         base,
@@ -94,7 +94,10 @@ def parse(text: str, base: Architecture) -> Named:
 
 
 def name_of(architecture: Architecture, *, entropy_regularised: bool = False) -> str:
-    """The papers' name where there is one, else the placement; `parse` on the same base gives it back."""
+    """The papers' name where there is one, else the placement.
+
+    `parse` on the same base gives the architecture back, if its final norm is the one a name implies.
+    """
     text = _paper_name(architecture) or placement(architecture.layers)
     if architecture.block == "sas":
         text = f"HH({text})"
@@ -131,21 +134,21 @@ def _named_layers(text: str, match: re.Match[str], num_layers: int, simplified: 
     return layers
 
 
-def _placement_layers(text: str) -> tuple[Layer, ...]:
-    layers: list[Layer] = []
-    for group in text.split("-"):
-        match = _GROUP.fullmatch(group)
-        assert match is not None
-        layers += [_layer(match["letters"], text)] * int(match["count"] or 1)
-    return tuple(layers)
+def _groups(text: str) -> list[tuple[int, str]]:
+    """The count and letters of every group of a placement; empty if the text is not one."""
+    matches = [_GROUP.fullmatch(group) for group in text.split("-")]
+    return [(int(match["count"] or 1), match["letters"]) for match in matches if match] if all(matches) else []
 
 
-def _tiled(text: str, pattern: tuple[Layer, ...], num_layers: int) -> tuple[Layer, ...]:
-    if not pattern or num_layers % len(pattern):
+def _tiled(text: str, groups: list[tuple[int, str]], num_layers: int) -> tuple[Layer, ...]:
+    length = sum(count for count, _ in groups)
+    if min(count for count, _ in groups) < 1 or length > num_layers or num_layers % length:
         raise ValueError(
-            f"placement {text!r} has {len(pattern)} layers, which do not tile the model's {num_layers} layers."
+            f"placement {text!r:.80} has groups of {', '.join(str(count) for count, _ in groups):.40} layers, which do "
+            f"not tile the model's {num_layers} layers; every group needs at least one, and their sum must divide it."
         )
-    return pattern * (num_layers // len(pattern))
+    pattern = [_layer(letters, text) for count, letters in groups for _ in range(count)]
+    return tuple(pattern) * (num_layers // length)
 
 
 def _letters(layer: Layer) -> str:
@@ -173,7 +176,7 @@ def _choice(table: dict[Choice, str], letters: str, position: int, text: str) ->
         if letter == letters[position]:
             return choice
     raise ValueError(
-        f"letter {position + 1} of {letters!r} in {text!r} must be one of {''.join(table.values())}, "
+        f"letter {position + 1} of {letters!r} in {text!r:.80} must be one of {''.join(table.values())}, "
         f"but got {letters[position]!r}."
     )
 
