@@ -1,0 +1,71 @@
+"""Pareto fronts of perplexity against price, as pure functions of arrays; everything is minimised.
+
+A point is (latency in seconds, natural log of the perplexity). Equal points are all kept: two architectures with
+the same price and perplexity are both answers.
+"""
+
+from collections.abc import Sequence
+
+import moocore
+import numpy as np
+
+Point = tuple[float, float]
+
+
+def nondominated(points: Sequence[Point]) -> list[bool]:
+    """For every point, whether no other point is at least as good in both coordinates and better in one.
+
+    Raises ValueError for a non-finite coordinate: a diverged trial is a result, never a point.
+    """
+    if not points:
+        return []
+    return [bool(kept) for kept in moocore.is_nondominated(_finite(points), keep_weakly=True)]
+
+
+def ranks(points: Sequence[Point]) -> list[int]:
+    """Pareto rank of every point, 0 for the front. Raises ValueError as `nondominated`."""
+    if not points:
+        return []
+    return [int(rank) for rank in moocore.pareto_rank(_finite(points))]
+
+
+def hypervolume(points: Sequence[Point], reference: Point) -> float:
+    """Area dominated by the points and bounded by the reference point, in seconds x nats.
+
+    Points beyond the reference in either coordinate add nothing.
+    """
+    if not points:
+        return 0.0
+    return float(moocore.hypervolume(_finite(points), ref=np.asarray(reference, dtype=float)))
+
+
+def knee(points: Sequence[Point]) -> int:
+    """Index of the front's knee: the front point farthest below the line between the front's two ends.
+
+    Both axes are scaled to the front's extent; with fewer than three points on the front, the lowest perplexity.
+    Source: Das 1999, "On characterizing the knee of the Pareto curve", for the distance to the chord.
+
+    Raises ValueError if there are no points.
+    """
+    if not points:
+        raise ValueError("a knee needs at least one point, but got none.")
+    array = _finite(points)
+    front = np.flatnonzero(nondominated(points))
+    best = int(front[np.argmin(array[front, 1])])
+    extent = np.ptp(array[front], axis=0)
+    if len(front) < 3 or not extent.all():
+        return best
+    unit = (array[front] - array[front].min(axis=0)) / extent
+    return int(front[np.argmin(unit.sum(axis=1))])
+
+
+def dominates(one: Point, other: Point) -> bool:
+    """Whether `one` is at least as good in both coordinates and better in one."""
+    return one[0] <= other[0] and one[1] <= other[1] and one != other
+
+
+def _finite(points: Sequence[Point]) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
+    array = np.asarray(points, dtype=float)
+    if not np.isfinite(array).all():
+        raise ValueError(f"points must be finite, but got {array[~np.isfinite(array).all(axis=1)][0].tolist()}.")
+    return array
