@@ -145,7 +145,7 @@ class Add:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaledAdd:
-    """`beta * residual + branch / alpha` with learned scalars (local once folded into neighbouring weights)."""
+    """`beta * residual + branch / alpha` with learned scalars (local only if folded into neighbouring weights)."""
 
     rows: int
     features: int

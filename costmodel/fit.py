@@ -1,0 +1,105 @@
+"""Linear fits that are judged by relative error, as linear programs.
+
+A row is a mapping of terms to counts with a measured target; a fit gives every term a coefficient >= 0. Columns and
+rows are scaled before solving: raw bytes (1e10) and seconds per element (1e-6) would be lost in solver tolerances.
+
+Source: Boyd and Vandenberghe 2004, "Convex Optimization", section 6.1 (Chebyshev and l1 approximation as programs).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+Counts = Mapping[str, int]
+Array = NDArray[np.float64]
+SLACK = 1e-9  # relative room for the solver where a first solve's optimum bounds a second
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scaled:
+    """Rows divided by their targets, columns by their greatest entry; `terms` name the columns."""
+
+    terms: tuple[str, ...]
+    matrix: Array  # rows x terms
+    column_scale: Array  # terms
+
+
+def fit(rows: Sequence[Counts], targets: Sequence[float], worst: float, fixed: Mapping[str, float]) -> dict[str, float]:
+    """Coefficients >= 0 with the least mean relative error among those whose greatest one is at most `worst`.
+
+    fixed: coefficients given beforehand. If no coefficients reach `worst`, the least reachable one takes its place.
+    Terms that no row has get 0.
+    """
+    scaled = _scaled(rows, targets, tuple(term for term in rows[0] if term not in fixed))
+    given = [sum(fixed[term] * row[term] for term in fixed) for row in rows]
+    rest = 1.0 - np.array(given) / np.array(targets)
+    num_rows, num_terms = scaled.matrix.shape
+    least_worst = _solve(scaled, rest, np.r_[np.zeros(num_terms + num_rows), 1.0], np.inf)[-1]
+    mean = np.r_[np.zeros(num_terms), np.full(num_rows, 1.0 / num_rows), 0.0]
+    solution = _solve(scaled, rest, mean, max(worst, least_worst * (1 + SLACK)))
+    values = solution[:num_terms] / scaled.column_scale
+    return {**fixed, **dict(zip(scaled.terms, map(float, values), strict=True))}
+
+
+def _solve(scaled: _Scaled, rest: Array, objective: Array, worst: float) -> Array:
+    """Least objective over (coefficients, error of each row, greatest error), the last at most `worst`."""
+    num_rows, num_terms = scaled.matrix.shape
+    identity, zeros = np.eye(num_rows), np.zeros((num_rows, 1))
+    above = np.hstack([scaled.matrix, -identity, zeros])
+    below = np.hstack([-scaled.matrix, -identity, zeros])
+    greatest = np.hstack([np.zeros((num_rows, num_terms)), identity, zeros - 1.0])
+    bounds = [(0.0, None)] * (num_terms + num_rows) + [(0.0, worst)]
+    result = linprog(
+        objective,
+        A_ub=np.vstack([above, below, greatest]),
+        b_ub=np.concatenate([rest, -rest, np.zeros(num_rows)]),
+        bounds=bounds,
+        method="highs",
+    )
+    assert result.success, result.message
+    return np.asarray(result.x, dtype=np.float64)
+
+
+def extremes(
+    counts: Counts,
+    rows: Sequence[Counts],
+    targets: Sequence[float],
+    tolerance: float,
+    bounds: Mapping[str, tuple[float, float]],
+) -> tuple[float, float]:
+    """Least and greatest sum of coefficient x count over all coefficients >= 0 consistent with the rows.
+
+    Consistent: each row within `tolerance` (relative) of its target, and terms in `bounds` within theirs. The
+    greatest is infinite if `counts` has a term that neither rows nor bounds limit.
+
+    Raises ValueError if no coefficients are consistent.
+    """
+    scaled = _scaled(rows, targets, tuple(counts))
+    columns = zip(scaled.terms, scaled.column_scale, strict=True)
+    box = [tuple(bound * scale for bound in bounds.get(term, (0.0, np.inf))) for term, scale in columns]
+    objective = np.array([counts[term] for term in scaled.terms]) / scaled.column_scale
+    ones = np.ones(len(rows))
+    found = []
+    for sign in (1.0, -1.0):
+        result = linprog(
+            sign * objective / max(objective.max(), 1.0),
+            A_ub=np.vstack([scaled.matrix, -scaled.matrix]),
+            b_ub=np.concatenate([ones * (1 + tolerance), -ones * (1 - tolerance)]),
+            bounds=box,
+            method="highs",
+        )
+        if result.status == 2:
+            raise ValueError(f"no coefficients reproduce every row within {tolerance:.1%}; the tolerance must grow.")
+        found.append(float(objective @ result.x) if result.success else np.inf)
+    return found[0], found[1]
+
+
+def _scaled(rows: Sequence[Counts], targets: Sequence[float], terms: tuple[str, ...]) -> _Scaled:
+    matrix = np.array([[row[term] for term in terms] for row in rows], dtype=np.float64)
+    matrix /= np.array(targets)[:, None]
+    column_scale = matrix.max(axis=0)
+    column_scale[column_scale == 0] = 1.0
+    return _Scaled(terms=terms, matrix=matrix / column_scale, column_scale=column_scale)

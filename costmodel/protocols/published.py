@@ -1,0 +1,161 @@
+"""The protocol `published`: the papers' own 2PC measurements, as linear functions of op shapes.
+
+    cost of an op = sum over terms of coefficient x count, counts from COUNTS, coefficients from a testbed file
+
+The coefficients are fitted on the printed rows (`python -m costmodel calibrate`), network included, so there is no
+network to choose and rounds, messages and the splits of bytes and seconds are not known.
+
+What the counts assume:
+- A linear costs its input and output elements, which travel as ciphertexts; QKV is one packed linear d -> 3d.
+- The two attention products cost their operands of `head_dim` features; what is `queries x keys` is in the softmax.
+- Embedding and projection cost tokens x vocabulary each, at one shared coefficient: rows identify only their sum.
+- Adding activations, learned positions, rotary angles and shaped attention are local, so free. A temperature is
+  free because the rows with SM(t) print the costs of the rows without it: it merges with 1/sqrt(head_dim).
+- A scaled addition is not free: the printed rows cannot be explained without it. A fractional scalar that is not
+  folded into a weight needs a truncation, which is not local.
+- A leaky ReLU costs what a ReLU costs: one comparison and one selection; its slope is taken as public.
+
+Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2; SecretFlow-SPU with Cheetah, two servers.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from costmodel import ops
+from costmodel.cost import Price
+from costmodel.estimate import Pricer
+from costmodel.ops import Op, OpGraph
+from costmodel.testbed import FittedRow, Testbed, load_testbed
+
+TESTBED = Path(__file__).parents[1] / "testbeds" / "published.yaml"
+
+# term -> what one unit of it is
+TERMS: dict[str, str] = {
+    "linear_elements": "input and output elements of linears, rows x (in_features + out_features)",
+    "attention_elements": "operand elements of the two attention products, heads x (queries + keys) x head_dim",
+    "softmax_scores": "softmax scores, heads x queries x keys",
+    "layernorm_elements": "elements of LayerNorms, rows x features",
+    "gelu_elements": "elements of GELUs, rows x features",
+    "relu_elements": "elements of ReLUs and leaky ReLUs, rows x features",
+    "scaled_add_elements": "elements of scaled residual additions, rows x features",
+    "vocabulary_elements": "one-hot tokens and logits, tokens x vocab for each of embedding and projection",
+}
+
+# op type -> how many of which terms an op of that type has; {} is local, an absent type is an error
+COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
+    ops.TokenEmbedding: lambda op: {"vocabulary_elements": op.tokens * op.vocab},
+    ops.PositionEmbedding: lambda op: {},
+    ops.LayerNorm: lambda op: {"layernorm_elements": op.rows * op.features},
+    ops.Linear: lambda op: {"linear_elements": op.rows * (op.in_features + op.out_features)},
+    ops.Rotary: lambda op: {},
+    ops.AttentionScores: lambda op: {"attention_elements": op.heads * (op.queries + op.keys) * op.head_dim},
+    ops.Temperature: lambda op: {},
+    ops.Softmax: lambda op: {"softmax_scores": op.heads * op.queries * op.keys},
+    ops.ShapedAttention: lambda op: {},
+    ops.AttentionMix: lambda op: {"attention_elements": op.heads * (op.queries + op.keys) * op.head_dim},
+    ops.Gelu: lambda op: {"gelu_elements": op.rows * op.features},
+    ops.Relu: lambda op: {"relu_elements": op.rows * op.features},
+    ops.LeakyRelu: lambda op: {"relu_elements": op.rows * op.features},
+    ops.Add: lambda op: {},
+    ops.ScaledAdd: lambda op: {"scaled_add_elements": op.rows * op.features},
+    ops.VocabProjection: lambda op: {"vocabulary_elements": op.rows * op.vocab},
+}
+
+# Coefficients are multiples of these powers of two, so that sums are exact in any order and any grouping:
+# exact below 2**53 steps, which is 9 hours and 560 TB.
+LATENCY_STEP_S = 2.0**-38
+BYTES_STEP = 2.0**-4
+
+
+def counts(op: Op) -> dict[str, int]:
+    """The terms of one op. Raises ValueError for an op the protocol has no formula for."""
+    if type(op) not in COUNTS:
+        raise ValueError(f"protocol published has no formula for {type(op).__name__}; add one to COUNTS.")
+    return COUNTS[type(op)](op)
+
+
+def graph_counts(graph: OpGraph) -> dict[str, int]:
+    """How many of each term a whole graph has, every term present."""
+    sums = dict.fromkeys(TERMS, 0)
+    for node in graph:
+        for term, count in counts(node.op).items():
+            sums[term] += count
+    return sums
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published(Pricer):
+    """Fitted coefficients, ready to price.
+
+    latency_s, sent_bytes: seconds and bytes per unit of each term.
+    latency_bounds_s: least and greatest seconds per unit that a prior allows, for terms only a prior identifies.
+    rows, latency_tolerance: what a coefficient vector must reproduce, to that relative error, to be consistent.
+    """
+
+    protocol: str = "published"
+    network: str | None = None
+    cost_model_id: str
+    latency_s: Mapping[str, float]
+    sent_bytes: Mapping[str, float]
+    latency_bounds_s: Mapping[str, tuple[float, float]]
+    rows: tuple[FittedRow, ...]
+    latency_tolerance: float
+
+    def price(self, op: Op) -> Price:
+        latency_s = sent_bytes = 0.0
+        for term, count in counts(op).items():
+            latency_s += self.latency_s[term] * count
+            sent_bytes += self.sent_bytes[term] * count
+        return Price(latency_s=latency_s, sent_bytes=sent_bytes)
+
+    def latency_s_range(self, graph: OpGraph) -> tuple[float, float]:
+        """Least and greatest latency over all coefficients >= 0 that reproduce every row and keep to the priors."""
+        from costmodel.fit import extremes  # scipy is for fits and ranges, not for prices
+
+        targets = [row.latency_s for row in self.rows]
+        low, high = extremes(
+            graph_counts(graph), [row.counts for row in self.rows], targets, self.latency_tolerance,
+            self.latency_bounds_s,
+        )  # fmt: skip
+        point = sum(price.latency_s for price in map(self.price, (node.op for node in graph)))
+        return min(low, point), max(high, point)
+
+    def prior_share(self, graph: OpGraph) -> float:
+        seconds = {term: self.latency_s[term] * count for term, count in graph_counts(graph).items()}
+        return sum(seconds[term] for term in self.latency_bounds_s) / sum(seconds.values())
+
+
+def load(network: str | None = None) -> Published:
+    """The committed testbed. Raises ValueError if a network is asked for: it is fitted in."""
+    if network is not None:
+        raise ValueError(f"protocol published has its network fitted in, but got network {network!r}; leave it out.")
+    return pricer(load_testbed(TESTBED), hashlib.sha256(TESTBED.read_bytes()).hexdigest()[:12])
+
+
+def pricer(testbed: Testbed, cost_model_id: str) -> Published:
+    """A testbed, ready to price. Raises ValueError if it lacks the coefficient of a term or has one too many."""
+    for quantity, constants in (("latency_s", testbed.latency_s), ("sent_bytes", testbed.sent_bytes)):
+        _check_terms(f"`{quantity}` of the testbed", constants)
+    for row in testbed.rows:
+        _check_terms(f"row {row.name!r} of the testbed", row.counts)
+    priors = {term: constant for term, constant in testbed.latency_s.items() if constant.identified_by == "prior"}
+    return Published(
+        cost_model_id=cost_model_id,
+        latency_s={term: _on_grid(constant.value, LATENCY_STEP_S) for term, constant in testbed.latency_s.items()},
+        sent_bytes={term: _on_grid(constant.value, BYTES_STEP) for term, constant in testbed.sent_bytes.items()},
+        latency_bounds_s={term: constant.bounds for term, constant in priors.items()},
+        rows=testbed.rows,
+        latency_tolerance=testbed.latency_tolerance,
+    )
+
+
+def _check_terms(subject: str, terms: Iterable[str]) -> None:
+    if set(terms) != set(TERMS):
+        raise ValueError(f"{subject} must have exactly the terms {', '.join(TERMS)}, but has {', '.join(terms)}.")
+
+
+def _on_grid(value: float, step: float) -> float:
+    return round(value / step) * step
