@@ -3,6 +3,7 @@
 A `Recipe` holds its scale in full, not by name, so that two recipes with equal content train alike on any version.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -60,6 +61,17 @@ class Scale:
     def num_steps(self) -> int:
         """Optimizer steps of a run at full fidelity: the tokens, rounded up to whole batches."""
         return -(-self.tokens // (self.batch * self.seq_len))
+
+    @property
+    def rung_steps(self) -> tuple[int, ...]:
+        """The step after which each rung is due; two rungs never share one."""
+        steps = [max(1, round(share * self.num_steps)) for share in self.rungs]
+        return tuple(sorted(set(steps)))
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps before the peak of the learning rate."""
+        return math.ceil(self.warmup_share * self.num_steps)
 
 
 SCALES: dict[ScaleName, Scale] = {
@@ -147,7 +159,6 @@ class Recipe:
     entropy: the entropy regulariser, or None to train on cross-entropy alone.
     data: `stdlib`, `codeparrot`, `languini` or a path.
     temperature_init: first value of every learned softmax temperature.
-    residual_init: scalars of the scaled FFN, beta and alpha, both start at 1 so that it starts as a plain residual.
     clip_norm: largest norm of the whole gradient. final_rate_share: last learning rate over the peak.
 
     Raises ValueError if a number is out of its range.

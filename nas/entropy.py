@@ -26,6 +26,11 @@ class EntropyPenalty(nn.Module):
         self.settings = settings
         self.thresholds = nn.Parameter(torch.full((num_layers, num_heads), settings.threshold_init))
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether the penalty of a batch is the sum of those of its parts, and not their mean."""
+        return self.settings.form == "summed-rows"
+
     def forward(self, entropies: Tensor) -> Tensor:
         """The scalar penalty of row entropies, layers x batch x heads x T, in nats."""
         largest = math.log(entropies.shape[-1])

@@ -21,9 +21,13 @@ class EntropySummary:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """`entropy-collapse`, `entropic-overload`: observations that stop nothing."""
-        names = {"entropy-collapse": self.num_collapsed, "entropic-overload": self.num_overloaded}
-        return tuple(name for name, count in names.items() if count)
+        """Observations that stop nothing.
+
+        `entropy-collapse`: some head has collapsed. `entropic-overload`: more heads are overloaded than the quarter
+        that an even spread over the four quarters would give (one always is: that with the largest mean).
+        """
+        flags = {"entropy-collapse": self.num_collapsed > 0, "entropic-overload": self.quarter_shares[3] > 0.25}
+        return tuple(name for name, raised in flags.items() if raised)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

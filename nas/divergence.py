@@ -1,0 +1,60 @@
+"""When a run counts as diverged, and where in the model it went wrong.
+
+Two rules. Non-finite: the loss or the gradient of a step, or a validation loss, is infinite or not a number.
+Above its start: after warm-up, the mean loss of the last `WINDOW` steps exceeds that of the first step, so that the
+model predicts worse than it did untrained.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+WINDOW = 10  # steps: one unlucky batch is no divergence
+OUTSIDE = "the model"  # where, when no module can be named
+
+
+def above_start(losses: Sequence[float], initial: float) -> bool:
+    """Whether the last `WINDOW` training losses average above the loss of the first step."""
+    return len(losses) >= WINDOW and sum(losses[-WINDOW:]) / WINDOW > initial
+
+
+def first_nonfinite_activation(model: nn.Module, batches: Iterable[Tensor]) -> str:
+    """The first module, in order of execution, whose output is not finite on these tokens.
+
+    Only modules without parts are looked at, so that the name is that of a single operation.
+    """
+    found: list[str] = []
+
+    def check(name: str) -> RemovableHandle:
+        def hook(module: nn.Module, inputs: object, output: object) -> None:
+            if not found and isinstance(output, Tensor) and not output.isfinite().all():
+                found.append(name)
+
+        handle: RemovableHandle = modules[name].register_forward_hook(hook)
+        return handle
+
+    modules = {name: module for name, module in model.named_modules() if not list(module.children())}
+    handles = [check(name) for name in modules]
+    try:
+        with torch.no_grad():
+            for tokens in batches:
+                model(tokens)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else OUTSIDE
+
+
+def deepest_nonfinite_gradient(model: nn.Module) -> str:
+    """The last module of the model with a non-finite gradient: the first that back-propagation met."""
+    names = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+    return names[-1].rpartition(".")[0] if names else OUTSIDE
+
+
+def steepest_module(model: nn.Module) -> str:
+    """The module whose gradient is longest."""
+    norms = {name: p.grad.norm().item() for name, p in model.named_parameters() if p.grad is not None}
+    return max(norms, key=lambda name: (not math.isnan(norms[name]), norms[name])).rpartition(".")[0]

@@ -1,0 +1,53 @@
+"""What is minimised: cross-entropy plus, if the recipe says so, the weighted entropy penalty."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nas.candidate import Candidate
+from nas.entropy import EntropyPenalty
+from nas.model import build
+
+
+class Losses(NamedTuple):
+    """Of a batch: mean cross-entropy in nats per token, and the penalty before its weight."""
+
+    cross_entropy: Tensor
+    penalty: Tensor
+
+
+class Objective(nn.Module):
+    """Everything the optimizer moves: the model and, with entropy regularisation, its thresholds."""
+
+    def __init__(self, candidate: Candidate, generator: torch.Generator) -> None:
+        super().__init__()
+        architecture, recipe = candidate.trained, candidate.recipe
+        self.model = build(architecture, generator, temperature_init=recipe.temperature_init)
+        self.penalty: EntropyPenalty | None = None
+        self.penalty_weight = 0.0
+        if recipe.entropy is not None:
+            self.penalty_weight = recipe.entropy.weight
+            self.penalty = EntropyPenalty(
+                recipe.entropy, num_layers=architecture.num_layers, num_heads=architecture.num_heads
+            )
+        self.lowered = recipe.precision == "bfloat16"
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Losses:
+        """inputs, targets: batch x T."""
+        with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
+            logits, entropies = self.model(inputs)
+        cross_entropy = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        return Losses(cross_entropy, cross_entropy.new_zeros(()) if self.penalty is None else self.penalty(entropies))
+
+    def backward(self, inputs: Tensor, targets: Tensor, *, num_parts: int) -> Losses:
+        """Gradients and losses of a batch, computed in equal parts so that memory holds one part only."""
+        penalty_share = 1.0 if self.penalty is not None and self.penalty.adds_up else 1 / num_parts
+        total = torch.zeros(2, dtype=torch.float64, device=inputs.device)
+        for part in zip(inputs.chunk(num_parts), targets.chunk(num_parts), strict=True):
+            cross_entropy, penalty = self(*part)
+            scaled = torch.stack((cross_entropy / num_parts, penalty * penalty_share))
+            torch.autograd.backward(scaled[0] + self.penalty_weight * scaled[1])
+            total += scaled.detach()
+        return Losses(*total)

@@ -1,0 +1,243 @@
+"""Training of one candidate: a generator of rung records that ends with an outcome. Knows nothing of studies or Ray.
+
+On the CPU with one thread the numbers are a function of candidate, corpus and seed alone, however often the run was
+killed and resumed.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from costmodel.schema import decode
+from nas import checkpoint, divergence
+from nas.batches import train_batch
+from nas.candidate import Candidate, candidate_id
+from nas.checkpoint import Checkpoint
+from nas.data import Corpus, require_chunks
+from nas.entropy import summarise
+from nas.evaluation import validate
+from nas.metrics import MetricsLog, StepMetrics
+from nas.objective import Objective
+from nas.optimizer import adamw, learning_rate, load_state_tensors, state_tensors
+from nas.records import Outcome, RungRecord
+
+CHECKPOINT_INTERVAL_S = 30.0  # the work a kill may cost
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a run is; plain data. losses: of the last steps, nats per token, for the divergence rule."""
+
+    step: int = 0
+    seconds: float = 0.0
+    initial_loss: float | None = None
+    losses: tuple[float, ...] = ()
+    rungs: tuple[RungRecord, ...] = ()
+    outcome: Outcome | None = None
+
+
+def train(
+    candidate: Candidate, corpus: Corpus, *, seed: int, folder: Path | None = None, device: str = "cpu"
+) -> Iterator[RungRecord | Outcome]:
+    """Trains to full fidelity; yields a record at every rung, then the outcome. Close it to stop early.
+
+    folder: where metrics, TensorBoard log and checkpoints go; a run found there is resumed, and the rungs it had
+        already reached (and its outcome) are yielded again first.
+
+    Raises ValueError if corpus and recipe do not fit or the folder holds another run, OSError if it cannot be
+    written.
+    """
+    run = _Run(candidate, corpus, seed=seed, folder=folder, device=device)
+    yield from run.progress.rungs
+    log = MetricsLog(folder, last_step=run.progress.step) if folder and not run.progress.outcome else None
+    saved_s = run.progress.seconds
+    try:
+        while run.progress.outcome is None:
+            metrics = run.step()
+            record = run.validate_if_due()
+            if log:
+                log.add(replace(metrics, val_loss=record.val_loss if record else None))
+                if record or run.progress.outcome or run.progress.seconds - saved_s >= CHECKPOINT_INTERVAL_S:
+                    log.flush()
+                    run.save()
+                    saved_s = run.progress.seconds
+            if record:
+                yield record
+    finally:
+        if log:
+            log.close()
+    yield run.progress.outcome
+
+
+class _Run:
+    """A run between two steps."""
+
+    def __init__(self, candidate: Candidate, corpus: Corpus, *, seed: int, folder: Path | None, device: str) -> None:
+        _check(candidate, corpus)
+        self.recipe, self.scale = candidate.recipe, candidate.recipe.scale
+        self.corpus, self.seed, self.folder, self.device = corpus, seed, folder, device
+        self.identity = {"candidate": candidate_id(candidate), "corpus": corpus.fingerprint, "seed": seed}
+        self.objective = Objective(candidate, torch.Generator().manual_seed(seed)).to(device)
+        self.optimizer = adamw(self.objective, candidate.recipe)
+        self.progress = Progress()
+        if folder and (found := checkpoint.load_latest(folder, self.identity)):
+            self._restore(found)
+        self._since_s = time.perf_counter()
+
+    def step(self) -> StepMetrics:
+        """One optimizer step; if it diverged, no weight moves and the outcome is set."""
+        rate = learning_rate(self.recipe, self.progress.step)
+        inputs, targets = self._batch()
+        num_parts = self.scale.batch // self.scale.micro_batch
+        losses = self.objective.backward(inputs, targets, num_parts=num_parts)
+        norm = nn.utils.clip_grad_norm_(self.objective.parameters(), self.recipe.clip_norm)
+        loss, penalty, gradient_norm = torch.stack((*losses, norm.double())).tolist()
+        self._count(loss)
+        if problem := self._problem(loss, gradient_norm, inputs):
+            self._end_diverged(*problem)
+        else:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepMetrics(
+            step=self.progress.step,
+            tokens=self._tokens,
+            learning_rate=rate,
+            train_loss=loss,
+            penalty=penalty,
+            gradient_norm=gradient_norm,
+            seconds=self.progress.seconds,
+        )
+
+    def validate_if_due(self) -> RungRecord | None:
+        """A record if a rung ends with this step; the last one completes the run."""
+        steps = self.scale.rung_steps
+        if self.progress.outcome or self.progress.step not in steps:
+            return None
+        loss, head_means = validate(self.objective.model, self.corpus, self.scale)
+        self._tick()
+        if not (math.isfinite(loss) and head_means.isfinite().all()):
+            self._end_diverged("non-finite validation loss", divergence.OUTSIDE)
+            return None
+        progress, rung = self.progress, steps.index(self.progress.step)
+        record = RungRecord(
+            rung=rung,
+            share=progress.step / self.scale.num_steps,
+            steps=progress.step,
+            tokens=self._tokens,
+            train_loss=sum(progress.losses) / len(progress.losses),
+            val_loss=loss,
+            perplexity=math.exp(loss),
+            entropy=summarise(head_means, self.scale.seq_len),
+            seconds=progress.seconds,
+        )
+        self.progress = replace(progress, rungs=(*progress.rungs, record))
+        if rung == len(steps) - 1:
+            self.progress = replace(self.progress, outcome=_completed(record))
+        return record
+
+    def save(self) -> None:
+        """Writes a checkpoint into the run's folder. Raises OSError."""
+        assert self.folder is not None
+        model, state = self.objective.model, self.objective.state_dict()
+        state = {name: value.cpu() for name, value in state.items()}
+        weights = {name.removeprefix("model."): state[name] for name in state if name.startswith("model.")}
+        if model.architecture.tied_embeddings:
+            del weights["logits.weight"]
+        thresholds = {f"value.{name}": state[name] for name in state if not name.startswith("model.")}
+        self._tick()
+        written = Checkpoint(
+            step=self.progress.step,
+            identity=self.identity,
+            progress=asdict(self.progress),
+            weights=weights,
+            optimizer=state_tensors(self.objective, self.optimizer) | thresholds,
+        )
+        checkpoint.save(self.folder, written)
+
+    def _restore(self, found: Checkpoint) -> None:
+        self.progress = decode(Progress, found.progress, "the progress of a checkpoint")
+        state = {f"model.{name}": value for name, value in found.weights.items()}
+        if self.objective.model.architecture.tied_embeddings:
+            state["model.logits.weight"] = state["model.embed.weight"]
+        state |= {name.removeprefix("value."): found.optimizer[name] for name in found.optimizer if "value." in name}
+        self.objective.load_state_dict(state)
+        load_state_tensors(self.objective, self.optimizer, found.optimizer)
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        inputs, targets = train_batch(
+            self.corpus, step=self.progress.step, batch=self.scale.batch, seq_len=self.scale.seq_len, seed=self.seed
+        )
+        return inputs.to(self.device), targets.to(self.device)
+
+    def _problem(self, loss: float, norm: float, inputs: Tensor) -> tuple[str, str] | None:
+        """What is wrong with the step just computed, and in which module; None if nothing is."""
+        progress, model = self.progress, self.objective.model
+        if not math.isfinite(loss):
+            where = divergence.first_nonfinite_activation(model, torch.split(inputs, self.scale.micro_batch))
+            return "non-finite loss", where
+        if not math.isfinite(norm):
+            return "non-finite gradient", divergence.deepest_nonfinite_gradient(model)
+        assert progress.initial_loss is not None
+        warmed_up = progress.step >= self.scale.warmup_steps + divergence.WINDOW
+        if warmed_up and divergence.above_start(progress.losses, progress.initial_loss):
+            return "training loss above its initial value", divergence.steepest_module(model)
+        return None
+
+    def _end_diverged(self, reason: str, layer: str) -> None:
+        outcome = Outcome(
+            status="diverged",
+            steps=self.progress.step,
+            tokens=self._tokens,
+            seconds=self.progress.seconds,
+            reason=f"{reason} at step {self.progress.step}, first in {layer}",
+            layer=layer,
+        )
+        self.progress = replace(self.progress, outcome=outcome)
+
+    def _count(self, loss: float) -> None:
+        """One more step, whose loss was this; a non-finite one is not kept, as JSON has no place for it."""
+        progress = replace(self.progress, step=self.progress.step + 1)
+        if math.isfinite(loss):
+            losses = (*progress.losses, loss)[-divergence.WINDOW :]
+            initial_loss = loss if progress.initial_loss is None else progress.initial_loss
+            progress = replace(progress, losses=losses, initial_loss=initial_loss)
+        self.progress = progress
+        self._tick()
+
+    @property
+    def _tokens(self) -> int:
+        return self.progress.step * self.scale.batch * self.scale.seq_len
+
+    def _tick(self) -> None:
+        now_s = time.perf_counter()
+        self.progress = replace(self.progress, seconds=self.progress.seconds + now_s - self._since_s)
+        self._since_s = now_s
+
+
+def _completed(record: RungRecord) -> Outcome:
+    return Outcome(
+        status="completed",
+        steps=record.steps,
+        tokens=record.tokens,
+        seconds=record.seconds,
+        val_loss=record.val_loss,
+        perplexity=record.perplexity,
+        entropy=record.entropy,
+    )
+
+
+def _check(candidate: Candidate, corpus: Corpus) -> None:
+    scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
+    require_chunks(corpus, scale.seq_len)
+    if corpus.vocab_size > vocab_size:
+        raise ValueError(
+            f"the model's vocabulary must cover the tokenizer's, but got {vocab_size} < {corpus.vocab_size} "
+            f"({corpus.tokenizer}); prepare the corpus with at most {vocab_size} tokens."
+        )
