@@ -69,23 +69,26 @@ NOT_IDENTIFIED = (
     "LayerNorm, ReLU and GELU apart: own-method rows have LayerNorm only beside an activation; ReLU is a prior",
     "how cost grows with d_model, num_heads and vocab_size: every row has 768, 12 and 50000; counts decide (a prior)",
     "attention operands against a fixed cost per attention call or row: the rows have one width and two lengths",
-    "a scaled addition: its bytes rest on the rows that remove FFNs, its seconds on ScFFN against LayerNorm rows; "
-    "without the term no choice of counts tried reaches 2 % mean and 5 % worst latency error",
+    "what a scaled addition waits for: the rows need the term (`validate` prints the fits without it), yet its seconds "
+    "are far more than its bytes explain",
     "GELU form: the papers do not say which they ran; both forms cost the same here",
     "whether the printed communication is of one party or of both",
 )
 
 
 def coefficients(
-    quantity: str, rows: Sequence[PublishedRow], counts: Mapping[str, Mapping[str, int]]
+    quantity: str,
+    rows: Sequence[PublishedRow],
+    counts: Mapping[str, Mapping[str, int]],
+    free: Sequence[str] = (),
 ) -> dict[str, float]:
     """Bytes or seconds per unit of each term, from the rows that the quantity is fitted on.
 
-    counts: the term counts of every row's op graph, by the row's name.
+    counts: the term counts of every row's op graph, by the row's name. free: terms that are to cost nothing.
     """
     chosen = QUANTITIES[quantity]
     fitted = chosen.rows(rows)
-    given = {term: constant.value for term, constant in chosen.priors.items()}
+    given = {term: constant.value for term, constant in chosen.priors.items()} | dict.fromkeys(free, 0.0)
     return fit([counts[row.name] for row in fitted], [getattr(row, quantity) for row in fitted], chosen.worst, given)
 
 

@@ -65,9 +65,9 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
 }
 
 # Coefficients are multiples of these powers of two, so that sums are exact in any order and any grouping:
-# exact below 2**53 steps, which is 9 hours and 560 TB.
+# exact below 2**53 steps, which is 9 hours and 35 TB.
 LATENCY_STEP_S = 2.0**-38
-BYTES_STEP = 2.0**-4
+BYTES_STEP = 2.0**-8
 
 
 def counts(op: Op) -> dict[str, int]:
@@ -125,7 +125,8 @@ class Published(Pricer):
 
     def prior_share(self, graph: OpGraph) -> float:
         seconds = {term: self.latency_s[term] * count for term, count in graph_counts(graph).items()}
-        return sum(seconds[term] for term in self.latency_bounds_s) / sum(seconds.values())
+        whole = sum(seconds.values())
+        return sum(seconds[term] for term in self.latency_bounds_s) / whole if whole else 0.0
 
 
 def load(network: str | None = None) -> Published:

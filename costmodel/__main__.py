@@ -1,0 +1,157 @@
+"""`python -m costmodel estimate|validate|calibrate`: what a model costs under private inference, and how we know.
+
+The one module of this package that knows architectures; everything below it prices op graphs.
+"""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from costmodel import cli, present
+from costmodel.calibrate import calibrate as fit_testbed
+from costmodel.calibrate import dump_testbed
+from costmodel.estimate import estimate as price_graph
+from costmodel.ops import OpGraph
+from costmodel.protocols import load_pricer, published
+from costmodel.published_rows import PublishedRow, published_rows
+from costmodel.testbed import load_testbed
+from costmodel.validate import checks, fit_errors, flops_published
+from search_spaces.architecture import Architecture
+from search_spaces.decoder import Dimensions, base_architecture
+from search_spaces.lower import lower
+from search_spaces.notation import name_of, parse
+from search_spaces.reference import is_notation, resolve
+
+PIPE_WIDTH = 140  # columns of a table that no terminal limits
+
+
+def estimate(
+    arch: str,
+    base: str = "gpt2-small",
+    layers: int | None = None,
+    heads: int | None = None,
+    d_model: int | None = None,
+    d_ff: int | None = None,
+    vocab: int | None = None,
+    seq_len: int = 128,
+    protocol: str = "published",
+    network: str | None = None,
+    format: Literal["table", "json"] = "table",
+) -> None:
+    """Price an architecture: total, per layer and per op, embedding and vocabulary projection included.
+
+    Args:
+        arch: an existing .yaml file, module:factory, or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
+        base: the model whose dimensions a name is placed on.
+        layers: number of layers, instead of the base's.
+        heads: attention heads per layer, instead of the base's.
+        d_model: features of the residual stream, instead of the base's.
+        d_ff: features inside the FFN (4 * d_model unless given).
+        vocab: tokens in the vocabulary, instead of the base's.
+        seq_len: tokens of the prompt.
+        protocol: the protocol and testbed to price under.
+        network: the network to price on; `published` has its own fitted in and takes none.
+        format: tables for people or one JSON document in SI units.
+    """
+    dimensions = Dimensions(layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab)
+    named_base = base if is_notation(arch) else None
+    if named_base is None and dimensions != Dimensions():
+        raise ValueError(f"architecture {arch!r} brings its own dimensions; leave out the flags that change them.")
+    architecture = resolve(arch, base_architecture(base, dimensions))
+    name = name_of(architecture.architecture, entropy_regularised=architecture.entropy_regularised)
+    pricer = load_pricer(protocol=protocol, network=network)
+    priced = price_graph(lower(architecture.architecture, seq_len), pricer)
+    if format == "json":
+        document = present.document(priced, architecture=name, base=named_base, seq_len=seq_len)
+        print(json.dumps(document, allow_nan=False))
+        return
+    console = _console()
+    for line in present.summary(priced, architecture=name, base=named_base, seq_len=seq_len):
+        console.print(line)
+    for table in present.estimate_tables(priced):
+        console.print()
+        console.print(table)
+
+
+def validate(protocol: Literal["published"] = "published") -> int:
+    """Compare every printed row with its prediction, refit without each row, and check the bars.
+
+    Args:
+        protocol: the protocol whose testbed is checked.
+    """
+    testbed = load_testbed(published.TESTBED)
+    pricer = published.load()
+    rows = published_rows()
+    architectures = {row.name: _architecture(row) for row in rows}
+    counts = {row.name: published.graph_counts(_graph(row)) for row in rows}
+    flops = {
+        row.name: flops_published(
+            row,
+            [layer.ffn for layer in architectures[row.name].layers],
+            simplified=architectures[row.name].block == "sas",
+        )
+        for row in rows
+    }
+    found = checks(
+        rows,
+        counts,
+        sent_bytes=pricer.sent_bytes,
+        latency_s=pricer.latency_s,
+        num_flops_wrong=sum(not flops[row.name].matches(row) for row in rows),
+    )
+    console = _console()
+    console.print(
+        present.rows_table(
+            rows,
+            sent_bytes_errors=fit_errors("sent_bytes", rows, counts, pricer.sent_bytes),
+            latency_errors=fit_errors("latency_s", rows, counts, pricer.latency_s),
+            flops=flops,
+        )
+    )
+    console.print()
+    console.print(present.checks_table(found))
+    console.print("\nidentified by a prior alone:")
+    for quantity, constants in (("sent_bytes", testbed.sent_bytes), ("latency_s", testbed.latency_s)):
+        for term, constant in constants.items():
+            if constant.identified_by == "prior":
+                console.print(f"- {quantity} of {term}: {constant.source}")
+    console.print("\nnot identified by the rows:")
+    for text in testbed.not_identified:
+        console.print(f"- {text}")
+    return cli.STOPPED if any(not check.passed for check in found) else 0
+
+
+def calibrate(protocol: Literal["published"] = "published", output: Path = published.TESTBED) -> None:
+    """Fit the testbed on the printed rows and write it.
+
+    Args:
+        protocol: the protocol whose testbed is fitted.
+        output: the file to write.
+    """
+    rows = published_rows()
+    text = dump_testbed(fit_testbed(rows, {row.name: _graph(row) for row in rows}))
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"--output {output} cannot be written: {error.strerror}.") from None
+    _console().print(f"wrote {output}")
+
+
+def _architecture(row: PublishedRow) -> Architecture:
+    dimensions = Dimensions(layers=row.num_layers, heads=row.num_heads, d_model=row.d_model, vocab=row.vocab_size)
+    return parse(row.notation, base_architecture("gpt2-small", dimensions)).architecture
+
+
+def _graph(row: PublishedRow) -> OpGraph:
+    return lower(_architecture(row), row.seq_len)
+
+
+def _console() -> Console:
+    console = Console(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=PIPE_WIDTH)
+
+
+if __name__ == "__main__":
+    cli.run({"estimate": estimate, "validate": validate, "calibrate": calibrate}, prog="python -m costmodel")

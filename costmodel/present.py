@@ -1,0 +1,151 @@
+"""Estimates and validations for people (tables) and programs (JSON); prices stay in SI units until here."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from costmodel.cost import Price, total
+from costmodel.estimate import Estimate
+from costmodel.ops import LayerId, shape
+from costmodel.published_rows import PublishedRow
+from costmodel.units import format_bytes, format_seconds
+from costmodel.validate import Check, RowFlops
+
+# The order of a price's keys in JSON.
+PRICE_KEYS = (
+    "rounds",
+    "messages",
+    "sent_bytes",
+    "online_bytes",
+    "setup_bytes",
+    "compute_s",
+    "network_s",
+    "latency_s",
+)
+
+
+def document(estimate: Estimate, *, architecture: str, base: str | None, seq_len: int) -> dict[str, Any]:
+    """The estimate as JSON data: SI numbers, every key always there, null for what is not known.
+
+    `by_layer` and `by_op` sum to `total`, key by key.
+    """
+    return {
+        "architecture": architecture,
+        "base": base,
+        "seq_len": seq_len,
+        "protocol": estimate.protocol,
+        "network": estimate.network,
+        "total": {
+            **_numbers(estimate.total),
+            "latency_s_range": _range(estimate.latency_s_range),
+            "prior_share": estimate.prior_share,
+        },
+        "by_layer": [{"layer": layer, **_numbers(price)} for layer, price in estimate.by_layer],
+        "by_op": [
+            {
+                "op": type(node.op).__name__,
+                "layer": node.layer,
+                "name": node.name,
+                "shape": shape(node.op),
+                **_numbers(price),
+            }
+            for node, price in estimate.by_op
+        ],
+    }
+
+
+def _numbers(price: Price) -> dict[str, float | int | None]:
+    values = asdict(price)
+    return {key: values[key] for key in PRICE_KEYS}
+
+
+def _range(bounds: tuple[float, float] | None) -> list[float | None] | None:
+    """JSON has no infinity: an end that nothing limits is null."""
+    return None if bounds is None else [bound if math.isfinite(bound) else None for bound in bounds]
+
+
+def summary(estimate: Estimate, *, architecture: str, base: str | None, seq_len: int) -> list[str]:
+    """What a reader wants first, one line each."""
+    on_network = f" on {estimate.network}" if estimate.network else ""
+    lines = [
+        f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {estimate.protocol}{on_network}",
+        f"latency {format_seconds(estimate.total.latency_s)}, communication {format_bytes(estimate.total.sent_bytes)}",
+    ]
+    if estimate.latency_s_range is not None:
+        low, high = map(format_seconds, estimate.latency_s_range)
+        lines.append(f"latency range, all coefficients consistent with the printed rows: {low} to {high}")
+    if estimate.prior_share is not None:
+        lines.append(f"share of the latency that rests on priors alone: {estimate.prior_share:.1%}")
+    return lines
+
+
+def estimate_tables(estimate: Estimate) -> tuple[Table, Table]:
+    """(per layer, per kind of op), embedding and vocabulary projection included."""
+    layers = [(_layer_title(layer), "", price) for layer, price in estimate.by_layer]
+    by_kind: dict[str, list[Price]] = {}
+    for node, price in estimate.by_op:
+        by_kind.setdefault(type(node.op).__name__, []).append(price)
+    kinds = [(kind, str(len(prices)), total(prices)) for kind, prices in by_kind.items()]
+    return _prices("layer", layers, estimate.total), _prices("op", kinds, estimate.total)
+
+
+def _layer_title(layer: LayerId) -> str:
+    return {"embed": "embedding", "head": "head (vocabulary projection)"}.get(str(layer), f"layer {layer}")
+
+
+def _prices(title: str, lines: Iterable[tuple[str, str, Price]], whole: Price) -> Table:
+    table = Table(box=None, pad_edge=False, show_footer=True)
+    table.add_column(title, footer="total")
+    table.add_column("count", justify="right")
+    table.add_column("latency", justify="right", footer=format_seconds(whole.latency_s))
+    table.add_column("share", justify="right")
+    table.add_column("communication", justify="right", footer=format_bytes(whole.sent_bytes))
+    for name, count, price in lines:
+        share = f"{price.latency_s / whole.latency_s:.1%}" if whole.latency_s else ""
+        table.add_row(name, count, format_seconds(price.latency_s), share, format_bytes(price.sent_bytes))
+    return table
+
+
+def rows_table(
+    rows: Sequence[PublishedRow],
+    *,
+    sent_bytes_errors: Sequence[float],
+    latency_errors: Sequence[float],
+    flops: Mapping[str, RowFlops],
+) -> Table:
+    """Every printed row: printed and predicted communication and latency, FLOPs, errors in percent."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("row", no_wrap=True)
+    for title in ("GB", "predicted", "error", "min", "predicted", "error", "FFN GFLOP", "attention GFLOP"):
+        table.add_column(title, justify="right")
+    for row, byte_error, latency_error in zip(rows, sent_bytes_errors, latency_errors, strict=True):
+        gigabytes, minutes = float(row.sent_gigabytes), float(row.latency_min)
+        same = flops[row.name].matches(row)
+        table.add_row(
+            row.name,
+            str(row.sent_gigabytes),
+            f"{gigabytes * (1 + byte_error):.2f}",
+            f"{byte_error:+.2%}",
+            str(row.latency_min),
+            f"{minutes * (1 + latency_error):.2f}",
+            f"{latency_error:+.2%}",
+            f"{flops[row.name].ffn_gflop}",
+            f"{flops[row.name].attention_gflop}{'' if same else ' (not as printed)'}",
+        )
+    return table
+
+
+def checks_table(checks: Iterable[Check]) -> Table:
+    """Figures with their bars: pass, FAIL, or reported only."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("figure", no_wrap=True)
+    for title in ("value", "bar", "verdict"):
+        table.add_column(title, justify="right")
+    for check in checks:
+        verdict = "" if check.bar is None else "pass" if check.passed else "FAIL"
+        bar = "" if check.bar is None else f"{check.bar:.1%}"
+        table.add_row(check.name, f"{check.value:.2%}", bar, verdict)
+    return table

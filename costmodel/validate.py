@@ -1,0 +1,126 @@
+"""How well `published` reproduces the printed rows: errors of the fit, of fits that leave rows out, and FLOPs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+
+from costmodel.calibrate import QUANTITIES, coefficients
+from costmodel.published_rows import PublishedRow
+
+RowCounts = Mapping[str, Mapping[str, int]]  # row name -> term -> count
+
+# FLOPs per token and d_model**2 of one layer's FFN (FLOP = 2 x MAC, d_ff = 4 d_model). Source: derived from every
+# printed digit of arXiv 2410.13060 table 3.
+FFN_FLOPS = {"gelu": 16, "relu": 16, "leaky-relu": 16, "identity": 16, "fused": 2, "none": 0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """A relative error, or share of rows, with the greatest value that passes; None is no bar."""
+
+    name: str
+    value: float
+    bar: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.bar is None or self.value <= self.bar
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowFlops:
+    """FLOPs of a row in the papers' convention, in printed units and to printed digits."""
+
+    ffn_gflop: Decimal
+    attention_gflop: Decimal
+
+    def matches(self, row: PublishedRow) -> bool:
+        return (self.ffn_gflop, self.attention_gflop) == (row.ffn_gflop, row.attention_gflop)
+
+
+def flops_published(row: PublishedRow, ffns: Sequence[str], *, simplified: bool) -> RowFlops:
+    """The papers' FLOP columns: blocks only, no embedding or projection, T x T products counted 3 times of 4.
+
+    ffns: the FFN of every layer, as FFN_FLOPS names them. simplified: He and Hofmann's block.
+    """
+    width, tokens = row.d_model, row.seq_len
+    ffn = sum(FFN_FLOPS[kind] for kind in ffns) * tokens * width**2
+    linears, products = (4, 2) if simplified else (8, 3)
+    attention = (linears * tokens * width**2 + products * tokens**2 * width) * row.num_layers
+    return RowFlops(ffn_gflop=_printed(ffn, row.ffn_gflop), attention_gflop=_printed(attention, row.attention_gflop))
+
+
+def _printed(flops: int, like: Decimal) -> Decimal:
+    return (Decimal(flops) / 10**9).quantize(like, rounding=ROUND_HALF_UP)
+
+
+def fit_errors(
+    quantity: str, rows: Sequence[PublishedRow], counts: RowCounts, values: Mapping[str, float]
+) -> list[float]:
+    """Relative error of every row, predicted over printed minus 1. values: seconds or bytes per unit of each term."""
+    return [_error(quantity, row, counts, values) for row in rows]
+
+
+def left_out_errors(quantity: str, rows: Sequence[PublishedRow], counts: RowCounts, *, with_twins: bool) -> list[float]:
+    """Relative error of every fitted row, predicted by a fit that has not seen it.
+
+    with_twins: leave out all rows of the same term counts too (an EReg row has those of its plain row).
+    """
+    errors = []
+    for row in QUANTITIES[quantity].rows(rows):
+        twins = [other for other in rows if counts[other.name] == counts[row.name]] if with_twins else [row]
+        rest = [other for other in rows if other not in twins]
+        errors.append(_error(quantity, row, counts, coefficients(quantity, rest, counts)))
+    return errors
+
+
+def _error(quantity: str, row: PublishedRow, counts: RowCounts, values: Mapping[str, float]) -> float:
+    predicted = sum(values[term] * count for term, count in counts[row.name].items())
+    return predicted / float(getattr(row, quantity)) - 1.0
+
+
+def checks(
+    rows: Sequence[PublishedRow],
+    counts: RowCounts,
+    *,
+    sent_bytes: Mapping[str, float],
+    latency_s: Mapping[str, float],
+    num_flops_wrong: int,
+) -> tuple[Check, ...]:
+    """Every figure `validate` reports. sent_bytes, latency_s: the committed coefficients."""
+    own = [row for row in rows if row.own_method]
+    others = [row for row in rows if not row.own_method]
+    own_bytes = _magnitudes(fit_errors("sent_bytes", own, counts, sent_bytes))
+    other_bytes = _magnitudes(fit_errors("sent_bytes", others, counts, sent_bytes))
+    latency = _magnitudes(fit_errors("latency_s", rows, counts, latency_s))
+    found = [
+        Check(name="rows whose FLOPs differ from a printed digit", value=num_flops_wrong / len(rows), bar=0.0),
+        Check(name=f"communication, worst of {len(own)} own-method rows", value=max(own_bytes), bar=0.005),
+        Check(name="communication, mean of own-method rows", value=_mean(own_bytes)),
+        Check(name=f"communication, worst of {len(others)} HH rows, held out", value=max(other_bytes)),
+        Check(name=f"latency, mean of {len(rows)} rows", value=_mean(latency), bar=0.02),
+        Check(name=f"latency, worst of {len(rows)} rows", value=max(latency), bar=0.05),
+    ]
+    for quantity, title, bar in (("sent_bytes", "communication", 0.015), ("latency_s", "latency", None)):
+        fitted = QUANTITIES[quantity].rows(rows)
+        ablated = coefficients(quantity, rows, counts, free=("scaled_add_elements",))
+        errors = _magnitudes(fit_errors(quantity, fitted, counts, ablated))
+        found += [
+            Check(name=f"{title}, refitted with scaled additions free, mean", value=_mean(errors)),
+            Check(name=f"{title}, refitted with scaled additions free, worst", value=max(errors)),
+        ]
+        for with_twins, left_out in ((False, "row"), (True, "architecture at one T and L")):
+            errors = _magnitudes(left_out_errors(quantity, rows, counts, with_twins=with_twins))
+            found += [
+                Check(name=f"{title}, leaving one {left_out} out, mean", value=_mean(errors)),
+                Check(name=f"{title}, leaving one {left_out} out, worst", value=max(errors), bar=bar),
+            ]
+    return tuple(found)
+
+
+def _magnitudes(errors: Sequence[float]) -> list[float]:
+    return [abs(error) for error in errors]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
