@@ -87,6 +87,7 @@ def pick(records: Sequence[Record], budget: Budget, choice: str) -> Record:
     if not chosen:
         known = ", ".join(record.arch_id for record in members) or "none"
         raise ValueError(
-            f"--pick must be knee, best or the arch_id of a completed trial (on the front: {known}), but got {choice!r}."
+            f"--pick must be knee, best or the arch_id of a completed trial (on the front: {known}), "
+            f"but got {choice!r}."
         )
     return min(chosen, key=lambda one: point(one)[1])

@@ -100,9 +100,9 @@ class Evolution(Strategy):
         return _fill(chosen, size, self.feasible, rng, seen)
 
     def _child(self, parents: Sequence[Named], rng: np.random.Generator) -> Named:
-        child = parents[rng.integers(len(parents))]
+        child = parents[int(rng.integers(len(parents)))]
         if len(parents) > 1 and rng.random() < CROSSOVER_SHARE:
-            child = crossover(self.feasible.space, child, parents[rng.integers(len(parents))], rng)
+            child = crossover(self.feasible.space, child, parents[int(rng.integers(len(parents)))], rng)
         return mutate(self.feasible.space, child, rng)
 
 

@@ -2,7 +2,35 @@ from typing import Any
 
 import pytest
 
+from costmodel import ops
+from costmodel.cost import Budget, Price
+from costmodel.estimate import Pricer
 from nas.ledger import Record
+from search_spaces.feasible import within_budget
+from search_spaces.prices import price_space
+from search_spaces.space import load_space
+
+SECONDS = {ops.Gelu: 9.0, ops.Relu: 3.0, ops.LayerNorm: 4.0, ops.Linear: 1.0}
+
+
+class ToyPricer(Pricer):
+    """Seconds per op kind, whatever the shape."""
+
+    protocol, network, cost_model_id = "toy", None, "0"
+
+    def price(self, op):
+        return Price(latency_s=SECONDS.get(type(op), 0.5), sent_bytes=1.0)
+
+    def latency_s_range(self, graph):
+        return None
+
+    def prior_share(self, graph):
+        return None
+
+
+@pytest.fixture(scope="session")
+def feasible():
+    return within_budget(price_space(load_space("tiny"), ToyPricer(), 16), Budget(latency_s=25.0))
 
 
 @pytest.fixture

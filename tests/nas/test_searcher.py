@@ -1,36 +1,11 @@
 import numpy as np
 import pytest
 
-from costmodel import ops
-from costmodel.cost import Budget, Price
-from costmodel.estimate import Pricer
+from costmodel.cost import Budget
 from nas.searcher import GENERATION_SIZE, SEARCHERS, Result, Schedule, dominated_at_rung
 from search_spaces.feasible import within_budget
 from search_spaces.notation import parse
-from search_spaces.prices import price_of, price_space
-from search_spaces.space import load_space
-
-SECONDS = {ops.Gelu: 9.0, ops.Relu: 3.0, ops.LayerNorm: 4.0, ops.Linear: 1.0}
-
-
-class ToyPricer(Pricer):
-    """Seconds per op kind, whatever the shape."""
-
-    protocol, network, cost_model_id = "toy", None, "0"
-
-    def price(self, op):
-        return Price(latency_s=SECONDS.get(type(op), 0.5), sent_bytes=1.0)
-
-    def latency_s_range(self, graph):
-        return None
-
-    def prior_share(self, graph):
-        return None
-
-
-@pytest.fixture(scope="module")
-def feasible():
-    return within_budget(price_space(load_space("tiny"), ToyPricer(), 16), Budget(latency_s=25.0))
+from search_spaces.prices import price_of
 
 
 def schedule(feasible, searcher="evolution", num_trials=12, seed=0, anchors=(), baselines=()):
@@ -74,8 +49,8 @@ def test_every_proposal_is_new_and_within_budget(feasible, searcher):
 
 
 @pytest.mark.parametrize("searcher", list(SEARCHERS))
-def test_a_small_space_is_used_up_once(searcher):
-    small = within_budget(price_space(load_space("tiny"), ToyPricer(), 16), Budget(latency_s=12.5))
+def test_a_small_space_is_used_up_once(feasible, searcher):
+    small = within_budget(feasible.priced, Budget(latency_s=12.5))
     members = run(small, schedule(small, searcher, num_trials=10_000), order=lambda count: 0)
     assert 0 < small.num_feasible < 10_000
     assert len(set(members)) == len(members) == small.num_feasible

@@ -1,0 +1,79 @@
+"""The last lines of a search: what came out, at what scale, how far from the papers, and where it lies."""
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from pathlib import Path
+
+from costmodel.published_rows import published_rows
+from costmodel.units import format_bytes, format_seconds
+from nas import ledger
+from nas.front import front
+from nas.ledger import Record
+from nas.run import StudyConfig
+
+FEW = 4  # a front of fewer members is said to be one
+
+
+def closing_lines(
+    records: Sequence[Record], config: StudyConfig, num_layers: int, folder: Path, plots: Iterable[Path]
+) -> list[str]:
+    """Only what this run established, in order: front, baselines, order against the papers, scale, places."""
+    members = front(records, config.budget)
+    done = ledger.completed(records)
+    lines = [f"front: {len(members)} members within {config.budget_latency} per token"]
+    lines += [f"  {_described(member)}" for member in members]
+    if len(members) < FEW:
+        lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
+    lines += _baseline_lines(done, members)
+    lines += _order_lines(done, num_layers, config.seq_len)
+    example = done[0]
+    lines.append(
+        f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens a candidate, one seed; "
+        f"perplexities are of {example.tokenizer}, {example.split}, and of this scale only"
+    )
+    lines.append(f"plot: {', '.join(map(str, plots))}")
+    lines.append(f"front: {folder / 'pareto.csv'}; configs: {folder / 'architectures'}/")
+    return lines
+
+
+def _described(record: Record) -> str:
+    return (
+        f"{record.arch_id} {record.notation}: perplexity {record.perplexity:.2f}, "
+        f"{format_seconds(record.latency_s)}, {format_bytes(record.sent_bytes)}"
+    )
+
+
+def _baseline_lines(done: Sequence[Record], members: Sequence[Record]) -> list[str]:
+    """Each baseline with the gap of the best candidate within budget, whatever its sign."""
+    losses = [member.val_loss for member in members if member.val_loss is not None]
+    lines = []
+    for baseline in (record for record in done if record.role == "baseline"):
+        text = f"baseline outside the budget: {_described(baseline)}"
+        if losses and baseline.perplexity:
+            best = min(member.perplexity for member in members if member.perplexity is not None)
+            text += f"; best in budget is {best / baseline.perplexity - 1:+.1%} in perplexity"
+        lines.append(text)
+    return lines
+
+
+def _order_lines(done: Sequence[Record], num_layers: int, seq_len: int) -> list[str]:
+    """Pairs of published rows that this run orders otherwise than the papers do."""
+    printed = {
+        row.notation: row.perplexity
+        for row in published_rows()
+        if (row.num_layers, row.seq_len) == (num_layers, seq_len) and row.perplexity is not None
+    }
+    ours = {record.notation: record.perplexity for record in done if record.notation in printed and record.perplexity}
+    pairs = list(combinations(ours, 2))
+    swapped = [
+        f"{one} {ours[one]:.2f}, {other} {ours[other]:.2f} (papers {printed[one]}, {printed[other]})"
+        for one, other in pairs
+        if (ours[one] - ours[other]) * (printed[one] - printed[other]) < 0
+    ]
+    if not swapped:
+        return []
+    return [
+        f"note: {len(swapped)} of {len(pairs)} pairs of published rows come out in another order than in the papers "
+        f"(their scale is full, this one is not):",
+        *(f"  {pair}" for pair in swapped),
+    ]

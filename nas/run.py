@@ -1,0 +1,197 @@
+"""A run: the configuration of a study and the folder that holds everything it produces.
+
+run.yaml meta.json trials.jsonl trials.csv pareto.csv architectures/ trials/<trial_id>/ plots/
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from costmodel.cost import Budget
+from costmodel.schema import decode
+from costmodel.units import parse_bytes, parse_seconds
+from costmodel.yamlfile import dump, load_mapping
+from nas.candidate import Candidate
+from nas.config import SCALES, EntropyRegularisation, Recipe, ScaleName
+from nas.searcher import SearcherName
+from search_spaces.notation import Named
+
+RUNS = Path("runs")
+META_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyConfig:
+    """What to search, within which budget, and on what.
+
+    Args:
+        budget_latency: most seconds a model may take per token, with a unit, such as 5min.
+        budget_comm: most bytes all parties together may send per token, with a unit, such as 8GB.
+        space: a shipped search space or the path of a space's YAML file.
+        seq_len: tokens in the prompt, for pricing and for training.
+        protocol: the MPC protocol that prices a model.
+        network: the network between the parties, for protocols that do not have it fitted in.
+        searcher: how candidates are chosen.
+        num_trials: candidates to train, baselines not counted.
+        time_budget: stop after this long, with a unit; the run can be resumed.
+        scale: how large, how long and how fast a candidate is trained.
+        data: stdlib, codeparrot, languini, or the path of a text, jsonl or parquet file or folder.
+        max_concurrent: trials at a time; by default one per core, or as many as share the GPUs.
+        gpus_per_trial: share of a GPU that a trial takes.
+        ray_address: an existing Ray cluster whose nodes share the run folder.
+        seed: the same seed gives the same trials and, on a CPU, the same numbers.
+    """
+
+    budget_latency: str
+    budget_comm: str | None = None
+    space: str = "gpt2-small"
+    seq_len: int = 128
+    protocol: str = "published"
+    network: str | None = None
+    searcher: SearcherName = "evolution"
+    num_trials: int = 20  # five generations of four: two before the first feedback, three after it
+    time_budget: str | None = None
+    scale: ScaleName = "proxy"
+    data: str = "stdlib"
+    max_concurrent: int | None = None
+    gpus_per_trial: float = 0.0
+    ray_address: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("seq_len", "num_trials", "max_concurrent"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{flag(name)} must be at least 1, but got {value}.")
+        for name in ("gpus_per_trial", "seed"):
+            if not (value := getattr(self, name)) >= 0:
+                raise ValueError(f"{flag(name)} must not be negative, but got {value}.")
+        _ = self.budget, self.time_budget_s
+
+    @property
+    def budget(self) -> Budget:
+        comm = None if self.budget_comm is None else parse_bytes(self.budget_comm, "--budget-comm")
+        return Budget(latency_s=parse_seconds(self.budget_latency, "--budget-latency"), sent_bytes=comm)
+
+    @property
+    def time_budget_s(self) -> float | None:
+        return None if self.time_budget is None else parse_seconds(self.time_budget, "--time-budget")
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def study_candidate(config: StudyConfig, member: Named) -> Candidate:
+    """A member of the space with the recipe that the study trains it with."""
+    return Candidate(
+        architecture=member.architecture,
+        recipe=Recipe(
+            scale=replace(SCALES[config.scale], seq_len=config.seq_len),
+            data=config.data,
+            entropy=EntropyRegularisation() if member.entropy_regularised else None,
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meta:
+    """What a run was made with, beyond its configuration.
+
+    reference: the hypervolume's reference point: (latency_s, natural log of the unigram model's perplexity).
+    """
+
+    schema_version: int = META_SCHEMA_VERSION
+    created: str
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    cost_model_id: str
+    corpus: str
+    tokenizer: str
+    split: str
+    vocab_size: int
+    reference: tuple[float, float]
+    num_members: int
+    num_feasible: int
+
+    def __post_init__(self) -> None:
+        if self.schema_version != META_SCHEMA_VERSION:
+            raise ValueError(f"`schema_version` must be {META_SCHEMA_VERSION}, but got {self.schema_version}.")
+
+
+def new_folder(output_dir: Path | None) -> Path:
+    """The folder of a new run, made if need be: `output_dir`, or `runs/<UTC time>`.
+
+    Raises ValueError if it already holds a run or cannot be written.
+    """
+    folder = output_dir or RUNS / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
+    if (folder / "run.yaml").exists():
+        raise ValueError(f"--output-dir {folder} already holds a run; continue it with --resume {folder}.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
+    return folder
+
+
+def find_run(run: str) -> Path:
+    """The folder of an existing run; `latest` is the newest under `runs/`. Raises ValueError if there is none."""
+    if run == "latest":
+        runs = sorted(RUNS.glob("*/run.yaml"), key=lambda path: path.stat().st_mtime)
+        if not runs:
+            raise ValueError(f"there is no run under {RUNS}/ yet; start one with python -m nas.search.")
+        return runs[-1].parent
+    folder = Path(run)
+    if not (folder / "run.yaml").is_file():
+        raise ValueError(f"RUN must be the folder of a run (with run.yaml) or `latest`, but got {run!r}.")
+    return folder
+
+
+def write_config(folder: Path, config: StudyConfig) -> None:
+    _replace(folder / "run.yaml", dump(asdict(config)))
+
+
+def read_config(folder: Path) -> StudyConfig:
+    """Raises ValueError, naming the file, if it is damaged."""
+    return decode(StudyConfig, load_mapping(folder / "run.yaml"), str(folder / "run.yaml"))
+
+
+def write_meta(folder: Path, meta: Meta) -> None:
+    _replace(folder / "meta.json", json.dumps(asdict(meta), indent=2) + "\n")
+
+
+def read_meta(folder: Path) -> Meta:
+    """Raises ValueError, naming the file, if it is missing or damaged."""
+    path = folder / "meta.json"
+    try:
+        data: Any = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} must be the JSON a run writes at its start, but: {error}") from None
+    return decode(Meta, data, str(path))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the run for this process. Raises ValueError if another process is running it."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} is being run by another process; wait for it or stop it first.") from None
+        yield
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a whole file or leaves the old one."""
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(text)
+    os.replace(partial, path)

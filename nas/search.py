@@ -1,0 +1,113 @@
+"""`python -m nas.search --budget-latency 5min`: from a latency budget to a perplexity-latency Pareto front.
+
+Prices the whole space first (nothing over budget is ever trained), trains candidates under Ray Tune, and leaves a
+run folder with ledger, front, plots and architecture configs. `--resume RUN` continues a stopped run, or extends
+a finished one with a larger `--num-trials`.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jsonargparse import Namespace
+from rich.console import Console
+
+from costmodel import cli
+from costmodel.protocols import load_pricer
+from nas.run import StudyConfig, find_run, flag, read_config
+from search_spaces.feasible import FeasibleSpace, check_feasible, format_budget, format_price, within_budget
+from search_spaces.notation import name_of
+from search_spaces.prices import cheapest, dearest, price_of, price_space
+from search_spaces.space import load_space, num_members
+
+# A resumed run keeps what its results depend on; only these may differ from one process to the next.
+RESUMABLE = ("num_trials", "time_budget", "max_concurrent", "gpus_per_trial", "ray_address")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What the command line asks for. folder: the run to resume, or None for a new one."""
+
+    config: StudyConfig
+    folder: Path | None
+    output_dir: Path | None
+    dry_run: bool
+
+
+def parse(args: Sequence[str]) -> Request:
+    """The request of a command line. Raises ValueError (or the parser's own error) for bad input."""
+    parser = cli.Parser(prog="python -m nas.search", description=__doc__)
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--budget_latency", type=str, help="most seconds per token, with a unit, such as 5min")
+    parser.add_class_arguments(StudyConfig, skip={"budget_latency"})
+    parser.add_argument("--output_dir", type=str, help="folder of the run (default: runs/<UTC time>)")
+    parser.add_argument("--resume", type=str, help="continue this run: its folder, or `latest`")
+    parser.add_argument("--dry_run", action="store_true", help="price the space and stop; writes nothing")
+    given = parser.parse_args(cli.underscored(args), defaults=False)
+    output_dir, resume, dry_run = given.pop("output_dir", None), given.pop("resume", None), given.pop("dry_run", False)
+    given.pop("config", None)
+    if resume is not None:
+        if output_dir is not None:
+            raise ValueError("--output-dir does not go with --resume: a resumed run stays in its folder.")
+        folder = find_run(resume)
+        return Request(config=_resumed(folder, given), folder=folder, output_dir=None, dry_run=dry_run)
+    if "budget_latency" not in given:
+        raise ValueError("--budget-latency is required, with a unit, such as --budget-latency 5min.")
+    config = StudyConfig(**given.as_dict())
+    return Request(config=config, folder=None, output_dir=output_dir and Path(output_dir), dry_run=dry_run)
+
+
+def _resumed(folder: Path, given: Namespace) -> StudyConfig:
+    """The run's own configuration with what may change. Raises ValueError for a flag that may not."""
+    config = read_config(folder)
+    for name, value in given.as_dict().items():
+        if name not in RESUMABLE and value != getattr(config, name):
+            raise ValueError(
+                f"{flag(name)} of a resumed run must stay {getattr(config, name)!r}, but got {value!r}; "
+                f"start a new run, or change only {', '.join(map(flag, RESUMABLE))}."
+            )
+    return replace(config, **given.as_dict())
+
+
+def search(request: Request, console: Console) -> None:
+    """Prices the space, then, unless it is a dry run, trains candidates and writes the run folder.
+
+    Raises ValueError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError
+    or OSError if the run cannot go on.
+    """
+    config = request.config
+    pricer = load_pricer(protocol=config.protocol, network=config.network)
+    feasible = within_budget(price_space(load_space(config.space), pricer, config.seq_len), config.budget)
+    for line in overview(feasible):
+        console.print(line, soft_wrap=True, highlight=False)
+    check_feasible(feasible)
+    if request.dry_run:
+        return
+    from nas.campaign import run_campaign  # torch, Ray and matplotlib are not needed to price a space
+
+    run_campaign(config, feasible, pricer, console, folder=request.folder, output_dir=request.output_dir)
+
+
+def overview(feasible: FeasibleSpace) -> list[str]:
+    """What is known before anything is trained: size, feasible share, cheapest and dearest member."""
+    priced = feasible.priced
+    size, within = num_members(priced.space), feasible.num_feasible
+    lines = [
+        f"space {priced.space.name}: {size:,} members, {within:,} ({100 * within / size:.2g} %) within "
+        f"{format_budget(feasible.budget)} per token at T={priced.seq_len}, protocol {priced.pricer.protocol}"
+    ]
+    for title, member in (("cheapest", cheapest(priced)), ("dearest", dearest(priced))):
+        name = name_of(member.architecture, entropy_regularised=member.entropy_regularised)
+        lines.append(f"{title}: {name}, {format_price(price_of(priced, member))}")
+    return lines
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    arguments = sys.argv[1:] if args is None else args
+    return cli.guarded(lambda: search(parse(arguments), Console()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

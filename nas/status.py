@@ -1,0 +1,57 @@
+"""`python -m nas.status RUN`: where a run stands, from its ledger alone."""
+
+import warnings
+
+from rich.console import Console
+from rich.table import Table
+
+from costmodel import cli
+from costmodel.units import format_bytes, format_seconds
+from nas import ledger
+from nas.front import summarise
+from nas.ledger import Record
+from nas.progress import line
+from nas.run import find_run, read_config, read_meta
+
+
+def status(run: str) -> None:
+    """Shows counts, hypervolume, front and the trials that did not complete.
+
+    Args:
+        run: folder of a run, or `latest`.
+    """
+    folder = find_run(run)
+    config, meta = read_config(folder), read_meta(folder)
+    path = folder / ledger.FILE_NAME
+    with warnings.catch_warnings(record=True) as caught:
+        records = ledger.read(path) if path.exists() else ()
+    console = Console(soft_wrap=True, highlight=False)
+    for warning in caught:
+        console.print(f"warning: {warning.message}")
+    summary = summarise(records, config.budget, meta.reference)
+    baselines = len({record.index for record in records if record.role == "baseline"})
+    console.print(f"run {folder}: space {config.space}, budget {config.budget_latency}, scale {config.scale}")
+    console.print(line(summary, config.num_trials + baselines, eta_s=None))
+    if summary.front:
+        console.print(_front_table(summary.front))
+    for record in ledger.finished(records):
+        if record.reason:
+            console.print(f"{record.status}: {record.notation} ({record.trial_id}): {record.reason}")
+
+
+def _front_table(members: tuple[Record, ...]) -> Table:
+    table = Table("arch_id", "architecture", "perplexity", "latency", "sent", "tokens", title="Pareto front")
+    for member in members:
+        table.add_row(
+            member.arch_id,
+            member.notation,
+            f"{member.perplexity:.2f}",
+            format_seconds(member.latency_s),
+            format_bytes(member.sent_bytes),
+            f"{member.tokens:,}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    cli.run(status, prog="python -m nas.status")

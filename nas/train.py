@@ -1,0 +1,122 @@
+"""`python -m nas.train ARCH`: one candidate to a token budget, with checkpoints; `--resume DIR` continues it."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from search_spaces.reference import resolve
+
+from costmodel import cli
+from costmodel.cli import StoppedError
+from costmodel.schema import decode
+from costmodel.units import format_seconds
+from costmodel.yamlfile import dump, load_mapping
+from nas.candidate import Candidate
+from nas.config import SCALES, EntropyRegularisation, Recipe, ScaleName
+from nas.data import prepare
+from nas.records import Outcome, RungRecord
+from nas.run import RUNS, locked
+from nas.trainer import train
+from search_spaces.decoder import base_architecture
+
+CONFIG_FILE = "train.yaml"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """What to train and how far.
+
+    Args:
+        base: the model whose dimensions a notation is placed on.
+        scale: how large, how long and how fast to train; `paper` keeps the architecture's own dimensions.
+        seq_len: tokens per sequence; by default the scale's.
+        tokens: training tokens; by default the scale's.
+        data: stdlib, codeparrot, languini, or the path of a text, jsonl or parquet file or folder.
+        device: where to train.
+        seed: one seed, one result.
+    """
+
+    arch: str
+    base: str = "gpt2-small"
+    scale: ScaleName = "proxy"
+    seq_len: int | None = None
+    tokens: int | None = None
+    data: str = "stdlib"
+    device: Literal["cpu", "cuda"] = "cpu"
+    seed: int = 0
+
+
+def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
+    """(configuration, folder to resume or None, new output folder or None). Raises ValueError for bad input."""
+    parser = cli.Parser(prog="python -m nas.train", description=__doc__)
+    parser.add_argument("--config", action="config")
+    parser.add_argument("ARCH", nargs="?", type=str, help="notation such as 'EReg(SM(t)+ScFuFFN)', or a .yaml file")
+    parser.add_class_arguments(TrainConfig, skip={"arch"})
+    parser.add_argument("--output_dir", type=str, help="folder of the training (default: runs/train-<UTC time>)")
+    parser.add_argument("--resume", type=str, help="continue the training in this folder; takes no other flag")
+    given = parser.parse_args(cli.underscored(args), defaults=False).as_dict()
+    given.pop("config", None)
+    arch, resume, output_dir = (given.pop(name, None) for name in ("ARCH", "resume", "output_dir"))
+    if resume is not None:
+        if arch is not None or output_dir is not None or given:
+            raise ValueError("--resume DIR takes everything from DIR; drop the other arguments.")
+        path = Path(resume) / CONFIG_FILE
+        return decode(TrainConfig, load_mapping(path), str(path)), Path(resume), None
+    if arch is None:
+        raise ValueError("an architecture is required, such as python -m nas.train SM+ScFuFFN.")
+    return TrainConfig(arch=arch, **given), None, Path(output_dir) if output_dir else None
+
+
+def run(args: Sequence[str], console: Console) -> None:
+    """Trains until the tokens are used up. Raises ValueError for bad input, StoppedError if training diverges."""
+    config, resumed, output_dir = parse(args)
+    candidate = _candidate(config)
+    corpus = prepare(config.data, vocab_size=candidate.trained.vocab_size)
+    folder = resumed or output_dir or RUNS / datetime.now(UTC).strftime("train-%Y-%m-%dT%H%M%SZ")
+    if resumed is None and (folder / CONFIG_FILE).exists():
+        raise ValueError(f"{folder} already holds a training; continue it with --resume {folder}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG_FILE).write_text(dump(asdict(config)))
+    console.print(f"training {candidate.name} at width {candidate.trained.d_model} in {folder}", highlight=False)
+    with locked(folder):
+        for record in train(candidate, corpus, seed=config.seed, folder=folder, device=config.device):
+            _tell(record, candidate, console)
+
+
+def _candidate(config: TrainConfig) -> Candidate:
+    member = resolve(config.arch, base_architecture(config.base))
+    scale = SCALES[config.scale]
+    changes = {name: value for name in ("seq_len", "tokens") if (value := getattr(config, name)) is not None}
+    recipe = Recipe(
+        scale=replace(scale, **changes),
+        data=config.data,
+        entropy=EntropyRegularisation() if member.entropy_regularised else None,
+    )
+    return Candidate(architecture=member.architecture, recipe=recipe)
+
+
+def _tell(record: RungRecord | Outcome, candidate: Candidate, console: Console) -> None:
+    if isinstance(record, Outcome) and record.status == "diverged":
+        raise StoppedError(f"{candidate.name} diverged: {record.reason}")
+    assert record.perplexity is not None
+    left = ""
+    if isinstance(record, RungRecord) and record.share < 1:
+        left = f", about {format_seconds(record.seconds * (1 / record.share - 1))} left"
+    console.print(
+        f"{record.tokens:,} tokens: validation perplexity {record.perplexity:.3f}, "
+        f"{format_seconds(record.seconds)} so far{left}",
+        highlight=False,
+    )
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    return cli.guarded(lambda: run(sys.argv[1:] if args is None else args, Console(soft_wrap=True)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

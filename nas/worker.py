@@ -1,0 +1,81 @@
+"""One trial in a worker process: trains a candidate, stops it early where it is dominated, reports events."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+
+from nas.allocator import ALLOCATOR_ENV
+from nas.records import Outcome, RungRecord
+from nas.searcher import dominated_at_rung
+from nas.trainer import train
+from nas.trials import TrialEvent, TrialSpec
+
+
+def worker_env(threads: int) -> Mapping[str, str]:
+    """Environment of a worker process: allocator thresholds, and as many threads as it may use."""
+    return ALLOCATOR_ENV | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+def run_trial(spec: TrialSpec) -> Iterator[TrialEvent]:
+    """Trains the candidate of `spec`; yields a `rung` event per rung and one `finished` event.
+
+    What goes wrong with the candidate is a `failed` event with a reason; what goes wrong with the machine (disk
+    full) is a `halted` event, after which the run must stop.
+    """
+    torch.set_num_threads(spec.threads)
+    try:
+        yield from _train(spec)
+    except OSError as error:
+        reason = f"trial {spec.trial_id} cannot write {spec.folder}: {error.strerror or error}"
+        yield TrialEvent(event=None, status="failed", halted=True, reason=reason)
+    except (RuntimeError, ValueError, MemoryError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        yield TrialEvent(event="finished", status="failed", reason=reason)
+
+
+def _train(spec: TrialSpec) -> Iterator[TrialEvent]:
+    for record in train(spec.candidate, spec.corpus, seed=spec.seed, folder=spec.folder, device=spec.device):
+        if isinstance(record, Outcome):
+            yield _finished(record)
+            return
+        yield _rung(record)
+        if record.share < 1 and dominated_at_rung(record.rung, spec.latency_s, record.val_loss, spec.rivals):
+            yield _stopped(record)
+            return
+
+
+def _rung(record: RungRecord) -> TrialEvent:
+    return TrialEvent(
+        event="rung",
+        status="running",
+        rung=record.rung,
+        steps=record.steps,
+        tokens=record.tokens,
+        val_loss=record.val_loss,
+        perplexity=record.perplexity,
+        entropy=record.entropy.head_means,
+        flags=record.entropy.flags,
+        seconds=record.seconds,
+    )
+
+
+def _stopped(record: RungRecord) -> TrialEvent:
+    reason = f"dominated in price and loss at rung {record.rung}, after {record.share:.0%} of the tokens"
+    return replace(_rung(record), event="finished", status="stopped", reason=reason)
+
+
+def _finished(outcome: Outcome) -> TrialEvent:
+    entropy = outcome.entropy
+    return TrialEvent(
+        event="finished",
+        status=outcome.status,
+        reason=outcome.reason,
+        steps=outcome.steps,
+        tokens=outcome.tokens,
+        val_loss=outcome.val_loss,
+        perplexity=outcome.perplexity,
+        entropy=entropy.head_means if entropy else None,
+        flags=entropy.flags if entropy else (),
+        seconds=outcome.seconds,
+    )
