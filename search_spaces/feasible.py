@@ -5,7 +5,7 @@ granted on top of the budget, so no member within it is ever left out. A measure
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,8 +31,8 @@ class FeasibleSpace:
 
     priced: PricedSpace
     budget: Budget
-    costs: dict[Vertex, Cost]
-    paths: BoundedPaths
+    costs: dict[Vertex, Cost] = field(repr=False)
+    paths: BoundedPaths = field(repr=False)
 
     @property
     def space(self) -> SearchSpace:

@@ -6,7 +6,7 @@ the head.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from costmodel.cost import Price, total
@@ -34,7 +34,7 @@ class PricedSpace:
     space: SearchSpace
     pricer: Pricer
     seq_len: int
-    prices: dict[Vertex, Price]
+    prices: dict[Vertex, Price] = field(repr=False)
 
 
 def price_space(space: SearchSpace, pricer: Pricer, seq_len: int) -> PricedSpace:

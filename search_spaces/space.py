@@ -5,7 +5,7 @@ Members are numbered from 0 to `num_members(space) - 1`, recipes of one architec
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import networkx as nx
 import numpy as np
@@ -28,8 +28,8 @@ class SearchSpace:
 
     definition: Definition
     base: Architecture
-    graph: nx.DiGraph
-    completions: dict[Vertex, int]
+    graph: nx.DiGraph = field(repr=False)
+    completions: dict[Vertex, int] = field(repr=False)
 
     @property
     def name(self) -> str:

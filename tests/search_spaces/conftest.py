@@ -1,0 +1,73 @@
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+
+from costmodel import ops
+from costmodel.cost import Price
+from costmodel.estimate import Pricer
+from costmodel.ops import Op, OpGraph
+from search_spaces.decoder import Dimensions
+from search_spaces.definition import Choices, Definition
+from search_spaces.space import SearchSpace, build_space
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+settings.load_profile("untimed")
+
+SECONDS = {
+    ops.LayerNorm: 2.0,
+    ops.Softmax: 3.0,
+    ops.Gelu: 5.0,
+    ops.Relu: 1.0,
+    ops.LeakyRelu: 1.0,
+    ops.TokenEmbedding: 7.0,
+    ops.VocabProjection: 11.0,
+}
+BYTES = {ops.LayerNorm: 300.0, ops.Gelu: 200.0, ops.Relu: 1000.0, ops.VocabProjection: 500.0}
+
+
+class RoundPricer(Pricer):
+    """Seconds and bytes per op whatever its shape, so that totals can be written out; bytes rank ops differently."""
+
+    protocol = "round"
+    network = None
+    cost_model_id = "0"
+
+    def price(self, op: Op) -> Price:
+        return Price(latency_s=SECONDS.get(type(op), 0.0), sent_bytes=BYTES.get(type(op), 0.0))
+
+    def latency_s_range(self, graph: OpGraph) -> None:
+        return None
+
+    def prior_share(self, graph: OpGraph) -> None:
+        return None
+
+
+@pytest.fixture(scope="session")
+def pricer() -> RoundPricer:
+    return RoundPricer()
+
+
+@pytest.fixture(scope="session")
+def make_space() -> Callable[..., SearchSpace]:
+    """Ten choices a layer on the tiny base: enough to tell paths apart, few enough to enumerate."""
+
+    def make(*constraints: str, num_layers: int = 3) -> SearchSpace:
+        choices = Choices(
+            norm1=("layernorm", "none"),
+            attention=("softmax",),
+            norm2=("layernorm", "none"),
+            ffn=("gelu", "relu", "none"),
+            stabiliser=("none",),
+        )
+        dimensions = Dimensions(layers=num_layers)
+        return build_space(
+            Definition(name="small", base="tiny", dimensions=dimensions, choices=choices, constraints=constraints)
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session", params=[(), ("ffn-removed-only-in-deepest-suffix",)], ids=["free", "constrained"])
+def small_space(request: pytest.FixtureRequest, make_space: Callable[..., SearchSpace]) -> SearchSpace:
+    return make_space(*request.param)

@@ -1,0 +1,155 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search_spaces.architecture import (
+    Architecture,
+    Layer,
+    arch_id,
+    default_final_norm,
+    dump_architecture,
+    load_architecture,
+    scaled,
+)
+from search_spaces.decoder import BASES, Dimensions, base_architecture
+from search_spaces.notation import parse
+
+NORMS = st.sampled_from(["layernorm", "none"])
+ATTENTIONS = st.sampled_from(["softmax", "softmax-temperature"])
+LAYERS = st.one_of(
+    st.builds(
+        Layer,
+        norm1=NORMS,
+        attention=ATTENTIONS,
+        norm2=NORMS,
+        ffn=st.sampled_from(["gelu", "relu", "leaky-relu", "identity", "fused"]),
+        stabiliser=st.sampled_from(["none", "scaled"]),
+    ),
+    st.builds(Layer, norm1=NORMS, attention=ATTENTIONS, ffn=st.just("none")),
+)
+
+
+@st.composite
+def architectures(draw: st.DrawFn) -> Architecture:
+    layers = tuple(draw(st.lists(LAYERS, min_size=1, max_size=5)))
+    num_heads = draw(st.integers(1, 4))
+    return Architecture(
+        block=draw(st.sampled_from(["gpt2", "pythia", "sas"])),
+        num_heads=num_heads,
+        d_model=num_heads * draw(st.integers(1, 8)),
+        d_ff=draw(st.integers(1, 64)),
+        vocab_size=draw(st.integers(1, 1000)),
+        context=draw(st.integers(1, 64)),
+        final_norm=draw(NORMS),
+        bias=draw(st.booleans()),
+        tied_embeddings=draw(st.booleans()),
+        gelu=draw(st.sampled_from(["tanh", "exact"])),
+        layers=layers,
+    )
+
+
+@given(architecture=architectures())
+def test_yaml_gives_back_the_same_id(architecture: Architecture, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("yaml") / "a.yaml"
+    path.write_text(dump_architecture(architecture))
+    assert arch_id(load_architecture(path)) == arch_id(architecture)
+    if any(layer.ffn == "gelu" for layer in architecture.layers):
+        assert load_architecture(path) == architecture
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "expected"),
+    [
+        ("gpt2-small", "SM+LN+G", "356fe2bdf4d1"),
+        ("gpt2-small", "SM+ScFuFFN", "91c15643e024"),
+        ("gpt2-small", "SM(t)+ScFuFFN_i6", "fadaa90ab111"),
+        ("gpt2-small", "HH(SM+ScFuFFN)", "a3cc8e8dc667"),
+        ("pythia-70m", "SM+LN+R", "7df190e7675c"),
+        ("tiny", "oSoFs-LToGo", "09974c624ce9"),
+    ],
+)
+def test_ids_never_change(base: str, name: str, expected: str) -> None:
+    """Ledgers and folders key on them: a change here orphans every run on disk."""
+    assert arch_id(parse(name, base_architecture(base)).architecture) == expected
+
+
+def test_id_ignores_the_gelu_form_only_where_there_is_no_gelu() -> None:
+    relu, gelu = (parse(name, BASES["tiny"]).architecture for name in ("SM+LN+R", "SM+LN+G"))
+    assert arch_id(relu) == arch_id(replace(relu, gelu="exact"))
+    assert arch_id(gelu) != arch_id(replace(gelu, gelu="exact"))
+
+
+@given(first=architectures(), second=architectures())
+def test_different_architectures_have_different_ids(first: Architecture, second: Architecture) -> None:
+    assert (arch_id(first) == arch_id(second)) == (dump_architecture(first) == dump_architecture(second))
+
+
+@given(layers=st.lists(LAYERS, min_size=1, max_size=4).map(tuple))
+def test_final_norm_is_there_iff_a_layer_has_one(layers: tuple[Layer, ...]) -> None:
+    has_norm = any(layer.norm1 == "layernorm" or layer.norm2 == "layernorm" for layer in layers)
+    assert default_final_norm(layers) == ("layernorm" if has_norm else "none")
+
+
+def test_scaled_keeps_placement_and_ffn_ratio() -> None:
+    proxy = scaled(BASES["gpt2-small"], d_model=96, vocab_size=512, context=64)
+    assert (proxy.d_model, proxy.d_ff, proxy.vocab_size, proxy.context, proxy.num_heads) == (96, 384, 512, 64, 12)
+    assert proxy.layers == BASES["gpt2-small"].layers
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "message"),
+    [
+        (Dimensions(heads=5), "`num_heads` must divide `d_model`, but got num_heads=5, d_model=768."),
+        (Dimensions(d_model=0), "`d_model` must be at least 1, but got 0."),
+        (Dimensions(layers=0), "`layers` must be from 1 to 1000, but got 0."),
+        (Dimensions(layers=10**12), "`layers` must be from 1 to 1000, but got 1000000000000."),
+        (Dimensions(vocab=-3), "`vocab_size` must be at least 1, but got -3."),
+    ],
+)
+def test_impossible_dimensions_are_refused(dimensions: Dimensions, message: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        base_architecture("gpt2-small", dimensions)
+    assert str(refused.value) == message
+
+
+def test_free_dimensions_keep_the_ffn_ratio_unless_given() -> None:
+    assert base_architecture("gpt2-small", Dimensions(d_model=384, heads=6)).d_ff == 1536
+    assert base_architecture("gpt2-small", Dimensions(d_model=384, heads=6, d_ff=7)).d_ff == 7
+
+
+def test_unknown_base_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"base must be one of gpt2-small, gpt2-18l, pythia-70m, tiny, but got 'gpt5'"):
+        base_architecture("gpt5")
+
+
+@pytest.mark.parametrize("choices", [{"norm2": "layernorm"}, {"stabiliser": "scaled"}])
+def test_a_removed_ffn_takes_norm_and_stabiliser_with_it(choices: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="ffn 'none' has nothing to normalise or scale"):
+        Layer(ffn="none", **choices)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("block: gpt2", "block: gpt3"), "`block` of PATH must be one of gpt2, pythia, sas, but got 'gpt3'."),
+        (("d_ff: 64\n", ""), "PATH lacks the key 'd_ff'."),
+        (("d_ff: 64", "d_ff: '64'"), "`d_ff` of PATH must be of type int, but got '64'."),
+        (("d_ff: 64", "d_ff: true"), "`d_ff` of PATH must be of type int, but got True."),
+        (("d_ff: 64", "d_ff: 64\nd_ff: 65"), "PATH is not valid YAML: key 'd_ff' appears twice, line 5."),
+        (("d_ff: 64", "d_ff: 64\nwidth: 3"), "PATH has the unknown key 'width'; known keys are block, num_heads, "),
+        (("num_heads: 2", "num_heads: 3"), "PATH: `num_heads` must divide `d_model`, but got num_heads=3, d_model=16."),
+        (("ffn: gelu", "ffn: swish"), "`ffn` of item 0 of `layers` of PATH must be one of gelu, relu, leaky-relu, "),
+    ],
+)
+def test_bad_yaml_is_refused_in_one_line(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+    text = dump_architecture(BASES["tiny"])
+    assert change[0] in text
+    path = tmp_path / "a.yaml"
+    path.write_text(text.replace(*change))
+    with pytest.raises(ValueError) as refused:
+        load_architecture(path)
+    assert str(refused.value).startswith(message.replace("PATH", str(path)))
+    assert "\n" not in str(refused.value)

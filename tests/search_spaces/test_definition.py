@@ -1,0 +1,116 @@
+from pathlib import Path
+
+import pytest
+
+from search_spaces.architecture import Layer
+from search_spaces.definition import SHIPPED, Choices, alphabet, load_definition
+from search_spaces.space import load_space
+
+CHOICES = """\
+name: mine
+base: tiny
+choices:
+  norm1: [none]
+  attention: [softmax]
+  norm2: [layernorm]
+  ffn: [gelu, none]
+  stabiliser: [scaled, none]
+"""
+MEMBERS = """\
+name: mine
+base: tiny
+members: [SM+LN+G, SM+R]
+"""
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_definitions_carry_their_names(name: str) -> None:
+    assert load_definition(name).name == name
+    assert load_definition(name).entropy_regularisation == (False, True)
+
+
+def test_every_shipped_file_is_listed() -> None:
+    folder = Path(__file__).parents[2] / "search_spaces"
+    assert sorted(path.stem for path in folder.glob("*.yaml")) == sorted(SHIPPED)
+
+
+def test_a_removed_ffn_takes_norm_and_stabiliser_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(CHOICES)
+    choices = load_definition(str(path)).choices
+    assert choices is not None
+    assert alphabet(choices) == [
+        Layer(norm2="layernorm", ffn="gelu", stabiliser="scaled"),
+        Layer(norm2="layernorm", ffn="gelu", stabiliser="none"),
+        Layer(ffn="none"),
+    ]
+
+
+def test_alphabet_of_gpt2_small() -> None:
+    """norm1 2 x attention 2 x (norm2 2 x 5 FFNs x stabiliser 2 + no FFN)."""
+    choices = load_definition("gpt2-small").choices
+    assert isinstance(choices, Choices)
+    assert len(alphabet(choices)) == 2 * 2 * (2 * 5 * 2 + 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CHOICES + "colour: red\n", "PATH has the unknown key 'colour'; known keys are name, base, dimensions, "),
+        (CHOICES.replace("name: mine\n", ""), "PATH lacks the key 'name'."),
+        (CHOICES + "name: again\n", "PATH is not valid YAML: key 'name' appears twice, line 9."),
+        (CHOICES.replace("base: tiny", "base: huge"), "base must be one of gpt2-small, gpt2-18l, pythia-70m, tiny, "),
+        (CHOICES.replace("base: tiny", "base: 3"), "`base` of PATH must be of type str, but got 3."),
+        (
+            CHOICES.replace("[gelu, none]", "[gelu, swish]"),
+            "item 1 of `ffn` of `choices` of PATH must be one of gelu, ",
+        ),
+        (CHOICES.replace("[gelu, none]", "gelu"), "`ffn` of `choices` of PATH must be a list, but got 'gelu'."),
+        (CHOICES.replace("[gelu, none]", "[]"), "`choices` of PATH: `ffn` must list at least one item, but is empty."),
+        (CHOICES.replace("[gelu, none]", "[gelu, gelu]"), "`choices` of PATH: `ffn` must list each item once, but "),
+        (CHOICES + "members: [SM]\n", "PATH: a space must have either `choices` or `members`, and not both."),
+        ("name: mine\nbase: tiny\n", "PATH: a space must have either `choices` or `members`, and not both."),
+        (CHOICES + "constraints: [fun]\n", "item 0 of `constraints` of PATH must be one of ffn-removed-only-in-"),
+        (CHOICES + "entropy_regularisation: []\n", "PATH: `entropy_regularisation` must list at least one item, but "),
+        (
+            CHOICES + "entropy_regularisation: [1]\n",
+            "item 0 of `entropy_regularisation` of PATH must be of type bool, ",
+        ),
+        (CHOICES + "dimensions: {depth: 3}\n", "`dimensions` of PATH has the unknown key 'depth'; known keys are "),
+        (CHOICES + "dimensions: {heads: 3}\n", "`num_heads` must divide `d_model`, but got num_heads=3, d_model=16."),
+        (CHOICES + "dimensions: {layers: 99999999}\n", "`layers` must be from 1 to 1000, but got 99999999."),
+        (MEMBERS.replace("SM+R", "SM+Q"), "architecture must be a name like SM+LN+G, "),
+        (MEMBERS.replace("SM+R", "SM_i3"), "`_i3` of 'SM_i3' removes more FFNs than there are layers (2); "),
+        (MEMBERS.replace("SM+R", "EReg(SM+R)"), "member 'EReg(SM+R)' must be without EReg(...); "),
+        (MEMBERS.replace("SM+R", "HH(SM+R)"), "member 'HH(SM+R)' must keep the 'gpt2' block of its base"),
+        (MEMBERS.replace("SM+R", "SM+LN+G"), "PATH: `members` must list each item once, but lists 'SM+LN+G' twice."),
+        (MEMBERS.replace("[SM+LN+G, SM+R]", "[]"), "PATH: `members` must list at least one item, but is empty."),
+        (MEMBERS + "constraints: [ffn-removed-only-in-deepest-suffix]\n", "PATH: `constraints` go with `choices`"),
+        ("[1, 2]", "PATH must hold a mapping of keys to values, but holds list."),
+        ("", "PATH must hold a mapping of keys to values, but holds NoneType."),
+        ("a: &x [1]\nb: [*x, *x]\n", "PATH is not valid YAML: aliases are not allowed, line 2."),
+        ("a: 2020-99-99\n", "PATH is not valid YAML: month must be in 1..12."),
+        ("a: !!python/object/apply:os.getcwd []\n", "PATH is not valid YAML: could not determine a constructor for "),
+    ],
+)
+def test_bad_definitions_are_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as refused:
+        load_space(str(path))
+    assert str(refused.value).startswith(message.replace("PATH", str(path)))
+    assert "\n" not in str(refused.value)
+
+
+def test_binary_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(bytes(range(256)))
+    with pytest.raises(ValueError, match=r"must be YAML text in UTF-8, but holds binary data\."):
+        load_space(str(path))
+
+
+def test_missing_file_and_unknown_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no\.yaml cannot be read: No such file or directory\."):
+        load_space(str(tmp_path / "no.yaml"))
+    with pytest.raises(ValueError, match=r"space must be one of gpt2-small, ladder, tiny or the path of a \.yaml file"):
+        load_space("gpt2")

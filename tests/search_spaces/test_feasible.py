@@ -1,0 +1,126 @@
+import re
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel.cost import Budget, InfeasibleError
+from costmodel.estimate import Pricer
+from search_spaces.feasible import check_feasible, within_budget
+from search_spaces.notation import parse
+from search_spaces.prices import PricedSpace, cheapest, dearest, price_of, price_space
+from search_spaces.space import SearchSpace, load_space, members, num_members
+
+
+def budget_at(priced: PricedSpace, latency: float | None, sent: float | None) -> Budget:
+    """A budget at these shares of the way from the cheapest to the dearest member."""
+    bounds = {}
+    for measure, share in (("latency_s", latency), ("sent_bytes", sent)):
+        if share is not None:
+            least, most = (getattr(price_of(priced, end(priced, measure)), measure) for end in (cheapest, dearest))
+            bounds[measure] = max(1.0, least + share * (most - least))
+    return Budget(**bounds)
+
+
+SHARES = st.none() | st.floats(-0.1, 1.1) | st.sampled_from([0.0, 0.5, 1.0])
+
+
+@pytest.fixture(scope="module")
+def agrees(small_space: SearchSpace, pricer: Pricer) -> Callable[[Budget], bool]:
+    """Whether the count within a budget, and the verdict on some members, are those of enumeration."""
+    priced = price_space(small_space, pricer, 8)
+    costs = {member: price_of(priced, member) for member in members(small_space)}
+    some = list(costs)[:: 1 + len(costs) // 50]
+
+    def check(budget: Budget) -> bool:
+        feasible = within_budget(priced, budget)
+        verdicts = all(feasible.fits(member) == budget.admits(costs[member]) for member in some)
+        return verdicts and feasible.num_feasible == sum(map(budget.admits, costs.values()))
+
+    return check
+
+
+@given(latency=SHARES, sent=SHARES)
+def test_the_count_is_exact(
+    small_space: SearchSpace,
+    pricer: Pricer,
+    agrees: Callable[[Budget], bool],
+    latency: float | None,
+    sent: float | None,
+) -> None:
+    assert agrees(budget_at(price_space(small_space, pricer, 8), latency, sent))
+
+
+@pytest.mark.parametrize("shares", [(0.4, None), (None, 0.3), (0.5, 0.4)])
+def test_sampling_within_budget_is_uniform(
+    small_space: SearchSpace, pricer: Pricer, shares: tuple[float | None, float | None]
+) -> None:
+    """Chi-square over the feasible members, 30 draws expected of each; beyond +-5 standard deviations is a bug."""
+    priced = price_space(small_space, pricer, 8)
+    feasible = within_budget(priced, budget_at(priced, *shares))
+    size, expected, rng = feasible.num_feasible, 30, np.random.default_rng(0)
+    assert 20 < size < num_members(small_space)
+    counts = Counter(feasible.sample(rng) for _ in range(size * expected))
+    assert set(counts) == {member for member in members(small_space) if feasible.fits(member)}
+    statistic = sum((count - expected) ** 2 / expected for count in counts.values())
+    assert abs(statistic - (size - 1)) < 5 * (2 * (size - 1)) ** 0.5
+
+
+def test_a_share_of_the_large_space(pricer: Pricer) -> None:
+    """Of 84^12 placements, those of the least latency: no norm, no GELU, no ReLU, so linear or no FFN."""
+    space = load_space("gpt2-small")
+    priced = price_space(space, pricer, 128)
+    exactly = price_of(priced, cheapest(priced)).latency_s
+    feasible = within_budget(priced, Budget(latency_s=exactly))
+    assert feasible.num_feasible == 2 * (2 * (2 * 2 + 1)) ** 12  # recipes x (attention x (FFN x stabiliser + none))
+    assert within_budget(priced, Budget(latency_s=1e300, sent_bytes=1e300)).num_feasible == num_members(space)
+    assert within_budget(priced, Budget()).num_feasible == num_members(space)
+    rng = np.random.default_rng(0)
+    assert all(price_of(priced, feasible.sample(rng)).latency_s == exactly for _ in range(20))
+
+
+def test_a_member_costing_the_budget_exactly_fits(pricer: Pricer) -> None:
+    """Whatever the rounding: prices here are no whole number of nanoseconds or bytes."""
+
+    class Thirds(type(pricer)):  # type: ignore[misc]
+        def price(self, op):  # type: ignore[no-untyped-def]
+            price = super().price(op)
+            return type(price)(latency_s=price.latency_s / 3e9, sent_bytes=price.sent_bytes / 700)
+
+    space = load_space("tiny")
+    priced = price_space(space, Thirds(), 8)
+    for member in members(space):
+        price = price_of(priced, member)
+        assert within_budget(priced, Budget(latency_s=price.latency_s, sent_bytes=price.sent_bytes)).fits(member)
+
+
+def test_outsiders_do_not_fit(pricer: Pricer) -> None:
+    feasible = within_budget(price_space(load_space("tiny"), pricer, 8), Budget(latency_s=1e6))
+    assert not feasible.fits(parse("SM+LN+G", feasible.space.base))
+
+
+def test_infeasible_names_the_cheapest_and_its_cost(pricer: Pricer) -> None:
+    feasible = within_budget(price_space(load_space("ladder"), pricer, 8), Budget(latency_s=50))
+    assert feasible.num_feasible == 0
+    message = (
+        "no member of space 'ladder' is within the budget of 50 s at sequence length 8 under 'round'; "
+        "the cheapest, SM+ScFFN, costs 54 s and 500 B; raise the budget or shorten the sequence."
+    )
+    for use in (lambda: check_feasible(feasible), lambda: feasible.sample(np.random.default_rng(0))):
+        with pytest.raises(InfeasibleError, match=re.escape(message)):
+            use()
+
+
+def test_infeasible_in_both_names_the_cheapest_in_each(pricer: Pricer, small_space: SearchSpace) -> None:
+    """GELU is the dear one in seconds, ReLU in bytes; a budget below both ends admits neither."""
+    priced = price_space(small_space, pricer, 8)
+    feasible = within_budget(priced, Budget(latency_s=1, sent_bytes=1))
+    with pytest.raises(InfeasibleError, match=r"within the budget of 1 s and 1 B at .* the cheapest, SM_i3, costs"):
+        check_feasible(feasible)
+
+
+def test_a_feasible_budget_passes_the_check(pricer: Pricer) -> None:
+    check_feasible(within_budget(price_space(load_space("tiny"), pricer, 8), Budget(latency_s=1e6)))

@@ -1,0 +1,134 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel import ops
+from search_spaces.decoder import BASES
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+
+TINY = BASES["tiny"]  # 2 layers, 2 heads, d_model 16, d_ff 64, vocabulary 512, context 64
+
+
+def names(text: str, layer: int | str, base: str = "tiny") -> list[str]:
+    return [node.name for node in lower(parse(text, BASES[base]).architecture, 8) if node.layer == layer]
+
+
+def test_gpt2_layer_is_pre_norm_with_two_residuals() -> None:
+    assert names("SM+LN+G", 1) == [
+        f"layers.1.{name}"
+        for name in (
+            "norm1",
+            "attention.qkv",
+            "attention.scores",
+            "attention.softmax",
+            "attention.mix",
+            "attention.out",
+            "attention.residual",
+            "norm2",
+            "ffn.up",
+            "ffn.activation",
+            "ffn.down",
+            "ffn.residual",
+        )
+    ]
+    assert names("SM+LN+G", "embed") == ["embed", "position"]
+    assert names("SM+LN+G", "head") == ["final_norm", "logits"]
+
+
+@pytest.mark.parametrize(
+    ("text", "num_nodes"),
+    [
+        # 2 embedding nodes, 2 layers, 1 logits; a layer: 6 attention nodes with its residual, then norms, temperature
+        # and FFN
+        ("SM+LN+G", 2 + 2 * (6 + 2 + 4) + 2),
+        ("SM+R", 2 + 2 * (6 + 4) + 1),
+        ("SM", 2 + 2 * (6 + 3) + 1),
+        ("SM+ScFuFFN", 2 + 2 * (6 + 2) + 1),
+        ("SM(t)+ScFuFFN", 2 + 2 * (6 + 1 + 2) + 1),
+        ("SM_i2", 2 + 2 * 6 + 1),
+        ("SM+LN_i2", 2 + 2 * (6 + 1) + 2),
+    ],
+)
+def test_number_of_nodes(text: str, num_nodes: int) -> None:
+    assert len(lower(parse(text, TINY).architecture, 8).nodes) == num_nodes
+
+
+def test_shapes_of_every_op() -> None:
+    graph = lower(parse("EReg(SM(t)+LN+G)", TINY).architecture, 8)
+    found = {node.name.removeprefix("layers.0."): node.op for node in graph if node.layer != 1}
+    heads = {"heads": 2, "queries": 8, "keys": 8}
+    assert found == {
+        "embed": ops.TokenEmbedding(tokens=8, vocab=512, features=16),
+        "position": ops.PositionEmbedding(rows=8, features=16),
+        "norm1": ops.LayerNorm(rows=8, features=16),
+        "attention.qkv": ops.Linear(rows=8, in_features=16, out_features=48, bias=True),
+        "attention.scores": ops.AttentionScores(**heads, head_dim=8),
+        "attention.temperature": ops.Temperature(**heads),
+        "attention.softmax": ops.Softmax(**heads),
+        "attention.mix": ops.AttentionMix(**heads, head_dim=8),
+        "attention.out": ops.Linear(rows=8, in_features=16, out_features=16, bias=True),
+        "attention.residual": ops.Add(rows=8, features=16),
+        "norm2": ops.LayerNorm(rows=8, features=16),
+        "ffn.up": ops.Linear(rows=8, in_features=16, out_features=64, bias=True),
+        "ffn.activation": ops.Gelu(rows=8, features=64, form="tanh"),
+        "ffn.down": ops.Linear(rows=8, in_features=64, out_features=16, bias=True),
+        "ffn.residual": ops.Add(rows=8, features=16),
+        "final_norm": ops.LayerNorm(rows=8, features=16),
+        "logits": ops.VocabProjection(rows=8, features=16, vocab=512),
+    }
+
+
+def test_fused_ffn_is_one_square_linear_with_a_scaled_residual() -> None:
+    ffn = [node.op for node in lower(parse("SM+ScFuFFN", TINY).architecture, 8) if ".ffn." in node.name][:2]
+    assert ffn == [
+        ops.Linear(rows=8, in_features=16, out_features=16, bias=True),
+        ops.ScaledAdd(rows=8, features=16),
+    ]
+
+
+def test_simplified_block_has_no_attention_skip_and_one_value_projection() -> None:
+    assert names("HH(SM+ScFFN)", 0)[:3] == ["layers.0.norm1", "layers.0.attention.qk", "layers.0.attention.v"]
+    later = names("HH(SM+ScFFN)", 1)
+    assert "layers.1.attention.v" not in later
+    assert not any("attention.residual" in name or "attention.out" in name for name in later)
+    assert "layers.1.attention.shaped" in later
+
+
+def test_pythia_runs_attention_and_ffn_in_parallel_on_rotary_positions() -> None:
+    graph = lower(parse("SM+LN+G", BASES["pythia-70m"]).architecture, 8)
+    inputs = {node.name: node.inputs for node in graph}
+    assert inputs["layers.1.norm1"] == inputs["layers.1.norm2"] == ("layers.0.ffn.residual",)
+    assert "position" not in inputs
+    assert next(node.op for node in graph if node.name == "layers.0.attention.rotary") == ops.Rotary(
+        rows=8, heads=8, rotary_dim=16
+    )
+
+
+def linear_weights(text: str, base: str) -> int:
+    """Weights of all linears, without biases."""
+    graph = lower(parse(text, BASES[base]).architecture, 8)
+    return sum(node.op.in_features * node.op.out_features for node in graph if isinstance(node.op, ops.Linear))
+
+
+def test_linear_weights_are_those_of_gpt2_small() -> None:
+    d, num_layers = 768, 12
+    assert linear_weights("SM+LN+G", "gpt2-small") == 12 * d * d * num_layers  # 4 d^2 attention + 8 d^2 FFN = 85 M
+    assert linear_weights("SM+ScFuFFN", "gpt2-small") == 5 * d * d * num_layers
+    assert linear_weights("SM+ScFuFFN_i6", "gpt2-small") == 5 * d * d * num_layers - 6 * d * d
+    assert linear_weights("HH(SM+ScFuFFN)", "gpt2-small") == 3 * d * d * num_layers + d * d
+
+
+@given(seq_len=st.integers(1, 64), layers=st.integers(1, 4))
+def test_layers_come_in_order_and_the_logits_last(seq_len: int, layers: int) -> None:
+    graph = lower(replace(TINY, layers=TINY.layers[:1] * layers), seq_len)
+    assert list(dict.fromkeys(node.layer for node in graph)) == ["embed", *range(layers), "head"]
+    assert graph.nodes[-1].op == ops.VocabProjection(rows=seq_len, features=16, vocab=512)
+
+
+@pytest.mark.parametrize("seq_len", [0, -1, 65])
+def test_sequence_length_must_fit_the_context(seq_len: int) -> None:
+    with pytest.raises(ValueError, match=rf"`seq_len` must be between 1 and the context 64, but got {seq_len}\."):
+        lower(TINY, seq_len)
