@@ -1,7 +1,7 @@
 """The part of a search space that a budget admits: its exact size, and uniform sampling from it.
 
-Costs are compared in whole nanoseconds and whole bytes, each vertex rounded to the nearest; half a unit a vertex is
-granted on top of the budget, so no member within it is ever left out. A measure without a bound is not counted.
+Costs are compared as integers (see `search_spaces.prices`); half a unit an op, what rounding can add, is granted on
+top of the budget, so no member within it is ever left out. A measure without a bound is not counted.
 """
 
 import math
@@ -14,19 +14,18 @@ from costmodel.units import format_bytes, format_seconds
 from search_spaces.bounded import BoundedPaths, bounded_paths, draw
 from search_spaces.graph import Vertex
 from search_spaces.notation import Named, name_of
-from search_spaces.prices import Measure, PricedSpace, cheapest, price_of
+from search_spaces.prices import UNITS_PER_BYTE, UNITS_PER_S, Measure, PricedSpace, cheapest, price_of
 from search_spaces.space import SearchSpace, contains, member_of, path_of, random_below
 from search_spaces.sums import Cost
 
-NS_PER_S = 1e9
-MAX_LIMIT = 2.0**62  # a larger bound admits everything, and does not fit an integer of 64 bits
+MAX_UNITS = 2.0**62  # what a sum in 64 bits can hold: 194 days, 288 PB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FeasibleSpace:
     """The members of a priced space within a budget; made by `within_budget`. It may be empty.
 
-    costs: of the priced vertices, in nanoseconds and bytes, 0 for a measure without a bound.
+    costs: of the priced vertices, in integer units, 0 for a measure without a bound.
     """
 
     priced: PricedSpace
@@ -60,10 +59,15 @@ class FeasibleSpace:
 
 
 def within_budget(priced: PricedSpace, budget: Budget) -> FeasibleSpace:
-    """The members within the budget. Raises ValueError if their distinct costs are too many to tabulate."""
-    costs = {vertex: _cost(price, budget) for vertex, price in priced.prices.items()}
-    slack = (priced.space.base.num_layers + 2) / 2  # source, layers and head, each rounded by half a unit at most
-    limit = (_units(budget.latency_s, NS_PER_S, slack), _units(budget.sent_bytes, 1.0, slack))
+    """The members within the budget. Raises ValueError if their costs are too many or too large to tabulate."""
+    bounded = budget.latency_s is not None, budget.sent_bytes is not None
+    costs = {vertex: (cost[0] * bounded[0], cost[1] * bounded[1]) for vertex, cost in priced.costs.items()}
+    if (priced.space.base.num_layers + 2) * max(map(max, costs.values())) > MAX_UNITS:
+        raise ValueError(
+            f"members of space {priced.space.name!r} must cost less than 194 days and 288 PB to be counted."
+        )
+    slack = priced.num_ops / 2
+    limit = (_units(budget.latency_s, UNITS_PER_S, slack), _units(budget.sent_bytes, UNITS_PER_BYTE, slack))
     paths = bounded_paths(priced.space.graph, costs, limit)
     return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths)
 
@@ -101,10 +105,5 @@ def _name(member: Named) -> str:
     return name_of(member.architecture, entropy_regularised=member.entropy_regularised)
 
 
-def _cost(price: Price, budget: Budget) -> Cost:
-    latency = 0 if budget.latency_s is None else round(price.latency_s * NS_PER_S)
-    return latency, 0 if budget.sent_bytes is None else round(price.sent_bytes)
-
-
-def _units(bound: float | None, per_unit: float, slack: float) -> int:
-    return 0 if bound is None else math.floor(min(bound * per_unit + slack, MAX_LIMIT))
+def _units(bound: float | None, units_per: float, slack: float) -> int:
+    return 0 if bound is None else math.floor(min(bound * units_per + slack, MAX_UNITS))

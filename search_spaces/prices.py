@@ -1,7 +1,8 @@
 """A search space with a price on every vertex: a member costs the sum over its path, so nothing is priced twice.
 
 The embedding is charged to the source, each layer to its choice, the final norm and the vocabulary projection to
-the head.
+the head. Every vertex also carries its cost as integers, for counting: in units of 2^-38 s (4e-12 s) and 2^-4 bytes,
+each op rounded to the nearest, so that equal ops make equal sums in whatever layers they stand.
 """
 
 import math
@@ -17,10 +18,13 @@ from search_spaces.graph import SINK, Choice, Head, Vertex, source
 from search_spaces.lower import lower
 from search_spaces.notation import Named
 from search_spaces.space import SearchSpace, contains, member_at, member_of, num_members, path_of
+from search_spaces.sums import Cost
 
 Measure = Literal["latency_s", "sent_bytes"]
 PriceOp: TypeAlias = Callable[[Op], Price]
 
+UNITS_PER_S = 2.0**38
+UNITS_PER_BYTE = 2.0**4
 RELATIVE_TOLERANCE = 1e-9  # of a path's price against the op graph's: what summing in another order may change
 
 
@@ -28,13 +32,16 @@ RELATIVE_TOLERANCE = 1e-9  # of a path's price against the op graph's: what summ
 class PricedSpace:
     """A space under a protocol and testbed, for prompts of `seq_len` tokens; made by `price_space`.
 
-    prices: of the source, of every choice and of every head.
+    prices, costs: of the source, of every choice and of every head; costs in the units above.
+    num_ops: at least as many as any member has.
     """
 
     space: SearchSpace
     pricer: Pricer
     seq_len: int
     prices: dict[Vertex, Price] = field(repr=False)
+    costs: dict[Vertex, Cost] = field(repr=False)
+    num_ops: int
 
 
 def price_space(space: SearchSpace, pricer: Pricer, seq_len: int) -> PricedSpace:
@@ -43,19 +50,24 @@ def price_space(space: SearchSpace, pricer: Pricer, seq_len: int) -> PricedSpace
     Raises ValueError for a `seq_len` the base cannot take, an op without formula, a price that is not finite and
     non-negative, or prices that do not add up to those of whole op graphs.
     """
-    price_op = _remembered(pricer.price)
+    price_op = _remembered(pricer)
     layers = dict.fromkeys(vertex.layer for vertex in space.graph if isinstance(vertex, Choice))
-    by_layer = {layer: _layer_prices(_uniform(space, layer), seq_len, price_op) for layer in layers}
-    prices: dict[Vertex, Price] = {}
+    by_layer = {layer: _op_prices(_uniform(space, layer), seq_len, price_op) for layer in layers}
+    ops: dict[Vertex, list[Price]] = {source(space.graph): next(iter(by_layer.values()))["embed"]}
     for vertex in space.graph:
         if isinstance(vertex, Choice):
-            prices[vertex] = by_layer[vertex.layer][vertex.depth]
+            ops[vertex] = by_layer[vertex.layer][vertex.depth]
         elif isinstance(vertex, Head):
-            normed = replace(space.base, final_norm=vertex.final_norm)
-            prices[vertex] = _layer_prices(normed, seq_len, price_op)["head"]
-    prices[source(space.graph)] = next(iter(by_layer.values()))["embed"]
-    priced = PricedSpace(space=space, pricer=pricer, seq_len=seq_len, prices=prices)
-    _check(priced, price_op)
+            ops[vertex] = _op_prices(replace(space.base, final_norm=vertex.final_norm), seq_len, price_op)["head"]
+    priced = PricedSpace(
+        space=space,
+        pricer=pricer,
+        seq_len=seq_len,
+        prices={vertex: total(prices) for vertex, prices in ops.items()},
+        costs={vertex: _cost(prices) for vertex, prices in ops.items()},
+        num_ops=(space.base.num_layers + 2) * max(map(len, ops.values())),
+    )
+    _check_additive(priced, price_op)
     return priced
 
 
@@ -105,29 +117,35 @@ def _uniform(space: SearchSpace, layer: Layer) -> Architecture:
     return replace(space.base, layers=(layer,) * space.base.num_layers)
 
 
-def _layer_prices(architecture: Architecture, seq_len: int, price_op: PriceOp) -> dict[LayerId, Price]:
+def _op_prices(architecture: Architecture, seq_len: int, price_op: PriceOp) -> dict[LayerId, list[Price]]:
     parts: dict[LayerId, list[Price]] = {}
     for node in lower(architecture, seq_len):
         parts.setdefault(node.layer, []).append(price_op(node.op))
-    return {layer: total(prices) for layer, prices in parts.items()}
+    return parts
 
 
-def _remembered(price: PriceOp) -> PriceOp:
+def _cost(prices: Iterable[Price]) -> Cost:
+    units = [(round(price.latency_s * UNITS_PER_S), round(price.sent_bytes * UNITS_PER_BYTE)) for price in prices]
+    return sum(latency for latency, _ in units), sum(sent for _, sent in units)
+
+
+def _remembered(pricer: Pricer) -> PriceOp:
     known: dict[Op, Price] = {}
 
     def price_op(op: Op) -> Price:
         if op not in known:
-            known[op] = price(op)
+            known[op] = price = pricer.price(op)
+            if not (0 <= price.latency_s < math.inf and 0 <= price.sent_bytes < math.inf):
+                raise ValueError(
+                    f"prices under {pricer.protocol!r} must be finite and non-negative, but {op} has {price}."
+                )
         return known[op]
 
     return price_op
 
 
-def _check(priced: PricedSpace, price_op: PriceOp) -> None:
+def _check_additive(priced: PricedSpace, price_op: PriceOp) -> None:
     protocol, size = priced.pricer.protocol, num_members(priced.space)
-    for price in priced.prices.values():
-        if not (0 <= price.latency_s < math.inf and 0 <= price.sent_bytes < math.inf):
-            raise ValueError(f"prices under {protocol!r} must be finite and non-negative, but one is {price}.")
     for member in (member_at(priced.space, index) for index in (0, size // 2, size - 1)):
         whole = total(price_op(node.op) for node in lower(member.architecture, priced.seq_len))
         parts = price_of(priced, member)

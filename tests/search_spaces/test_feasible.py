@@ -16,12 +16,16 @@ from search_spaces.space import SearchSpace, load_space, members, num_members
 
 
 def budget_at(priced: PricedSpace, latency: float | None, sent: float | None) -> Budget:
-    """A budget at these shares of the way from the cheapest to the dearest member."""
+    """A budget at these shares of the way from the cheapest to the dearest member, in half steps of the prices.
+
+    Prices of the fixture are whole seconds and hundreds of bytes: budgets meet them exactly or miss them by far more
+    than the slack of half a unit an op.
+    """
     bounds = {}
-    for measure, share in (("latency_s", latency), ("sent_bytes", sent)):
+    for measure, share, step in (("latency_s", latency, 0.5), ("sent_bytes", sent, 50.0)):
         if share is not None:
             least, most = (getattr(price_of(priced, end(priced, measure)), measure) for end in (cheapest, dearest))
-            bounds[measure] = max(1.0, least + share * (most - least))
+            bounds[measure] = max(step, step * round((least + share * (most - least)) / step))
     return Budget(**bounds)
 
 
@@ -83,18 +87,27 @@ def test_a_share_of_the_large_space(pricer: Pricer) -> None:
 
 
 def test_a_member_costing_the_budget_exactly_fits(pricer: Pricer) -> None:
-    """Whatever the rounding: prices here are no whole number of nanoseconds or bytes."""
+    """Whatever the rounding: prices here are no whole number of the units costs are counted in."""
 
     class Thirds(type(pricer)):  # type: ignore[misc]
         def price(self, op):  # type: ignore[no-untyped-def]
             price = super().price(op)
-            return type(price)(latency_s=price.latency_s / 3e9, sent_bytes=price.sent_bytes / 700)
+            return type(price)(latency_s=price.latency_s / 3e12, sent_bytes=price.sent_bytes / 700)
 
     space = load_space("tiny")
     priced = price_space(space, Thirds(), 8)
     for member in members(space):
         price = price_of(priced, member)
         assert within_budget(priced, Budget(latency_s=price.latency_s, sent_bytes=price.sent_bytes)).fits(member)
+
+
+def test_prices_beyond_64_bits_are_refused(pricer: Pricer) -> None:
+    class Ages(type(pricer)):  # type: ignore[misc]
+        def price(self, op):  # type: ignore[no-untyped-def]
+            return type(super().price(op))(latency_s=1e8, sent_bytes=0.0)
+
+    with pytest.raises(ValueError, match="members of space 'tiny' must cost less than 194 days and 288 PB"):
+        within_budget(price_space(load_space("tiny"), Ages(), 8), Budget(latency_s=1e9))
 
 
 def test_outsiders_do_not_fit(pricer: Pricer) -> None:
