@@ -24,7 +24,7 @@ class StoppedError(RuntimeError):
     """A command that started and cannot go on (disk full, no completed trial, engine crash); exit code 1."""
 
 
-class _Parser(ArgumentParser):
+class Parser(ArgumentParser):
     """A parser whose errors are raised, to be told in one line, and whose help spells flags with hyphens."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -40,12 +40,13 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
     A dict gives one subcommand per entry. A command reports bad input with ValueError, and what stops it midway
     with StoppedError or OSError; anything else is a bug and keeps its traceback.
     """
-    sys.exit(_exit_code(commands, prog, args))
+    sys.exit(guarded(lambda: _call(commands, prog, args)))
 
 
-def _exit_code(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None) -> int:
+def guarded(action: Callable[[], int | None]) -> int:
+    """The exit code of an action; what it raises is told in one line, as `run` says."""
     try:
-        code = _call(commands, prog, args)
+        code = action()
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
@@ -62,13 +63,17 @@ def _exit_code(commands: Command | dict[str, Command], prog: str, args: Sequence
 
 
 def _call(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None) -> Any:
-    arguments = [_underscored(argument) for argument in (sys.argv[1:] if args is None else args)]
+    arguments = underscored(sys.argv[1:] if args is None else args)
     components: Any = commands
-    return auto_cli(components, args=arguments, prog=prog, parser_class=_Parser)
+    return auto_cli(components, args=arguments, prog=prog, parser_class=Parser)
+
+
+def underscored(args: Sequence[str]) -> list[str]:
+    """`--seq-len=8` as `--seq_len=8`: the parser names flags after the parameters of a function."""
+    return [_underscored(argument) for argument in args]
 
 
 def _underscored(argument: str) -> str:
-    """`--seq-len=8` as `--seq_len=8`: the parser names flags after the parameters of a function."""
     flag, equals, value = argument.partition("=")
     return flag[:2] + flag[2:].replace("-", "_") + equals + value if flag.startswith("--") else argument
 
@@ -87,7 +92,7 @@ def _plain(message: str) -> str:
     )
     message = re.sub(r"<class '(?:[a-z]+\.)?(\w+)'>", r"\1", message).replace("a typing.Literal", "one of ")
     message = re.sub(r'^Parser key "([\w.]+)":', r"--\1:", message).replace("NoneType", "null")
-    message = message.replace(": Expected", " must be")
+    message = re.sub(r":\s+Expected(?: a\b)?", " must be", message)
     return _hyphened(message)
 
 

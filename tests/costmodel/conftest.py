@@ -1,0 +1,35 @@
+from collections.abc import Callable
+
+import pytest
+
+from costmodel.ops import OpGraph
+from costmodel.protocols import published
+from costmodel.published_rows import PublishedRow, published_rows
+from search_spaces.decoder import Dimensions, base_architecture
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+
+
+@pytest.fixture(scope="session")
+def graph_of() -> Callable[..., OpGraph]:
+    """`graph_of("SM+LN+G", seq_len=256, layers=18)`: the op graph of a name on GPT-2 small."""
+
+    def graph(name: str, seq_len: int = 128, base: str = "gpt2-small", **dimensions: int) -> OpGraph:
+        return lower(parse(name, base_architecture(base, Dimensions(**dimensions))).architecture, seq_len)
+
+    return graph
+
+
+@pytest.fixture(scope="session")
+def rows() -> tuple[PublishedRow, ...]:
+    return published_rows()
+
+
+@pytest.fixture(scope="session")
+def row_graphs(rows: tuple[PublishedRow, ...], graph_of: Callable[..., OpGraph]) -> dict[str, OpGraph]:
+    return {row.name: graph_of(row.notation, row.seq_len, layers=row.num_layers) for row in rows}
+
+
+@pytest.fixture(scope="session")
+def row_counts(row_graphs: dict[str, OpGraph]) -> dict[str, dict[str, int]]:
+    return {name: published.graph_counts(graph) for name, graph in row_graphs.items()}

@@ -1,0 +1,220 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+import costmodel.__main__ as main
+from costmodel import cli
+from costmodel.protocols import published
+from search_spaces.architecture import dump_architecture
+from search_spaces.decoder import base_architecture
+
+COMMANDS = {"estimate": main.estimate, "validate": main.validate, "calibrate": main.calibrate}
+PRICE_KEYS = [
+    "rounds",
+    "messages",
+    "sent_bytes",
+    "online_bytes",
+    "setup_bytes",
+    "compute_s",
+    "network_s",
+    "latency_s",
+]
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """`code, stdout, stderr` of a command line, run in an empty folder that has to stay so on bad input."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_command(*args):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.run(COMMANDS, prog="python -m costmodel", args=args)
+        captured = capsys.readouterr()
+        return exit_info.value.code, captured.out, captured.err
+
+    return run_command
+
+
+def refused(result):
+    """The one line on stderr of bad input."""
+    code, out, err = result
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+def test_json_has_every_key_and_sums_exactly(run):
+    code, out, err = run("estimate", "SM+ScFuFFN_i6", "--format", "json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert list(document) == ["architecture", "base", "seq_len", "protocol", "network", "total", "by_layer", "by_op"]
+    assert (document["architecture"], document["base"], document["seq_len"]) == ("SM+ScFuFFN_i6", "gpt2-small", 128)
+    assert (document["protocol"], document["network"]) == ("published", None)
+    total = document["total"]
+    assert list(total) == [*PRICE_KEYS, "latency_s_range", "prior_share"]
+    assert [key for key in PRICE_KEYS if total[key] is not None] == ["sent_bytes", "latency_s"]
+    assert [entry["layer"] for entry in document["by_layer"]] == ["embed", *range(12), "head"]
+    for parts in (document["by_layer"], document["by_op"], document["by_op"][::-1]):
+        for key in ("sent_bytes", "latency_s"):
+            assert sum(entry[key] for entry in parts) == total[key]
+        assert all(set(PRICE_KEYS) <= set(entry) for entry in parts)
+    softmax = next(entry for entry in document["by_op"] if entry["op"] == "Softmax")
+    assert softmax["shape"] == {"heads": 12, "queries": 128, "keys": 128}
+    assert softmax["layer"] == 0
+    low, high = total["latency_s_range"]
+    assert low <= total["latency_s"] <= high
+    assert total["latency_s"] == pytest.approx(4.23 * 60, rel=0.05)  # printed 4.23 min
+
+
+def test_table_has_layers_ops_embedding_and_projection(run):
+    code, out, err = run("estimate", "SM+ScFuFFN")
+    assert (code, err) == (0, "")
+    assert out.startswith(
+        "SM+ScFuFFN on gpt2-small, T=128, protocol published\nlatency 4.76 min, communication 6.41 GB\n"
+    )
+    for text in ("embedding", "layer 11", "head (vocabulary projection)", "VocabProjection", "ScaledAdd", "total"):
+        assert text in out
+
+
+def test_flags_override_the_base(run):
+    def latency(*flags):
+        return json.loads(run("estimate", "SM+LN+G", "--format=json", *flags)[1])["total"]["latency_s"]
+
+    whole = latency()
+    for flags in (
+        ["--layers", "6"],
+        ["--d-model=384", "--heads=6"],
+        ["--d-ff", "768"],
+        ["--vocab=1000"],
+        ["--seq-len", "64"],
+    ):
+        assert latency(*flags) < whole
+    assert latency("--base", "gpt2-18l") == latency("--layers", "18") > whole
+
+
+def test_an_architecture_from_a_file_brings_its_dimensions(run, tmp_path):
+    (tmp_path / "tiny.yaml").write_text(dump_architecture(base_architecture("tiny")))
+    code, out, _ = run("estimate", "tiny.yaml", "--seq-len", "16", "--format", "json")
+    document = json.loads(out)
+    assert (code, document["architecture"], document["base"]) == (0, "SM+LN+G", None)
+    assert [entry["layer"] for entry in document["by_layer"]] == ["embed", 0, 1, "head"]
+    assert "brings its own dimensions" in refused(run("estimate", "tiny.yaml", "--layers", "3"))
+
+
+def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
+    (tmp_path / "some_factories.py").write_text(
+        "from search_spaces.decoder import base_architecture\n"
+        "def tiny():\n    return base_architecture('tiny')\n"
+        "def number():\n    return 3\n"
+        "def broken():\n    raise RuntimeError('two\\nlines')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run("estimate", "some_factories:tiny", "--seq-len", "8")[0] == 0
+    for name, problem in (
+        ("some_factories:number", "it returned int"),
+        ("some_factories:broken", "it raised RuntimeError: two lines"),
+        ("some_factories:absent", "it raised AttributeError"),
+        ("no_such_module_anywhere:x", "it raised ModuleNotFoundError"),
+    ):
+        message = refused(run("estimate", name))
+        assert "must be module:factory, a callable without arguments that returns an Architecture" in message
+        assert problem in message
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], 'expected "subcommand" to be one of {estimate,validate,calibrate}'),
+        (["price"], "invalid choice: 'price'"),
+        (["estimate"], "arguments are required"),
+        (["estimate", "LN+SM"], "architecture must be a name like SM+LN+G"),
+        (["estimate", "absent.yaml"], "'absent.yaml' does not exist"),
+        (["estimate", "SM", "--base", "gpt5"], "base must be one of gpt2-small"),
+        (["estimate", "SM", "--protocol", "x"], "protocol must be one of published, but got 'x'"),
+        (["estimate", "SM", "--network", "lan"], "protocol published has its network fitted in"),
+        (["estimate", "SM", "--heads", "7"], "`num_heads` must divide `d_model`, but got num_heads=7, d_model=768"),
+        (["estimate", "SM+ScFuFFN_i13"], "removes more FFNs than there are layers (12)"),
+        (["estimate", "SM", "--layers", "0"], "`layers` must be"),
+        (["estimate", "SM", "--d-model=-8"], "`d_model` must be at least 1, but got -8"),
+        (["estimate", "SM", "--vocab", "0"], "`vocab_size` must be at least 1"),
+        (["estimate", "SM", "--seq-len", "0"], "`seq_len` must be between 1 and the context 1024, but got 0"),
+        (["estimate", "SM", "--seq-len", "1025"], "`seq_len` must be between 1 and the context 1024, but got 1025"),
+        (["estimate", "SM", "--layers", "two"], "--layers must be one of int, null. Got value: two"),
+        (["estimate", "SM", "--format", "xml"], "--format must be one of ['table', 'json']. Got value: xml"),
+        (["estimate", "SM", "--depth", "3"], "unrecognized arguments: --depth 3"),
+        (["estimate", "SM", "--config", "absent.yaml"], "File does not exist"),
+        (["validate", "--protocol", "x"], "--protocol must be one of ['published']. Got value: x"),
+        (["calibrate", "--output", "absent/x.yaml"], "--output absent/x.yaml cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(run, tmp_path, args, message):
+    assert message in refused(run(*args))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"layers: [", "is not valid YAML"),
+        (b"vocab_size: 1\nvocab_size: 2\n", "key 'vocab_size' appears twice, line 2"),
+        (b"a: &x [1]\nb: [*x, *x]\n", "aliases are not allowed"),
+        (b"\xff\xfe\x00", "holds binary data"),
+        (b"- 1\n", "must hold a mapping"),
+        (b"num_heads: 2\n", "lacks the key"),
+        (b"colour: red\n", "unknown key 'colour'"),
+    ],
+)
+def test_bad_files_are_one_line(run, tmp_path, content, message):
+    (tmp_path / "bad.yaml").write_bytes(content)
+    assert message in refused(run("estimate", "bad.yaml"))
+
+
+def test_config_files_and_print_config(run, tmp_path):
+    _, out, _ = run("estimate", "SM+LN+R", "--seq-len", "64", "--print_config")
+    assert yaml.safe_load(out)["seq_len"] == 64
+    (tmp_path / "run.yaml").write_text(out)
+    direct = run("estimate", "SM+LN+R", "--seq-len", "64")
+    assert run("estimate", "--config", "run.yaml") == direct
+    assert direct[0] == 0
+
+
+def test_validate_prints_every_row_and_bar(run, rows):
+    code, out, err = run("validate")
+    assert (code, err) == (0, "")
+    for row in rows:
+        assert row.name in out
+    assert out.count("pass") == 6
+    assert "FAIL" not in out
+    assert "not identified by the rows" in out
+
+
+def test_validate_fails_when_a_bar_does(run, monkeypatch, tmp_path):
+    text = published.TESTBED.read_text()
+    (tmp_path / "off.yaml").write_text(text.replace("value: 1676.45", "value: 1776.45"))
+    assert (tmp_path / "off.yaml").read_text() != text
+    monkeypatch.setattr(published, "TESTBED", tmp_path / "off.yaml")
+    code, out, _ = run("validate")
+    assert code == 1
+    assert "FAIL" in out
+
+
+def test_calibrate_writes_the_testbed(run, tmp_path):
+    code, out, err = run("calibrate", "--output", "fit.yaml")
+    assert (code, out, err) == (0, "wrote fit.yaml\n", "")
+    lines = (tmp_path / "fit.yaml").read_text().splitlines()
+    assert len(lines) == len(published.TESTBED.read_text().splitlines())
+
+
+def test_as_a_process():
+    result = subprocess.run(
+        [sys.executable, "-m", "costmodel", "estimate", "SM", "--seq-len", "9999"], capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr == "error: `seq_len` must be between 1 and the context 1024, but got 9999.\n"
