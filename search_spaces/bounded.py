@@ -6,7 +6,7 @@ together. That keeps tables at a few thousand rows where whole paths have tens o
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -86,6 +86,32 @@ def draw(paths: BoundedPaths, rng: np.random.Generator) -> list[Layer]:
     index = bisect_right(paths.running, random_below(paths.num_paths, rng))
     boundary, cost = paths.joints[index]
     return [*_drawn_before(paths, boundary, cost, rng), *_drawn_beyond(paths, boundary, cost, rng)]
+
+
+def layers_of_paths(paths: BoundedPaths) -> Iterator[tuple[Layer, ...]]:
+    """The layers of every path within the limit, once each, by ascending cost of the first half."""
+    for boundary, cost in paths.joints:
+        for beginning in _ways_before(paths, boundary, cost):
+            for ending in _ways_beyond(paths, boundary, _less(paths.limit, cost)):
+                yield (*beginning, *ending)
+
+
+def _ways_before(paths: BoundedPaths, boundary: Boundary, cost: Cost) -> Iterator[tuple[Layer, ...]]:
+    if not boundary.depth:
+        yield ()
+    for move in paths.arrivals.get(boundary, ()):
+        rest = _less(cost, move.cost)
+        if num_at(paths.before[move.start], rest):
+            yield from ((*way, layer) for way in _ways_before(paths, move.start, rest) for layer in move.layers)
+
+
+def _ways_beyond(paths: BoundedPaths, boundary: Boundary, left: Cost) -> Iterator[tuple[Layer, ...]]:
+    if boundary not in paths.departures:
+        yield ()
+    for move in paths.departures.get(boundary, ()):
+        rest = _less(left, move.cost)
+        if num_within(paths.beyond[move.stop], rest):
+            yield from ((layer, *way) for layer in move.layers for way in _ways_beyond(paths, move.stop, rest))
 
 
 def _moves(

@@ -39,7 +39,7 @@ BASES: dict[str, Architecture] = {
     # Biderman et al. 2023, Pythia-70M.
     "pythia-70m": _base(block="pythia", layers=6, heads=8, d_model=512, vocab=50_304, context=2048, tied=False),
     # Small enough to train, enumerate and price in a test.
-    "tiny": _base(block="gpt2", layers=2, heads=2, d_model=16, vocab=512, context=64, tied=True),
+    "tiny": _base(block="gpt2", layers=2, heads=2, d_model=16, vocab=512, context=128, tied=True),
 }
 
 

@@ -5,13 +5,14 @@ top of the budget, so no member within it is ever left out. A measure without a 
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from costmodel.cost import Budget, InfeasibleError, Price
 from costmodel.units import format_bytes, format_seconds
-from search_spaces.bounded import BoundedPaths, bounded_paths, draw
+from search_spaces.bounded import BoundedPaths, bounded_paths, draw, layers_of_paths
 from search_spaces.graph import Vertex
 from search_spaces.notation import Named, name_of
 from search_spaces.prices import UNITS_PER_BYTE, UNITS_PER_S, Measure, PricedSpace, cheapest, price_of
@@ -50,6 +51,12 @@ class FeasibleSpace:
         costs = [self.costs[vertex] for vertex in path if vertex in self.costs]
         latency, sent = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
         return latency <= self.paths.limit[0] and sent <= self.paths.limit[1]
+
+    def members(self) -> Iterator[Named]:
+        """Every member within the budget once, in an order that is always the same."""
+        for layers in layers_of_paths(self.paths):
+            for recipe in self.space.recipes:
+                yield member_of(self.space, layers, entropy_regularised=recipe)
 
     def sample(self, rng: np.random.Generator) -> Named:
         """A member within the budget, drawn uniformly. Raises InfeasibleError if there is none."""

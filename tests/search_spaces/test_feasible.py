@@ -34,15 +34,15 @@ SHARES = st.none() | st.floats(-0.1, 1.1) | st.sampled_from([0.0, 0.5, 1.0])
 
 @pytest.fixture(scope="module")
 def agrees(small_space: SearchSpace, pricer: Pricer) -> Callable[[Budget], bool]:
-    """Whether the count within a budget, and the verdict on some members, are those of enumeration."""
+    """Whether count and list of the members within a budget are those found by pricing every member."""
     priced = price_space(small_space, pricer, 8)
     costs = {member: price_of(priced, member) for member in members(small_space)}
-    some = list(costs)[:: 1 + len(costs) // 50]
 
     def check(budget: Budget) -> bool:
         feasible = within_budget(priced, budget)
-        verdicts = all(feasible.fits(member) == budget.admits(costs[member]) for member in some)
-        return verdicts and feasible.num_feasible == sum(map(budget.admits, costs.values()))
+        admitted = {member for member, cost in costs.items() if budget.admits(cost)}
+        listed = list(feasible.members())
+        return feasible.num_feasible == len(listed) and len(admitted) == len(listed) and admitted == set(listed)
 
     return check
 
@@ -68,7 +68,9 @@ def test_sampling_within_budget_is_uniform(
     size, expected, rng = feasible.num_feasible, 30, np.random.default_rng(0)
     assert 20 < size < num_members(small_space)
     counts = Counter(feasible.sample(rng) for _ in range(size * expected))
-    assert set(counts) == {member for member in members(small_space) if feasible.fits(member)}
+    assert (
+        set(counts) == {member for member in members(small_space) if feasible.fits(member)} == set(feasible.members())
+    )
     statistic = sum((count - expected) ** 2 / expected for count in counts.values())
     assert abs(statistic - (size - 1)) < 5 * (2 * (size - 1)) ** 0.5
 

@@ -9,7 +9,7 @@ from search_spaces.decoder import BASES
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 
-TINY = BASES["tiny"]  # 2 layers, 2 heads, d_model 16, d_ff 64, vocabulary 512, context 64
+TINY = BASES["tiny"]  # 2 layers, 2 heads, d_model 16, d_ff 64, vocabulary 512, context 128
 
 
 def names(text: str, layer: int | str, base: str = "tiny") -> list[str]:
@@ -121,14 +121,14 @@ def test_linear_weights_are_those_of_gpt2_small() -> None:
     assert linear_weights("HH(SM+ScFuFFN)", "gpt2-small") == 3 * d * d * num_layers + d * d
 
 
-@given(seq_len=st.integers(1, 64), layers=st.integers(1, 4))
+@given(seq_len=st.integers(1, 128), layers=st.integers(1, 4))
 def test_layers_come_in_order_and_the_logits_last(seq_len: int, layers: int) -> None:
     graph = lower(replace(TINY, layers=TINY.layers[:1] * layers), seq_len)
     assert list(dict.fromkeys(node.layer for node in graph)) == ["embed", *range(layers), "head"]
     assert graph.nodes[-1].op == ops.VocabProjection(rows=seq_len, features=16, vocab=512)
 
 
-@pytest.mark.parametrize("seq_len", [0, -1, 65])
+@pytest.mark.parametrize("seq_len", [0, -1, 129])
 def test_sequence_length_must_fit_the_context(seq_len: int) -> None:
-    with pytest.raises(ValueError, match=rf"`seq_len` must be between 1 and the context 64, but got {seq_len}\."):
+    with pytest.raises(ValueError, match=rf"`seq_len` must be between 1 and the context 128, but got {seq_len}\."):
         lower(TINY, seq_len)

@@ -67,8 +67,8 @@ def test_outsiders_have_no_price(pricer: Pricer) -> None:
 
 
 def test_sequence_length_beyond_the_context_is_refused(pricer: Pricer) -> None:
-    with pytest.raises(ValueError, match="`seq_len` must be between 1 and the context 64, but got 65"):
-        price_space(SPACES["tiny"], pricer, 65)
+    with pytest.raises(ValueError, match="`seq_len` must be between 1 and the context 128, but got 129"):
+        price_space(SPACES["tiny"], pricer, 129)
 
 
 @pytest.mark.parametrize("latency_s", [float("nan"), float("inf"), -1.0])
