@@ -112,7 +112,10 @@ class Published(Pricer):
         return Price(latency_s=latency_s, sent_bytes=sent_bytes)
 
     def latency_s_range(self, graph: OpGraph) -> tuple[float, float]:
-        """Least and greatest latency over all coefficients >= 0 that reproduce every row and keep to the priors."""
+        """Least and greatest latency over all coefficients >= 0 that reproduce every row and keep to the priors.
+
+        Coefficients vary, counts do not: how cost grows with dimensions that no row varies is taken as given.
+        """
         from costmodel.fit import extremes  # scipy is for fits and ranges, not for prices
 
         targets = [row.latency_s for row in self.rows]
@@ -124,6 +127,7 @@ class Published(Pricer):
         return min(low, point), max(high, point)
 
     def prior_share(self, graph: OpGraph) -> float:
+        """Share of terms that only a prior identifies; embedding plus projection is data, their split a prior."""
         seconds = {term: self.latency_s[term] * count for term, count in graph_counts(graph).items()}
         whole = sum(seconds.values())
         return sum(seconds[term] for term in self.latency_bounds_s) / whole if whole else 0.0

@@ -180,8 +180,8 @@ def test_a_mixed_placement_lies_between_its_uniform_relatives(graph_of, mixed, e
 def test_models_cost_more_in_every_dimension(graph_of, seq_len, layers, vocab, d_ff, name):
     sizes = {"seq_len": seq_len, "layers": layers, "vocab": vocab, "d_ff": d_ff, "heads": 4, "d_model": 64}
     price = price_of(graph_of(name, **sizes))
-    for dimension in ("seq_len", "layers", "vocab", "d_ff", "d_model"):
-        step = 4 if dimension == "d_model" else 1
+    steps = {"seq_len": 1, "layers": 1, "vocab": 1, "d_ff": 1, "heads": 4, "d_model": 4}
+    for dimension, step in steps.items():
         larger = price_of(graph_of(name, **{**sizes, dimension: sizes[dimension] + step}))
         assert larger.latency_s >= price.latency_s
         assert larger.sent_bytes >= price.sent_bytes
