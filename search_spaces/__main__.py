@@ -1,0 +1,187 @@
+"""`python -m search_spaces count|list|show SPACE`: how large a space is, what is in it, and what a budget leaves."""
+
+import json
+from dataclasses import asdict
+from itertools import islice
+from typing import Any, Literal
+
+from costmodel import cli
+from costmodel.cost import Budget, Price
+from costmodel.protocols import load_pricer
+from costmodel.units import parse_bytes, parse_seconds
+from search_spaces.architecture import arch_id
+from search_spaces.feasible import FeasibleSpace, check_feasible, format_budget, format_price, within_budget
+from search_spaces.notation import Named, name_of
+from search_spaces.prices import PricedSpace, cheapest, dearest, price_of, price_space
+from search_spaces.space import load_space, members, num_architectures, num_members
+
+
+def count(
+    space: str,
+    budget_latency: str | None = None,
+    budget_comm: str | None = None,
+    seq_len: int = 128,
+    protocol: str = "published",
+    network: str | None = None,
+    format: Literal["text", "json"] = "text",
+) -> None:
+    """Print the size of a space, its feasible share, its cheapest and its dearest member.
+
+    Args:
+        space: gpt2-small, ladder, tiny or a .yaml file.
+        budget_latency: most time per token, with a unit, such as 5min.
+        budget_comm: most bytes sent per token, with a unit, such as 8GB.
+        seq_len: tokens of the prompt.
+        protocol: the protocol and testbed to price under.
+        network: the network to price on; `published` has its own fitted in and takes none.
+        format: lines for people or one JSON document in SI units.
+    """
+    feasible = _feasible(space, budget_latency, budget_comm, seq_len, protocol, network)
+    priced, size = feasible.priced, num_members(feasible.space)
+    ends = {"cheapest": _member(priced, cheapest(priced)), "dearest": _member(priced, dearest(priced))}
+    if format == "json":
+        share = feasible.num_feasible / size
+        print(_json({**_setting(feasible), "feasible_share": share, **ends}))
+    else:
+        print(f"{feasible.space.name}: {size:,} members, {_architectures(feasible)}")
+        print(_within(feasible))
+        for title, member in ends.items():
+            print(f"{title}: {_line(member)}")
+    check_feasible(feasible)
+
+
+def list_members(
+    space: str,
+    budget_latency: str | None = None,
+    budget_comm: str | None = None,
+    seq_len: int = 128,
+    protocol: str = "published",
+    network: str | None = None,
+    limit: int = 20,
+    format: Literal["text", "json"] = "text",
+) -> None:
+    """Print members of a space, those within the budget where there is one: name, id and price.
+
+    Args:
+        space: gpt2-small, ladder, tiny or a .yaml file.
+        budget_latency: most time per token, with a unit, such as 5min.
+        budget_comm: most bytes sent per token, with a unit, such as 8GB.
+        seq_len: tokens of the prompt.
+        protocol: the protocol and testbed to price under.
+        network: the network to price on; `published` has its own fitted in and takes none.
+        limit: how many members to print at most.
+        format: lines for people or one JSON document in SI units.
+    """
+    if limit < 1:
+        raise ValueError(f"--limit must be at least 1, but got {limit}.")
+    feasible = _feasible(space, budget_latency, budget_comm, seq_len, protocol, network)
+    check_feasible(feasible)
+    found = members(feasible.space) if feasible.budget == Budget() else feasible.members()
+    listed = [_member(feasible.priced, member) for member in islice(found, limit)]
+    if format == "json":
+        print(_json({**_setting(feasible), "members": listed}))
+        return
+    for member in listed:
+        print(_line(member))
+    if more := feasible.num_feasible - len(listed):
+        print(f"and {more:,} more; raise --limit {limit} to see them")
+
+
+def show(space: str, format: Literal["text", "json"] = "text") -> None:
+    """Print what a space is made of: base, choices or members, constraints, recipes and the size of its graph.
+
+    Args:
+        space: gpt2-small, ladder, tiny or a .yaml file.
+        format: lines for people or one JSON document.
+    """
+    loaded = load_space(space)
+    document = asdict(loaded.definition) | {
+        "num_architectures": num_architectures(loaded),
+        "num_members": num_members(loaded),
+        "num_vertices": loaded.graph.number_of_nodes(),
+        "num_edges": loaded.graph.number_of_edges(),
+    }
+    if format == "json":
+        print(_json(document))
+        return
+    for key, value in document.items():
+        for line in _shown(key, value):
+            print(line)
+
+
+def _feasible(
+    space: str, budget_latency: str | None, budget_comm: str | None, seq_len: int, protocol: str, network: str | None
+) -> FeasibleSpace:
+    budget = Budget(
+        latency_s=None if budget_latency is None else parse_seconds(budget_latency, "--budget-latency"),
+        sent_bytes=None if budget_comm is None else parse_bytes(budget_comm, "--budget-comm"),
+    )
+    pricer = load_pricer(protocol=protocol, network=network)
+    return within_budget(price_space(load_space(space), pricer, seq_len), budget)
+
+
+def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
+    priced = feasible.priced
+    return {
+        "space": priced.space.name,
+        "base": priced.space.definition.base,
+        "seq_len": priced.seq_len,
+        "protocol": priced.pricer.protocol,
+        "network": priced.pricer.network,
+        "budget": asdict(feasible.budget),
+        "num_architectures": num_architectures(priced.space),
+        "num_members": num_members(priced.space),
+        "num_feasible": feasible.num_feasible,
+    }
+
+
+def _member(priced: PricedSpace, member: Named) -> dict[str, Any]:
+    price = price_of(priced, member)
+    return {
+        "name": name_of(member.architecture, entropy_regularised=member.entropy_regularised),
+        "arch_id": arch_id(member.architecture),
+        "latency_s": price.latency_s,
+        "sent_bytes": price.sent_bytes,
+    }
+
+
+def _line(member: dict[str, Any]) -> str:
+    price = Price(latency_s=member["latency_s"], sent_bytes=member["sent_bytes"])
+    return f"{member['name']}  {member['arch_id']}  {format_price(price)}"
+
+
+def _architectures(feasible: FeasibleSpace) -> str:
+    recipes = [("plain", "entropy-regularised")[recipe] for recipe in feasible.space.recipes]
+    return f"{num_architectures(feasible.space):,} architectures, recipes {' and '.join(recipes)}"
+
+
+def _within(feasible: FeasibleSpace) -> str:
+    num, size, pricer = feasible.num_feasible, num_members(feasible.space), feasible.priced.pricer
+    network = "" if pricer.network is None else f" on {pricer.network}"
+    budget = "no budget" if feasible.budget == Budget() else f"within {format_budget(feasible.budget)}"
+    return (
+        f"{budget} per token at T={feasible.priced.seq_len}, protocol {pricer.protocol}{network}: "
+        f"{num:,} members ({100 * num / size:.3g} %)"
+    )
+
+
+def _shown(key: str, value: Any) -> list[str]:
+    """A key with its value on one line; a mapping, or a list of members, one item a line."""
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        given = {name: item for name, item in value.items() if item is not None}
+        return [line for name, item in given.items() for line in _shown(f"{key}.{name}", item)]
+    if isinstance(value, tuple):
+        return [
+            f"{key}: {', '.join(str(item).lower() if isinstance(item, bool) else item for item in value) or 'none'}"
+        ]
+    return [f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}"]
+
+
+def _json(document: dict[str, Any]) -> str:
+    return json.dumps(document, allow_nan=False)
+
+
+if __name__ == "__main__":
+    cli.run({"count": count, "list": list_members, "show": show}, prog="python -m search_spaces")

@@ -1,0 +1,142 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from costmodel import cli
+from search_spaces.__main__ import count, list_members, show
+
+Run = tuple[int, str, str]
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> Run:
+    """Exit code, stdout and stderr of `python -m search_spaces ...`."""
+    with pytest.raises(SystemExit) as exit_:
+        cli.run({"count": count, "list": list_members, "show": show}, "python -m search_spaces", args)
+    return (int(exit_.value.code or 0), *capsys.readouterr())
+
+
+PRUNED = [f"SM+ScFuFFN_i{p}" for p in range(1, 12)]
+
+
+def test_golden_ladder_within_five_minutes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed (arXiv 2410.13060, T=128, L=12): ScFuFFN 4.76 and _i6 4.23 min; ScFFN 5.68, LN+R 6.06, LN+G 8.21."""
+    args = ("list", "ladder", "--budget-latency", "5min", "--limit", "99", "--format", "json")
+    code, out, err = run(capsys, *args)
+    assert (code, err) == (0, "")
+    placements = [name.replace("SM", attention) for attention in ("SM", "SM(t)") for name in ("SM+ScFuFFN", *PRUNED)]
+    expected = {recipe.format(name) for recipe in ("{}", "EReg({})") for name in placements}
+    found = {member["name"]: member for member in json.loads(out)["members"]}
+    assert set(found) == expected
+    assert found["SM+ScFuFFN"]["latency_s"] == pytest.approx(4.76 * 60, rel=0.05)
+    assert found["EReg(SM(t)+ScFuFFN_i6)"]["latency_s"] == pytest.approx(4.23 * 60, rel=0.05)
+
+
+def test_golden_ladder_is_infeasible_at_256_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    """The cheapest trained row is printed at 10.32 min (SM+ScFuFFN_i6); deeper pruning is cheaper still."""
+    code, out, err = run(capsys, "count", "ladder", "--budget-latency", "5min", "--seq-len", "256")
+    assert code == 3
+    assert "0 members (0 %)" in out
+    assert "the cheapest, SM+ScFuFFN_i11, costs " in err
+    assert err.count("\n") == 1
+
+
+def test_count_says_size_share_and_both_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "count", "gpt2-small", "--budget-latency", "5min", "--budget-comm", "8GB")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].startswith(
+        "gpt2-small: 246,820,614,034,552,271,142,912 members, 123,410,307,017,276,135,571,456 arch"
+    )
+    assert lines[1].startswith("within 5.00 min and 8.00 GB per token at T=128, protocol published: ")
+    assert lines[2].startswith("cheapest: SM_i12  ")
+    assert lines[3].startswith("dearest: ")
+
+
+def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "count", "gpt2-small", "--budget-latency", "5min", "--format", "json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["num_members"] == 2 * 84**12
+    assert document["num_feasible"] == pytest.approx(document["feasible_share"] * document["num_members"])
+    assert document["budget"] == {"latency_s": 300.0, "sent_bytes": None}
+    assert document["cheapest"]["latency_s"] < 300 < document["dearest"]["latency_s"]
+
+
+def test_an_infeasible_count_is_still_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "count", "tiny", "--budget-comm", "1B", "--format", "json")
+    assert (code, json.loads(out)["num_feasible"]) == (3, 0)
+    assert "no member of space 'tiny' is within the budget of 1 B" in err
+
+
+def test_list_without_budget_follows_the_enumeration_and_says_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "list", "ladder", "--limit", "3")
+    lines = out.splitlines()
+    assert code == 0
+    assert [line.split("  ")[0] for line in lines[:3]] == ["SM+LN+G", "EReg(SM+LN+G)", "SM+LN+R"]
+    assert lines[3:] == ["and 53 more; raise --limit 3 to see them"]
+
+
+def test_list_takes_any_space_however_large(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "list", "gpt2-small", "--budget-latency", "250s", "--limit", "5")
+    assert (code, len(out.splitlines())) == (0, 6)
+
+
+@pytest.mark.parametrize("name", ["gpt2-small", "ladder", "tiny"])
+def test_show_says_what_a_space_is_made_of(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    code, out, _ = run(capsys, "show", name)
+    assert code == 0
+    assert out.startswith(f"name: {name}\n")
+    assert "constraints: none\nentropy_regularisation: false, true\n" in out
+    document = json.loads(run(capsys, "show", name, "--format", "json")[1])
+    assert document["num_members"] == 2 * document["num_architectures"]
+    assert document["num_vertices"] > 0 < document["num_edges"]
+
+
+def test_a_space_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\nbase: tiny\ndimensions: {layers: 4}\nmembers: [SM+R, SM+ScFuFFN_i2]\n")
+    code, out, _ = run(capsys, "count", str(path))
+    assert (code, out.splitlines()[0]) == (
+        0,
+        "mine: 4 members, 2 architectures, recipes plain and entropy-regularised",
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ("count", "gpt3"),
+            "space must be one of gpt2-small, ladder, tiny or the path of a .yaml file, but got 'gpt3'.",
+        ),
+        (("count", "tiny", "--budget-latency", "5"), "--budget-latency must be a positive number with a unit"),
+        (("count", "tiny", "--budget-latency", "5 parsecs"), "--budget-latency must be a positive number with a unit"),
+        (("count", "tiny", "--budget-comm=-8GB"), "--budget-comm must be a positive number with a unit"),
+        (("count", "tiny", "--budget-comm", "nanGB"), "--budget-comm must be a positive number with a unit"),
+        (("count", "tiny", "--seq-len", "129"), "`seq_len` must be between 1 and the context 128, but got 129."),
+        (("count", "tiny", "--protocol", "pigeon"), "protocol must be one of "),
+        (("list", "tiny", "--limit", "0"), "--limit must be at least 1, but got 0."),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str], args: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(capsys, *args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+
+
+def test_counting_imports_nothing_heavy() -> None:
+    """A dry run has to answer in seconds, so neither training nor fitting libraries may be loaded."""
+    code = (
+        "import sys\n"
+        "from search_spaces.__main__ import count\n"
+        "count('gpt2-small', budget_latency='5min', budget_comm='8GB')\n"
+        "print([name for name in ('torch', 'scipy', 'ray', 'matplotlib', 'jax') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
