@@ -1,11 +1,8 @@
 """One study from prepared data to a finished run folder: what `nas.search` does once it knows that something fits."""
 
 import os
-import platform
 import shutil
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -13,33 +10,27 @@ from rich.console import Console
 
 from costmodel.cli import StoppedError
 from costmodel.cost import Budget
-from costmodel.estimate import Pricer
-from costmodel.published_rows import published_rows
 from nas import ledger
+from nas.assembly import checked_meta, new_meta, open_trials
 from nas.closing import closing_lines
 from nas.config import SCALES
-from nas.data import Corpus, prepare
+from nas.data import prepare
 from nas.front import Summary, front, summarise
 from nas.ledger import Record
 from nas.plot import plot_run
 from nas.progress import Eta, shown
-from nas.run import Meta, StudyConfig, locked, new_folder, read_meta, write_config, write_meta
-from nas.searcher import SEARCHERS, Schedule
+from nas.run import Meta, StudyConfig, locked, new_folder, write_config, write_meta
 from nas.study import Resources, run_study
-from nas.trials import Setting, Trials
+from nas.trials import Trials
 from nas.worker import worker_env
 from search_spaces.architecture import Architecture, dump_architecture
 from search_spaces.feasible import FeasibleSpace
-from search_spaces.notation import Named, parse
-from search_spaces.space import SearchSpace, contains, num_members
-
-VERSIONED = ("private-inference-nas", "torch", "ray", "tokenizers", "numpy")
+from search_spaces.notation import parse
 
 
 def run_campaign(
     config: StudyConfig,
     feasible: FeasibleSpace,
-    pricer: Pricer,
     console: Console,
     *,
     folder: Path | None,
@@ -52,19 +43,26 @@ def run_campaign(
     """
     resources = study_resources(config)
     corpus = prepare(config.data, vocab_size=SCALES[config.scale].vocab_size or feasible.space.base.vocab_size)
-    known = None if folder is None else _checked_meta(folder, pricer, corpus)
+    known = None if folder is None else checked_meta(folder, feasible.priced.pricer, corpus)
     folder = folder or new_folder(output_dir)
     with locked(folder):
-        meta = known or _new_meta(config, feasible, pricer, corpus)
+        meta = known or new_meta(config, feasible, corpus)
         write_config(folder, config)
         write_meta(folder, meta)
-        trials = _trials(config, feasible, pricer, corpus, resources, meta, folder)
+        trials = open_trials(config, feasible, corpus, meta, folder, threads=resources.threads_per_trial)
         try:
             _train(trials, config, resources, meta, console)
+        except KeyboardInterrupt:
+            console.print(f"everything is saved; continue with --resume {folder}", soft_wrap=True, highlight=False)
+            raise
         finally:
             write_tables(folder, trials.records, config.budget, feasible.space.base)
         if not ledger.completed(trials.records):
             raise StoppedError(f"no trial was trained to completion; see the reasons in {folder / 'trials.csv'}.")
+        if trials.running:
+            console.print(
+                f"time budget used up; continue {len(trials.running)} unfinished trials with --resume {folder}"
+            )
         plots = plot_run(folder)
         for line in closing_lines(trials.records, config, feasible.space.base.num_layers, folder, plots):
             console.print(line, soft_wrap=True, highlight=False)
@@ -85,13 +83,6 @@ def study_resources(config: StudyConfig) -> Resources:
         gpus_per_trial=config.gpus_per_trial,
         ray_address=config.ray_address,
     )
-
-
-def published_members(space: SearchSpace) -> tuple[Named, ...]:
-    """The papers' rows of this depth that the space holds, in the papers' order, each once."""
-    notations = [row.notation for row in published_rows() if row.num_layers == space.base.num_layers]
-    members = [parse(notation, space.base) for notation in dict.fromkeys(notations)]
-    return tuple(member for member in members if contains(space, member))
 
 
 def write_tables(folder: Path, records: Sequence[Record], budget: Budget, base: Architecture) -> None:
@@ -122,64 +113,3 @@ def _train(trials: Trials, config: StudyConfig, resources: Resources, meta: Meta
             time_budget_s=config.time_budget_s,
             on_change=refresh,
         )
-
-
-def _trials(
-    config: StudyConfig,
-    feasible: FeasibleSpace,
-    pricer: Pricer,
-    corpus: Corpus,
-    resources: Resources,
-    meta: Meta,
-    folder: Path,
-) -> Trials:
-    published = published_members(feasible.space)
-    schedule = Schedule(
-        strategy=SEARCHERS[config.searcher](feasible, [member for member in published if feasible.fits(member)]),
-        seed=config.seed,
-        num_trials=config.num_trials,
-        baselines=[member for member in published if not feasible.fits(member) and _has_norm(member)],
-    )
-    setting = Setting(
-        config=config,
-        folder=folder,
-        corpus=corpus,
-        device="cuda" if config.gpus_per_trial > 0 else "cpu",
-        threads=resources.threads_per_trial,
-        versions=meta.versions,
-    )
-    path = folder / ledger.FILE_NAME
-    return Trials(schedule, pricer, setting, ledger.recover(path) if path.exists() else ())
-
-
-def _has_norm(member: Named) -> bool:
-    return member.architecture.final_norm != "none"
-
-
-def _new_meta(config: StudyConfig, feasible: FeasibleSpace, pricer: Pricer, corpus: Corpus) -> Meta:
-    assert config.budget.latency_s is not None
-    return Meta(
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={name: version(name) for name in VERSIONED} | {"python": platform.python_version()},
-        hardware={"machine": platform.machine(), "cores": str(len(os.sched_getaffinity(0)))},
-        cost_model_id=pricer.cost_model_id,
-        corpus=corpus.fingerprint,
-        tokenizer=corpus.tokenizer,
-        split=corpus.split,
-        vocab_size=corpus.vocab_size,
-        reference=(config.budget.latency_s, corpus.unigram_loss),
-        num_members=num_members(feasible.space),
-        num_feasible=feasible.num_feasible,
-    )
-
-
-def _checked_meta(folder: Path, pricer: Pricer, corpus: Corpus) -> Meta:
-    """The meta of a run to resume. Raises ValueError if prices or data are no longer those it was made with."""
-    meta = read_meta(folder)
-    for name, found in (("cost_model_id", pricer.cost_model_id), ("corpus", corpus.fingerprint)):
-        if getattr(meta, name) != found:
-            raise ValueError(
-                f"`{name}` of {folder} must be the present one, {found}, but is {getattr(meta, name)}; "
-                f"results of different {name} are never mixed: start a new run."
-            )
-    return meta

@@ -76,7 +76,7 @@ def _weights(trial: Path, candidate: Candidate) -> dict[str, Tensor]:
     if found is None:
         raise ValueError(f"{trial} has no whole checkpoint, so there are no weights to export.")
     model = build(candidate.trained, torch.Generator())
-    model.load_state_dict(dict(found.weights))
+    model.load_state_dict(dict(found.weights), strict=not candidate.trained.tied_embeddings)
     return {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}
 
 

@@ -86,7 +86,7 @@ def search(request: Request, console: Console) -> None:
         return
     from nas.campaign import run_campaign  # torch, Ray and matplotlib are not needed to price a space
 
-    run_campaign(config, feasible, pricer, console, folder=request.folder, output_dir=request.output_dir)
+    run_campaign(config, feasible, console, folder=request.folder, output_dir=request.output_dir)
 
 
 def overview(feasible: FeasibleSpace) -> list[str]:
@@ -94,7 +94,7 @@ def overview(feasible: FeasibleSpace) -> list[str]:
     priced = feasible.priced
     size, within = num_members(priced.space), feasible.num_feasible
     lines = [
-        f"space {priced.space.name}: {size:,} members, {within:,} ({100 * within / size:.2g} %) within "
+        f"space {priced.space.name}: {size:,} members, {within:,} ({100 * within / size:.3g} %) within "
         f"{format_budget(feasible.budget)} per token at T={priced.seq_len}, protocol {priced.pricer.protocol}"
     ]
     for title, member in (("cheapest", cheapest(priced)), ("dearest", dearest(priced))):

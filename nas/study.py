@@ -123,7 +123,14 @@ def _trainable(config: dict[str, Any]) -> None:
         tune.report({"trial_event": event})
 
 
-class _Asker(Searcher):
+class _Unpickled:
+    """Tune pickles its parts for a restore of its own; ours hold live state, and the ledger is what is resumed."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return object, ()
+
+
+class _Asker(_Unpickled, Searcher):
     """Tune's view of the schedule."""
 
     def __init__(self, trials: Trials) -> None:
@@ -148,7 +155,7 @@ class _Asker(Searcher):
         """Nothing: the ledger is the only state."""
 
 
-class _Recorder(tune.Callback):
+class _Recorder(_Unpickled, tune.Callback):
     """Tune's events to the ledger."""
 
     def __init__(self, trials: Trials, on_change: Callable[[], None]) -> None:
@@ -171,7 +178,7 @@ class _Recorder(tune.Callback):
         self._on_change()
 
 
-class _Stopper(tune.Stopper):
+class _Stopper(_Unpickled, tune.Stopper):
     """Ends the run when it is halted or its time is up; unfinished trials stay resumable."""
 
     def __init__(self, trials: Trials, time_budget_s: float | None) -> None:

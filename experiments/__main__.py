@@ -1,0 +1,50 @@
+"""`python -m experiments list | run NAME`: the benchmarks behind the numbers in the documentation."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from costmodel import cli
+from costmodel.yamlfile import load_mapping
+from experiments import search_baseline
+from nas.config import ScaleName
+
+FOLDER = Path(__file__).parent
+
+# kind, as an experiment's YAML states it -> (settings of the experiment, console) -> nothing
+KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
+    "search-baseline": search_baseline.run,
+}
+
+
+def definitions() -> dict[str, Path]:
+    """Every experiment by name: the YAML files here that state a kind."""
+    paths = sorted(FOLDER.glob("*.yaml"))
+    return {path.stem: path for path in paths if "kind" in load_mapping(path)}
+
+
+def list_experiments() -> None:
+    """Lists the experiments."""
+    for name, path in definitions().items():
+        print(f"{name}: {path.read_text().splitlines()[0].lstrip('# ')}")
+
+
+def run(name: str, scale: ScaleName | None = None) -> None:
+    """Runs an experiment; a run that was stopped goes on where it was.
+
+    Args:
+        name: one of `python -m experiments list`.
+        scale: how large, how long and how fast candidates are trained; by default the experiment's own.
+    """
+    known = definitions()
+    if name not in known:
+        raise ValueError(f"experiment must be one of {', '.join(known)}, but got {name!r}.")
+    settings = load_mapping(known[name])
+    kind = settings.pop("kind")
+    KINDS[kind](name, settings | ({"scale": scale} if scale else {}), Console(soft_wrap=True, highlight=False))
+
+
+if __name__ == "__main__":
+    cli.run({"list": list_experiments, "run": run}, prog="python -m experiments")

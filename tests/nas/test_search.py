@@ -1,0 +1,209 @@
+"""The command people know, on a small space: run, break, resume, extend, look, export."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from costmodel.cost import Price
+from nas import export, ledger, plot, search, status
+from nas.ledger import Record
+from nas.run import read_config
+from search_spaces.architecture import arch_id, load_architecture
+
+ARGS = ("--budget-latency", "0.62s", "--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3")
+NUM_TRIALS = 10
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """A small corpus and a cache of its own, shared by the runs of this module."""
+    root = tmp_path_factory.mktemp("search")
+    corpus = root / "corpus"
+    corpus.mkdir()
+    for path in sorted(Path(os.__file__).parent.joinpath("email").glob("*.py")):
+        (corpus / path.name).write_text(path.read_text())
+    return root, {**os.environ, "XDG_CACHE_HOME": str(root / "cache")}
+
+
+def command(root: Path, *args: str) -> list[str]:
+    return [sys.executable, "-m", "nas.search", *args]
+
+
+@pytest.fixture(scope="module")
+def finished(environment):
+    """A run that nobody disturbed: (folder, what it printed)."""
+    root, env = environment
+    folder = root / "whole"
+    args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", str(NUM_TRIALS), "--output-dir", str(folder))
+    done = subprocess.run(command(root, *args), env=env, cwd=root, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def results(folder: Path) -> list[tuple[object, ...]]:
+    """What must not depend on timing: the finished records without clocks, in order of proposal."""
+    records = ledger.finished(ledger.read(folder / ledger.FILE_NAME))
+    return [(one.trial_id, one.status, one.val_loss, one.steps, one.entropy, one.latency_s) for one in records]
+
+
+def test_a_run_leaves_everything_it_promises(finished):
+    folder, printed = finished
+    for name in ("run.yaml", "meta.json", "trials.jsonl", "trials.csv", "pareto.csv", "plots/pareto.png"):
+        assert (folder / name).stat().st_size > 0, name
+    records = ledger.finished(ledger.read(folder / ledger.FILE_NAME))
+    assert [record.index for record in records] == list(range(NUM_TRIALS))
+    assert all(record.latency_s <= 0.62 for record in records)
+    rows = list(csv.DictReader((folder / "pareto.csv").read_text().splitlines()))
+    assert rows
+    for row in rows:
+        assert row["status"] == "completed"
+        assert arch_id(load_architecture(folder / "architectures" / f"{row['arch_id']}.yaml")) == row["arch_id"]
+    assert str(folder / "plots" / "pareto.png") in printed
+    assert "scale smoke" in printed
+
+
+def test_a_killed_run_resumes_to_the_same_numbers(finished, environment):
+    whole, _ = finished
+    root, env = environment
+    folder = root / "killed"
+    args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", str(NUM_TRIALS), "--output-dir", str(folder))
+    process = subprocess.Popen(
+        command(root, *args), env=env, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and _num_finished(folder) < 2:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 2 <= _num_finished(folder) < NUM_TRIALS
+    with (folder / ledger.FILE_NAME).open("ab") as file:
+        file.write(b'{"schema_version":1,"event":"fin')
+    done = subprocess.run(
+        command(root, "--resume", str(folder)), env=env, cwd=root, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "torn last line" in done.stderr
+    assert results(folder) == results(whole)
+
+
+def _num_finished(folder: Path) -> int:
+    path = folder / ledger.FILE_NAME
+    return path.read_text().count('"event":"finished"') if path.exists() else 0
+
+
+def test_a_finished_run_is_extended(finished, environment):
+    folder, _ = finished
+    root, env = environment
+    before = results(folder)
+    args = ("--resume", str(folder), "--num-trials", str(NUM_TRIALS + 2))
+    done = subprocess.run(command(root, *args), env=env, cwd=root, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert results(folder)[:NUM_TRIALS] == before
+    assert len(results(folder)) == NUM_TRIALS + 2
+    assert read_config(folder).num_trials == NUM_TRIALS + 2
+
+
+def test_status_shows_the_front(finished, capsys):
+    folder, _ = finished
+    status.status(str(folder))
+    assert "Pareto front" in capsys.readouterr().out
+
+
+def test_plot_is_drawn_again_from_the_ledger(finished):
+    folder, _ = finished
+    (folder / "plots" / "pareto.svg").unlink()
+    assert folder / "plots" / "pareto.svg" in plot.plot_run(folder)
+    assert (folder / "plots" / "pareto.svg").exists()
+
+
+def test_export_is_complete_and_priced(finished, tmp_path):
+    from safetensors import safe_open
+
+    folder, _ = finished
+    export.export(str(folder), str(tmp_path / "out"), pick="best")
+    architecture = load_architecture(tmp_path / "out" / "architecture.yaml")
+    with safe_open(tmp_path / "out" / "weights.safetensors", framework="pt") as weights:
+        assert "layers.0.attention.out.weight" in set(weights.keys())
+    facts = (tmp_path / "out" / "export.yaml").read_text()
+    assert arch_id(architecture) in facts
+    assert "cost_model_id" in facts
+    with pytest.raises(ValueError, match="already holds an export"):
+        export.export(str(folder), str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="--pick must be knee, best or the arch_id"):
+        export.export(str(folder), str(tmp_path / "other"), pick="worst")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("", "--budget-latency is required"),
+        ("--budget-latency 5", "must be a positive number with a unit"),
+        ("--budget-latency nanmin", "must be a positive number with a unit"),
+        ("--budget-latency=-5min", "must be a positive number with a unit"),
+        ("--budget-latency 5parsecs", "must be a positive number with a unit"),
+        ("--budget-latency 5min --budget-comm 8", "--budget-comm must be a positive number with a unit"),
+        ("--budget-latency 5min --space moon", "space must be one of"),
+        ("--budget-latency 5min --protocol moon", "protocol must be one of"),
+        ("--budget-latency 5min --network lan", "network fitted in"),
+        ("--budget-latency 5min --searcher moon", "--searcher"),
+        ("--budget-latency 5min --scale moon", "--scale"),
+        ("--budget-latency 5min --num-trials 0", "--num-trials must be at least 1"),
+        ("--budget-latency 5min --seq-len 4000", "`seq_len` must be between 1 and the context"),
+        ("--budget-latency 5min --data /no/such/path", "/no/such/path"),
+        ("--budget-latency 5min --gpus-per-trial 0.5", "needs a CUDA device"),
+        ("--resume /no/such/run", "RUN must be the folder of a run"),
+        ("--budget-latency 5min --moon 1", "--moon"),
+        ("--budget-latency 5min --output-dir /proc/nothing", "--output-dir /proc/nothing must be a folder"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_nothing_written(args, message, tmp_path, monkeypatch, capsys, environment):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", environment[1]["XDG_CACHE_HOME"])
+    if "--output-dir" in args:
+        args += f" --data {environment[0] / 'corpus'} --scale smoke"
+    assert search.main(args.split()) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_keeps_its_space(finished, capsys):
+    folder, _ = finished
+    assert search.main(["--resume", str(folder), "--space", "ladder"]) == 2
+    assert "--space of a resumed run must stay 'tiny'" in capsys.readouterr().err
+
+
+def test_infeasible_names_the_cheapest_member(capsys):
+    assert search.main(["--budget-latency", "5min", "--space", "ladder", "--seq-len", "256"]) == 3
+    assert "SM+ScFuFFN_i11" in capsys.readouterr().err
+
+
+def test_a_dry_run_writes_nothing_and_loads_neither_torch_nor_ray(tmp_path):
+    code = (
+        "import sys; from nas.search import main; "
+        "code = main(['--budget-latency', '5min', '--dry-run']); "
+        "sys.exit(code or sum(name in sys.modules for name in ('torch', 'ray', 'matplotlib', 'scipy')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "246,820,614,034,552,271,142,912 members" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_over_budget_records_never_reach_the_front(make_record):
+    from costmodel.cost import Budget
+    from nas.front import front
+
+    budget = Budget(latency_s=100.0)
+    inside, outside = make_record(0, latency_s=90.0), make_record(1, latency_s=110.0, val_loss=0.1, perplexity=1.1)
+    baseline = make_record(2, latency_s=50.0, role="baseline", val_loss=0.1)
+    assert front([inside, outside, baseline], budget) == (inside,)
+    assert not budget.admits(Price(latency_s=outside.latency_s, sent_bytes=1.0))
+    assert isinstance(inside, Record)
