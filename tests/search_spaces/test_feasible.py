@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from costmodel.cost import Budget, InfeasibleError
 from costmodel.estimate import Pricer
-from search_spaces.feasible import check_feasible, within_budget
+from search_spaces.feasible import FeasibleSpace, check_feasible, within_budget
 from search_spaces.notation import parse
 from search_spaces.prices import PricedSpace, cheapest, dearest, price_of, price_space
 from search_spaces.space import SearchSpace, load_space, members, num_members
@@ -58,21 +58,38 @@ def test_the_count_is_exact(
     assert agrees(budget_at(price_space(small_space, pricer, 8), latency, sent))
 
 
+def assert_uniform(feasible: FeasibleSpace) -> None:
+    """Chi-square over the feasible members, 30 draws expected of each; beyond +-5 standard deviations is a bug."""
+    size, expected, rng = feasible.num_feasible, 30, np.random.default_rng(0)
+    counts = Counter(feasible.sample(rng) for _ in range(size * expected))
+    assert (
+        set(counts)
+        == set(feasible.members())
+        == {member for member in members(feasible.space) if feasible.fits(member)}
+    )
+    statistic = sum((count - expected) ** 2 / expected for count in counts.values())
+    assert abs(statistic - (size - 1)) < 5 * (2 * (size - 1)) ** 0.5
+
+
 @pytest.mark.parametrize("shares", [(0.4, None), (None, 0.3), (0.5, 0.4)])
 def test_sampling_within_budget_is_uniform(
     small_space: SearchSpace, pricer: Pricer, shares: tuple[float | None, float | None]
 ) -> None:
-    """Chi-square over the feasible members, 30 draws expected of each; beyond +-5 standard deviations is a bug."""
     priced = price_space(small_space, pricer, 8)
     feasible = within_budget(priced, budget_at(priced, *shares))
-    size, expected, rng = feasible.num_feasible, 30, np.random.default_rng(0)
-    assert 20 < size < num_members(small_space)
-    counts = Counter(feasible.sample(rng) for _ in range(size * expected))
-    assert (
-        set(counts) == {member for member in members(small_space) if feasible.fits(member)} == set(feasible.members())
-    )
-    statistic = sum((count - expected) ** 2 / expected for count in counts.values())
-    assert abs(statistic - (size - 1)) < 5 * (2 * (size - 1)) ** 0.5
+    assert 20 < feasible.num_feasible < num_members(small_space)
+    assert_uniform(feasible)
+
+
+def test_sampling_is_uniform_where_ways_of_equal_cost_differ_in_number(
+    make_space: Callable[..., SearchSpace], pricer: Pricer
+) -> None:
+    """Two layers before the cut reach one cost in several ways, each standing for a different number of layers."""
+    space = make_space(num_layers=4)
+    priced = price_space(space, pricer, 8)
+    feasible = within_budget(priced, Budget(latency_s=7 + 4 * 3 + 11 + 8))  # 8 s for norms and activations
+    assert 500 < feasible.num_feasible < 1500
+    assert_uniform(feasible)
 
 
 def test_a_share_of_the_large_space(pricer: Pricer) -> None:
