@@ -1,0 +1,333 @@
+"""Training end to end on a tiny model: records, divergence, determinism, interruption."""
+
+import csv
+import errno
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from nas import checkpoint, trainer
+from nas.candidate import Candidate
+from nas.config import SCALES, EntropyRegularisation, Recipe, Scale
+from nas.data import Corpus, prepare
+from nas.objective import Objective
+from nas.records import Outcome, RungRecord
+from nas.trainer import train
+from search_spaces.decoder import BASES
+from search_spaces.notation import parse
+
+SCALE = replace(
+    SCALES["smoke"], seq_len=16, vocab_size=300, tokens=16 * 4 * 16, batch=4, micro_batch=4, validation_tokens=128
+)  # 16 steps of 64 tokens
+BOTH_BLOCKS = ("tiny", "pythia-70m")
+NAMES = ("SM+LN+G", "SM+LR", "SM", "SM(t)+ScFFN")
+REGULARISED = EntropyRegularisation()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+    text = tmp_path_factory.mktemp("data") / "text.txt"
+    text.write_text("".join(f"value_{index % 7} = {index * index % 101}\n" for index in range(2_000)))
+    return prepare(str(text), 300, tmp_path_factory.mktemp("cache"))
+
+
+def candidate(
+    name: str = "SM(t)+ScFuFFN", scale: Scale = SCALE, entropy: EntropyRegularisation | None = None, base: str = "tiny"
+) -> Candidate:
+    return Candidate(architecture=parse(name, BASES[base]).architecture, recipe=Recipe(scale=scale, entropy=entropy))
+
+
+def timeless(events: Iterable) -> list:
+    return [replace(event, seconds=0.0) for event in events]
+
+
+def curve(folder: Path) -> list[dict[str, str]]:
+    """metrics.csv but for the seconds."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
+
+
+def test_a_run_yields_its_rungs_and_completes(corpus: Corpus, tmp_path: Path) -> None:
+    *rungs, outcome = train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path)
+    assert [rung.steps for rung in rungs] == list(SCALE.rung_steps) == [4, 8, 16]
+    assert [rung.tokens for rung in rungs] == [256, 512, 1024]
+    assert (outcome.status, outcome.steps, outcome.tokens) == ("completed", 16, 1024)
+    assert outcome.val_loss == rungs[-1].val_loss < rungs[0].val_loss < math.log(300) + 0.1
+    assert outcome.perplexity == pytest.approx(math.exp(outcome.val_loss))
+    assert [len(heads) for heads in outcome.entropy.head_means] == [2, 2]
+    rows = curve(tmp_path)
+    assert [int(row["step"]) for row in rows] == list(range(1, 17))
+    assert [row["step"] for row in rows if row["val_loss"]] == ["4", "8", "16"]
+    assert any(float(row["penalty"]) > 0 for row in rows)
+    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+@pytest.mark.parametrize(("base", "name"), list(product(BOTH_BLOCKS, NAMES)))
+def test_every_kind_of_layer_trains(corpus: Corpus, base: str, name: str) -> None:
+    short = replace(SCALE, tokens=3 * 64, head_dim=8)
+    events = list(train(candidate(name, short, REGULARISED, base), corpus, seed=0))
+    assert events[-1].status == "completed"
+    assert math.isfinite(events[-1].val_loss)
+
+
+def test_every_parameter_gets_a_gradient(corpus: Corpus) -> None:
+    for name in ("1xLTLKs-1xoSoFs", "SM+LN+G"):
+        objective = Objective(candidate(name, entropy=REGULARISED), torch.Generator().manual_seed(0))
+        tokens = torch.arange(4 * 16).view(4, 16)
+        objective.backward(tokens, tokens, num_parts=1)
+        assert [key for key, value in objective.named_parameters() if value.grad is None] == []
+
+
+IN_ANOTHER_PROCESS = """
+import os, signal, sys, torch
+from dataclasses import replace
+from pathlib import Path
+from nas import trainer
+from nas.candidate import Candidate
+from nas.config import SCALES, Recipe
+from nas.data import open_corpus
+from search_spaces.decoder import BASES
+from search_spaces.notation import parse
+
+torch.set_num_threads(1)
+sizes = dict(seq_len=16, vocab_size=300, tokens=1024, batch=4, micro_batch=4, validation_tokens=128)
+architecture = parse("SM(t)+ScFuFFN", BASES["tiny"]).architecture
+made = Candidate(architecture=architecture, recipe=Recipe(scale=replace(SCALES["smoke"], **sizes)))
+original, last = trainer.train_batch, int(sys.argv[3])
+def train_batch(corpus, *, step, **rest):
+    if step == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(corpus, step=step, **rest)
+trainer.train_batch = train_batch
+for event in trainer.train(made, open_corpus(Path(sys.argv[1])), seed=5, folder=Path(sys.argv[2])):
+    pass
+"""
+
+
+@pytest.mark.parametrize("killed_before_step", [6, 99])
+def test_one_seed_one_curve_in_another_process_too(corpus: Corpus, tmp_path: Path, killed_before_step: int) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        IN_ANOTHER_PROCESS,
+        corpus.folder,
+        str(tmp_path / "other"),
+        str(killed_before_step),
+    ]
+    code = subprocess.run(command, check=False, timeout=120).returncode
+    assert code == (-signal.SIGKILL if killed_before_step == 6 else 0)
+    here = list(train(candidate(), corpus, seed=5, folder=tmp_path / "here"))
+    other = list(train(candidate(), corpus, seed=5, folder=tmp_path / "other"))  # resumed, or told again
+    assert timeless(other) == timeless(here)
+    assert curve(tmp_path / "here") == curve(tmp_path / "other")
+
+
+def test_another_seed_is_another_curve(corpus: Corpus) -> None:
+    first, other = (timeless(train(candidate(), corpus, seed=seed)) for seed in (5, 6))
+    assert first != other
+
+
+@pytest.mark.parametrize("entropy", [None, REGULARISED, replace(REGULARISED, form="summed-rows")])
+def test_accumulated_gradients_are_those_of_the_whole_batch(
+    corpus: Corpus, entropy: EntropyRegularisation | None
+) -> None:
+    tokens = torch.randint(300, (8, 17), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for num_parts in (1, 4):
+        objective = Objective(candidate(entropy=entropy), torch.Generator().manual_seed(0))
+        losses = objective.backward(tokens[:, :-1], tokens[:, 1:], num_parts=num_parts)
+        gradients.append([*losses, *(parameter.grad for parameter in objective.parameters())])
+    for whole, accumulated in zip(*gradients, strict=True):
+        torch.testing.assert_close(whole, accumulated, rtol=1e-5, atol=1e-6)
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL: nothing of ours catches it."""
+
+
+def killed_run(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, folder: Path, *, before_step: int, every_s: float
+) -> None:
+    """Trains into `folder` until the process would take step `before_step` (0, 1, ...), then dies."""
+    original = trainer.train_batch
+
+    def train_batch(corpus, *, step, **rest):
+        if step == before_step:
+            raise Killed
+        return original(corpus, step=step, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "train_batch", train_batch)
+        patch.setattr(trainer, "CHECKPOINT_INTERVAL_S", every_s)
+        with pytest.raises(Killed):
+            list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=folder))
+
+
+@pytest.mark.parametrize("before_step", [2, 4, 7, 15])
+@pytest.mark.parametrize("every_s", [0.0, math.inf])
+def test_a_killed_run_resumes_to_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path, before_step: int, every_s: float
+) -> None:
+    whole = list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path / "whole"))
+    killed_run(monkeypatch, corpus, tmp_path / "killed", before_step=before_step, every_s=every_s)
+    resumed = list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path / "killed"))
+    assert timeless(resumed) == timeless(whole)
+    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
+    ends = [checkpoint.load_latest(tmp_path / name) for name in ("whole", "killed")]
+    assert all(torch.equal(ends[0].weights[key], ends[1].weights[key]) for key in ends[0].weights)
+    assert all(torch.equal(ends[0].optimizer[key], ends[1].optimizer[key]) for key in ends[0].optimizer)
+
+
+def test_resuming_starts_where_the_checkpoint_is(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
+) -> None:
+    killed_run(monkeypatch, corpus, tmp_path, before_step=7, every_s=math.inf)
+    steps = []
+    original = trainer.train_batch
+    monkeypatch.setattr(
+        trainer, "train_batch", lambda corpus, **rest: steps.append(rest["step"]) or original(corpus, **rest)
+    )
+    list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path))
+    assert steps == list(range(4, 16))  # from the checkpoint of the first rung, after 4 steps
+
+
+def test_a_finished_run_is_told_again_without_training(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
+) -> None:
+    first = list(train(candidate(), corpus, seed=0, folder=tmp_path))
+    monkeypatch.setattr(trainer, "train_batch", lambda *args, **rest: pytest.fail("trained again"))
+    assert list(train(candidate(), corpus, seed=0, folder=tmp_path)) == first
+
+
+def test_closing_the_generator_stops_the_run_and_it_can_go_on(corpus: Corpus, tmp_path: Path) -> None:
+    run = train(candidate(), corpus, seed=0, folder=tmp_path)
+    first = next(run)
+    run.close()
+    assert [int(row["step"]) for row in curve(tmp_path)] == [1, 2, 3, 4]
+    again = list(train(candidate(), corpus, seed=0, folder=tmp_path))
+    assert again[0] == first
+    assert again[-1].status == "completed"
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus: Corpus, tmp_path: Path) -> None:
+    whole = list(train(candidate(), corpus, seed=0, folder=tmp_path))
+    newest = max((tmp_path / "checkpoints").iterdir())
+    (newest / "weights.safetensors").write_bytes(b"torn")
+    with pytest.warns(UserWarning, match="is damaged and passed over"):
+        again = list(train(candidate(), corpus, seed=0, folder=tmp_path))
+    assert timeless(again) == timeless(whole)
+
+
+def test_without_any_whole_checkpoint_a_run_starts_over(corpus: Corpus, tmp_path: Path) -> None:
+    whole = list(train(candidate(), corpus, seed=0, folder=tmp_path))
+    for folder in (tmp_path / "checkpoints").iterdir():
+        (folder / "state.json").write_text("{")
+    with pytest.warns(UserWarning, match="is damaged and passed over"):
+        again = list(train(candidate(), corpus, seed=0, folder=tmp_path))
+    assert timeless(again) == timeless(whole)
+    assert len(curve(tmp_path)) == 16
+
+
+def test_a_checkpoint_of_another_run_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    list(train(candidate(), corpus, seed=0, folder=tmp_path))
+    for other, seed, subject in ((candidate("SM+G"), 0, "candidate"), (candidate(), 1, "seed")):
+        with pytest.raises(ValueError, match=f"must be of {subject}"):
+            list(train(other, corpus, seed=seed, folder=tmp_path))
+    with pytest.raises(ValueError, match="must be of corpus"):
+        list(train(candidate(), replace(corpus, fingerprint="0" * 16), seed=0, folder=tmp_path))
+
+
+def test_a_full_disk_reaches_the_caller_and_keeps_the_last_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
+) -> None:
+    def full(path: Path, raw: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = train(candidate(), corpus, seed=0, folder=tmp_path)
+    next(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_write_flushed", full)
+        with pytest.raises(OSError, match="No space left"):
+            list(run)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000004"]
+    assert list(train(candidate(), corpus, seed=0, folder=tmp_path))[-1].status == "completed"
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch, poison) -> None:
+    """Calls `poison(objective)` before every step."""
+    original = Objective.backward
+
+    def backward(self, inputs, targets, **rest):
+        poison(self)
+        return original(self, inputs, targets, **rest)
+
+    monkeypatch.setattr(Objective, "backward", backward)
+
+
+def test_a_non_finite_loss_ends_the_run_and_names_the_layer(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
+) -> None:
+    def poison(objective: Objective) -> None:
+        if objective.calls == 5:
+            objective.model.layers[1].attention.qkv.weight.data[0, 0] = math.nan
+        objective.calls += 1
+
+    monkeypatch.setattr(Objective, "calls", 0, raising=False)
+    poisoned(monkeypatch, poison)
+    *_, outcome = train(candidate("SM+LN+G"), corpus, seed=0, folder=tmp_path)
+    assert (outcome.status, outcome.steps, outcome.layer) == ("diverged", 6, "layers.1.attention.qkv")
+    assert outcome.reason == "non-finite loss at step 6, first in layers.1.attention.qkv"
+    assert outcome.val_loss is None
+    assert list(train(candidate("SM+LN+G"), corpus, seed=0, folder=tmp_path))[-1] == outcome
+
+
+def test_a_non_finite_gradient_ends_the_run_and_names_the_layer(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus
+) -> None:
+    def poison(objective: Objective) -> None:
+        objective.model.layers[0].ffn.up.weight.register_hook(lambda gradient: gradient * math.inf)
+
+    poisoned(monkeypatch, poison)
+    *_, outcome = train(candidate("SM+LN+G"), corpus, seed=0)
+    assert outcome.reason == "non-finite gradient at step 1, first in layers.0.ffn.up"
+
+
+def test_a_loss_above_its_start_after_warm_up_ends_the_run(corpus: Corpus) -> None:
+    hot = replace(SCALE, learning_rate=30.0, tokens=64 * 40, rungs=(1.0,))
+    (outcome,) = train(candidate("SM+LN+R", hot), corpus, seed=0)
+    assert outcome.status == "diverged"
+    assert outcome.reason.startswith("training loss above its initial value at step 12")  # 2 of warm-up and 10
+
+
+def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(corpus: Corpus) -> None:
+    with pytest.raises(ValueError, match="must cover the tokenizer's"):
+        next(train(candidate(scale=replace(SCALE, vocab_size=280)), corpus, seed=0))
+
+
+def test_bfloat16_trains_with_entropies_in_fp32(corpus: Corpus) -> None:
+    made = candidate(entropy=REGULARISED)
+    lowered = replace(made, recipe=replace(made.recipe, precision="bfloat16"))
+    *_, outcome = train(lowered, corpus, seed=0)
+    assert outcome.status == "completed"
+
+
+def test_records_are_what_they_say(corpus: Corpus) -> None:
+    events = list(train(candidate(), corpus, seed=0))
+    assert [type(event) for event in events] == [RungRecord, RungRecord, RungRecord, Outcome]
+    assert [event.seconds for event in events] == sorted(event.seconds for event in events)
