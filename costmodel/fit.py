@@ -27,35 +27,43 @@ class _Scaled:
     column_scale: Array  # terms
 
 
-def fit(rows: Sequence[Counts], targets: Sequence[float], worst: float, fixed: Mapping[str, float]) -> dict[str, float]:
+def fit(
+    rows: Sequence[Counts],
+    targets: Sequence[float],
+    worst: float,
+    fixed: Mapping[str, float],
+    capped: Sequence[bool] | None = None,
+) -> dict[str, float]:
     """Coefficients >= 0 with the least mean relative error among those whose greatest one is at most `worst`.
 
-    fixed: coefficients given beforehand. If no coefficients reach `worst`, the least reachable one takes its place.
-    Terms that no row has get 0.
+    fixed: coefficients given beforehand. capped: the rows that `worst` binds, all of them unless given; the mean is
+    over every row. If no coefficients reach `worst`, the least reachable one takes its place. Terms that no row has
+    get 0.
     """
+    bound = np.ones(len(rows), dtype=bool) if capped is None else np.array(capped, dtype=bool)
     scaled = _scaled(rows, targets, tuple(term for term in rows[0] if term not in fixed))
     given = [sum(fixed[term] * row[term] for term in fixed) for row in rows]
     rest = 1.0 - np.array(given) / np.array(targets)
     num_rows, num_terms = scaled.matrix.shape
-    least_worst = _solve(scaled, rest, np.r_[np.zeros(num_terms + num_rows), 1.0], np.inf)[-1]
+    least_worst = _solve(scaled, rest, bound, np.r_[np.zeros(num_terms + num_rows), 1.0], np.inf)[-1]
     mean = np.r_[np.zeros(num_terms), np.full(num_rows, 1.0 / num_rows), 0.0]
-    solution = _solve(scaled, rest, mean, max(worst, least_worst * (1 + SLACK)))
+    solution = _solve(scaled, rest, bound, mean, max(worst, least_worst * (1 + SLACK)))
     values = solution[:num_terms] / scaled.column_scale
     return {**fixed, **dict(zip(scaled.terms, map(float, values), strict=True))}
 
 
-def _solve(scaled: _Scaled, rest: Array, objective: Array, worst: float) -> Array:
-    """Least objective over (coefficients, error of each row, greatest error), the last at most `worst`."""
+def _solve(scaled: _Scaled, rest: Array, capped: NDArray[np.bool_], objective: Array, worst: float) -> Array:
+    """Least objective over (coefficients, error of each row, greatest error of capped rows), the last <= `worst`."""
     num_rows, num_terms = scaled.matrix.shape
     identity, zeros = np.eye(num_rows), np.zeros((num_rows, 1))
     above = np.hstack([scaled.matrix, -identity, zeros])
     below = np.hstack([-scaled.matrix, -identity, zeros])
-    greatest = np.hstack([np.zeros((num_rows, num_terms)), identity, zeros - 1.0])
+    greatest = np.hstack([np.zeros((num_rows, num_terms)), identity, zeros - 1.0])[capped]
     bounds = [(0.0, None)] * (num_terms + num_rows) + [(0.0, worst)]
     result = linprog(
         objective,
         A_ub=np.vstack([above, below, greatest]),
-        b_ub=np.concatenate([rest, -rest, np.zeros(num_rows)]),
+        b_ub=np.concatenate([rest, -rest, np.zeros(len(greatest))]),
         bounds=bounds,
         method="highs",
     )

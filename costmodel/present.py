@@ -78,7 +78,10 @@ def summary(estimate: Estimate, *, architecture: str, base: str | None, seq_len:
         low, high = map(format_seconds, estimate.latency_s_range)
         lines.append(f"latency range, all coefficients consistent with the printed rows: {low} to {high}")
     if estimate.prior_share is not None:
-        lines.append(f"share of the latency that rests on priors alone: {estimate.prior_share:.1%}")
+        lines.append(
+            f"share of the latency in terms that priors alone identify: {estimate.prior_share:.1%} "
+            "(not counted: the split between embedding and head, an assumption too)"
+        )
     return lines
 
 

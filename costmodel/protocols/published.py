@@ -6,13 +6,18 @@ The coefficients are fitted on the printed rows (`python -m costmodel calibrate`
 network to choose and rounds, messages and the splits of bytes and seconds are not known.
 
 What the counts assume:
-- A linear costs its input and output elements, which travel as ciphertexts; QKV is one packed linear d -> 3d.
+- A linear costs its input and output elements, which travel as ciphertexts, and a fixed amount per row, the handling
+  of a row's ciphertexts whatever its width; QKV is one packed linear d -> 3d, so it pays its rows once.
 - The two attention products cost their operands of `head_dim` features; what is `queries x keys` is in the softmax.
-- Embedding and projection cost tokens x vocabulary each, at one shared coefficient: rows identify only their sum.
-- Adding activations, learned positions, rotary angles and shaped attention are local, so free. A temperature is
-  free because the rows with SM(t) print the costs of the rows without it: it merges with 1/sqrt(head_dim).
-- A scaled addition is not free: the printed rows cannot be explained without it. A fractional scalar that is not
-  folded into a weight needs a truncation, which is not local.
+- Embedding and projection cost tokens x vocabulary each, at one shared coefficient. The rows identify their sum at a
+  vocabulary of 50,000; that each is half of it, and that both follow the vocabulary, is assumed.
+- Adding activations, learned positions and rotary angles are local, so free. A temperature is free because the rows
+  with SM(t) print the costs of the rows without it: it merges with 1/sqrt(head_dim).
+- A scaled addition is free: in a norm-free net, as all printed ones with scaled additions are but for one LayerNorm
+  in layer 0 of He and Hofmann's, alpha and beta fold into neighbouring weights. With LayerNorms there is no row to
+  tell; it is free there by assumption (LayerNorm ignores the scale of its input, up to its epsilon).
+- Shaped attention costs its scores: learned scalars times a matrix of fixed-point numbers need a truncation per
+  element, which is not local. Only He and Hofmann's rows have it.
 - A leaky ReLU costs what a ReLU costs: one comparison and one selection; its slope is taken as public.
 
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2; SecretFlow-SPU with Cheetah, two servers.
@@ -35,12 +40,13 @@ TESTBED = Path(__file__).parents[1] / "testbeds" / "published.yaml"
 # term -> what one unit of it is
 TERMS: dict[str, str] = {
     "linear_elements": "input and output elements of linears, rows x (in_features + out_features)",
+    "linear_rows": "rows of linears, each linear counted on its own",
     "attention_elements": "operand elements of the two attention products, heads x (queries + keys) x head_dim",
     "softmax_scores": "softmax scores, heads x queries x keys",
+    "shaped_scores": "scores of shaped attention, heads x queries x keys",
     "layernorm_elements": "elements of LayerNorms, rows x features",
     "gelu_elements": "elements of GELUs, rows x features",
     "relu_elements": "elements of ReLUs and leaky ReLUs, rows x features",
-    "scaled_add_elements": "elements of scaled residual additions, rows x features",
     "vocabulary_elements": "one-hot tokens and logits, tokens x vocab for each of embedding and projection",
 }
 
@@ -49,18 +55,21 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.TokenEmbedding: lambda op: {"vocabulary_elements": op.tokens * op.vocab},
     ops.PositionEmbedding: lambda op: {},
     ops.LayerNorm: lambda op: {"layernorm_elements": op.rows * op.features},
-    ops.Linear: lambda op: {"linear_elements": op.rows * (op.in_features + op.out_features)},
+    ops.Linear: lambda op: {
+        "linear_elements": op.rows * (op.in_features + op.out_features),
+        "linear_rows": op.rows,
+    },
     ops.Rotary: lambda op: {},
     ops.AttentionScores: lambda op: {"attention_elements": op.heads * (op.queries + op.keys) * op.head_dim},
     ops.Temperature: lambda op: {},
     ops.Softmax: lambda op: {"softmax_scores": op.heads * op.queries * op.keys},
-    ops.ShapedAttention: lambda op: {},
+    ops.ShapedAttention: lambda op: {"shaped_scores": op.heads * op.queries * op.keys},
     ops.AttentionMix: lambda op: {"attention_elements": op.heads * (op.queries + op.keys) * op.head_dim},
     ops.Gelu: lambda op: {"gelu_elements": op.rows * op.features},
     ops.Relu: lambda op: {"relu_elements": op.rows * op.features},
     ops.LeakyRelu: lambda op: {"relu_elements": op.rows * op.features},
     ops.Add: lambda op: {},
-    ops.ScaledAdd: lambda op: {"scaled_add_elements": op.rows * op.features},
+    ops.ScaledAdd: lambda op: {},
     ops.VocabProjection: lambda op: {"vocabulary_elements": op.rows * op.vocab},
 }
 
@@ -127,7 +136,11 @@ class Published(Pricer):
         return min(low, point), max(high, point)
 
     def prior_share(self, graph: OpGraph) -> float:
-        """Share of terms that only a prior identifies; embedding plus projection is data, their split a prior."""
+        """Share of the latency in terms whose coefficient only a prior identifies.
+
+        Not in it, though assumed: how embedding and projection split their sum, which is data at a vocabulary of
+        50,000 (so `by_layer` for the embedding and the head), and how counts grow with dimensions that no row varies.
+        """
         seconds = {term: self.latency_s[term] * count for term, count in graph_counts(graph).items()}
         whole = sum(seconds.values())
         return sum(seconds[term] for term in self.latency_bounds_s) / whole if whole else 0.0

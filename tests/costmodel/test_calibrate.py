@@ -12,6 +12,7 @@ from costmodel.calibrate import (
 )
 from costmodel.protocols import published
 from costmodel.testbed import load_testbed
+from costmodel.validate import fit_errors
 
 
 def test_refitting_gives_the_committed_file(rows, row_graphs):
@@ -43,6 +44,38 @@ def test_no_coefficient_depends_on_the_order_of_rows(rows, row_counts):
     for quantity in QUANTITIES:
         forward, backward = coefficients(quantity, rows, row_counts), coefficients(quantity, rows[::-1], row_counts)
         assert forward == pytest.approx(backward, rel=1e-4)
+
+
+def test_simplified_rows_rule_out_no_layernorm_and_three(rows, row_counts):
+    """He and Hofmann's block as the papers count it has one LayerNorm; the bytes leave a second one open."""
+
+    def mean_error(num_norms):
+        counts = {
+            row.name: row_counts[row.name]
+            if row.own_method
+            else {**row_counts[row.name], "layernorm_elements": num_norms * row.seq_len * row.d_model}
+            for row in rows
+        }
+        errors = fit_errors("sent_bytes", rows, counts, coefficients("sent_bytes", rows, counts))
+        simplified = [abs(error) for row, error in zip(rows, errors, strict=True) if not row.own_method]
+        return sum(simplified) / len(simplified)
+
+    assert all(row_counts[row.name]["layernorm_elements"] == row.seq_len * row.d_model for row in rows[2:5])
+    assert max(mean_error(1), mean_error(2)) < 0.005 < min(mean_error(0), mean_error(3))
+
+
+def test_simplified_rows_do_not_touch_what_own_method_rows_identify(rows, row_counts):
+    own = [row for row in rows if row.own_method]
+    alone, together = (coefficients("sent_bytes", chosen, row_counts) for chosen in (own, rows))
+    del alone["shaped_scores"], together["shaped_scores"]
+    assert alone == pytest.approx(together, rel=1e-4)
+
+
+def test_a_constant_says_which_rows_identify_it():
+    testbed = load_testbed(published.TESTBED)
+    assert "6 of them with this term (HH rows only)" in testbed.sent_bytes["shaped_scores"].source
+    assert "least mean error with own-method ones within 0.3%" in testbed.sent_bytes["shaped_scores"].source
+    assert "3 of them with this term: " in testbed.latency_s["gelu_elements"].source
 
 
 def test_a_testbed_with_a_term_missing_is_refused():

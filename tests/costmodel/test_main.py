@@ -76,7 +76,7 @@ def test_table_has_layers_ops_embedding_and_projection(run):
     code, out, err = run("estimate", "SM+ScFuFFN")
     assert (code, err) == (0, "")
     assert out.startswith(
-        "SM+ScFuFFN on gpt2-small, T=128, protocol published\nlatency 4.76 min, communication 6.41 GB\n"
+        "SM+ScFuFFN on gpt2-small, T=128, protocol published\nlatency 4.75 min, communication 6.41 GB\n"
     )
     for text in ("embedding", "layer 11", "head (vocabulary projection)", "VocabProjection", "ScaledAdd", "total"):
         assert text in out
