@@ -76,6 +76,8 @@ NOT_IDENTIFIED = (
     "fit slightly better and leave none to shaped attention",
     "what a shaped score waits for: HH rows need its seconds, which are far more than its bytes explain",
     "scaled additions beside LayerNorm: no row has both but for layer 0 of HH rows; free as without it (an assumption)",
+    "which terms there are: chosen among many with every row in view, so errors of left-out rows test the coefficients "
+    "and not the choice",
     "GELU form: the papers do not say which they ran; both forms cost the same here",
     "whether the printed communication is of one party or of both",
 )
