@@ -42,6 +42,7 @@ class Settings:
     budget_latency: str
     seq_len: int
     scale: ScaleName
+    tokens: int
     num_trials: int
     seeds: tuple[int, ...]
     searchers: tuple[SearcherName, ...]
@@ -81,6 +82,7 @@ def study(settings: Settings, searcher: SearcherName, seed: int, folder: Path) -
         searcher=searcher,
         num_trials=settings.num_trials,
         scale=settings.scale,
+        tokens=settings.tokens,
         seed=seed,
     )
     feasible = within_budget(price_space(load_space(config.space), load_pricer(), config.seq_len), config.budget)
@@ -100,8 +102,7 @@ def study(settings: Settings, searcher: SearcherName, seed: int, folder: Path) -
 
 def tables(settings: Settings, curves: dict[tuple[str, int], list[float]]) -> list[Table]:
     """Hypervolume per seed at the end, and mean and spread over seeds after every generation."""
-    tokens = SCALES[settings.scale].tokens
-    final = Table(title=f"hypervolume (s*nat) after {settings.num_trials} trials of {tokens:,} tokens")
+    final = Table(title=f"hypervolume (s*nat) after {settings.num_trials} trials of {settings.tokens:,} tokens")
     final.add_column("seed")
     for searcher in settings.searchers:
         final.add_column(searcher, justify="right")

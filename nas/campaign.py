@@ -14,7 +14,7 @@ from nas import ledger
 from nas.assembly import checked_meta, new_meta, open_trials
 from nas.closing import closing_lines
 from nas.config import SCALES
-from nas.data import prepare
+from nas.data import Corpus, prepare
 from nas.front import Summary, front, summarise
 from nas.ledger import Record
 from nas.plot import plot_run
@@ -47,25 +47,39 @@ def run_campaign(
     folder = folder or new_folder(output_dir)
     with locked(folder):
         meta = known or new_meta(config, feasible, corpus)
-        write_config(folder, config)
-        write_meta(folder, meta)
-        trials = open_trials(config, feasible, corpus, meta, folder, threads=resources.threads_per_trial)
         try:
-            _train(trials, config, resources, meta, console)
+            _study(config, feasible, corpus, meta, resources, folder, console)
         except KeyboardInterrupt:
             console.print(f"everything is saved; continue with --resume {folder}", soft_wrap=True, highlight=False)
             raise
-        finally:
-            write_tables(folder, trials.records, config.budget, feasible.space.base)
-        if not ledger.completed(trials.records):
-            raise StoppedError(f"no trial was trained to completion; see the reasons in {folder / 'trials.csv'}.")
-        if trials.running:
-            console.print(
-                f"time budget used up; continue {len(trials.running)} unfinished trials with --resume {folder}"
-            )
-        plots = plot_run(folder)
-        for line in closing_lines(trials.records, config, feasible.space.base.num_layers, folder, plots):
-            console.print(line, soft_wrap=True, highlight=False)
+        except OSError as error:
+            reason = f"{error.filename or folder} cannot be written: {error.strerror or error}"
+            raise StoppedError(f"{reason}; free the cause, then continue with --resume {folder}") from error
+
+
+def _study(
+    config: StudyConfig,
+    feasible: FeasibleSpace,
+    corpus: Corpus,
+    meta: Meta,
+    resources: Resources,
+    folder: Path,
+    console: Console,
+) -> None:
+    write_config(folder, config)
+    write_meta(folder, meta)
+    trials = open_trials(config, feasible, corpus, meta, folder, threads=resources.threads_per_trial)
+    try:
+        _train(trials, config, resources, meta, console)
+    finally:
+        write_tables(folder, trials.records, config.budget, feasible.space.base)
+    if not ledger.completed(trials.records):
+        raise StoppedError(f"no trial was trained to completion; see the reasons in {folder / 'trials.csv'}.")
+    lines = closing_lines(trials.records, config, feasible.space.base.num_layers, folder, plot_run(folder))
+    if trials.running or not trials.finished:
+        lines.append(f"time budget used up; go on with --resume {folder}")
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def study_resources(config: StudyConfig) -> Resources:

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 
+from costmodel.cost import Budget
 from costmodel.published_rows import published_rows
 from costmodel.units import format_bytes, format_seconds
 from nas import ledger
-from nas.front import front
+from nas.front import crosses, front
 from nas.ledger import Record
 from nas.run import StudyConfig
 
@@ -21,7 +22,7 @@ def closing_lines(
     members = front(records, config.budget)
     done = ledger.completed(records)
     lines = [f"front: {len(members)} members within {config.budget_latency} per token"]
-    lines += [f"  {_described(member)}" for member in members]
+    lines += [f"  {_described(member)}{_doubt(member, config.budget)}" for member in members]
     if len(members) < FEW:
         lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
     lines += _baseline_lines(done, members)
@@ -41,6 +42,14 @@ def _described(record: Record) -> str:
         f"{record.arch_id} {record.notation}: perplexity {record.perplexity:.2f}, "
         f"{format_seconds(record.latency_s)}, {format_bytes(record.sent_bytes)}"
     )
+
+
+def _doubt(record: Record, budget: Budget) -> str:
+    """Says so where the price is within budget only for some of the coefficients the data allow."""
+    if not crosses(record, budget) or record.latency_s_range is None:
+        return ""
+    low, high = record.latency_s_range
+    return f" (its range, {format_seconds(low)} to {format_seconds(high)}, crosses the budget)"
 
 
 def _baseline_lines(done: Sequence[Record], members: Sequence[Record]) -> list[str]:

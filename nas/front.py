@@ -36,6 +36,15 @@ def point(record: Record) -> Point:
     return (record.latency_s, record.val_loss)
 
 
+def crosses(record: Record, budget: Budget) -> bool:
+    """Whether some coefficients consistent with the cost model's data put this member over the latency budget."""
+    return (
+        record.latency_s_range is not None
+        and budget.latency_s is not None
+        and record.latency_s <= budget.latency_s < record.latency_s_range[1]
+    )
+
+
 def ranked(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
     """Completed candidates within budget, cheapest first: the only trials that may be on the front."""
     inside = [

@@ -4,7 +4,6 @@ Left, what this run trained; right, the papers' rows for the same depth and prom
 their perplexities are of another scale, tokenizer and corpus.
 """
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 PRIOR_RANGE_SHARE = 0.005  # a latency range narrower than this share of the latency is no wider than its marker
+LONGEST_NAME = 24  # characters of a label
 LABELLED = 8  # front members named in the plot; the rest are in pareto.csv
 
 
@@ -126,11 +126,16 @@ def plot(run: str) -> None:
 
 def _group(records: Sequence[Record]) -> Group:
     return Group(
-        names=tuple(record.notation for record in records),
+        names=tuple(_name(record) for record in records),
         latency_min=tuple(record.latency_s / 60 for record in records),
         perplexity=tuple(record.perplexity or 0.0 for record in records),
         range_min=tuple(_range_min(record) for record in records),
     )
+
+
+def _name(record: Record) -> str:
+    """The papers' name, or the arch_id where the placement is too long for a label."""
+    return record.notation if len(record.notation) <= LONGEST_NAME else record.arch_id
 
 
 def _range_min(record: Record) -> tuple[float, float] | None:
@@ -178,9 +183,8 @@ def _label(axes: Axes, group: Group, most: int) -> None:
     """Names the members from the best perplexity on, alternating above and below so that neighbours stay legible."""
     order = sorted(range(len(group.names)), key=lambda index: group.perplexity[index])[:most]
     for place, index in enumerate(order):
-        text = "\n".join(textwrap.wrap(group.names[index], 24))
         axes.annotate(
-            text,
+            group.names[index],
             (group.latency_min[index], group.perplexity[index]),
             textcoords="offset points",
             xytext=(5, 5) if place % 2 else (5, -5),

@@ -41,6 +41,7 @@ class StudyConfig:
         num_trials: candidates to train, baselines not counted.
         time_budget: stop after this long, with a unit; the run can be resumed.
         scale: how large, how long and how fast a candidate is trained.
+        tokens: training tokens of a candidate at full fidelity; by default the scale's.
         data: stdlib, codeparrot, languini, or the path of a text, jsonl or parquet file or folder.
         max_concurrent: trials at a time; by default one per core, or as many as share the GPUs.
         gpus_per_trial: share of a GPU that a trial takes.
@@ -58,6 +59,7 @@ class StudyConfig:
     num_trials: int = 20  # five generations of four: two before the first feedback, three after it
     time_budget: str | None = None
     scale: ScaleName = "proxy"
+    tokens: int | None = None
     data: str = "stdlib"
     max_concurrent: int | None = None
     gpus_per_trial: float = 0.0
@@ -65,7 +67,7 @@ class StudyConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("seq_len", "num_trials", "max_concurrent"):
+        for name in ("seq_len", "num_trials", "tokens", "max_concurrent"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{flag(name)} must be at least 1, but got {value}.")
         for name in ("gpus_per_trial", "seed"):
@@ -90,10 +92,11 @@ def flag(name: str) -> str:
 
 def study_candidate(config: StudyConfig, member: Named) -> Candidate:
     """A member of the space with the recipe that the study trains it with."""
+    scale = SCALES[config.scale]
     return Candidate(
         architecture=member.architecture,
         recipe=Recipe(
-            scale=replace(SCALES[config.scale], seq_len=config.seq_len),
+            scale=replace(scale, seq_len=config.seq_len, tokens=config.tokens or scale.tokens),
             data=config.data,
             entropy=EntropyRegularisation() if member.entropy_regularised else None,
         ),

@@ -6,9 +6,10 @@ from rich.console import Console
 from rich.table import Table
 
 from costmodel import cli
+from costmodel.cost import Budget
 from costmodel.units import format_bytes, format_seconds
 from nas import ledger
-from nas.front import summarise
+from nas.front import crosses, summarise
 from nas.ledger import Record
 from nas.progress import line
 from nas.run import find_run, read_config, read_meta
@@ -33,20 +34,22 @@ def status(run: str) -> None:
     console.print(f"run {folder}: space {config.space}, budget {config.budget_latency}, scale {config.scale}")
     console.print(line(summary, config.num_trials + baselines, eta_s=None))
     if summary.front:
-        console.print(_front_table(summary.front))
+        console.print(_front_table(summary.front, config.budget))
     for record in ledger.finished(records):
         if record.reason:
             console.print(f"{record.status}: {record.notation} ({record.trial_id}): {record.reason}")
 
 
-def _front_table(members: tuple[Record, ...]) -> Table:
-    table = Table("arch_id", "architecture", "perplexity", "latency", "sent", "tokens", title="Pareto front")
+def _front_table(members: tuple[Record, ...], budget: Budget) -> Table:
+    table = Table(title="Pareto front; * its price range crosses the budget")
+    for heading in ("arch_id", "architecture", "perplexity", "latency", "sent", "tokens"):
+        table.add_column(heading, overflow="fold")
     for member in members:
         table.add_row(
             member.arch_id,
             member.notation,
             f"{member.perplexity:.2f}",
-            format_seconds(member.latency_s),
+            format_seconds(member.latency_s) + (" *" if crosses(member, budget) else ""),
             format_bytes(member.sent_bytes),
             f"{member.tokens:,}",
         )

@@ -37,7 +37,7 @@ def test_the_table_has_a_row_per_seed_and_per_generation():
 
 
 def test_a_study_runs_small_with_equal_tokens_and_resumes(tmp_path: Path):
-    small = replace(SETTINGS, num_trials=4)
+    small = replace(SETTINGS, num_trials=4, tokens=8192)
     curve = search_baseline.study(small, "random", 0, tmp_path)
     records = ledger.finished(ledger.read(tmp_path / ledger.FILE_NAME))
     assert len(records) == 4
