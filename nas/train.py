@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+import torch
 from rich.console import Console
-from search_spaces.reference import resolve
 
 from costmodel import cli
 from costmodel.cli import StoppedError
@@ -17,11 +17,13 @@ from costmodel.units import format_seconds
 from costmodel.yamlfile import dump, load_mapping
 from nas.candidate import Candidate
 from nas.config import SCALES, EntropyRegularisation, Recipe, ScaleName
-from nas.data import prepare
+from nas.data import prepare, require_chunks
+from nas.model import Decoder
 from nas.records import Outcome, RungRecord
 from nas.run import RUNS, locked
 from nas.trainer import train
 from search_spaces.decoder import base_architecture
+from search_spaces.reference import resolve
 
 CONFIG_FILE = "train.yaml"
 
@@ -75,16 +77,23 @@ def run(args: Sequence[str], console: Console) -> None:
     """Trains until the tokens are used up. Raises ValueError for bad input, StoppedError if training diverges."""
     config, resumed, output_dir = parse(args)
     candidate = _candidate(config)
+    _check_device(config.device)
+    with torch.device("meta"):  # refuses what cannot be trained before anything is written
+        Decoder(candidate.trained)
     corpus = prepare(config.data, vocab_size=candidate.trained.vocab_size)
+    require_chunks(corpus, candidate.recipe.scale.seq_len)
     folder = resumed or output_dir or RUNS / datetime.now(UTC).strftime("train-%Y-%m-%dT%H%M%SZ")
     if resumed is None and (folder / CONFIG_FILE).exists():
         raise ValueError(f"{folder} already holds a training; continue it with --resume {folder}.")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG_FILE).write_text(dump(asdict(config)))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG_FILE).write_text(dump(asdict(config)))
+    except OSError as error:
+        raise ValueError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
     console.print(f"training {candidate.name} at width {candidate.trained.d_model} in {folder}", highlight=False)
     with locked(folder):
         for record in train(candidate, corpus, seed=config.seed, folder=folder, device=config.device):
-            _tell(record, candidate, console)
+            _tell(record, candidate, folder, console)
 
 
 def _candidate(config: TrainConfig) -> Candidate:
@@ -99,13 +108,20 @@ def _candidate(config: TrainConfig) -> Candidate:
     return Candidate(architecture=member.architecture, recipe=recipe)
 
 
-def _tell(record: RungRecord | Outcome, candidate: Candidate, console: Console) -> None:
-    if isinstance(record, Outcome) and record.status == "diverged":
-        raise StoppedError(f"{candidate.name} diverged: {record.reason}")
-    assert record.perplexity is not None
-    left = ""
-    if isinstance(record, RungRecord) and record.share < 1:
-        left = f", about {format_seconds(record.seconds * (1 / record.share - 1))} left"
+def _check_device(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "--device cuda needs a CUDA device, but there is none; leave the flag out to train on the CPU."
+        )
+
+
+def _tell(record: RungRecord | Outcome, candidate: Candidate, folder: Path, console: Console) -> None:
+    if isinstance(record, Outcome):
+        if record.status == "diverged":
+            raise StoppedError(f"{candidate.name} diverged: {record.reason}")
+        console.print(f"done; metrics, TensorBoard log and checkpoints are in {folder}", highlight=False)
+        return
+    left = f", about {format_seconds(record.seconds * (1 / record.share - 1))} left" if record.share < 1 else ""
     console.print(
         f"{record.tokens:,} tokens: validation perplexity {record.perplexity:.3f}, "
         f"{format_seconds(record.seconds)} so far{left}",
