@@ -16,7 +16,7 @@ from nas.ledger import Record
 from nas.run import read_config
 from search_spaces.architecture import arch_id, load_architecture
 
-ARGS = ("--budget-latency", "0.62s", "--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3")
+ARGS = ("--budget-latency", "6.22s", "--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3")
 NUM_TRIALS = 10
 
 
@@ -58,7 +58,7 @@ def test_a_run_leaves_everything_it_promises(finished):
         assert (folder / name).stat().st_size > 0, name
     records = ledger.finished(ledger.read(folder / ledger.FILE_NAME))
     assert [record.index for record in records] == list(range(NUM_TRIALS))
-    assert all(record.latency_s <= 0.62 for record in records)
+    assert all(record.latency_s <= 6.22 for record in records)
     rows = list(csv.DictReader((folder / "pareto.csv").read_text().splitlines()))
     assert rows
     for row in rows:
