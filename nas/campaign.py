@@ -73,11 +73,13 @@ def _study(
         _train(trials, config, resources, meta, console)
     finally:
         write_tables(folder, trials.records, config.budget, feasible.space.base)
+    unfinished = f"time budget used up; go on with --resume {folder}" if trials.running or not trials.finished else ""
     if not ledger.completed(trials.records):
-        raise StoppedError(f"no trial was trained to completion; see the reasons in {folder / 'trials.csv'}.")
+        reason = unfinished or f"see the reasons in {folder / 'trials.csv'}"
+        raise StoppedError(f"no trial was trained to completion: {reason}.")
     lines = closing_lines(trials.records, config, feasible.space.base.num_layers, folder, plot_run(folder))
-    if trials.running or not trials.finished:
-        lines.append(f"time budget used up; go on with --resume {folder}")
+    if unfinished:
+        lines.append(unfinished)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
 
