@@ -1,0 +1,53 @@
+"""metrics.csv after a kill: rows past the checkpoint and a torn row are gone."""
+
+from pathlib import Path
+
+import pytest
+
+from nas.metrics import COLUMNS, METRICS_FILE, MetricsLog, StepMetrics
+
+
+def write(folder: Path, steps: range, *, last_step: int = 0) -> None:
+    log = MetricsLog(folder, last_step=last_step)
+    for step in steps:
+        log.add(
+            StepMetrics(
+                step=step,
+                tokens=step * 64,
+                learning_rate=1 / 3,
+                train_loss=2.5,
+                penalty=0.0,
+                gradient_norm=1.0,
+                seconds=0.1,
+            )
+        )
+    log.flush()
+    log.close()
+
+
+def steps_in(folder: Path) -> list[str]:
+    header, *rows = (folder / METRICS_FILE).read_text().splitlines()
+    assert header.split(",") == list(COLUMNS)
+    return [row.split(",")[0] for row in rows]
+
+
+@pytest.mark.parametrize("torn", ["", "6", "6,384,0.33", "\x00\x00"])
+def test_a_resumed_log_goes_on_after_the_checkpoint(tmp_path: Path, torn: str) -> None:
+    write(tmp_path, range(1, 6))
+    path = tmp_path / METRICS_FILE
+    path.write_text(path.read_text() + torn)
+    write(tmp_path, range(4, 7), last_step=3)
+    assert steps_in(tmp_path) == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_a_run_that_starts_over_starts_the_log_over(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 6))
+    write(tmp_path, range(1, 3))
+    assert steps_in(tmp_path) == ["1", "2"]
+
+
+def test_numbers_are_written_in_full(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 2))
+    row = (tmp_path / METRICS_FILE).read_text().splitlines()[1].split(",")
+    assert float(row[COLUMNS.index("learning_rate")]) == 1 / 3
+    assert row[COLUMNS.index("val_loss")] == ""
