@@ -88,7 +88,7 @@ SCALES: dict[ScaleName, Scale] = {
         validation_tokens=2_048,
     ),
     # A laptop CPU: depth, heads and placement of the real model, everything else narrow. Measured on the standard
-    # library at 131,072 tokens: 4 sequences a step and 3e-3 beat 8 sequences, and 1e-3, 1.5e-3 and 6e-3, for
+    # library at 131,072 tokens, one seed: 4 sequences a step and 3e-3 beat 8 sequences, and 1e-3, 1.5e-3 and 6e-3, for
     # SM+LN+G; a vocabulary of 2,048 is a tenth of a step's time, one of 50,000 would be most of it.
     "proxy": Scale(
         name="proxy",
