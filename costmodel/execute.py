@@ -92,6 +92,25 @@ SHAPES: dict[type, Callable[[Any], dict[str, tuple[int, ...]]]] = {
     ops.ScaledAdd: lambda op: {"alpha": (), "beta": ()},
     ops.VocabProjection: lambda op: {"weight": (op.vocab, op.features)},
 }
+# op type -> the shapes of what it reads from other ops. A rotation reads heads of any width; the least is given here.
+INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
+    ops.TokenEmbedding: lambda op: ((op.tokens, op.vocab),),
+    ops.PositionEmbedding: lambda op: ((op.rows, op.features),),
+    ops.LayerNorm: lambda op: ((op.rows, op.features),),
+    ops.Linear: lambda op: ((op.rows, op.in_features),),
+    ops.Rotary: lambda op: ((op.rows, 3 * op.heads * op.rotary_dim),),
+    ops.AttentionScores: lambda op: ((op.queries, 3 * op.heads * op.head_dim),),
+    ops.Temperature: lambda op: ((op.heads, op.queries, op.keys),),
+    ops.Softmax: lambda op: ((op.heads, op.queries, op.keys),),
+    ops.ShapedAttention: lambda op: ((op.heads, op.queries, op.keys),),
+    ops.AttentionMix: lambda op: ((op.heads, op.queries, op.keys), (op.keys, op.heads * op.head_dim)),
+    ops.Gelu: lambda op: ((op.rows, op.features),),
+    ops.Relu: lambda op: ((op.rows, op.features),),
+    ops.LeakyRelu: lambda op: ((op.rows, op.features),),
+    ops.Add: lambda op: ((op.rows, op.features),) * 2,
+    ops.ScaledAdd: lambda op: ((op.rows, op.features),) * 2,
+    ops.VocabProjection: lambda op: ((op.rows, op.features),),
+}
 # Tables that are learned for the whole context and read for one prompt: the axis that is cut to the op's rows.
 CUT_AXIS: dict[type, int] = {ops.PositionEmbedding: 0, ops.Temperature: 1}
 # Operands that the owner of the weights inverts before the run, since a division is dear where a product is not.
@@ -100,13 +119,18 @@ INVERTED: frozenset[tuple[type, str]] = frozenset({(ops.Temperature, "weight"), 
 PUBLIC: frozenset[type] = frozenset({ops.Temperature, ops.ShapedAttention})
 
 
+def shapes(op: Op) -> dict[str, tuple[int, ...]]:
+    """The shapes of an op's weights by suffix."""
+    return SHAPES[type(op)](op) if type(op) in SHAPES else {}
+
+
 def operands(node: Node, weights: Weights) -> dict[str, Array]:
     """A node's operands by suffix, as its function takes them: cut to the prompt, and inverted where that is cheaper.
 
     Raises ValueError for a weight that is missing or of another shape.
     """
     found = {}
-    for suffix, shape in SHAPES.get(type(node.op), lambda op: {})(node.op).items():
+    for suffix, shape in shapes(node.op).items():
         name = f"{node.name}.{suffix}"
         if name not in weights:
             raise ValueError(f"`weights` must hold {name!r} of shape {shape}, but it is missing.")

@@ -1,0 +1,109 @@
+"""The protocol `aby3`: three parties, replicated shares modulo 2^k; semi-honest, honest majority, no set-up.
+
+Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/aby3 and libspu/mpc/ab_api.cc
+(https://github.com/secretflow/spu); Mohassel and Rindal 2018, ABY3, https://eprint.iacr.org/2018/403.
+"""
+
+from collections.abc import Callable
+
+from costmodel.ops import Op
+from costmodel.protocols.calls import Call, Comm, Setting, halves, price_calls, stored_bytes, total
+from costmodel.protocols.programs import calls_of
+
+NUM_PARTIES = 3
+OBLIVIOUS_BITS = 8  # conversion.cc, B2ASelector: up to so many bits by oblivious transfer, wider ones by an adder
+
+
+def comm(op: Op, setting: Setting) -> Comm:
+    """Rounds, messages and bytes of one op. Raises ValueError for an op without a program."""
+    return price_calls(calls_of(op, setting, share_bytes=2 * setting.ring_bits // 8), setting, PRICES)
+
+
+def _passed_on(num_bytes: int) -> Comm:
+    """Every party sends its part to the next one, at once."""
+    return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes)
+
+
+def _product(call: Call, setting: Setting) -> Comm:
+    """Each party computes one additive part and re-shares it; so also for matrices, whatever their inner dimension.
+
+    Source: arithmetic.cc, MulAA and MatMulAA; ABY3 section 5.1.
+    """
+    return _passed_on(call.elements * setting.ring_bits // 8)
+
+
+def _truncate(call: Call, setting: Setting) -> Comm:
+    """Two parties hold x and get the wrap bit by a product that the third helps with, then re-share the result.
+
+    Round 1: two masked bits and the helper's correction, in the least ring that holds the cut bits. Round 2: two
+    words. |x| < 2^(k-2). Source: arithmetic.cc, TruncAPr2 and computeMW.
+    """
+    wrap, word = max(4, stored_bytes(call.bits)), setting.ring_bits // 8
+    return Comm(rounds=2, messages=5, online_bytes=call.elements * (3 * wrap + 2 * word))
+
+
+def _select(call: Call, setting: Setting) -> Comm:
+    """Two oblivious transfers between three parties (two masked messages and the chosen mask), each result passed on.
+
+    Source: arithmetic.cc, MulA1B; ot.cc; ABY3 section 5.4.1.
+    """
+    return Comm(rounds=2, messages=8, online_bytes=8 * call.elements * setting.ring_bits // 8)
+
+
+def _conjoin(call: Call, setting: Setting) -> Comm:
+    """As a product, on bits. Source: boolean.cc, AndBB."""
+    return _passed_on(call.elements * stored_bytes(call.bits))
+
+
+def _sign(call: Call, setting: Setting) -> Comm:
+    """One party's sum of two parts becomes boolean shares; then an AND, and per level of the carry tree two at once.
+
+    Source: conversion.cc, MsbA2B; ab_api.cc, carry_a2b.
+    """
+    share, generate = _and(call.elements, setting.ring_bits), _and(call.elements, setting.ring_bits)
+    return total([share, generate, *(_and(2 * call.elements, bits) for bits in halves(setting))])
+
+
+def _to_bits(call: Call, setting: Setting) -> Comm:
+    """As `_sign`, with a Kogge-Stone adder. Source: conversion.cc, A2B; ab_api.cc, ppa_kogge_stone."""
+    return total([_and(call.elements, setting.ring_bits), _adder(call.elements, setting)])
+
+
+def _to_arithmetic(call: Call, setting: Setting) -> Comm:
+    """Source: conversion.cc, B2AByOT and B2AByPPA; ABY3 section 5.4."""
+    word = setting.ring_bits // 8
+    if call.bits <= OBLIVIOUS_BITS:  # per bit three messages of a word, then the chosen sum goes back
+        return Comm(rounds=2, messages=4, online_bytes=call.elements * word * (3 * call.bits + 1))
+    # a random number becomes boolean shares and is added; one part of the sum is opened to one party, which re-shares
+    share, reshare = _passed_on(call.elements * word), _passed_on(call.elements * word)
+    opened = Comm(rounds=1, messages=1, online_bytes=call.elements * word)
+    return total([share, _adder(call.elements, setting), opened, reshare])
+
+
+def _share(call: Call, setting: Setting) -> Comm:
+    """A sharing of zero hides the public number; its parts are passed on. Source: arithmetic.cc, P2A."""
+    return _passed_on(call.elements * setting.ring_bits // 8)
+
+
+def _adder(elements: int, setting: Setting) -> Comm:
+    """Kogge-Stone: an AND of all bits, then two at once for every doubling."""
+    levels = (setting.ring_bits - 1).bit_length()
+    return total([_and(elements, setting.ring_bits), *[_and(2 * elements, setting.ring_bits)] * levels])
+
+
+def _and(elements: int, bits: int) -> Comm:
+    return _passed_on(elements * stored_bytes(bits))
+
+
+PRICES: dict[str, Callable[[Call, Setting], Comm]] = {
+    "multiply": _product,
+    "square": _product,
+    "matmul": _product,
+    "truncate": _truncate,
+    "sign": _sign,
+    "select": _select,
+    "to_bits": _to_bits,
+    "to_arithmetic": _to_arithmetic,
+    "conjoin": _conjoin,
+    "share": _share,
+}

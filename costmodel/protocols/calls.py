@@ -1,0 +1,119 @@
+"""The language in which an op's price is stated: calls of a protocol's primitives, and what one call costs.
+
+An op is a sequence of calls, the same for every secret-sharing protocol of the engine; a protocol prices a call from
+its size alone. Calls follow one another: no call starts before the one before it is done, as the engine runs them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
+
+# primitive -> what it does to secret-shared integers of the ring
+#   multiply, square: element-wise products; matmul: a matrix product
+#   truncate: division by a power of two, which every product of fixed-point numbers needs
+#   sign: the most significant bit of an arithmetic sharing, as a boolean sharing of one bit
+#   select: an arithmetic sharing times a boolean sharing of one bit
+#   to_bits: arithmetic to boolean sharing of every bit; to_arithmetic: back, from the lowest `bits` bits
+#   conjoin: AND of two boolean sharings of `bits` bits
+#   share: an arithmetic sharing of a public number
+Primitive = Literal[
+    "multiply", "square", "matmul", "truncate", "sign", "select", "to_bits", "to_arithmetic", "conjoin", "share"
+]  # fmt: skip
+PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What the numbers of a model are in the engine.
+
+    ring_bits: secret-shared integers are modulo 2^ring_bits.
+    fraction_bits: bits after the binary point; 18 is the engine's default for a ring of 64 bits.
+
+    Raises ValueError for a ring the engine does not have, or too small for the fraction.
+    """
+
+    ring_bits: int = 64
+    fraction_bits: int = 18
+
+    def __post_init__(self) -> None:
+        if self.ring_bits not in (32, 64, 128):
+            raise ValueError(f"`ring_bits` must be 32, 64 or 128, but got {self.ring_bits}.")
+        # a product has twice the fraction bits, and division and square root reverse that many bits
+        if not 1 <= 2 * self.fraction_bits < self.ring_bits:
+            raise ValueError(
+                f"`fraction_bits` must be from 1 to {self.ring_bits // 2 - 1} in a ring of {self.ring_bits} bits, "
+                f"since products carry twice as many, but got {self.fraction_bits}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One call of a primitive.
+
+    elements: of the result.
+    operands: elements of both factors of a matrix product; 0 for the rest, whose operands are as large as the result.
+    bits: width of what `conjoin`, `to_arithmetic` and `truncate` (bits cut off) work on; 0 for the rest.
+    """
+
+    primitive: Primitive
+    elements: int
+    operands: int = 0
+    bits: int = 0
+
+
+Calls: TypeAlias = tuple[Call, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comm:
+    """What a call costs: rounds on the critical path; messages and bytes summed over all parties."""
+
+    rounds: int
+    messages: int
+    online_bytes: int
+    setup_bytes: int = 0
+
+
+NOTHING = Comm(rounds=0, messages=0, online_bytes=0)
+
+# primitive -> the cost of a call in a setting
+Prices: TypeAlias = Mapping[str, Callable[[Call, Setting], Comm]]
+
+
+def price_calls(calls: Iterable[Call], setting: Setting, prices: Prices) -> Comm:
+    """The sum over calls. Raises ValueError for a primitive the protocol has no formula for."""
+    parts = []
+    for call in calls:
+        if call.primitive not in prices:
+            raise ValueError(f"the protocol has no formula for {call.primitive!r}; add one to its table.")
+        parts.append(prices[call.primitive](call, setting))
+    return total(parts)
+
+
+def total(parts: Iterable[Comm]) -> Comm:
+    """What steps that wait for one another cost together."""
+    rounds = messages = online_bytes = setup_bytes = 0
+    for part in parts:
+        rounds += part.rounds
+        messages += part.messages
+        online_bytes += part.online_bytes
+        setup_bytes += part.setup_bytes
+    return Comm(rounds=rounds, messages=messages, online_bytes=online_bytes, setup_bytes=setup_bytes)
+
+
+def on(elements: int, calls: Calls) -> Calls:
+    """The same calls on `elements` times as many elements: an element-wise function over a whole array."""
+    return tuple(replace(call, elements=call.elements * elements) for call in calls)
+
+
+def stored_bytes(bits: int) -> int:
+    """Bytes in which the engine keeps and sends a boolean sharing of so many bits: a power of two, at least one."""
+    return max(1, 1 << max(0, (bits - 1).bit_length() - 3))
+
+
+def halves(setting: Setting) -> list[int]:
+    """Widths of the levels of a carry tree: half the ring's bits, a quarter, down to one."""
+    widths = [setting.ring_bits // 2]
+    while widths[-1] > 1:
+        widths.append(widths[-1] // 2)
+    return widths

@@ -1,0 +1,101 @@
+"""The protocol `semi2k`: two parties, additive shares modulo 2^k, correlated randomness from a dealer; semi-honest.
+
+Bytes are what the two parties send each other. The dealer's traffic is not in them: the engine's default dealer is
+its first party, which expands seeds exchanged once at start-up, so that no call has set-up bytes; a separate dealer
+would send corrections to one party, before the inputs are known.
+
+Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/semi2k and libspu/mpc/ab_api.cc
+(https://github.com/secretflow/spu); Cramer et al. 2018, SPDZ2k, for the products.
+"""
+
+from collections.abc import Callable
+
+from costmodel.ops import Op
+from costmodel.protocols.calls import NOTHING, Call, Comm, Setting, halves, price_calls, stored_bytes, total
+from costmodel.protocols.programs import calls_of
+
+NUM_PARTIES = 2
+
+
+def comm(op: Op, setting: Setting) -> Comm:
+    """Rounds, messages and bytes of one op. Raises ValueError for an op without a program."""
+    return price_calls(calls_of(op, setting, share_bytes=setting.ring_bits // 8), setting, PRICES)
+
+
+def _opened(num_bytes: int) -> Comm:
+    """Both parties send each other their share of a masked value, at once."""
+    return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes)
+
+
+def _multiply(call: Call, setting: Setting) -> Comm:
+    """Beaver: x - a and y - b are opened together. Source: arithmetic.cc, MulAA and MulA1B."""
+    return _opened(2 * call.elements * setting.ring_bits // 8)
+
+
+def _square(call: Call, setting: Setting) -> Comm:
+    """x - a is opened, with a dealt pair a, a^2. Source: arithmetic.cc, SquareA."""
+    return _opened(call.elements * setting.ring_bits // 8)
+
+
+def _matmul(call: Call, setting: Setting) -> Comm:
+    """Beaver: both masked factors are opened, whatever the result's size. Source: arithmetic.cc, MatMulAA."""
+    return _opened(call.operands * setting.ring_bits // 8)
+
+
+def _truncate(call: Call, setting: Setting) -> Comm:
+    """The wrap bit is a product of one bit of each party, in the least ring that holds the cut bits; |x| < 2^(k-2).
+
+    Source: arithmetic.cc, TruncAPr2 and MulVVS.
+    """
+    return _opened(call.elements * max(4, stored_bytes(call.bits)))
+
+
+def _conjoin(call: Call, setting: Setting) -> Comm:
+    """Beaver on bits. Source: boolean.cc, AndBB."""
+    return _opened(2 * call.elements * stored_bytes(call.bits))
+
+
+def _sign(call: Call, setting: Setting) -> Comm:
+    """The carry into the highest bit of the sum of both shares, by a tree of generate and propagate pairs.
+
+    An AND of all bits, then per level two ANDs of half as many, opened together. Source: conversion.cc, MsbA2B;
+    ab_api.cc, carry_a2b.
+    """
+    return total([_and(call.elements, setting.ring_bits), *(_and(2 * call.elements, bits) for bits in halves(setting))])
+
+
+def _to_bits(call: Call, setting: Setting) -> Comm:
+    """All bits of the sum of both shares by a Kogge-Stone adder: an AND, then two at a time for every doubling.
+
+    Source: conversion.cc, A2B; ab_api.cc, ppa_kogge_stone.
+    """
+    levels = (setting.ring_bits - 1).bit_length()
+    return total([_and(call.elements, setting.ring_bits), *[_and(2 * call.elements, setting.ring_bits)] * levels])
+
+
+def _to_arithmetic(call: Call, setting: Setting) -> Comm:
+    """Bits masked by dealt random bits are opened. Source: conversion.cc, B2A_Randbit."""
+    return _opened(call.elements * stored_bytes(call.bits))
+
+
+def _share(call: Call, setting: Setting) -> Comm:
+    """Local: both parties expand a common seed. Source: arithmetic.cc, P2A."""
+    return NOTHING
+
+
+def _and(elements: int, bits: int) -> Comm:
+    return _opened(2 * elements * stored_bytes(bits))
+
+
+PRICES: dict[str, Callable[[Call, Setting], Comm]] = {
+    "multiply": _multiply,
+    "square": _square,
+    "matmul": _matmul,
+    "truncate": _truncate,
+    "sign": _sign,
+    "select": _multiply,
+    "to_bits": _to_bits,
+    "to_arithmetic": _to_arithmetic,
+    "conjoin": _conjoin,
+    "share": _share,
+}
