@@ -1,0 +1,97 @@
+"""The engine runs the same graph as the clear run, and its costs are the sum of its ops'."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from costmodel import engine, execute, ops
+from costmodel.ops import OpGraph
+from costmodel.protocols import aby3, semi2k
+from costmodel.protocols.calls import Setting
+from search_spaces.decoder import Dimensions, base_architecture
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+
+needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
+PROTOCOLS = {"semi2k": semi2k.comm, "aby3": aby3.comm}
+LOGIT_TOLERANCE = 0.02
+DECODERS = ("SM+LN+G", "1xLTLKs-1xoSoFs", "HH(SM+ScFuFFN)")
+
+
+def graph_of(name: str, seq_len: int) -> OpGraph:
+    base = base_architecture("tiny", Dimensions(vocab=100, heads=4, d_model=32))
+    return lower(parse(name, base).architecture, seq_len)
+
+
+def drawn_weights(graph: OpGraph, seed: int = 0) -> dict[str, np.ndarray]:
+    """Numbers of the size that training starts from: N(0, 0.1) tables and linears, scales and gains about 1."""
+    generator = np.random.default_rng(seed)
+    matrices = (ops.TokenEmbedding, ops.PositionEmbedding, ops.Linear, ops.VocabProjection, ops.LeakyRelu)
+    return {
+        f"{node.name}.{suffix}": generator.normal(0.0 if isinstance(node.op, matrices) else 1.0, 0.1, shape)
+        for node in graph
+        for suffix, shape in execute.shapes(node.op).items()
+    }
+
+
+@needs_engine
+@pytest.mark.parametrize(
+    ("protocol", "name"),
+    [*((protocol, name) for protocol in PROTOCOLS for name in DECODERS), ("cheetah", DECODERS[0])],
+)
+def test_logits_under_the_engine_are_the_clear_ones(protocol: str, name: str) -> None:
+    graph = graph_of(name, seq_len=12)
+    weights, tokens = drawn_weights(graph), np.random.default_rng(1).integers(100, size=12)
+    clear = execute.execute(graph, weights, tokens)
+    run = engine.run(graph, weights, tokens, protocol=protocol, setting=Setting())
+    assert np.abs(run.logits - clear).max() < LOGIT_TOLERANCE
+    assert np.mean(run.logits.argmax(axis=1) == clear.argmax(axis=1)) >= 0.99
+    assert [node for node, _ in run.by_op] == list(graph)
+    assert run.total.sent_bytes == sum(cost.sent_bytes for _, cost in run.by_op) > 0
+    if protocol in PROTOCOLS:
+        predicted = [PROTOCOLS[protocol](node.op, Setting()) for node in graph]
+        assert [cost.sent_bytes for _, cost in run.by_op] == [comm.online_bytes for comm in predicted]
+        assert [cost.messages for _, cost in run.by_op] == [comm.messages for comm in predicted]
+
+
+@needs_engine
+def test_a_failure_names_its_op() -> None:
+    narrow = Setting(ring_bits=32, fraction_bits=8)  # in which the engine cannot divide
+    with pytest.raises(engine.EngineError, match=r"failed \(status 1\) in op '1.Softmax'"):
+        engine.measure(
+            [ops.Relu(rows=2, features=2), ops.Softmax(heads=1, queries=2, keys=2)], protocol="semi2k", setting=narrow
+        )
+
+
+@needs_engine
+def test_a_run_that_takes_too_long_is_stopped() -> None:
+    with pytest.raises(engine.EngineError, match="did not finish op"):
+        engine.measure([ops.Relu(rows=2, features=2)], protocol="semi2k", setting=Setting(), timeout_s=0.01)
+
+
+def test_without_the_engine_the_command_to_install_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="is not installed.*run: .*pip install 'spu==0.9.5'"):
+        engine.measure([ops.Relu(rows=1, features=1)], protocol="semi2k", setting=Setting())
+
+
+def test_an_unknown_protocol_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be one of semi2k, aby3, cheetah, but got 'spdz'"):
+        engine.measure([ops.Relu(rows=1, features=1)], protocol="spdz", setting=Setting())
+
+
+def test_costs_are_read_from_the_engines_log() -> None:
+    log = """
+[info] [Profiling] SPU execution embed completed, input processing took 1e-06s, total time 0.5s.
+[info] - pphlo.dot, executed 1 times, duration 0.1s, send bytes 99 recv bytes 99, send actions 9, recv actions 9
+[info] Link details: total send bytes 12, recv bytes 10, send actions 2, recv actions 1
+[info] [Profiling] SPU execution embed completed, input processing took 1e-06s, total time 2.5e-01s.
+[info] Link details: total send bytes 10, recv bytes 12, send actions 1, recv actions 2
+[info] [Profiling] SPU execution logits completed, input processing took 1e-06s, total time 0.1s.
+[info] Link details: total send bytes 5, recv bytes 5, send actions 1, recv actions 1
+"""
+    assert engine._measured(log) == {
+        "embed": engine.Measured(sent_bytes=22, messages=3, seconds=0.5),
+        "logits": engine.Measured(sent_bytes=5, messages=1, seconds=0.1),
+    }

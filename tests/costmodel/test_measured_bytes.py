@@ -1,0 +1,107 @@
+"""Predicted bytes and messages equal those the engine sends, to the byte.
+
+measured.yaml holds what the engine sent; to measure again, with the engine installed:
+
+    python tests/costmodel/test_measured_bytes.py > measured.yaml && mv measured.yaml tests/costmodel/
+"""
+
+import random
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from costmodel import engine, ops
+from costmodel.ops import Op
+from costmodel.protocols import aby3, semi2k
+from costmodel.protocols.calls import Setting
+from costmodel.yamlfile import dump, load_mapping
+
+PATH = Path(__file__).with_name("measured.yaml")
+PROTOCOLS = {"semi2k": semi2k.comm, "aby3": aby3.comm}
+SETTINGS = {
+    "default": Setting(),
+    "odd fraction": Setting(ring_bits=64, fraction_bits=15),
+    "wide ring": Setting(ring_bits=128, fraction_bits=40),
+}
+needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
+
+
+def some_ops(rows: int, features: int, heads: int, keys: int, vocab: int) -> list[Op]:
+    """One op of every type."""
+    square = {"heads": heads, "queries": keys, "keys": keys}
+    return [
+        ops.TokenEmbedding(tokens=rows, vocab=vocab, features=features),
+        ops.PositionEmbedding(rows=rows, features=features),
+        ops.LayerNorm(rows=rows, features=features),
+        ops.Linear(rows=rows, in_features=features, out_features=vocab, bias=True),
+        ops.Rotary(rows=rows, heads=heads, rotary_dim=4),
+        ops.AttentionScores(**square, head_dim=features),
+        ops.Temperature(**square),
+        ops.Softmax(**square),
+        ops.ShapedAttention(**square),
+        ops.AttentionMix(**square, head_dim=features),
+        ops.Gelu(rows=rows, features=features, form="tanh"),
+        ops.Gelu(rows=rows, features=features, form="exact"),
+        ops.Relu(rows=rows, features=features),
+        ops.LeakyRelu(rows=rows, features=features),
+        ops.Add(rows=rows, features=features),
+        ops.ScaledAdd(rows=rows, features=features),
+        ops.VocabProjection(rows=rows, features=features, vocab=vocab),
+    ]
+
+
+PLAN: dict[str, list[Op]] = {
+    "default": [
+        *some_ops(rows=64, features=256, heads=2, keys=64, vocab=300),
+        *some_ops(rows=7, features=12, heads=3, keys=33, vocab=50),
+        *some_ops(rows=1, features=1, heads=1, keys=1, vocab=1),
+    ],
+    "odd fraction": some_ops(rows=3, features=5, heads=1, keys=6, vocab=9),
+    "wide ring": some_ops(rows=3, features=5, heads=1, keys=6, vocab=9),
+}
+CASES = [(protocol, setting, op) for protocol in PROTOCOLS for setting, some in PLAN.items() for op in some]
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, dict[str, dict[str, list[int]]]]:
+    return load_mapping(PATH)["sent_bytes_and_messages"]
+
+
+@pytest.mark.parametrize(("protocol", "setting", "op"), CASES, ids=lambda value: str(value))
+def test_prediction_is_what_was_measured(protocol: str, setting: str, op: Op, measured: dict) -> None:
+    comm = PROTOCOLS[protocol](op, SETTINGS[setting])
+    assert [comm.online_bytes, comm.messages] == measured[protocol][setting][str(op)]
+
+
+def test_nothing_else_was_measured(measured: dict) -> None:
+    names = {(protocol, setting, str(op)) for protocol, setting, op in CASES}
+    assert names == {(p, s, op) for p, settings in measured.items() for s, ops_ in settings.items() for op in ops_}
+
+
+@needs_engine
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: str) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    draw = random.Random(seed).randint
+    drawn = some_ops(rows=draw(1, 24), features=draw(1, 40), heads=draw(1, 4), keys=draw(1, 40), vocab=draw(1, 60))
+    for op, cost in zip(drawn, engine.measure(drawn, protocol=protocol, setting=Setting()), strict=True):
+        comm = PROTOCOLS[protocol](op, Setting())
+        assert (comm.online_bytes, comm.messages) == (cost.sent_bytes, cost.messages), f"{op}, {seed=}"
+
+
+if __name__ == "__main__":
+    table = {
+        protocol: {
+            name: {
+                str(op): [cost.sent_bytes, cost.messages]
+                for op, cost in zip(
+                    PLAN[name], engine.measure(PLAN[name], protocol=protocol, setting=setting), strict=True
+                )
+            }
+            for name, setting in SETTINGS.items()
+        }
+        for protocol in PROTOCOLS
+    }
+    sys.stdout.write(dump({"engine": "spu 0.9.5", "sent_bytes_and_messages": table}))
