@@ -224,7 +224,7 @@ def _run_one(runtime: Any, executable: Any) -> None:
 
 
 def _configuration(job: _Job) -> Any:
-    """Defaults of the engine but for the profile; its parallelism is off by default."""
+    """Defaults of the engine but for the profile, and for one thread: cheetah has set-up costs per thread."""
     from spu import libspu
 
     configuration = libspu.RuntimeConfig(
@@ -233,6 +233,7 @@ def _configuration(job: _Job) -> Any:
         fxp_fraction_bits=job.setting.fraction_bits,
     )
     configuration.enable_pphlo_profile = True  # without it, nothing is reported
+    configuration.max_concurrency = 1
     return configuration
 
 

@@ -52,12 +52,14 @@ class Call:
 
     elements: of the result.
     operands: elements of both factors of a matrix product; 0 for the rest, whose operands are as large as the result.
+    factors: rows and columns of a matrix product; empty for the rest.
     bits: width of what `conjoin`, `to_arithmetic` and `truncate` (bits cut off) work on; 0 for the rest.
     """
 
     primitive: Primitive
     elements: int
     operands: int = 0
+    factors: tuple[int, ...] = ()
     bits: int = 0
 
 

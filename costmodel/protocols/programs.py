@@ -40,7 +40,8 @@ def matmul(m: int, k: int, n: int, setting: Setting, share_bytes: int) -> Calls:
         for columns in _cuts(n, n_step):
             for inner in _cuts(k, k_step):
                 operands = inner * (rows + columns)
-                calls += (Call(primitive="matmul", elements=rows * columns, operands=operands),)
+                shape = (rows, columns)
+                calls += (Call(primitive="matmul", elements=rows * columns, operands=operands, factors=shape),)
     return calls + on(m * n, functions.truncate(setting))
 
 
