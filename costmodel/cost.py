@@ -66,7 +66,7 @@ class Budget:
             if bound is not None and not 0 < bound < float("inf"):
                 raise ValueError(f"budget `{field.name}` must be positive and finite, but got {bound}.")
 
-    def admits(self, price: Price) -> bool:
-        return (self.latency_s is None or price.latency_s <= self.latency_s) and (
-            self.sent_bytes is None or price.sent_bytes <= self.sent_bytes
+    def admits(self, *, latency_s: float, sent_bytes: float) -> bool:
+        return (self.latency_s is None or latency_s <= self.latency_s) and (
+            self.sent_bytes is None or sent_bytes <= self.sent_bytes
         )

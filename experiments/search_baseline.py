@@ -1,14 +1,14 @@
 """Searchers against each other: the same space, budget, seeds and trained tokens; hypervolume after every generation.
 
-Trials run one after the other without early stopping, so that every trial costs the same tokens. Two studies at a
-time, one thread each.
+Trials run one after the other without early stopping, so that every trial that does not diverge costs the same
+tokens. As many studies at a time as there are cores, one thread each.
 """
 
 import multiprocessing
 import os
 import statistics
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,18 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from costmodel.cli import StoppedError
 from costmodel.protocols import load_pricer
 from costmodel.schema import decode
 from nas import ledger
-from nas.assembly import new_meta, open_trials
+from nas.assembly import checked_meta, new_meta, open_trials
 from nas.config import SCALES, ScaleName
 from nas.data import prepare
 from nas.front import summarise
-from nas.run import RUNS, StudyConfig, write_config, write_meta
+from nas.run import CONFIG_FILE, RUNS, StudyConfig, locked, write_config, write_meta
 from nas.searcher import GENERATION_SIZE, SearcherName
-from nas.serial import run_serially
-from nas.worker import worker_env
+from nas.trials import Trials
+from nas.worker import run_trial, worker_env
 from search_spaces.feasible import within_budget
 from search_spaces.prices import price_space
 from search_spaces.space import load_space
@@ -88,16 +89,28 @@ def study(settings: Settings, searcher: SearcherName, seed: int, folder: Path) -
     feasible = within_budget(price_space(load_space(config.space), load_pricer(), config.seq_len), config.budget)
     corpus = prepare(config.data, vocab_size=SCALES[config.scale].vocab_size or feasible.space.base.vocab_size)
     folder.mkdir(parents=True, exist_ok=True)
-    meta = new_meta(config, feasible, corpus)
-    write_config(folder, config)
-    write_meta(folder, meta)
-    trials = open_trials(config, feasible, corpus, meta, folder, threads=1)
-    run_serially(trials, early_stopping=False)
+    with locked(folder):
+        is_old = (folder / CONFIG_FILE).exists()
+        meta = checked_meta(folder, feasible.priced.pricer, corpus) if is_old else new_meta(config, feasible, corpus)
+        write_meta(folder, meta)
+        write_config(folder, config)
+        trials = open_trials(config, feasible, corpus, folder, threads=1)
+        _run_serially(trials)
     records = [record for record in ledger.finished(trials.records) if record.role == "candidate"]
     return [
         summarise(records[:count], config.budget, meta.reference).hypervolume
         for count in range(GENERATION_SIZE, len(records) + 1, GENERATION_SIZE)
     ]
+
+
+def _run_serially(trials: Trials) -> None:
+    """Every trial of the schedule, to the end."""
+    while not trials.halted and (spec := trials.next_spec()) is not None:
+        trials.started(spec)
+        for event in run_trial(replace(spec, rivals=())):
+            trials.happened(spec, event)
+    if trials.halted:
+        raise StoppedError(trials.halted)
 
 
 def tables(settings: Settings, curves: dict[tuple[str, int], list[float]]) -> list[Table]:

@@ -15,6 +15,7 @@ from nas.searcher import SEARCHERS, Schedule
 from nas.trials import Setting, Trials
 from search_spaces.feasible import FeasibleSpace
 from search_spaces.notation import Named, parse
+from search_spaces.prices import cheapest
 from search_spaces.space import SearchSpace, contains, num_members
 
 VERSIONED = ("private-inference-nas", "torch", "ray", "tokenizers", "numpy")
@@ -27,16 +28,16 @@ def published_members(space: SearchSpace) -> tuple[Named, ...]:
     return tuple(member for member in members if contains(space, member))
 
 
-def open_trials(
-    config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, meta: Meta, folder: Path, *, threads: int
-) -> Trials:
-    """The trials of a run, its ledger replayed. Anchors are the published rows within budget.
+def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, folder: Path, *, threads: int) -> Trials:
+    """The trials of a run, its ledger replayed.
 
-    Raises ValueError if the ledger is damaged before its last line.
+    Anchors are the published rows within budget and the cheapest member; baselines the published rows with
+    LayerNorm beyond the budget. Raises ValueError if the ledger is damaged before its last line.
     """
     published = published_members(feasible.space)
+    anchors = [member for member in (*published, cheapest(feasible.priced)) if feasible.fits(member)]
     schedule = Schedule(
-        strategy=SEARCHERS[config.searcher](feasible, [member for member in published if feasible.fits(member)]),
+        strategy=SEARCHERS[config.searcher](feasible, anchors),
         seed=config.seed,
         num_trials=config.num_trials,
         baselines=[member for member in published if not feasible.fits(member) and _has_norm(member)],
@@ -47,7 +48,7 @@ def open_trials(
         corpus=corpus,
         device="cuda" if config.gpus_per_trial > 0 else "cpu",
         threads=threads,
-        versions=meta.versions,
+        versions=versions(),
     )
     path = folder / ledger.FILE_NAME
     return Trials(schedule, feasible.priced.pricer, setting, ledger.recover(path) if path.exists() else ())
@@ -57,12 +58,17 @@ def _has_norm(member: Named) -> bool:
     return member.architecture.final_norm != "none"
 
 
+def versions() -> dict[str, str]:
+    """Of everything a result may depend on."""
+    return {name: version(name) for name in VERSIONED} | {"python": platform.python_version()}
+
+
 def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Meta:
     """What a new run is made with."""
     assert config.budget.latency_s is not None
     return Meta(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={name: version(name) for name in VERSIONED} | {"python": platform.python_version()},
+        versions=versions(),
         hardware={"machine": platform.machine(), "cores": str(len(os.sched_getaffinity(0)))},
         cost_model_id=feasible.priced.pricer.cost_model_id,
         corpus=corpus.fingerprint,
@@ -78,7 +84,12 @@ def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Me
 def checked_meta(folder: Path, pricer: Pricer, corpus: Corpus) -> Meta:
     """The meta of a run to resume. Raises ValueError if prices or data are no longer those it was made with."""
     meta = read_meta(folder)
-    for name, found in (("cost_model_id", pricer.cost_model_id), ("corpus", corpus.fingerprint)):
+    present = {
+        "cost_model_id": pricer.cost_model_id,
+        "corpus": corpus.fingerprint,
+        "tokenizer": corpus.tokenizer,
+    }
+    for name, found in present.items():
         if getattr(meta, name) != found:
             raise ValueError(
                 f"`{name}` of {folder} must be the present one, {found}, but is {getattr(meta, name)}; "

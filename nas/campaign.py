@@ -53,8 +53,8 @@ def run_campaign(
             console.print(f"everything is saved; continue with --resume {folder}", soft_wrap=True, highlight=False)
             raise
         except OSError as error:
-            reason = f"{error.filename or folder} cannot be written: {error.strerror or error}"
-            raise StoppedError(f"{reason}; free the cause, then continue with --resume {folder}") from error
+            reason = f"{error.filename or folder}: {error.strerror or error}"
+            raise StoppedError(f"{reason}; remove the cause, then continue with --resume {folder}") from error
 
 
 def _study(
@@ -66,9 +66,14 @@ def _study(
     folder: Path,
     console: Console,
 ) -> None:
-    write_config(folder, config)
     write_meta(folder, meta)
-    trials = open_trials(config, feasible, corpus, meta, folder, threads=resources.threads_per_trial)
+    write_config(folder, config)
+    console.print(
+        f"run {folder}: {resources.max_concurrent} trials at a time, {resources.threads_per_trial} threads each",
+        soft_wrap=True,
+        highlight=False,
+    )
+    trials = open_trials(config, feasible, corpus, folder, threads=resources.threads_per_trial)
     try:
         _train(trials, config, resources, meta, console)
     finally:
@@ -85,19 +90,28 @@ def _study(
 
 
 def study_resources(config: StudyConfig) -> Resources:
-    """One trial per core by default, threads so that cores are never oversubscribed; GPUs bound it where used."""
-    cores = len(os.sched_getaffinity(0))
-    concurrent = cores
-    if config.gpus_per_trial > 0 and config.ray_address is None:
-        if not torch.cuda.is_available():
-            raise ValueError(f"--gpus-per-trial {config.gpus_per_trial} needs a CUDA device, but there is none.")
-        concurrent = max(1, int(torch.cuda.device_count() / config.gpus_per_trial))
-    concurrent = config.max_concurrent or concurrent
+    """As many trials as there are cores, or as share the GPUs, unless fewer are asked for; threads fill the cores.
+
+    A cluster takes what it is asked for, one thread a trial by default. Raises ValueError if there are too few GPUs.
+    """
+    cores, share = len(os.sched_getaffinity(0)), config.gpus_per_trial
+    if config.ray_address is not None:
+        return Resources(
+            max_concurrent=config.max_concurrent or cores,
+            threads_per_trial=1,
+            gpus_per_trial=share,
+            ray_address=config.ray_address,
+        )
+    num_gpus = torch.cuda.device_count() if share else 0
+    if share > num_gpus:
+        raise ValueError(f"--gpus-per-trial {share} needs a CUDA device for each, but there are {num_gpus}.")
+    most = cores if not share else int(num_gpus // share if share >= 1 else num_gpus * (1 // share))
+    concurrent = min(config.max_concurrent or most, most, cores)
     return Resources(
-        max_concurrent=concurrent if config.ray_address else min(concurrent, cores),
-        threads_per_trial=max(1, cores // concurrent),
-        gpus_per_trial=config.gpus_per_trial,
-        ray_address=config.ray_address,
+        max_concurrent=concurrent,
+        threads_per_trial=cores // concurrent,
+        num_gpus=num_gpus,
+        gpus_per_trial=share,
     )
 
 

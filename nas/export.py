@@ -8,40 +8,41 @@ weights.safetensors the weights, named after the nodes of the op graph
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from costmodel import cli
 from costmodel.estimate import estimate
 from costmodel.protocols import load_pricer
 from costmodel.yamlfile import dump
-from nas import checkpoint, ledger
+from nas import checkpoint
 from nas.candidate import Candidate, candidate_id
 from nas.front import pick as pick_record
 from nas.ledger import Record
 from nas.model import build
-from nas.run import StudyConfig, find_run, read_config, read_meta, study_candidate
+from nas.run import StudyConfig, find_run, read_config, read_ledger, read_meta, run_space, study_candidate
 from nas.weights import deployed_weights
 from search_spaces.architecture import dump_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
-from search_spaces.space import load_space
 
 
-def export(run: str, output_dir: str, pick: str = "knee") -> None:
+def export(run: str, pick: str = "knee", format: Literal["yaml"] = "yaml", output_dir: str | None = None) -> None:
     """Exports one completed candidate of a run.
 
     Args:
         run: folder of a run, or `latest`.
-        output_dir: folder to write; it must not hold an export already.
         pick: knee or best of the front, or the arch_id of a completed trial.
+        format: YAML files with safetensors weights.
+        output_dir: folder to write, new or empty; by default `exports/<arch_id>` in the run.
     """
-    folder, target = find_run(run), Path(output_dir)
+    folder = find_run(run)
     config = read_config(folder)
-    record = pick_record(ledger.read(folder / ledger.FILE_NAME), config.budget, pick)
+    record = pick_record(read_ledger(folder), config.budget, pick)
+    target = folder / "exports" / record.arch_id if output_dir is None else Path(output_dir)
     for path in write_export(folder, config, record, target):
         print(path)
 
@@ -49,32 +50,34 @@ def export(run: str, output_dir: str, pick: str = "knee") -> None:
 def write_export(folder: Path, config: StudyConfig, record: Record, target: Path) -> list[Path]:
     """Writes the export of a completed trial and returns its files.
 
-    Raises ValueError if `target` holds an export already or cannot be written, or the trial's checkpoint is gone.
+    Raises ValueError if `target` is not empty or cannot be written, or the trial's last checkpoint is gone.
     """
-    candidate = study_candidate(config, parse(record.notation, load_space(config.space).base))
-    weights = _weights(folder / "trials" / record.trial_id, candidate)
-    if (target / "export.yaml").exists():
-        raise ValueError(f"--output-dir {target} already holds an export; choose another folder.")
-    texts = {
-        "architecture.yaml": dump_architecture(candidate.architecture),
-        "export.yaml": dump(_facts(folder, config, record, candidate)),
-        "trained.yaml": dump_architecture(candidate.trained),
+    candidate = study_candidate(config, parse(record.notation, run_space(folder, config).base))
+    weights = _weights(folder / "trials" / record.trial_id, candidate, record)
+    files = {
+        "weights.safetensors": save(weights, metadata={"candidate_id": record.candidate_id}),
+        "architecture.yaml": dump_architecture(candidate.architecture).encode(),
+        "trained.yaml": dump_architecture(candidate.trained).encode(),
+        "export.yaml": dump(_facts(folder, config, record, candidate)).encode(),
     }
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            (target / name).write_text(text)
+        if any(target.iterdir()):
+            raise ValueError(f"--output-dir {target} must be new or empty, but holds files; choose another folder.")
+        for name, content in files.items():
+            (target / name).write_bytes(content)
     except OSError as error:
+        for name in files:
+            (target / name).unlink(missing_ok=True)
         raise ValueError(f"--output-dir {target} must be a folder we can write to: {error.strerror}.") from None
-    save_file(weights, target / "weights.safetensors", metadata={"candidate_id": record.candidate_id})
-    return [target / name for name in (*texts, "weights.safetensors")]
+    return [target / name for name in files]
 
 
-def _weights(trial: Path, candidate: Candidate) -> dict[str, Tensor]:
+def _weights(trial: Path, candidate: Candidate, record: Record) -> dict[str, Tensor]:
     """The weights of a trial's last checkpoint, a tied output table written out."""
     found = checkpoint.load_latest(trial, {"candidate": candidate_id(candidate)})
-    if found is None:
-        raise ValueError(f"{trial} has no whole checkpoint, so there are no weights to export.")
+    if found is None or found.step != record.steps:
+        raise ValueError(f"{trial} must have a whole checkpoint of step {record.steps}, but has none to export.")
     model = build(candidate.trained, torch.Generator())
     model.load_state_dict(dict(found.weights), strict=not candidate.trained.tied_embeddings)
     return {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}

@@ -50,9 +50,7 @@ def ranked(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
     inside = [
         record
         for record in ledger.completed(records)
-        if record.role == "candidate"
-        and (budget.latency_s is None or record.latency_s <= budget.latency_s)
-        and (budget.sent_bytes is None or record.sent_bytes <= budget.sent_bytes)
+        if record.role == "candidate" and budget.admits(latency_s=record.latency_s, sent_bytes=record.sent_bytes)
     ]
     return tuple(sorted(inside, key=point))
 

@@ -16,8 +16,7 @@ from costmodel.published_rows import PublishedRow, published_rows
 from nas import ledger
 from nas.front import front
 from nas.ledger import Record
-from nas.run import find_run, read_config
-from search_spaces.space import load_space
+from nas.run import find_run, read_config, read_ledger, run_space
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -100,10 +99,10 @@ def plot_run(folder: Path) -> tuple[Path, ...]:
     Raises ValueError if nothing has been trained to completion yet.
     """
     config = read_config(folder)
-    records = ledger.read(folder / ledger.FILE_NAME)
+    records = read_ledger(folder)
     if not ledger.completed(records):
         raise ValueError(f"{folder} has no completed trial yet, so there is nothing to plot.")
-    num_layers = load_space(config.space).base.num_layers
+    num_layers = run_space(folder, config).base.num_layers
     data = front_figure(records, config.budget, published_rows(), num_layers=num_layers, seq_len=config.seq_len)
     figure = draw_front(data)
     (folder / "plots").mkdir(exist_ok=True)

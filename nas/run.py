@@ -17,12 +17,17 @@ from costmodel.cost import Budget
 from costmodel.schema import decode
 from costmodel.units import parse_bytes, parse_seconds
 from costmodel.yamlfile import dump, load_mapping
+from nas import ledger
 from nas.candidate import Candidate
 from nas.config import SCALES, EntropyRegularisation, Recipe, ScaleName
+from nas.ledger import Record
 from nas.searcher import SearcherName
 from search_spaces.notation import Named
+from search_spaces.space import SearchSpace, load_space
 
 RUNS = Path("runs")
+CONFIG_FILE = "run.yaml"
+SPACE_FILE = "space.yaml"
 META_SCHEMA_VERSION = 1
 
 
@@ -73,6 +78,8 @@ class StudyConfig:
         for name in ("gpus_per_trial", "seed"):
             if not (value := getattr(self, name)) >= 0:
                 raise ValueError(f"{flag(name)} must not be negative, but got {value}.")
+        if self.gpus_per_trial > 1 and self.gpus_per_trial % 1:
+            raise ValueError(f"--gpus-per-trial must be whole or below 1, but got {self.gpus_per_trial}.")
         _ = self.budget, self.time_budget_s
 
     @property
@@ -92,15 +99,19 @@ def flag(name: str) -> str:
 
 def study_candidate(config: StudyConfig, member: Named) -> Candidate:
     """A member of the space with the recipe that the study trains it with."""
-    scale = SCALES[config.scale]
-    return Candidate(
-        architecture=member.architecture,
-        recipe=Recipe(
-            scale=replace(scale, seq_len=config.seq_len, tokens=config.tokens or scale.tokens),
-            data=config.data,
-            entropy=EntropyRegularisation() if member.entropy_regularised else None,
-        ),
+    return candidate_at(member, config.scale, seq_len=config.seq_len, tokens=config.tokens, data=config.data)
+
+
+def candidate_at(member: Named, scale: ScaleName, *, seq_len: int | None, tokens: int | None, data: str) -> Candidate:
+    """A member at a scale; None keeps the scale's own sequence length or tokens."""
+    changes: dict[str, Any] = {"seq_len": seq_len, "tokens": tokens}
+    given = {name: value for name, value in changes.items() if value is not None}
+    recipe = Recipe(
+        scale=replace(SCALES[scale], **given),
+        data=data,
+        entropy=EntropyRegularisation() if member.entropy_regularised else None,
     )
+    return Candidate(architecture=member.architecture, recipe=recipe)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,8 +144,8 @@ def new_folder(output_dir: Path | None) -> Path:
 
     Raises ValueError if it already holds a run or cannot be written.
     """
-    folder = output_dir or RUNS / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
-    if (folder / "run.yaml").exists():
+    folder = (output_dir or RUNS / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")).absolute()
+    if _is_file(folder / CONFIG_FILE):
         raise ValueError(f"--output-dir {folder} already holds a run; continue it with --resume {folder}.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -149,27 +160,41 @@ def new_folder(output_dir: Path | None) -> Path:
 def find_run(run: str) -> Path:
     """The folder of an existing run; `latest` is the newest under `runs/`. Raises ValueError if there is none."""
     if run == "latest":
-        runs = sorted(RUNS.glob("*/run.yaml"), key=lambda path: path.stat().st_mtime)
+        runs = sorted(RUNS.glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
         if not runs:
             raise ValueError(f"there is no run under {RUNS}/ yet; start one with python -m nas.search.")
-        return runs[-1].parent
-    folder = Path(run)
-    if not (folder / "run.yaml").is_file():
+        return runs[-1].parent.absolute()
+    folder = Path(run).absolute()
+    if not _is_file(folder / CONFIG_FILE):
         raise ValueError(f"RUN must be the folder of a run (with run.yaml) or `latest`, but got {run!r}.")
     return folder
 
 
 def write_config(folder: Path, config: StudyConfig) -> None:
-    _replace(folder / "run.yaml", dump(asdict(config)))
+    """Makes the folder a run, so it comes last; a space of the user's own is kept with it."""
+    if config.space.endswith((".yaml", ".yml")) and not (folder / SPACE_FILE).exists():
+        replace_file(folder / SPACE_FILE, Path(config.space).read_text(encoding="utf-8"))
+    replace_file(folder / CONFIG_FILE, dump(asdict(config)))
+
+
+def run_space(folder: Path, config: StudyConfig) -> SearchSpace:
+    """The space of a run: the copy in its folder, or the shipped one."""
+    return load_space(str(folder / SPACE_FILE) if (folder / SPACE_FILE).exists() else config.space)
+
+
+def read_ledger(folder: Path) -> tuple[Record, ...]:
+    """The records of a run, none if it has not started a trial yet; a torn last line is left out with a warning."""
+    path = folder / ledger.FILE_NAME
+    return ledger.read(path) if path.exists() else ()
 
 
 def read_config(folder: Path) -> StudyConfig:
     """Raises ValueError, naming the file, if it is damaged."""
-    return decode(StudyConfig, load_mapping(folder / "run.yaml"), str(folder / "run.yaml"))
+    return decode(StudyConfig, load_mapping(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
 
 
 def write_meta(folder: Path, meta: Meta) -> None:
-    _replace(folder / "meta.json", json.dumps(asdict(meta), indent=2) + "\n")
+    replace_file(folder / "meta.json", json.dumps(asdict(meta), indent=2) + "\n")
 
 
 def read_meta(folder: Path) -> Meta:
@@ -193,8 +218,27 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _replace(path: Path, text: str) -> None:
-    """Writes a whole file or leaves the old one."""
+def is_running(folder: Path) -> bool:
+    """Whether a process holds the run."""
+    try:
+        with locked(folder):
+            return False
+    except ValueError:
+        return True
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Writes a whole file, through to the disk, or leaves the old one."""
     partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(text)
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:  # a name too long, a folder we may not enter
+        raise ValueError(f"{path} cannot be opened: {error.strerror}.") from None

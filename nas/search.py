@@ -15,14 +15,14 @@ from rich.console import Console
 
 from costmodel import cli
 from costmodel.protocols import load_pricer
-from nas.run import StudyConfig, find_run, flag, read_config
+from nas.run import StudyConfig, find_run, flag, read_config, run_space
 from search_spaces.feasible import FeasibleSpace, check_feasible, format_budget, format_price, within_budget
 from search_spaces.notation import name_of
 from search_spaces.prices import cheapest, dearest, price_of, price_space
 from search_spaces.space import load_space, num_members
 
 # A resumed run keeps what its results depend on; only these may differ from one process to the next.
-RESUMABLE = ("num_trials", "time_budget", "max_concurrent", "gpus_per_trial", "ray_address")
+RESUMABLE = ("num_trials", "time_budget", "max_concurrent", "ray_address")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +67,8 @@ def _resumed(folder: Path, given: Namespace) -> StudyConfig:
                 f"{flag(name)} of a resumed run must stay {getattr(config, name)!r}, but got {value!r}; "
                 f"start a new run, or change only {', '.join(map(flag, RESUMABLE))}."
             )
+    if given.get("num_trials", config.num_trials) < config.num_trials:
+        raise ValueError(f"--num-trials of a resumed run can only be raised from {config.num_trials}.")
     return replace(config, **given.as_dict())
 
 
@@ -78,7 +80,8 @@ def search(request: Request, console: Console) -> None:
     """
     config = request.config
     pricer = load_pricer(protocol=config.protocol, network=config.network)
-    feasible = within_budget(price_space(load_space(config.space), pricer, config.seq_len), config.budget)
+    space = run_space(request.folder, config) if request.folder else load_space(config.space)
+    feasible = within_budget(price_space(space, pricer, config.seq_len), config.budget)
     for line in overview(feasible):
         console.print(line, soft_wrap=True, highlight=False)
     check_feasible(feasible)

@@ -16,6 +16,7 @@ from nas.ledger import Role, Status
 from nas.pareto import Point, dominates, ranks
 from search_spaces.feasible import FeasibleSpace
 from search_spaces.notation import Named
+from search_spaces.prices import cheapest, dearest, price_of
 from search_spaces.variation import crossover, mutate
 
 SearcherName = Literal["evolution", "random"]
@@ -25,7 +26,8 @@ LAG = 2  # generation g sees the results of generations up to g - LAG
 
 PARENTS = 4  # fronts are taken, best first, until there are this many parents
 CROSSOVER_SHARE = 0.5
-TRIES = 64  # offspring over budget or already proposed are redrawn this often before a random member replaces them
+CHOICES = 16  # offspring drawn for a place, of which the one nearest to its latency target is taken
+MIN_RIVALS = 8  # trials that must have completed before any is stopped early: luck dominates among fewer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,24 +82,33 @@ class RandomSearch(Strategy):
 
 
 class Evolution(Strategy):
-    """Published rows within budget first, then mutation and crossover of the front so far."""
+    """Anchors first, then mutation and crossover of the front so far, spread over the whole range of latencies.
+
+    Each offspring has a latency target, uniform between the cheapest member and the budget; of CHOICES draws the
+    nearest is taken. Without it nearly all offspring crowd at the budget, where nearly all members are.
+    """
 
     def __init__(self, feasible: FeasibleSpace, anchors: Iterable[Named]) -> None:
         self.feasible = feasible
         self.anchors = tuple(anchors)
+        self.cheapest_s = self._latency_s(cheapest(feasible.priced))
+        self.dearest_s = self._latency_s(dearest(feasible.priced))
 
     def propose(
         self, size: int, rng: np.random.Generator, seen: frozenset[Named], scored: Sequence[Scored]
     ) -> list[Named]:
         chosen = [member for member in self.anchors if member not in seen][:size]
         parents = _parents(scored)
-        for _ in range(TRIES * size if parents else 0):
-            if len(chosen) == size:
-                break
-            child = self._child(parents, rng)
-            if self.feasible.fits(child) and child not in seen and child not in chosen:
-                chosen.append(child)
+        for _ in range(size - len(chosen) if parents else 0):
+            drawn = [self._child(parents, rng) for _ in range(CHOICES)]
+            new = [child for child in drawn if self.feasible.fits(child) and child not in seen | {*chosen}]
+            target_s = rng.uniform(self.cheapest_s, self.feasible.budget.latency_s or self.dearest_s)
+            if new:
+                chosen.append(min(new, key=lambda child: abs(self._latency_s(child) - target_s)))
         return _fill(chosen, size, self.feasible, rng, seen)
+
+    def _latency_s(self, member: Named) -> float:
+        return price_of(self.feasible.priced, member).latency_s
 
     def _child(self, parents: Sequence[Named], rng: np.random.Generator) -> Named:
         child = parents[int(rng.integers(len(parents)))]
@@ -174,12 +185,16 @@ class Schedule:
         return self._asked == len(self.proposals) and (self._exhausted or self.num_candidates >= self.num_trials)
 
     def rivals(self, proposal: Proposal) -> tuple[Result, ...]:
-        """The results an early stop of this trial may depend on: candidates of generations it may see."""
-        return tuple(
+        """The results an early stop of this trial may depend on: candidates of generations it may see.
+
+        None until MIN_RIVALS of them have completed.
+        """
+        visible = tuple(
             self.results[earlier.index]
             for earlier in self.proposals
             if earlier.role == "candidate" and earlier.generation <= proposal.generation - LAG
         )
+        return visible if sum(one.status == "completed" for one in visible) >= MIN_RIVALS else ()
 
     def _extend(self) -> bool:
         """Proposes the next generation if there is to be one and it may be known; says whether it did."""

@@ -12,7 +12,7 @@ from nas import ledger
 from nas.front import crosses, summarise
 from nas.ledger import Record
 from nas.progress import line
-from nas.run import find_run, read_config, read_meta
+from nas.run import find_run, is_running, read_config, read_ledger, read_meta
 
 
 def status(run: str) -> None:
@@ -23,16 +23,18 @@ def status(run: str) -> None:
     """
     folder = find_run(run)
     config, meta = read_config(folder), read_meta(folder)
-    path = folder / ledger.FILE_NAME
     with warnings.catch_warnings(record=True) as caught:
-        records = ledger.read(path) if path.exists() else ()
+        records = read_ledger(folder)
     console = Console(soft_wrap=True, highlight=False)
     for warning in caught:
         console.print(f"warning: {warning.message}")
     summary = summarise(records, config.budget, meta.reference)
     baselines = len({record.index for record in records if record.role == "baseline"})
     console.print(f"run {folder}: space {config.space}, budget {config.budget_latency}, scale {config.scale}")
+    console.print(f"perplexities are of {meta.tokenizer}, {meta.split}")
     console.print(line(summary, config.num_trials + baselines, eta_s=None))
+    if not is_running(folder) and summary.ended < config.num_trials + baselines:
+        console.print(f"nothing is running; continue with python -m nas.search --resume {folder}")
     if summary.front:
         console.print(_front_table(summary.front, config.budget))
     for record in ledger.finished(records):

@@ -30,6 +30,7 @@ QUIET_ENV = {
     "TUNE_MAX_PENDING_TRIALS_PG": "1",  # ask for a trial only when a worker is free
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # our searcher has no single metric
     "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a worker as here
 }
 OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would reserve 30 % of the memory
 
@@ -38,12 +39,14 @@ OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would r
 class Resources:
     """What trials run on.
 
-    max_concurrent: trials at a time; threads_per_trial: torch threads of each; gpus_per_trial: may be a fraction.
+    max_concurrent: trials at a time; threads_per_trial: torch threads of each.
+    num_gpus: of this machine; gpus_per_trial: whole, or a fraction that several trials share.
     ray_address: an existing cluster (whose nodes share the run folder), or None for this machine alone.
     """
 
     max_concurrent: int
     threads_per_trial: int
+    num_gpus: int = 0
     gpus_per_trial: float = 0.0
     ray_address: str | None = None
 
@@ -79,12 +82,12 @@ def _start_ray(resources: Resources, worker_env: Mapping[str, str]) -> None:
     if resources.ray_address is None:
         local = {
             "num_cpus": resources.max_concurrent * resources.threads_per_trial,
-            "num_gpus": math.ceil(resources.max_concurrent * resources.gpus_per_trial),
+            "num_gpus": resources.num_gpus,
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
         }
     ray.init(
-        address=resources.ray_address,
+        address=resources.ray_address or "local",  # whatever RAY_ADDRESS says
         runtime_env={"env_vars": dict(worker_env)},
         logging_level=logging.ERROR,
         log_to_driver=False,

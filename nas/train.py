@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -16,11 +16,11 @@ from costmodel.schema import decode
 from costmodel.units import format_seconds
 from costmodel.yamlfile import dump, load_mapping
 from nas.candidate import Candidate
-from nas.config import SCALES, EntropyRegularisation, Recipe, ScaleName
+from nas.config import ScaleName
 from nas.data import prepare, require_chunks
 from nas.model import Decoder
 from nas.records import Outcome, RungRecord
-from nas.run import RUNS, locked
+from nas.run import RUNS, candidate_at, locked, replace_file
 from nas.trainer import train
 from search_spaces.decoder import base_architecture
 from search_spaces.reference import resolve
@@ -50,6 +50,10 @@ class TrainConfig:
     data: str = "stdlib"
     device: Literal["cpu", "cuda"] = "cpu"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"--seed must not be negative, but got {self.seed}.")
 
 
 def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
@@ -85,27 +89,31 @@ def run(args: Sequence[str], console: Console) -> None:
     folder = resumed or output_dir or RUNS / datetime.now(UTC).strftime("train-%Y-%m-%dT%H%M%SZ")
     if resumed is None and (folder / CONFIG_FILE).exists():
         raise ValueError(f"{folder} already holds a training; continue it with --resume {folder}.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG_FILE).write_text(dump(asdict(config)))
-    except OSError as error:
-        raise ValueError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
-    console.print(f"training {candidate.name} at width {candidate.trained.d_model} in {folder}", highlight=False)
+    if resumed is None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(folder / CONFIG_FILE, dump(asdict(config)))
+        except OSError as error:
+            raise ValueError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
+    console.print(
+        f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
+        f"{corpus.tokenizer}, {corpus.split}",
+        highlight=False,
+    )
     with locked(folder):
-        for record in train(candidate, corpus, seed=config.seed, folder=folder, device=config.device):
-            _tell(record, candidate, folder, console)
+        try:
+            for record in train(candidate, corpus, seed=config.seed, folder=folder, device=config.device):
+                _tell(record, candidate, folder, console)
+        except KeyboardInterrupt:
+            console.print(f"continue with --resume {folder}", highlight=False)
+            raise
+        except OSError as error:
+            raise StoppedError(f"{folder}: {error.strerror or error}; then continue with --resume {folder}") from error
 
 
 def _candidate(config: TrainConfig) -> Candidate:
     member = resolve(config.arch, base_architecture(config.base))
-    scale = SCALES[config.scale]
-    changes = {name: value for name in ("seq_len", "tokens") if (value := getattr(config, name)) is not None}
-    recipe = Recipe(
-        scale=replace(scale, **changes),
-        data=config.data,
-        entropy=EntropyRegularisation() if member.entropy_regularised else None,
-    )
-    return Candidate(architecture=member.architecture, recipe=recipe)
+    return candidate_at(member, config.scale, seq_len=config.seq_len, tokens=config.tokens, data=config.data)
 
 
 def _check_device(device: str) -> None:

@@ -16,10 +16,10 @@ from nas.candidate import Candidate, candidate_id, trial_id
 from nas.data import Corpus
 from nas.ledger import Event, Record, Status
 from nas.run import StudyConfig, study_candidate
-from nas.searcher import Proposal, Result, Schedule
+from nas.searcher import LAG, Proposal, Result, Schedule
 from search_spaces.architecture import arch_id
 from search_spaces.lower import lower
-from search_spaces.notation import Named, placement
+from search_spaces.notation import placement
 
 Device = Literal["cpu", "cuda"]
 
@@ -28,13 +28,15 @@ Device = Literal["cpu", "cuda"]
 class TrialSpec:
     """Everything a worker needs to train one candidate; plain data.
 
-    rivals: results that may stop this trial early. folder: where its checkpoints and metrics go.
+    price, latency_s_range: of the deployed model. rivals: results that may stop this trial early.
+    folder: where its checkpoints and metrics go.
     """
 
     proposal: Proposal
     trial_id: str
     candidate: Candidate
-    latency_s: float
+    price: Price
+    latency_s_range: tuple[float, float] | None
     seed: int
     corpus: Corpus
     folder: Path
@@ -99,7 +101,7 @@ class Trials:
         """The next trial to run, or None if there is none now; trials the ledger holds are told, not run."""
         while (proposal := self.schedule.ask()) is not None:
             record = next((one for one in ledger.finished(self.records) if one.index == proposal.index), None)
-            if record is None:
+            if record is None or self._is_retried(record):
                 return self._spec(proposal)
             self._check_same(proposal, record)
             self.schedule.tell(self._result(record))
@@ -110,12 +112,10 @@ class Trials:
         self._write(spec, TrialEvent(event="started", status="running"))
 
     def happened(self, spec: TrialSpec, event: TrialEvent) -> None:
-        """Records a rung or an end; an end is told to the schedule."""
+        """Records a rung or an end; an end is told to the schedule. Nothing is recorded once the run is halted."""
         if event.halted:
             self.halted = self.halted or event.reason
-            self.running.pop(spec.proposal.index, None)
-            return
-        if self._is_known(spec, event):
+        if self.halted or self._is_known(spec, event):
             return
         record = self._write(spec, event)
         if record is not None and event.event == "finished":
@@ -127,19 +127,17 @@ class Trials:
         if spec.proposal.index in self.running and not self.halted:
             self.happened(spec, TrialEvent(event="finished", status="failed", reason=reason))
 
-    def price(self, member: Named) -> tuple[Price, tuple[float, float] | None]:
-        """Price and latency range of a member at the run's sequence length."""
-        result = estimate(lower(member.architecture, self.setting.config.seq_len), self.pricer)
-        return result.total, result.latency_s_range
-
     def _spec(self, proposal: Proposal) -> TrialSpec:
         candidate = study_candidate(self.setting.config, proposal.member)
-        name = trial_id(candidate, seed=self.setting.config.seed)
+        attempt = sum(one.event == "finished" and one.index == proposal.index for one in self.records)
+        name = trial_id(candidate, seed=self.setting.config.seed, attempt=attempt)
+        cost = estimate(lower(proposal.member.architecture, self.setting.config.seq_len), self.pricer)
         return TrialSpec(
             proposal=proposal,
             trial_id=name,
             candidate=candidate,
-            latency_s=self.price(proposal.member)[0].latency_s,
+            price=cost.total,
+            latency_s_range=cost.latency_s_range,
             seed=self.setting.config.seed,
             corpus=self.setting.corpus,
             device=self.setting.device,
@@ -147,6 +145,11 @@ class Trials:
             threads=self.setting.threads,
             rivals=self.schedule.rivals(proposal) if proposal.role == "candidate" else (),
         )
+
+    def _is_retried(self, record: Record) -> bool:
+        """A failure says nothing about a candidate: it is tried again, unless later proposals depend on it already."""
+        depended_on = any(one.generation >= record.generation + LAG for one in self.records)
+        return record.status == "failed" and not depended_on
 
     def _rung_losses(self, name: str) -> tuple[float, ...]:
         rungs = [one for one in self.records if one.trial_id == name and one.event == "rung"]
@@ -189,7 +192,7 @@ class Trials:
     def _record(self, spec: TrialSpec, event: TrialEvent) -> Record:
         assert event.event is not None
         member, setting = spec.proposal.member, self.setting
-        price, latency_s_range = self.price(member)
+        price = spec.price
         return Record(
             event=event.event,
             trial_id=spec.trial_id,
@@ -219,7 +222,7 @@ class Trials:
             rounds=price.rounds,
             sent_bytes=price.sent_bytes,
             latency_s=price.latency_s,
-            latency_s_range=latency_s_range,
+            latency_s_range=spec.latency_s_range,
             entropy=event.entropy,
             flags=event.flags,
             seed=spec.seed,

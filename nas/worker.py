@@ -1,5 +1,6 @@
 """One trial in a worker process: trains a candidate, stops it early where it is dominated, reports events."""
 
+import errno
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ from nas.records import Outcome, RungRecord
 from nas.searcher import dominated_at_rung
 from nas.trainer import train
 from nas.trials import TrialEvent, TrialSpec
+
+NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
 
 
 def worker_env(threads: int) -> Mapping[str, str]:
@@ -26,10 +29,11 @@ def run_trial(spec: TrialSpec) -> Iterator[TrialEvent]:
     torch.set_num_threads(spec.threads)
     try:
         yield from _train(spec)
-    except OSError as error:
-        reason = f"trial {spec.trial_id} cannot write {spec.folder}: {error.strerror or error}"
-        yield TrialEvent(event=None, status="failed", halted=True, reason=reason)
-    except (RuntimeError, ValueError, MemoryError) as error:
+    except (OSError, RuntimeError, ValueError, ArithmeticError, MemoryError) as error:
+        if isinstance(error, OSError) and error.errno in NO_WRITE:
+            reason = f"trial {spec.trial_id} cannot write {spec.folder}: {error.strerror}"
+            yield TrialEvent(event=None, status="failed", halted=True, reason=reason)
+            return
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         yield TrialEvent(event="finished", status="failed", reason=reason)
 
@@ -40,7 +44,7 @@ def _train(spec: TrialSpec) -> Iterator[TrialEvent]:
             yield _finished(record)
             return
         yield _rung(record)
-        if record.share < 1 and dominated_at_rung(record.rung, spec.latency_s, record.val_loss, spec.rivals):
+        if record.share < 1 and dominated_at_rung(record.rung, spec.price.latency_s, record.val_loss, spec.rivals):
             yield _stopped(record)
             return
 

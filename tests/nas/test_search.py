@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
-from costmodel.cost import Price
+from costmodel.cost import Budget
 from nas import export, ledger, plot, search, status
-from nas.ledger import Record
+from nas.front import front
 from nas.run import read_config
 from search_spaces.architecture import arch_id, load_architecture
 
@@ -37,12 +39,12 @@ def command(root: Path, *args: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished(environment):
-    """A run that nobody disturbed: (folder, what it printed)."""
+    """A run in the default folder that nobody disturbed: (folder, what it printed)."""
     root, env = environment
-    folder = root / "whole"
-    args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", str(NUM_TRIALS), "--output-dir", str(folder))
+    args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", str(NUM_TRIALS))
     done = subprocess.run(command(root, *args), env=env, cwd=root, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    (folder,) = (root / "runs").iterdir()
     return folder, done.stdout
 
 
@@ -123,20 +125,29 @@ def test_plot_is_drawn_again_from_the_ledger(finished):
 
 
 def test_export_is_complete_and_priced(finished, tmp_path):
-    from safetensors import safe_open
-
     folder, _ = finished
-    export.export(str(folder), str(tmp_path / "out"), pick="best")
+    args = [str(folder), "--pick", "best", "--format", "yaml", "--output-dir", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-m", "nas.export", *args], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
     architecture = load_architecture(tmp_path / "out" / "architecture.yaml")
     with safe_open(tmp_path / "out" / "weights.safetensors", framework="pt") as weights:
         assert "layers.0.attention.out.weight" in set(weights.keys())
     facts = (tmp_path / "out" / "export.yaml").read_text()
     assert arch_id(architecture) in facts
     assert "cost_model_id" in facts
-    with pytest.raises(ValueError, match="already holds an export"):
-        export.export(str(folder), str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="must be new or empty"):
+        export.export(str(folder), output_dir=str(tmp_path / "out"))
     with pytest.raises(ValueError, match="--pick must be knee, best or the arch_id"):
-        export.export(str(folder), str(tmp_path / "other"), pick="worst")
+        export.export(str(folder), pick="worst")
+
+
+def test_weights_of_another_step_are_not_exported(finished, tmp_path):
+    folder, _ = finished
+    config, records = read_config(folder), ledger.read(folder / ledger.FILE_NAME)
+    record = replace(ledger.completed(records)[0], steps=1)
+    with pytest.raises(ValueError, match="must have a whole checkpoint of step 1"):
+        export.write_export(folder, config, record, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -197,13 +208,26 @@ def test_a_dry_run_writes_nothing_and_loads_neither_torch_nor_ray(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_over_budget_records_never_reach_the_front(make_record):
-    from costmodel.cost import Budget
-    from nas.front import front
-
-    budget = Budget(latency_s=100.0)
+def test_only_completed_candidates_within_budget_reach_the_front(make_record):
     inside, outside = make_record(0, latency_s=90.0), make_record(1, latency_s=110.0, val_loss=0.1, perplexity=1.1)
     baseline = make_record(2, latency_s=50.0, role="baseline", val_loss=0.1)
-    assert front([inside, outside, baseline], budget) == (inside,)
-    assert not budget.admits(Price(latency_s=outside.latency_s, sent_bytes=1.0))
-    assert isinstance(inside, Record)
+    stopped = make_record(3, latency_s=50.0, status="stopped", val_loss=0.1)
+    assert front([inside, outside, baseline, stopped], Budget(latency_s=100.0)) == (inside,)
+
+
+def test_ctrl_c_saves_everything_and_says_how_to_go_on(environment):
+    root, env = environment
+    folder = root / "interrupted"
+    args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", "200", "--output-dir", str(folder))
+    process = subprocess.Popen(
+        command(root, *args), env=env, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and _num_finished(folder) < 1:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"continue with --resume {folder}" in printed
+    assert errors == "error: interrupted\n"
+    assert (folder / "trials.csv").read_text().count("\n") >= 2

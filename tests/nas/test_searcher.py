@@ -5,7 +5,7 @@ from costmodel.cost import Budget
 from nas.searcher import GENERATION_SIZE, SEARCHERS, Result, Schedule, dominated_at_rung
 from search_spaces.feasible import within_budget
 from search_spaces.notation import parse
-from search_spaces.prices import price_of
+from search_spaces.prices import cheapest, price_of
 
 
 def schedule(feasible, searcher="evolution", num_trials=12, seed=0, anchors=(), baselines=()):
@@ -96,15 +96,43 @@ def test_diverged_trials_have_no_offspring(feasible):
     assert plan.ask() is not None  # a random member: there is no parent to mutate
 
 
-def test_rivals_are_candidates_of_generations_that_may_be_seen(feasible):
-    plan = schedule(feasible, baselines=[parse("SM+LN+G", feasible.space.base)])
-    asked = [plan.ask() for _ in range(1 + GENERATION_SIZE)]
+def test_rivals_are_eight_completed_candidates_or_none(feasible):
+    plan = schedule(feasible, num_trials=20, baselines=[parse("SM+LN+G", feasible.space.base)])
+    asked = []
+    while len(asked) < 1 + 4 * GENERATION_SIZE:
+        asked.append(plan.ask())
+        plan.tell(outcome(feasible, asked[-1]))
+    generations = {proposal.generation: proposal for proposal in asked}
+    assert plan.rivals(generations[2]) == ()  # sees one generation, of four trials
+    assert [rival.index for rival in plan.rivals(generations[3])] == [1, 2, 3, 4, 5, 6, 7, 8]  # no baseline
+
+
+def test_diverged_trials_do_not_count_as_rivals(feasible):
+    plan = schedule(feasible, num_trials=20)
+    asked = [plan.ask() for _ in range(2 * GENERATION_SIZE)]
     for proposal in asked:
+        plan.tell(outcome(feasible, proposal, status="diverged" if proposal.index == 0 else "completed"))
+    later = [plan.ask() for _ in range(GENERATION_SIZE)]
+    for proposal in later:
         plan.tell(outcome(feasible, proposal))
-    asked += [plan.ask() for _ in range(GENERATION_SIZE)]
-    third = plan.ask()
-    assert plan.rivals(asked[-1]) == ()
-    assert [rival.index for rival in plan.rivals(third)] == [1, 2, 3, 4]
+    assert plan.rivals(plan.ask()) == ()
+
+
+def test_offspring_spread_over_the_latencies(feasible):
+    """Drawn without a latency target, offspring would follow the members, of which few are cheap."""
+    cheapest_s = price_of(feasible.priced, cheapest(feasible.priced)).latency_s
+    middle_s = (cheapest_s + feasible.budget.latency_s) / 2
+
+    def cheap_share(members):
+        return sum(price_of(feasible.priced, member).latency_s < middle_s for member in members) / len(members)
+
+    bred = []
+    for seed in range(5):
+        bred += run(feasible, schedule(feasible, num_trials=24, seed=seed), order=lambda count: 0)[
+            2 * GENERATION_SIZE :
+        ]
+    drawn = [feasible.sample(np.random.default_rng(seed)) for seed in range(500)]
+    assert cheap_share(bred) > 1.25 * cheap_share(drawn)
 
 
 def test_a_trial_is_dominated_only_in_price_and_loss():

@@ -74,10 +74,10 @@ def test_a_rung_reported_again_by_a_resumed_trial_is_recorded_once(feasible, tmp
 
 
 def test_rivals_reach_later_trials_with_their_rungs(feasible, tmp_path):
-    trials = make_trials(feasible, tmp_path, config=replace(CONFIG, num_trials=12))
-    run_until(trials, 8)
+    trials = make_trials(feasible, tmp_path, config=replace(CONFIG, num_trials=16))
+    run_until(trials, 12)
     spec = trials.next_spec()
-    assert [rival.rung_losses for rival in spec.rivals] == [(4.0,)] * 4
+    assert [rival.rung_losses for rival in spec.rivals] == [(4.0,)] * 8
 
 
 def test_a_lost_worker_is_a_failed_trial_and_the_run_goes_on(feasible, tmp_path):
@@ -87,6 +87,26 @@ def test_a_lost_worker_is_a_failed_trial_and_the_run_goes_on(feasible, tmp_path)
     trials.lost(spec, "the worker process died")
     assert ledger.read(trials.path)[-1].status == "failed"
     assert trials.next_spec() is not None
+
+
+def test_a_failure_is_tried_again_on_resume_under_another_name(feasible, tmp_path):
+    trials = make_trials(feasible, tmp_path)
+    spec = trials.next_spec()
+    trials.started(spec)
+    trials.lost(spec, "the worker process died")
+    again = make_trials(feasible, tmp_path, ledger.read(trials.path)).next_spec()
+    assert (again.candidate, again.trial_id) == (spec.candidate, spec.trial_id.replace("-a0", "-a1"))
+
+
+def test_a_failure_that_later_proposals_depend_on_is_final(feasible, tmp_path):
+    config = replace(CONFIG, num_trials=12)
+    trials = make_trials(feasible, tmp_path, config=config)
+    spec = trials.next_spec()
+    trials.started(spec)
+    trials.lost(spec, "the worker process died")
+    run_until(trials, 8)  # the eighth is of generation 2, proposed knowing that the first had failed
+    resumed = make_trials(feasible, tmp_path, ledger.read(trials.path), config=config)
+    assert resumed.next_spec().proposal.index == 9
 
 
 def test_a_halt_records_no_end_so_the_trial_is_resumable(feasible, tmp_path):
