@@ -8,14 +8,18 @@ import os
 import re
 import sys
 from argparse import ArgumentError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from jsonargparse import ArgumentParser, auto_cli
 
 from costmodel.cost import InfeasibleError
+from costmodel.yamlfile import load_mapping
 
 Command: TypeAlias = Callable[..., int | None]
+
+_NO_KEYS = ("help", "config", "print_config", "print_shtab")  # flags that a file cannot set
 
 STOPPED, USAGE, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
 
@@ -25,10 +29,26 @@ class StoppedError(RuntimeError):
 
 
 class Parser(ArgumentParser):
-    """A parser whose errors are raised, to be told in one line, and whose help spells flags with hyphens."""
+    """A parser that takes flags with hyphens, reads only strict YAML, and raises its errors, to be told in one line.
+
+    Flags are taken in full only: an abbreviation may mean another flag in a later version.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **settings})
+
+    def parse_args(  # type: ignore[override]  # the overloads differ in ways that we do not use
+        self, args: Sequence[str] | None = None, *rest: Any, **settings: Any
+    ) -> Any:
+        """Raises ValueError if the file of a `--config` is not plain YAML, ArgumentError for the rest."""
+        arguments = underscored(sys.argv[1:] if args is None else args)
+        for path in _config_files(arguments):
+            _check_config(path)
+        return super().parse_args(arguments, *rest, **settings)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise ArgumentError(None, _plain(message)) from ex
+        known = [action.dest for action in (getattr(ex, "subcommand_parser", None) or self)._actions]
+        raise ArgumentError(None, _plain(message, [name for name in known if name not in _NO_KEYS])) from ex
 
     def format_help(self, *args: Any) -> str:
         return _hyphened(str(super().format_help(*args)))
@@ -38,7 +58,8 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
     """Runs the command that `args` (default: the process's) ask for, then exits with what it returns (None is 0).
 
     A dict gives one subcommand per entry. A command reports bad input with ValueError, and what stops it midway
-    with StoppedError or OSError; anything else is a bug and keeps its traceback.
+    with StoppedError or OSError. Those are told in one line wherever they come from, a bug included; every other
+    type keeps its traceback.
     """
     sys.exit(guarded(lambda: _call(commands, prog, args)))
 
@@ -63,9 +84,8 @@ def guarded(action: Callable[[], int | None]) -> int:
 
 
 def _call(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None) -> Any:
-    arguments = underscored(sys.argv[1:] if args is None else args)
     components: Any = commands
-    return auto_cli(components, args=arguments, prog=prog, parser_class=Parser)
+    return auto_cli(components, args=None if args is None else list(args), prog=prog, parser_class=Parser)
 
 
 def underscored(args: Sequence[str]) -> list[str]:
@@ -78,12 +98,31 @@ def _underscored(argument: str) -> str:
     return flag[:2] + flag[2:].replace("-", "_") + equals + value if flag.startswith("--") else argument
 
 
+def _config_files(arguments: Sequence[str]) -> Iterator[Path]:
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        flag, equals, value = argument.partition("=")
+        if flag == "--config" and (name := value if equals else following):
+            yield Path(name)
+
+
+def _check_config(path: Path) -> None:
+    """What the parser's own reader lets pass: aliases, duplicate keys, and a file that has a further one read."""
+    data = load_mapping(path)
+    if any("config" in keys for keys in (data, *data.values()) if isinstance(keys, dict)):
+        raise ValueError(f"{path} must not have the key 'config'; give --config once for each file.")
+
+
 def _hyphened(text: str) -> str:
     return re.sub(r"--(?!print_config)[a-z][a-z0-9_.]*", lambda match: match[0].replace("_", "-"), text)
 
 
-def _plain(message: str) -> str:
+def _plain(message: str, known: Sequence[str] = ()) -> str:
     """The parser's messages in the user's terms: flags for keys, types without their Python."""
+    message = re.sub(
+        r"^(?:Subcommand '\w+' does not accept option|Option) '([\w.]+)'(?: is not accepted)?$",
+        rf"the file of --config has the unknown key '\1'; known keys are {', '.join(known)}.",
+        message,
+    )
     message = re.sub(
         r"Does not validate against any of the Union subtypes\s+Subtypes: \[(.*?)\]\s+Errors:.*Given value: (.*)",
         r"Expected one of \1. Got value: \2",

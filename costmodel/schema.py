@@ -11,12 +11,15 @@ T = TypeVar("T")
 def decode(kind: type[T], data: object, where: str) -> T:
     """An instance of the dataclass `kind` from a mapping; `where` names the data in errors.
 
-    Raises ValueError for an unknown or missing key, a value of the wrong type, or what `kind` itself refuses.
+    Raises ValueError for another `schema_version` than the field's default (before any other complaint), an unknown or
+    missing key, a value of the wrong type, or what `kind` itself refuses.
     """
     if not isinstance(data, Mapping):
         raise ValueError(f"{where} must be a mapping of keys to values, but got {data!r:.80}.")
     hints = get_type_hints(kind)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    if version := known.get("schema_version"):
+        _check_version(version.default, data, where)
     if unknown := [str(key) for key in data if key not in known]:
         raise ValueError(f"{where} has the unknown key {unknown[0]!r}; known keys are {', '.join(known)}.")
     for name, field in known.items():
@@ -27,6 +30,16 @@ def decode(kind: type[T], data: object, where: str) -> T:
         return kind(**values)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def _check_version(supported: object, data: Mapping[Any, Any], where: str) -> None:
+    """A field without a default has no supported version to compare with."""
+    found = data.get("schema_version", supported)
+    if supported is not MISSING and found != supported:
+        raise ValueError(
+            f"{where}: `schema_version` must be {supported}, but got {found!r:.80}; "
+            f"it was written by another version of this package."
+        )
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:

@@ -148,7 +148,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "SM", "--layers", "two"], "--layers must be one of int, null. Got value: two"),
         (["estimate", "SM", "--format", "xml"], "--format must be one of ['table', 'json']. Got value: xml"),
         (["estimate", "SM", "--depth", "3"], "unrecognized arguments: --depth 3"),
-        (["estimate", "SM", "--config", "absent.yaml"], "File does not exist"),
+        (["estimate", "SM", "--config", "absent.yaml"], "absent.yaml cannot be read: No such file or directory"),
         (["validate", "--protocol", "x"], "--protocol must be one of ['published']. Got value: x"),
         (["calibrate", "--output", "absent/x.yaml"], "--output absent/x.yaml cannot be written"),
     ],

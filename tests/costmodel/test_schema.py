@@ -52,3 +52,18 @@ def test_plain_data_becomes_nested_dataclasses():
 def test_anything_else_is_refused_with_its_place(data, message):
     with pytest.raises(ValueError, match=message):
         decode(Outer, data, "file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versioned:
+    schema_version: int = 2
+    name: str
+
+
+def test_another_schema_version_is_named_before_any_other_complaint():
+    for data in ({"schema_version": 3, "name": "x", "colour": 1}, {"schema_version": 1}, {"schema_version": None}):
+        with pytest.raises(ValueError, match="file: `schema_version` must be 2, but got .*; it was written by another"):
+            decode(Versioned, data, "file")
+    assert decode(Versioned, {"schema_version": 2, "name": "x"}, "file") == Versioned(name="x")
+    with pytest.raises(ValueError, match="unknown key 'colour'"):
+        decode(Versioned, {"name": "x", "colour": 1}, "file")
