@@ -5,17 +5,21 @@ in large batches. Keys, batches of OTs and cached product triples are made when 
 depends on what ran before it: a `Ledger` keeps account, and `walk` prices ops in the order in which the engine runs
 them. All of that is counted as set-up; none of it depends on the data.
 
+Rounds are counted by two clocks, one per party, since a party that waits for nothing runs ahead of the other: a
+message moves its receiver's clock to one after its sender's. An op takes as many rounds as the later clock advances.
+What set-up waits for is not in them.
+
 Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/cheetah (https://github.com/secretflow/spu), with one
 thread; Huang et al. 2022, Cheetah, https://eprint.iacr.org/2022/207. Sizes of compressed ciphertexts and keys, and
 what starting OTs costs, are measured: spu 0.9.5, ring of 64 bits, sums over both parties. They vary by 0.1 %.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 from costmodel.ops import Op
-from costmodel.protocols.calls import Call, Comm, Setting, total
+from costmodel.protocols.calls import Call, Calls, Comm, Setting, total
 from costmodel.protocols.programs import calls_of
 
 NUM_PARTIES = 2
@@ -43,13 +47,15 @@ DIGIT_BITS = 4  # nonlinear/compare_prot.h: compared by digits, each one OT of 1
 OT_GROUP = 8  # messages are packed in groups of so many; ot/yacl/ferret.cc, kOTBatchSize
 BLOCK_BITS = 128  # choices travel in blocks; yacl_ote_adapter.cc, recv_cot
 BUFFER_BYTES = 1024 * 1024  # ot/yacl/ferret.cc, SEND_BUFFER_SIZE
+ACKNOWLEDGED = 16  # ciphertexts are sent in groups of so many, one of which waits for its receipt; kCtAsyncParallel
 
 
 @dataclass(kw_only=True)
 class Ledger:
     """What the parties have made and not yet used.
 
-    spare_ots: by direction. triples: products of random numbers, cached for small products.
+    spare_ots: by direction, 0 where party 0 sends. triples: products of random numbers, cached for small products.
+    clocks: of both parties, in rounds.
     """
 
     product_keys: bool = False
@@ -57,22 +63,33 @@ class Ledger:
     ots_started: bool = False
     spare_ots: list[int] = field(default_factory=lambda: [FIRST_BATCH - KEPT] * 2)
     triples: int = 0
+    clocks: list[int] = field(default_factory=lambda: [0, 0])
+
+    def deliver(self, sender: int) -> None:
+        """A message from one party, which the other waits for."""
+        self.clocks[1 - sender] = max(self.clocks[1 - sender], self.clocks[sender] + 1)
+
+    def exchange(self) -> None:
+        """A message from each party, both sent before either waits."""
+        first, second = self.clocks
+        self.clocks = [max(first, second + 1), max(second, first + 1)]
 
 
 def walk(ops: Iterable[Op], setting: Setting) -> tuple[Comm, ...]:
     """The cost of each op in a fresh run of all of them, in order.
-
-    Rounds are those of the online part: what set-up waits for is not derived.
 
     Raises ValueError for a ring that is not of 64 bits, or an op without a program.
     """
     if setting.ring_bits != RING_BITS:
         raise ValueError(f"protocol cheetah is priced in a ring of {RING_BITS} bits, but got {setting.ring_bits}.")
     ledger = Ledger()
-    return tuple(
-        total(PRICES[call.primitive](call, ledger) for call in calls_of(op, setting, share_bytes=WORD_BYTES))
-        for op in ops
-    )
+    return tuple(_price(calls_of(op, setting, share_bytes=WORD_BYTES), ledger) for op in ops)
+
+
+def _price(calls: Calls, ledger: Ledger) -> Comm:
+    start = max(ledger.clocks)
+    comm = total(PRICES[call.primitive](call, ledger) for call in calls)
+    return replace(comm, rounds=max(ledger.clocks) - start)
 
 
 def _multiply(call: Call, ledger: Ledger) -> Comm:
@@ -83,36 +100,46 @@ def _multiply(call: Call, ledger: Ledger) -> Comm:
     keys = _product_keys(ledger)
     if call.elements >= CACHED_ELEMENTS:
         half = call.elements // 2
-        return total([keys, _encrypted([half, call.elements - half], factors=2)])
-    opened = 2 * WORD_BYTES * call.elements
+        return total([keys, _encrypted([half, call.elements - half], 2, ledger)])
     made = _triples(call.elements, ledger)
-    return total([keys, made, Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * opened)])
+    ledger.exchange()
+    return total([keys, made, _sent(NUM_PARTIES, NUM_PARTIES * 2 * WORD_BYTES * call.elements)])
 
 
 def _square(call: Call, ledger: Ledger) -> Comm:
     """Twice the product of the two shares: one factor is encrypted. Source: arithmetic.cc, SquareA."""
-    half = call.elements // 2 if call.elements > SQUARE_HALVED else 0
-    return total(
-        [_product_keys(ledger), _encrypted([part for part in (half, call.elements - half) if part], factors=1)]
-    )
+    half = call.elements // 2 if call.elements > SQUARE_HALVED else call.elements
+    parts = [half, call.elements - half] if half < call.elements else [half]
+    return total([_product_keys(ledger), _encrypted(parts, 1, ledger)])
 
 
-def _encrypted(parts: list[int], *, factors: int) -> Comm:
-    """Vectors encrypted, sent, multiplied with the other party's and answered, the parts at the same time."""
-    vectors = NUM_MODULI * sum(ceil(part / DEGREE) for part in parts)
-    return Comm(
-        rounds=2,
-        messages=vectors * (factors + 1),
-        online_bytes=vectors * (factors * PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES),
-    )
+def _encrypted(parts: list[int], factors: int, ledger: Ledger) -> Comm:
+    """Vectors are encrypted, sent, multiplied with the other party's and answered; the parts go opposite ways at once.
+
+    The first ciphertext of a group waits for its receipt, two rounds, before the others are sent.
+    """
+    clocks, num_vectors = ledger.clocks, 0
+    for sender, part in zip((1, 0), parts, strict=False):
+        vectors = NUM_MODULI * ceil(part / DEGREE)
+        waits = 2 * ceil(vectors / ACKNOWLEDGED)
+        received = max(clocks[1 - sender], clocks[sender] + factors * waits + 1)
+        ledger.clocks = _later(ledger.clocks, sender, received + waits + 1, received + waits)
+        num_vectors += vectors
+    return _sent(num_vectors * (factors + 1), num_vectors * (factors * PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES))
+
+
+def _later(clocks: list[int], sender: int, sender_clock: int, other_clock: int) -> list[int]:
+    """Both clocks, moved on but never back."""
+    new = [other_clock, sender_clock] if sender == 1 else [sender_clock, other_clock]
+    return [max(old, moved) for old, moved in zip(clocks, new, strict=True)]
 
 
 def _triples(elements: int, ledger: Ledger) -> Comm:
     """Cached triples are taken; if they do not suffice, enough for all elements are made: two products each."""
     batches = 0 if ledger.triples >= elements else ceil(2 * elements / DEGREE)
     ledger.triples += batches * DEGREE // 2 - elements
-    made = _encrypted([DEGREE] * batches, factors=1)
-    return _setup(made.online_bytes, made.messages)
+    vectors = NUM_MODULI * batches
+    return _setup(vectors * (PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES), 2 * vectors)
 
 
 def _product_keys(ledger: Ledger) -> Comm:
@@ -143,16 +170,12 @@ def _matmul(call: Call, ledger: Ledger) -> Comm:
         answers = ceil(results / block[1]) if by_blocks else ceil(call.elements / DEGREE)
         answer_bytes = answers * MATRIX_ANSWER_BYTES
     sent = ceil(inner / block[1]) * min(ceil(rows / block[0]), ceil(columns / block[2]))
-    return total(
-        [
-            keys,
-            Comm(
-                rounds=2,
-                messages=NUM_PARTIES * (sent + answers),
-                online_bytes=NUM_PARTIES * (sent * MATRIX_SENT_BYTES + answer_bytes),
-            ),
-        ]
-    )
+    clocks, waits = ledger.clocks, 2 * (ceil(sent / ACKNOWLEDGED) - 1)
+    for sender in (0, 1):  # both cross terms at once
+        received = max(clocks[1 - sender], clocks[sender] + waits + 1)
+        ledger.clocks = _later(ledger.clocks, sender, received + 1, received)
+    answered = NUM_PARTIES * (sent * MATRIX_SENT_BYTES + answer_bytes)
+    return total([keys, _sent(NUM_PARTIES * (sent + answers), answered)])
 
 
 def best_block(rows: int, inner: int, columns: int, *, packed: bool) -> tuple[int, int, int]:
@@ -192,7 +215,7 @@ def _sign(call: Call, ledger: Ledger) -> Comm:
     digits = RING_BITS // DIGIT_BITS
     num_digits = call.elements * digits
     message_bytes = num_digits * 2 * 2**DIGIT_BITS // 8
-    parts = [_take(num_digits * DIGIT_BITS, 0, ledger), _chosen(num_digits * DIGIT_BITS, message_bytes)]
+    parts = [_chosen(num_digits * DIGIT_BITS, message_bytes, 0, ledger)]
     while digits > 1:
         digits //= 2
         parts.append(_conjoined(call.elements, 1, 2, ledger))
@@ -219,7 +242,7 @@ def _to_arithmetic(call: Call, ledger: Ledger) -> Comm:
         return _correlated_ot(call.elements, RING_BITS, 0, ledger)
     num_ots = call.elements * call.bits
     message_bytes = call.elements * sum(ceil((RING_BITS - bit) / 8) for bit in range(call.bits))
-    return total([_take(num_ots, 0, ledger), _chosen(num_ots, message_bytes)])
+    return _chosen(num_ots, message_bytes, 0, ledger)
 
 
 def _conjoin(call: Call, ledger: Ledger) -> Comm:
@@ -237,26 +260,27 @@ def _conjoined(elements: int, bits: int, num_opened: int, ledger: Ledger) -> Com
     num_opened: 2 for an AND, 3 for two ANDs with a common factor. Source: ot/basic_ot_prot.cc, BitwiseAnd and
     CorrelatedBitwiseAnd.
     """
+    made = [_take(elements * bits, direction, ledger) for direction in (0, 1)]
+    for _ in range(num_opened):
+        ledger.exchange()
     words = ceil(elements * bits / RING_BITS)
-    opened = Comm(
-        rounds=num_opened,
-        messages=NUM_PARTIES * num_opened,
-        online_bytes=NUM_PARTIES * num_opened * words * WORD_BYTES,
-    )
-    return total([*(_take(elements * bits, direction, ledger) for direction in (0, 1)), opened])
+    return total([*made, _sent(NUM_PARTIES * num_opened, NUM_PARTIES * num_opened * words * WORD_BYTES)])
 
 
 def _correlated_ot(elements: int, bits: int, direction: int, ledger: Ledger) -> Comm:
     """An OT per element whose messages differ by a chosen number of so many bits; only the difference is sent."""
     groups, rest = divmod(elements, OT_GROUP)
     words = groups * ceil(OT_GROUP * bits / RING_BITS) + ceil(rest * bits / RING_BITS)
-    return total([_take(elements, direction, ledger), _chosen(elements, words * WORD_BYTES)])
+    return _chosen(elements, words * WORD_BYTES, direction, ledger)
 
 
-def _chosen(num_ots: int, message_bytes: int) -> Comm:
+def _chosen(num_ots: int, message_bytes: int, sender: int, ledger: Ledger) -> Comm:
     """The receiver's choices, a bit each, then the sender's messages. Source: ot/yacl/ferret.cc."""
+    made = _take(num_ots, sender, ledger)
+    ledger.deliver(1 - sender)
+    ledger.deliver(sender)
     choices = ceil(num_ots / BLOCK_BITS) * BLOCK_BITS // 8
-    return Comm(rounds=2, messages=1 + ceil(message_bytes / BUFFER_BYTES), online_bytes=choices + message_bytes)
+    return total([made, _sent(1 + ceil(message_bytes / BUFFER_BYTES), choices + message_bytes)])
 
 
 def _take(num_ots: int, direction: int, ledger: Ledger) -> Comm:
@@ -268,6 +292,11 @@ def _take(num_ots: int, direction: int, ledger: Ledger) -> Comm:
     batches = max(0, ceil((num_ots - ledger.spare_ots[direction]) / (BATCH - KEPT)))
     ledger.spare_ots[direction] += batches * (BATCH - KEPT) - num_ots
     return _setup(num_bytes + batches * BATCH_BYTES, num_messages + batches * BATCH_MESSAGES)
+
+
+def _sent(num_messages: int, num_bytes: int) -> Comm:
+    """Of the online part; its rounds are read off the clocks."""
+    return Comm(rounds=0, messages=num_messages, online_bytes=num_bytes)
 
 
 def _setup(num_bytes: int, num_messages: int) -> Comm:

@@ -28,7 +28,6 @@ def test_a_comparison_takes_82_and_a_quarter_bytes_an_element() -> None:
     comm = one("sign", 16384, used())
     assert comm.online_bytes == (16 * 4.5 + opened_bits / 8) * 16384 == 82.25 * 16384
     assert comm.setup_bytes == 0
-    assert comm.rounds == 2 + 3 * 5 + 2
     assert comm.messages == 2 + 2 * (3 * 5 + 2)
 
 
@@ -67,6 +66,23 @@ def test_keys_and_transfers_are_set_up_once() -> None:
     assert first_linear.setup_bytes == cheetah.MATRIX_KEYS_BYTES
     assert relu.setup_bytes == linear.setup_bytes == 0
     assert (first_relu.online_bytes, first_linear.online_bytes) == (relu.online_bytes, linear.online_bytes)
+
+
+def alone(op: ops.Op) -> int:
+    return cheetah.walk([op], DEFAULT)[0].rounds
+
+
+def test_rounds_are_those_of_the_later_party() -> None:
+    # Slope of wall time against an injected one-way delay of 10, 20 and 40 ms, in parentheses.
+    # Choices and messages 2, then 17 openings, the first of which leaves with the messages; selection 3, since the
+    # choices of its second transfer travel with the messages of its first (21.4).
+    assert alone(ops.Relu(rows=4, features=4)) == 2 + 17 - 1 + 3
+    # Choices and messages (2.0).
+    assert alone(ops.Temperature(heads=1, queries=4, keys=4)) == 2
+    # Masks, choices and messages, twice; the second masks of one party leave with its messages (5.1).
+    assert alone(ops.ScaledAdd(rows=4, features=4)) == 2 * 3 - 1
+    # Ciphertexts, answers, choices, messages (4.2).
+    assert alone(ops.Linear(rows=4, in_features=4, out_features=4, bias=True)) == 4
 
 
 def test_blocks_of_a_matrix_product() -> None:
