@@ -69,7 +69,7 @@ def _study(
     write_meta(folder, meta)
     write_config(folder, config)
     console.print(
-        f"run {folder}: {resources.max_concurrent} trials at a time, {resources.threads_per_trial} threads each",
+        f"run {folder}: {resources.max_concurrent} trials at a time, torch threads each: {resources.threads_per_trial}",
         soft_wrap=True,
         highlight=False,
     )

@@ -1,6 +1,6 @@
 """The last lines of a search: what came out, at what scale, how far from the papers, and where it lies."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def _baseline_lines(done: Sequence[Record], members: Sequence[Record]) -> list[s
 
 
 def _order_lines(done: Sequence[Record], num_layers: int, seq_len: int) -> list[str]:
-    """Pairs of published rows that this run orders otherwise than the papers do."""
+    """Says so where this run orders published rows otherwise than the papers do."""
     printed = {
         row.notation: row.perplexity
         for row in published_rows()
@@ -74,15 +74,16 @@ def _order_lines(done: Sequence[Record], num_layers: int, seq_len: int) -> list[
     }
     ours = {record.notation: record.perplexity for record in done if record.notation in printed and record.perplexity}
     pairs = list(combinations(ours, 2))
-    swapped = [
-        f"{one} {ours[one]:.2f}, {other} {ours[other]:.2f} (papers {printed[one]}, {printed[other]})"
-        for one, other in pairs
-        if (ours[one] - ours[other]) * (printed[one] - printed[other]) < 0
-    ]
+    swapped = [(one, other) for one, other in pairs if (ours[one] - ours[other]) * (printed[one] - printed[other]) < 0]
     if not swapped:
         return []
     return [
-        f"note: {len(swapped)} of {len(pairs)} pairs of published rows come out in another order than in the papers "
-        f"(their scale is full, this one is not):",
-        *(f"  {pair}" for pair in swapped),
+        f"note: the order differs from the papers' in {len(swapped)} of {len(pairs)} pairs of published rows:",
+        f"  here:   {_ascending(ours)}",
+        f"  papers: {_ascending({name: printed[name] for name in ours})}",
     ]
+
+
+def _ascending(perplexities: Mapping[str, float]) -> str:
+    ordered = sorted(perplexities.items(), key=lambda item: item[1])
+    return " < ".join(f"{name} {perplexity:.4g}" for name, perplexity in ordered)

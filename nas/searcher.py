@@ -111,10 +111,10 @@ class Evolution(Strategy):
         return price_of(self.feasible.priced, member).latency_s
 
     def _child(self, parents: Sequence[Named], rng: np.random.Generator) -> Named:
-        child = parents[int(rng.integers(len(parents)))]
-        if len(parents) > 1 and rng.random() < CROSSOVER_SHARE:
-            child = crossover(self.feasible.space, child, parents[int(rng.integers(len(parents)))], rng)
-        return mutate(self.feasible.space, child, rng)
+        first, second = (parents[int(rng.integers(len(parents)))] for _ in range(2))
+        if rng.random() < CROSSOVER_SHARE:
+            return crossover(self.feasible.space, first, second, rng)
+        return mutate(self.feasible.space, first, rng)
 
 
 SEARCHERS: dict[SearcherName, Callable[[FeasibleSpace, Iterable[Named]], Strategy]] = {
