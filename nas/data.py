@@ -1,12 +1,11 @@
 """A corpus: token arrays of a train and a validation split, prepared once and cached by fingerprint.
 
-Perplexities are comparable only between runs with the same corpus fingerprint: it covers the texts, the split and
-the tokenizer.
+Perplexities are comparable only between runs with the same corpus fingerprint: it covers the texts, the split, the
+tokenizer's settings and the version of `tokenizers`, which may learn other merges from the same text.
 """
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import __version__ as tokenizers_version
 
 from costmodel.schema import decode
 from nas.sources import VALIDATION_SHARE, Source, Split, open_source
@@ -35,7 +35,8 @@ FACTS_FILE = "corpus.json"
 class Corpus:
     """A prepared corpus; `tokens` maps its arrays into memory.
 
-    folder: cache entry that holds it. fingerprint: of texts, split and tokenizer. tokenizer: name with digest.
+    folder: cache entry that holds it. fingerprint: of texts, split, the tokenizer's settings and its package's version.
+    tokenizer: name with digest.
     vocab_size: of the tokenizer, which finds no more merges than a small corpus has.
     unigram_loss: validation loss, nats per token, of the best model that ignores context: train frequencies with one
         added to every count. Its exponential is the reference point of the hypervolume.
@@ -50,10 +51,6 @@ class Corpus:
     num_train_tokens: int
     num_validation_tokens: int
     unigram_loss: float
-
-    @property
-    def unigram_perplexity(self) -> float:
-        return math.exp(self.unigram_loss)
 
     def tokens(self, split: Split) -> NDArray[np.unsignedinteger]:
         """The token ids of a split, in order of documents, memory-mapped read-only."""
@@ -78,6 +75,7 @@ def prepare(data: str, vocab_size: int, cache_dir: Path | None = None) -> Corpus
         raise ValueError(f"`vocab_size` must be at least {MIN_VOCAB_SIZE} (every byte), but got {vocab_size}.")
     source = open_source(data)
     settings = [FORMAT, source.fingerprint, vocab_size, VALIDATION_SHARE, TOKENIZER_BYTES, END_OF_TEXT]
+    settings.append(tokenizers_version)
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
     cache = cache_dir or default_cache_dir()
     entry = cache / fingerprint

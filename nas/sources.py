@@ -1,8 +1,8 @@
 """Where training text comes from, as documents already split into train and validation.
 
-A document is one file, one line of a .jsonl or one row of a table. The split is decided by a hash (of the relative
-path for files, of the text for rows), so that it never depends on order or on what else is there; exact copies of a
-file are read once and rows with equal text fall on one side, so that nothing validated was trained on.
+A document is one file of text, one line of a .jsonl or one row of a .parquet. The split is decided by a hash (of the
+relative path for files, of the text for rows), so that it never depends on order or on what else is there; exact
+copies of a file are read once and rows with equal text fall on one side, so that nothing validated was trained on.
 """
 
 import hashlib
@@ -10,15 +10,17 @@ import json
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from nas.rows import ROW_READERS
+
+T = TypeVar("T")
 
 Split = Literal["train", "validation"]
 
 VALIDATION_SHARE = 0.05  # of files or rows: about 90,000 tokens of the standard library
-TEXT_SUFFIXES = (".txt", ".py", ".md")
-TEXT_FIELDS = ("text", "content")
+FILE_SUFFIXES = (".txt", ".py", ".md", *ROW_READERS)
 
 # Not code that a model should learn from: tests, bundled packages, and tables that repeat each other line by line.
 STDLIB_EXCLUDED = frozenset(
@@ -53,7 +55,11 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubDataset:
-    """A dataset of the Hugging Face hub. validation: its own repository, or None to split the train one by hash."""
+    """A dataset of the Hugging Face hub. validation: its own repository, or None to split the train one by hash.
+
+    No test reads one, as that needs the network. Nobody has trained on `languini` with this code: its repository is
+    unverified and has probably been withdrawn; give the path of a local copy instead.
+    """
 
     train: str
     validation: str | None
@@ -75,7 +81,8 @@ HUB_DATASETS: dict[str, HubDataset] = {
 def open_source(data: str) -> Source:
     """The source named `stdlib`, `codeparrot`, `languini` or by a path.
 
-    Raises ValueError, in one line, for anything else and for a source that cannot be read or reached.
+    Raises ValueError, in one line, for anything else and for a source that cannot be read or reached; rows that
+    cannot be read raise it when they are reached.
     """
     if data == "stdlib":
         return _files_source("stdlib", Path(sysconfig.get_paths()["stdlib"]), _stdlib_files)
@@ -83,12 +90,14 @@ def open_source(data: str) -> Source:
         return _hub_source(data, HUB_DATASETS[data])
     path = Path(data)
     if path.is_dir():
-        return _files_source(data, path, _text_files)
-    if path.is_file() and path.suffix in _FILE_SOURCES:
-        return _FILE_SOURCES[path.suffix](data, path)
+        return _files_source(data, path, _known_files)
+    if path.is_file() and path.suffix == ".txt":
+        return _txt_source(data, path)
+    if path.is_file() and path.suffix in ROW_READERS:
+        return _rows_source(data, path)
     raise ValueError(
-        f"data must be stdlib, {', '.join(HUB_DATASETS)}, a folder of {', '.join(TEXT_SUFFIXES)} files, or a "
-        f"{', '.join(_FILE_SOURCES)} file, but got {data!r}, which is none of these."
+        f"data must be stdlib, {', '.join(HUB_DATASETS)}, a folder of {', '.join(FILE_SUFFIXES)} files, or a "
+        f"{', '.join(('.txt', *ROW_READERS))} file, but got {data!r}, which is none of these."
     )
 
 
@@ -105,25 +114,34 @@ def _stdlib_files(folder: Path) -> Iterable[Path]:
             yield path
 
 
-def _text_files(folder: Path) -> Iterable[Path]:
-    return (path for path in folder.rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file())
+def _known_files(folder: Path) -> Iterable[Path]:
+    return (path for path in folder.rglob("*") if path.suffix in FILE_SUFFIXES and path.is_file())
 
 
 def _files_source(name: str, folder: Path, list_files: Callable[[Path], Iterable[Path]]) -> Source:
-    """Every UTF-8 file once, by relative path; of exact copies the first."""
+    """Every UTF-8 text once, by relative path, then every file of rows once; of exact copies the first."""
     texts: dict[str, tuple[str, str]] = {}  # digest of the contents -> relative path, text
+    tables: dict[str, tuple[str, Path]] = {}  # the same of files that are read row by row
     for relative, path in sorted((path.relative_to(folder).as_posix(), path) for path in list_files(folder)):
+        if path.suffix in ROW_READERS:
+            tables.setdefault(_digest(path), (relative, path))
+            continue
         raw = _read(path)
         try:
-            texts.setdefault(hashlib.sha256(raw).hexdigest(), (relative, raw.decode("utf-8")))
+            texts.setdefault(_sha256(raw), (relative, raw.decode("utf-8")))
         except UnicodeDecodeError:
             continue  # not text
-    manifest = json.dumps([[relative, digest] for digest, (relative, _) in texts.items()])
+    if not tables and not any(text for _, text in texts.values()):
+        raise ValueError(f"{folder} must hold text in {', '.join(FILE_SUFFIXES)} files (UTF-8), but there is none.")
+    manifest = [[relative, digest] for files in (texts, tables) for digest, (relative, _) in files.items()]
 
     def documents(split: Split) -> Iterator[str]:
-        return (text for relative, text in texts.values() if is_validation(relative) == (split == "validation"))
+        held_out = split == "validation"
+        yield from (text for relative, text in texts.values() if is_validation(relative) == held_out)
+        for _, path in tables.values():
+            yield from _by_text(ROW_READERS[path.suffix](path), split)
 
-    return Source(name=name, fingerprint=_sha256(manifest.encode()), documents=documents)
+    return Source(name=name, fingerprint=_fingerprint(manifest), documents=documents)
 
 
 def _txt_source(name: str, path: Path) -> Source:
@@ -132,66 +150,54 @@ def _txt_source(name: str, path: Path) -> Source:
     lines = _decoded(raw, path).splitlines(keepends=True)
     cut = len(lines) - round(VALIDATION_SHARE * len(lines))
     halves: dict[Split, str] = {"train": "".join(lines[:cut]), "validation": "".join(lines[cut:])}
-    return Source(name=name, fingerprint=_sha256(raw), documents=lambda split: iter([halves[split]]))
+    return Source(
+        name=name, fingerprint=_fingerprint([".txt", _sha256(raw)]), documents=lambda split: iter([halves[split]])
+    )
 
 
-def _jsonl_source(name: str, path: Path) -> Source:
-    raw = _read(path)
-    texts = [_text_of(line, path, number) for number, line in enumerate(_decoded(raw, path).splitlines(), 1) if line]
-    return Source(name=name, fingerprint=_sha256(raw), documents=partial(_by_text, texts))
-
-
-def _text_of(line: str, path: Path, number: int) -> str:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {number} must be a JSON object, but cannot be parsed: {error.msg}.") from None
-    texts = [row[field] for field in TEXT_FIELDS if field in row] if isinstance(row, dict) else []
-    if not texts or not isinstance(texts[0], str):
-        raise ValueError(f"{path}, line {number} must be a JSON object with a text in {' or '.join(TEXT_FIELDS)!r}.")
-    return texts[0]
-
-
-def _parquet_source(name: str, path: Path) -> Source:
-    rows = _datasets().load_dataset("parquet", data_files=str(path), split="train")
-    fields = [field for field in TEXT_FIELDS if field in rows.column_names]
-    if not fields:
-        raise ValueError(f"{path} must have a column {' or '.join(TEXT_FIELDS)!r}, but has {rows.column_names}.")
-    fingerprint = _sha256(_read(path))
-    return Source(name=name, fingerprint=fingerprint, documents=lambda split: _by_text(rows[fields[0]], split))
-
-
-_FILE_SOURCES: dict[str, Callable[[str, Path], Source]] = {
-    ".txt": _txt_source,
-    ".jsonl": _jsonl_source,
-    ".parquet": _parquet_source,
-}
+def _rows_source(name: str, path: Path) -> Source:
+    texts = ROW_READERS[path.suffix]
+    fingerprint = _fingerprint([path.suffix, _digest(path)])
+    return Source(name=name, fingerprint=fingerprint, documents=lambda split: _by_text(texts(path), split))
 
 
 def _hub_source(name: str, dataset: HubDataset) -> Source:
     """Documents streamed from the hub, at the revision it has now."""
     datasets = _datasets()
     repositories = [dataset.train] + ([dataset.validation] if dataset.validation else [])
-    try:
-        from huggingface_hub import HfApi
-
-        revisions = {one: str(HfApi().dataset_info(one).sha) for one in repositories}
-    except Exception as error:  # the hub's client raises a dozen unrelated types
-        raise ValueError(
-            f"data {name!r} ({dataset.train}) cannot be reached on the Hugging Face hub "
-            f"({type(error).__name__}); check the connection or give the path of a local copy."
-        ) from None
+    revisions = {one: _reached(name, one, _revision) for one in repositories}
 
     def rows(repository: str) -> Iterator[str]:
-        stream = datasets.load_dataset(repository, revision=revisions[repository], split="train", streaming=True)
-        return (row[dataset.field] for row in stream)
+        def stream(repository: str) -> Any:
+            return datasets.load_dataset(repository, revision=revisions[repository], split="train", streaming=True)
+
+        stored = iter(_reached(name, repository, stream))
+        while (row := _reached(name, repository, lambda _: next(stored, None))) is not None:
+            yield row[dataset.field]
 
     def documents(split: Split) -> Iterator[str]:
         if dataset.validation is None:
             return _by_text(rows(dataset.train), split)
         return rows(dataset.train if split == "train" else dataset.validation)
 
-    return Source(name=name, fingerprint=_sha256(json.dumps(revisions).encode()), documents=documents)
+    return Source(name=name, fingerprint=_fingerprint([revisions, dataset.field]), documents=documents)
+
+
+def _revision(repository: str) -> str:
+    from huggingface_hub import HfApi
+
+    return str(HfApi().dataset_info(repository).sha)
+
+
+def _reached(name: str, repository: str, action: Callable[[str], T]) -> T:
+    """What the action makes of a repository of the hub. Raises ValueError if it fails."""
+    try:
+        return action(repository)
+    except Exception as error:  # the hub's client raises a dozen unrelated types
+        raise ValueError(
+            f"data {name!r} needs the dataset {repository} of the Hugging Face hub, which cannot be read "
+            f"({type(error).__name__}); check the connection and that it exists, or give the path of a local copy."
+        ) from None
 
 
 def _by_text(texts: Iterable[str], split: Split) -> Iterator[str]:
@@ -202,7 +208,7 @@ def _datasets() -> Any:
     try:
         import datasets
     except ImportError:
-        raise ValueError("this data needs the package `datasets`; install it with pip install '.[hf]'.") from None
+        raise ValueError("data of the hub needs the package `datasets`; install it with pip install '.[hf]'.") from None
     return datasets
 
 
@@ -222,3 +228,16 @@ def _decoded(raw: bytes, path: Path) -> str:
 
 def _sha256(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file that may be larger than the memory."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _fingerprint(content: Any) -> str:
+    return _sha256(json.dumps(content).encode())

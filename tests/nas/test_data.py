@@ -1,10 +1,8 @@
 """Corpora: split without leakage, cached once, whole or prepared again."""
 
-import json
 import math
 import subprocess
 import sys
-import sysconfig
 from collections import Counter
 from pathlib import Path
 
@@ -35,58 +33,6 @@ def corpus(files: Path, tmp_path_factory) -> Corpus:
     return prepare(str(files), 300, tmp_path_factory.mktemp("cache"))
 
 
-def test_no_file_is_in_both_splits_nor_left_out(files: Path) -> None:
-    source = open_source(str(files))
-    train, validation = list(source.documents("train")), list(source.documents("validation"))
-    assert len(train) + len(validation) == 60
-    assert validation
-    assert not set(train) & set(validation)
-
-
-def test_exact_copies_are_read_once(tmp_path: Path) -> None:
-    folder = write_files(tmp_path / "files")
-    for path in list(folder.iterdir()):
-        (folder / f"copy_of_{path.name}").write_bytes(path.read_bytes())
-    source = open_source(str(folder))
-    texts = [text for split in ("train", "validation") for text in source.documents(split)]
-    assert len(texts) == len(set(texts)) == 60
-
-
-def test_rows_with_equal_text_fall_on_one_side(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    rows = [{"text": f"row {index % 100} " * 5} for index in range(300)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    source = open_source(str(path))
-    train, validation = (Counter(source.documents(split)) for split in ("train", "validation"))
-    assert not train.keys() & validation.keys()
-    assert set((train + validation).values()) == {3}
-    assert validation
-
-
-def test_a_txt_file_is_cut_near_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "book.txt"
-    path.write_text("".join(f"line {index}\n" for index in range(100)))
-    source = open_source(str(path))
-    assert next(source.documents("train")).endswith("line 94\n")
-    assert next(source.documents("validation")).startswith("line 95\n")
-
-
-def test_the_standard_library_comes_without_tests_and_packages() -> None:
-    source = open_source("stdlib")
-    texts = "".join(source.documents("train")) + "".join(source.documents("validation"))
-    root = Path(sysconfig.get_paths()["stdlib"])
-    assert 5e6 < len(texts) < 30e6
-    assert (root / "argparse.py").read_text() in texts
-    excluded = [root / "idlelib" / "pyshell.py", root / "test" / "test_argparse.py"]
-    assert not any(path.exists() and path.read_text() in texts for path in excluded)
-
-
-def test_the_split_of_a_file_depends_on_its_path_alone() -> None:
-    held_out = [index for index in range(2_000) if is_validation(f"file_{index}")]
-    assert 0.03 < len(held_out) / 2_000 < 0.07
-    assert not is_validation("a")
-
-
 def test_tokens_decode_to_the_documents(files: Path, corpus: Corpus) -> None:
     tokenizer = Tokenizer.from_file(str(Path(corpus.folder) / "tokenizer.json"))
     for split in ("train", "validation"):
@@ -101,7 +47,6 @@ def test_the_unigram_loss_is_that_of_smoothed_frequencies(corpus: Corpus) -> Non
     total = corpus.num_train_tokens + corpus.vocab_size
     losses = [-math.log((counts[token] + 1) / total) for token in corpus.tokens("validation").tolist()]
     assert corpus.unigram_loss == pytest.approx(sum(losses) / len(losses))
-    assert corpus.unigram_perplexity == pytest.approx(math.exp(corpus.unigram_loss))
 
 
 def test_the_tokenizer_never_saw_the_validation_split(tmp_path: Path) -> None:
@@ -123,6 +68,9 @@ def test_text_and_vocabulary_are_part_of_the_fingerprint(tmp_path: Path) -> None
     folder = write_files(tmp_path / "files")
     first = prepare(str(folder), 300, tmp_path / "cache").fingerprint
     assert prepare(str(folder), 310, tmp_path / "cache").fingerprint != first
+    with pytest.MonkeyPatch.context() as patch:  # another version may learn other merges
+        patch.setattr("nas.data.tokenizers_version", "0.0.1")
+        assert prepare(str(folder), 300, tmp_path / "cache").fingerprint != first
     (folder / "module_0.py").write_text("changed = True\n")
     assert prepare(str(folder), 300, tmp_path / "cache").fingerprint != first
 
@@ -164,9 +112,15 @@ def test_processes_preparing_at_once_agree(files: Path, tmp_path: Path) -> None:
         ("nowhere", None, "data must be stdlib, codeparrot, languini, a folder"),
         ("image.png", "x", "data must be stdlib"),
         ("rows.jsonl", "{", "line 1 must be a JSON object, but cannot be parsed"),
+        ("rows.jsonl", '{"text": ' + "9" * 5_000 + "}", "line 1 must be a JSON object, but cannot be parsed: Exceeds"),
+        ("rows.jsonl", r'{"text": "\ud800"}', "line 1 must hold Unicode text, but has half a surrogate pair"),
         ("rows.jsonl", '{"title": "x"}', "with a text in"),
         ("empty.txt", "", "is empty"),
         ("short.txt", "a\n", "is empty"),
+        ("empty.jsonl", "", "is empty"),
+        ("rows.jsonl", "[" * 100_000, "line 1 must be a JSON object, but cannot be parsed: maximum recursion"),
+        ("rows.parquet", "", "rows.parquet must be a whole parquet file"),
+        ("rows.parquet", "x" * 500, "rows.parquet must be a whole parquet file"),
     ],
 )
 def test_bad_data_is_one_clear_line(tmp_path: Path, name: str, text: str | None, rule: str) -> None:
@@ -178,21 +132,9 @@ def test_bad_data_is_one_clear_line(tmp_path: Path, name: str, text: str | None,
     assert "\n" not in str(error.value)
 
 
-def test_a_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="must be text in UTF-8"):
-        open_source(str(tmp_path / "book.txt"))
-
-
 def test_a_vocabulary_without_room_for_every_byte_is_refused(files: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`vocab_size` must be at least 257"):
         prepare(str(files), 256, tmp_path)
-
-
-def test_hub_data_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install '\.\[hf\]'"):
-        open_source("codeparrot")
 
 
 def test_a_split_shorter_than_a_sequence_is_refused(corpus: Corpus) -> None:
