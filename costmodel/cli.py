@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from jsonargparse import ArgumentParser, auto_cli
+from jsonargparse import ArgumentParser, Namespace, auto_cli
 
 from costmodel.cost import InfeasibleError
 from costmodel.yamlfile import load_mapping
@@ -86,6 +86,14 @@ def guarded(action: Callable[[], int | None]) -> int:
 def _call(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None) -> Any:
     components: Any = commands
     return auto_cli(components, args=None if args is None else list(args), prog=prog, parser_class=Parser)
+
+
+def given(parser: Parser, args: Sequence[str]) -> Namespace:
+    """What a command line or its `--config` file states, without defaults. `--help` and `--print_config` exit here."""
+    arguments = underscored(args)
+    parser.parse_args(arguments)
+    stated: Namespace = parser.parse_args(arguments, defaults=False)
+    return stated
 
 
 def underscored(args: Sequence[str]) -> list[str]:

@@ -44,7 +44,7 @@ def parse(args: Sequence[str]) -> Request:
     parser.add_argument("--output_dir", type=str, help="folder of the run (default: runs/<UTC time>)")
     parser.add_argument("--resume", type=str, help="continue this run: its folder, or `latest`")
     parser.add_argument("--dry_run", action="store_true", help="price the space and stop; writes nothing")
-    given = parser.parse_args(cli.underscored(args), defaults=False)
+    given = cli.given(parser, args)
     output_dir, resume, dry_run = given.pop("output_dir", None), given.pop("resume", None), given.pop("dry_run", False)
     given.pop("config", None)
     if resume is not None:

@@ -64,7 +64,7 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
     parser.add_class_arguments(TrainConfig, skip={"arch"})
     parser.add_argument("--output_dir", type=str, help="folder of the training (default: runs/train-<UTC time>)")
     parser.add_argument("--resume", type=str, help="continue the training in this folder; takes no other flag")
-    given = parser.parse_args(cli.underscored(args), defaults=False).as_dict()
+    given = cli.given(parser, args).as_dict()
     given.pop("config", None)
     arch, resume, output_dir = (given.pop(name, None) for name in ("ARCH", "resume", "output_dir"))
     if resume is not None:
