@@ -1,13 +1,24 @@
-"""Which sequences a step trains on and which a rung validates on: functions of seed and step alone."""
+"""Which sequences a step trains on and which a rung validates on: functions of seed and step alone. And validation."""
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
+from nas.config import Scale
 from nas.data import Corpus
+from nas.model import Decoder
+
+
+class Validation(NamedTuple):
+    """loss: nats per token of the corpus' tokenizer. head_means: layers x heads, mean row entropies in nats."""
+
+    loss: float
+    head_means: Tensor
 
 
 def num_chunks(num_tokens: int, seq_len: int) -> int:
@@ -27,13 +38,28 @@ def train_batch(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: in
     return _gather(tokens, indices, seq_len)
 
 
-def validation_batches(corpus: Corpus, *, num_tokens: int, batch: int, seq_len: int) -> list[tuple[Tensor, Tensor]]:
-    """Inputs and targets of about `num_tokens` tokens, spread evenly over the validation split."""
-    tokens = corpus.tokens("validation")
-    chunks = num_chunks(len(tokens), seq_len)
-    wanted = max(1, min(chunks, num_tokens // seq_len))
+def validation_batches(corpus: Corpus, scale: Scale) -> list[tuple[Tensor, Tensor]]:
+    """Inputs and targets of about the scale's validation tokens, spread evenly over the validation split."""
+    tokens, batch = corpus.tokens("validation"), scale.micro_batch
+    chunks = num_chunks(len(tokens), scale.seq_len)
+    wanted = max(1, min(chunks, scale.validation_tokens // scale.seq_len))
     indices = [index * chunks // wanted for index in range(wanted)]
-    return [_gather(tokens, indices[start : start + batch], seq_len) for start in range(0, wanted, batch)]
+    return [_gather(tokens, indices[start : start + batch], scale.seq_len) for start in range(0, wanted, batch)]
+
+
+@torch.no_grad()
+def validate(model: Decoder, corpus: Corpus, scale: Scale) -> Validation:
+    """The model on the scale's validation tokens, the same for every model and seed."""
+    device = model.embed.weight.device
+    loss, count = 0.0, 0
+    entropies = torch.zeros((), dtype=torch.float64, device=device)
+    for inputs, targets in validation_batches(corpus, scale):
+        logits, rows = model(inputs.to(device))
+        mean = functional.cross_entropy(logits.float().flatten(0, 1), targets.to(device).flatten())
+        loss += mean.item() * len(inputs)
+        entropies = entropies + rows.double().mean(dim=-1).sum(dim=1)
+        count += len(inputs)
+    return Validation(loss / count, (entropies / count).cpu())
 
 
 @lru_cache(maxsize=2)  # a batch spans two epochs at most

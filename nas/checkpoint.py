@@ -3,6 +3,7 @@
 `checkpoints/step-000000128/` holds `weights.safetensors` (the model), `optimizer.safetensors` (the optimizer's state
 and whatever else is trained) and `state.json` (identity, progress, SHA-256 of the other two). It is written beside
 and renamed into place; the one before is kept until then, and after that as a fall-back, older ones are removed.
+Of a run that has ended only `step-000000128-end/` is kept, without `optimizer.safetensors`.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +32,30 @@ class Checkpoint:
     """What a trial needs to go on.
 
     identity: what must agree for that (candidate, corpus, seed). progress: plain JSON data of the training loop.
+    optimizer: None if the run has ended, so that nothing can go on from here.
     """
 
     step: int
     identity: Mapping[str, Any]
     progress: Mapping[str, Any]
     weights: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor] | None
 
 
 def save(trial: Path, checkpoint: Checkpoint) -> None:
     """Writes a checkpoint into the folder of a trial. Raises OSError, e.g. when the disk is full."""
     folder = trial / FOLDER
-    final = folder / f"step-{checkpoint.step:09d}"
+    ended = checkpoint.optimizer is None
+    final = folder / f"step-{checkpoint.step:09d}{'-end' if ended else ''}"
     draft = folder / f"{final.name}.draft"
-    shutil.rmtree(draft, ignore_errors=True)
+    for stale in folder.glob("*.draft"):  # of a process that was killed
+        shutil.rmtree(stale, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
         # Through bytes: safetensors' own file writer turns a full disk into an error that is no OSError.
-        files = {
-            WEIGHTS_FILE: safetensors.torch.save(dict(checkpoint.weights)),
-            OPTIMIZER_FILE: safetensors.torch.save(dict(checkpoint.optimizer)),
-        }
+        files = {WEIGHTS_FILE: safetensors.torch.save(dict(checkpoint.weights))}
+        if checkpoint.optimizer is not None:
+            files[OPTIMIZER_FILE] = safetensors.torch.save(dict(checkpoint.optimizer))
         state = {
             "step": checkpoint.step,
             "identity": dict(checkpoint.identity),
@@ -68,8 +71,18 @@ def save(trial: Path, checkpoint: Checkpoint) -> None:
     except OSError:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    for old in _by_age(trial)[NUM_KEPT:]:
+    for old in _by_age(trial)[1 if ended else NUM_KEPT :]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def finish(trial: Path) -> None:
+    """Keeps the weights of the last whole checkpoint, for a trial that will not go on (say, it was stopped early).
+
+    Does nothing without a checkpoint. Raises OSError.
+    """
+    found = load_latest(trial)
+    if found is not None:
+        save(trial, replace(found, optimizer=None))
 
 
 def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Checkpoint | None:
@@ -95,7 +108,8 @@ def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Check
 def _read(folder: Path) -> Checkpoint:
     state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
     tensors = {}
-    for name in (WEIGHTS_FILE, OPTIMIZER_FILE):
+    names = [WEIGHTS_FILE, OPTIMIZER_FILE] if OPTIMIZER_FILE in state["sha256"] else [WEIGHTS_FILE]
+    for name in names:
         raw = (folder / name).read_bytes()
         if hashlib.sha256(raw).hexdigest() != state["sha256"][name]:
             raise ValueError(f"{name} does not have the recorded SHA-256")
@@ -105,7 +119,7 @@ def _read(folder: Path) -> Checkpoint:
         identity=state["identity"],
         progress=state["progress"],
         weights=tensors[WEIGHTS_FILE],
-        optimizer=tensors[OPTIMIZER_FILE],
+        optimizer=tensors.get(OPTIMIZER_FILE),
     )
 
 

@@ -1,17 +1,20 @@
 """When a run counts as diverged, and where in the model it went wrong.
 
-Two rules. Non-finite: the loss or the gradient of a step, or a validation loss, is infinite or not a number.
+Two rules. Non-finite: the loss or the gradient of a step, or a validation loss or its perplexity, is infinite or not
+a number, or the norm of a finite gradient is beyond the range of its floats.
 Above its start: after warm-up, each of the last `WINDOW` training losses exceeds that of the first step, so that the
 model predicts worse than it did untrained, and neither a spike nor an unlucky batch is to blame.
 """
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+MAX_LOSS = math.log(sys.float_info.max)  # nats; the perplexity of a larger one is no float
 WINDOW = 10  # steps: by luck alone, once in a thousand for a model that learns nothing
 OUTSIDE = "the model"  # where, when no module can be named
 
@@ -48,13 +51,13 @@ def first_nonfinite_activation(model: nn.Module, batches: Iterable[Tensor]) -> s
     return found[0] if found else OUTSIDE
 
 
-def deepest_nonfinite_gradient(model: nn.Module) -> str:
-    """The last module of the model with a non-finite gradient: the first that back-propagation met."""
+def deepest_nonfinite_gradient(model: nn.Module) -> str | None:
+    """The last module with a non-finite gradient: the first that back-propagation met. None if none has one."""
     names = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-    return names[-1].rpartition(".")[0] if names else OUTSIDE
+    return names[-1].rpartition(".")[0] if names else None
 
 
 def steepest_module(model: nn.Module) -> str:
     """The module whose gradient is longest."""
-    norms = {name: p.grad.norm().item() for name, p in model.named_parameters() if p.grad is not None}
+    norms = {name: p.grad.double().norm().item() for name, p in model.named_parameters() if p.grad is not None}
     return max(norms, key=lambda name: (not math.isnan(norms[name]), norms[name])).rpartition(".")[0]

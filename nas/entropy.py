@@ -9,7 +9,6 @@ from nas.config import EntropyRegularisation
 from nas.records import EntropySummary
 
 COLLAPSE_SHARE = 0.02  # of ln T: below it a head looks at one token. Recorded, no stop: a sharp head can be useful
-OVERLOAD_SHARE = 0.75  # of the largest head entropy: arXiv 2501.03489's fourth quarter
 
 
 class EntropyPenalty(nn.Module):
@@ -60,6 +59,5 @@ def summarise(head_means: Tensor, seq_len: int) -> EntropySummary:
     return EntropySummary(
         head_means=tuple(tuple(row) for row in means.tolist()),
         num_collapsed=int((means < COLLAPSE_SHARE * math.log(seq_len)).sum()),
-        num_overloaded=int((relative >= OVERLOAD_SHARE).sum()),
         quarter_shares=(shares[0], shares[1], shares[2], shares[3]),
     )

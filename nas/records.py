@@ -10,13 +10,11 @@ class EntropySummary:
 
     head_means: layers x heads, nats, mean over query rows and sequences.
     num_collapsed: heads whose mean is below 0.02 ln(seq_len).
-    num_overloaded: heads in the top quarter of the largest mean.
     quarter_shares: shares of heads in the four quarters of the largest mean, lowest first; they sum to 1.
     """
 
     head_means: tuple[tuple[float, ...], ...]
     num_collapsed: int
-    num_overloaded: int
     quarter_shares: tuple[float, float, float, float]
 
     @property
@@ -34,7 +32,7 @@ class EntropySummary:
 class RungRecord:
     """A validation in mid-training, after `share` of the tokens of full fidelity.
 
-    train_loss: mean over the last steps, with val_loss in nats per token; perplexity = exp(val_loss).
+    val_loss: nats per token; perplexity = exp(val_loss).
     seconds: wall time spent on the trial so far, in all its processes.
     """
 
@@ -42,7 +40,6 @@ class RungRecord:
     share: float
     steps: int
     tokens: int
-    train_loss: float
     val_loss: float
     perplexity: float
     entropy: EntropySummary

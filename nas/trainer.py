@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from costmodel.schema import decode
 from nas import checkpoint, divergence
-from nas.batches import train_batch
+from nas.batches import train_batch, validate, validation_batches
 from nas.candidate import Candidate, candidate_id
 from nas.checkpoint import Checkpoint
 from nas.data import Corpus, require_chunks
 from nas.entropy import summarise
-from nas.evaluation import validate
 from nas.metrics import MetricsLog, StepMetrics
 from nas.objective import Objective
 from nas.optimizer import adamw, learning_rate, load_state_tensors, state_tensors
@@ -49,11 +48,13 @@ def train(
     folder: where metrics, TensorBoard log and checkpoints go; a run found there is resumed, and the rungs it had
         already reached (and its outcome) are yielded again first.
 
-    Raises ValueError if corpus and recipe do not fit or the folder holds another run, OSError if it cannot be
-    written.
+    Raises ValueError if corpus and recipe do not fit or the folder holds another run, or one that `checkpoint.finish`
+    ended on the way; OSError if it cannot be written.
     """
     run = _Run(candidate, corpus, seed=seed, folder=folder, device=device)
     yield from run.progress.rungs
+    if run.ended and run.progress.outcome is None:
+        raise ValueError(f"the run in {folder} was stopped for good at step {run.progress.step}; use another folder.")
     log = MetricsLog(folder, last_step=run.progress.step) if folder and not run.progress.outcome else None
     saved_s = run.progress.seconds
     try:
@@ -85,6 +86,7 @@ class _Run:
         self.objective = Objective(candidate, torch.Generator().manual_seed(seed)).to(device)
         self.optimizer = adamw(self.objective, candidate.recipe)
         self.progress = Progress()
+        self.ended = False  # found so on disk: its weights are not loaded
         if folder and (found := checkpoint.load_latest(folder, self.identity)):
             self._restore(found)
         self._since_s = time.perf_counter()
@@ -95,7 +97,8 @@ class _Run:
         inputs, targets = self._batch()
         num_parts = self.scale.batch // self.scale.micro_batch
         losses = self.objective.backward(inputs, targets, num_parts=num_parts)
-        norm = nn.utils.clip_grad_norm_(self.objective.parameters(), self.recipe.clip_norm)
+        parameters = list(self.objective.parameters())
+        norm = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
         loss, penalty, gradient_norm = torch.stack((*losses, norm.double())).tolist()
         self._count(loss)
         if problem := self._problem(loss, gradient_norm, inputs):
@@ -103,6 +106,7 @@ class _Run:
         else:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
+            nn.utils.clip_grads_with_norm_(parameters, self.recipe.clip_norm, norm)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return StepMetrics(
@@ -122,8 +126,8 @@ class _Run:
             return None
         loss, head_means = validate(self.objective.model, self.corpus, self.scale)
         self._tick()
-        if not (math.isfinite(loss) and head_means.isfinite().all()):
-            self._end_diverged("non-finite validation loss", divergence.OUTSIDE)
+        if problem := self._validation_problem(loss, head_means):
+            self._end_diverged(*problem)
             return None
         progress, rung = self.progress, steps.index(self.progress.step)
         record = RungRecord(
@@ -131,7 +135,6 @@ class _Run:
             share=progress.step / self.scale.num_steps,
             steps=progress.step,
             tokens=self._tokens,
-            train_loss=sum(progress.losses) / len(progress.losses),
             val_loss=loss,
             perplexity=math.exp(loss),
             entropy=summarise(head_means, self.scale.seq_len),
@@ -143,7 +146,7 @@ class _Run:
         return record
 
     def save(self) -> None:
-        """Writes a checkpoint into the run's folder. Raises OSError."""
+        """Writes a checkpoint into the run's folder, the last one if the outcome is known. Raises OSError."""
         assert self.folder is not None
         model, state = self.objective.model, self.objective.state_dict()
         state = {name: value.cpu() for name, value in state.items()}
@@ -157,16 +160,20 @@ class _Run:
             identity=self.identity,
             progress=asdict(self.progress),
             weights=weights,
-            optimizer=state_tensors(self.objective, self.optimizer) | thresholds,
+            optimizer=None if self.progress.outcome else state_tensors(self.objective, self.optimizer) | thresholds,
         )
         checkpoint.save(self.folder, written)
 
     def _restore(self, found: Checkpoint) -> None:
         self.progress = decode(Progress, found.progress, "the progress of a checkpoint")
+        if found.optimizer is None:
+            self.ended = True
+            return
         state = {f"model.{name}": value for name, value in found.weights.items()}
         if self.objective.model.architecture.tied_embeddings:
             state["model.logits.weight"] = state["model.embed.weight"]
-        state |= {name.removeprefix("value."): found.optimizer[name] for name in found.optimizer if "value." in name}
+        thresholds = [name for name in found.optimizer if name.startswith("value.")]
+        state |= {name.removeprefix("value."): found.optimizer[name] for name in thresholds}
         self.objective.load_state_dict(state)
         load_state_tensors(self.objective, self.optimizer, found.optimizer)
 
@@ -181,22 +188,37 @@ class _Run:
         progress, model = self.progress, self.objective.model
         if not math.isfinite(loss):
             where = divergence.first_nonfinite_activation(model, torch.split(inputs, self.scale.micro_batch))
-            return "non-finite loss", where
+            return "non-finite loss at step {step}, first in {layer}", where
         if not math.isfinite(norm):
-            return "non-finite gradient", divergence.deepest_nonfinite_gradient(model)
+            if deepest := divergence.deepest_nonfinite_gradient(self.objective):
+                return "non-finite gradient at step {step}, first in {layer}", deepest.removeprefix("model.")
+            return "gradient norm too large at step {step}, steepest in {layer}", divergence.steepest_module(model)
         assert progress.initial_loss is not None
         warmed_up = progress.step >= self.scale.warmup_steps + divergence.WINDOW
         if warmed_up and divergence.above_start(progress.losses, progress.initial_loss):
-            return "training loss above its initial value", divergence.steepest_module(model)
+            where = divergence.steepest_module(model)
+            return "training loss above its initial value at step {step}, steepest in {layer}", where
+        return None
+
+    def _validation_problem(self, loss: float, head_means: Tensor) -> tuple[str, str] | None:
+        """The same of a validation."""
+        if not (math.isfinite(loss) and head_means.isfinite().all()):
+            batches = validation_batches(self.corpus, self.scale)
+            tokens = (inputs.to(self.device) for inputs, _ in batches)
+            where = divergence.first_nonfinite_activation(self.objective.model, tokens)
+            return "non-finite validation loss at step {step}, first in {layer}", where
+        if loss > divergence.MAX_LOSS:
+            return "validation loss too large for a perplexity at step {step}, in {layer}", "logits"
         return None
 
     def _end_diverged(self, reason: str, layer: str) -> None:
+        """reason: with places for step and layer."""
         outcome = Outcome(
             status="diverged",
             steps=self.progress.step,
             tokens=self._tokens,
             seconds=self.progress.seconds,
-            reason=f"{reason} at step {self.progress.step}, first in {layer}",
+            reason=reason.format(step=self.progress.step, layer=layer),
             layer=layer,
         )
         self.progress = replace(self.progress, outcome=outcome)

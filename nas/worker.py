@@ -6,13 +6,22 @@ from dataclasses import replace
 
 import torch
 
-from nas.allocator import ALLOCATOR_ENV
 from nas.records import Outcome, RungRecord
 from nas.searcher import dominated_at_rung
 from nas.trainer import train
 from nas.trials import TrialEvent, TrialSpec
 
 NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
+
+# By default glibc returns every large tensor to the kernel and pages it in anew. Thresholds above the size of a
+# micro-batch's tensors keep freed memory in the process; they must be in the environment before it starts.
+# Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html
+THRESHOLD_BYTES = 32 * 1024**2  # glibc refuses a larger M_MMAP_THRESHOLD (HEAP_MAX_SIZE / 2)
+ALLOCATOR_ENV: dict[str, str] = {
+    "MALLOC_MMAP_THRESHOLD_": str(THRESHOLD_BYTES),
+    "MALLOC_TRIM_THRESHOLD_": str(1024**3),
+    "MALLOC_TOP_PAD_": str(THRESHOLD_BYTES),
+}
 
 
 def worker_env(threads: int) -> Mapping[str, str]:

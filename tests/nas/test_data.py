@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from nas.batches import num_chunks, train_batch, validation_batches
+from nas.config import SCALES
 from nas.data import END_OF_TEXT, Corpus, open_corpus, prepare, require_chunks
 from nas.sources import is_validation, open_source
 
@@ -159,7 +161,7 @@ def test_an_epoch_visits_every_chunk_once_and_the_next_in_another_order(corpus: 
 
 def test_targets_are_the_next_tokens(corpus: Corpus) -> None:
     batches = [train_batch(corpus, step=3, batch=4, seq_len=16, seed=1)]
-    batches += validation_batches(corpus, num_tokens=200, batch=4, seq_len=16)
+    batches += validation_batches(corpus, replace(SCALES["smoke"], validation_tokens=200, micro_batch=4, seq_len=16))
     for inputs, targets in batches:
         assert inputs.shape == targets.shape
         assert inputs[:, 1:].equal(targets[:, :-1])
