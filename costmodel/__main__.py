@@ -1,22 +1,28 @@
-"""`python -m costmodel estimate|validate|calibrate`: what a model costs under private inference, and how we know.
+"""`python -m costmodel estimate|compare|validate|calibrate`: what private inference costs, and how we know.
 
 The one module of this package that knows architectures; everything below it prices op graphs.
 """
 
 import json
+import sys
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
 from rich.console import Console
 
-from costmodel import cli, present
+from costmodel import cli, engine, present, present_comparison
 from costmodel.calibrate import calibrate as fit_testbed
 from costmodel.calibrate import dump_testbed
+from costmodel.compare import compare as run_both
+from costmodel.compare import predict
 from costmodel.estimate import estimate as price_graph
 from costmodel.ops import OpGraph
 from costmodel.protocols import load_pricer, published
+from costmodel.protocols.calls import Comm, Setting
+from costmodel.protocols.calls import total as total_comm
 from costmodel.published_rows import PublishedRow, published_rows
 from costmodel.testbed import load_testbed
+from costmodel.units import format_bytes
 from costmodel.validate import checks, fit_errors, flops_published
 from search_spaces.architecture import Architecture
 from search_spaces.decoder import Dimensions, base_architecture
@@ -25,6 +31,8 @@ from search_spaces.notation import name_of, parse
 from search_spaces.reference import is_notation, resolve
 
 PIPE_WIDTH = 140  # columns of a table that no terminal limits
+LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
+DEFAULT_SETTING = Setting()
 
 
 def estimate(
@@ -56,23 +64,77 @@ def estimate(
         format: tables for people or one JSON document in SI units.
     """
     dimensions = Dimensions(layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab)
-    named_base = base if is_notation(arch) else None
-    if named_base is None and dimensions != Dimensions():
-        raise ValueError(f"architecture {arch!r} brings its own dimensions; leave out the flags that change them.")
-    architecture = resolve(arch, base_architecture(base, dimensions))
-    name = name_of(architecture.architecture, entropy_regularised=architecture.entropy_regularised)
-    pricer = load_pricer(protocol=protocol, network=network)
-    priced = price_graph(lower(architecture.architecture, seq_len), pricer)
+    title, graph = _lowered(arch, base, dimensions, seq_len)
+    priced = price_graph(graph, load_pricer(protocol=protocol, network=network))
     if format == "json":
-        document = present.document(priced, architecture=name, base=named_base, seq_len=seq_len)
-        print(json.dumps(document, allow_nan=False))
+        print(json.dumps(present.document(priced, **title), allow_nan=False))
         return
     console = _console()
-    for line in present.summary(priced, architecture=name, base=named_base, seq_len=seq_len):
+    for line in present.summary(priced, **title):
         console.print(line)
     for table in present.estimate_tables(priced):
         console.print()
         console.print(table)
+
+
+def compare(
+    arch: str,
+    base: str = "gpt2-small",
+    layers: int | None = None,
+    heads: int | None = None,
+    d_model: int | None = None,
+    d_ff: int | None = None,
+    vocab: int | None = None,
+    seq_len: int = 128,
+    protocol: str = "semi2k",
+    ring_bits: int = DEFAULT_SETTING.ring_bits,
+    fraction_bits: int = DEFAULT_SETTING.fraction_bits,
+    format: Literal["table", "json"] = "table",
+) -> None:
+    """Run an architecture under the MPC engine, and print predicted against measured costs and the logits' error.
+
+    Weights and tokens are drawn with seed 0. All inputs are secret-shared, the client one-hot encodes the tokens, and
+    the logits of all tokens are computed. Needs the engine, SecretFlow-SPU.
+
+    Args:
+        arch: an existing .yaml file, module:factory, or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
+        base: the model whose dimensions a name is placed on.
+        layers: number of layers, instead of the base's.
+        heads: attention heads per layer, instead of the base's.
+        d_model: features of the residual stream, instead of the base's.
+        d_ff: features inside the FFN (4 * d_model unless given).
+        vocab: tokens in the vocabulary, instead of the base's.
+        seq_len: tokens of the prompt.
+        protocol: semi2k, aby3 or cheetah.
+        ring_bits: bits of a secret-shared integer.
+        fraction_bits: bits after the binary point.
+        format: tables for people or one JSON document in SI units.
+    """
+    dimensions = Dimensions(layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab)
+    title, graph = _lowered(arch, base, dimensions, seq_len)
+    setting = Setting(ring_bits=ring_bits, fraction_bits=fraction_bits)
+    predicted = predict(graph, protocol, setting)
+    engine.check_installed()
+    _announce(graph, total_comm(predicted))
+    try:
+        comparison = run_both(graph, predicted, protocol=protocol, setting=setting)
+    except engine.EngineError as error:
+        raise cli.StoppedError(str(error)) from None
+    if format == "json":
+        print(json.dumps(present_comparison.document(comparison, **title), allow_nan=False))
+        return
+    console = _console()
+    for line in present_comparison.summary(comparison, **title):
+        console.print(line)
+    console.print()
+    console.print(present_comparison.comparison_table(comparison))
+
+
+def _announce(graph: OpGraph, predicted: Comm) -> None:
+    """On stderr, since a run may take long."""
+    size = predicted.online_bytes + predicted.setup_bytes
+    slow = "; at this size it takes minutes or more" if size > LARGE_BYTES else ""
+    print(f"running {len(graph.nodes)} ops under the engine, {format_bytes(size)} to send{slow}", file=sys.stderr)
 
 
 def validate(protocol: Literal["published"] = "published") -> int:
@@ -139,6 +201,24 @@ def calibrate(protocol: Literal["published"] = "published", output: Path = publi
     _console().print(f"wrote {output}")
 
 
+class _Title(TypedDict):
+    """What the output calls the model."""
+
+    architecture: str
+    base: str | None
+    seq_len: int
+
+
+def _lowered(arch: str, base: str, dimensions: Dimensions, seq_len: int) -> tuple[_Title, OpGraph]:
+    """Raises ValueError for an unknown architecture or base, or dimensions that do not fit."""
+    named_base = base if is_notation(arch) else None
+    if named_base is None and dimensions != Dimensions():
+        raise ValueError(f"architecture {arch!r} brings its own dimensions; leave out the flags that change them.")
+    named = resolve(arch, base_architecture(base, dimensions))
+    name = name_of(named.architecture, entropy_regularised=named.entropy_regularised)
+    return _Title(architecture=name, base=named_base, seq_len=seq_len), lower(named.architecture, seq_len)
+
+
 def _architecture(row: PublishedRow) -> Architecture:
     dimensions = Dimensions(layers=row.num_layers, heads=row.num_heads, d_model=row.d_model, vocab=row.vocab_size)
     return parse(row.notation, base_architecture("gpt2-small", dimensions)).architecture
@@ -154,4 +234,7 @@ def _console() -> Console:
 
 
 if __name__ == "__main__":
-    cli.run({"estimate": estimate, "validate": validate, "calibrate": calibrate}, prog="python -m costmodel")
+    cli.run(
+        {"estimate": estimate, "compare": compare, "validate": validate, "calibrate": calibrate},
+        prog="python -m costmodel",
+    )

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from costmodel.protocols.calls import Setting
 
 # protocol -> parties
 NUM_PARTIES: dict[str, int] = {"semi2k": 2, "aby3": 3, "cheetah": 2}
-INSTALL = "python3.11 -m pip install 'spu==0.9.5'"
+INSTALL = "python3.11 -m pip install 'spu==0.9.5' 'numpy<2'"
 NEWEST_PYTHON = (3, 11)  # the engine has wheels for 3.10 and 3.11
 
 _JOB, _LOG, _PROGRESS, _RESULT = "job.pickle", "engine.log", "progress", "result.npy"
@@ -64,12 +64,17 @@ class Run:
 
     @property
     def total(self) -> Measured:
-        costs = [cost for _, cost in self.by_op]
-        return Measured(
-            sent_bytes=sum(cost.sent_bytes for cost in costs),
-            messages=sum(cost.messages for cost in costs),
-            seconds=sum(cost.seconds for cost in costs),
-        )
+        return total(cost for _, cost in self.by_op)
+
+
+def total(costs: Iterable[Measured]) -> Measured:
+    """What ops that follow one another cost together."""
+    parts = list(costs)
+    return Measured(
+        sent_bytes=sum(cost.sent_bytes for cost in parts),
+        messages=sum(cost.messages for cost in parts),
+        seconds=sum(cost.seconds for cost in parts),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -147,7 +152,8 @@ def check_installed() -> None:
         old = (
             "" if sys.version_info[:2] <= NEWEST_PYTHON else f", and has no wheel for this Python {have}, but for 3.11"
         )
-        raise ValueError(f"the MPC engine SecretFlow-SPU is not installed{old}; run: {INSTALL}")
+        needs = "it needs Python < 3.12 and numpy < 2"
+        raise ValueError(f"the MPC engine SecretFlow-SPU is not installed{old}; {needs}; run: {INSTALL}")
 
 
 def _spawn(job: _Job, folder: Path, timeout_s: float | None) -> None:

@@ -53,7 +53,10 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotary:
-    """Rotates the first `rotary_dim` features of every query and key head by public angles (local)."""
+    """Rotates the first `rotary_dim` features of every query and key head by public angles.
+
+    Local where products with public numbers are; in a fixed-point engine each costs a truncation.
+    """
 
     rows: int
     heads: int
@@ -72,7 +75,10 @@ class AttentionScores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Temperature:
-    """Divides row i of head h of the scores by a learned, public temperature t[h, i]."""
+    """Divides row i of head h of the scores by a learned, public temperature t[h, i].
+
+    Local where products with public numbers are; in a fixed-point engine each costs a truncation.
+    """
 
     heads: int
     queries: int
@@ -90,7 +96,9 @@ class Softmax:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapedAttention:
-    """`a*I + b*A - c*C` per head (C = uniform causal attention), learned scalars a, b, c (local).
+    """`a*I + b*A - c*C` per head (C = uniform causal attention), learned, public scalars a, b, c.
+
+    Local where products with public numbers are; in a fixed-point engine b*A costs a truncation.
 
     Source: He and Hofmann 2024, "Simplifying Transformer Blocks", section 4.
     """

@@ -1,0 +1,151 @@
+"""Comparisons of predicted with measured costs, for people (tables) and programs (JSON)."""
+
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any
+
+from rich.table import Table
+
+from costmodel import engine
+from costmodel.compare import SEED, Comparison
+from costmodel.engine import Measured
+from costmodel.ops import shape
+from costmodel.present import PRICE_KEYS
+from costmodel.protocols.calls import Comm, Setting
+from costmodel.protocols.calls import total as total_comm
+from costmodel.units import format_bytes, format_seconds
+
+NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"
+
+
+def document(comparison: Comparison, *, architecture: str, base: str | None, seq_len: int) -> dict[str, Any]:
+    """The comparison as JSON data: SI numbers, every key always there, null for what is not known.
+
+    `by_op` sums to `total`. Measured latency is of all parties on one machine, linked in memory: network is null.
+    """
+    return {
+        "architecture": architecture,
+        "base": base,
+        "seq_len": seq_len,
+        "protocol": comparison.protocol,
+        "network": None,
+        "total": {
+            "predicted": {**_predicted(comparison.predicted), "latency_s_range": None, "prior_share": None},
+            "measured": {**_measured(comparison.measured), "rounds_reason": NO_MEASURED_ROUNDS},
+            "logits_max_abs_error": comparison.logits_max_abs_error,
+            "top1_agreement": comparison.top1_agreement,
+        },
+        "by_op": [
+            {
+                "op": type(node.op).__name__,
+                "layer": node.layer,
+                "name": node.name,
+                "shape": shape(node.op),
+                "predicted": _predicted(comm),
+                "measured": _measured(cost),
+            }
+            for node, comm, cost in comparison.by_op
+        ],
+        "setting": _setting(comparison.setting),
+    }
+
+
+def _predicted(comm: Comm) -> dict[str, Any]:
+    return _price(
+        rounds=comm.rounds,
+        messages=comm.messages,
+        sent_bytes=_sent_bytes(comm),
+        online_bytes=comm.online_bytes,
+        setup_bytes=comm.setup_bytes,
+    )
+
+
+def _measured(cost: Measured) -> dict[str, Any]:
+    """The engine does not tell online from set-up, nor computing from waiting."""
+    return _price(messages=cost.messages, sent_bytes=cost.sent_bytes, latency_s=cost.seconds)
+
+
+def _price(**known: float) -> dict[str, float | None]:
+    return {key: known.get(key) for key in PRICE_KEYS}
+
+
+def _sent_bytes(comm: Comm) -> int:
+    return comm.online_bytes + comm.setup_bytes
+
+
+def _setting(setting: Setting) -> dict[str, Any]:
+    return {
+        "engine": f"spu {version('spu')}",
+        "ring_bits": setting.ring_bits,
+        "fraction_bits": setting.fraction_bits,
+        "inputs": "secret-shared",
+        "weights": "secret-shared",
+        "public": ["temperatures", "scalars of shaped attention", "causal mask", "rotary angles"],
+        "embedding": "one-hot by the client",
+        "projection": "all tokens",
+        "weights_seed": SEED,
+        "tokens_seed": SEED,
+        "compiler_options": "default",
+        "parallelism": "off",
+        "link": "memory",
+    }
+
+
+def summary(comparison: Comparison, *, architecture: str, base: str | None, seq_len: int) -> list[str]:
+    """What a reader wants first, one line each."""
+    predicted, measured, setting = comparison.predicted, comparison.measured, comparison.setting
+    difference = _difference(_sent_bytes(predicted), measured.sent_bytes)
+    return [
+        f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {comparison.protocol}, "
+        f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction",
+        f"sent by all parties: predicted {format_bytes(_sent_bytes(predicted))}, "
+        f"measured {format_bytes(measured.sent_bytes)} ({difference}); "
+        f"messages: predicted {predicted.messages:,}, measured {measured.messages:,}",
+        f"rounds: predicted {predicted.rounds:,}, not measured ({NO_MEASURED_ROUNDS})",
+        f"logits: greatest error {comparison.logits_max_abs_error:.2g}, same top-1 on {comparison.top1_agreement:.1%} "
+        "of the tokens",
+        f"engine: {format_seconds(measured.seconds)}, all parties on this machine, linked in memory",
+    ]
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """One line per op, and the total."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("op", no_wrap=True)
+    for title in ("predicted bytes", "measured", "difference", "predicted messages", "measured", "rounds", "seconds"):
+        table.add_column(title, justify="right")
+    for node, comm, cost in comparison.by_op:
+        table.add_row(node.name, *_cells(comm, cost))
+    table.add_section()
+    for kind, comm, cost in _by_kind(comparison):
+        table.add_row(f"all {kind}", *_cells(comm, cost))
+    table.add_section()
+    table.add_row("total", *_cells(comparison.predicted, comparison.measured))
+    return table
+
+
+def _by_kind(comparison: Comparison) -> Iterable[tuple[str, Comm, Measured]]:
+    kinds: dict[str, list[tuple[Comm, Measured]]] = {}
+    for node, comm, cost in comparison.by_op:
+        kinds.setdefault(type(node.op).__name__, []).append((comm, cost))
+    for kind, parts in kinds.items():
+        yield kind, total_comm(comm for comm, _ in parts), engine.total(cost for _, cost in parts)
+
+
+def _cells(comm: Comm, cost: Measured) -> list[str]:
+    return [
+        f"{_sent_bytes(comm):,}",
+        f"{cost.sent_bytes:,}",
+        _difference(_sent_bytes(comm), cost.sent_bytes),
+        f"{comm.messages:,}",
+        f"{cost.messages:,}",
+        f"{comm.rounds:,}",
+        f"{cost.seconds:.3f}",
+    ]
+
+
+def _difference(predicted: int, measured: int) -> str:
+    """Of the prediction from the measurement, relative to the latter."""
+    if predicted == measured:
+        return "equal"
+    return f"{predicted / measured - 1:+.3%}" if measured else "none measured"
