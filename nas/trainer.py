@@ -6,7 +6,7 @@ killed and resumed.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class Progress:
 
 def train(
     candidate: Candidate, corpus: Corpus, *, seed: int, folder: Path | None = None, device: str = "cpu"
-) -> Iterator[RungRecord | Outcome]:
+) -> Generator[RungRecord | Outcome, None, None]:
     """Trains to full fidelity; yields a record at every rung, then the outcome. Close it to stop early.
 
     folder: where metrics, TensorBoard log and checkpoints go; a run found there is resumed, and the rungs it had

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from nas import checkpoint
 from nas.records import Outcome, RungRecord
 from nas.searcher import dominated_at_rung
 from nas.trainer import train
@@ -48,12 +49,15 @@ def run_trial(spec: TrialSpec) -> Iterator[TrialEvent]:
 
 
 def _train(spec: TrialSpec) -> Iterator[TrialEvent]:
-    for record in train(spec.candidate, spec.corpus, seed=spec.seed, folder=spec.folder, device=spec.device):
+    records = train(spec.candidate, spec.corpus, seed=spec.seed, folder=spec.folder, device=spec.device)
+    for record in records:
         if isinstance(record, Outcome):
             yield _finished(record)
             return
         yield _rung(record)
         if record.share < 1 and dominated_at_rung(record.rung, spec.price.latency_s, record.val_loss, spec.rivals):
+            records.close()
+            checkpoint.finish(spec.folder)
             yield _stopped(record)
             return
 
