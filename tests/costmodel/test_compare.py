@@ -88,15 +88,8 @@ def test_a_table_has_every_op_kind_and_the_total(run, engine_stub):
     code, out, _ = run("compare", "SM+LN+G", *TINY)
     assert code == 0
     assert out.startswith("SM+LN+G on tiny, T=6, protocol semi2k, ring of 64 bits, 18 of them fraction\n")
-    for text in (
-        "layers.0.attention.softmax",
-        "all Gelu",
-        "total",
-        "greatest error 0.25",
-        "not rounds",
-        "none measured",
-    ):
-        assert (text in out) is (text != "none measured")
+    for text in ("layers.0.attention.softmax", "all Gelu", "total", "greatest error 0.25", "not rounds"):
+        assert text in out
     assert "-100.000%" in out  # the stub sends where a residual sum is predicted to be local
 
 
