@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 PRIOR_RANGE_SHARE = 0.005  # a latency range narrower than this share of the latency is no wider than its marker
 LONGEST_NAME = 24  # characters of a label
-LABELLED = 8  # front members named in the plot; the rest are in pareto.csv
+LABELLED = 8  # front members named in the legend; the rest are in pareto.csv
 
 
 class Group(NamedTuple):
@@ -155,7 +155,8 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     _draw_group(axes, data.dominated, color="0.6", marker="o", label="dominated")
     _draw_group(axes, data.baselines, color="tab:brown", marker="D", label="baseline, for comparison only")
     axes.step(data.front.latency_min, data.front.perplexity, where="post", color="tab:blue", linewidth=1)
-    _draw_group(axes, data.front, color="tab:blue", marker="o", label="Pareto front")
+    names = "".join(f"\n{number}  {name}" for number, name in enumerate(data.front.names[:LABELLED], 1))
+    _draw_group(axes, data.front, color="tab:blue", marker="o", label="Pareto front" + names)
     axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1, label=f"budget {data.budget_min:g} min")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
@@ -164,8 +165,8 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     axes.set_ylabel("validation perplexity (log scale)")
     axes.tick_params(axis="y", which="both", labelsize=8)
     axes.grid(alpha=0.2)
-    _label(axes, data.baselines, len(data.baselines.names))
-    _label(axes, data.front, LABELLED)
+    _label(axes, data.baselines)
+    _label(axes, data.front._replace(names=tuple(map(str, range(1, len(data.front.names) + 1)))))
     axes.legend(fontsize=8, loc="best")
 
 
@@ -178,9 +179,9 @@ def _draw_group(axes: Axes, group: Group, *, color: str, marker: str, label: str
             axes.hlines(perplexity, *bounds, color=color, linewidth=1, alpha=0.5)
 
 
-def _label(axes: Axes, group: Group, most: int) -> None:
-    """Names the members from the best perplexity on, alternating above and below so that neighbours stay legible."""
-    order = sorted(range(len(group.names)), key=lambda index: group.perplexity[index])[:most]
+def _label(axes: Axes, group: Group) -> None:
+    """Names the members, from the lowest perplexity up in turn below and above, so that neighbours stay legible."""
+    order = sorted(range(len(group.names)), key=lambda index: group.perplexity[index])
     for place, index in enumerate(order):
         axes.annotate(
             group.names[index],
@@ -209,7 +210,7 @@ def _draw_published(axes: Axes, data: FrontFigure) -> None:
         axes.text(0.5, 0.5, "no published row", transform=axes.transAxes, ha="center", fontsize=9)
         return
     axes.plot(data.published.latency_min, data.published.perplexity, color="tab:green", marker="s", linestyle="")
-    _label(axes, data.published, len(data.published.names))
+    _label(axes, data.published)
     axes.margins(x=0.25)
     axes.set_xlabel("printed latency (minutes)")
     axes.set_ylabel("printed perplexity")
