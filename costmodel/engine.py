@@ -177,8 +177,8 @@ def _op_under_way(folder: Path) -> str:
 
 
 def _last_words(log: str) -> str:
-    """The line of an error, else the last line of the log."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    """The line of an error, else the last line of the log that is not the profile's."""
+    lines = [line.strip() for line in log.splitlines() if line.strip() and "[info]" not in line]
     errors = [line for line in lines if re.search(r"Enforce fail|Error\b|error:", line)]
     return f"{(errors or lines or ['no output'])[-1]:.300}"
 

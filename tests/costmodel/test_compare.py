@@ -127,6 +127,12 @@ def test_an_engine_that_fails_ends_with_1(run, engine_stub, monkeypatch):
     assert err.splitlines()[1:] == ["error: the engine failed (status -11) in op 'embed': no output"]
 
 
+def test_the_last_words_of_a_killed_engine_are_not_its_profile():
+    profile = "[info] [api.cc:233] Link details: total send bytes 0, recv bytes 0, send actions 0, recv actions 0\n"
+    assert engine._last_words(profile) == "no output"
+    assert engine._last_words("what(): out of memory\n" + profile) == "what(): out of memory"
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
