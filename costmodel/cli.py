@@ -78,7 +78,7 @@ def guarded(action: Callable[[], int | None]) -> int:
         return _say(str(error), INFEASIBLE)
     except (StoppedError, OSError) as error:
         return _say(str(error), STOPPED)
-    except (ArgumentError, ValueError) as error:
+    except (ArgumentError, ValueError, OverflowError) as error:
         return _say(str(error), USAGE)
     return code or 0
 

@@ -51,7 +51,10 @@ def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, fo
         versions=versions(),
     )
     path = folder / ledger.FILE_NAME
-    return Trials(schedule, feasible.priced.pricer, setting, ledger.recover(path) if path.exists() else ())
+    records = ledger.recover(path) if path.exists() else ()
+    if not records and (folder / "trials").exists():
+        raise ValueError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
+    return Trials(schedule, feasible.priced.pricer, setting, records)
 
 
 def _has_norm(member: Named) -> bool:

@@ -20,7 +20,7 @@ from nas.ledger import Record
 from nas.plot import plot_run
 from nas.progress import Eta, shown
 from nas.run import Meta, StudyConfig, locked, new_folder, write_config, write_meta
-from nas.study import Resources, run_study
+from nas.study import Resources, RunHaltedError, run_study
 from nas.trials import Trials
 from nas.worker import worker_env
 from search_spaces.architecture import Architecture, dump_architecture
@@ -52,6 +52,8 @@ def run_campaign(
         except KeyboardInterrupt:
             console.print(f"everything is saved; continue with --resume {folder}", soft_wrap=True, highlight=False)
             raise
+        except RunHaltedError as error:
+            raise StoppedError(f"{error}; remove the cause, then continue with --resume {folder}") from error
         except OSError as error:
             reason = f"{error.filename or folder}: {error.strerror or error}"
             raise StoppedError(f"{reason}; remove the cause, then continue with --resume {folder}") from error

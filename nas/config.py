@@ -197,11 +197,11 @@ def trained_architecture(architecture: Architecture, scale: Scale) -> Architectu
     """
     width = architecture.d_model if scale.head_dim is None else architecture.num_heads * scale.head_dim
     vocab_size = architecture.vocab_size if scale.vocab_size is None else scale.vocab_size
+    if architecture.context < scale.seq_len:
+        raise ValueError(
+            f"the context must cover a sequence of scale {scale.name!r}, but got "
+            f"context={architecture.context}, seq_len={scale.seq_len}."
+        )
     if scale.head_dim is None:
-        if architecture.context < scale.seq_len:
-            raise ValueError(
-                f"the context must cover a sequence of scale {scale.name!r}, but got "
-                f"context={architecture.context}, seq_len={scale.seq_len}."
-            )
         return replace(architecture, vocab_size=vocab_size)
     return scaled(architecture, d_model=width, vocab_size=vocab_size, context=scale.seq_len)

@@ -6,6 +6,7 @@ trained.yaml        the architecture at the width it was trained at, which the w
 weights.safetensors the weights, named after the nodes of the op graph
 """
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -68,7 +69,8 @@ def write_export(folder: Path, config: StudyConfig, record: Record, target: Path
             (target / name).write_bytes(content)
     except OSError as error:
         for name in files:
-            (target / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                (target / name).unlink()
         raise ValueError(f"--output-dir {target} must be a folder we can write to: {error.strerror}.") from None
     return [target / name for name in files]
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -20,7 +21,7 @@ def line(summary: Summary, total: int, eta_s: float | None) -> str:
     return (
         f"{summary.ended}/{total} ended ({summary.completed} completed, {summary.stopped} stopped, "
         f"{summary.diverged} diverged, {summary.failed} failed), {summary.running} running, "
-        f"front {len(summary.front)}, hypervolume {summary.hypervolume:.1f} s*nat, best perplexity in budget {best}, "
+        f"front {len(summary.front)}, hypervolume {_hypervolume(summary)}, best perplexity in budget {best}, "
         f"ETA {'-' if eta_s is None else format_seconds(eta_s)}"
     )
 
@@ -35,7 +36,7 @@ def table(summary: Summary, total: int, eta_s: float | None) -> Table:
         "diverged": str(summary.diverged),
         "failed": str(summary.failed),
         "front": str(len(summary.front)),
-        "hypervolume": f"{summary.hypervolume:.1f} s*nat",
+        "hypervolume": _hypervolume(summary),
         "best perplexity": "-" if summary.best is None else f"{summary.best.perplexity:.2f}",
         "ETA": "-" if eta_s is None else format_seconds(eta_s),
     }
@@ -62,7 +63,11 @@ class Eta:
 def shown(console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta) -> Iterator[Callable[[], None]]:
     """Yields a function to call when something may have changed; cheap to call often."""
     if not console.is_terminal:
-        yield _lines(console, state, eta)
+        print_line = _lines(console, state, eta)
+        try:
+            yield print_line
+        finally:
+            print_line(force=True)
         return
     with Live(console=console, auto_refresh=False) as live:
         last = 0.0
@@ -81,12 +86,22 @@ def shown(console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta) 
             refresh()
 
 
-def _lines(console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta) -> Callable[[], None]:
+def _hypervolume(summary: Summary) -> str:
+    if summary.front and not summary.hypervolume:
+        return "0 (no member beats the unigram model yet)"
+    return f"{summary.hypervolume:.1f} s*nat"
+
+
+class _Refresh(Protocol):
+    def __call__(self, *, force: bool = False) -> None: ...
+
+
+def _lines(console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta) -> _Refresh:
     shown_ended, checked = -1, 0.0
 
-    def refresh() -> None:
+    def refresh(*, force: bool = False) -> None:
         nonlocal shown_ended, checked
-        if time.monotonic() - checked < REFRESH_S:
+        if time.monotonic() - checked < REFRESH_S and not force:
             return
         checked = time.monotonic()
         summary, total = state()

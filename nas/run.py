@@ -28,6 +28,7 @@ from search_spaces.space import SearchSpace, load_space
 RUNS = Path("runs")
 CONFIG_FILE = "run.yaml"
 SPACE_FILE = "space.yaml"
+MAX_SEED = 2**63 - 1  # torch's generators take 64 bits
 META_SCHEMA_VERSION = 1
 
 
@@ -75,9 +76,10 @@ class StudyConfig:
         for name in ("seq_len", "num_trials", "tokens", "max_concurrent"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{flag(name)} must be at least 1, but got {value}.")
-        for name in ("gpus_per_trial", "seed"):
-            if not (value := getattr(self, name)) >= 0:
-                raise ValueError(f"{flag(name)} must not be negative, but got {value}.")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"--seed must be from 0 to {MAX_SEED}, but got {self.seed}.")
+        if not 0 <= self.gpus_per_trial < float("inf"):
+            raise ValueError(f"--gpus-per-trial must be finite and not negative, but got {self.gpus_per_trial}.")
         if self.gpus_per_trial > 1 and self.gpus_per_trial % 1:
             raise ValueError(f"--gpus-per-trial must be whole or below 1, but got {self.gpus_per_trial}.")
         _ = self.budget, self.time_budget_s

@@ -68,7 +68,9 @@ def _resumed(folder: Path, given: Namespace) -> StudyConfig:
                 f"start a new run, or change only {', '.join(map(flag, RESUMABLE))}."
             )
     if given.get("num_trials", config.num_trials) < config.num_trials:
-        raise ValueError(f"--num-trials of a resumed run can only be raised from {config.num_trials}.")
+        raise ValueError(
+            f"--num-trials of a resumed run can only be raised from {config.num_trials}, but got {given.num_trials}."
+        )
     return replace(config, **given.as_dict())
 
 

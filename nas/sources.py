@@ -84,6 +84,8 @@ def open_source(data: str) -> Source:
     Raises ValueError, in one line, for anything else and for a source that cannot be read or reached; rows that
     cannot be read raise it when they are reached.
     """
+    if not data:
+        raise ValueError("data must be stdlib, codeparrot, languini or a path, but is empty.")
     if data == "stdlib":
         return _files_source("stdlib", Path(sysconfig.get_paths()["stdlib"]), _stdlib_files)
     if data in HUB_DATASETS:

@@ -18,7 +18,6 @@ from ray._private import ray_constants
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
-from costmodel.cli import StoppedError
 from nas.trials import Trials, TrialSpec
 
 # Ray keeps quiet, reports nothing home and leaves the files to us.
@@ -33,6 +32,10 @@ QUIET_ENV = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a worker as here
 }
 OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would reserve 30 % of the memory
+
+
+class RunHaltedError(RuntimeError):
+    """The machine, not a candidate, keeps the run from going on; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +64,7 @@ def run_study(
 ) -> None:
     """Runs trials until the schedule is finished or the time is up; `on_change` is called as things happen.
 
-    Raises StoppedError if the run cannot go on (it can be resumed), KeyboardInterrupt on Ctrl-C.
+    Raises RunHaltedError if the run cannot go on (it can be resumed), KeyboardInterrupt on Ctrl-C.
     """
     os.environ.update(QUIET_ENV)
     _start_ray(resources, worker_env)
@@ -71,7 +74,7 @@ def run_study(
     finally:
         ray.shutdown()
     if trials.halted:
-        raise StoppedError(trials.halted)
+        raise RunHaltedError(trials.halted)
 
 
 def _start_ray(resources: Resources, worker_env: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ from nas.config import ScaleName
 from nas.data import prepare, require_chunks
 from nas.model import Decoder
 from nas.records import Outcome, RungRecord
-from nas.run import RUNS, candidate_at, locked, replace_file
+from nas.run import MAX_SEED, RUNS, candidate_at, locked, replace_file
 from nas.trainer import train
 from search_spaces.decoder import base_architecture
 from search_spaces.reference import resolve
@@ -52,8 +52,8 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"--seed must not be negative, but got {self.seed}.")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"--seed must be from 0 to {MAX_SEED}, but got {self.seed}.")
 
 
 def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
@@ -87,8 +87,13 @@ def run(args: Sequence[str], console: Console) -> None:
     corpus = prepare(config.data, vocab_size=candidate.trained.vocab_size)
     require_chunks(corpus, candidate.recipe.scale.seq_len)
     folder = resumed or output_dir or RUNS / datetime.now(UTC).strftime("train-%Y-%m-%dT%H%M%SZ")
-    if resumed is None and (folder / CONFIG_FILE).exists():
-        raise ValueError(f"{folder} already holds a training; continue it with --resume {folder}.")
+    if resumed is None and folder.is_dir() and any(folder.iterdir()):
+        held = (
+            f"already holds a training; continue it with --resume {folder}"
+            if (folder / CONFIG_FILE).exists()
+            else ("must be new or empty, but holds files; choose another")
+        )
+        raise ValueError(f"--output-dir {folder} {held}.")
     if resumed is None:
         try:
             folder.mkdir(parents=True, exist_ok=True)

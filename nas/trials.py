@@ -184,7 +184,7 @@ class Trials:
         try:
             ledger.append(self.path, record)
         except OSError as error:
-            self.halted = f"cannot write {self.path}: {error.strerror}; free the cause, then --resume the run"
+            self.halted = f"cannot write {self.path}: {error.strerror}"
             return None
         self.records.append(record)
         return record

@@ -37,7 +37,7 @@ def _made(text: str) -> Architecture:
     module_name, _, factory_name = text.partition(":")
     try:
         made = getattr(importlib.import_module(module_name), factory_name)()
-    except Exception as error:  # whatever foreign code raises is the user's bad input
+    except (Exception, SystemExit) as error:  # whatever foreign code raises is the user's bad input
         raise ValueError(f"{rule}, but it raised {type(error).__name__}: {error}") from None
     if not isinstance(made, Architecture):
         raise ValueError(f"{rule}, but it returned {type(made).__name__}.")

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -168,6 +169,8 @@ def test_weights_of_another_step_are_not_exported(finished, tmp_path):
         ("--budget-latency 5min --seq-len 4000", "`seq_len` must be between 1 and the context"),
         ("--budget-latency 5min --data /no/such/path", "/no/such/path"),
         ("--budget-latency 5min --gpus-per-trial 0.5", "needs a CUDA device"),
+        ("--budget-latency 5min --data=", "data must be stdlib"),
+        ("--budget-latency 5min --seed 99999999999999999999", "--seed must be from 0 to"),
         ("--resume /no/such/run", "RUN must be the folder of a run"),
         ("--budget-latency 5min --moon 1", "--moon"),
         ("--budget-latency 5min --output-dir /proc/nothing", "--output-dir /proc/nothing must be a folder"),
@@ -183,6 +186,16 @@ def test_bad_input_is_one_clear_line_and_nothing_written(args, message, tmp_path
     assert message in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_emptied_ledger_is_not_taken_for_a_new_run(finished, environment, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", environment[1]["XDG_CACHE_HOME"])
+    folder = tmp_path / "copy"
+    shutil.copytree(finished[0], folder)
+    (folder / ledger.FILE_NAME).write_text("")
+    assert search.main(["--resume", str(folder)]) == 2
+    assert "is empty or gone; restore it" in capsys.readouterr().err
+    assert (folder / ledger.FILE_NAME).read_text() == ""
 
 
 def test_a_resumed_run_keeps_its_space(finished, capsys):

@@ -27,6 +27,15 @@ def test_trains_and_resumes_to_the_same_end(corpus, tmp_path, capsys):
     assert "already holds a training" in capsys.readouterr().err
 
 
+def test_a_folder_with_other_files_is_refused(corpus, tmp_path, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.yaml").write_text("a search")
+    assert train.main(["SM", *SMOKE, "--data", corpus, "--output-dir", str(folder)]) == 2
+    assert "must be new or empty" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["run.yaml"]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -38,6 +47,9 @@ def test_trains_and_resumes_to_the_same_end(corpus, tmp_path, capsys):
         ("nowhere.yaml", "does not exist"),
         ("SM --tokens 0", "`tokens` of a scale must be at least 1"),
         ("SM --device cuda", "--device cuda needs a CUDA device"),
+        ("SM --seq-len 4096", "the context must cover a sequence"),
+        ("SM --seed 99999999999999999999", "--seed must be from 0 to"),
+        ("sys:exit", "but it raised SystemExit"),
         ("SM --data /no/such/path", "/no/such/path"),
         ("SM --resume x", "--resume DIR takes everything from DIR"),
     ],
