@@ -41,7 +41,7 @@ class Parser(ArgumentParser):
         self, args: Sequence[str] | None = None, *rest: Any, **settings: Any
     ) -> Any:
         """Raises ValueError if the file of a `--config` is not plain YAML, ArgumentError for the rest."""
-        arguments = underscored(sys.argv[1:] if args is None else args)
+        arguments = _with_underscores(sys.argv[1:] if args is None else args)
         for path in _config_files(arguments):
             _check_config(path)
         return super().parse_args(arguments, *rest, **settings)
@@ -90,13 +90,13 @@ def _call(commands: Command | dict[str, Command], prog: str, args: Sequence[str]
 
 def given(parser: Parser, args: Sequence[str]) -> Namespace:
     """What a command line or its `--config` file states, without defaults. `--help` and `--print_config` exit here."""
-    arguments = underscored(args)
+    arguments = _with_underscores(args)
     parser.parse_args(arguments)
     stated: Namespace = parser.parse_args(arguments, defaults=False)
     return stated
 
 
-def underscored(args: Sequence[str]) -> list[str]:
+def _with_underscores(args: Sequence[str]) -> list[str]:
     """`--seq-len=8` as `--seq_len=8`: the parser names flags after the parameters of a function."""
     return [_underscored(argument) for argument in args]
 

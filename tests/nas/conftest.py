@@ -1,10 +1,13 @@
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from costmodel import ops
 from costmodel.cost import Budget, Price
 from costmodel.estimate import Pricer
+from nas.data import Corpus, prepare
 from nas.ledger import Record
 from search_spaces.feasible import within_budget
 from search_spaces.prices import price_space
@@ -71,3 +74,18 @@ def make_record():
         return Record(**{**fields, **changes})
 
     return make
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+    text = tmp_path_factory.mktemp("data") / "text.txt"
+    text.write_text("".join(f"value_{index % 7} = {index * index % 101}\n" for index in range(2_000)))
+    return prepare(str(text), 300, tmp_path_factory.mktemp("cache"))

@@ -1,7 +1,6 @@
 """Divergence: the rule for a loss above its start, and that every kind ends a run with step, layer and reason."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from nas import trainer
 from nas.batches import Validation
 from nas.candidate import Candidate
 from nas.config import SCALES, EntropyRegularisation, Recipe, Scale
-from nas.data import Corpus, prepare
+from nas.data import Corpus
 from nas.divergence import WINDOW, above_start
 from nas.objective import Objective
 from nas.trainer import train
@@ -39,19 +38,7 @@ def test_only_the_last_window_counts() -> None:
     assert above_start([0.1, *[3.0] * WINDOW], 2.9)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Corpus:
-    text = tmp_path_factory.mktemp("data") / "text.txt"
-    text.write_text("".join(f"value_{index % 7} = {index * index % 101}\n" for index in range(2_000)))
-    return prepare(str(text), 300, tmp_path_factory.mktemp("cache"))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def candidate(name: str = "SM+LN+G", scale: Scale = SCALE, entropy: EntropyRegularisation | None = None) -> Candidate:

@@ -6,7 +6,7 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from nas import checkpoint, trainer
 from nas.candidate import Candidate
 from nas.config import SCALES, EntropyRegularisation, Recipe, Scale
-from nas.data import Corpus, prepare
+from nas.data import Corpus
 from nas.objective import Objective
 from nas.records import Outcome, RungRecord
 from nas.trainer import train
@@ -32,19 +32,7 @@ NAMES = ("SM+LN+G", "SM+LR", "SM", "SM(t)+ScFFN")
 REGULARISED = EntropyRegularisation()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Corpus:
-    text = tmp_path_factory.mktemp("data") / "text.txt"
-    text.write_text("".join(f"value_{index % 7} = {index * index % 101}\n" for index in range(2_000)))
-    return prepare(str(text), 300, tmp_path_factory.mktemp("cache"))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def candidate(
