@@ -12,6 +12,8 @@ from search_spaces.architecture import Architecture, scaled
 ScaleName = Literal["smoke", "proxy", "gpu", "paper"]
 Schedule = Literal["cosine", "linear"]
 Precision = Literal["float32", "bfloat16"]
+SlopeSharing = Literal["layer", "global"]
+NormalisedLinears = Literal["qk", "ffn", "qk+ffn", "qkv+ffn", "qkvo+ffn"]
 PenaltyForm = Literal["mean", "summed-rows"]
 
 
@@ -155,11 +157,29 @@ class EntropyRegularisation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Normalisation:
+    """Trains linears through a normalised form of their weights, which is computed once for the deployed model.
+
+    kind: `weight` learns the length of every row apart from its direction; `spectral` keeps the largest singular
+        value of every matrix at 1.
+    linears: whose weights; q, k, v and o are queries, keys, values and output of attention.
+
+    Source: arXiv 2410.13060, table of normalised FFNs and attention; Salimans and Kingma 2016, arXiv 1602.07868;
+    Miyato et al. 2018, arXiv 1802.05957.
+    """
+
+    kind: Literal["weight", "spectral"]
+    linears: NormalisedLinears = "ffn"  # the best set in the source's table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """Everything about training that leaves the deployed model's price unchanged.
 
     entropy: the entropy regulariser, or None to train on cross-entropy alone.
     data: `stdlib`, `codeparrot`, `languini` or a path.
+    normalisation: of the weights of linears, or None.
+    slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
     temperature_init: first value of every learned softmax temperature.
     clip_norm: largest norm of the whole gradient. final_rate_share: last learning rate over the peak.
 
@@ -169,6 +189,8 @@ class Recipe:
     scale: Scale = SCALES["proxy"]
     data: str = "stdlib"
     entropy: EntropyRegularisation | None = None
+    normalisation: Normalisation | None = None
+    slopes: SlopeSharing = "layer"
     schedule: Schedule = "cosine"
     final_rate_share: float = 0.1  # Hoffmann et al. 2022, arXiv 2203.15556, section 3: cosine to a tenth
     beta1: float = 0.9

@@ -23,9 +23,9 @@ from nas import checkpoint
 from nas.candidate import Candidate, candidate_id
 from nas.front import pick as pick_record
 from nas.ledger import Record
-from nas.model import build
+from nas.objective import Objective
 from nas.run import StudyConfig, find_run, read_config, read_ledger, read_meta, run_space, study_candidate
-from nas.weights import deployed_weights
+from nas.weights import deployed_weights, load_stored
 from search_spaces.architecture import dump_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -80,8 +80,8 @@ def _weights(trial: Path, candidate: Candidate, record: Record) -> dict[str, Ten
     found = checkpoint.load_latest(trial, {"candidate": candidate_id(candidate)})
     if found is None or found.step != record.steps:
         raise ValueError(f"{trial} must have a whole checkpoint of step {record.steps}, but has none to export.")
-    model = build(candidate.trained, torch.Generator())
-    model.load_state_dict(dict(found.weights), strict=not candidate.trained.tied_embeddings)
+    model = Objective(candidate, torch.Generator()).model
+    load_stored(model, found.weights)
     return {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}
 
 

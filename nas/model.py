@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nas.attention import causal_attention
-from search_spaces.architecture import Architecture, Layer, Norm
+from nas.config import SlopeSharing
+from search_spaces.architecture import Architecture, Block, Layer, Norm
 from search_spaces.lower import PYTHIA_ROTARY_SHARE
 
 INIT_STD = 0.02  # Radford et al. 2019, GPT-2, at its smallest width
 INIT_WIDTH = 768
 LEAKY_SLOPE_INIT = 1e-2  # arXiv 2501.03489, leaky ReLU study
 ROTARY_BASE = 10_000  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
+SAS_BRANCH_GAIN = 0.1  # He and Hofmann 2024, published configuration `skipless`: gain of the FFN at the start
 
 
 class Prediction(NamedTuple):
@@ -31,18 +33,18 @@ class Prediction(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model of blocks `gpt2` or `pythia`. Raises ValueError for block `sas`."""
+    """A decoder-only language model. Raises ValueError if a `pythia` block would rotate an odd number of features."""
 
     def __init__(self, architecture: Architecture, *, temperature_init: float = 1.0) -> None:
         super().__init__()
-        if architecture.block == "sas":
-            raise ValueError("block 'sas' is priced but cannot be trained yet; train a 'gpt2' or 'pythia' block.")
         d_model, vocab_size = architecture.d_model, architecture.vocab_size
         self.architecture = architecture
         self.embed = nn.Embedding(vocab_size, d_model)
-        self.position = nn.Embedding(architecture.context, d_model) if architecture.block == "gpt2" else None
-        block = _GptBlock if architecture.block == "gpt2" else _PythiaBlock
-        self.layers = nn.ModuleList(block(architecture, layer, temperature_init) for layer in architecture.layers)
+        self.position = nn.Embedding(architecture.context, d_model) if architecture.block != "pythia" else None
+        block = BLOCKS[architecture.block]
+        self.layers = nn.ModuleList(
+            block(architecture, index, temperature_init) for index in range(architecture.num_layers)
+        )
         self.final_norm = _norm(architecture.final_norm, d_model)
         self.logits = nn.Linear(d_model, vocab_size, bias=False)
         if architecture.tied_embeddings:
@@ -63,10 +65,12 @@ class Decoder(nn.Module):
 class _GptBlock(nn.Module):
     """A = X + MHA(Norm1(X)); Y = A + FFN(Norm2(A))."""
 
-    def __init__(self, architecture: Architecture, layer: Layer, temperature_init: float) -> None:
+    def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
         super().__init__()
+        layer = architecture.layers[index]
         self.norm1 = _norm(layer.norm1, architecture.d_model)
-        self.attention = _SelfAttention(architecture, layer, temperature_init)
+        attention = _ShapedSelfAttention if architecture.block == "sas" else _SelfAttention
+        self.attention: nn.Module = attention(architecture, index, temperature_init)
         self.norm2 = _norm(layer.norm2, architecture.d_model)
         self.ffn = None if layer.ffn == "none" else _Ffn(architecture, layer)
 
@@ -89,20 +93,32 @@ class _PythiaBlock(_GptBlock):
         return joined, entropy
 
 
+class _SasBlock(_GptBlock):
+    """A = shaped MHA(Norm1(X)), without a skip; Y = A + FFN(Norm2(A)).
+
+    Source: He and Hofmann 2024, "Simplifying Transformer Blocks", arXiv 2311.01906, section 4.
+    """
+
+    def forward(self, stream: Tensor) -> tuple[Tensor, Tensor]:
+        attended, entropy = self.attention(self.norm1(stream))
+        if self.ffn is not None:
+            attended = self.ffn(self.norm2(attended), attended)
+        return attended, entropy
+
+
+BLOCKS: dict[Block, type[_GptBlock]] = {"gpt2": _GptBlock, "pythia": _PythiaBlock, "sas": _SasBlock}
+
+
 class _SelfAttention(nn.Module):
     """Packed query, key and value linear, causal softmax per head, output linear."""
 
-    def __init__(self, architecture: Architecture, layer: Layer, temperature_init: float) -> None:
+    def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
         super().__init__()
         d_model = architecture.d_model
         self.num_heads, self.head_dim = architecture.num_heads, architecture.head_dim
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=architecture.bias)
         self.rotary = _Rotary(architecture) if architecture.block == "pythia" else nn.Identity()
-        self.temperature = (
-            _Temperature(architecture.num_heads, architecture.context, temperature_init)
-            if layer.attention == "softmax-temperature"
-            else nn.Identity()
-        )
+        self.temperature = _temperature(architecture, architecture.layers[index], temperature_init)
         self.out = nn.Linear(d_model, d_model, bias=architecture.bias)
 
     def forward(self, source: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,6 +128,47 @@ class _SelfAttention(nn.Module):
         queries = self.temperature(self.rotary(queries))
         mixed, entropy = causal_attention(queries, self.rotary(keys), values)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, d_model)), entropy
+
+
+class _ShapedSelfAttention(nn.Module):
+    """`a*I + b*softmax - c*C` per head on values that are the source itself, but for layer 0, which has a linear."""
+
+    def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
+        super().__init__()
+        d_model = architecture.d_model
+        self.num_heads, self.head_dim = architecture.num_heads, architecture.head_dim
+        self.qk = nn.Linear(d_model, 2 * d_model, bias=architecture.bias)
+        self.v = nn.Linear(d_model, d_model, bias=architecture.bias) if index == 0 else nn.Identity()
+        self.temperature = _temperature(architecture, architecture.layers[index], temperature_init)
+        self.shaped = _Shaped(architecture.num_heads)
+
+    def forward(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        batch, length, d_model = source.shape
+        packed = self.qk(source).view(batch, length, 2, self.num_heads, self.head_dim)
+        queries, keys = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
+        values = self.v(source).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
+        mixed, entropy = causal_attention(self.temperature(queries), keys, values)
+        return self.shaped(values, mixed).transpose(1, 2).reshape(batch, length, d_model), entropy
+
+
+class _Shaped(nn.Module):
+    """`a*V + b*(softmax V) - c*(C V)` with C the uniform causal attention: a running mean. All start at 1.
+
+    With queries of 0 the softmax is C, so that a fresh layer passes its values on.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.identity = nn.Parameter(torch.ones(num_heads))
+        self.softmax = nn.Parameter(torch.ones(num_heads))
+        self.uniform = nn.Parameter(torch.ones(num_heads))
+
+    def forward(self, values: Tensor, mixed: Tensor) -> Tensor:
+        """values, mixed: batch x heads x T x head_dim."""
+        counts = torch.arange(1, values.shape[-2] + 1, device=values.device)
+        running_mean = values.cumsum(dim=-2) / counts.unsqueeze(-1)
+        a, b, c = (gain.view(-1, 1, 1) for gain in (self.identity, self.softmax, self.uniform))
+        return a * values + b * mixed - c * running_mean
 
 
 class _Temperature(nn.Module):
@@ -168,7 +225,8 @@ class _Ffn(nn.Module):
             self.up = nn.Linear(d_model, d_ff, bias=bias)
             self.activation = ACTIVATIONS[layer.ffn](architecture)
             self.down = nn.Linear(d_ff, d_model, bias=bias)
-        self.residual = _ScaledAdd() if layer.stabiliser == "scaled" else None
+        branch_gain = SAS_BRANCH_GAIN if architecture.block == "sas" else 1.0
+        self.residual = _ScaledAdd(branch_gain) if layer.stabiliser == "scaled" else None
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:
         """source: what the branch reads; stream: what its result is added to; both batch x T x d_model."""
@@ -178,11 +236,11 @@ class _Ffn(nn.Module):
 
 
 class _ScaledAdd(nn.Module):
-    """`beta * stream + branch / alpha`, one learned pair; both start at 1, a plain residual."""
+    """`beta * stream + branch / alpha`, one learned pair; beta starts at 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, branch_gain: float) -> None:
         super().__init__()
-        self.alpha = nn.Parameter(torch.ones(()))
+        self.alpha = nn.Parameter(torch.tensor(1 / branch_gain))
         self.beta = nn.Parameter(torch.ones(()))
 
     def forward(self, stream: Tensor, branch: Tensor) -> Tensor:
@@ -208,11 +266,21 @@ ACTIVATIONS: dict[str, Callable[[Architecture], nn.Module]] = {
 }
 
 
-def build(architecture: Architecture, generator: torch.Generator, *, temperature_init: float = 1.0) -> Decoder:
+def build(
+    architecture: Architecture,
+    generator: torch.Generator,
+    *,
+    temperature_init: float = 1.0,
+    slopes: SlopeSharing = "layer",
+) -> Decoder:
     """A decoder with seeded weights: N(0, s) for linears and tables, 0 for biases, 1 for gains.
 
     s is GPT-2's 0.02 at width 768 and grows as 1 / sqrt(width) below, so that a narrow proxy passes signals on as
-    strongly as the model it stands for; linears that write to the residual stream have s / sqrt(2 x layers).
+    strongly as the model it stands for; linears that write to the residual stream have s / sqrt(2 x layers). Block
+    `sas` has none of those; its queries start at 0, layer 0's values at the identity plus N(0, s), and an FFN whose
+    result is not scaled by a learned gain at 0.1 times N(0, s).
+
+    slopes: `global` has all leaky ReLUs share one learned slope.
     """
     model = Decoder(architecture, temperature_init=temperature_init)
     std = INIT_STD * math.sqrt(INIT_WIDTH / architecture.d_model)
@@ -227,7 +295,38 @@ def build(architecture: Architecture, generator: torch.Generator, *, temperature
                 nn.init.zeros_(module.bias)
     if not architecture.tied_embeddings:
         draw(model.logits.weight, std=std)
+    if architecture.block == "sas":
+        _start_simplified(model)
+    if slopes == "global":
+        _share_slopes(model)
     return model
+
+
+@torch.no_grad()
+def _start_simplified(model: Decoder) -> None:
+    """Every layer passes the stream on, so that depth needs neither skips nor norms. Source: arXiv 2311.01906."""
+    for module in model.modules():
+        if isinstance(module, _ShapedSelfAttention):
+            queries, _ = module.qk.weight.chunk(2)
+            queries.zero_()
+            if isinstance(module.v, nn.Linear):
+                module.v.weight += torch.eye(*module.v.weight.shape)
+        elif isinstance(module, _Ffn):
+            last = module.down if module.fused is None else module.fused
+            last.weight *= math.sqrt(2 * model.architecture.num_layers)
+            last.weight *= SAS_BRANCH_GAIN if module.residual is None else 1.0
+
+
+def _share_slopes(model: Decoder) -> None:
+    activations = [module for module in model.modules() if isinstance(module, _LeakyRelu)]
+    for activation in activations:
+        activation.slope = activations[0].slope
+
+
+def _temperature(architecture: Architecture, layer: Layer, initial: float) -> nn.Module:
+    if layer.attention == "softmax":
+        return nn.Identity()
+    return _Temperature(architecture.num_heads, architecture.context, initial)
 
 
 def _norm(kind: Norm, features: int) -> nn.Module:

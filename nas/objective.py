@@ -9,6 +9,7 @@ from torch.nn import functional
 from nas.candidate import Candidate
 from nas.entropy import EntropyPenalty
 from nas.model import build
+from nas.normalisation import normalise
 
 
 class Losses(NamedTuple):
@@ -24,7 +25,9 @@ class Objective(nn.Module):
     def __init__(self, candidate: Candidate, generator: torch.Generator) -> None:
         super().__init__()
         architecture, recipe = candidate.trained, candidate.recipe
-        self.model = build(architecture, generator, temperature_init=recipe.temperature_init)
+        self.model = build(architecture, generator, temperature_init=recipe.temperature_init, slopes=recipe.slopes)
+        if recipe.normalisation is not None:
+            normalise(self.model, recipe.normalisation, generator)
         self.penalty: EntropyPenalty | None = None
         self.penalty_weight = 0.0
         if recipe.entropy is not None:

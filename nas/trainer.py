@@ -24,6 +24,7 @@ from nas.metrics import MetricsLog, StepMetrics
 from nas.objective import Objective
 from nas.optimizer import adamw, learning_rate, load_state_tensors, state_tensors
 from nas.records import Outcome, RungRecord
+from nas.weights import load_stored, stored_weights
 
 CHECKPOINT_INTERVAL_S = 30.0  # the work a kill may cost
 
@@ -148,12 +149,9 @@ class _Run:
     def save(self) -> None:
         """Writes a checkpoint into the run's folder, the last one if the outcome is known. Raises OSError."""
         assert self.folder is not None
-        model, state = self.objective.model, self.objective.state_dict()
-        state = {name: value.cpu() for name, value in state.items()}
-        weights = {name.removeprefix("model."): state[name] for name in state if name.startswith("model.")}
-        if model.architecture.tied_embeddings:
-            del weights["logits.weight"]
-        thresholds = {f"value.{name}": state[name] for name in state if not name.startswith("model.")}
+        weights = {name: value.cpu() for name, value in stored_weights(self.objective.model).items()}
+        state = self.objective.state_dict()
+        thresholds = {f"value.{name}": state[name].cpu() for name in state if not name.startswith("model.")}
         self._tick()
         written = Checkpoint(
             step=self.progress.step,
@@ -169,12 +167,10 @@ class _Run:
         if found.optimizer is None:
             self.ended = True
             return
-        state = {f"model.{name}": value for name, value in found.weights.items()}
-        if self.objective.model.architecture.tied_embeddings:
-            state["model.logits.weight"] = state["model.embed.weight"]
+        load_stored(self.objective.model, found.weights)
         thresholds = [name for name in found.optimizer if name.startswith("value.")]
-        state |= {name.removeprefix("value."): found.optimizer[name] for name in thresholds}
-        self.objective.load_state_dict(state)
+        state = {name.removeprefix("value."): found.optimizer[name] for name in thresholds}
+        self.objective.load_state_dict(state, strict=False)
         load_state_tensors(self.objective, self.optimizer, found.optimizer)
 
     def _batch(self) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,11 @@
 """The weights of a decoder by node of its op graph: which there are, their shapes, how many, and their values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import chain
 
 import torch
 from torch import Tensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from costmodel import ops
 from costmodel.ops import Op
@@ -26,6 +28,7 @@ WEIGHT_SHAPES: dict[type, Callable[..., Shapes]] = {
     ops.LayerNorm: lambda op: {"weight": (op.features,), "bias": (op.features,)},
     ops.Linear: _linear,
     ops.Temperature: lambda op: {"weight": (op.heads, op.queries)},
+    ops.ShapedAttention: lambda op: {"identity": (op.heads,), "softmax": (op.heads,), "uniform": (op.heads,)},
     ops.LeakyRelu: lambda op: {"slope": (1,)},
     ops.ScaledAdd: lambda op: {"alpha": (), "beta": ()},
     ops.VocabProjection: lambda op: {"weight": (op.vocab, op.features)},
@@ -47,9 +50,37 @@ def num_parameters(architecture: Architecture) -> int:
 def deployed_weights(model: Decoder) -> dict[str, Tensor]:
     """Detached weights by `<node>.<suffix>`, as an executor of the op graph reads them.
 
-    These are the state dict's tensors but for the temperatures: the state dict holds ln t, this holds t.
+    These are the state dict's tensors but for the temperatures, of which the state dict holds ln t and this t, and for
+    normalised weights, which are written out.
     """
-    weights = {name: value.detach() for name, value in model.state_dict().items()}
+    weights = {name: value.detach() for name, value in model.state_dict().items() if ".parametrizations." not in name}
     for name in [name for name in weights if name.endswith(".temperature.log_weight")]:
         weights[name.removesuffix("log_weight") + "weight"] = weights.pop(name).exp()
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if is_parametrized(module, "weight"):
+                weights[f"{name}.weight"] = module.weight.detach()
     return weights
+
+
+def stored_weights(model: Decoder) -> dict[str, Tensor]:
+    """The state dict with every tensor once, as files keep it: a tied or shared parameter has one of its names."""
+    names = {name for name, _ in chain(model.named_parameters(), model.named_buffers())}
+    return {name: value for name, value in model.state_dict().items() if name in names}
+
+
+def load_stored(model: Decoder, weights: Mapping[str, Tensor]) -> None:
+    """Puts back what `stored_weights` gave. Raises ValueError for a name or shape that is not the model's."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    aliases = {name: names[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
+    state = {name: weights.get(aliases.get(name, name)) for name in model.state_dict()}
+    missing = [name for name, value in state.items() if value is None]
+    unknown = [name for name in weights if name not in state]
+    if missing or unknown:
+        raise ValueError(
+            f"weights must be those of the model, but {missing[:3]} are missing and {unknown[:3]} unknown."
+        )
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"weights must have the model's shapes, but: {' '.join(str(error).split())}") from None

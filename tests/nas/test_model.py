@@ -36,7 +36,8 @@ NAMES = (
     "1xLSoGo-1xoTLRs",
     "1xLTLIs-1xoSooo",
 )
-VARIANTS = [(block, name) for block, name in product((TINY, TINY_PYTHIA), NAMES)]
+SIMPLIFIED = ("HH(SM+G)", "HH(SM+ScFFN)", "HH(SM(t)+ScFuFFN_i1)", "HH(1xLSoFs-1xoSLRo)")
+VARIANTS = [*product((TINY, TINY_PYTHIA), NAMES), *product((TINY,), SIMPLIFIED)]
 
 
 def seeded(architecture: Architecture, seed: int = 0) -> Decoder:
@@ -92,14 +93,19 @@ def execute(architecture: Architecture, weights: dict[str, Tensor], tokens: Tens
         elif isinstance(op, ops.Rotary):
             out = rotated(first, op, head_dim)
         elif isinstance(op, ops.AttentionScores):
-            queries, keys, _ = first.view(length, 3, heads, head_dim).permute(1, 2, 0, 3)
+            queries, keys = first.view(length, -1, heads, head_dim)[:, :2].permute(1, 2, 0, 3)
             out = queries @ keys.transpose(1, 2) / math.sqrt(head_dim)
         elif isinstance(op, ops.Temperature):
             out = first / own["weight"][:, :length, None]
         elif isinstance(op, ops.Softmax):
             out = torch.softmax(first.masked_fill(later, -math.inf), dim=-1)
         elif isinstance(op, ops.AttentionMix):
-            out = (first @ others[0].view(length, 3, heads, head_dim)[:, 2].transpose(0, 1)).transpose(0, 1).flatten(1)
+            parts = others[0].view(length, -1, heads, head_dim)  # values come last
+            out = (first @ parts[:, -1].transpose(0, 1)).transpose(0, 1).flatten(1)
+        elif isinstance(op, ops.ShapedAttention):
+            a, b, c = (weights[f"{node.name}.{suffix}"].view(-1, 1, 1) for suffix in ("identity", "softmax", "uniform"))
+            uniform = torch.ones(length, length).tril() / torch.arange(1, length + 1).unsqueeze(1)
+            out = a * torch.eye(length) + b * first - c * uniform
         elif isinstance(op, ops.Gelu):
             out = functional.gelu(first, approximate="tanh" if op.form == "tanh" else "none")
         elif isinstance(op, ops.Relu):
@@ -143,28 +149,6 @@ def test_logits_are_those_of_the_op_graph(base: Architecture, name: str) -> None
         torch.testing.assert_close(execute(model.architecture, weights, sequence), logits, rtol=1e-6, atol=1e-6)
 
 
-def test_sm_ln_g_is_gpt2_as_transformers_computes_it() -> None:
-    transformers = pytest.importorskip("transformers")
-    model = seeded(TINY)
-    config = transformers.GPT2Config(
-        vocab_size=40, n_positions=16, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
-    )
-    other = transformers.GPT2LMHeadModel(config).eval()
-    names = {"wte": "embed", "wpe": "position", "ln_f": "final_norm", "h": "layers", "ln_1": "norm1", "ln_2": "norm2"}
-    names |= {"attn.c_attn": "attention.qkv", "attn.c_proj": "attention.out", "mlp.c_fc": "ffn.up"}
-    names |= {"mlp.c_proj": "ffn.down", "transformer.": "", "lm_head": "logits"}
-    state = {}
-    for key in other.state_dict():
-        ours = key
-        for theirs, name in names.items():
-            ours = ours.replace(theirs, name)
-        value = model.state_dict()[ours]
-        state[key] = value.T if ".c_" in key and key.endswith("weight") else value
-    other.load_state_dict(state)
-    tokens = some_tokens(TINY)
-    torch.testing.assert_close(model(tokens).logits, other(tokens).logits, rtol=1e-5, atol=1e-5)
-
-
 def test_entropies_are_those_of_every_layer_and_head() -> None:
     architecture = parse("SM", TINY).architecture
     model = seeded(architecture)
@@ -200,9 +184,33 @@ def test_a_fresh_model_predicts_nothing_yet() -> None:
     assert loss.item() == pytest.approx(math.log(40), rel=0.2)
 
 
-def test_the_simplified_block_is_refused() -> None:
-    with pytest.raises(ValueError, match="'sas' is priced but cannot be trained"):
-        Decoder(parse("HH(SM+ScFuFFN)", TINY).architecture)
+def test_a_fresh_simplified_block_passes_the_stream_on() -> None:
+    model = seeded(parse("HH(SM+ScFuFFN)", TINY).architecture)
+    stream = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(2))
+    attended, entropy = model.layers[1].attention(stream)
+    torch.testing.assert_close(attended, stream)  # I + softmax - C with queries of 0
+    torch.testing.assert_close(entropy, torch.arange(1, 10).log().expand(2, 2, 9))
+    assert model.layers[1].ffn.residual.alpha.item() == pytest.approx(10)
+
+
+def test_every_parameter_of_the_simplified_block_learns() -> None:
+    model = seeded(parse("HH(SM(t)+ScFFN)", TINY).architecture)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):  # keys and temperatures have no gradient before the queries have left 0
+        optimizer.zero_grad()
+        functional.cross_entropy(model(some_tokens(TINY)).logits.flatten(0, 1), some_tokens(TINY).flatten()).backward()
+        optimizer.step()
+    assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
+
+
+def test_one_slope_for_all_layers_is_learned_once() -> None:
+    architecture = parse("SM+LR", TINY).architecture
+    model = build(architecture, torch.Generator().manual_seed(0), slopes="global")
+    assert sum(name.endswith("slope") for name, _ in model.named_parameters()) == 1
+    with torch.no_grad():
+        model.layers[1].ffn.activation.slope.fill_(0.5)
+    weights = deployed_weights(model)
+    assert [weights[f"layers.{index}.ffn.activation.slope"].item() for index in (0, 1)] == [0.5, 0.5]
 
 
 def test_rotary_over_an_odd_number_of_features_is_refused() -> None:

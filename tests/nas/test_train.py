@@ -43,7 +43,6 @@ def test_a_folder_with_other_files_is_refused(corpus, tmp_path, capsys):
         ("SM+FOO", "architecture must be a name like"),
         ("SM+LN+G --base moon", "base must be one of"),
         ("SM+ScFuFFN_i30", "removes more FFNs than there are layers"),
-        ("HH(SM+ScFFN)", "block 'sas' is priced but cannot be trained yet"),
         ("nowhere.yaml", "does not exist"),
         ("SM --tokens 0", "`tokens` of a scale must be at least 1"),
         ("SM --device cuda", "--device cuda needs a CUDA device"),
