@@ -1,0 +1,64 @@
+"""How a matrix product is cut to blocks that fit a ring element of the encryption.
+
+Source: SecretFlow-SPU 0.9.5, libspu/mpc/cheetah/arith/matmat_prot.cc, GetSubMatShape
+(https://github.com/secretflow/spu), which tries every shape; here only those that can win are tried.
+"""
+
+from collections.abc import Iterable, Iterator
+from math import ceil
+from typing import TypeAlias
+
+DEGREE = 8192  # coefficients of a ring element of the encryption; arith/cheetah_mul.cc, arith/cheetah_dot.cc
+
+Block: TypeAlias = tuple[int, int, int]  # rows, inner and columns of a block
+
+
+def best_block(rows: int, inner: int, columns: int, *, packed: bool) -> Block:
+    """Shape of the blocks of least price, for rows x inner times inner x columns.
+
+    packed: answers are packed, and `inner` is then cut by powers of two. Of several shapes that are equal, the engine
+    takes the last in its order, which is by rows and then by inner.
+    """
+    candidates = _candidates(rows, inner, columns, packed=packed)
+    return max(candidates, key=lambda block: (-_price(rows, inner, columns, block, packed=packed), block))
+
+
+def _price(rows: int, inner: int, columns: int, block: Block, *, packed: bool) -> float:
+    """A ciphertext is priced 1000, a key switch 1, a product of ciphertexts 0.1."""
+    high, deep, wide = block
+    blocks = ceil(rows / high), ceil(inner / deep), ceil(columns / wide)
+    sent, answers = min(blocks[0], blocks[2]) * blocks[1], ceil(blocks[0] * blocks[2] / deep)
+    switches = ceil(rows * columns / DEGREE) * deep if packed else 0
+    return 1000.0 * (sent + answers) + switches + blocks[0] * blocks[1] * blocks[2] / 10
+
+
+def _candidates(rows: int, inner: int, columns: int, *, packed: bool) -> Iterator[Block]:
+    """Per `deep` and number of row blocks, the one shape that can win.
+
+    Among the heights that need as many row blocks, lower ones leave room for wider blocks, and so for as many columns
+    or more: the lowest has the least price, and the highest that needs no more column blocks is the last of that price.
+    """
+    heights = list(_heights(min(DEGREE, rows), rows))
+    for deep in _depths(inner, packed=packed):
+        room = DEGREE // deep
+        for lowest, highest in heights:
+            if lowest > room:
+                break
+            num_columns = ceil(columns / min(columns, room // lowest))
+            high = min(highest, room // ceil(columns / num_columns))
+            yield high, deep, min(columns, room // high)
+
+
+def _heights(highest: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Lowest and highest of the heights that need equally many row blocks, from 1 to `highest`."""
+    low = 1
+    while low <= highest:
+        num_blocks = ceil(rows / low)
+        high = highest if num_blocks == 1 else min(highest, (rows - 1) // (num_blocks - 1))
+        yield low, high
+        low = high + 1
+
+
+def _depths(inner: int, *, packed: bool) -> Iterable[int]:
+    deepest = min(inner, DEGREE)
+    return [1 << power for power in range(deepest.bit_length())] if packed else range(1, deepest + 1)
