@@ -21,7 +21,6 @@ from math import ceil
 from costmodel.ops import Op, TokenEmbedding
 from costmodel.protocols.calls import NOTHING, Call, Calls, Comm, Setting, total
 from costmodel.protocols.ledger import (
-    DEGREE,
     MATRIX_KEYS,
     NUM_MODULI,
     OT_START,
@@ -34,7 +33,7 @@ from costmodel.protocols.ledger import (
     ot_batches,
     triple_batches,
 )
-from costmodel.protocols.packing import best_block
+from costmodel.protocols.packing import DEGREE, best_block
 from costmodel.protocols.programs import calls_of
 
 NUM_PARTIES = 2
