@@ -1,0 +1,102 @@
+"""Perplexities of the same rows from several sources against each other: rank correlation, order, tables.
+
+A row whose training diverged has perplexity infinity, which ranks last.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import TypeAlias
+
+from rich.table import Table
+from scipy.stats import rankdata, spearmanr
+
+Perplexities: TypeAlias = Mapping[str, float]  # by row
+BySeed: TypeAlias = Mapping[int, Perplexities]  # of one variant of training
+
+
+def spearman(one: Perplexities, other: Perplexities) -> float:
+    """Rank correlation over the rows of `one`; equal perplexities share a rank. NaN if a side has one rank only."""
+    ranks = [rankdata([side[row] for row in one]) for side in (one, other)]
+    if any(len(set(side)) == 1 for side in ranks):
+        return math.nan
+    return float(spearmanr(*ranks).statistic)
+
+
+def pairs_in_order(printed: Perplexities, ours: Perplexities) -> tuple[int, int]:
+    """(pairs of rows that both order alike, pairs that differ in print)."""
+    pairs = [(one, other) for one, other in combinations(printed, 2) if printed[one] != printed[other]]
+    agreeing = [pair for pair in pairs if (printed[pair[0]] < printed[pair[1]]) == (ours[pair[0]] < ours[pair[1]])]
+    return len(agreeing), len(pairs)
+
+
+def means(by_seed: BySeed) -> dict[str, float]:
+    """Mean perplexity of every row over seeds; infinity if one diverged."""
+    rows = next(iter(by_seed.values()))
+    return {row: statistics.fmean(result[row] for result in by_seed.values()) for row in rows}
+
+
+def perplexity_table(printed: Perplexities, variants: Mapping[str, BySeed]) -> Table:
+    """Per row: printed perplexity, and for each variant mean, sample standard deviation over seeds, and rank."""
+    table = Table(title="validation perplexity: mean (standard deviation over seeds), rank")
+    table.add_column("row")
+    table.add_column("papers", justify="right")
+    for name, by_seed in variants.items():
+        table.add_column(f"{name}, {_seeds(by_seed)}", justify="right")
+    ranks = {name: _ranks(means(by_seed)) for name, by_seed in variants.items()}
+    for row in printed:
+        cells = [f"{_cell([seed[row] for seed in variants[name].values()])}, {ranks[name][row]:g}" for name in variants]
+        table.add_row(row, f"{_number(printed[row])}, {_ranks(printed)[row]:g}", *cells)
+    return table
+
+
+def correlation_table(printed: Perplexities, variants: Mapping[str, BySeed]) -> Table:
+    """Per variant: Spearman with the papers, of seeds and of means; pairs in their order; Spearman with the first."""
+    table = Table(title="rank correlation (Spearman)")
+    for heading in ("variant", "papers, each seed", "papers, means", "pairs in the papers' order", "first variant"):
+        table.add_column(heading, justify="left" if heading == "variant" else "right")
+    first = means(next(iter(variants.values())))
+    for name, by_seed in variants.items():
+        each = ", ".join(f"{spearman(printed, result):.2f}" for result in by_seed.values())
+        mean = means(by_seed)
+        agreeing, total = pairs_in_order(printed, mean)
+        correlations = (spearman(printed, mean), spearman(first, mean))
+        table.add_row(name, each, f"{correlations[0]:.2f}", f"{agreeing} of {total}", f"{correlations[1]:.2f}")
+    return table
+
+
+def verdicts(printed: Perplexities, variants: Mapping[str, BySeed]) -> list[str]:
+    """The order of the papers, whether each variant has it, its own order, and what diverged."""
+    lines = [f"papers: {_ascending(printed)}"]
+    for name, by_seed in variants.items():
+        agreeing, total = pairs_in_order(printed, means(by_seed))
+        held = "the papers' order holds" if agreeing == total else f"{total - agreeing} of {total} pairs are swapped"
+        lines.append(f"{name}: {held}: {_ascending(means(by_seed))}")
+        for row in printed:
+            diverged = sum(math.isinf(result[row]) for result in by_seed.values())
+            if diverged or math.isinf(printed[row]):
+                lines.append(f"{name}: {row} diverged with {diverged} of {_seeds(by_seed)}")
+    return lines
+
+
+def _ranks(perplexities: Perplexities) -> dict[str, float]:
+    return dict(zip(perplexities, rankdata(list(perplexities.values())).tolist(), strict=True))
+
+
+def _ascending(perplexities: Perplexities) -> str:
+    ordered = sorted(perplexities.items(), key=lambda item: item[1])
+    return " < ".join(f"{row} {_number(perplexity)}" for row, perplexity in ordered)
+
+
+def _cell(values: Sequence[float]) -> str:
+    mean = statistics.fmean(values)
+    return _number(mean) + (f" ({statistics.stdev(values):.2g})" if len(values) > 1 and math.isfinite(mean) else "")
+
+
+def _number(perplexity: float) -> str:
+    return f"{perplexity:.4g}" if math.isfinite(perplexity) else "diverged"
+
+
+def _seeds(by_seed: BySeed) -> str:
+    return f"{len(by_seed)} seed{'s' if len(by_seed) > 1 else ''}"

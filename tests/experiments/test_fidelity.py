@@ -1,0 +1,88 @@
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from costmodel.published_rows import published_rows
+from costmodel.schema import decode
+from costmodel.yamlfile import load_mapping
+from experiments import fidelity
+from experiments.__main__ import definitions
+from experiments.fidelity import Job, Settings, Variant, scale_of
+from nas.config import SCALES
+
+KIND = "fidelity"
+FOUND = {name: load_mapping(path) for name, path in definitions().items()}
+SETTINGS = {
+    name: decode(Settings, {key: value for key, value in data.items() if key != "kind"}, name)
+    for name, data in FOUND.items()
+    if data["kind"] == KIND
+}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"value_{index % 7} = {index * index % 101}\n" for index in range(2_000)))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_printed_perplexities_are_those_of_the_published_rows(name: str):
+    printed = {
+        row.notation: row.perplexity
+        for row in published_rows()
+        if (row.dataset, row.num_layers, row.seq_len) == ("CodeParrot", 12, 128)
+    }
+    shared = SETTINGS[name].rows.keys() & printed.keys()
+    assert len(shared) >= 2
+    assert {row: SETTINGS[name].rows[row] for row in shared} == {row: printed[row] for row in shared}
+
+
+def test_a_variant_changes_what_it_names_and_nothing_else():
+    changed = Variant(seeds=(0,), tokens_factor=8, batch=2, vocab_size=512)
+    settings = SETTINGS["fidelity"]
+    scale = SCALES[settings.scale]
+    assert scale_of(settings, changed) == replace(
+        scale, tokens=8 * scale.tokens, batch=2, micro_batch=2, vocab_size=512
+    )
+    assert scale_of(settings, Variant(seeds=(0,))) == scale
+
+
+@pytest.mark.parametrize(("rows", "variants"), [({"SM": 1.0}, {"1x": {"seeds": [0]}}), ({"SM": 1.0, "SM+R": 2.0}, {})])
+def test_nothing_to_compare_is_refused(rows: dict, variants: dict):
+    data = {"scale": "smoke", "base": "tiny", "rows": rows, "variants": variants}
+    with pytest.raises(ValueError, match="must hold at least"):
+        decode(Settings, data, "experiment x")
+
+
+def test_it_runs_small_and_a_finished_training_is_not_repeated(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fidelity, "ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1))  # starts at once
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    data = {
+        "scale": "smoke",
+        "base": "tiny",
+        "data": text,
+        "rows": {"SM+LN+G": 2.69, "SM+ScFuFFN": 3.48},
+        "variants": {"1x": {"seeds": [0], "tokens_factor": 0.25}, "short": {"seeds": [0], "tokens_factor": 0.125}},
+    }
+    told = []
+    for _ in range(2):
+        console = Console(record=True, width=200)
+        fidelity.run("fidelity", data, console)
+        told.append(console.export_text())
+    assert "short: " in told[0]
+    assert "4 of 4" in told[0]
+    tables = [text[text.index("validation perplexity: mean") :] for text in told]
+    assert tables[0] == tables[1]
+    settings, folder = decode(Settings, data, "x"), tmp_path / "runs/experiments/fidelity/smoke"
+    threads = torch.get_num_threads()
+    again = [fidelity.training(settings, Job("1x", 0, "SM+LN+G"), folder) for _ in range(2)]
+    torch.set_num_threads(threads)
+    assert again[0] == again[1]  # the seconds too: read from the checkpoint

@@ -1,0 +1,49 @@
+import math
+
+import pytest
+from rich.console import Console
+
+from experiments.ranking import correlation_table, means, pairs_in_order, perplexity_table, spearman, verdicts
+
+PRINTED = {"a": 1.0, "b": 2.0, "c": 3.0, "d": math.inf}
+VARIANTS = {
+    "short": {0: {"a": 30.0, "b": 20.0, "c": 10.0, "d": 40.0}, 1: {"a": 32.0, "b": 20.0, "c": 10.0, "d": 40.0}},
+    "long": {0: {"a": 3.0, "b": 5.0, "c": 4.0, "d": math.inf}},
+}
+
+
+def test_spearman_of_three_rows_is_known():
+    # ranks 1, 2, 3 against 1, 3, 2: 1 - 6 * (0 + 1 + 1) / (3 * 8) = 0.5
+    assert spearman({"a": 1.0, "b": 2.0, "c": 3.0}, {"c": 5.0, "a": 4.0, "b": 6.0}) == pytest.approx(0.5)
+
+
+def test_a_divergence_ranks_last():
+    assert spearman(PRINTED, {"a": 1.0, "b": 2.0, "c": 3.0, "d": math.inf}) == pytest.approx(1.0)
+    assert spearman(PRINTED, {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}) == pytest.approx(1.0)
+
+
+def test_rows_of_one_rank_have_no_correlation():
+    assert math.isnan(spearman({"a": 1.0, "b": 2.0}, {"a": 5.0, "b": 5.0}))
+
+
+def test_pairs_that_tie_in_print_do_not_count():
+    assert pairs_in_order({"a": 1.0, "b": 1.0, "c": 2.0}, {"a": 5.0, "b": 6.0, "c": 5.5}) == (1, 2)
+
+
+def test_one_divergence_makes_the_mean_infinite():
+    assert means({0: {"a": 1.0, "b": 2.0}, 1: {"a": 3.0, "b": math.inf}}) == {"a": 2.0, "b": math.inf}
+
+
+def test_tables_and_verdicts_say_what_came_out():
+    console = Console(record=True, width=200)
+    console.print(perplexity_table(PRINTED, VARIANTS))
+    console.print(correlation_table(PRINTED, VARIANTS))
+    for line in verdicts(PRINTED, VARIANTS):
+        console.print(line)
+    text = console.export_text()
+    assert "31 (1.4), 3" in text  # row a, short: mean and deviation of 30 and 32, third of four
+    assert "3 of 6" in text  # short has the three pairs with d
+    assert "5 of 6" in text  # long swaps b and c
+    assert "papers: a 1 < b 2 < c 3 < d diverged" in text
+    assert "short: d diverged with 0 of 2 seeds" in text
+    assert "long: d diverged with 1 of 1 seed" in text
