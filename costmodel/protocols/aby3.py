@@ -21,7 +21,7 @@ def comm(op: Op, setting: Setting) -> Comm:
 
 def _passed_on(num_bytes: int) -> Comm:
     """Every party sends its part to the next one, at once."""
-    return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes)
+    return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes, waited_bytes=num_bytes)
 
 
 def _product(call: Call, setting: Setting) -> Comm:
@@ -39,7 +39,8 @@ def _truncate(call: Call, setting: Setting) -> Comm:
     words. |x| < 2^(k-2). Source: arithmetic.cc, TruncAPr2 and computeMW.
     """
     wrap, word = max(4, stored_bytes(call.bits)), setting.ring_bits // 8
-    return Comm(rounds=2, messages=5, online_bytes=call.elements * (3 * wrap + 2 * word))
+    waited = call.elements * (2 * wrap + word)  # one party gets a masked bit and the correction
+    return Comm(rounds=2, messages=5, online_bytes=call.elements * (3 * wrap + 2 * word), waited_bytes=waited)
 
 
 def _select(call: Call, setting: Setting) -> Comm:
@@ -47,7 +48,8 @@ def _select(call: Call, setting: Setting) -> Comm:
 
     Source: arithmetic.cc, MulA1B; ot.cc; ABY3 section 5.4.1.
     """
-    return Comm(rounds=2, messages=8, online_bytes=8 * call.elements * setting.ring_bits // 8)
+    num_bytes = call.elements * setting.ring_bits // 8
+    return Comm(rounds=2, messages=8, online_bytes=8 * num_bytes, waited_bytes=4 * num_bytes)
 
 
 def _conjoin(call: Call, setting: Setting) -> Comm:
@@ -73,10 +75,11 @@ def _to_arithmetic(call: Call, setting: Setting) -> Comm:
     """Source: conversion.cc, B2AByOT and B2AByPPA; ABY3 section 5.4."""
     word = setting.ring_bits // 8
     if call.bits <= OBLIVIOUS_BITS:  # per bit three messages of a word, then the chosen sum goes back
-        return Comm(rounds=2, messages=4, online_bytes=call.elements * word * (3 * call.bits + 1))
+        num_bytes = call.elements * word * (3 * call.bits + 1)  # all to and from one party
+        return Comm(rounds=2, messages=4, online_bytes=num_bytes, waited_bytes=num_bytes)
     # a random number becomes boolean shares and is added; one part of the sum is opened to one party, which re-shares
     share, reshare = _passed_on(call.elements * word), _passed_on(call.elements * word)
-    opened = Comm(rounds=1, messages=1, online_bytes=call.elements * word)
+    opened = Comm(rounds=1, messages=1, online_bytes=call.elements * word, waited_bytes=call.elements * word)
     return total([share, _adder(call.elements, setting), opened, reshare])
 
 

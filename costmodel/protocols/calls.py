@@ -20,6 +20,7 @@ Primitive = Literal[
     "multiply", "square", "matmul", "truncate", "sign", "select", "to_bits", "to_arithmetic", "conjoin", "share"
 ]  # fmt: skip
 PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
+Holder = Literal["secret", "server"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +29,14 @@ class Setting:
 
     ring_bits: secret-shared integers are modulo 2^ring_bits.
     fraction_bits: bits after the binary point; 18 is the engine's default for a ring of 64 bits.
+    weights: `secret`, shared by all parties before the run; `server`, held by one party, which no other sees.
 
     Raises ValueError for a ring the engine does not have, or too small for the fraction.
     """
 
     ring_bits: int = 64
     fraction_bits: int = 18
+    weights: Holder = "secret"
 
     def __post_init__(self) -> None:
         if self.ring_bits not in (32, 64, 128):
@@ -68,15 +71,20 @@ Calls: TypeAlias = tuple[Call, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comm:
-    """What a call costs: rounds on the critical path; messages and bytes summed over all parties."""
+    """What a call costs: rounds on the critical path; messages and bytes summed over all parties.
+
+    waited_bytes: of all bytes, set-up included, those that follow one another on full-duplex links, one link a party:
+    what parties send each other at once counts once.
+    """
 
     rounds: int
     messages: int
     online_bytes: int
     setup_bytes: int = 0
+    waited_bytes: int
 
 
-NOTHING = Comm(rounds=0, messages=0, online_bytes=0)
+NOTHING = Comm(rounds=0, messages=0, online_bytes=0, waited_bytes=0)
 
 # primitive -> the cost of a call in a setting
 Prices: TypeAlias = Mapping[str, Callable[[Call, Setting], Comm]]
@@ -94,13 +102,20 @@ def price_calls(calls: Iterable[Call], setting: Setting, prices: Prices) -> Comm
 
 def total(parts: Iterable[Comm]) -> Comm:
     """What steps that wait for one another cost together."""
-    rounds = messages = online_bytes = setup_bytes = 0
+    rounds = messages = online_bytes = setup_bytes = waited_bytes = 0
     for part in parts:
         rounds += part.rounds
         messages += part.messages
         online_bytes += part.online_bytes
         setup_bytes += part.setup_bytes
-    return Comm(rounds=rounds, messages=messages, online_bytes=online_bytes, setup_bytes=setup_bytes)
+        waited_bytes += part.waited_bytes
+    return Comm(
+        rounds=rounds,
+        messages=messages,
+        online_bytes=online_bytes,
+        setup_bytes=setup_bytes,
+        waited_bytes=waited_bytes,
+    )
 
 
 def on(elements: int, calls: Calls) -> Calls:

@@ -16,6 +16,7 @@ what starting OTs costs, are measured: spu 0.9.5, ring of 64 bits, sums over bot
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import pairwise
 from math import ceil
 
 from costmodel.ops import Op, TokenEmbedding
@@ -23,6 +24,7 @@ from costmodel.protocols.calls import NOTHING, Call, Calls, Comm, Setting, total
 from costmodel.protocols.ledger import (
     MATRIX_KEYS,
     NUM_MODULI,
+    NUM_PARTIES,
     OT_START,
     PRODUCT_ANSWER_BYTES,
     PRODUCT_KEYS,
@@ -36,7 +38,6 @@ from costmodel.protocols.ledger import (
 from costmodel.protocols.packing import DEGREE, best_block
 from costmodel.protocols.programs import calls_of
 
-NUM_PARTIES = 2
 RING_BITS = 64  # parameters of the encryption are those for this ring
 WORD_BYTES = 8
 
@@ -78,6 +79,22 @@ def comm(op: Op, setting: Setting) -> Comm:
     return total([online, shares.comm(), *(ONCE if isinstance(op, TokenEmbedding) else ())])
 
 
+def num_ots(op: Op, setting: Setting) -> int:
+    """Oblivious transfers that one op uses, of both directions together."""
+    shares = Shares()
+    _price(_calls(op, setting), shares)
+    return shares.num_ots
+
+
+def batches_made(ops: Iterable[Op], setting: Setting) -> tuple[int, ...]:
+    """Batches of OTs made in each op of a fresh run of all of them, in order."""
+    ledger, made = Ledger(), [0]
+    for op in ops:
+        _price(_calls(op, setting), ledger)
+        made.append(ledger.num_batches)
+    return tuple(after - before for before, after in pairwise(made))
+
+
 def _calls(op: Op, setting: Setting) -> Calls:
     if setting.ring_bits != RING_BITS:
         raise ValueError(f"protocol cheetah is priced in a ring of {RING_BITS} bits, but got {setting.ring_bits}.")
@@ -101,7 +118,7 @@ def _multiply(call: Call, account: Account) -> Comm:
         return total([keys, _encrypted([half, call.elements - half], 2, account)])
     made = account.take_triples(call.elements)
     account.exchange()
-    return total([keys, made, _sent(NUM_PARTIES, NUM_PARTIES * 2 * WORD_BYTES * call.elements)])
+    return total([keys, made, _both_ways(NUM_PARTIES, NUM_PARTIES * 2 * WORD_BYTES * call.elements)])
 
 
 def _square(call: Call, account: Account) -> Comm:
@@ -123,7 +140,8 @@ def _encrypted(parts: list[int], factors: int, account: Account) -> Comm:
         received = max(clocks[1 - sender], clocks[sender] + factors * waits + 1)
         account.advance(sender, received + waits + 1, received + waits)
         num_vectors += vectors
-    return _sent(num_vectors * (factors + 1), num_vectors * (factors * PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES))
+    sent = _both_ways if len(parts) > 1 else _in_turn
+    return sent(num_vectors * (factors + 1), num_vectors * (factors * PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES))
 
 
 def _matmul(call: Call, account: Account) -> Comm:
@@ -138,7 +156,7 @@ def _matmul(call: Call, account: Account) -> Comm:
         received = max(clocks[1 - sender], clocks[sender] + waits + 1)
         account.advance(sender, received + 1, received)
     answered = NUM_PARTIES * (sent * MATRIX_SENT_BYTES + answer_bytes)
-    return total([keys, _sent(NUM_PARTIES * (sent + answers), answered)])
+    return total([keys, _both_ways(NUM_PARTIES * (sent + answers), answered)])
 
 
 def _ciphertexts(call: Call) -> tuple[int, int, int]:
@@ -225,7 +243,7 @@ def _conjoined(elements: int, bits: int, num_opened: int, account: Account) -> C
     for _ in range(num_opened):
         account.exchange()
     words = ceil(elements * bits / RING_BITS)
-    return total([*made, _sent(NUM_PARTIES * num_opened, NUM_PARTIES * num_opened * words * WORD_BYTES)])
+    return total([*made, _both_ways(NUM_PARTIES * num_opened, NUM_PARTIES * num_opened * words * WORD_BYTES)])
 
 
 def _correlated_ot(elements: int, bits: int, direction: int, account: Account) -> Comm:
@@ -241,12 +259,17 @@ def _chosen(num_ots: int, message_bytes: int, sender: int, account: Account) -> 
     account.deliver(1 - sender)
     account.deliver(sender)
     choices = ceil(num_ots / BLOCK_BITS) * BLOCK_BITS // 8
-    return total([made, _sent(1 + ceil(message_bytes / BUFFER_BYTES), choices + message_bytes)])
+    return total([made, _in_turn(1 + ceil(message_bytes / BUFFER_BYTES), choices + message_bytes)])
 
 
-def _sent(num_messages: int, num_bytes: int) -> Comm:
-    """Of the online part; its rounds are read off the clocks."""
-    return Comm(rounds=0, messages=num_messages, online_bytes=num_bytes)
+def _in_turn(num_messages: int, num_bytes: int) -> Comm:
+    """Sent one after the other; online, its rounds are read off the clocks."""
+    return Comm(rounds=0, messages=num_messages, online_bytes=num_bytes, waited_bytes=num_bytes)
+
+
+def _both_ways(num_messages: int, num_bytes: int) -> Comm:
+    """Half of it by each party, at once; online, its rounds are read off the clocks."""
+    return Comm(rounds=0, messages=num_messages, online_bytes=num_bytes, waited_bytes=num_bytes // NUM_PARTIES)
 
 
 PRICES: dict[str, Callable[[Call, Account], Comm]] = {

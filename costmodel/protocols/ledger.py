@@ -16,6 +16,7 @@ from math import ceil
 from costmodel.protocols.calls import NOTHING, Call, Comm, total
 from costmodel.protocols.packing import DEGREE
 
+NUM_PARTIES = 2
 NUM_MODULI = 4  # plaintext primes of 45 bits for 64 + 64 + 32 bits; arith/cheetah_mul.cc, TotalCRTBitLen
 PRODUCT_SENT_BYTES = 161_025  # an encrypted vector, one prime; measured on products of 16,384 elements
 PRODUCT_ANSWER_BYTES = 124_947  # its answer; measured likewise
@@ -32,8 +33,10 @@ TRIPLES = DEGREE // 2  # made by one vector of each prime; state.cc, makeSureCac
 
 
 def setup(num_bytes: int, num_messages: int) -> Comm:
-    """Bytes and messages made ahead; what they wait for is not in the rounds."""
-    return Comm(rounds=0, messages=num_messages, online_bytes=0, setup_bytes=num_bytes)
+    """Bytes and messages made ahead, both parties at once; what they wait for is not in the rounds."""
+    return Comm(
+        rounds=0, messages=num_messages, online_bytes=0, setup_bytes=num_bytes, waited_bytes=num_bytes // NUM_PARTIES
+    )
 
 
 PRODUCT_KEYS = setup(PRODUCT_KEYS_BYTES, 2)
@@ -104,6 +107,7 @@ class Ledger(Account):
     """What the parties have made and not yet used.
 
     spare_ots: by direction, 0 where party 0 sends. triples: products of random numbers, cached for small products.
+    num_batches: batches of OTs made so far.
     """
 
     has_product_keys: bool = False
@@ -111,6 +115,7 @@ class Ledger(Account):
     ots_started: bool = False
     spare_ots: list[int] = field(default_factory=lambda: [FIRST_BATCH - KEPT] * 2)
     triples: int = 0
+    num_batches: int = 0
 
     def product_keys(self) -> Comm:
         made = NOTHING if self.has_product_keys else PRODUCT_KEYS
@@ -128,6 +133,7 @@ class Ledger(Account):
         self.ots_started = True
         batches = max(0, ceil((num_ots - self.spare_ots[sender]) / (BATCH - KEPT)))
         self.spare_ots[sender] += batches * (BATCH - KEPT) - num_ots
+        self.num_batches += batches
         return total([start, ot_batches(batches)])
 
     def take_triples(self, elements: int) -> Comm:

@@ -24,7 +24,7 @@ def comm(op: Op, setting: Setting) -> Comm:
 
 def _opened(num_bytes: int) -> Comm:
     """Both parties send each other their share of a masked value, at once."""
-    return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes)
+    return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes, waited_bytes=num_bytes)
 
 
 def _multiply(call: Call, setting: Setting) -> Comm:
