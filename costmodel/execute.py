@@ -13,15 +13,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from costmodel import ops
+from costmodel import ops, piecewise_gelu
 from costmodel.ops import Node, Op, OpGraph
 
 Array: TypeAlias = Any  # numpy.ndarray, or whatever the array library at hand traces
 Weights: TypeAlias = Mapping[str, Array]
 
+RMSNORM_EPSILON = 1e-6  # the default of transformers' Llama; 18 fraction bits cannot tell it from 1e-5
 LAYERNORM_EPSILON = 1e-5  # Radford et al. 2019, GPT-2, and torch's default
 ROTARY_BASE = 10_000.0  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
 MASKED_SCORE = -30.0  # exp(-30) = 9e-14 counts as 0; -1e4 and below overflow fixed point with 18 fraction bits
+QUAD_SHIFT = 5.0  # c of (x + c)^2. Source: Li et al. 2023, MPCFormer, arXiv 2211.01452, section 3.2
+RELU_SUM_OFFSET = 2.0**-10  # keeps a row without a positive score finite; a multiple of what 18 fraction bits can hold
 GELU_TANH_CUBIC = 0.044715  # Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2
 
 
@@ -41,20 +44,59 @@ def numpy_library() -> Library:
     return Library(numpy=np, erf=erf, rsqrt=lambda source: 1 / np.sqrt(source))
 
 
-def execute(graph: OpGraph, weights: Weights, tokens: Array) -> Array:
-    """The logits (tokens x vocab) of one sequence, in the clear and in double precision.
+def execute(graph: OpGraph, weights: Weights, tokens: Array, caches: Mapping[str, Array] | None = None) -> Array:
+    """The logits (projected tokens x vocab) of one sequence, in the clear and in double precision.
+
+    Arguments and errors as for `values`.
+    """
+    return values(graph, weights, tokens, caches)[graph.nodes[-1].name]
+
+
+def values(
+    graph: OpGraph, weights: Weights, tokens: Array, caches: Mapping[str, Array] | None = None
+) -> dict[str, Array]:
+    """The outputs of all nodes by name, in the clear and in double precision.
 
     weights: by `<node>.<suffix>`, as deployed (a temperature is t, a linear weight is out_features x in_features).
     tokens: integer array of as many tokens as the graph was lowered for.
+    caches: the graph's inputs beside the tokens, by name, where it has any; see `kept`.
 
-    Raises ValueError for a weight that is missing or of another shape, tokens of another length or outside the
-    vocabulary, or an op without a function.
+    Raises ValueError for a weight or cache that is missing or of another shape, tokens of another length or outside
+    the vocabulary, or an op without a function.
     """
     library = numpy_library()
-    values = {"tokens": one_hot(graph, tokens)}
+    known = inputs(graph, tokens, caches)
     for node in graph:
-        values[node.name] = evaluate(node.op, library, operands(node, weights), *(values[name] for name in node.inputs))
-    return values[graph.nodes[-1].name]
+        known[node.name] = evaluate(node.op, library, operands(node, weights), *(known[name] for name in node.inputs))
+    return known
+
+
+def inputs(graph: OpGraph, tokens: Array, caches: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    """What a graph reads, by name: the client's one-hot tokens, and its caches. Errors as for `values`."""
+    found = {"tokens": one_hot(graph, tokens)}
+    for each in graph.inputs:
+        if caches is None or each.name not in caches:
+            raise ValueError(f"`caches` must hold {each.name!r} of shape {each.shape}, but it is missing.")
+        value = np.asarray(caches[each.name], dtype=np.float64)
+        if value.shape != each.shape:
+            raise ValueError(f"cache {each.name!r} must have the shape {each.shape}, but has {value.shape}.")
+        found[each.name] = value
+    return found
+
+
+def kept(graph: OpGraph, earlier: Mapping[str, Array]) -> dict[str, Array]:
+    """The caches of a graph of phase `decode`, from the `values` of a run of the same model over earlier tokens.
+
+    Raises ValueError if that run was over fewer tokens than the graph has cached.
+    """
+    found = {}
+    for node in graph:
+        if isinstance(node.op, ops.KeyValueCache):
+            cache, source = node.inputs
+            if len(earlier[source]) < node.op.earlier:
+                raise ValueError(f"{cache!r} keeps {node.op.earlier} tokens, but the run had {len(earlier[source])}.")
+            found[cache] = earlier[source][: node.op.earlier, -node.op.features :]
+    return found
 
 
 def evaluate(op: Op, library: Library, own: Weights, *inputs: Array) -> Array:
@@ -77,16 +119,18 @@ def one_hot(graph: OpGraph, tokens: Array) -> Array:
     return np.eye(op.vocab)[tokens]
 
 
-# op type -> its weights' shapes by suffix; the suffixes and shapes are those of the deployed weights
+# op type -> its weights' shapes by suffix; the suffixes and shapes are those of the deployed weights, and the tables
+# of positions are as long as the op needs
 SHAPES: dict[type, Callable[[Any], dict[str, tuple[int, ...]]]] = {
     ops.TokenEmbedding: lambda op: {"weight": (op.vocab, op.features)},
-    ops.PositionEmbedding: lambda op: {"weight": (op.rows, op.features)},
-    ops.LayerNorm: lambda op: {"weight": (op.features,), "bias": (op.features,)},
+    ops.PositionEmbedding: lambda op: {"weight": (op.earlier + op.rows, op.features)},
+    ops.LayerNorm: lambda op: {"weight": (op.features,), "bias": (op.features,)} if op.affine else {},
+    ops.RmsNorm: lambda op: {"weight": (op.features,)},
     ops.Linear: lambda op: {
         "weight": (op.out_features, op.in_features),
         **({"bias": (op.out_features,)} if op.bias else {}),
     },
-    ops.Temperature: lambda op: {"weight": (op.heads, op.queries)},
+    ops.Temperature: lambda op: {"weight": (op.heads, op.keys)},
     ops.ShapedAttention: lambda op: {"identity": (op.heads,), "softmax": (op.heads,), "uniform": (op.heads,)},
     ops.LeakyRelu: lambda op: {"slope": (1,)},
     ops.ScaledAdd: lambda op: {"alpha": (), "beta": ()},
@@ -97,9 +141,16 @@ INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
     ops.TokenEmbedding: lambda op: ((op.tokens, op.vocab),),
     ops.PositionEmbedding: lambda op: ((op.rows, op.features),),
     ops.LayerNorm: lambda op: ((op.rows, op.features),),
+    ops.RmsNorm: lambda op: ((op.rows, op.features),),
     ops.Linear: lambda op: ((op.rows, op.in_features),),
-    ops.Rotary: lambda op: ((op.rows, 3 * op.heads * op.rotary_dim),),
-    ops.AttentionScores: lambda op: ((op.queries, 3 * op.heads * op.head_dim),),
+    ops.PackHeads: lambda op: ((op.rows, op.query_features), *((op.rows, op.key_features),) * 2),
+    ops.Rotary: lambda op: ((op.rows, (op.heads + 2 * (op.key_heads or op.heads)) * op.rotary_dim),),
+    ops.RepeatHeads: lambda op: ((op.rows, (op.heads + 2 * op.key_heads) * op.head_dim),),
+    ops.KeyValueCache: lambda op: ((op.earlier, op.features), (op.rows, op.features)),
+    ops.AttentionScores: lambda op: (
+        (op.queries, 3 * op.heads * op.head_dim),
+        *([(op.keys, 2 * op.heads * op.head_dim)] if op.queries < op.keys else []),
+    ),
     ops.Temperature: lambda op: ((op.heads, op.queries, op.keys),),
     ops.Softmax: lambda op: ((op.heads, op.queries, op.keys),),
     ops.ShapedAttention: lambda op: ((op.heads, op.queries, op.keys),),
@@ -107,12 +158,18 @@ INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
     ops.Gelu: lambda op: ((op.rows, op.features),),
     ops.Relu: lambda op: ((op.rows, op.features),),
     ops.LeakyRelu: lambda op: ((op.rows, op.features),),
+    ops.Silu: lambda op: ((op.rows, op.features),),
+    ops.Multiply: lambda op: ((op.rows, op.features),) * 2,
     ops.Add: lambda op: ((op.rows, op.features),) * 2,
     ops.ScaledAdd: lambda op: ((op.rows, op.features),) * 2,
+    ops.LastRow: lambda op: ((op.rows, op.features),),
     ops.VocabProjection: lambda op: ((op.rows, op.features),),
 }
-# Tables that are learned for the whole context and read for one prompt: the axis that is cut to the op's rows.
-CUT_AXIS: dict[type, int] = {ops.PositionEmbedding: 0, ops.Temperature: 1}
+# Tables that are learned for the whole context and read for some of its tokens: the axis of tokens, and which of them.
+READ_TOKENS: dict[type, tuple[int, Callable[[Any], range]]] = {
+    ops.PositionEmbedding: (0, lambda op: range(op.earlier, op.earlier + op.rows)),
+    ops.Temperature: (1, lambda op: range(op.keys - op.queries, op.keys)),
+}
 # Operands that the owner of the weights inverts before the run, since a division is dear where a product is not.
 INVERTED: frozenset[tuple[type, str]] = frozenset({(ops.Temperature, "weight"), (ops.ScaledAdd, "alpha")})
 # Ops whose learned scalars are public, as `costmodel.ops` says of them.
@@ -125,7 +182,7 @@ def shapes(op: Op) -> dict[str, tuple[int, ...]]:
 
 
 def operands(node: Node, weights: Weights) -> dict[str, Array]:
-    """A node's operands by suffix, as its function takes them: cut to the prompt, and inverted where that is cheaper.
+    """A node's operands by suffix, as its function takes them: cut to its tokens, and inverted where that is cheaper.
 
     Raises ValueError for a weight that is missing or of another shape.
     """
@@ -135,10 +192,13 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
         if name not in weights:
             raise ValueError(f"`weights` must hold {name!r} of shape {shape}, but it is missing.")
         value = np.asarray(weights[name], dtype=np.float64)
-        if (axis := CUT_AXIS.get(type(node.op))) is not None and value.ndim == len(shape):
+        axis, tokens = READ_TOKENS.get(type(node.op), (0, None))
+        if tokens is not None and value.ndim == len(shape):  # whatever is beyond the op's tokens is not read
             value = value.take(range(min(shape[axis], value.shape[axis])), axis)
         if value.shape != shape:
             raise ValueError(f"weight {name!r} must have the shape {shape}, but has {value.shape}.")
+        if tokens is not None:
+            value = value.take(tokens(node.op), axis)
         found[suffix] = 1 / value if (type(node.op), suffix) in INVERTED else value
     return found
 
@@ -155,7 +215,13 @@ def _layer_norm(op: ops.LayerNorm, library: Library, own: Weights, source: Array
     share = 1 / op.features
     centred = source - source.sum(axis=-1, keepdims=True) * share  # rows x features
     variance = library.numpy.square(centred).sum(axis=-1, keepdims=True) * share  # rows x 1
-    return centred * library.rsqrt(variance + LAYERNORM_EPSILON) * own["weight"] + own["bias"]
+    normed = centred * library.rsqrt(variance + LAYERNORM_EPSILON)
+    return normed * own["weight"] + own["bias"] if op.affine else normed
+
+
+def _rms_norm(op: ops.RmsNorm, library: Library, own: Weights, source: Array) -> Array:
+    mean_square = library.numpy.square(source).sum(axis=-1, keepdims=True) * (1 / op.features)  # rows x 1
+    return source * library.rsqrt(mean_square + RMSNORM_EPSILON) * own["weight"]
 
 
 def _linear(op: ops.Linear, library: Library, own: Weights, source: Array) -> Array:
@@ -166,21 +232,42 @@ def _linear(op: ops.Linear, library: Library, own: Weights, source: Array) -> Ar
 def _rotary(op: ops.Rotary, library: Library, own: Weights, packed: Array) -> Array:
     """Pair (f, f + rotary_dim / 2) of queries and keys at position p turns by p * base^(-2 f / rotary_dim)."""
     rates = ROTARY_BASE ** -(np.arange(0, op.rotary_dim, 2) / op.rotary_dim)
-    angles = np.arange(op.rows)[:, None] * rates  # rows x rotary_dim / 2
-    cosines, sines = (np.tile(table(angles), 2)[:, None, None, :].astype(packed.dtype) for table in (np.cos, np.sin))
-    heads = packed.reshape(op.rows, 3, op.heads, -1)  # rows x parts x heads x head_dim
-    turned = heads[:, :2, :, : op.rotary_dim]
+    angles = np.arange(op.earlier, op.earlier + op.rows)[:, None] * rates  # rows x rotary_dim / 2
+    cosines, sines = (np.tile(table(angles), 2)[:, None, :].astype(packed.dtype) for table in (np.cos, np.sin))
+    key_heads = op.key_heads or op.heads
+    heads = packed.reshape(op.rows, op.heads + 2 * key_heads, -1)  # queries, keys, values
+    rotated = heads[:, : op.heads + key_heads]
+    turned = rotated[..., : op.rotary_dim]
     first, second = turned[..., : op.rotary_dim // 2], turned[..., op.rotary_dim // 2 :]
     crossed = library.numpy.concatenate((-second, first), axis=-1)
-    turned = library.numpy.concatenate((turned * cosines + crossed * sines, heads[:, :2, :, op.rotary_dim :]), axis=-1)
-    return library.numpy.concatenate((turned, heads[:, 2:]), axis=1).reshape(packed.shape)
+    turned = library.numpy.concatenate((turned * cosines + crossed * sines, rotated[..., op.rotary_dim :]), axis=-1)
+    return library.numpy.concatenate((turned, heads[:, op.heads + key_heads :]), axis=1).reshape(packed.shape)
 
 
-def _scores(op: ops.AttentionScores, library: Library, own: Weights, packed: Array) -> Array:
-    """The public factor is applied to the queries, of which there are fewer than scores."""
+def _pack(op: ops.PackHeads, library: Library, own: Weights, *sources: Array) -> Array:
+    return library.numpy.concatenate(sources, axis=-1)
+
+
+def _repeat(op: ops.RepeatHeads, library: Library, own: Weights, packed: Array) -> Array:
+    heads = packed.reshape(op.rows, op.heads + 2 * op.key_heads, op.head_dim)
+    repeated = library.numpy.repeat(heads[:, op.heads :], op.heads // op.key_heads, axis=1)
+    return library.numpy.concatenate((heads[:, : op.heads], repeated), axis=1).reshape(op.rows, -1)
+
+
+def _keep(op: ops.KeyValueCache, library: Library, own: Weights, earlier: Array, source: Array) -> Array:
+    return library.numpy.concatenate((earlier, source[:, -op.features :]), axis=0)
+
+
+def _scores(op: ops.AttentionScores, library: Library, own: Weights, packed: Array, *cached: Array) -> Array:
+    """The public factor is applied to the queries, of which there are fewer than scores.
+
+    packed: queries, then keys; cached: keys first, of all tokens, where `packed` has but those of the last.
+    """
     parts = packed.reshape(op.queries, -1, op.heads, op.head_dim)
-    queries = (parts[:, 0] * op.head_dim**-0.5).transpose(1, 0, 2)  # heads x queries x head_dim
-    return library.numpy.matmul(queries, parts[:, 1].transpose(1, 2, 0))
+    factor = op.head_dim**-0.5 if op.scaled else 1
+    queries = (parts[:, 0] * factor).transpose(1, 0, 2)  # heads x queries x head_dim
+    keys = cached[0].reshape(op.keys, -1, op.heads, op.head_dim)[:, 0] if cached else parts[:, 1]
+    return library.numpy.matmul(queries, keys.transpose(1, 2, 0))
 
 
 def _temper(op: ops.Temperature, library: Library, own: Weights, scores: Array) -> Array:
@@ -189,16 +276,37 @@ def _temper(op: ops.Temperature, library: Library, own: Weights, scores: Array) 
 
 def _softmax(op: ops.Softmax, library: Library, own: Weights, scores: Array) -> Array:
     seen = np.tri(op.queries, op.keys, op.keys - op.queries, dtype=bool)  # public
+    positive, offset = SOFTMAX_FORMS[op.form](library, seen, scores)
+    positive = library.numpy.where(seen, positive, 0.0)  # exact where a row's scores are all far below MASKED_SCORE
+    return positive * (1 / (positive.sum(axis=-1, keepdims=True) + offset))
+
+
+def _powers(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
     scores = library.numpy.where(seen, scores, MASKED_SCORE)
-    powers = library.numpy.exp(scores - scores.max(axis=-1, keepdims=True))
-    powers = library.numpy.where(seen, powers, 0.0)  # exact where a row's scores are all far below MASKED_SCORE
-    return powers * (1 / powers.sum(axis=-1, keepdims=True))
+    return library.numpy.exp(scores - scores.max(axis=-1, keepdims=True)), 0.0
+
+
+def _squares(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
+    return library.numpy.square(scores + QUAD_SHIFT), 0.0
+
+
+def _positives(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
+    return library.numpy.maximum(scores, 0.0), RELU_SUM_OFFSET
+
+
+# form -> numbers of at least 0 for every score, and what is added to their sum over a row
+SOFTMAX_FORMS: dict[str, Callable[[Library, Array, Array], tuple[Array, float]]] = {
+    "exact": _powers,
+    "2quad": _squares,
+    "relu": _positives,
+}
 
 
 def _shape(op: ops.ShapedAttention, library: Library, own: Weights, attention: Array) -> Array:
-    uniform = np.tri(op.queries, op.keys) / np.arange(1, op.queries + 1)[:, None]
+    earlier = op.keys - op.queries
+    uniform = np.tri(op.queries, op.keys, earlier) / np.arange(earlier + 1, op.keys + 1)[:, None]
     scalars = {name: own[name][:, None, None] for name in ("identity", "softmax", "uniform")}
-    fixed = scalars["identity"] * np.eye(op.queries, op.keys) - scalars["uniform"] * uniform
+    fixed = scalars["identity"] * np.eye(op.queries, op.keys, earlier) - scalars["uniform"] * uniform
     return attention * scalars["softmax"] + fixed
 
 
@@ -210,11 +318,49 @@ def _mix(op: ops.AttentionMix, library: Library, own: Weights, attention: Array,
 
 
 def _gelu(op: ops.Gelu, library: Library, own: Weights, source: Array) -> Array:
-    if op.form == "exact":
-        return source * (library.erf(source * 0.5**0.5) * 0.5 + 0.5)
+    return GELU_FORMS[op.form](library, source)
+
+
+def _gelu_exact(library: Library, source: Array) -> Array:
+    return source * (library.erf(source * 0.5**0.5) * 0.5 + 0.5)
+
+
+def _gelu_tanh(library: Library, source: Array) -> Array:
     slope = (2 / np.pi) ** 0.5
     inner = source * (library.numpy.square(source) * (GELU_TANH_CUBIC * slope) + slope)
     return source * (library.numpy.tanh(inner) * 0.5 + 0.5)
+
+
+def _gelu_piecewise(library: Library, source: Array) -> Array:
+    """From the identity above the last threshold, each threshold that x is below steps to the piece on its left.
+
+    What can be done at once is: powers, comparisons, steps. Both polynomials are one product with a public matrix, so
+    that their sums are truncated, not their terms. A power that overflows leaves with the step from its piece.
+    """
+    stack = library.numpy.stack
+    second = library.numpy.square(source)
+    third, fourth = stack((source, second)) * second
+    powers = stack((source, second, third, fourth, fourth * second))  # 5 x rows x features
+    shape = (2, *source.shape)
+    cubic, even = library.numpy.matmul(PIECES.astype(source.dtype), powers.reshape(len(powers), -1)).reshape(shape)
+    cubic, even = cubic + piecewise_gelu.CUBIC[0], even + piecewise_gelu.EVEN[0]
+    below = stack((source,) * 3) < np.array(piecewise_gelu.THRESHOLDS, dtype=source.dtype)[:, None, None]
+    steps = library.numpy.where(below, stack((-cubic, cubic - even, even - source)), 0.0)
+    return source + steps[0] + steps[1] + steps[2]
+
+
+# coefficients of x, x^2, x^3, x^4 and x^6 in both polynomials
+PIECES = np.array(
+    [
+        [*piecewise_gelu.CUBIC[1:], 0.0, 0.0],
+        [0.5, piecewise_gelu.EVEN[1], 0.0, *piecewise_gelu.EVEN[2:]],
+    ]
+)
+GELU_FORMS: dict[str, Callable[[Library, Array], Array]] = {
+    "tanh": _gelu_tanh,
+    "exact": _gelu_exact,
+    "piecewise": _gelu_piecewise,
+}
 
 
 def _relu(op: ops.Relu, library: Library, own: Weights, source: Array) -> Array:
@@ -227,12 +373,24 @@ def _leaky_relu(op: ops.LeakyRelu, library: Library, own: Weights, source: Array
     return positive + (source - positive) * own["slope"]
 
 
+def _silu(op: ops.Silu, library: Library, own: Weights, source: Array) -> Array:
+    return source * (1 / (library.numpy.exp(-source) + 1))
+
+
+def _multiply(op: ops.Multiply, library: Library, own: Weights, first: Array, second: Array) -> Array:
+    return first * second
+
+
 def _add(op: ops.Add, library: Library, own: Weights, stream: Array, branch: Array) -> Array:
     return stream + branch
 
 
 def _scaled_add(op: ops.ScaledAdd, library: Library, own: Weights, stream: Array, branch: Array) -> Array:
     return stream * own["beta"] + branch * own["alpha"]  # alpha comes inverted
+
+
+def _last_row(op: ops.LastRow, library: Library, own: Weights, source: Array) -> Array:
+    return source[-1:]
 
 
 def _project(op: ops.VocabProjection, library: Library, own: Weights, source: Array) -> Array:
@@ -243,8 +401,12 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.TokenEmbedding: _embed,
     ops.PositionEmbedding: _add_positions,
     ops.LayerNorm: _layer_norm,
+    ops.RmsNorm: _rms_norm,
     ops.Linear: _linear,
+    ops.PackHeads: _pack,
     ops.Rotary: _rotary,
+    ops.RepeatHeads: _repeat,
+    ops.KeyValueCache: _keep,
     ops.AttentionScores: _scores,
     ops.Temperature: _temper,
     ops.Softmax: _softmax,
@@ -253,7 +415,10 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.Gelu: _gelu,
     ops.Relu: _relu,
     ops.LeakyRelu: _leaky_relu,
+    ops.Silu: _silu,
+    ops.Multiply: _multiply,
     ops.Add: _add,
     ops.ScaledAdd: _scaled_add,
+    ops.LastRow: _last_row,
     ops.VocabProjection: _project,
 }

@@ -13,29 +13,48 @@ from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias, get_args
 
 LayerId: TypeAlias = int | Literal["embed", "head"]
-GeluForm = Literal["tanh", "exact"]
+GeluForm = Literal["tanh", "exact", "piecewise"]
+Encoding = Literal["one-hot", "lookup"]
+SoftmaxForm = Literal["exact", "2quad", "relu"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenEmbedding:
-    """One-hot tokens (`tokens x vocab`) times the embedding table (`vocab x features`)."""
+    """One-hot tokens (`tokens x vocab`) times the embedding table (`vocab x features`).
+
+    encoding: `one-hot`, by the client in the clear; `lookup`, under the protocol, from tokens shared as integers.
+    """
 
     tokens: int
     vocab: int
     features: int
+    encoding: Encoding = "one-hot"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PositionEmbedding:
-    """Adds a learned position table (`rows x features`); linear, local to the parties."""
+    """Adds the learned positions of `rows` tokens (`rows x features`) that follow `earlier` others; local."""
 
     rows: int
     features: int
+    earlier: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerNorm:
-    """Normalises each row to zero mean and unit variance, then applies gain and bias."""
+    """Normalises each row to zero mean and unit variance, then applies gain and bias unless they are folded away."""
+
+    rows: int
+    features: int
+    affine: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RmsNorm:
+    """Divides each row by its root mean square, then applies a gain.
+
+    Source: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467, equation 4.
+    """
 
     rows: int
     features: int
@@ -52,8 +71,22 @@ class Linear:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PackHeads:
+    """Lays queries, keys and values of separate linears side by side (local).
+
+    query_features, key_features: of one token's queries, and of its keys as of its values.
+    """
+
+    rows: int
+    query_features: int
+    key_features: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rotary:
-    """Rotates the first `rotary_dim` features of every query and key head by public angles.
+    """Rotates the first `rotary_dim` features of every query and key head by public angles, `earlier` tokens on.
+
+    key_heads: heads of the keys, and of the values behind them, where there are fewer than of the queries.
 
     Local where products with public numbers are; in a fixed-point engine each costs a truncation.
     """
@@ -61,16 +94,47 @@ class Rotary:
     rows: int
     heads: int
     rotary_dim: int
+    earlier: int = 0
+    key_heads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatHeads:
+    """Copies each key and value head for all query heads that share it (local).
+
+    Source: Ainslie et al. 2023, grouped-query attention, https://arxiv.org/abs/2305.13245, section 2.2.
+    """
+
+    rows: int
+    heads: int
+    key_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyValueCache:
+    """The keys and values of `earlier` tokens, an input of the graph, followed by those of `rows` new tokens (local).
+
+    features: of the keys and values of one token together, or of the keys or the values alone.
+    """
+
+    earlier: int
+    rows: int
+    features: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionScores:
-    """Per head, `queries x head_dim` times `head_dim x keys`, with the public factor 1/sqrt(head_dim)."""
+    """Per head, `queries x head_dim` times `head_dim x keys`, with the public factor 1/sqrt(head_dim) if `scaled`.
+
+    The queries are those of the last tokens: with fewer queries than keys, the keys come from a `KeyValueCache`.
+    """
 
     heads: int
     queries: int
     keys: int
     head_dim: int
+    scaled: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,11 +151,18 @@ class Temperature:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Softmax:
-    """Causal softmax over each row of `heads x queries x keys` scores."""
+    """Causal softmax over each row of `heads x queries x keys` scores, or what stands in for it.
+
+    form: `exact`; `2quad`, (x + c)^2 over its row sum; `relu`, max(x, 0) over its row sum. The mask is public in
+    every form, and what it hides adds nothing to a sum.
+
+    Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452, section 3.2 (2quad, and 2ReLU as a baseline).
+    """
 
     heads: int
     queries: int
     keys: int
+    form: SoftmaxForm = "exact"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +191,7 @@ class AttentionMix:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gelu:
-    """GELU of every element, in the tanh or the exact (erf) form."""
+    """GELU of every element: in the tanh or the exact (erf) form, or by polynomials between thresholds."""
 
     rows: int
     features: int
@@ -144,6 +215,22 @@ class LeakyRelu:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Silu:
+    """SiLU of every element: x times the logistic function of x."""
+
+    rows: int
+    features: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Multiply:
+    """Element-wise product of two activations."""
+
+    rows: int
+    features: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Add:
     """Element-wise sum of two activations (local)."""
 
@@ -154,6 +241,14 @@ class Add:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaledAdd:
     """`beta * residual + branch / alpha` with learned scalars (local only if folded into neighbouring weights)."""
+
+    rows: int
+    features: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LastRow:
+    """The last of `rows x features` (local): the one token whose next is asked for."""
 
     rows: int
     features: int
@@ -172,8 +267,12 @@ Op: TypeAlias = (
     TokenEmbedding
     | PositionEmbedding
     | LayerNorm
+    | RmsNorm
     | Linear
+    | PackHeads
     | Rotary
+    | RepeatHeads
+    | KeyValueCache
     | AttentionScores
     | Temperature
     | Softmax
@@ -182,17 +281,20 @@ Op: TypeAlias = (
     | Gelu
     | Relu
     | LeakyRelu
+    | Silu
+    | Multiply
     | Add
     | ScaledAdd
+    | LastRow
     | VocabProjection
 )
 OP_TYPES: tuple[type, ...] = get_args(Op)
 
 
 def shape(op: Op) -> dict[str, int]:
-    """The dimensions of an op by name, flags and forms left out."""
+    """The dimensions of an op by name; flags, forms and offsets of 0 left out."""
     values = {field.name: getattr(op, field.name) for field in fields(op)}
-    return {name: value for name, value in values.items() if type(value) is int}
+    return {name: value for name, value in values.items() if type(value) is int and (name, value) != ("earlier", 0)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,7 +302,7 @@ class Node:
     """One op of a graph.
 
     name: unique in its graph, e.g. `layers.3.ffn.up`; the weights of the op carry the same name in a state dict.
-    inputs: names of the nodes whose outputs it reads, in operand order; `tokens` is the model's input.
+    inputs: names of the nodes or graph inputs that it reads, in operand order; `tokens` is the model's input.
     """
 
     name: str
@@ -210,16 +312,25 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Input:
+    """A secret that a graph reads beside its tokens, such as the keys and values of earlier tokens."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OpGraph:
-    """Nodes in execution order; the last one holds the logits.
+    """Nodes in execution order; the last one holds the logits. inputs: what it reads beside `tokens`.
 
     Raises ValueError for a repeated name, an input that no earlier node produces, or a dimension below 1.
     """
 
     nodes: tuple[Node, ...]
+    inputs: tuple[Input, ...] = ()
 
     def __post_init__(self) -> None:
-        known = {"tokens"}
+        known = {"tokens"} | {each.name for each in self.inputs}
         for node in self.nodes:
             if node.name in known:
                 raise ValueError(f"node names must be unique, but {node.name!r} appears twice.")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from costmodel.ops import GeluForm
+from costmodel.ops import GeluForm, SoftmaxForm
 from costmodel.schema import decode
 from costmodel.yamlfile import dump, load_mapping
 
@@ -57,6 +57,10 @@ class Architecture:
     final_norm: norm before the vocabulary projection.
     bias: whether linears carry a bias.
     gelu: which form GELU is computed in, wherever a layer has one.
+    softmax: the attention's normalisation, in every layer: softmax itself, or a form that is cheaper in private.
+
+    folded: whether the linears have taken up the gains and biases of the blocks' LayerNorms and the factor
+        1/sqrt(head_dim) of the scores.
 
     Raises ValueError if a dimension is below 1 or `num_heads` does not divide `d_model`.
     """
@@ -71,6 +75,8 @@ class Architecture:
     bias: bool = True
     tied_embeddings: bool = True
     gelu: GeluForm = "tanh"
+    softmax: SoftmaxForm = "exact"
+    folded: bool = False
     layers: tuple[Layer, ...]
 
     def __post_init__(self) -> None:
@@ -99,10 +105,17 @@ def default_final_norm(layers: tuple[Layer, ...]) -> Norm:
 
 
 def canonical(architecture: Architecture) -> dict[str, Any]:
-    """The architecture as plain data, with a GELU form only where a layer has a GELU."""
+    """The architecture as plain data: a GELU form only where a layer has a GELU, no exact softmax, no false `folded`.
+
+    What is left out keeps the `arch_id` of every architecture from before there were these fields.
+    """
     data = asdict(architecture)
     if all(layer.ffn != "gelu" for layer in architecture.layers):
         del data["gelu"]
+    if architecture.softmax == "exact":
+        del data["softmax"]
+    if not architecture.folded:
+        del data["folded"]
     data["layers"] = [asdict(layer) for layer in architecture.layers]
     return data
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from costmodel.ops import GeluForm, SoftmaxForm
 from search_spaces.architecture import Architecture, Block, Layer
 
 MAX_LAYERS = 1000  # several times the deepest decoders in use; more is a slip of the keyboard
@@ -45,7 +46,7 @@ BASES: dict[str, Architecture] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dimensions:
-    """Free dimensions that override those of a base; None keeps the base's. d_ff is 4 * d_model unless given."""
+    """Free dimensions and forms that override a base's; None keeps the base's. d_ff is 4 * d_model unless given."""
 
     layers: int | None = None
     heads: int | None = None
@@ -53,6 +54,8 @@ class Dimensions:
     d_ff: int | None = None
     vocab: int | None = None
     context: int | None = None
+    gelu: GeluForm | None = None
+    softmax: SoftmaxForm | None = None
 
 
 def base_architecture(name: str, dimensions: Dimensions = Dimensions()) -> Architecture:
@@ -75,4 +78,6 @@ def base_architecture(name: str, dimensions: Dimensions = Dimensions()) -> Archi
         d_ff=4 * d_model if dimensions.d_ff is None else dimensions.d_ff,
         vocab_size=base.vocab_size if dimensions.vocab is None else dimensions.vocab,
         context=base.context if dimensions.context is None else dimensions.context,
+        gelu=base.gelu if dimensions.gelu is None else dimensions.gelu,
+        softmax=base.softmax if dimensions.softmax is None else dimensions.softmax,
     )

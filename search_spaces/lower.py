@@ -1,63 +1,114 @@
-"""`lower`: the op graph of an architecture at a sequence length, one token's forward pass over the whole prompt.
+"""`lower`: the op graph of an architecture at a sequence length, in a deployment.
 
-Priced as the papers run it: the prompt of `seq_len` tokens goes through embedding, every layer and the vocabulary
+By default as the papers run it: the prompt of `seq_len` tokens goes through embedding, every layer and the vocabulary
 projection (all positions), and one token comes out.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from costmodel import ops
-from costmodel.ops import LayerId, Node, Op, OpGraph
+from costmodel.ops import Encoding, Input, LayerId, Node, Op, OpGraph
 from search_spaces.architecture import Architecture, Layer
+
+Projection = Literal["all", "last"]
+Phase = Literal["prefill", "decode"]
 
 PYTHIA_ROTARY_SHARE = 4  # rotary covers head_dim // 4 features. Source: Biderman et al. 2023, Pythia configs.
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment:
+    """How a model is run: choices that change its price and not its function.
+
+    embedding: the client one-hot encodes its tokens, or they are looked up under the protocol.
+    projection: logits of all tokens, or of the last one alone, which is what generation reads.
+    phase: the whole prompt at once, or one new token after seq_len - 1 others whose keys and values are kept.
+    """
+
+    embedding: Encoding = "one-hot"
+    projection: Projection = "all"
+    phase: Phase = "prefill"
+
+
 @dataclass(kw_only=True)
 class _Builder:
-    """Collects nodes of the layer under construction; every method returns the name of the node it added."""
+    """Collects nodes of the layer under construction; every method returns the name of the node it added.
+
+    rows: new tokens; earlier: tokens whose keys and values are inputs of the graph.
+    """
 
     architecture: Architecture
-    seq_len: int
+    rows: int
+    earlier: int
     nodes: list[Node] = field(default_factory=list)
+    inputs: list[Input] = field(default_factory=list)
     layer: LayerId = "embed"
 
+    def named(self, name: str) -> str:
+        return f"layers.{self.layer}.{name}" if isinstance(self.layer, int) else name
+
     def add(self, name: str, op: Op, *inputs: str) -> str:
-        full = f"layers.{self.layer}.{name}" if isinstance(self.layer, int) else name
+        full = self.named(name)
         self.nodes.append(Node(name=full, layer=self.layer, op=op, inputs=inputs))
         return full
 
     def linear(self, name: str, source: str, in_features: int, out_features: int) -> str:
-        op = ops.Linear(
-            rows=self.seq_len, in_features=in_features, out_features=out_features, bias=self.architecture.bias
-        )
+        op = ops.Linear(rows=self.rows, in_features=in_features, out_features=out_features, bias=self.architecture.bias)
         return self.add(name, op, source)
 
     def norm(self, name: str, kind: str, source: str) -> str:
         if kind == "none":
             return source
-        return self.add(name, ops.LayerNorm(rows=self.seq_len, features=self.architecture.d_model), source)
+        value_source = self.architecture.block == "sas" and name == "norm1" and self.layer != 0
+        affine = not self.architecture.folded or self.layer == "head" or value_source  # else linears take them up
+        return self.add(name, ops.LayerNorm(rows=self.rows, features=self.architecture.d_model, affine=affine), source)
+
+    def cache(self, name: str, source: str, features: int) -> str:
+        """The last features of the source behind those of earlier tokens; the source itself where there are none."""
+        if self.earlier == 0:
+            return source
+        earlier = Input(name=self.named(f"{name}.earlier"), shape=(self.earlier, features))
+        self.inputs.append(earlier)
+        op = ops.KeyValueCache(earlier=self.earlier, rows=self.rows, features=features)
+        return self.add(name, op, earlier.name, source)
 
 
-def lower(architecture: Architecture, seq_len: int) -> OpGraph:
-    """The op graph of `architecture` for a prompt of `seq_len` tokens.
+def lower(architecture: Architecture, seq_len: int, deployment: Deployment = Deployment()) -> OpGraph:
+    """The op graph of `architecture` for `seq_len` tokens: a prompt, or in phase `decode` the last of them.
 
     Raises ValueError if seq_len is below 1 or beyond the model's context.
     """
     if not 1 <= seq_len <= architecture.context:
         raise ValueError(f"`seq_len` must be between 1 and the context {architecture.context}, but got {seq_len}.")
-    builder = _Builder(architecture=architecture, seq_len=seq_len)
-    d_model, vocab = architecture.d_model, architecture.vocab_size
-    stream = builder.add("embed", ops.TokenEmbedding(tokens=seq_len, vocab=vocab, features=d_model), "tokens")
-    if architecture.block != "pythia":
-        stream = builder.add("position", ops.PositionEmbedding(rows=seq_len, features=d_model), stream)
+    rows = 1 if deployment.phase == "decode" else seq_len
+    builder = _Builder(architecture=architecture, rows=rows, earlier=seq_len - rows)
+    stream = _embed(builder, deployment)
     for index, layer in enumerate(architecture.layers):
         builder.layer = index
         stream = _BLOCKS[architecture.block](builder, layer, stream)
     builder.layer = "head"
-    stream = builder.norm("final_norm", architecture.final_norm, stream)
-    builder.add("logits", ops.VocabProjection(rows=seq_len, features=d_model, vocab=vocab), stream)
-    return OpGraph(nodes=tuple(builder.nodes))
+    _project(builder, deployment, stream)
+    return OpGraph(nodes=tuple(builder.nodes), inputs=tuple(builder.inputs))
+
+
+def _embed(builder: _Builder, deployment: Deployment) -> str:
+    rows, d_model, vocab = builder.rows, builder.architecture.d_model, builder.architecture.vocab_size
+    embedding = ops.TokenEmbedding(tokens=rows, vocab=vocab, features=d_model, encoding=deployment.embedding)
+    stream = builder.add("embed", embedding, "tokens")
+    if builder.architecture.block == "pythia":
+        return stream
+    positions = ops.PositionEmbedding(rows=rows, features=d_model, earlier=builder.earlier)
+    return builder.add("position", positions, stream)
+
+
+def _project(builder: _Builder, deployment: Deployment, stream: str) -> str:
+    d_model, vocab = builder.architecture.d_model, builder.architecture.vocab_size
+    if deployment.projection == "last" and builder.rows > 1:
+        stream = builder.add("last", ops.LastRow(rows=builder.rows, features=d_model), stream)
+        builder.rows = 1
+    stream = builder.norm("final_norm", builder.architecture.final_norm, stream)
+    return builder.add("logits", ops.VocabProjection(rows=builder.rows, features=d_model, vocab=vocab), stream)
 
 
 def _gpt2(builder: _Builder, layer: Layer, stream: str) -> str:
@@ -86,10 +137,10 @@ def _sas(builder: _Builder, layer: Layer, stream: str) -> str:
     heads = _heads(builder)
     queries_keys = builder.linear("attention.qk", normed, d_model, 2 * d_model)
     values = builder.linear("attention.v", normed, d_model, d_model) if builder.layer == 0 else normed
-    weights = _attention_weights(builder, layer, queries_keys)
+    weights = _attention_weights(builder, layer, queries_keys, builder.cache("attention.keys", queries_keys, d_model))
     shaped = builder.add("attention.shaped", ops.ShapedAttention(**heads), weights)
     mix = ops.AttentionMix(**heads, head_dim=builder.architecture.head_dim)
-    attended = builder.add("attention.mix", mix, shaped, values)
+    attended = builder.add("attention.mix", mix, shaped, builder.cache("attention.values", values, d_model))
     if layer.ffn == "none":
         return attended
     return _add_ffn(builder, layer, attended, _ffn(builder, layer, builder.norm("norm2", layer.norm2, attended)))
@@ -98,26 +149,34 @@ def _sas(builder: _Builder, layer: Layer, stream: str) -> str:
 def _self_attention(builder: _Builder, layer: Layer, source: str) -> str:
     d_model = builder.architecture.d_model
     packed = builder.linear("attention.qkv", source, d_model, 3 * d_model)
-    weights = _attention_weights(builder, layer, packed)
+    if builder.architecture.block == "pythia":
+        packed = _rotate(builder, packed)
+    keys_values = builder.cache("attention.keys_values", packed, 2 * d_model)
+    weights = _attention_weights(builder, layer, packed, keys_values)
     mix = ops.AttentionMix(**_heads(builder), head_dim=builder.architecture.head_dim)
-    mixed = builder.add("attention.mix", mix, weights, packed)
+    mixed = builder.add("attention.mix", mix, weights, keys_values)
     return builder.linear("attention.out", mixed, d_model, d_model)
 
 
-def _attention_weights(builder: _Builder, layer: Layer, packed: str) -> str:
-    heads, head_dim = _heads(builder), builder.architecture.head_dim
-    if builder.architecture.block == "pythia":
-        rotary_dim = max(2, head_dim // PYTHIA_ROTARY_SHARE)
-        rotary = ops.Rotary(rows=builder.seq_len, heads=heads["heads"], rotary_dim=rotary_dim)
-        packed = builder.add("attention.rotary", rotary, packed)
-    scores = builder.add("attention.scores", ops.AttentionScores(**heads, head_dim=head_dim), packed)
+def _rotate(builder: _Builder, packed: str) -> str:
+    rotary_dim = max(2, builder.architecture.head_dim // PYTHIA_ROTARY_SHARE)
+    heads = builder.architecture.num_heads
+    rotary = ops.Rotary(rows=builder.rows, heads=heads, rotary_dim=rotary_dim, earlier=builder.earlier)
+    return builder.add("attention.rotary", rotary, packed)
+
+
+def _attention_weights(builder: _Builder, layer: Layer, packed: str, keys: str) -> str:
+    """packed: where the queries are, and the keys too where `keys` is the same."""
+    heads = _heads(builder)
+    op = ops.AttentionScores(**heads, head_dim=builder.architecture.head_dim, scaled=not builder.architecture.folded)
+    scores = builder.add("attention.scores", op, *dict.fromkeys((packed, keys)))
     if layer.attention == "softmax-temperature":
         scores = builder.add("attention.temperature", ops.Temperature(**heads), scores)
-    return builder.add("attention.softmax", ops.Softmax(**heads), scores)
+    return builder.add("attention.softmax", ops.Softmax(**heads, form=builder.architecture.softmax), scores)
 
 
 def _heads(builder: _Builder) -> dict[str, int]:
-    return {"heads": builder.architecture.num_heads, "queries": builder.seq_len, "keys": builder.seq_len}
+    return {"heads": builder.architecture.num_heads, "queries": builder.rows, "keys": builder.earlier + builder.rows}
 
 
 def _ffn(builder: _Builder, layer: Layer, source: str) -> str:
@@ -125,7 +184,7 @@ def _ffn(builder: _Builder, layer: Layer, source: str) -> str:
     if layer.ffn == "fused":
         return builder.linear("ffn.fused", source, d_model, d_model)
     hidden = builder.linear("ffn.up", source, d_model, d_ff)
-    rows = builder.seq_len
+    rows = builder.rows
     if layer.ffn == "gelu":
         gelu = ops.Gelu(rows=rows, features=d_ff, form=builder.architecture.gelu)
         hidden = builder.add("ffn.activation", gelu, hidden)
@@ -137,13 +196,13 @@ def _ffn(builder: _Builder, layer: Layer, source: str) -> str:
 
 
 def _join(builder: _Builder, name: str, stream: str, branch: str) -> str:
-    return builder.add(name, ops.Add(rows=builder.seq_len, features=builder.architecture.d_model), stream, branch)
+    return builder.add(name, ops.Add(rows=builder.rows, features=builder.architecture.d_model), stream, branch)
 
 
 def _add_ffn(builder: _Builder, layer: Layer, stream: str, branch: str) -> str:
     if layer.stabiliser == "none":
         return _join(builder, "ffn.residual", stream, branch)
-    scaled = ops.ScaledAdd(rows=builder.seq_len, features=builder.architecture.d_model)
+    scaled = ops.ScaledAdd(rows=builder.rows, features=builder.architecture.d_model)
     return builder.add("ffn.residual", scaled, stream, branch)
 
 

@@ -78,12 +78,23 @@ def _local(op: Op, setting: Setting, share_bytes: int) -> Calls:
 
 
 def _layer_norm(op: ops.LayerNorm, setting: Setting, share_bytes: int) -> Calls:
-    """Mean, squares of what is left, their mean, its inverse root, and two products: by the root and by the gain."""
+    """Mean, squares of what is left, their mean, its inverse root, and a product by the root and one by the gain."""
     start = () if op.features == 1 else SHARED
     means = () if op.features == 1 else on(op.rows, functions.public_product(setting))
     squares = on(op.rows * op.features, functions.product(setting))
     root = on(op.rows, functions.reciprocal_square_root(setting))
-    return start + means + squares + means + root + on(op.rows * op.features, functions.product(setting) * 2)
+    num_products = 2 if op.affine else 1
+    products = on(op.rows * op.features, functions.product(setting) * num_products)
+    return start + means + squares + means + root + products
+
+
+def _rms_norm(op: ops.RmsNorm, setting: Setting, share_bytes: int) -> Calls:
+    """Squares, their mean, its inverse root, and a product by the root and one by the gain."""
+    sums = () if op.features == 1 else SHARED
+    means = () if op.features == 1 else on(op.rows, functions.public_product(setting))
+    squares = on(op.rows * op.features, functions.product(setting))
+    root = on(op.rows, functions.reciprocal_square_root(setting))
+    return sums + squares + means + root + on(op.rows * op.features, functions.product(setting) * 2)
 
 
 def _linear(op: ops.Linear, setting: Setting, share_bytes: int) -> Calls:
@@ -92,14 +103,15 @@ def _linear(op: ops.Linear, setting: Setting, share_bytes: int) -> Calls:
 
 def _rotary(op: ops.Rotary, setting: Setting, share_bytes: int) -> Calls:
     """Queries and keys times cosines, and their crossed halves times sines; all angles are public."""
-    turned = 2 * op.rows * op.heads * op.rotary_dim
-    if op.rows == 1:  # the first position turns by 0: times a constant 1, plus a constant 0
+    turned = op.rows * (op.heads + (op.key_heads or op.heads)) * op.rotary_dim
+    if op.rows == 1 and op.earlier == 0:  # the first position turns by 0: times a constant 1, plus a constant 0
         return on(turned, SHARED)
     return on(turned, functions.public_product(setting) * 2)
 
 
 def _scores(op: ops.AttentionScores, setting: Setting, share_bytes: int) -> Calls:
-    scaled = () if op.head_dim == 1 else on(op.heads * op.queries * op.head_dim, functions.public_product(setting))
+    by_one = op.head_dim == 1 or not op.scaled
+    scaled = () if by_one else on(op.heads * op.queries * op.head_dim, functions.public_product(setting))
     return scaled + _heads(op, matmul(op.queries, op.head_dim, op.keys, setting, share_bytes))
 
 
@@ -108,14 +120,19 @@ def _public_factor(op: ops.Temperature | ops.ShapedAttention, setting: Setting, 
 
 
 def _softmax(op: ops.Softmax, setting: Setting, share_bytes: int) -> Calls:
-    """Row maximum, exponential, row sum, its reciprocal, and one product."""
+    """Numbers of at least 0 for the scores, by form; then row sum, its reciprocal, and one product."""
     rows = op.heads * op.queries
-    if op.keys == 1:  # what is left of x / x is x
+    if op.keys == 1 and op.form == "exact":  # what is left of x / x is x
         return on(rows, functions.exponential(setting))
+    start = () if op.keys == 1 else SHARED
     maxima = on(rows, functions.reduction(op.keys, functions.maximum(setting)))
-    powers = on(rows * op.keys, functions.exponential(setting))
+    forms = {
+        "exact": start + maxima + on(rows * op.keys, functions.exponential(setting)),
+        "2quad": on(rows * op.keys, functions.product(setting)),
+        "relu": on(rows * op.keys, functions.maximum(setting)),
+    }
     normalise = on(rows, functions.reciprocal(setting)) + on(rows * op.keys, functions.product(setting))
-    return SHARED * 2 + maxima + powers + normalise
+    return forms[op.form] + start + normalise
 
 
 def _mix(op: ops.AttentionMix, setting: Setting, share_bytes: int) -> Calls:
@@ -127,6 +144,8 @@ def _gelu(op: ops.Gelu, setting: Setting, share_bytes: int) -> Calls:
     forms = {
         "tanh": product + factor + product + functions.tanh(setting) + factor + product,
         "exact": factor + functions.error_function(setting) + factor + product,
+        # x^2, then x^3 and x^4, then x^6; two polynomials; three comparisons and as many selections
+        "piecewise": product + on(2, product) + product + on(2, factor) + on(3, functions.maximum(setting)),
     }
     return on(op.rows * op.features, forms[op.form])
 
@@ -137,6 +156,16 @@ def _relu(op: ops.Relu, setting: Setting, share_bytes: int) -> Calls:
 
 def _leaky_relu(op: ops.LeakyRelu, setting: Setting, share_bytes: int) -> Calls:
     return on(op.rows * op.features, functions.maximum(setting) + functions.product(setting))
+
+
+def _silu(op: ops.Silu, setting: Setting, share_bytes: int) -> Calls:
+    """x times 1 / (1 + exp(-x)). Source: fxp_approx.cc, sigmoid_real, the engine's default."""
+    sigmoid = functions.exponential(setting) + functions.reciprocal(setting)
+    return on(op.rows * op.features, sigmoid + functions.product(setting))
+
+
+def _multiply(op: ops.Multiply, setting: Setting, share_bytes: int) -> Calls:
+    return on(op.rows * op.features, functions.product(setting))
 
 
 def _scaled_add(op: ops.ScaledAdd, setting: Setting, share_bytes: int) -> Calls:
@@ -151,8 +180,12 @@ PROGRAMS: dict[type, Callable[[Any, Setting, int], Calls]] = {
     ops.TokenEmbedding: _embed,
     ops.PositionEmbedding: _local,
     ops.LayerNorm: _layer_norm,
+    ops.RmsNorm: _rms_norm,
     ops.Linear: _linear,
+    ops.PackHeads: _local,
     ops.Rotary: _rotary,
+    ops.RepeatHeads: _local,
+    ops.KeyValueCache: _local,
     ops.AttentionScores: _scores,
     ops.Temperature: _public_factor,
     ops.Softmax: _softmax,
@@ -161,7 +194,10 @@ PROGRAMS: dict[type, Callable[[Any, Setting, int], Calls]] = {
     ops.Gelu: _gelu,
     ops.Relu: _relu,
     ops.LeakyRelu: _leaky_relu,
+    ops.Silu: _silu,
+    ops.Multiply: _multiply,
     ops.Add: _local,
     ops.ScaledAdd: _scaled_add,
+    ops.LastRow: _local,
     ops.VocabProjection: _project,
 }

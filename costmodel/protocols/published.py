@@ -18,6 +18,8 @@ What the counts assume:
   tell; it is free there by assumption (LayerNorm ignores the scale of its input, up to its epsilon).
 - Shaped attention costs its scores: learned scalars times a matrix of fixed-point numbers need a truncation per
   element, which is not local. Only He and Hofmann's rows have it.
+- Every printed row runs a whole prompt and projects all its tokens. One token against cached keys and values, and the
+  projection of the last token alone, are priced by the same counts: an extrapolation that no row checks.
 - A leaky ReLU costs what a ReLU costs: one comparison and one selection; its slope is taken as public.
 
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2; SecretFlow-SPU with Cheetah, two servers.
@@ -53,6 +55,10 @@ TERMS: dict[str, str] = {
 # op type -> how many of which terms an op of that type has; {} is local, an absent type is an error
 COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.TokenEmbedding: lambda op: {"vocabulary_elements": op.tokens * op.vocab},
+    ops.KeyValueCache: lambda op: {},
+    ops.LastRow: lambda op: {},
+    ops.PackHeads: lambda op: {},
+    ops.RepeatHeads: lambda op: {},
     ops.PositionEmbedding: lambda op: {},
     ops.LayerNorm: lambda op: {"layernorm_elements": op.rows * op.features},
     ops.Linear: lambda op: {
@@ -73,6 +79,13 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.VocabProjection: lambda op: {"vocabulary_elements": op.rows * op.vocab},
 }
 
+# op type -> the field that names its form, and the forms that a printed row has
+MEASURED_FORMS: dict[type, tuple[str, tuple[str, ...]]] = {
+    ops.TokenEmbedding: ("encoding", ("one-hot",)),
+    ops.Softmax: ("form", ("exact",)),
+    ops.Gelu: ("form", ("tanh", "exact")),
+}
+
 # Coefficients are multiples of these powers of two, so that sums are exact in any order and any grouping:
 # exact below 2**53 steps, which is 9 hours and 35 TB.
 LATENCY_STEP_S = 2.0**-38
@@ -80,9 +93,16 @@ BYTES_STEP = 2.0**-8
 
 
 def counts(op: Op) -> dict[str, int]:
-    """The terms of one op. Raises ValueError for an op the protocol has no formula for."""
+    """The terms of one op. Raises ValueError for an op the protocol has no formula for, or no measured form of."""
     if type(op) not in COUNTS:
         raise ValueError(f"protocol published has no formula for {type(op).__name__}; add one to COUNTS.")
+    if type(op) in MEASURED_FORMS:
+        name, measured = MEASURED_FORMS[type(op)]
+        if (form := getattr(op, name)) not in measured:
+            raise ValueError(
+                f"protocol published has measured {type(op).__name__} with `{name}` {' or '.join(measured)} only, "
+                f"but got {form!r}; choose protocol semi2k, aby3 or cheetah."
+            )
     return COUNTS[type(op)](op)
 
 
@@ -107,6 +127,7 @@ class Published(Pricer):
     protocol: str = "published"
     network: str | None = None
     cost_model_id: str
+    range_over: str = "all coefficients consistent with the printed rows"
     latency_s: Mapping[str, float]
     sent_bytes: Mapping[str, float]
     latency_bounds_s: Mapping[str, tuple[float, float]]

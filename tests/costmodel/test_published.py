@@ -1,4 +1,4 @@
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,14 +13,16 @@ from costmodel.protocols import PROTOCOLS, load_pricer, published
 
 PRICER = load_pricer()
 FIVE_MINUTES = Budget(latency_s=300.0)
-LOCAL = (ops.PositionEmbedding, ops.Rotary, ops.Temperature, ops.Add, ops.ScaledAdd)
+LOCAL = (
+    ops.PositionEmbedding, ops.Rotary, ops.KeyValueCache, ops.Temperature, ops.Add, ops.ScaledAdd, ops.LastRow,
+)  # fmt: skip
 DIMENSION = st.integers(1, 4096)
 
 
 def an_op(kind, sizes):
-    """An op of a type with the given dimensions, and any value of its flags."""
+    """An op of a type with the given dimensions, any value of its flags, and what else has a default."""
     others = {"bias": True, "form": "tanh"}
-    names = [field.name for field in fields(kind)]
+    names = [field.name for field in fields(kind) if field.default is MISSING]
     dimensions = dict(zip([name for name in names if name not in others], sizes, strict=False))
     return kind(**dimensions, **{name: others[name] for name in names if name in others})
 
@@ -42,6 +44,19 @@ def test_every_op_type_has_counts_of_known_terms():
 def test_an_unknown_op_is_an_error_and_never_free():
     with pytest.raises(ValueError, match="no formula for SimpleNamespace"):
         PRICER.price(SimpleNamespace(rows=1, features=1))
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        (ops.Gelu(rows=1, features=1, form="piecewise"), "Gelu with `form` tanh or exact only, but got 'piecewise'; "),
+        (ops.Softmax(heads=1, queries=1, keys=1, form="relu"), "Softmax with `form` exact only, but got 'relu'; "),
+        (ops.TokenEmbedding(tokens=1, vocab=1, features=1, encoding="lookup"), "`encoding` one-hot only, but got 'lo"),
+    ],
+)
+def test_forms_without_a_printed_row_are_refused(op, message):
+    with pytest.raises(ValueError, match=f"{message}.*choose protocol semi2k, aby3 or cheetah"):
+        PRICER.price(op)
 
 
 @pytest.mark.parametrize("kind", LOCAL)
