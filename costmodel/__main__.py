@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from rich.console import Console
+from rich.progress import Progress, TimeElapsedColumn
 
-from costmodel import cli, engine, present, present_comparison
+from costmodel import cli, microbenchmark, present, present_comparison
+from costmodel import engine as mpc_engine
 from costmodel.calibrate import calibrate as fit_testbed
 from costmodel.calibrate import dump_testbed
+from costmodel.calibrate_compute import fit_testbed as fit_compute
 from costmodel.compare import compare as run_both
 from costmodel.compare import predict
+from costmodel.compute import dump_compute
 from costmodel.estimate import estimate as price_graph
-from costmodel.ops import OpGraph
+from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
 from costmodel.protocols import load_pricer, published
 from costmodel.protocols.calls import Comm, Setting
 from costmodel.protocols.calls import total as total_comm
@@ -26,13 +30,14 @@ from costmodel.units import format_bytes
 from costmodel.validate import checks, fit_errors, flops_published
 from search_spaces.architecture import Architecture
 from search_spaces.decoder import Dimensions, base_architecture
-from search_spaces.lower import lower
+from search_spaces.lower import Deployment, Phase, Projection, lower
 from search_spaces.notation import name_of, parse
 from search_spaces.reference import is_notation, resolve
 
 PIPE_WIDTH = 140  # columns of a table that no terminal limits
 LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
 DEFAULT_SETTING = Setting()
+DEFAULT_DEPLOYMENT = Deployment()
 
 
 def estimate(
@@ -43,9 +48,16 @@ def estimate(
     d_model: int | None = None,
     d_ff: int | None = None,
     vocab: int | None = None,
+    gelu: GeluForm | None = None,
+    softmax: SoftmaxForm | None = None,
     seq_len: int = 128,
+    embedding: Encoding = "one-hot",
+    projection: Projection = "all",
+    phase: Phase = "prefill",
     protocol: str = "published",
     network: str | None = None,
+    testbed: Path | None = None,
+    weights: Literal["secret", "server"] | None = None,
     format: Literal["table", "json"] = "table",
 ) -> None:
     """Price an architecture: total, per layer and per op, embedding and vocabulary projection included.
@@ -58,14 +70,25 @@ def estimate(
         d_model: features of the residual stream, instead of the base's.
         d_ff: features inside the FFN (4 * d_model unless given).
         vocab: tokens in the vocabulary, instead of the base's.
+        gelu: the form of every GELU, instead of the base's.
+        softmax: softmax in every layer, or a form that takes its place, instead of the base's.
         seq_len: tokens of the prompt.
-        protocol: the protocol and testbed to price under.
-        network: the network to price on; `published` has its own fitted in and takes none.
+        embedding: tokens one-hot encoded by the client, or looked up under the protocol.
+        projection: logits of all tokens, or of the last one.
+        phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
+        protocol: published, semi2k, aby3 or cheetah.
+        network: loopback, lan (the default), wan or a .yaml file; `published` has its own fitted in and takes none.
+        testbed: compute seconds from `calibrate`, instead of the committed ones.
+        weights: secret-shared (the default), or held by the server alone.
         format: tables for people or one JSON document in SI units.
     """
-    dimensions = Dimensions(layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab)
-    title, graph = _lowered(arch, base, dimensions, seq_len)
-    priced = price_graph(graph, load_pricer(protocol=protocol, network=network))
+    dimensions = Dimensions(
+        layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
+    )
+    deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
+    title, graph = _lowered(arch, base, dimensions, seq_len, deployment)
+    setting = None if weights is None else Setting(weights=weights)
+    priced = price_graph(graph, load_pricer(protocol, network, testbed, setting))
     if format == "json":
         print(json.dumps(present.document(priced, **title), allow_nan=False))
         return
@@ -114,11 +137,11 @@ def compare(
     title, graph = _lowered(arch, base, dimensions, seq_len)
     setting = Setting(ring_bits=ring_bits, fraction_bits=fraction_bits)
     predicted = predict(graph, protocol, setting)
-    engine.check_installed()
+    mpc_engine.check_installed()
     _announce(graph, total_comm(predicted))
     try:
         comparison = run_both(graph, predicted, protocol=protocol, setting=setting)
-    except engine.EngineError as error:
+    except mpc_engine.EngineError as error:
         raise cli.StoppedError(str(error)) from None
     if format == "json":
         print(json.dumps(present_comparison.document(comparison, **title), allow_nan=False))
@@ -185,20 +208,61 @@ def validate(protocol: Literal["published"] = "published") -> int:
     return cli.STOPPED if any(not check.passed for check in found) else 0
 
 
-def calibrate(protocol: Literal["published"] = "published", output: Path = published.TESTBED) -> None:
-    """Fit the testbed on the printed rows and write it.
+def calibrate(
+    protocol: Literal["published", "semi2k", "aby3", "cheetah"] = "published",
+    engine: Literal["spu"] | None = None,
+    output: Path | None = None,
+) -> None:
+    """Fit a testbed and write it: on the printed rows, or on what the engine takes on this machine.
+
+    A calibration that was stopped goes on where it was: its timings so far are in a file beside the output.
 
     Args:
         protocol: the protocol whose testbed is fitted.
-        output: the file to write.
+        engine: spu to measure a protocol of the engine; none for published.
+        output: the file to write; for published, by default the committed one.
     """
-    rows = published_rows()
-    text = dump_testbed(fit_testbed(rows, {row.name: _graph(row) for row in rows}))
+    if (protocol == "published") != (engine is None):
+        raise ValueError(f"--protocol {protocol} must be fitted with{'out' if engine else ''} --engine spu.")
+    if engine is None:
+        rows = published_rows()
+        _write(output or published.TESTBED, dump_testbed(fit_testbed(rows, {row.name: _graph(row) for row in rows})))
+        return
+    if output is None:
+        raise ValueError(f"--output is required for protocol {protocol}: the .yaml file to write.")
+    _write(output, _measured_testbed(protocol, output))
+    timings_path(output).unlink()
+
+
+def _measured_testbed(protocol: str, output: Path) -> str:
+    """The text of a testbed; every timing is saved as soon as it is there."""
+    path, setting = timings_path(output), Setting()
+    known = microbenchmark.saved(path)
+    timings = []
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task(protocol, total=len(microbenchmark.plan()))
+        try:
+            for timing in microbenchmark.measure(protocol, setting, known):
+                if timing not in known:
+                    microbenchmark.save(timing, path)
+                timings.append(timing)
+                progress.update(task, advance=1, description=f"{protocol}: {timing.kind}")
+        except mpc_engine.EngineError as error:
+            raise cli.StoppedError(f"{error} Timings so far are in {path}; run the command again to go on.") from None
+    return dump_compute(fit_compute(protocol, setting, timings))
+
+
+def timings_path(output: Path) -> Path:
+    """Where the timings of an unfinished calibration are."""
+    return output.with_suffix(".timings.jsonl")
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        output.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"--output {output} cannot be written: {error.strerror}.") from None
-    _console().print(f"wrote {output}")
+        raise ValueError(f"--output {path} cannot be written: {error.strerror}.") from None
+    _console().print(f"wrote {path}")
 
 
 class _Title(TypedDict):
@@ -209,14 +273,16 @@ class _Title(TypedDict):
     seq_len: int
 
 
-def _lowered(arch: str, base: str, dimensions: Dimensions, seq_len: int) -> tuple[_Title, OpGraph]:
+def _lowered(
+    arch: str, base: str, dimensions: Dimensions, seq_len: int, deployment: Deployment = DEFAULT_DEPLOYMENT
+) -> tuple[_Title, OpGraph]:
     """Raises ValueError for an unknown architecture or base, or dimensions that do not fit."""
     named_base = base if is_notation(arch) else None
     if named_base is None and dimensions != Dimensions():
         raise ValueError(f"architecture {arch!r} brings its own dimensions; leave out the flags that change them.")
     named = resolve(arch, base_architecture(base, dimensions))
     name = name_of(named.architecture, entropy_regularised=named.entropy_regularised)
-    return _Title(architecture=name, base=named_base, seq_len=seq_len), lower(named.architecture, seq_len)
+    return _Title(architecture=name, base=named_base, seq_len=seq_len), lower(named.architecture, seq_len, deployment)
 
 
 def _architecture(row: PublishedRow) -> Architecture:

@@ -12,11 +12,13 @@ class Pricer(ABC):
 
     protocol, network: the names the command line knows; network is None where it is fitted in.
     cost_model_id: hexadecimal fingerprint of every coefficient that a price depends on.
+    range_over: what the latency range is a range over, in words.
     """
 
     protocol: str
     network: str | None
     cost_model_id: str
+    range_over: str
 
     @abstractmethod
     def price(self, op: Op) -> Price:
@@ -41,12 +43,14 @@ class Estimate:
     by_layer: tuple[tuple[LayerId, Price], ...]
     by_op: tuple[tuple[Node, Price], ...]
     latency_s_range: tuple[float, float] | None
+    range_over: str
     prior_share: float | None
 
 
 def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
     """Prices every node of the graph. Raises ValueError for an op the protocol has no formula for."""
-    by_op = tuple((node, pricer.price(node.op)) for node in graph)
+    prices = {op: pricer.price(op) for op in dict.fromkeys(node.op for node in graph)}  # layers repeat their ops
+    by_op = tuple((node, prices[node.op]) for node in graph)
     layers: dict[LayerId, list[Price]] = {}
     for node, price in by_op:
         layers.setdefault(node.layer, []).append(price)
@@ -58,5 +62,6 @@ def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
         by_layer=by_layer,
         by_op=by_op,
         latency_s_range=pricer.latency_s_range(graph),
+        range_over=pricer.range_over,
         prior_share=pricer.prior_share(graph),
     )

@@ -74,9 +74,15 @@ def summary(estimate: Estimate, *, architecture: str, base: str | None, seq_len:
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {estimate.protocol}{on_network}",
         f"latency {format_seconds(estimate.total.latency_s)}, communication {format_bytes(estimate.total.sent_bytes)}",
     ]
+    if estimate.total.compute_s is not None and estimate.total.network_s is not None:
+        lines.append(
+            f"of it computing {format_seconds(estimate.total.compute_s)}, on the network "
+            f"{format_seconds(estimate.total.network_s)}, one after the other; {estimate.total.rounds:,} rounds, "
+            f"set-up {format_bytes(estimate.total.setup_bytes or 0)}"
+        )
     if estimate.latency_s_range is not None:
         low, high = map(format_seconds, estimate.latency_s_range)
-        lines.append(f"latency range, all coefficients consistent with the printed rows: {low} to {high}")
+        lines.append(f"latency range, {estimate.range_over}: {low} to {high}")
     if estimate.prior_share is not None:
         lines.append(
             f"share of the latency in terms that priors alone identify: {estimate.prior_share:.1%} "

@@ -1,21 +1,31 @@
 """The protocols a model can be priced under, by the names the command line knows."""
 
-from collections.abc import Callable
+from pathlib import Path
 
 from costmodel.estimate import Pricer
-from costmodel.protocols import published
+from costmodel.protocols import derived, published
+from costmodel.protocols.calls import Setting
 
-# name -> pricer on a network (None: not given)
-PROTOCOLS: dict[str, Callable[[str | None], Pricer]] = {
-    "published": published.load,
-}
+PROTOCOLS = ("published", *derived.COMM)
 
 
-def load_pricer(protocol: str = "published", network: str | None = None) -> Pricer:
-    """The pricer of a protocol on a network; None is the protocol's default, or the one fitted into it.
+def load_pricer(
+    protocol: str = "published",
+    network: str | None = None,
+    testbed: Path | None = None,
+    setting: Setting | None = None,
+) -> Pricer:
+    """The pricer of a protocol; None is the protocol's own network, testbed and setting.
 
-    Raises ValueError for an unknown protocol, or a network that the protocol cannot take.
+    Raises ValueError for an unknown protocol, or a network, testbed or setting that the protocol cannot take.
     """
     if protocol not in PROTOCOLS:
         raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, but got {protocol!r}.")
-    return PROTOCOLS[protocol](network)
+    if protocol != "published":
+        return derived.load(protocol, network, testbed, setting)
+    given = {"network": network, "testbed": testbed, "setting": setting}
+    if wrong := [name for name, value in given.items() if value is not None]:
+        raise ValueError(
+            f"protocol published has its {wrong[0]} fitted in, but got {wrong[0]} {given[wrong[0]]!s}; leave it out."
+        )
+    return published.load()

@@ -13,6 +13,7 @@ class Flat(Pricer):
     protocol = "flat"
     network = "lan"
     cost_model_id = "0"
+    range_over = "nothing"
 
     def price(self, op):
         return Price(latency_s=3.0, sent_bytes=1.0, rounds=2 if isinstance(op, LayerNorm) else None)

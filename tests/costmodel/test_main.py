@@ -136,7 +136,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "LN+SM"], "architecture must be a name like SM+LN+G"),
         (["estimate", "absent.yaml"], "'absent.yaml' does not exist"),
         (["estimate", "SM", "--base", "gpt5"], "base must be one of gpt2-small"),
-        (["estimate", "SM", "--protocol", "x"], "protocol must be one of published, but got 'x'"),
+        (["estimate", "SM", "--protocol", "x"], "protocol must be one of published, semi2k, aby3, cheetah, but got 'x'"),
         (["estimate", "SM", "--network", "lan"], "protocol published has its network fitted in"),
         (["estimate", "SM", "--heads", "7"], "`num_heads` must divide `d_model`, but got num_heads=7, d_model=768"),
         (["estimate", "SM+ScFuFFN_i13"], "removes more FFNs than there are layers (12)"),

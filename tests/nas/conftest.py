@@ -19,7 +19,7 @@ SECONDS = {ops.Gelu: 9.0, ops.Relu: 3.0, ops.LayerNorm: 4.0, ops.Linear: 1.0}
 class ToyPricer(Pricer):
     """Seconds per op kind, whatever the shape."""
 
-    protocol, network, cost_model_id = "toy", None, "0"
+    protocol, network, cost_model_id, range_over = "toy", None, "0", "nothing"
 
     def price(self, op):
         return Price(latency_s=SECONDS.get(type(op), 0.5), sent_bytes=1.0)

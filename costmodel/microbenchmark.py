@@ -1,0 +1,151 @@
+"""What a testbed is fitted on: ops of every kind run under the engine on this machine, one series of sizes at a time.
+
+Every op is repeated, since whatever else the machine does only adds to a time. A series starts with a warm-up, in
+which keys, first oblivious transfers and first triples are made. A file of timings, a line per series, lets a run that
+was stopped go on.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from costmodel import engine, ops
+from costmodel.compute import WEIGHTED, kind
+from costmodel.ops import Op
+from costmodel.protocols.calls import Setting
+from costmodel.schema import decode
+
+REPEATS = 3
+WARM_UP: tuple[Op, ...] = (
+    ops.Linear(rows=8, in_features=8, out_features=8, bias=False),
+    ops.ScaledAdd(rows=8, features=8),
+    ops.Relu(rows=8, features=8),
+)
+
+ELEMENTS = ((1, 16), (16, 16), (32, 64), (64, 128), (64, 256), (128, 512))  # rows x features
+SCORES = ((1, 4, 4), (1, 16, 16), (2, 32, 32), (4, 64, 64), (2, 128, 128), (4, 128, 128))  # heads x queries x keys
+PRODUCTS = ((1, 16, 16), (16, 64, 64), (32, 64, 256), (64, 256, 256), (16, 512, 768), (128, 256, 512))
+HEAD_DIMS = (8, 8, 32, 16, 64, 32)  # of the attention products, shape by shape
+TABLES = ((2, 32, 16), (8, 256, 32), (16, 1024, 32), (32, 512, 128), (64, 2048, 64), (32, 4096, 128))
+LOOKUPS = TABLES[:4]  # a comparison per token and entry
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """One kind of op in several sizes."""
+
+    weights: Literal["secret", "server"]
+    sizes: tuple[Op, ...]
+
+    @property
+    def kind(self) -> str:
+        return kind(self.sizes[0], self.weights)
+
+    @property
+    def runs(self) -> list[Op]:
+        """What the engine runs, in order."""
+        return [*WARM_UP, *(op for op in self.sizes for _ in range(REPEATS))]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """How long the runs of a series took: the warm-up, then each op REPEATS times in a row."""
+
+    kind: str
+    start_s: float
+    seconds: tuple[float, ...]
+
+
+def plan() -> tuple[Series, ...]:
+    """Every kind that the engine runs; those with weights twice, shared and held by the server."""
+    sizes = [
+        tuple(ops.TokenEmbedding(tokens=t, vocab=v, features=d) for t, v, d in TABLES),
+        tuple(ops.TokenEmbedding(tokens=t, vocab=v, features=d, encoding="lookup") for t, v, d in LOOKUPS),
+        _by_elements(ops.PositionEmbedding),
+        _by_elements(ops.LayerNorm),
+        _by_elements(ops.RmsNorm),
+        tuple(ops.Linear(rows=m, in_features=k, out_features=n, bias=True) for m, k, n in PRODUCTS),
+        tuple(ops.Rotary(rows=m, heads=4, rotary_dim=max(2, n // 8)) for m, n in ELEMENTS[1:]),
+        _by_elements(lambda rows, features: ops.PackHeads(rows=rows, query_features=features, key_features=features)),
+        _by_elements(lambda rows, features: ops.RepeatHeads(rows=rows, heads=4, key_heads=2, head_dim=features // 4)),
+        _by_elements(lambda rows, features: ops.KeyValueCache(rows=1, features=features, earlier=rows)),
+        _by_heads(ops.AttentionScores),
+        _by_scores(ops.Temperature),
+        _by_scores(ops.Softmax, form="exact"),
+        _by_scores(ops.Softmax, form="2quad"),
+        _by_scores(ops.Softmax, form="relu"),
+        _by_scores(ops.ShapedAttention),
+        _by_heads(ops.AttentionMix),
+        _by_elements(ops.Gelu, form="tanh"),
+        _by_elements(ops.Gelu, form="exact"),
+        _by_elements(ops.Gelu, form="piecewise"),
+        _by_elements(ops.Relu),
+        _by_elements(ops.LeakyRelu),
+        _by_elements(ops.Silu),
+        _by_elements(ops.Multiply),
+        _by_elements(ops.Add),
+        _by_elements(ops.ScaledAdd),
+        _by_elements(ops.LastRow),
+        tuple(ops.VocabProjection(rows=t, vocab=v, features=d) for t, v, d in TABLES),
+    ]
+    secret = [Series(weights="secret", sizes=each) for each in sizes]
+    server = [Series(weights="server", sizes=each) for each in sizes if isinstance(each[0], WEIGHTED)]
+    return (*secret, *server)
+
+
+def measure(
+    protocol: str,
+    setting: Setting,
+    known: Iterable[Timing],
+    run: Callable[..., Sequence[engine.Measured]] = engine.measure,
+) -> Iterator[Timing]:
+    """The timing of every series of the plan, in its order; the engine runs those that are not `known`.
+
+    Raises ValueError if the engine is not installed, EngineError if it fails.
+    """
+    found = {timing.kind: timing for timing in known}
+    for series in plan():
+        yield found.get(series.kind) or _timed(series, protocol, setting, run)
+
+
+def _timed(series: Series, protocol: str, setting: Setting, run: Callable[..., Sequence[engine.Measured]]) -> Timing:
+    costs = run(series.runs, protocol=protocol, setting=replace(setting, weights=series.weights))
+    seconds = [cost.seconds for cost in costs]
+    start = len(WARM_UP)
+    return Timing(kind=series.kind, start_s=sum(seconds[:start]), seconds=tuple(seconds[start:]))
+
+
+def save(timing: Timing, path: Path) -> None:
+    """Appends a line to the file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(timing)) + "\n")
+
+
+def saved(path: Path) -> tuple[Timing, ...]:
+    """The timings of a file, none if there is no file; a torn last line is left out.
+
+    Raises ValueError, naming file and line, for a line that is not a timing.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return tuple(
+        decode(Timing, json.loads(line), f"{path}, line {number}")
+        for number, line in enumerate(lines, start=1)
+        if line.endswith("\n")
+    )
+
+
+def _by_elements(op: Callable[..., Op], **forms: str) -> tuple[Op, ...]:
+    return tuple(op(rows=rows, features=features, **forms) for rows, features in ELEMENTS)
+
+
+def _by_scores(op: Callable[..., Op], **forms: str) -> tuple[Op, ...]:
+    return tuple(op(heads=heads, queries=queries, keys=keys, **forms) for heads, queries, keys in SCORES)
+
+
+def _by_heads(op: Callable[..., Op]) -> tuple[Op, ...]:
+    return tuple(
+        op(heads=heads, queries=queries, keys=keys, head_dim=head_dim)
+        for (heads, queries, keys), head_dim in zip(SCORES, HEAD_DIMS, strict=True)
+    )

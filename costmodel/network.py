@@ -1,0 +1,111 @@
+"""The link between the parties: what a second on the wire is made of.
+
+    network seconds = waited bytes x 8 / bandwidth + rounds x RTT / 2
+
+A round is one wait for one message, which takes half a round trip; see `costmodel.cost`. Waited bytes are those that
+follow one another on the wire: on a full-duplex link what both parties send at once counts once, on a half-duplex
+link both directions share the bandwidth. Nothing is taken to overlap with computing.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from costmodel.schema import decode
+from costmodel.yamlfile import load_mapping
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """A link of the same quality between all parties.
+
+    bandwidth_bits_per_s: of each direction of a full-duplex link, of both together of a half-duplex one; what TCP
+    carries, headers and slow start left out. rtt_s: of an empty message.
+    source: where the figures come from.
+
+    Raises ValueError for a bandwidth that is not positive, or an RTT that is negative or not finite.
+    """
+
+    name: str
+    bandwidth_bits_per_s: float
+    rtt_s: float
+    duplex: Literal["full", "half"] = "full"
+    source: str
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth_bits_per_s > 0:
+            raise ValueError(f"`bandwidth_bits_per_s` must be positive, but got {self.bandwidth_bits_per_s}.")
+        if not 0 <= self.rtt_s < math.inf:
+            raise ValueError(f"`rtt_s` must be at least 0 and finite, but got {self.rtt_s}.")
+
+
+NETWORKS: dict[str, Network] = {
+    network.name: network
+    for network in (
+        Network(
+            name="loopback",
+            bandwidth_bits_per_s=math.inf,
+            rtt_s=0.0,
+            source="both parties in one machine: what their link costs is in the testbed's compute seconds",
+        ),
+        Network(
+            name="lan",
+            bandwidth_bits_per_s=1e9,
+            rtt_s=0.5e-3,
+            source="Lu et al. 2025, BumbleBee, https://eprint.iacr.org/2023/1678, LAN of the evaluation",
+        ),
+        Network(
+            name="wan",
+            bandwidth_bits_per_s=352e6,
+            rtt_s=40e-3,
+            source="Huang et al. 2022, Cheetah, https://eprint.iacr.org/2022/207, WAN of the evaluation: 44 MB/s",
+        ),
+        Network(
+            name="cheetah-lan",
+            bandwidth_bits_per_s=3.072e9,
+            rtt_s=0.3e-3,
+            source="Huang et al. 2022, Cheetah, https://eprint.iacr.org/2022/207, LAN of the evaluation: 384 MB/s",
+        ),
+        Network(
+            name="bumblebee-wan",
+            bandwidth_bits_per_s=400e6,
+            rtt_s=4e-3,
+            source="Lu et al. 2025, BumbleBee, https://eprint.iacr.org/2023/1678, WAN of the evaluation",
+        ),
+        Network(
+            name="aero-stated",
+            bandwidth_bits_per_s=100e6,
+            rtt_s=80e-3,
+            source="arXiv 2410.13060 and 2501.03489 as stated; the latencies they print cannot come from it, since "
+            "25.32 GB take 33.8 minutes at 100 Mbit/s and 8.21 are printed",
+        ),
+    )
+}
+DEFAULT = "lan"
+
+
+def load_network(name_or_path: str) -> Network:
+    """A preset by name, or the network in a `.yaml` file, whose keys are the fields of `Network`.
+
+    Raises ValueError if it is neither, or not valid.
+    """
+    if name_or_path in NETWORKS:
+        return NETWORKS[name_or_path]
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        raise ValueError(f"network must be one of {', '.join(NETWORKS)} or a .yaml file, but got {name_or_path!r}.")
+    if not path.is_file():
+        keys = ", ".join(field.name for field in fields(Network))
+        raise ValueError(f"network {name_or_path!r} must be an existing file with the keys {keys}.")
+    return decode(Network, load_mapping(path), str(path))
+
+
+def network_s(network: Network, *, rounds: float, waited_bytes: float, party_bytes: float) -> float:
+    """Seconds on the wire.
+
+    waited_bytes: that follow one another on a full-duplex link. party_bytes: sent and received by the busiest party,
+    which all share the bandwidth of a half-duplex link.
+    """
+    num_bytes = waited_bytes if network.duplex == "full" else party_bytes
+    return num_bytes * 8 / network.bandwidth_bits_per_s + rounds * network.rtt_s / 2

@@ -1,0 +1,119 @@
+"""Prices under the engine's protocols: bytes and rounds by formula, compute seconds from a testbed, a network's link.
+
+    latency = compute seconds + waited bytes x 8 / bandwidth + rounds x RTT / 2
+
+Nothing overlaps: a party computes, then sends, then waits, as the engine does within an op. All seconds of set-up are
+in the latency, those of starting (keys, first oblivious transfers) with the embedding, which every decoder has once.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from costmodel import ops
+from costmodel.compute import ComputeTestbed, error_s_of, load_compute, seconds_of
+from costmodel.cost import Price
+from costmodel.estimate import Pricer
+from costmodel.network import DEFAULT, Network, load_network, network_s
+from costmodel.ops import Op, OpGraph
+from costmodel.protocols import aby3, cheetah, ledger, semi2k
+from costmodel.protocols.calls import Comm, Setting
+
+TESTBEDS = Path(__file__).parents[1] / "testbeds"
+LATENCY_STEP_S = 2.0**-38  # seconds are multiples of it, so that sums are exact in any order below 9 hours
+
+COMM: dict[str, Callable[[Op, Setting], Comm]] = {
+    "semi2k": semi2k.comm,
+    "aby3": aby3.comm,
+    "cheetah": cheetah.comm,
+}
+NUM_PARTIES = {"semi2k": semi2k.NUM_PARTIES, "aby3": aby3.NUM_PARTIES, "cheetah": ledger.NUM_PARTIES}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Derived(Pricer):
+    """A protocol whose formulas are known, on a testbed and a network.
+
+    setting: the ring, and who holds the weights.
+    """
+
+    protocol: str
+    network: str
+    cost_model_id: str
+    range_over: str = "held-out errors of the compute seconds"
+    setting: Setting
+    testbed: ComputeTestbed
+    link: Network
+
+    def price(self, op: Op) -> Price:
+        comm = COMM[self.protocol](op, self.setting)
+        sent_bytes = comm.online_bytes + comm.setup_bytes
+        compute_s = seconds_of(op, self.setting.weights, self.testbed)
+        if isinstance(op, ops.TokenEmbedding):
+            compute_s += self.testbed.start_s
+        wire_s = network_s(
+            self.link,
+            rounds=comm.rounds,
+            waited_bytes=comm.waited_bytes,
+            party_bytes=2 * sent_bytes / NUM_PARTIES[self.protocol],
+        )
+        compute_s, wire_s = _on_grid(compute_s), _on_grid(wire_s)
+        return Price(
+            latency_s=compute_s + wire_s,
+            sent_bytes=sent_bytes,
+            rounds=comm.rounds,
+            messages=comm.messages,
+            online_bytes=comm.online_bytes,
+            setup_bytes=comm.setup_bytes,
+            compute_s=compute_s,
+            network_s=wire_s,
+        )
+
+    def latency_s_range(self, graph: OpGraph) -> tuple[float, float]:
+        """The latency less and plus the held-out error of every op's compute seconds; the network's part is exact."""
+        latency_s = error_s = 0.0
+        for op, count in Counter(node.op for node in graph).items():
+            latency_s += count * self.price(op).latency_s
+            error_s += count * error_s_of(op, self.setting.weights, self.testbed)
+        return max(0.0, latency_s - error_s), latency_s + error_s
+
+    def prior_share(self, graph: OpGraph) -> None:
+        """Nothing rests on priors: bytes and rounds are derived, seconds measured."""
+        return
+
+
+def load(
+    protocol: str, network: str | None = None, testbed: Path | None = None, setting: Setting | None = None
+) -> Derived:
+    """A protocol on a network (default `lan`) and a testbed (default: the one committed for it).
+
+    Raises ValueError for a network or testbed file that is not valid, or a testbed of another protocol or ring.
+    """
+    path = testbed or TESTBEDS / f"{protocol}.yaml"
+    measured, link, setting = load_compute(path), load_network(network or DEFAULT), setting or Setting()
+    wanted = {"protocol": protocol, "ring_bits": setting.ring_bits, "fraction_bits": setting.fraction_bits}
+    for name, value in wanted.items():
+        if (found := getattr(measured, name)) != value:
+            raise ValueError(f"`{name}` of testbed {path} must be {value}, but got {found}; calibrate one for it.")
+    return Derived(
+        protocol=protocol,
+        network=link.name,
+        cost_model_id=_fingerprint(path, link, setting, protocol),
+        setting=setting,
+        testbed=measured,
+        link=link,
+    )
+
+
+def _fingerprint(testbed: Path, link: Network, setting: Setting, protocol: str) -> str:
+    """Of the coefficients and of the files that hold the formulas."""
+    folder = Path(__file__).parent
+    formulas = [folder / f"{name}.py" for name in ("calls", "functions", "ledger", "programs", protocol)]
+    parts = [testbed.read_bytes(), repr((link, setting)).encode(), *(path.read_bytes() for path in formulas)]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
+
+
+def _on_grid(value: float) -> float:
+    return round(value / LATENCY_STEP_S) * LATENCY_STEP_S

@@ -1,0 +1,123 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from costmodel import ops
+from costmodel.calibrate_compute import fit_testbed
+from costmodel.compute import KindSeconds, dump_compute, kind, load_compute, seconds_of, work
+from costmodel.engine import Measured
+from costmodel.microbenchmark import REPEATS, WARM_UP, Timing, measure, plan, save, saved
+from costmodel.ops import OP_TYPES, Op
+from costmodel.protocols import cheetah
+from costmodel.protocols.calls import Setting
+from costmodel.protocols.ledger import BATCH, KEPT
+
+START_S, FIXED_S, UNIT_S, BATCH_S = 5.0, 1e-3, 1e-6, 2.0
+
+
+def of_work(op: Op) -> float:
+    return FIXED_S + UNIT_S * sum(work(op).values())
+
+
+def timed(series, protocol: str) -> Timing:
+    """What a machine would take on which every kind has the same coefficients; some runs are disturbed."""
+    batches = (0,) * len(series.runs)
+    if protocol == "cheetah":
+        batches = cheetah.batches_made(series.runs, Setting(weights=series.weights))
+    seconds = [of_work(op) + BATCH_S * made for op, made in zip(series.runs, batches, strict=True)]
+    start = len(WARM_UP)
+    disturbed = [
+        s + (0.5 if index % REPEATS == 0 and not made else 0.0)
+        for index, (s, made) in enumerate(zip(seconds[start:], batches[start:], strict=True))
+    ]
+    return Timing(kind=series.kind, start_s=START_S + sum(map(of_work, WARM_UP)), seconds=tuple(disturbed))
+
+
+def test_every_op_is_in_the_plan_under_a_name_of_its_own() -> None:
+    kinds = [series.kind for series in plan()]
+    assert len(set(kinds)) == len(kinds)
+    assert {type(series.sizes[0]) for series in plan()} == set(OP_TYPES)
+
+
+def test_known_coefficients_are_found_again() -> None:
+    testbed = fit_testbed("semi2k", Setting(), [timed(series, "semi2k") for series in plan()])
+    for op in (ops.Relu(rows=7, features=11), ops.Linear(rows=3, in_features=50, out_features=9, bias=True)):
+        assert seconds_of(op, "secret", testbed) == pytest.approx(of_work(op), rel=1e-6)
+    assert testbed.start_s == pytest.approx(START_S)
+    assert max(measured.worst_error for measured in testbed.kinds.values()) < 1e-6
+
+
+def test_batches_of_oblivious_transfers_are_charged_by_use() -> None:
+    testbed = fit_testbed("cheetah", Setting(), [timed(series, "cheetah") for series in plan()])
+    op = ops.Relu(rows=64, features=256)
+    per_ot = BATCH_S / (BATCH - KEPT)
+    assert seconds_of(op, "secret", testbed) == pytest.approx(of_work(op) + per_ot * cheetah.num_ots(op, Setting()))
+
+
+def test_a_testbed_survives_its_file(tmp_path: Path) -> None:
+    testbed = fit_testbed("aby3", Setting(), [timed(series, "aby3") for series in plan()])
+    path = tmp_path / "mine.yaml"
+    path.write_text(dump_compute(testbed))
+    loaded = load_compute(path)
+    op = ops.Softmax(heads=2, queries=8, keys=8)
+    assert seconds_of(op, "secret", loaded) == pytest.approx(seconds_of(op, "secret", testbed), rel=1e-3)
+    assert replace(loaded, kinds={}, start_s=0.0) == replace(testbed, kinds={}, start_s=0.0)
+
+
+def test_a_file_of_another_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "old.yaml"
+    path.write_text("{schema_version: 99, coefficients: {}}")
+    with pytest.raises(ValueError, match="`schema_version` must be 1, but got 99"):
+        load_compute(path)
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    asked: list[list[Op]] = []
+
+    def run(runs, *, protocol, setting):
+        asked.append(runs)
+        return [Measured(sent_bytes=0, messages=0, seconds=1.0)] * len(runs)
+
+    path = tmp_path / "timings.jsonl"
+    first, second, *_ = measure("semi2k", Setting(), (), run)
+    save(first, path)
+    save(second, path)
+    with path.open("a") as file:
+        file.write('{"kind": "torn')
+    assert saved(path) == (first, second)
+    asked.clear()
+    everything = list(measure("semi2k", Setting(), saved(path), run))
+    assert len(asked) == len(plan()) - 2
+    assert everything[0] == first
+    assert [timing.kind for timing in everything] == [series.kind for series in plan()]
+
+
+def test_timings_that_are_none_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "timings.jsonl"
+    path.write_text(json.dumps({"kind": "Relu"}) + "\n")
+    with pytest.raises(ValueError, match="line 1 lacks the key 'start_s'"):
+        saved(path)
+
+
+def test_a_plan_that_changed_asks_for_new_timings() -> None:
+    timings = [timed(series, "semi2k") for series in plan()]
+    with pytest.raises(ValueError, match="must have 18 timings"):
+        fit_testbed("semi2k", Setting(), [replace(timings[0], seconds=(1.0,)), *timings[1:]])
+
+
+def test_a_kind_without_seconds_says_how_to_measure_it() -> None:
+    testbed = fit_testbed("semi2k", Setting(), [timed(series, "semi2k") for series in plan()])
+    with pytest.raises(ValueError, match=r"no seconds for Relu; measure it with `python -m costmodel calibrate"):
+        seconds_of(ops.Relu(rows=1, features=1), "secret", replace(testbed, kinds={}))
+
+
+def test_seconds_never_fall_as_an_op_grows() -> None:
+    with pytest.raises(ValueError, match="`elements` must be finite and at least 0"):
+        KindSeconds(fixed_s=0.0, per_unit_s={"elements": -1.0}, num_points=1, worst_error=0.0, held_out_error=0.0)
+
+
+def test_kinds_tell_forms_and_holders_apart() -> None:
+    assert kind(ops.Gelu(rows=1, features=1, form="exact"), "server") == "Gelu.exact"
+    assert kind(ops.Linear(rows=1, in_features=1, out_features=1, bias=True), "server") == "Linear.server"
