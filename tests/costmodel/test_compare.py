@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import costmodel.__main__ as main
-from costmodel import cli, compare, engine, execute, present_comparison
+from costmodel import cli, compare, engine, execute, present_comparison, session
 from costmodel.engine import EngineError, Measured, Run
 from costmodel.present import PRICE_KEYS
 from costmodel.protocols.calls import NOTHING, Setting
@@ -129,8 +129,8 @@ def test_an_engine_that_fails_ends_with_1(run, engine_stub, monkeypatch):
 
 def test_the_last_words_of_a_killed_engine_are_not_its_profile():
     profile = "[info] [api.cc:233] Link details: total send bytes 0, recv bytes 0, send actions 0, recv actions 0\n"
-    assert engine._last_words(profile) == "no output"
-    assert engine._last_words("what(): out of memory\n" + profile) == "what(): out of memory"
+    assert session.last_words(profile) == "no output"
+    assert session.last_words("what(): out of memory\n" + profile) == "what(): out of memory"
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_an_unknown_protocol_is_refused() -> None:
         engine.measure([ops.Relu(rows=1, features=1)], protocol="spdz", setting=Setting())
 
 
-def test_costs_are_read_from_the_engines_log() -> None:
+def test_costs_are_read_from_the_engines_logs() -> None:
     log = """
 [info] [Profiling] SPU execution embed completed, input processing took 1e-06s, total time 0.5s.
 [info] - pphlo.dot, executed 1 times, duration 0.1s, send bytes 99 recv bytes 99, send actions 9, recv actions 9
@@ -97,7 +97,42 @@ def test_costs_are_read_from_the_engines_log() -> None:
 [info] [Profiling] SPU execution logits completed, input processing took 1e-06s, total time 0.1s.
 [info] Link details: total send bytes 5, recv bytes 5, send actions 1, recv actions 1
 """
-    assert engine._measured(log) == {
-        "embed": engine.Measured(sent_bytes=22, messages=3, seconds=0.5),
-        "logits": engine.Measured(sent_bytes=5, messages=1, seconds=0.1),
-    }
+    entries = engine._entries(log)
+    assert entries == {"embed": [(12, 2), (10, 1)], "logits": [(5, 1)]}
+    # the two lines of embed: both parties of one pass in one log, or a party in two passes, beside another's log
+    assert engine._traffic([entries], ["embed"], 1) == [[(22, 3)]]
+    assert engine._traffic([entries, {"embed": [(1, 1), (2, 2)]}], ["embed"], 2) == [[(13, 3)], [(12, 3)]]
+
+
+def test_an_op_takes_from_the_first_start_or_the_end_of_the_op_before_to_the_last_end() -> None:
+    times = [[(1.0, 2.0), (1.5, 3.0)], [(2.0, 3.5), (3.0, 4.0)], [(4.5, 5.0), (4.5, 5.0)]]
+    done = engine._pass([(8, 1), (0, 0), (6, 2)], times)
+    assert done.seconds == 4.0
+    assert [cost.seconds for cost in done.by_op] == [2.0, 1.0, 0.5]
+    assert [(cost.sent_bytes, cost.messages) for cost in done.by_op] == [(8, 1), (0, 0), (6, 2)]
+
+
+@needs_engine
+@pytest.mark.parametrize("protocol", ["semi2k", "aby3"])
+def test_over_tcp_the_same_is_sent_and_computed(protocol: str) -> None:
+    graph = graph_of("SM+ScFuFFN", seq_len=4)
+    weights, tokens = drawn_weights(graph), np.arange(4)
+    clear = execute.execute(graph, weights, tokens)
+    run = engine.run(graph, weights, tokens, protocol=protocol, setting=Setting(), link="tcp")
+    assert np.abs(run.logits - clear).max() < LOGIT_TOLERANCE
+    predicted = [PROTOCOLS[protocol](node.op, Setting()) for node in graph]
+    assert [cost.sent_bytes for _, cost in run.by_op] == [comm.online_bytes for comm in predicted]
+    assert [cost.messages for _, cost in run.by_op] == [comm.messages for comm in predicted]
+
+
+def test_an_unknown_link_is_refused() -> None:
+    with pytest.raises(ValueError, match="`link` must be one of memory, tcp, but got 'pigeon'"):
+        engine.measure([ops.Relu(rows=1, features=1)], protocol="semi2k", setting=Setting(), link="pigeon")
+
+
+@needs_engine
+def test_a_failure_at_one_party_names_op_and_rank() -> None:
+    narrow = Setting(ring_bits=32, fraction_bits=8)
+    ops_ = [ops.Relu(rows=2, features=2), ops.Softmax(heads=1, queries=2, keys=2)]
+    with pytest.raises(engine.EngineError, match=r"failed \(status 1\) in op '1.Softmax' at rank [01]: "):
+        engine.measure(ops_, protocol="semi2k", setting=narrow, link="tcp")
