@@ -7,6 +7,7 @@ measured.yaml holds what the engine sent; to measure again, with the engine inst
 
 import random
 import sys
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -53,11 +54,41 @@ def some_ops(rows: int, features: int, heads: int, keys: int, vocab: int) -> lis
     ]
 
 
+def some_variants(rows: int, features: int, heads: int, keys: int) -> list[Op]:
+    """Other forms, and what one new token after `keys` - 1 others needs."""
+    square, last = {"heads": heads, "queries": keys, "keys": keys}, {"heads": heads, "queries": 1, "keys": keys}
+    return [
+        ops.Gelu(rows=rows, features=features, form="piecewise"),
+        ops.Softmax(**square, form="2quad"),
+        ops.Softmax(**square, form="relu"),
+        ops.LastRow(rows=rows, features=features),
+        ops.PositionEmbedding(rows=1, features=features, earlier=rows),
+        ops.Rotary(rows=1, heads=heads, rotary_dim=4, earlier=rows),
+        ops.KeyValueCache(earlier=rows, rows=1, features=features),
+        ops.AttentionScores(**last, head_dim=features),
+        ops.Temperature(**last),
+        ops.Softmax(**last),
+        ops.Softmax(**last, form="2quad"),
+        ops.Softmax(**last, form="relu"),
+        ops.ShapedAttention(**last),
+        ops.AttentionMix(**last, head_dim=features),
+    ]
+
+
+def name_of(op: Op) -> str:
+    """An op as it is written, fields at their defaults left out, so that a new field keeps old names."""
+    own = [(field.name, getattr(op, field.name), field.default) for field in fields(op)]
+    return f"{type(op).__name__}({', '.join(f'{name}={value!r}' for name, value, default in own if value != default)})"
+
+
 PLAN: dict[str, list[Op]] = {
     "default": [
         *some_ops(rows=64, features=256, heads=2, keys=64, vocab=300),
         *some_ops(rows=7, features=12, heads=3, keys=33, vocab=50),
         *some_ops(rows=1, features=1, heads=1, keys=1, vocab=1),
+        *some_variants(rows=64, features=256, heads=2, keys=64),
+        *some_variants(rows=7, features=12, heads=3, keys=33),
+        *some_variants(rows=1, features=1, heads=2, keys=1)[:3],
     ],
     "odd fraction": some_ops(rows=3, features=5, heads=1, keys=6, vocab=9),
     "wide ring": some_ops(rows=3, features=5, heads=1, keys=6, vocab=9),
@@ -73,12 +104,12 @@ def measured() -> dict[str, dict[str, dict[str, list[int]]]]:
 @pytest.mark.parametrize(("protocol", "setting", "op"), CASES, ids=lambda value: str(value))
 def test_prediction_is_what_was_measured(protocol: str, setting: str, op: Op, measured: dict) -> None:
     comm = PROTOCOLS[protocol](op, SETTINGS[setting])
-    assert [comm.online_bytes, comm.messages] == measured[protocol][setting][str(op)]
+    assert [comm.online_bytes, comm.messages] == measured[protocol][setting][name_of(op)]
 
 
 def test_nothing_else_was_measured(measured: dict) -> None:
-    names = {(protocol, setting, str(op)) for protocol, setting, op in CASES}
-    names |= {("cheetah", "default", str(op)) for op in PLAN["default"]}
+    names = {(protocol, setting, name_of(op)) for protocol, setting, op in CASES}
+    names |= {("cheetah", "default", name_of(op)) for op in PLAN["default"]}
     assert names == {(p, s, op) for p, settings in measured.items() for s, ops_ in settings.items() for op in ops_}
 
 
@@ -91,7 +122,7 @@ def assert_near(predicted: Comm, sent_bytes: int, messages: int) -> None:
 def test_cheetah_is_predicted_op_after_op_with_its_set_up(measured: dict) -> None:
     some = PLAN["default"]
     for op, predicted in zip(some, cheetah.walk(some, Setting()), strict=True):
-        assert_near(predicted, *measured["cheetah"]["default"][str(op)])
+        assert_near(predicted, *measured["cheetah"]["default"][name_of(op)])
 
 
 @needs_engine
@@ -99,7 +130,8 @@ def test_cheetah_is_predicted_op_after_op_with_its_set_up(measured: dict) -> Non
 def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: str) -> None:
     seed = random.SystemRandom().randrange(2**32)
     draw = random.Random(seed).randint
-    drawn = some_ops(rows=draw(1, 24), features=draw(1, 40), heads=draw(1, 4), keys=draw(1, 40), vocab=draw(1, 60))
+    sizes = {"rows": draw(1, 24), "features": draw(1, 40), "heads": draw(1, 4), "keys": draw(1, 40)}
+    drawn = [*some_ops(**sizes, vocab=draw(1, 60)), *some_variants(**sizes)]
     for op, cost in zip(drawn, engine.measure(drawn, protocol=protocol, setting=Setting()), strict=True):
         comm = PROTOCOLS[protocol](op, Setting())
         assert (comm.online_bytes, comm.messages) == (cost.sent_bytes, cost.messages), f"{op}, {seed=}"
@@ -115,6 +147,9 @@ def test_cheetah_is_predicted_on_large_shapes_nobody_chose() -> None:
         ops.Linear(rows=rows, in_features=draw(64, 512), out_features=features, bias=False),
         ops.Softmax(heads=2, queries=keys, keys=keys),
         ops.LayerNorm(rows=rows, features=features),
+        ops.Gelu(rows=rows, features=features, form="piecewise"),
+        ops.Softmax(heads=2, queries=keys, keys=keys, form="2quad"),
+        ops.Softmax(heads=2, queries=keys, keys=keys, form="relu"),
     ]
     predicted = cheetah.walk(drawn, Setting())
     for op, comm, cost in zip(
@@ -125,7 +160,7 @@ def test_cheetah_is_predicted_on_large_shapes_nobody_chose() -> None:
 
 def measured_again(protocol: str, setting: str) -> dict[str, list[int]]:
     costs = engine.measure(PLAN[setting], protocol=protocol, setting=SETTINGS[setting])
-    return {str(op): [cost.sent_bytes, cost.messages] for op, cost in zip(PLAN[setting], costs, strict=True)}
+    return {name_of(op): [cost.sent_bytes, cost.messages] for op, cost in zip(PLAN[setting], costs, strict=True)}
 
 
 if __name__ == "__main__":
