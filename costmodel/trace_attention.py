@@ -1,0 +1,217 @@
+"""Attention in an exported program: fused, or spelled out as two products around a softmax.
+
+Whatever rotates queries and keys, scales or tempers the scores, or lays heads out belongs to the pattern. Masks are
+public; as everywhere, the full square of scores is counted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from costmodel import ops
+from costmodel.ops import Op
+from costmodel.trace_patterns import Step, Steps, split_product
+from costmodel.trace_program import FxNode, Program, argument, is_node, kind, moved, numel, origin, secret_inputs, size
+
+SDPA = "scaled_dot_product_attention"
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+PADS: frozenset[str] = frozenset({"constant_pad_nd", "pad"})
+COPIES: frozenset[str] = frozenset({"alias", "clone", "contiguous", "detach", "to", "_to_copy"})
+
+
+@dataclass(kw_only=True, slots=True)
+class _Operand:
+    """What is left of queries, keys or scores when local operations, rotation, factors and temperature are taken off.
+
+    least: elements of the operand where it is smallest, before its heads are repeated.
+    turned: elements that are rotated. num_factors: products with public numbers.
+    """
+
+    node: FxNode
+    least: int
+    turned: int = 0
+    num_factors: int = 0
+    rotation: FxNode = None
+    temperature: FxNode = None
+
+
+def fused(program: Program, node: FxNode) -> Steps:
+    """A fused kernel, all of its output."""
+    return _fused(program, node, node, argument(node, 2, "value"))
+
+
+def narrowed(program: Program, node: FxNode) -> Steps:
+    """The first columns of a fused kernel's output: the others, of which nothing is read, are not computed."""
+    source, last = node.args[0], len(size(node)) - 1
+    kernel = source.args[0] if kind(source) == "getitem" and source.args[1] == 0 else source
+    if (
+        kind(kernel) not in {SDPA, FLASH}
+        or argument(node, 1, "dim", 0) not in (-1, last)
+        or argument(node, 2, "start") != 0
+    ):
+        return ()
+    values = _columns(argument(kernel, 2, "value"), size(node)[-1])
+    return () if values is None else _fused(program, node, kernel, values)
+
+
+def _columns(node: FxNode, width: int) -> FxNode | None:
+    """The value that holds the first `width` columns, and no others, of a padded or joined one."""
+    while size(node)[-1] > width or kind(node) in PADS | COPIES:
+        if kind(node) in PADS | COPIES:
+            node = node.args[0]
+        elif kind(node) == "cat" and argument(node, 1, "dim", 0) in (-1, len(size(node)) - 1):
+            node = node.args[0][0]
+        else:
+            return None
+    return node if size(node)[-1] == width else None
+
+
+def _fused(program: Program, node: FxNode, kernel: FxNode, values: FxNode) -> Steps:
+    operands = [argument(kernel, position, name) for position, name in enumerate(("query", "key", "value"))]
+    dropout = argument(kernel, 4 if kind(kernel) == SDPA else 3, "dropout_p", 0)
+    if dropout or not set(secret_inputs(program, kernel)) <= set(operands):
+        return ()
+    queries, keys = (_unpadded(each) for each in operands[:2])
+    num_factors = 0 if kernel.kwargs.get("scale") == 1 else 1
+    scores = _Operand(node=None, least=0, num_factors=num_factors)
+    return _attention(program, node, queries, keys, values, scores, num_keys=size(keys)[-2])
+
+
+def spelled(program: Program, node: FxNode) -> Steps:
+    """softmax(queries @ keys^T) @ values."""
+    if len(secret_inputs(program, node)) != 2:
+        return ()
+    weights, values = node.args[:2]
+    softmax = origin(program, weights)
+    if kind(softmax) not in {"softmax", "_softmax"} or softmax.args[1] not in (-1, len(size(softmax)) - 1):
+        return ()
+    scores = _peeled(program, softmax.args[0], masks=True)
+    product = scores.node
+    if kind(product) not in {"matmul", "bmm", "baddbmm"} or scores.turned:
+        return ()
+    queries, keys = product.args[1:3] if kind(product) == "baddbmm" else product.args[:2]
+    if not {queries, keys} <= program.secret:
+        return ()
+    return _attention(program, node, queries, keys, values, scores, num_keys=size(keys)[-1])
+
+
+def _attention(
+    program: Program, node: FxNode, queries: FxNode, keys: FxNode, values: FxNode, scores: _Operand, *, num_keys: int
+) -> Steps:
+    """queries: (1 x) heads x T x head_dim. scores: what is done to the scores beside the softmax."""
+    heads, num_queries, head_dim = (1, *size(queries))[-3:]
+    peeled_queries, peeled_keys, peeled_values = (_peeled(program, each) for each in (queries, keys, values))
+    parts = (scores, peeled_queries, peeled_keys)
+    temperatures = [each.temperature for each in parts if each.temperature is not None]
+    num_factors = sum(each.num_factors for each in parts)
+    key_heads = peeled_keys.least // (num_keys * head_dim)
+    if (
+        numel(queries) != heads * num_queries * head_dim  # more than one sequence
+        or num_factors > 1
+        or len(temperatures) > 1
+        or peeled_values.num_factors + peeled_values.turned
+        or peeled_values.temperature is not None
+        or peeled_queries.turned * key_heads != peeled_keys.turned * heads
+    ):
+        return ()
+    layout = {"heads": heads, "key_heads": key_heads, "head_dim": head_dim}
+    sources = tuple(dict.fromkeys((peeled_queries.node, peeled_keys.node, peeled_values.node)))
+    steps = _laid_out(sources, peeled_queries, node, **layout)
+    packed = steps[-1] if steps else sources[0]
+    square = {"heads": heads, "queries": num_queries, "keys": num_keys}
+    chain: list[tuple[str, Op, FxNode]] = [
+        ("scores", ops.AttentionScores(**square, head_dim=head_dim, scaled=num_factors == 1), node),
+        *(("temperature", ops.Temperature(**square), anchor) for anchor in temperatures),
+        ("softmax", ops.Softmax(heads=heads, queries=num_queries, keys=num_keys), node),
+    ]
+    steps = _chained(steps, packed, chain)
+    mix = ops.AttentionMix(**square, head_dim=size(values)[-1])
+    return (*steps, Step(part="mix", op=mix, inputs=(steps[-1], packed), anchor=node))
+
+
+def _laid_out(
+    sources: tuple[FxNode, ...], queries: _Operand, node: FxNode, *, heads: int, key_heads: int, head_dim: int
+) -> Steps:
+    """Queries, keys and values side by side, rotated, with as many key and value heads as query heads."""
+    rows = size(node)[-2]
+    steps: Steps = ()
+    if len(sources) > 1:
+        pack = ops.PackHeads(rows=rows, query_features=heads * head_dim, key_features=key_heads * head_dim)
+        steps = (Step(part="packed", op=pack, inputs=sources, anchor=node),)
+    chain: list[tuple[str, Op, FxNode]] = []
+    fewer = key_heads if key_heads < heads else None
+    if queries.turned:
+        rotary_dim = queries.turned // (rows * heads)
+        rotary = ops.Rotary(rows=rows, heads=heads, rotary_dim=rotary_dim, key_heads=fewer)
+        chain.append(("rotary", rotary, queries.rotation))
+    if fewer is not None:
+        chain.append(("repeat", ops.RepeatHeads(rows=rows, heads=heads, key_heads=fewer, head_dim=head_dim), node))
+    return _chained(steps, sources[0], chain)
+
+
+def _chained(steps: Steps, source: FxNode, chain: list[tuple[str, Op, FxNode]]) -> Steps:
+    """Each op reads the one before it; the first reads the last step, or the source if there is none."""
+    for part, op, anchor in chain:
+        steps += (Step(part=part, op=op, inputs=(steps[-1] if steps else source,), anchor=anchor),)
+    return steps
+
+
+def _peeled(program: Program, node: FxNode, *, masks: bool = False) -> _Operand:
+    """masks: whether public numbers that are added, or put in by a public mask, come off too."""
+    found = _Operand(node=node, least=numel(node))
+    while True:
+        node, sources = found.node, moved(program, found.node)
+        source, other = split_product(program, node)
+        if masks and kind(node) in {"add", "masked_fill", "where"} and len(inputs := secret_inputs(program, node)) == 1:
+            found.node = inputs[0]
+        elif rotation := _rotation(program, node):
+            found.turned, found.rotation, found.node = numel(node) - rotation[1], node, rotation[0]
+        elif len(sources) == 1:
+            found.node = sources[0]
+        elif source is not None and is_node(other) and other in program.learned and found.temperature is None:
+            found.node, found.temperature = source, node
+        elif source is not None and (not is_node(other) or numel(other) == 1):
+            found.node, found.num_factors = source, found.num_factors + 1
+        else:
+            return found
+        if not found.turned:
+            found.least = min(found.least, numel(found.node))
+
+
+def _rotation(program: Program, node: FxNode) -> tuple[FxNode, int] | None:
+    """What a node is a rotation of, and how many of its elements are only kept; None if it is no rotation.
+
+    Turned is a sum or difference of two rearrangements of one value, each times public numbers.
+    """
+    if kind(node) in {"add", "sub"} and len(secret_inputs(program, node)) == 2:
+        factors = [split_product(program, origin(program, each)) for each in secret_inputs(program, node)]
+        if any(source is None or not is_node(other) or other in program.learned for source, other in factors):
+            return None
+        first, second = (origin(program, source) for source, _ in factors)
+        return (first, 0) if first is second else None
+    if kind(node) in {"cat", "stack"} and len(parts := secret_inputs(program, node)) > 1:
+        turned = [_rotation(program, origin(program, part)) for part in parts]
+        sources = {
+            origin(program, part) if found is None else found[0] for part, found in zip(parts, turned, strict=True)
+        }
+        if len(sources) > 1 or not any(turned):
+            return None
+        kept = sum(numel(part) if found is None else found[1] for part, found in zip(parts, turned, strict=True))
+        return sources.pop(), kept
+    return None
+
+
+def _unpadded(node: FxNode) -> FxNode:
+    """Without the zeros that a kernel wants for its layout."""
+    while kind(node) in PADS | COPIES:
+        node = node.args[0]
+    return node
+
+
+# ATen name -> what its value may be, tried in turn
+PATTERNS: dict[str, tuple[Callable[[Program, FxNode], Steps], ...]] = {
+    SDPA: (fused,),
+    FLASH: (fused,),
+    "slice": (narrowed,),
+    "matmul": (spelled,),
+    "bmm": (spelled,),
+}

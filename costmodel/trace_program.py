@@ -1,0 +1,126 @@
+"""An exported ATen program as the tracer reads it: what depends on the tokens, and what moves numbers around for free.
+
+A value is secret if it depends on the values of the tokens. Everything else is computed before the run by whoever
+owns it: weights, positions, masks, rotary angles. That follows from the data flow, never from names.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+FxNode: TypeAlias = Any  # torch.fx.Node; this module needs no torch
+
+# Operations that rearrange, copy, drop or negate elements: local to the parties. By ATen name without overload.
+REARRANGES: frozenset[str] = frozenset(
+    {
+        "alias", "cat", "chunk", "clone", "concat", "constant_pad_nd", "contiguous", "detach", "expand", "flatten",
+        "flip", "getitem", "index", "index_select", "movedim", "narrow", "neg", "pad", "permute", "repeat",
+        "repeat_interleave", "reshape", "roll", "select", "slice", "split", "split_with_sizes", "squeeze", "stack", "t",
+        "transpose", "unbind", "unflatten", "unsqueeze", "_unsafe_view", "view",
+    }
+)  # fmt: skip
+SPLITS: frozenset[str] = frozenset({"chunk", "split", "split_with_sizes", "unbind"})
+CASTS: frozenset[str] = frozenset({"_to_copy", "to", "type_as"})
+DROPOUTS: frozenset[str] = frozenset({"dropout", "dropout_", "feature_dropout"})
+# The number that an operation with it leaves everything as it is.
+NEUTRAL: dict[str, float] = {"mul": 1, "div": 1, "add": 0, "sub": 0}
+# Operations whose result depends on the shape of their operand and not on its values.
+SHAPE_ONLY: frozenset[str] = frozenset(
+    {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "sym_size", "zeros_like"}
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Program:
+    """nodes: in execution order. tokens: the input. output: the logits, or whatever the model returns first.
+
+    secret: what depends on the tokens. learned: what depends on parameters and not on the tokens.
+    samples, activations: arguments of an element-wise function, and what each known function makes of them.
+    """
+
+    nodes: tuple[FxNode, ...]
+    tokens: FxNode
+    output: FxNode
+    secret: frozenset[FxNode]
+    learned: frozenset[FxNode]
+    samples: Any
+    activations: dict[str, Any]
+
+
+def dependent(nodes: Iterator[FxNode] | tuple[FxNode, ...], roots: set[FxNode]) -> frozenset[FxNode]:
+    """The roots and all that is computed from their values."""
+    found = set(roots)
+    for node in nodes:
+        if kind(node) not in SHAPE_ONLY and any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return frozenset(found)
+
+
+def kind(node: FxNode) -> str:
+    """The ATen name without namespace and overload: `linear` of `aten.linear.default`."""
+    if node.op != "call_function":
+        return str(node.op)
+    target = str(node.target)
+    return target.split(".")[1] if "." in target else str(node.target.__name__)
+
+
+def size(node: FxNode) -> tuple[int, ...]:
+    """The shape of a node's value; of the first, if it has several."""
+    value = node.meta["val"]
+    return tuple(value[0].shape if isinstance(value, (tuple, list)) else value.shape)
+
+
+def numel(node: FxNode) -> int:
+    return prod(size(node))
+
+
+def argument(node: FxNode, position: int, name: str, default: Any = None) -> Any:
+    """An argument, wherever the call passes it."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def is_node(value: Any) -> bool:
+    return hasattr(value, "all_input_nodes")
+
+
+def secret_inputs(program: Program, node: FxNode) -> list[FxNode]:
+    """The secret values that a node reads, each once, in the order of its arguments."""
+    return [source for source in node.all_input_nodes if source in program.secret]
+
+
+def moved(program: Program, node: FxNode) -> list[FxNode]:
+    """The secret values that a local operation hands on, or none if the operation is not local."""
+    name, sources = kind(node), secret_inputs(program, node)
+    first = node.args[0] if node.args else None
+    handed = first if isinstance(first, (list, tuple)) else [first]
+    if not sources or any(source not in handed for source in sources):
+        return []
+    if name == "getitem" and kind(first) not in SPLITS and node.args[1] != 0:
+        return []
+    if name in CASTS:
+        return sources if all(_is_floating(each) == _is_floating(node) for each in sources) else []
+    if name in DROPOUTS:
+        return [] if argument(node, 2, "train", True) else sources
+    return sources if name in REARRANGES or is_neutral(program, node) else []
+
+
+def is_neutral(program: Program, node: FxNode) -> bool:
+    """Whether the operation is a product or quotient with 1, or a sum or difference with 0."""
+    name = kind(node)
+    return name in NEUTRAL and secret_inputs(program, node) == [node.args[0]] and node.args[1] == NEUTRAL[name]
+
+
+def origin(program: Program, node: FxNode) -> FxNode:
+    """The value that a node is a rearrangement of: itself, if what makes it is not local or joins several values."""
+    while sources := moved(program, node):
+        origins = {origin(program, source) for source in sources}
+        if len(origins) > 1:
+            return node
+        node = origins.pop()
+    return node
+
+
+def _is_floating(node: FxNode) -> bool:
+    value = node.meta["val"]
+    return bool((value[0] if isinstance(value, (tuple, list)) else value).dtype.is_floating_point)
