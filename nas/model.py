@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nas.attention import causal_attention
+from costmodel.ops import GeluForm
 from nas.config import SlopeSharing
+from nas.variants import PiecewiseGelu, attention_of
 from search_spaces.architecture import Architecture, Block, Layer, Norm
 from search_spaces.lower import PYTHIA_ROTARY_SHARE
 
@@ -51,7 +52,12 @@ class Decoder(nn.Module):
             self.logits.weight = self.embed.weight
 
     def forward(self, tokens: Tensor) -> Prediction:
-        """tokens: batch x T, T at most the architecture's context."""
+        """tokens: batch x T. Raises ValueError if T is above the architecture's context."""
+        if tokens.shape[1] > self.architecture.context:
+            raise ValueError(
+                f"a sequence must not be longer than the model's context, but got {tokens.shape[1]} tokens, "
+                f"context={self.architecture.context}."
+            )
         stream = self.embed(tokens)  # batch x T x d_model
         if self.position is not None:
             stream = stream + self.position.weight[: tokens.shape[1]]
@@ -68,10 +74,11 @@ class _GptBlock(nn.Module):
     def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
         super().__init__()
         layer = architecture.layers[index]
-        self.norm1 = _norm(layer.norm1, architecture.d_model)
+        reads_values = architecture.block == "sas" and index > 0  # no linear there takes up a gain
+        self.norm1 = _norm(layer.norm1, architecture.d_model, affine=not architecture.folded or reads_values)
         attention = _ShapedSelfAttention if architecture.block == "sas" else _SelfAttention
         self.attention: nn.Module = attention(architecture, index, temperature_init)
-        self.norm2 = _norm(layer.norm2, architecture.d_model)
+        self.norm2 = _norm(layer.norm2, architecture.d_model, affine=not architecture.folded)
         self.ffn = None if layer.ffn == "none" else _Ffn(architecture, layer)
 
     def forward(self, stream: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,7 +122,8 @@ class _SelfAttention(nn.Module):
     def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
         super().__init__()
         d_model = architecture.d_model
-        self.num_heads, self.head_dim = architecture.num_heads, architecture.head_dim
+        self.num_heads, self.head_dim, self.folded = architecture.num_heads, architecture.head_dim, architecture.folded
+        self.attend = attention_of(architecture.softmax)
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=architecture.bias)
         self.rotary = _Rotary(architecture) if architecture.block == "pythia" else nn.Identity()
         self.temperature = _temperature(architecture, architecture.layers[index], temperature_init)
@@ -125,8 +133,8 @@ class _SelfAttention(nn.Module):
         batch, length, d_model = source.shape
         packed = self.qkv(source).view(batch, length, 3, self.num_heads, self.head_dim)
         queries, keys, values = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
-        queries = self.temperature(self.rotary(queries))
-        mixed, entropy = causal_attention(queries, self.rotary(keys), values)
+        queries, keys = self.temperature(self.rotary(queries)), self.rotary(keys)
+        mixed, entropy = self.attend(_rescaled(queries) if self.folded else queries, keys, values)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, d_model)), entropy
 
 
@@ -136,7 +144,8 @@ class _ShapedSelfAttention(nn.Module):
     def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
         super().__init__()
         d_model = architecture.d_model
-        self.num_heads, self.head_dim = architecture.num_heads, architecture.head_dim
+        self.num_heads, self.head_dim, self.folded = architecture.num_heads, architecture.head_dim, architecture.folded
+        self.attend = attention_of(architecture.softmax)
         self.qk = nn.Linear(d_model, 2 * d_model, bias=architecture.bias)
         self.v = nn.Linear(d_model, d_model, bias=architecture.bias) if index == 0 else nn.Identity()
         self.temperature = _temperature(architecture, architecture.layers[index], temperature_init)
@@ -146,8 +155,9 @@ class _ShapedSelfAttention(nn.Module):
         batch, length, d_model = source.shape
         packed = self.qk(source).view(batch, length, 2, self.num_heads, self.head_dim)
         queries, keys = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
+        queries = self.temperature(queries)
         values = self.v(source).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
-        mixed, entropy = causal_attention(self.temperature(queries), keys, values)
+        mixed, entropy = self.attend(_rescaled(queries) if self.folded else queries, keys, values)
         return self.shaped(values, mixed).transpose(1, 2).reshape(batch, length, d_model), entropy
 
 
@@ -200,10 +210,9 @@ class _Rotary(nn.Module):
                 f"block 'pythia' rotates a quarter of a head's features (2 at least), which must be even, "
                 f"but got head_dim={architecture.head_dim}."
             )
-        rates = ROTARY_BASE ** -(torch.arange(0, self.rotary_dim, 2, dtype=torch.float64) / self.rotary_dim)
-        angles = torch.arange(architecture.context, dtype=torch.float64)[:, None] * rates  # context x rotary_dim / 2
-        self.register_buffer("cosines", angles.cos().repeat(1, 2).float(), persistent=False)
-        self.register_buffer("sines", angles.sin().repeat(1, 2).float(), persistent=False)
+        cosines, sines = rotary_tables(architecture.context, self.rotary_dim)
+        self.register_buffer("cosines", cosines, persistent=False)
+        self.register_buffer("sines", sines, persistent=False)
 
     def forward(self, heads: Tensor) -> Tensor:
         """heads: batch x heads x T x head_dim."""
@@ -212,6 +221,13 @@ class _Rotary(nn.Module):
         first, second = turned.chunk(2, dim=-1)
         crossed = torch.cat((-second, first), dim=-1)
         return torch.cat((turned * self.cosines[:length] + crossed * self.sines[:length], kept), dim=-1)
+
+
+def rotary_tables(context: int, rotary_dim: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angle of every position and rotated feature, each context x rotary_dim."""
+    rates = ROTARY_BASE ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
+    angles = torch.arange(context, dtype=torch.float64)[:, None] * rates  # context x rotary_dim / 2
+    return angles.cos().repeat(1, 2).float(), angles.sin().repeat(1, 2).float()
 
 
 class _Ffn(nn.Module):
@@ -258,8 +274,13 @@ class _LeakyRelu(nn.Module):
         return functional.prelu(source, self.slope)
 
 
+GELUS: dict[GeluForm, Callable[[], nn.Module]] = {
+    "tanh": partial(nn.GELU, approximate="tanh"),
+    "exact": nn.GELU,
+    "piecewise": PiecewiseGelu,
+}
 ACTIVATIONS: dict[str, Callable[[Architecture], nn.Module]] = {
-    "gelu": lambda architecture: nn.GELU(approximate="tanh" if architecture.gelu == "tanh" else "none"),
+    "gelu": lambda architecture: GELUS[architecture.gelu](),
     "relu": lambda _: nn.ReLU(),
     "leaky-relu": lambda _: _LeakyRelu(),
     "identity": lambda _: nn.Identity(),
@@ -281,7 +302,14 @@ def build(
     result is not scaled by a learned gain at 0.1 times N(0, s).
 
     slopes: `global` has all leaky ReLUs share one learned slope.
+
+    Raises ValueError for block `sas` with a ReLU in place of softmax, which has no gradient at queries of 0.
     """
+    if architecture.block == "sas" and architecture.softmax == "relu":
+        raise ValueError(
+            "block 'sas' starts from queries of 0, where softmax 'relu' has no gradient; choose softmax 'exact' or "
+            "'2quad'."
+        )
     model = Decoder(architecture, temperature_init=temperature_init)
     std = INIT_STD * math.sqrt(INIT_WIDTH / architecture.d_model)
     draw = partial(nn.init.normal_, generator=generator)
@@ -323,11 +351,16 @@ def _share_slopes(model: Decoder) -> None:
         activation.slope = activations[0].slope
 
 
+def _rescaled(queries: Tensor) -> Tensor:
+    """Against the 1/sqrt(head_dim) of `causal_attention`, which a folded model has in its weights."""
+    return queries * math.sqrt(queries.shape[-1])
+
+
 def _temperature(architecture: Architecture, layer: Layer, initial: float) -> nn.Module:
     if layer.attention == "softmax":
         return nn.Identity()
     return _Temperature(architecture.num_heads, architecture.context, initial)
 
 
-def _norm(kind: Norm, features: int) -> nn.Module:
-    return nn.LayerNorm(features) if kind == "layernorm" else nn.Identity()
+def _norm(kind: Norm, features: int, *, affine: bool = True) -> nn.Module:
+    return nn.LayerNorm(features, elementwise_affine=affine) if kind == "layernorm" else nn.Identity()
