@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -258,6 +259,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 def _main(folder: Path, answers: int, ranks: tuple[int, ...]) -> None:
     commands: SimpleQueue[str] = SimpleQueue()
     Thread(target=_read, args=(commands,), daemon=True).start()
+    import_module("spu.api")  # takes a second: all processes at once, while the first one shares
     job: Job = pickle.loads((folder / JOB).read_bytes())
     with ThreadPoolExecutor(len(ranks)) as pool, os.fdopen(answers, "w") as pipe:
         process = Process(folder=folder, job=job, ranks=ranks, pool=pool)

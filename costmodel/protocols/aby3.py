@@ -32,6 +32,19 @@ def _product(call: Call, setting: Setting) -> Comm:
     return _passed_on(call.elements * setting.ring_bits // 8)
 
 
+def _multiply(call: Call, setting: Setting) -> Comm:
+    """A factor that one party holds is shared first. Source: api.cc, mul_sv."""
+    return total([*([_deal(call, setting)] if call.private else []), _product(call, setting)])
+
+
+def _matmul(call: Call, setting: Setting) -> Comm:
+    """As `_multiply`. Source: api.cc, mmul_sv."""
+    if not call.private:
+        return _product(call, setting)
+    rows, columns = call.factors
+    return total([_dealt(call.operands // (rows + columns) * columns, setting), _product(call, setting)])
+
+
 def _truncate(call: Call, setting: Setting) -> Comm:
     """Two parties hold x and get the wrap bit by a product that the third helps with, then re-share the result.
 
@@ -88,6 +101,16 @@ def _share(call: Call, setting: Setting) -> Comm:
     return _passed_on(call.elements * setting.ring_bits // 8)
 
 
+def _deal(call: Call, setting: Setting) -> Comm:
+    return _dealt(call.elements, setting)
+
+
+def _dealt(elements: int, setting: Setting) -> Comm:
+    """The owner sends a part to each other party. Source: arithmetic.cc, V2A."""
+    num_bytes = 2 * elements * setting.ring_bits // 8
+    return Comm(rounds=1, messages=2, online_bytes=num_bytes, waited_bytes=num_bytes)
+
+
 def _adder(elements: int, setting: Setting) -> Comm:
     """Kogge-Stone: an AND of all bits, then two at once for every doubling."""
     levels = (setting.ring_bits - 1).bit_length()
@@ -99,9 +122,9 @@ def _and(elements: int, bits: int) -> Comm:
 
 
 PRICES: dict[str, Callable[[Call, Setting], Comm]] = {
-    "multiply": _product,
+    "multiply": _multiply,
     "square": _product,
-    "matmul": _product,
+    "matmul": _matmul,
     "truncate": _truncate,
     "sign": _sign,
     "select": _select,
@@ -109,4 +132,5 @@ PRICES: dict[str, Callable[[Call, Setting], Comm]] = {
     "to_arithmetic": _to_arithmetic,
     "conjoin": _conjoin,
     "share": _share,
+    "deal": _deal,
 }

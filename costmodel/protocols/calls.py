@@ -16,8 +16,9 @@ from typing import Literal, TypeAlias, get_args
 #   to_bits: arithmetic to boolean sharing of every bit; to_arithmetic: back, from the lowest `bits` bits
 #   conjoin: AND of two boolean sharings of `bits` bits
 #   share: an arithmetic sharing of a public number
+#   deal: an arithmetic sharing of what one party holds
 Primitive = Literal[
-    "multiply", "square", "matmul", "truncate", "sign", "select", "to_bits", "to_arithmetic", "conjoin", "share"
+    "multiply", "square", "matmul", "truncate", "sign", "select", "to_bits", "to_arithmetic", "conjoin", "share", "deal"
 ]  # fmt: skip
 PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
 Holder = Literal["secret", "server"]
@@ -57,6 +58,7 @@ class Call:
     operands: elements of both factors of a matrix product; 0 for the rest, whose operands are as large as the result.
     factors: rows and columns of a matrix product; empty for the rest.
     bits: width of what `conjoin`, `to_arithmetic` and `truncate` (bits cut off) work on; 0 for the rest.
+    private: of `multiply` and `matmul`, whether one factor, the right one, is held by one party and not shared.
     """
 
     primitive: Primitive
@@ -64,6 +66,7 @@ class Call:
     operands: int = 0
     factors: tuple[int, ...] = ()
     bits: int = 0
+    private: bool = False
 
 
 Calls: TypeAlias = tuple[Call, ...]

@@ -110,9 +110,12 @@ def _price(calls: Calls, account: Account) -> Comm:
 def _multiply(call: Call, account: Account) -> Comm:
     """Large: each half is encrypted by one party, both factors, and answered. Small: Beaver, with cached triples.
 
-    Source: arithmetic.cc, MulAA; arith/cheetah_mul.cc, MulShare; state.cc, makeSureCacheSize.
+    A factor that the server holds is encrypted by it, and multiplied with the other party's share.
+    Source: arithmetic.cc, MulAA and MulAV; arith/cheetah_mul.cc, MulShare; state.cc, makeSureCacheSize.
     """
     keys = account.product_keys()
+    if call.private:
+        return total([keys, _encrypted([call.elements], 1, account)])
     if call.elements >= CACHED_ELEMENTS:
         half = call.elements // 2
         return total([keys, _encrypted([half, call.elements - half], 2, account)])
@@ -147,16 +150,19 @@ def _encrypted(parts: list[int], factors: int, account: Account) -> Comm:
 def _matmul(call: Call, account: Account) -> Comm:
     """Per cross term, the factor of fewer blocks is encrypted and sent, and the products are answered.
 
-    Source: arith/cheetah_dot.cc, doDotOLE; arithmetic.cc, MatMulAA.
+    There are two cross terms of shares, at once, and one where the server holds a factor.
+    Source: arith/cheetah_dot.cc, doDotOLE; arithmetic.cc, MatMulAA and MatMulAV.
     """
     keys = account.matrix_keys()
     sent, answers, answer_bytes = account.ciphertexts(call, _ciphertexts)
     clocks, waits = account.clocks, 2 * (ceil(sent / ACKNOWLEDGED) - 1)
-    for sender in (0, 1):  # both cross terms at once
+    for sender in (0,) if call.private else (0, 1):
         received = max(clocks[1 - sender], clocks[sender] + waits + 1)
         account.advance(sender, received + 1, received)
-    answered = NUM_PARTIES * (sent * MATRIX_SENT_BYTES + answer_bytes)
-    return total([keys, _both_ways(NUM_PARTIES * (sent + answers), answered)])
+    num_messages, num_bytes = sent + answers, sent * MATRIX_SENT_BYTES + answer_bytes
+    if call.private:
+        return total([keys, _in_turn(num_messages, num_bytes)])
+    return total([keys, _both_ways(NUM_PARTIES * num_messages, NUM_PARTIES * num_bytes)])
 
 
 def _ciphertexts(call: Call) -> tuple[int, int, int]:
@@ -229,7 +235,7 @@ def _conjoin(call: Call, account: Account) -> Comm:
 
 
 def _share(call: Call, account: Account) -> Comm:
-    """Local. Source: arithmetic_semi2k.cc, P2A."""
+    """Local. Source: arithmetic_semi2k.cc, P2A and V2A."""
     return NOTHING
 
 
@@ -283,4 +289,5 @@ PRICES: dict[str, Callable[[Call, Account], Comm]] = {
     "to_arithmetic": _to_arithmetic,
     "conjoin": _conjoin,
     "share": _share,
+    "deal": _share,
 }

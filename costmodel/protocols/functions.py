@@ -34,6 +34,16 @@ def product(setting: Setting) -> Calls:
     return MULTIPLY + truncate(setting)
 
 
+def weight_product(setting: Setting) -> Calls:
+    """A secret and a weight."""
+    return (Call(primitive="multiply", elements=1, private=setting.weights == "server"), *truncate(setting))
+
+
+def weight_sum(setting: Setting) -> Calls:
+    """A secret and a weight, which is shared first unless it is. Source: api.cc, add_sv."""
+    return (Call(primitive="deal", elements=1),) if setting.weights == "server" else ()
+
+
 def public_product(setting: Setting) -> Calls:
     """A secret and a public number: the product is local, its truncation is not."""
     return truncate(setting)

@@ -1,7 +1,8 @@
 """Op -> calls: what every function of `costmodel.execute` does to secrets, step by step.
 
 Everything is secret but what `costmodel.execute` calls public: the temperatures, the scalars of shaped attention,
-the causal mask and the rotary angles. The client one-hot encodes its tokens; the logits of all tokens stay shared.
+the causal mask and the rotary angles. The other weights are shared, or held by the server alone, as the setting says.
+The client one-hot encodes its tokens; the logits of all tokens stay shared.
 A step that no call stands for is local. The engine's compiler drops products with a constant 1 and reductions over one
 element, which is why some shapes of size 1 have programs of their own.
 """
@@ -32,8 +33,12 @@ def calls_of(op: Op, setting: Setting, *, share_bytes: int) -> Calls:
     return PROGRAMS[type(op)](op, setting, share_bytes)
 
 
-def matmul(m: int, k: int, n: int, setting: Setting, share_bytes: int) -> Calls:
-    """m x k times k x n, in tiles where the engine cuts them, and one truncation of the result."""
+def matmul(m: int, k: int, n: int, setting: Setting, share_bytes: int, *, weight: bool = False) -> Calls:
+    """m x k times k x n, in tiles where the engine cuts them, and one truncation of the result.
+
+    weight: whether the right factor is the model's, so that the server may hold it.
+    """
+    private = weight and setting.weights == "server"
     m_step, k_step, n_step = _tile(m, k, n, share_bytes)
     calls: Calls = ()
     for rows in _cuts(m, m_step):
@@ -41,7 +46,8 @@ def matmul(m: int, k: int, n: int, setting: Setting, share_bytes: int) -> Calls:
             for inner in _cuts(k, k_step):
                 operands = inner * (rows + columns)
                 shape = (rows, columns)
-                calls += (Call(primitive="matmul", elements=rows * columns, operands=operands, factors=shape),)
+                size = rows * columns
+                calls += (Call(primitive="matmul", elements=size, operands=operands, factors=shape, private=private),)
     return calls + on(m * n, functions.truncate(setting))
 
 
@@ -70,11 +76,15 @@ def _heads(op: Any, calls: Calls) -> Calls:
 
 
 def _embed(op: ops.TokenEmbedding, setting: Setting, share_bytes: int) -> Calls:
-    return matmul(op.tokens, op.vocab, op.features, setting, share_bytes)
+    return matmul(op.tokens, op.vocab, op.features, setting, share_bytes, weight=True)
 
 
 def _local(op: Op, setting: Setting, share_bytes: int) -> Calls:
     return ()
+
+
+def _positions(op: ops.PositionEmbedding, setting: Setting, share_bytes: int) -> Calls:
+    return on(op.rows * op.features, functions.weight_sum(setting))
 
 
 def _layer_norm(op: ops.LayerNorm, setting: Setting, share_bytes: int) -> Calls:
@@ -83,8 +93,8 @@ def _layer_norm(op: ops.LayerNorm, setting: Setting, share_bytes: int) -> Calls:
     means = () if op.features == 1 else on(op.rows, functions.public_product(setting))
     squares = on(op.rows * op.features, functions.product(setting))
     root = on(op.rows, functions.reciprocal_square_root(setting))
-    num_products = 2 if op.affine else 1
-    products = on(op.rows * op.features, functions.product(setting) * num_products)
+    affine = functions.weight_product(setting) + functions.weight_sum(setting) if op.affine else ()
+    products = on(op.rows * op.features, functions.product(setting) + affine)
     return start + means + squares + means + root + products
 
 
@@ -94,11 +104,13 @@ def _rms_norm(op: ops.RmsNorm, setting: Setting, share_bytes: int) -> Calls:
     means = () if op.features == 1 else on(op.rows, functions.public_product(setting))
     squares = on(op.rows * op.features, functions.product(setting))
     root = on(op.rows, functions.reciprocal_square_root(setting))
-    return sums + squares + means + root + on(op.rows * op.features, functions.product(setting) * 2)
+    products = on(op.rows * op.features, functions.product(setting) + functions.weight_product(setting))
+    return sums + squares + means + root + products
 
 
 def _linear(op: ops.Linear, setting: Setting, share_bytes: int) -> Calls:
-    return matmul(op.rows, op.in_features, op.out_features, setting, share_bytes)
+    bias = on(op.rows * op.out_features, functions.weight_sum(setting)) if op.bias else ()
+    return matmul(op.rows, op.in_features, op.out_features, setting, share_bytes, weight=True) + bias
 
 
 def _rotary(op: ops.Rotary, setting: Setting, share_bytes: int) -> Calls:
@@ -155,7 +167,7 @@ def _relu(op: ops.Relu, setting: Setting, share_bytes: int) -> Calls:
 
 
 def _leaky_relu(op: ops.LeakyRelu, setting: Setting, share_bytes: int) -> Calls:
-    return on(op.rows * op.features, functions.maximum(setting) + functions.product(setting))
+    return on(op.rows * op.features, functions.maximum(setting) + functions.weight_product(setting))
 
 
 def _silu(op: ops.Silu, setting: Setting, share_bytes: int) -> Calls:
@@ -169,16 +181,16 @@ def _multiply(op: ops.Multiply, setting: Setting, share_bytes: int) -> Calls:
 
 
 def _scaled_add(op: ops.ScaledAdd, setting: Setting, share_bytes: int) -> Calls:
-    return on(op.rows * op.features, functions.product(setting) * 2)
+    return on(op.rows * op.features, functions.weight_product(setting) * 2)
 
 
 def _project(op: ops.VocabProjection, setting: Setting, share_bytes: int) -> Calls:
-    return matmul(op.rows, op.features, op.vocab, setting, share_bytes)
+    return matmul(op.rows, op.features, op.vocab, setting, share_bytes, weight=True)
 
 
 PROGRAMS: dict[type, Callable[[Any, Setting, int], Calls]] = {
     ops.TokenEmbedding: _embed,
-    ops.PositionEmbedding: _local,
+    ops.PositionEmbedding: _positions,
     ops.LayerNorm: _layer_norm,
     ops.RmsNorm: _rms_norm,
     ops.Linear: _linear,

@@ -3,6 +3,7 @@
 Bytes are what the two parties send each other. The dealer's traffic is not in them: the engine's default dealer is
 its first party, which expands seeds exchanged once at start-up, so that no call has set-up bytes; a separate dealer
 would send corrections to one party, before the inputs are known.
+The engine has no products with a factor that one party holds: it shares the factor first, which is local.
 
 Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/semi2k and libspu/mpc/ab_api.cc
 (https://github.com/secretflow/spu); Cramer et al. 2018, SPDZ2k, for the products.
@@ -79,7 +80,7 @@ def _to_arithmetic(call: Call, setting: Setting) -> Comm:
 
 
 def _share(call: Call, setting: Setting) -> Comm:
-    """Local: both parties expand a common seed. Source: arithmetic.cc, P2A."""
+    """Local: both parties expand a common seed. Source: arithmetic.cc, P2A and V2A."""
     return NOTHING
 
 
@@ -98,4 +99,5 @@ PRICES: dict[str, Callable[[Call, Setting], Comm]] = {
     "to_arithmetic": _to_arithmetic,
     "conjoin": _conjoin,
     "share": _share,
+    "deal": _share,
 }

@@ -14,6 +14,7 @@ from costmodel.protocols.calls import PRIMITIVES, Call, Comm, Setting, total
 from costmodel.protocols.packing import DEGREE, Block, best_block
 
 DEFAULT = Setting()
+SERVER = Setting(weights="server")
 
 
 def used(**changes: object) -> ledger.Ledger:
@@ -47,6 +48,22 @@ def test_large_products_are_encrypted_and_small_ones_open_masks() -> None:
     assert large.online_bytes == vectors * (2 * ledger.PRODUCT_SENT_BYTES + ledger.PRODUCT_ANSWER_BYTES)
     small = one("multiply", 100, used(triples=100))
     assert (small.online_bytes, small.setup_bytes) == (2 * 2 * 8 * 100, 0)
+
+
+def test_a_factor_that_the_server_holds_halves_a_matrix_product() -> None:
+    op = ops.Linear(rows=128, in_features=256, out_features=50, bias=True)
+    truncated = cheetah.comm(ops.Temperature(heads=1, queries=128, keys=50), DEFAULT).online_bytes
+    shared, held = (cheetah.comm(op, setting).online_bytes - truncated for setting in (DEFAULT, SERVER))
+    assert shared == 2 * held
+
+
+def test_an_element_wise_factor_that_the_server_holds_is_encrypted_once() -> None:
+    # as many vectors as there are times 8192 elements and primes, and their answers, however few elements there are
+    for elements in (100, 16384):
+        vectors = ledger.NUM_MODULI * ceil(elements / DEGREE)
+        comm = cheetah.PRICES["multiply"](Call(primitive="multiply", elements=elements, private=True), used())
+        assert comm.online_bytes == vectors * (ledger.PRODUCT_SENT_BYTES + ledger.PRODUCT_ANSWER_BYTES)
+        assert comm.messages == 2 * vectors
 
 
 def test_triples_are_cached() -> None:

@@ -13,6 +13,7 @@ from costmodel.protocols import aby3, functions, programs, semi2k
 from costmodel.protocols.calls import PRIMITIVES, Call, Setting, price_calls, stored_bytes
 
 DEFAULT = Setting()
+SERVER = Setting(weights="server")
 COMMS = [semi2k.comm, aby3.comm]
 SIZES = st.integers(1, 200)
 
@@ -43,6 +44,21 @@ def test_matrix_products_open_their_factors_in_semi2k_and_share_their_result_in_
     truncated = 64 * 256
     assert semi2k.comm(op, DEFAULT).online_bytes == 2 * 8 * (64 * 256 + 256 * 256) + 2 * 4 * truncated == 1_441_792
     assert aby3.comm(op, DEFAULT).online_bytes == 3 * 8 * 64 * 256 + (3 * 4 + 2 * 8) * truncated == 851_968
+
+
+def test_weights_that_the_server_holds_cost_the_same_in_semi2k_and_a_sharing_of_them_in_aby3() -> None:
+    op = ops.Linear(rows=64, in_features=256, out_features=100, bias=True)
+    assert semi2k.comm(op, SERVER) == semi2k.comm(op, DEFAULT)
+    # the server sends two words for each weight, and for each element that the bias is added to
+    shared, held = aby3.comm(op, DEFAULT), aby3.comm(op, SERVER)
+    assert held.online_bytes - shared.online_bytes == 2 * 8 * (256 * 100 + 64 * 100)
+    assert (held.rounds - shared.rounds, held.messages - shared.messages) == (2, 4)
+
+
+@pytest.mark.parametrize("comm", COMMS)
+def test_who_holds_the_weights_matters_to_ops_that_have_some(comm) -> None:
+    for op in (ops.Relu(rows=3, features=5), ops.Softmax(heads=2, queries=3, keys=3)):
+        assert comm(op, SERVER) == comm(op, DEFAULT)
 
 
 def test_exponential_is_eight_squarings() -> None:
