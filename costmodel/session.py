@@ -35,6 +35,11 @@ class _PortTakenError(EngineError):
     """A party could not listen where it was told to."""
 
 
+# The engine asks for 4 OpenMP threads in every matrix product of integers (linalg.h, matmul), which wait by spinning:
+# with as many parties as cores, a product took up to 40 times as long as on one thread.
+ONE_THREAD = {"OMP_THREAD_LIMIT": "1"}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Passes:
     """What several passes of the same job left behind.
@@ -116,7 +121,9 @@ def _child(folder: Path, ranks: tuple[int, ...], prefix: tuple[str, ...]) -> Ite
     read_end, write_end = os.pipe()
     command = [*prefix, sys.executable, "-m", "costmodel.party", str(folder), str(write_end), *map(str, ranks)]
     with log_file(folder, ranks[0]).open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end])
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=os.environ | ONE_THREAD
+        )
     os.close(write_end)
     with os.fdopen(read_end) as answers:
         try:
