@@ -107,10 +107,10 @@ def _operand_visibility(op: Op) -> Any:
 
 
 def _compile_all(process: Process) -> list[tuple[str, list[str], bytes]]:
-    """A program per op, on variables by name; equal ops are compiled once."""
+    """A program per op, on variables by name; equal ops on equal shapes are compiled once."""
     job = process.job
     shapes = {name: tuple(value.shape) for name, value in job.inputs.items()}
-    compiled: dict[Op, bytes] = {}
+    compiled: dict[tuple[object, ...], bytes] = {}
     programs = []
     for node in job.nodes:
         progress_file(process.folder, process.ranks[0]).write_text(node.name)
@@ -122,7 +122,11 @@ def _compile_all(process: Process) -> list[tuple[str, list[str], bytes]]:
 
 
 def _compile(
-    node: Node, job: Job, names: list[str], shapes: dict[str, tuple[int, ...]], compiled: dict[Op, bytes]
+    node: Node,
+    job: Job,
+    names: list[str],
+    shapes: dict[str, tuple[int, ...]],
+    compiled: dict[tuple[object, ...], bytes],
 ) -> bytes:
     """The code of one op. Adds its output's shape to `shapes`."""
     import jax
@@ -138,7 +142,7 @@ def _compile(
     arguments = [np.zeros(shape, dtype=np.float32) for shape in sources]
     visibilities = [_operand_visibility(node.op)] * len(own) + [libspu.Visibility.VIS_SECRET] * len(node.inputs)
     shapes[node.name] = jax.eval_shape(function, *arguments).shape
-    if node.op not in compiled:
+    if (program := (node.op, *sources)) not in compiled:
         executable, _ = frontend.compile(
             frontend.Kind.JAX,
             function,
@@ -149,8 +153,8 @@ def _compile(
             lambda _: [node.name],
             copts=libspu.CompilerOptions(),
         )
-        compiled[node.op] = executable.code
-    return compiled[node.op]
+        compiled[program] = executable.code
+    return compiled[program]
 
 
 def _jax_library() -> Library:
