@@ -13,16 +13,13 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
 
 from costmodel.compute import ComputeTestbed, KindSeconds, seconds_of, work
-from costmodel.microbenchmark import REPEATS, WARM_UP, Series, Timing, plan
+from costmodel.microbenchmark import WARM_UP, Series, Timing, plan
 from costmodel.ops import Op
 from costmodel.protocols import cheetah
 from costmodel.protocols.calls import Setting
 from costmodel.protocols.ledger import BATCH, KEPT
-
-T = TypeVar("T")
 
 FIXED = "fixed"
 LEAST_S = 1e-6  # what is left of a run without the batches it made is never less
@@ -36,7 +33,7 @@ def fit_testbed(protocol: str, setting: Setting, timings: Sequence[Timing]) -> C
     series = {each.kind: each for each in plan()}
     by_kind = {timing.kind: timing for timing in timings}
     for name, each in series.items():
-        runs = REPEATS * len(each.sizes)
+        runs = len(each.runs) - len(WARM_UP)
         if name not in by_kind or len(by_kind[name].seconds) != runs:
             raise ValueError(f"kind {name} must have {runs} timings, one for each run of the plan; measure it again.")
     pairs = [(each, by_kind[name]) for name, each in series.items()]
@@ -46,7 +43,7 @@ def fit_testbed(protocol: str, setting: Setting, timings: Sequence[Timing]) -> C
         if protocol == "cheetah":
             seconds = _without_batches(each, timing, setting, batch_s)
         else:
-            seconds = [min(repeats) for repeats in _by_op(timing.seconds)]
+            seconds = [min(repeats) for repeats in each.by_size(timing.seconds)]
         kinds[each.kind] = _fit(each.sizes, seconds)
     testbed = ComputeTestbed(
         protocol=protocol,
@@ -73,7 +70,7 @@ def _without_batches(series: Series, timing: Timing, setting: Setting, batch_s: 
     alone = [seconds - batch_s * batches for seconds, batches in zip(timing.seconds, made, strict=True)]
     return [
         max(min(repeats), LEAST_S) + batch_s * cheetah.num_ots(op, _held(series, setting)) / (BATCH - KEPT)
-        for op, repeats in zip(series.sizes, _by_op(alone), strict=True)
+        for op, repeats in zip(series.sizes, series.by_size(alone), strict=True)
     ]
 
 
@@ -82,7 +79,7 @@ def _batch_s(pairs: Sequence[tuple[Series, Timing]], setting: Setting) -> float:
     longer: list[float] = []
     for series, timing in pairs:
         made = _batches_made(series, setting)
-        for seconds, batches in zip(_by_op(timing.seconds), _by_op(made), strict=True):
+        for seconds, batches in zip(series.by_size(timing.seconds), series.by_size(made), strict=True):
             least = min(zip(batches, seconds, strict=True))
             longer += [(s - least[1]) / (n - least[0]) for s, n in zip(seconds, batches, strict=True) if n > least[0]]
     return max(0.0, median(longer)) if longer else 0.0
@@ -94,10 +91,6 @@ def _batches_made(series: Series, setting: Setting) -> list[int]:
 
 def _held(series: Series, setting: Setting) -> Setting:
     return replace(setting, weights=series.weights)
-
-
-def _by_op(values: Sequence[T]) -> list[Sequence[T]]:
-    return [values[start : start + REPEATS] for start in range(0, len(values), REPEATS)]
 
 
 def _fit(sizes: Sequence[Op], seconds: Sequence[float]) -> KindSeconds:

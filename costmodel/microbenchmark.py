@@ -8,8 +8,9 @@ was stopped go on.
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from costmodel import engine, ops
 from costmodel.compute import WEIGHTED, kind
@@ -17,7 +18,9 @@ from costmodel.ops import Op
 from costmodel.protocols.calls import Setting
 from costmodel.schema import decode
 
-REPEATS = 3
+T = TypeVar("T")
+
+REPEATS = (12, 12, 8, 4, 3, 3)  # of each size of a series: short runs are disturbed the most
 WARM_UP: tuple[Op, ...] = (
     ops.Linear(rows=8, in_features=8, out_features=8, bias=False),
     ops.ScaledAdd(rows=8, features=8),
@@ -46,12 +49,17 @@ class Series:
     @property
     def runs(self) -> list[Op]:
         """What the engine runs, in order."""
-        return [*WARM_UP, *(op for op in self.sizes for _ in range(REPEATS))]
+        return [*WARM_UP, *(op for op, repeats in zip(self.sizes, REPEATS, strict=False) for _ in range(repeats))]
+
+    def by_size(self, values: Sequence[T]) -> list[Sequence[T]]:
+        """Values of all runs after the warm-up, grouped by size."""
+        ends = list(accumulate(REPEATS[: len(self.sizes)], initial=0))
+        return [values[start:end] for start, end in pairwise(ends)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """How long the runs of a series took: the warm-up, then each op REPEATS times in a row."""
+    """How long the runs of a series took: the warm-up, then every run after it."""
 
     kind: str
     start_s: float
