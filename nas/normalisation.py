@@ -25,22 +25,8 @@ LINEARS: dict[NormalisedLinears, dict[str, int]] = {
 
 
 def normalise(model: Decoder, settings: Normalisation, generator: torch.Generator) -> None:
-    """Has the chosen linears of every layer trained in normalised form.
-
-    Raises ValueError for block `sas`, whose queries start at 0 and have no direction, or if no layer has such linears.
-    """
-    if model.architecture.block == "sas":
-        raise ValueError("normalisation of weights needs block 'gpt2' or 'pythia', but got 'sas'; leave it out.")
-    chosen = [
-        (layer.get_submodule(name), num_matrices)
-        for layer in model.layers
-        for name, num_matrices in LINEARS[settings.linears].items()
-        if name in dict(layer.named_modules())
-    ]
-    if not chosen:
-        raise ValueError(f"normalisation of {settings.linears!r} has nothing to act on: no layer has such linears.")
-    for linear, num_matrices in chosen:
-        assert isinstance(linear, nn.Linear)
+    """Has the chosen linears of every layer trained in normalised form. Raises ValueError as `chosen_linears` does."""
+    for linear, num_matrices in chosen_linears(model, settings):
         num_rows = num_matrices * model.architecture.d_model if num_matrices > 1 else linear.out_features
         form = (
             _WeightNorm(num_rows)
@@ -48,6 +34,24 @@ def normalise(model: Decoder, settings: Normalisation, generator: torch.Generato
             else _SpectralNorm(linear.weight[:num_rows].detach(), num_matrices, generator)
         )
         register_parametrization(linear, "weight", form)
+
+
+def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Linear, int]]:
+    """The linears whose weights are normalised, with how many matrices each holds on top of one another.
+
+    Raises ValueError for block `sas`, whose queries start at 0 and have no direction, or if no layer has such linears.
+    """
+    if model.architecture.block == "sas":
+        raise ValueError("normalisation of weights needs block 'gpt2' or 'pythia', but got 'sas'; leave it out.")
+    chosen = [
+        (linear, num_matrices)
+        for layer in model.layers
+        for name, num_matrices in LINEARS[settings.linears].items()
+        if isinstance(linear := dict(layer.named_modules()).get(name), nn.Linear)
+    ]
+    if not chosen:
+        raise ValueError(f"normalisation of {settings.linears!r} has nothing to act on: no layer has such linears.")
+    return chosen
 
 
 class _WeightNorm(nn.Module):

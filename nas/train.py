@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -16,16 +16,20 @@ from costmodel.schema import decode
 from costmodel.units import format_seconds
 from costmodel.yamlfile import dump, load_mapping
 from nas.candidate import Candidate
-from nas.config import ScaleName
+from nas.config import Normalisation, NormalisedLinears, ScaleName, SlopeSharing
 from nas.data import prepare, require_chunks
+from nas.initial import Source, load_initial, require_tokenizer
 from nas.model import Decoder
+from nas.normalisation import chosen_linears
 from nas.records import Outcome, RungRecord
 from nas.run import MAX_SEED, RUNS, candidate_at, locked, replace_file
 from nas.trainer import train
+from nas.transfer import transferred
 from search_spaces.decoder import base_architecture
 from search_spaces.reference import resolve
 
 CONFIG_FILE = "train.yaml"
+BASE = "gpt2-small"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,21 +37,31 @@ class TrainConfig:
     """What to train and how far.
 
     Args:
-        base: the model whose dimensions a notation is placed on.
+        base: the model whose dimensions a notation is placed on; by default gpt2-small, or that of --init-from.
         scale: how large, how long and how fast to train; `paper` keeps the architecture's own dimensions.
         seq_len: tokens per sequence; by default the scale's.
         tokens: training tokens; by default the scale's.
         data: stdlib, codeparrot, languini, or the path of a text, jsonl or parquet file or folder.
+        init_from: start from these weights, at their width: a folder of save_pretrained, a model id on the Hugging
+            Face hub (GPT-2 or GPT-NeoX), or a folder of nas.export. Norms and FFNs that ARCH lacks are dropped, and a
+            fused FFN starts as the product of two linears.
+        normalisation: train the weights of linears in weight- or spectrally normalised form.
+        normalised: which linears; q, k, v and o are queries, keys, values and output of attention.
+        slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
         device: where to train.
         seed: one seed, one result.
     """
 
     arch: str
-    base: str = "gpt2-small"
+    base: str | None = None
     scale: ScaleName = "proxy"
     seq_len: int | None = None
     tokens: int | None = None
     data: str = "stdlib"
+    init_from: str | None = None
+    normalisation: Literal["weight", "spectral"] | None = None
+    normalised: NormalisedLinears = "ffn"
+    slopes: SlopeSharing = "layer"
     device: Literal["cpu", "cuda"] = "cpu"
     seed: int = 0
 
@@ -80,11 +94,17 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
 def run(args: Sequence[str], console: Console) -> None:
     """Trains until the tokens are used up. Raises ValueError for bad input, StoppedError if training diverges."""
     config, resumed, output_dir = parse(args)
-    candidate = _candidate(config)
+    source = None if config.init_from is None else load_initial(config.init_from)
+    candidate = _candidate(config, source)
+    initial = None if source is None else transferred(source.architecture, source.weights, candidate.trained)
     _check_device(config.device)
     with torch.device("meta"):  # refuses what cannot be trained before anything is written
-        Decoder(candidate.trained)
+        model = Decoder(candidate.trained)
+    if candidate.recipe.normalisation is not None:
+        chosen_linears(model, candidate.recipe.normalisation)
     corpus = prepare(config.data, vocab_size=candidate.trained.vocab_size)
+    if config.init_from is not None:
+        require_tokenizer(config.init_from, candidate.trained.vocab_size, corpus)
     require_chunks(corpus, candidate.recipe.scale.seq_len)
     folder = resumed or output_dir or RUNS / datetime.now(UTC).strftime("train-%Y-%m-%dT%H%M%SZ")
     if resumed is None and folder.is_dir() and any(folder.iterdir()):
@@ -107,7 +127,8 @@ def run(args: Sequence[str], console: Console) -> None:
     )
     with locked(folder):
         try:
-            for record in train(candidate, corpus, seed=config.seed, folder=folder, device=config.device):
+            records = train(candidate, corpus, seed=config.seed, folder=folder, device=config.device, initial=initial)
+            for record in records:
                 _tell(record, candidate, folder, console)
         except KeyboardInterrupt:
             console.print(f"continue with --resume {folder}", highlight=False)
@@ -116,9 +137,18 @@ def run(args: Sequence[str], console: Console) -> None:
             raise StoppedError(f"{folder}: {error.strerror or error}; then continue with --resume {folder}") from error
 
 
-def _candidate(config: TrainConfig) -> Candidate:
-    member = resolve(config.arch, base_architecture(config.base))
-    return candidate_at(member, config.scale, seq_len=config.seq_len, tokens=config.tokens, data=config.data)
+def _candidate(config: TrainConfig, source: Source | None) -> Candidate:
+    """With given weights the scale does not change the width."""
+    base = source.architecture if source and config.base is None else base_architecture(config.base or BASE)
+    member = resolve(config.arch, base)
+    candidate = candidate_at(member, config.scale, seq_len=config.seq_len, tokens=config.tokens, data=config.data)
+    normalisation = (
+        None if config.normalisation is None else Normalisation(kind=config.normalisation, linears=config.normalised)
+    )
+    recipe = replace(candidate.recipe, normalisation=normalisation, slopes=config.slopes)
+    if source is not None:
+        recipe = replace(recipe, scale=replace(recipe.scale, head_dim=None, vocab_size=None))
+    return replace(candidate, recipe=recipe)
 
 
 def _check_device(device: str) -> None:

@@ -6,7 +6,7 @@ killed and resumed.
 
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from nas.metrics import MetricsLog, StepMetrics
 from nas.objective import Objective
 from nas.optimizer import adamw, learning_rate, load_state_tensors, state_tensors
 from nas.records import Outcome, RungRecord
-from nas.weights import load_stored, stored_weights
+from nas.weights import load_deployed, load_stored, stored_weights
 
 CHECKPOINT_INTERVAL_S = 30.0  # the work a kill may cost
 
@@ -42,17 +42,24 @@ class Progress:
 
 
 def train(
-    candidate: Candidate, corpus: Corpus, *, seed: int, folder: Path | None = None, device: str = "cpu"
+    candidate: Candidate,
+    corpus: Corpus,
+    *,
+    seed: int,
+    folder: Path | None = None,
+    device: str = "cpu",
+    initial: Mapping[str, Tensor] | None = None,
 ) -> Generator[RungRecord | Outcome, None, None]:
     """Trains to full fidelity; yields a record at every rung, then the outcome. Close it to stop early.
 
     folder: where metrics, TensorBoard log and checkpoints go; a run found there is resumed, and the rungs it had
         already reached (and its outcome) are yielded again first.
+    initial: deployed weights to start from; what is not in it is drawn.
 
     Raises ValueError if corpus and recipe do not fit or the folder holds another run, or one that `checkpoint.finish`
     ended on the way; OSError if it cannot be written.
     """
-    run = _Run(candidate, corpus, seed=seed, folder=folder, device=device)
+    run = _Run(candidate, corpus, seed=seed, folder=folder, device=device, initial=initial or {})
     yield from run.progress.rungs
     if run.ended and run.progress.outcome is None:
         raise ValueError(f"the run in {folder} was stopped for good at step {run.progress.step}; use another folder.")
@@ -79,12 +86,23 @@ def train(
 class _Run:
     """A run between two steps."""
 
-    def __init__(self, candidate: Candidate, corpus: Corpus, *, seed: int, folder: Path | None, device: str) -> None:
+    def __init__(
+        self,
+        candidate: Candidate,
+        corpus: Corpus,
+        *,
+        seed: int,
+        folder: Path | None,
+        device: str,
+        initial: Mapping[str, Tensor],
+    ) -> None:
         _check(candidate, corpus)
         self.recipe, self.scale = candidate.recipe, candidate.recipe.scale
         self.corpus, self.seed, self.folder, self.device = corpus, seed, folder, device
         self.identity = {"candidate": candidate_id(candidate), "corpus": corpus.fingerprint, "seed": seed}
-        self.objective = Objective(candidate, torch.Generator().manual_seed(seed)).to(device)
+        self.objective = Objective(candidate, torch.Generator().manual_seed(seed))
+        load_deployed(self.objective.model, initial)
+        self.objective.to(device)
         self.optimizer = adamw(self.objective, candidate.recipe)
         self.progress = Progress()
         self.ended = False  # found so on disk: its weights are not loaded
@@ -169,8 +187,9 @@ class _Run:
             return
         load_stored(self.objective.model, found.weights)
         thresholds = [name for name in found.optimizer if name.startswith("value.")]
-        state = {name.removeprefix("value."): found.optimizer[name] for name in thresholds}
-        self.objective.load_state_dict(state, strict=False)
+        state = {f"model.{name}": value for name, value in self.objective.model.state_dict().items()}
+        state |= {name.removeprefix("value."): found.optimizer[name] for name in thresholds}
+        self.objective.load_state_dict(state)
         load_state_tensors(self.objective, self.optimizer, found.optimizer)
 
     def _batch(self) -> tuple[Tensor, Tensor]:

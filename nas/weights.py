@@ -14,6 +14,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
 Shapes = dict[str, tuple[int, ...]]
+WEIGHTS_FILE = "weights.safetensors"
 
 
 def _linear(op: ops.Linear) -> Shapes:
@@ -25,7 +26,7 @@ def _linear(op: ops.Linear) -> Shapes:
 WEIGHT_SHAPES: dict[type, Callable[..., Shapes]] = {
     ops.TokenEmbedding: lambda op: {"weight": (op.vocab, op.features)},
     ops.PositionEmbedding: lambda op: {"weight": (op.rows, op.features)},
-    ops.LayerNorm: lambda op: {"weight": (op.features,), "bias": (op.features,)},
+    ops.LayerNorm: lambda op: {"weight": (op.features,), "bias": (op.features,)} if op.affine else {},
     ops.Linear: _linear,
     ops.Temperature: lambda op: {"weight": (op.heads, op.queries)},
     ops.ShapedAttention: lambda op: {"identity": (op.heads,), "softmax": (op.heads,), "uniform": (op.heads,)},
@@ -61,6 +62,32 @@ def deployed_weights(model: Decoder) -> dict[str, Tensor]:
             if is_parametrized(module, "weight"):
                 weights[f"{name}.weight"] = module.weight.detach()
     return weights
+
+
+@torch.no_grad()
+def load_deployed(model: Decoder, weights: Mapping[str, Tensor]) -> None:
+    """Sets weights from their deployed form, the inverse of `deployed_weights`; those that are not given stay.
+
+    Raises ValueError for a name or shape that is not the model's, or a weight that is not finite.
+    """
+    expected = deployed_weights(model)
+    for name, value in weights.items():
+        if name not in expected:
+            raise ValueError(f"weights must be those of the model, but it has no {name!r}.")
+        if value.shape != expected[name].shape:
+            raise ValueError(
+                f"weight {name!r} must have the shape {tuple(expected[name].shape)}, but has {tuple(value.shape)}."
+            )
+        if not value.isfinite().all():
+            raise ValueError(f"weights must be finite, but {name!r} holds NaN or infinity.")
+        path, _, suffix = name.rpartition(".")
+        module = model.get_submodule(path)
+        if hasattr(module, "log_weight"):
+            module.get_parameter("log_weight").copy_(value.log())
+        elif is_parametrized(module, suffix):
+            setattr(module, suffix, value.to(expected[name].dtype))
+        else:
+            getattr(module, suffix).copy_(value)
 
 
 def stored_weights(model: Decoder) -> dict[str, Tensor]:
