@@ -22,17 +22,19 @@ from costmodel.compute import dump_compute
 from costmodel.estimate import estimate as price_graph
 from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
 from costmodel.protocols import load_pricer, published
-from costmodel.protocols.calls import Comm, Setting
+from costmodel.protocols.calls import Comm, Holder, Setting
 from costmodel.protocols.calls import total as total_comm
 from costmodel.published_rows import PublishedRow, published_rows
 from costmodel.testbed import load_testbed
+from costmodel.trace import trace
 from costmodel.units import format_bytes
 from costmodel.validate import checks, fit_errors, flops_published
+from costmodel.weights_file import load_weights
 from search_spaces.architecture import Architecture
 from search_spaces.decoder import Dimensions, base_architecture
 from search_spaces.lower import Deployment, Phase, Projection, lower
 from search_spaces.notation import name_of, parse
-from search_spaces.reference import is_notation, resolve
+from search_spaces.reference import call_factory, is_factory, is_notation, resolve
 
 PIPE_WIDTH = 140  # columns of a table that no terminal limits
 LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
@@ -63,7 +65,8 @@ def estimate(
     """Price an architecture: total, per layer and per op, embedding and vocabulary projection included.
 
     Args:
-        arch: an existing .yaml file, module:factory, or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
+        arch: an existing .yaml file, module:factory (an Architecture, or a torch module of token ids, which is traced),
+            or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
         base: the model whose dimensions a name is placed on.
         layers: number of layers, instead of the base's.
         heads: attention heads per layer, instead of the base's.
@@ -108,16 +111,22 @@ def compare(
     d_model: int | None = None,
     d_ff: int | None = None,
     vocab: int | None = None,
+    gelu: GeluForm | None = None,
+    softmax: SoftmaxForm | None = None,
     seq_len: int = 128,
+    embedding: Encoding = "one-hot",
+    projection: Projection = "all",
+    phase: Phase = "prefill",
     protocol: str = "semi2k",
+    weights: Holder = "secret",
+    weights_file: Path | None = None,
     ring_bits: int = DEFAULT_SETTING.ring_bits,
     fraction_bits: int = DEFAULT_SETTING.fraction_bits,
     format: Literal["table", "json"] = "table",
 ) -> None:
     """Run an architecture under the MPC engine, and print predicted against measured costs and the logits' error.
 
-    Weights and tokens are drawn with seed 0. All inputs are secret-shared, the client one-hot encodes the tokens, and
-    the logits of all tokens are computed. Needs the engine, SecretFlow-SPU.
+    Tokens, and weights unless a file is given, are drawn with seed 0. Needs the engine, SecretFlow-SPU.
 
     Args:
         arch: an existing .yaml file, module:factory, or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
@@ -127,20 +136,31 @@ def compare(
         d_model: features of the residual stream, instead of the base's.
         d_ff: features inside the FFN (4 * d_model unless given).
         vocab: tokens in the vocabulary, instead of the base's.
+        gelu: the form of every GELU, instead of the base's.
+        softmax: softmax in every layer, or a form that takes its place, instead of the base's.
         seq_len: tokens of the prompt.
+        embedding: tokens one-hot encoded by the client, or looked up under the protocol.
+        projection: logits of all tokens, or of the last one.
+        phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
         protocol: semi2k, aby3 or cheetah.
+        weights: secret-shared before the run, or held by the server alone.
+        weights_file: a .safetensors file of weights by <node>.<suffix>, such as `nas.export --format mpc` writes.
         ring_bits: bits of a secret-shared integer.
         fraction_bits: bits after the binary point.
         format: tables for people or one JSON document in SI units.
     """
-    dimensions = Dimensions(layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab)
-    title, graph = _lowered(arch, base, dimensions, seq_len)
-    setting = Setting(ring_bits=ring_bits, fraction_bits=fraction_bits)
+    dimensions = Dimensions(
+        layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
+    )
+    deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
+    title, graph = _lowered(arch, base, dimensions, seq_len, deployment)
+    setting = Setting(ring_bits=ring_bits, fraction_bits=fraction_bits, weights=weights)
     predicted = predict(graph, protocol, setting)
+    read = None if weights_file is None else load_weights(weights_file, graph)
     mpc_engine.check_installed()
     _announce(graph, total_comm(predicted))
     try:
-        comparison = run_both(graph, predicted, protocol=protocol, setting=setting)
+        comparison = run_both(graph, predicted, protocol=protocol, setting=setting, weights=read)
     except mpc_engine.EngineError as error:
         raise cli.StoppedError(str(error)) from None
     if format == "json":
@@ -280,6 +300,12 @@ def _lowered(
     named_base = base if is_notation(arch) else None
     if named_base is None and dimensions != Dimensions():
         raise ValueError(f"architecture {arch!r} brings its own dimensions; leave out the flags that change them.")
+    if is_factory(arch) and not isinstance(made := call_factory(arch), Architecture):
+        if deployment != DEFAULT_DEPLOYMENT:
+            raise ValueError(
+                f"model {arch!r} is priced as it is traced; leave out the flags that change its deployment."
+            )
+        return _Title(architecture=arch, base=None, seq_len=seq_len), trace(made, seq_len, name=arch)
     named = resolve(arch, base_architecture(base, dimensions))
     name = name_of(named.architecture, entropy_regularised=named.entropy_regularised)
     return _Title(architecture=name, base=named_base, seq_len=seq_len), lower(named.architecture, seq_len, deployment)

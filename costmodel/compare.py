@@ -1,7 +1,7 @@
 """`compare`: what a protocol's formulas predict for an op graph against what the engine measures on it.
 
-The graph runs twice on the same drawn weights and tokens, in the clear and under the engine, so that the price and the
-logits are checked together.
+The graph runs twice on the same weights and tokens, in the clear and under the engine, so that the price and the logits
+are checked together.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from costmodel import engine, execute, ops
-from costmodel.execute import Array
+from costmodel.execute import Array, Weights
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols import PROTOCOLS, aby3, cheetah, semi2k
 from costmodel.protocols.calls import Comm, Setting, total
@@ -54,10 +54,12 @@ class Comparison:
 
     logits_max_abs_error: greatest difference over all tokens and the vocabulary.
     top1_agreement: share of the tokens, 0 to 1, whose greatest logit is that of the same vocabulary entry.
+    drawn_weights: whether the weights are those of `drawn_weights`.
     """
 
     protocol: str
     setting: Setting
+    drawn_weights: bool
     by_op: tuple[tuple[Node, Comm, engine.Measured], ...]
     logits_max_abs_error: float
     top1_agreement: float
@@ -84,21 +86,31 @@ def predict(graph: OpGraph, protocol: str, setting: Setting) -> tuple[Comm, ...]
     return PREDICTIONS[protocol](graph, setting)
 
 
-def compare(graph: OpGraph, predicted: tuple[Comm, ...], *, protocol: str, setting: Setting) -> Comparison:
-    """One forward pass in the clear and one under the engine, on weights and tokens of seed 0.
+def compare(
+    graph: OpGraph,
+    predicted: tuple[Comm, ...],
+    *,
+    protocol: str,
+    setting: Setting,
+    weights: Weights | None = None,
+) -> Comparison:
+    """One forward pass in the clear and one under the engine, on tokens of seed 0.
 
-    predicted: what `predict` says of the same graph, protocol and setting.
+    predicted: what `predict` says of the same graph, protocol and setting. weights: as `costmodel.execute.execute`
+    takes them; drawn with seed 0 if None.
 
-    Raises ValueError if the engine is not installed; EngineError if it fails.
+    Raises ValueError if the engine is not installed or a weight does not fit; EngineError if the engine fails.
     """
     generator = np.random.default_rng(SEED)
-    weights = drawn_weights(graph, generator)
-    tokens = drawn_tokens(graph, generator)
-    run = engine.run(graph, weights, tokens, protocol=protocol, setting=setting)
-    clear = execute.execute(graph, weights, tokens)
+    drawn = drawn_weights(graph, generator)
+    used = drawn if weights is None else weights
+    tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
+    run = engine.run(graph, used, tokens, caches, protocol=protocol, setting=setting)
+    clear = execute.execute(graph, used, tokens, caches)
     return Comparison(
         protocol=protocol,
         setting=setting,
+        drawn_weights=weights is None,
         by_op=tuple((node, comm, cost) for comm, (node, cost) in zip(predicted, run.by_op, strict=True)),
         logits_max_abs_error=float(np.abs(run.logits - clear).max()),
         top1_agreement=float(np.mean(run.logits.argmax(axis=1) == clear.argmax(axis=1))),
@@ -131,3 +143,8 @@ def drawn_tokens(graph: OpGraph, generator: np.random.Generator) -> Array:
     """As many tokens as the graph was lowered for, uniform over its vocabulary."""
     op = next(node.op for node in graph if isinstance(node.op, ops.TokenEmbedding))
     return generator.integers(op.vocab, size=op.tokens)
+
+
+def drawn_caches(graph: OpGraph, generator: np.random.Generator) -> dict[str, Array]:
+    """What a graph reads beside its tokens, such as cached keys and values: N(0, 1 / 16)."""
+    return {each.name: generator.normal(0.0, 0.25, each.shape) for each in graph.inputs}

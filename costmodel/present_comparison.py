@@ -6,15 +6,16 @@ from typing import Any
 
 from rich.table import Table
 
-from costmodel import engine
+from costmodel import engine, ops
 from costmodel.compare import SEED, Comparison
 from costmodel.engine import Measured
 from costmodel.ops import shape
 from costmodel.present import PRICE_KEYS
-from costmodel.protocols.calls import Comm, Setting
+from costmodel.protocols.calls import Comm
 from costmodel.protocols.calls import total as total_comm
 from costmodel.units import format_bytes, format_seconds
 
+HELD = {"secret": "weights secret-shared", "server": "weights held by the server"}
 NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"
 
 
@@ -46,7 +47,7 @@ def document(comparison: Comparison, *, architecture: str, base: str | None, seq
             }
             for node, comm, cost in comparison.by_op
         ],
-        "setting": _setting(comparison.setting),
+        "setting": _setting(comparison),
     }
 
 
@@ -73,17 +74,20 @@ def _sent_bytes(comm: Comm) -> int:
     return comm.online_bytes + comm.setup_bytes
 
 
-def _setting(setting: Setting) -> dict[str, Any]:
+def _setting(comparison: Comparison) -> dict[str, Any]:
+    setting = comparison.setting
+    ops_run = [node.op for node, _, _ in comparison.by_op]
     return {
         "engine": f"spu {version('spu')}",
         "ring_bits": setting.ring_bits,
         "fraction_bits": setting.fraction_bits,
-        "inputs": "secret-shared",
-        "weights": "secret-shared",
+        "inputs": "secret",
+        "weights": setting.weights,
         "public": ["temperatures", "scalars of shaped attention", "causal mask", "rotary angles"],
-        "embedding": "one-hot by the client",
-        "projection": "all tokens",
-        "weights_seed": SEED,
+        "embedding": next(op.encoding for op in ops_run if isinstance(op, ops.TokenEmbedding)),
+        "projection": "last" if any(isinstance(op, ops.LastRow) for op in ops_run) else "all",
+        "phase": "decode" if any(isinstance(op, ops.KeyValueCache) for op in ops_run) else "prefill",
+        "weights_seed": SEED if comparison.drawn_weights else None,
         "tokens_seed": SEED,
         "compiler_options": "default",
         "parallelism": "off",
@@ -97,7 +101,7 @@ def summary(comparison: Comparison, *, architecture: str, base: str | None, seq_
     difference = _difference(_sent_bytes(predicted), measured.sent_bytes)
     return [
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {comparison.protocol}, "
-        f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction",
+        f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction, {HELD[setting.weights]}",
         f"sent by all parties: predicted {format_bytes(_sent_bytes(predicted))}, "
         f"measured {format_bytes(measured.sent_bytes)} ({difference}); "
         f"messages: predicted {predicted.messages:,}, measured {measured.messages:,}",

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import costmodel.__main__ as main
 from costmodel import cli, compare, engine, execute, present_comparison, session
@@ -40,8 +41,8 @@ def no_engine(monkeypatch):
 def engine_stub(monkeypatch):
     """An engine that computes in the clear, is off by 0.25 in one logit, and sends 3 bytes in 2 messages per op."""
 
-    def run_stub(graph, weights, tokens, *, protocol, setting):
-        logits = execute.execute(graph, weights, tokens)
+    def run_stub(graph, weights, tokens, caches, *, protocol, setting):
+        logits = execute.execute(graph, weights, tokens, caches)
         logits[0, logits[0].argmin()] -= 0.25
         cost = Measured(sent_bytes=3, messages=2, seconds=0.1)
         return Run(logits=logits, by_op=tuple((node, cost) for node in graph))
@@ -73,6 +74,20 @@ def check_document(document, protocol):
     assert (document["setting"]["ring_bits"], document["setting"]["fraction_bits"]) == (64, 18)
 
 
+def setting_of(run, *args):
+    code, out, _ = run("compare", "SM", *TINY, "--format", "json", *args)
+    assert code == 0
+    names = ("weights", "weights_seed", "embedding", "projection", "phase", "ring_bits", "fraction_bits")
+    return [json.loads(out)["setting"][name] for name in names]
+
+
+def test_json_records_the_setting(run, engine_stub):
+    assert setting_of(run) == ["secret", 0, "one-hot", "all", "prefill", 64, 18]
+    changed = ("--weights", "server", "--projection", "last", "--fraction-bits", "15")
+    assert setting_of(run, *changed) == ["server", 0, "one-hot", "last", "prefill", 64, 15]
+    assert setting_of(run, "--phase", "decode")[2:5] == ["one-hot", "all", "decode"]
+
+
 def test_json_has_every_key_and_sums(run, engine_stub):
     code, out, err = run("compare", "SM+LN+G", *TINY, "--format", "json")
     document = json.loads(out)
@@ -87,16 +102,22 @@ def test_json_has_every_key_and_sums(run, engine_stub):
 def test_a_table_has_every_op_kind_and_the_total(run, engine_stub):
     code, out, _ = run("compare", "SM+LN+G", *TINY)
     assert code == 0
-    assert out.startswith("SM+LN+G on tiny, T=6, protocol semi2k, ring of 64 bits, 18 of them fraction\n")
+    assert out.startswith(
+        "SM+LN+G on tiny, T=6, protocol semi2k, ring of 64 bits, 18 of them fraction, weights secret-shared\n"
+    )
     for text in ("layers.0.attention.softmax", "all Gelu", "total", "greatest error 0.25", "not rounds"):
         assert text in out
     assert "-100.000%" in out  # the stub sends where a residual sum is predicted to be local
 
 
 @needs_engine
-@pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
-def test_the_engine_agrees(run, protocol):
-    code, out, err = run("compare", "SM(t)+ScFuFFN", *TINY, "--protocol", protocol, "--format", "json")
+@pytest.mark.parametrize(
+    ("protocol", "weights"),
+    [("semi2k", "secret"), ("semi2k", "server"), ("aby3", "secret"), ("aby3", "server"), ("cheetah", "server")],
+)
+def test_the_engine_agrees(run, protocol, weights):
+    args = ("SM(t)+ScFuFFN", *TINY, "--protocol", protocol, "--weights", weights, "--format", "json")
+    code, out, err = run("compare", *args)
     assert (code, err.count("\n")) == (0, 1)
     document = json.loads(out)
     check_document(document, protocol)
@@ -115,6 +136,44 @@ def test_a_crash_of_the_engine_is_one_line_with_its_op(run, monkeypatch):
     assert (code, out) == (1, "")
     assert "error: the engine failed (status 1) in op 'layers.0.attention.softmax'" in err
     assert "Traceback" not in err
+
+
+@pytest.fixture
+def weights_of_sm(graph_of):
+    graph = graph_of("SM", seq_len=6, base="tiny", layers=1, vocab=40)
+    drawn = compare.drawn_weights(graph, np.random.default_rng(1))
+    return {name: value.astype(np.float32) for name, value in drawn.items()}
+
+
+def test_weights_come_from_a_file(run, engine_stub, tmp_path, weights_of_sm):
+    weights_of_sm["position.weight"] = np.tile(weights_of_sm["position.weight"], (2, 1))  # of a longer context
+    save_file(weights_of_sm | {"other": np.zeros(1, dtype=np.float32)}, tmp_path / "w.safetensors")
+    assert setting_of(run, "--weights-file", "w.safetensors")[:2] == ["secret", None]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"embed.weight": None}, "must hold 'embed.weight' of shape (40, 16), but it is missing"),
+        ({"embed.weight": np.zeros((40, 3))}, "'embed.weight' must have the shape (40, 16), but has (40, 3)"),
+        ({"embed.weight": np.full((40, 16), np.nan)}, "must be finite, but 640 of its numbers are not"),
+    ],
+)
+def test_weights_that_do_not_fit_are_one_line(run, engine_stub, tmp_path, weights_of_sm, broken, message):
+    weights = {name: value for name, value in (weights_of_sm | broken).items() if value is not None}
+    save_file(weights, tmp_path / "w.safetensors")
+    code, out, err = run("compare", "SM", *TINY, "--weights-file", "w.safetensors")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a safetensors file"])
+def test_a_file_that_is_no_weights_file_is_one_line(run, engine_stub, tmp_path, content):
+    if content is not None:
+        (tmp_path / "w.safetensors").write_bytes(content)
+    code, out, err = run("compare", "SM", *TINY, "--weights-file", "w.safetensors")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "weights file 'w.safetensors' must be a readable safetensors file, but: " in err
 
 
 def test_an_engine_that_fails_ends_with_1(run, engine_stub, monkeypatch):
@@ -149,6 +208,7 @@ def test_the_last_words_of_a_killed_engine_are_not_its_profile():
         (["--fraction-bits", "32"], "`fraction_bits` must be from 1 to 31 in a ring of 64 bits"),
         (["--ring-bits", "32", "--fraction-bits", "8"], "`ring_bits` must be at least 64 for division"),
         (["--ring-bits", "128", "--protocol", "cheetah"], "priced in a ring of 64 bits, but got 128"),
+        (["--weights", "client"], "--weights must be one of ['secret', 'server']"),
         (["--format", "xml"], "--format must be one of ['table', 'json']"),
     ],
 )
