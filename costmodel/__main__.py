@@ -28,7 +28,7 @@ from costmodel.published_rows import PublishedRow, published_rows
 from costmodel.testbed import load_testbed
 from costmodel.trace import trace
 from costmodel.units import format_bytes
-from costmodel.validate import checks, fit_errors, flops_published
+from costmodel.validate import checks, derived_terms, fit_errors, flops_published
 from costmodel.weights_file import load_weights
 from search_spaces.architecture import Architecture
 from search_spaces.decoder import Dimensions, base_architecture
@@ -217,6 +217,8 @@ def validate(protocol: Literal["published"] = "published") -> int:
     )
     console.print()
     console.print(present.checks_table(found))
+    console.print("\nfirst principles (protocol cheetah, GPT-2 small at T=128):")
+    console.print(present.derived_table(derived_terms(), pricer.sent_bytes))
     console.print("\nidentified by a prior alone:")
     for quantity, constants in (("sent_bytes", testbed.sent_bytes), ("latency_s", testbed.latency_s)):
         for term, constant in constants.items():

@@ -211,7 +211,9 @@ def _named(program: Program, found: dict[FxNode, Steps], leaves: set[str]) -> li
             name = next(each for each in _candidates(stem, step.part) if each not in taken)
             taken.add(name)
             names[step] = name
-            inputs = tuple(names[each if isinstance(each, Step) else _made(program, each, names)] for each in step.inputs)
+            inputs = tuple(
+                names[each if isinstance(each, Step) else _made(program, each, names)] for each in step.inputs
+            )
             nodes.append(Node(name=name, layer=_layer(path, step, nodes), op=step.op, inputs=inputs))
         names[node] = names[steps[-1]]
     return nodes

@@ -1,6 +1,8 @@
 """What a command line calls an architecture: a YAML file, a Python factory, or the papers' notation."""
 
 import importlib
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from search_spaces.architecture import Architecture, load_architecture
@@ -12,6 +14,11 @@ def is_notation(text: str) -> bool:
     return not _is_file(text) and ":" not in text
 
 
+def is_factory(text: str) -> bool:
+    """Whether the text is read as `module:factory`."""
+    return not _is_file(text) and ":" in text
+
+
 def resolve(text: str, base: Architecture) -> Named:
     """The architecture of an existing .yaml path; else, with a colon, of `module:factory`; else of a notation.
 
@@ -21,24 +28,31 @@ def resolve(text: str, base: Architecture) -> Named:
     """
     if _is_file(text):
         return Named(architecture=load_architecture(Path(text)), entropy_regularised=False)
-    if ":" in text:
-        return Named(architecture=_made(text), entropy_regularised=False)
+    if is_factory(text):
+        made = call_factory(text)
+        if not isinstance(made, Architecture):
+            raise ValueError(f"architecture {text!r} must return an Architecture, but returned {type(made).__name__}.")
+        return Named(architecture=made, entropy_regularised=False)
     if text.endswith(".yaml"):
         raise ValueError(f"architecture file {text!r} does not exist; give the path of a .yaml file or a name.")
     return parse(text, base)
 
 
-def _is_file(text: str) -> bool:
-    return text.endswith(".yaml") and Path(text).exists()
+def call_factory(text: str) -> object:
+    """What the factory `module:factory` returns; what it prints goes to stderr.
 
-
-def _made(text: str) -> Architecture:
-    rule = f"architecture {text!r} must be module:factory, a callable without arguments that returns an Architecture"
+    Raises ValueError if there is no such callable without arguments, or it raises.
+    """
     module_name, _, factory_name = text.partition(":")
     try:
-        made = getattr(importlib.import_module(module_name), factory_name)()
+        with redirect_stdout(sys.stderr):
+            return getattr(importlib.import_module(module_name), factory_name)()
     except (Exception, SystemExit) as error:  # whatever foreign code raises is the user's bad input
-        raise ValueError(f"{rule}, but it raised {type(error).__name__}: {error}") from None
-    if not isinstance(made, Architecture):
-        raise ValueError(f"{rule}, but it returned {type(made).__name__}.")
-    return made
+        raise ValueError(
+            f"architecture {text!r} must be module:factory, a callable without arguments that returns an Architecture "
+            f"or a torch module, but it raised {type(error).__name__}: {error}"
+        ) from None
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".yaml") and Path(text).exists()

@@ -117,14 +117,16 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert run("estimate", "some_factories:tiny", "--seq-len", "8")[0] == 0
     for name, problem in (
-        ("some_factories:number", "it returned int"),
         ("some_factories:broken", "it raised RuntimeError: two lines"),
         ("some_factories:absent", "it raised AttributeError"),
         ("no_such_module_anywhere:x", "it raised ModuleNotFoundError"),
     ):
         message = refused(run("estimate", name))
-        assert "must be module:factory, a callable without arguments that returns an Architecture" in message
+        assert "must be module:factory, a callable without arguments that returns an Architecture or a torch" in message
         assert problem in message
+    assert "must be an Architecture or a torch.nn.Module, but is int" in refused(
+        run("estimate", "some_factories:number")
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,10 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "LN+SM"], "architecture must be a name like SM+LN+G"),
         (["estimate", "absent.yaml"], "'absent.yaml' does not exist"),
         (["estimate", "SM", "--base", "gpt5"], "base must be one of gpt2-small"),
-        (["estimate", "SM", "--protocol", "x"], "protocol must be one of published, semi2k, aby3, cheetah, but got 'x'"),
+        (
+            ["estimate", "SM", "--protocol", "x"],
+            "protocol must be one of published, semi2k, aby3, cheetah, but got 'x'",
+        ),
         (["estimate", "SM", "--network", "lan"], "protocol published has its network fitted in"),
         (["estimate", "SM", "--heads", "7"], "`num_heads` must divide `d_model`, but got num_heads=7, d_model=768"),
         (["estimate", "SM+ScFuFFN_i13"], "removes more FFNs than there are layers (12)"),

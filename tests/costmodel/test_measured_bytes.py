@@ -75,6 +75,19 @@ def some_variants(rows: int, features: int, heads: int, keys: int) -> list[Op]:
     ]
 
 
+def some_of_llama(rows: int, features: int, key_heads: int) -> list[Op]:
+    """What a traced model may have and ours have not."""
+    heads = {"heads": 2 * key_heads, "key_heads": key_heads}
+    return [
+        ops.RmsNorm(rows=rows, features=features),
+        ops.PackHeads(rows=rows, query_features=2 * features, key_features=features),
+        ops.Rotary(rows=rows, rotary_dim=4, **heads),
+        ops.RepeatHeads(rows=rows, head_dim=features, **heads),
+        ops.Silu(rows=rows, features=features),
+        ops.Multiply(rows=rows, features=features),
+    ]
+
+
 def name_of(op: Op) -> str:
     """An op as it is written, fields at their defaults left out, so that a new field keeps old names."""
     own = [(field.name, getattr(op, field.name), field.default) for field in fields(op)]
@@ -89,6 +102,9 @@ PLAN: dict[str, list[Op]] = {
         *some_variants(rows=64, features=256, heads=2, keys=64),
         *some_variants(rows=7, features=12, heads=3, keys=33),
         *some_variants(rows=1, features=1, heads=2, keys=1)[:3],
+        *some_of_llama(rows=64, features=256, key_heads=1),
+        *some_of_llama(rows=7, features=12, key_heads=3),
+        *some_of_llama(rows=1, features=1, key_heads=1),
     ],
     "odd fraction": some_ops(rows=3, features=5, heads=1, keys=6, vocab=9),
     "wide ring": some_ops(rows=3, features=5, heads=1, keys=6, vocab=9),
@@ -132,6 +148,7 @@ def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: st
     draw = random.Random(seed).randint
     sizes = {"rows": draw(1, 24), "features": draw(1, 40), "heads": draw(1, 4), "keys": draw(1, 40)}
     drawn = [*some_ops(**sizes, vocab=draw(1, 60)), *some_variants(**sizes)]
+    drawn += some_of_llama(sizes["rows"], sizes["features"], key_heads=draw(1, 3))
     for op, cost in zip(drawn, engine.measure(drawn, protocol=protocol, setting=Setting()), strict=True):
         comm = PROTOCOLS[protocol](op, Setting())
         assert (comm.online_bytes, comm.messages) == (cost.sent_bytes, cost.messages), f"{op}, {seed=}"
