@@ -1,79 +1,118 @@
-"""Causal attention that also returns the Shannon entropy of every row, without holding a T x T matrix on the CPU.
+"""Causal attention that also returns the Shannon entropy of every row, by the fastest way at hand.
 
-With scores s_ij = scale * q_i . k_j, weights a = softmax(s) over j <= i and lse_i = logsumexp_j s_ij,
+With scores s_ij = q_i . k_j / (t_i sqrt(head_dim)) and weights a = softmax(s) over j <= i, E_i = -sum_j a_ij ln a_ij.
 
-    E_i = -sum_j a_ij ln a_ij = lse_i - sum_j a_ij s_ij    and    sum_j a_ij s_ij = scale * q_i . (sum_j a_ij k_j),
+- CPU: `nas.cpu_attention`, in blocks that stay in the cache.
+- CUDA with Triton: `nas.triton_attention`, one fused kernel.
+- CUDA without: `attention_reference`, which holds the T x T matrix.
 
-so one attention pass over the values [v | k] yields output and entropy. Its gradient,
-dE_i/ds_ij = -a_ij (s_ij - sum_m a_im s_im), passes through the weights a alone: the paths through lse_i and through
-s as a factor cancel. Detaching q and k wherever they are not scores therefore gives it exactly.
-
-Everything is computed in fp32 (fp64 stays fp64): the difference cancels for large scores.
+Entropy is computed in fp32 whatever the inputs (fp64 stays fp64). Without entropy, torch's own attention is used.
 """
 
+import importlib.util
+import logging
 import math
-from typing import NamedTuple
+from functools import cache
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-LANES = 16  # fp32 numbers in an AVX-512 register: the CPU kernel is no slower with 16 features than with 8
+from nas import cpu_attention
+
+logger = logging.getLogger(__name__)
 
 
 class Attended(NamedTuple):
-    """output: batch x heads x T x head_dim. entropy: batch x heads x T, in nats, row i between 0 and ln i."""
+    """output: batch x heads x T x head_dim. entropy: batch x heads x T, in nats, row i between 0 and ln i, or None."""
 
     output: Tensor
-    entropy: Tensor
+    entropy: Tensor | None
 
 
-def causal_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Attended:
-    """Causal softmax attention and the entropy of its rows; both carry gradients.
+class Attend(Protocol):
+    """Attention with entropy on some device."""
 
-    queries, keys, values: batch x heads x T x head_dim; the scores are q . k / sqrt(head_dim).
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended: ...
+
+
+def causal_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None = None, with_entropy: bool = True
+) -> Attended:
+    """Causal softmax attention and, unless it is not wanted, the entropy of its rows; both carry gradients.
+
+    queries, keys, values: batch x heads x T x head_dim.
+    temperature: heads x T, positive; row i of head h of the scores is divided by entry h, i.
     """
-    attend = _flash if queries.device.type == "cpu" else attention_reference
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    output, entropy = attend(queries.to(dtype), keys.to(dtype), values.to(dtype))
-    return Attended(output.to(values.dtype), entropy)
-
-
-def _flash(queries: Tensor, keys: Tensor, values: Tensor) -> Attended:
-    """The CPU's flash kernel on [v | k]; queries and keys are padded with zeros, as it wants one width for all."""
-    head_dim = queries.shape[-1]
-    scale = 1 / math.sqrt(head_dim)
-    padding = max(head_dim, LANES - head_dim)
-    mixed, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        functional.pad(queries, (0, padding)),
-        functional.pad(keys, (0, padding)),
-        functional.pad(torch.cat((values, keys.detach()), dim=-1), (0, padding - head_dim)),
-        is_causal=True,
-        scale=scale,
-    )
-    output, mean_keys = mixed[..., :head_dim], mixed[..., head_dim : 2 * head_dim]
-    entropy = lse.detach() - scale * (queries.detach() * mean_keys).sum(dim=-1)
-    return Attended(output, _bounded(entropy))
-
-
-def attention_reference(queries: Tensor, keys: Tensor, values: Tensor) -> Attended:
-    """The same by the textbook, over the whole T x T matrix of scores; what the fast path is tested against.
-
-    A weight that underflows to 0 adds 0 to the entropy and to its gradient.
-    """
-    length, head_dim = queries.shape[-2:]
-    mask = torch.ones(length, length, dtype=torch.bool, device=queries.device).tril()
-    scores = queries @ keys.transpose(-2, -1) / math.sqrt(head_dim)
-    scores = scores.masked_fill(~mask, -math.inf)
-    log_weights = functional.log_softmax(scores, dim=-1).masked_fill(~mask, 0.0)
-    weights = log_weights.exp() * mask
-    entropy = -(weights * log_weights).sum(dim=-1)
-    return Attended(weights @ values, _bounded(entropy))
+    device = queries.device.type
+    with torch.autocast(device, enabled=False):
+        if not with_entropy:
+            queries, keys = cooled(queries, temperature).to(values.dtype), keys.to(values.dtype)
+            return Attended(functional.scaled_dot_product_attention(queries, keys, values, is_causal=True), None)
+        output, entropy = _attend_on(device)(queries, keys, values, temperature=temperature)
+        return Attended(output.to(values.dtype), entropy)
 
 
 def row_bounds(length: int, device: torch.device | None = None) -> Tensor:
     """Largest entropy of each of `length` causal rows, in nats: row i attends to i keys, so ln i."""
     return torch.arange(1, length + 1, device=device, dtype=torch.float64).log()
+
+
+def attention_reference(
+    queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None = None
+) -> Attended:
+    """By the textbook, over the whole T x T matrix of scores; what the other ways are tested against.
+
+    A weight that underflows to 0 adds 0 to the entropy and to its gradient.
+    """
+    queries, keys, values = _widened(queries, keys, values)
+    length, head_dim = queries.shape[-2:]
+    mask = torch.ones(length, length, dtype=torch.bool, device=queries.device).tril()
+    scores = cooled(queries, temperature) @ keys.mT / math.sqrt(head_dim)
+    log_weights = functional.log_softmax(scores.masked_fill(~mask, -math.inf), dim=-1).masked_fill(~mask, 0.0)
+    weights = log_weights.exp() * mask
+    return Attended(weights @ values, _bounded(-(weights * log_weights).sum(dim=-1)))
+
+
+def cooled(queries: Tensor, temperature: Tensor | None) -> Tensor:
+    """Queries over the temperatures of their rows, which divides the scores likewise."""
+    return queries if temperature is None else queries * temperature.reciprocal().unsqueeze(-1)
+
+
+def _on_cpu(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended:
+    queries, keys, values = _widened(queries, keys, values)
+    output, entropy = cpu_attention.attend(cooled(queries, temperature), keys, values)
+    return Attended(output, _bounded(entropy))
+
+
+def _on_cuda(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended:
+    from nas import triton_attention
+
+    output, entropy = triton_attention.attend(queries, keys, values, temperature)
+    return Attended(output, _bounded(entropy))
+
+
+@cache
+def _attend_on(device_type: str) -> Attend:
+    """Chosen, and said, once for every kind of device."""
+    if device_type == "cpu":
+        logger.info("attention with entropy on the CPU: in blocks of rows")
+        return _on_cpu
+    if device_type == "cuda" and importlib.util.find_spec("triton"):
+        logger.info("attention with entropy on CUDA: one fused Triton kernel")
+        return _on_cuda
+    logger.warning(
+        "attention with entropy on %s holds a T x T matrix of scores for every head; on CUDA, "
+        "pip install 'private-inference-nas[triton]' avoids it.",
+        device_type,
+    )
+    return attention_reference
+
+
+def _widened(*parts: Tensor) -> tuple[Tensor, ...]:
+    """In fp32, or in fp64 if that is what values, the last, are in."""
+    return tuple(part.to(torch.promote_types(parts[-1].dtype, torch.float32)) for part in parts)
 
 
 def _bounded(entropy: Tensor) -> Tensor:

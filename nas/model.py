@@ -27,10 +27,10 @@ SAS_BRANCH_GAIN = 0.1  # He and Hofmann 2024, published configuration `skipless`
 
 
 class Prediction(NamedTuple):
-    """logits: batch x T x vocab. entropies: layers x batch x heads x T, in nats, one per attention row."""
+    """logits: batch x T x vocab. entropies: layers x batch x heads x T, in nats, one per attention row, if wanted."""
 
     logits: Tensor
-    entropies: Tensor
+    entropies: Tensor | None
 
 
 class Decoder(nn.Module):
@@ -51,8 +51,11 @@ class Decoder(nn.Module):
         if architecture.tied_embeddings:
             self.logits.weight = self.embed.weight
 
-    def forward(self, tokens: Tensor) -> Prediction:
-        """tokens: batch x T. Raises ValueError if T is above the architecture's context."""
+    def forward(self, tokens: Tensor, *, with_entropies: bool = True) -> Prediction:
+        """tokens: batch x T. Without entropies attention is faster.
+
+        Raises ValueError if T is above the architecture's context.
+        """
         if tokens.shape[1] > self.architecture.context:
             raise ValueError(
                 f"a sequence must not be longer than the model's context, but got {tokens.shape[1]} tokens, "
@@ -63,9 +66,9 @@ class Decoder(nn.Module):
             stream = stream + self.position.weight[: tokens.shape[1]]
         entropies = []
         for layer in self.layers:
-            stream, entropy = layer(stream)
+            stream, entropy = layer(stream, with_entropies)
             entropies.append(entropy)  # batch x heads x T
-        return Prediction(self.logits(self.final_norm(stream)), torch.stack(entropies))
+        return Prediction(self.logits(self.final_norm(stream)), torch.stack(entropies) if with_entropies else None)
 
 
 class _GptBlock(nn.Module):
@@ -81,8 +84,8 @@ class _GptBlock(nn.Module):
         self.norm2 = _norm(layer.norm2, architecture.d_model, affine=not architecture.folded)
         self.ffn = None if layer.ffn == "none" else _Ffn(architecture, layer)
 
-    def forward(self, stream: Tensor) -> tuple[Tensor, Tensor]:
-        attended, entropy = self.attention(self.norm1(stream))
+    def forward(self, stream: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
+        attended, entropy = self.attention(self.norm1(stream), with_entropy)
         stream = stream + attended
         if self.ffn is not None:
             stream = self.ffn(self.norm2(stream), stream)
@@ -92,8 +95,8 @@ class _GptBlock(nn.Module):
 class _PythiaBlock(_GptBlock):
     """Y = X + MHA(Norm1(X)) + FFN(Norm2(X)): attention and FFN read the same stream."""
 
-    def forward(self, stream: Tensor) -> tuple[Tensor, Tensor]:
-        attended, entropy = self.attention(self.norm1(stream))
+    def forward(self, stream: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
+        attended, entropy = self.attention(self.norm1(stream), with_entropy)
         joined = stream + attended
         if self.ffn is not None:
             joined = self.ffn(self.norm2(stream), joined)
@@ -106,8 +109,8 @@ class _SasBlock(_GptBlock):
     Source: He and Hofmann 2024, "Simplifying Transformer Blocks", arXiv 2311.01906, section 4.
     """
 
-    def forward(self, stream: Tensor) -> tuple[Tensor, Tensor]:
-        attended, entropy = self.attention(self.norm1(stream))
+    def forward(self, stream: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
+        attended, entropy = self.attention(self.norm1(stream), with_entropy)
         if self.ffn is not None:
             attended = self.ffn(self.norm2(attended), attended)
         return attended, entropy
@@ -129,12 +132,14 @@ class _SelfAttention(nn.Module):
         self.temperature = _temperature(architecture, architecture.layers[index], temperature_init)
         self.out = nn.Linear(d_model, d_model, bias=architecture.bias)
 
-    def forward(self, source: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, source: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
         batch, length, d_model = source.shape
         packed = self.qkv(source).view(batch, length, 3, self.num_heads, self.head_dim)
         queries, keys, values = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
-        queries, keys = self.temperature(self.rotary(queries)), self.rotary(keys)
-        mixed, entropy = self.attend(_rescaled(queries) if self.folded else queries, keys, values)
+        queries, keys = self.rotary(queries), self.rotary(keys)
+        queries = _rescaled(queries) if self.folded else queries
+        temperature = None if self.temperature is None else self.temperature(length)
+        mixed, entropy = self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, d_model)), entropy
 
 
@@ -151,13 +156,14 @@ class _ShapedSelfAttention(nn.Module):
         self.temperature = _temperature(architecture, architecture.layers[index], temperature_init)
         self.shaped = _Shaped(architecture.num_heads)
 
-    def forward(self, source: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, source: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
         batch, length, d_model = source.shape
         packed = self.qk(source).view(batch, length, 2, self.num_heads, self.head_dim)
         queries, keys = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
-        queries = self.temperature(queries)
+        queries = _rescaled(queries) if self.folded else queries
         values = self.v(source).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
-        mixed, entropy = self.attend(_rescaled(queries) if self.folded else queries, keys, values)
+        temperature = None if self.temperature is None else self.temperature(length)
+        mixed, entropy = self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
         return self.shaped(values, mixed).transpose(1, 2).reshape(batch, length, d_model), entropy
 
 
@@ -182,15 +188,15 @@ class _Shaped(nn.Module):
 
 
 class _Temperature(nn.Module):
-    """Divides row i of head h of the scores by t[h, i] > 0, here through the queries; ln t is what is trained."""
+    """Row i of head h of the scores is divided by t[h, i] > 0; ln t is what is trained."""
 
     def __init__(self, num_heads: int, context: int, initial: float) -> None:
         super().__init__()
         self.log_weight = nn.Parameter(torch.full((num_heads, context), math.log(initial)))
 
-    def forward(self, queries: Tensor) -> Tensor:
-        inverse = torch.exp(-self.log_weight[:, : queries.shape[-2]])  # heads x T
-        return queries * inverse.unsqueeze(-1)
+    def forward(self, length: int) -> Tensor:
+        """heads x length."""
+        return self.log_weight[:, :length].exp()
 
 
 class _Rotary(nn.Module):
@@ -356,9 +362,9 @@ def _rescaled(queries: Tensor) -> Tensor:
     return queries * math.sqrt(queries.shape[-1])
 
 
-def _temperature(architecture: Architecture, layer: Layer, initial: float) -> nn.Module:
+def _temperature(architecture: Architecture, layer: Layer, initial: float) -> _Temperature | None:
     if layer.attention == "softmax":
-        return nn.Identity()
+        return None
     return _Temperature(architecture.num_heads, architecture.context, initial)
 
 

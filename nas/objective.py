@@ -40,7 +40,7 @@ class Objective(nn.Module):
     def forward(self, inputs: Tensor, targets: Tensor) -> Losses:
         """inputs, targets: batch x T."""
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
-            logits, entropies = self.model(inputs)
+            logits, entropies = self.model(inputs, with_entropies=self.penalty is not None)
         cross_entropy = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
         return Losses(cross_entropy, cross_entropy.new_zeros(()) if self.penalty is None else self.penalty(entropies))
 

@@ -11,9 +11,9 @@ from torch.nn import functional
 from costmodel.execute import QUAD_SHIFT, RELU_SUM_OFFSET
 from costmodel.ops import SoftmaxForm
 from costmodel.piecewise_gelu import CUBIC, EVEN, THRESHOLDS
-from nas.attention import Attended, causal_attention, row_bounds
+from nas.attention import Attended, causal_attention, cooled, row_bounds
 
-Attention = Callable[[Tensor, Tensor, Tensor], Attended]
+Attention = Callable[..., Attended]  # as `causal_attention`
 
 # form -> a number of at least 0 for every score, and what is added to their sum over a row
 FORMS: dict[SoftmaxForm, tuple[Callable[[Tensor], Tensor], float]] = {
@@ -27,20 +27,30 @@ def attention_of(form: SoftmaxForm) -> Attention:
     return causal_attention if form == "exact" else partial(normalised_attention, form=form)
 
 
-def normalised_attention(queries: Tensor, keys: Tensor, values: Tensor, *, form: SoftmaxForm) -> Attended:
+def normalised_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    form: SoftmaxForm,
+    temperature: Tensor | None = None,
+    with_entropy: bool = True,
+) -> Attended:
     """Attention whose weights are positive numbers over their row sum, over the whole T x T matrix; in fp32 at least.
 
-    queries, keys, values: batch x heads x T x head_dim. The entropy is that of the weights scaled to a sum of 1, which
-    an offset leaves just below; a row of zeros attends to nothing and has entropy 0.
+    queries, keys, values: batch x heads x T x head_dim; temperature: heads x T. The entropy is that of the weights
+    scaled to a sum of 1, which an offset leaves just below; a row of zeros attends to nothing and has entropy 0.
     """
     length, head_dim = queries.shape[-2:]
     dtype = torch.promote_types(values.dtype, torch.float32)
-    scores = queries.to(dtype) @ keys.to(dtype).transpose(-2, -1) / math.sqrt(head_dim)
+    scores = cooled(queries.to(dtype), temperature) @ keys.to(dtype).transpose(-2, -1) / math.sqrt(head_dim)
     seen = torch.ones(length, length, dtype=torch.bool, device=scores.device).tril()
     positive_of, offset = FORMS[form]
     positive = positive_of(scores).masked_fill(~seen, 0.0)
     sums = positive.sum(dim=-1, keepdim=True)
     output = positive / (sums + offset) @ values.to(dtype)
+    if not with_entropy:
+        return Attended(output.to(values.dtype), None)
     shares = positive / sums.masked_fill(sums == 0, 1.0)
     entropy = -(shares * shares.masked_fill(shares == 0, 1.0).log()).sum(dim=-1)
     upper = row_bounds(length, entropy.device).to(dtype)
