@@ -1,6 +1,18 @@
 import pytest
 
-from costmodel.ops import OP_TYPES, Add, Gelu, Linear, Node, OpGraph, Relu, shape
+from costmodel.ops import (
+    OP_TYPES,
+    Add,
+    Gelu,
+    Input,
+    KeyValueCache,
+    Linear,
+    Node,
+    OpGraph,
+    PositionEmbedding,
+    Relu,
+    shape,
+)
 
 RELU = Relu(rows=2, features=3)
 
@@ -36,6 +48,21 @@ def test_op_types_are_distinct_and_frozen():
 def test_impossible_graphs_are_refused(nodes, message):
     with pytest.raises(ValueError, match=message):
         OpGraph(nodes=nodes)
+
+
+def test_an_offset_is_a_dimension_where_there_is_one():
+    assert shape(PositionEmbedding(rows=1, features=2)) == {"rows": 1, "features": 2}
+    assert shape(PositionEmbedding(rows=1, features=2, earlier=3)) == {"rows": 1, "features": 2, "earlier": 3}
+
+
+def test_a_node_may_read_an_input_of_the_graph():
+    cache = KeyValueCache(earlier=3, rows=1, features=2)
+    nodes = (node("a", cache, inputs=("kept", "tokens")),)
+    assert OpGraph(nodes=nodes, inputs=(Input(name="kept", shape=(3, 2)),)).inputs[0].shape == (3, 2)
+    with pytest.raises(ValueError, match=r"node 'a' reads \['kept'\], which no earlier node produces"):
+        OpGraph(nodes=nodes)
+    with pytest.raises(ValueError, match="names must be unique, but 'kept' appears twice"):
+        OpGraph(nodes=(node("kept"),), inputs=(Input(name="kept", shape=(3, 2)),))
 
 
 def test_a_graph_iterates_in_execution_order():

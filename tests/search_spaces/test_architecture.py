@@ -46,7 +46,8 @@ def architectures(draw: st.DrawFn) -> Architecture:
         final_norm=draw(NORMS),
         bias=draw(st.booleans()),
         tied_embeddings=draw(st.booleans()),
-        gelu=draw(st.sampled_from(["tanh", "exact"])),
+        gelu=draw(st.sampled_from(["tanh", "exact", "piecewise"])),
+        softmax=draw(st.sampled_from(["exact", "2quad", "relu"])),
         layers=layers,
     )
 
@@ -80,6 +81,15 @@ def test_id_ignores_the_gelu_form_only_where_there_is_no_gelu() -> None:
     relu, gelu = (parse(name, BASES["tiny"]).architecture for name in ("SM+LN+R", "SM+LN+G"))
     assert arch_id(relu) == arch_id(replace(relu, gelu="exact"))
     assert arch_id(gelu) != arch_id(replace(gelu, gelu="exact"))
+
+
+def test_an_exact_softmax_is_left_out_and_any_other_is_not() -> None:
+    """Ids from before there were other forms stay as they are."""
+    exact = BASES["tiny"]
+    assert "softmax: " not in dump_architecture(exact)
+    others = [replace(exact, softmax=form) for form in ("2quad", "relu")]
+    assert "softmax: 2quad" in dump_architecture(others[0])
+    assert len({arch_id(each) for each in (exact, *others)}) == 3
 
 
 @given(first=architectures(), second=architectures())
@@ -120,6 +130,11 @@ def test_free_dimensions_keep_the_ffn_ratio_unless_given() -> None:
     assert base_architecture("gpt2-small", Dimensions(d_model=384, heads=6, d_ff=7)).d_ff == 7
 
 
+def test_forms_override_those_of_the_base() -> None:
+    assert base_architecture("tiny", Dimensions(gelu="piecewise")) == replace(BASES["tiny"], gelu="piecewise")
+    assert base_architecture("tiny", Dimensions(softmax="relu")) == replace(BASES["tiny"], softmax="relu")
+
+
 def test_unknown_base_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"base must be one of gpt2-small, gpt2-18l, pythia-70m, tiny, but got 'gpt5'"):
         base_architecture("gpt5")
@@ -141,6 +156,7 @@ def test_a_removed_ffn_takes_norm_and_stabiliser_with_it(choices: dict[str, str]
         (("d_ff: 64", "d_ff: 64\nd_ff: 65"), "PATH is not valid YAML: key 'd_ff' appears twice, line 5."),
         (("d_ff: 64", "d_ff: 64\nwidth: 3"), "PATH has the unknown key 'width'; known keys are block, num_heads, "),
         (("num_heads: 2", "num_heads: 3"), "PATH: `num_heads` must divide `d_model`, but got num_heads=3, d_model=16."),
+        (("bias: true", "softmax: quad"), "`softmax` of PATH must be one of exact, 2quad, relu, but got 'quad'."),
         (("ffn: gelu", "ffn: swish"), "`ffn` of item 0 of `layers` of PATH must be one of gelu, relu, leaky-relu, "),
     ],
 )

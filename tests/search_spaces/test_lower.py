@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from costmodel import ops
 from search_spaces.decoder import BASES
-from search_spaces.lower import lower
+from search_spaces.lower import Deployment, lower
 from search_spaces.notation import parse
 
 TINY = BASES["tiny"]  # 2 layers, 2 heads, d_model 16, d_ff 64, vocabulary 512, context 128
@@ -126,6 +126,67 @@ def test_layers_come_in_order_and_the_logits_last(seq_len: int, layers: int) -> 
     graph = lower(replace(TINY, layers=TINY.layers[:1] * layers), seq_len)
     assert list(dict.fromkeys(node.layer for node in graph)) == ["embed", *range(layers), "head"]
     assert graph.nodes[-1].op == ops.VocabProjection(rows=seq_len, features=16, vocab=512)
+
+
+def test_forms_are_those_of_the_architecture() -> None:
+    graph = lower(replace(parse("SM+LN+G", TINY).architecture, softmax="2quad", gelu="piecewise"), 8)
+    found = {node.op.form for node in graph if isinstance(node.op, (ops.Softmax, ops.Gelu))}
+    assert found == {"2quad", "piecewise"}
+
+
+def test_the_last_token_alone_goes_through_final_norm_and_projection() -> None:
+    graph = lower(parse("SM+LN+G", TINY).architecture, 8, Deployment(projection="last"))
+    assert [node.op for node in graph if node.layer == "head"] == [
+        ops.LastRow(rows=8, features=16),
+        ops.LayerNorm(rows=1, features=16),
+        ops.VocabProjection(rows=1, features=16, vocab=512),
+    ]
+    assert graph.nodes[:-3] == lower(parse("SM+LN+G", TINY).architecture, 8).nodes[:-2]
+
+
+def test_a_deployment_says_how_tokens_are_encoded() -> None:
+    assert lower(TINY, 8, Deployment(embedding="lookup")).nodes[0].op == ops.TokenEmbedding(
+        tokens=8, vocab=512, features=16, encoding="lookup"
+    )
+
+
+def test_one_more_token_attends_to_kept_keys_and_values() -> None:
+    graph = lower(parse("SM(t)+G", TINY).architecture, 8, Deployment(phase="decode"))
+    found = {node.name.removeprefix("layers.1."): node for node in graph if node.layer != 0}
+    heads = {"heads": 2, "queries": 1, "keys": 8}
+    assert found["position"].op == ops.PositionEmbedding(rows=1, features=16, earlier=7)
+    assert found["attention.qkv"].op == ops.Linear(rows=1, in_features=16, out_features=48, bias=True)
+    cache = found["attention.keys_values"]
+    assert cache.op == ops.KeyValueCache(earlier=7, rows=1, features=32)
+    assert cache.inputs == ("layers.1.attention.keys_values.earlier", "layers.1.attention.qkv")
+    assert found["attention.scores"].op == ops.AttentionScores(**heads, head_dim=8)
+    assert found["attention.scores"].inputs == ("layers.1.attention.qkv", cache.name)
+    assert found["attention.temperature"].op == ops.Temperature(**heads)
+    assert found["attention.softmax"].op == ops.Softmax(**heads)
+    assert found["attention.mix"].inputs[1] == cache.name
+    assert found["logits"].op == ops.VocabProjection(rows=1, features=16, vocab=512)
+    assert graph.inputs == tuple(
+        ops.Input(name=f"layers.{layer}.attention.keys_values.earlier", shape=(7, 32)) for layer in (0, 1)
+    )
+
+
+def test_a_simplified_block_keeps_its_values_apart_from_its_keys() -> None:
+    graph = lower(parse("HH(SM+G)", TINY).architecture, 8, Deployment(phase="decode"))
+    inputs = {node.name: node.inputs for node in graph}
+    assert inputs["layers.0.attention.values"] == ("layers.0.attention.values.earlier", "layers.0.attention.v")
+    assert inputs["layers.1.attention.values"] == ("layers.1.attention.values.earlier", "layers.0.ffn.residual")
+    assert inputs["layers.1.attention.keys"] == ("layers.1.attention.keys.earlier", "layers.1.attention.qk")
+
+
+def test_rotary_angles_go_on_from_the_kept_tokens() -> None:
+    graph = lower(parse("SM+G", BASES["pythia-70m"]).architecture, 8, Deployment(phase="decode"))
+    rotary = next(node for node in graph if isinstance(node.op, ops.Rotary))
+    assert rotary.op == ops.Rotary(rows=1, heads=8, rotary_dim=16, earlier=7)
+    assert "layers.0.attention.rotary" in next(node for node in graph if "keys_values" in node.name).inputs
+
+
+def test_the_first_token_is_decoded_as_a_prompt_of_one() -> None:
+    assert lower(TINY, 1, Deployment(phase="decode")) == lower(TINY, 1)
 
 
 @pytest.mark.parametrize("seq_len", [0, -1, 129])

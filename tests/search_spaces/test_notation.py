@@ -84,6 +84,15 @@ def test_any_placement_prints_back(groups: list[tuple[int, str]], sas: bool) -> 
     assert not set(name_of(named.architecture)) & set(":/ ")
 
 
+@pytest.mark.parametrize("forms", [Dimensions(softmax="2quad"), Dimensions(softmax="relu", gelu="piecewise")])
+def test_a_name_keeps_the_forms_of_its_base(forms: Dimensions) -> None:
+    """Forms are the base's, as dimensions are: names say placements only."""
+    base = base_architecture("tiny", forms)
+    named = parse("SM(t)+LN+G", base)
+    assert (named.architecture.softmax, named.architecture.gelu) == (base.softmax, base.gelu)
+    assert parse(name_of(named.architecture), base) == named
+
+
 @pytest.mark.parametrize("name", ["ladder", "tiny"])
 def test_every_member_of_the_shipped_spaces_prints_back(name: str) -> None:
     space = load_space(name)
