@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nas.config import Scale
-from nas.data import Corpus
+from nas.data import Corpus, require_chunks
+from nas.documents import Split
 from nas.model import Decoder
 
 
@@ -21,30 +22,34 @@ class Validation(NamedTuple):
     head_means: Tensor
 
 
-def num_chunks(num_tokens: int, seq_len: int) -> int:
-    """Sequences of seq_len tokens, each with the token after it, that follow one another without overlap."""
-    return (num_tokens - 1) // seq_len
+def num_sequences(corpus: Corpus, split: Split, seq_len: int) -> int:
+    """Sequences of seq_len tokens, each with the token after it, that share no target; as many as there are.
+
+    Raises ValueError if the corpus was cut into sequences of another length.
+    """
+    require_chunks(corpus, seq_len)
+    length = corpus.num_train_tokens if split == "train" else corpus.num_validation_tokens
+    return (length - 1) // seq_len if corpus.chunk_len is None else length // (seq_len + 1)
 
 
 def train_batch(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets of step 0, 1, ...: each batch x seq_len, int64.
 
-    Every chunk comes once an epoch, in an order drawn anew from (seed, epoch).
+    Every sequence comes once an epoch, in an order drawn anew from (seed, epoch).
     """
-    tokens = corpus.tokens("train")
-    chunks = num_chunks(len(tokens), seq_len)
+    count = num_sequences(corpus, "train", seq_len)
     places = range(step * batch, (step + 1) * batch)
-    indices = [int(_permutation(seed, place // chunks, chunks)[place % chunks]) for place in places]
-    return _gather(tokens, indices, seq_len)
+    indices = [int(_permutation(seed, place // count, count)[place % count]) for place in places]
+    return _gather(corpus, "train", indices, seq_len)
 
 
 def validation_batches(corpus: Corpus, scale: Scale) -> list[tuple[Tensor, Tensor]]:
     """Inputs and targets of about the scale's validation tokens, spread evenly over the validation split."""
-    tokens, batch = corpus.tokens("validation"), scale.micro_batch
-    chunks = num_chunks(len(tokens), scale.seq_len)
-    wanted = max(1, min(chunks, scale.validation_tokens // scale.seq_len))
-    indices = [index * chunks // wanted for index in range(wanted)]
-    return [_gather(tokens, indices[start : start + batch], scale.seq_len) for start in range(0, wanted, batch)]
+    batch, seq_len = scale.micro_batch, scale.seq_len
+    count = num_sequences(corpus, "validation", seq_len)
+    wanted = max(1, min(count, scale.validation_tokens // seq_len))
+    indices = [index * count // wanted for index in range(wanted)]
+    return [_gather(corpus, "validation", indices[start : start + batch], seq_len) for start in range(0, wanted, batch)]
 
 
 @torch.no_grad()
@@ -67,7 +72,9 @@ def _permutation(seed: int, epoch: int, length: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(length)
 
 
-def _gather(tokens: NDArray[np.unsignedinteger], indices: list[int], seq_len: int) -> tuple[Tensor, Tensor]:
-    rows = np.stack([tokens[index * seq_len : (index + 1) * seq_len + 1] for index in indices])
+def _gather(corpus: Corpus, split: Split, indices: list[int], seq_len: int) -> tuple[Tensor, Tensor]:
+    tokens = corpus.tokens(split)
+    stride = seq_len if corpus.chunk_len is None else seq_len + 1
+    rows = np.stack([tokens[index * stride : index * stride + seq_len + 1] for index in indices])
     sequences = torch.from_numpy(rows.astype(np.int64))
     return sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from nas.batches import num_chunks, train_batch, validation_batches
+from nas.batches import num_sequences, train_batch, validation_batches
 from nas.config import SCALES
-from nas.data import END_OF_TEXT, Corpus, open_corpus, prepare, require_chunks
-from nas.sources import is_validation, open_source
+from nas.data import Corpus, open_corpus, prepare, require_chunks
+from nas.documents import by_hash, texts
+from nas.sources import open_source
+from nas.tokenizer import END_OF_TEXT
 
 
 def write_files(folder: Path, count: int = 60) -> Path:
@@ -41,7 +43,7 @@ def test_tokens_decode_to_the_documents(files: Path, corpus: Corpus) -> None:
         tokens = corpus.tokens(split)
         assert tokens.dtype == np.uint16
         text = tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
-        assert text == "".join(f"{one}{END_OF_TEXT}" for one in open_source(str(files)).documents(split))
+        assert text == "".join(f"{one}{END_OF_TEXT}" for one in texts(open_source(str(files)), split))
 
 
 def test_the_unigram_loss_is_that_of_smoothed_frequencies(corpus: Corpus) -> None:
@@ -54,7 +56,7 @@ def test_the_unigram_loss_is_that_of_smoothed_frequencies(corpus: Corpus) -> Non
 def test_the_tokenizer_never_saw_the_validation_split(tmp_path: Path) -> None:
     folder = write_files(tmp_path / "files")
     before = prepare(str(folder), 300, tmp_path / "cache")
-    held_out = next(path for path in folder.iterdir() if is_validation(path.name))
+    held_out = next(path for path in folder.iterdir() if by_hash(path.name) == "validation")
     held_out.write_text("zyxw vuts " * 5_000)
     after = prepare(str(folder), 300, tmp_path / "cache")
     assert after.tokenizer == before.tokenizer
@@ -62,7 +64,7 @@ def test_the_tokenizer_never_saw_the_validation_split(tmp_path: Path) -> None:
 
 
 def test_a_second_preparation_is_the_first(files: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.data._write", lambda *args: pytest.fail("the cache was not used"))
+    monkeypatch.setattr("nas.data.extend", lambda *args: pytest.fail("the cache was not used"))
     assert prepare(str(files), 300, Path(corpus.folder).parent) == corpus
 
 
@@ -77,7 +79,7 @@ def test_text_and_vocabulary_are_part_of_the_fingerprint(tmp_path: Path) -> None
     assert prepare(str(folder), 300, tmp_path / "cache").fingerprint != first
 
 
-@pytest.mark.parametrize("damage", ["shorter", "missing", "garbage"])
+@pytest.mark.parametrize("damage", ["shorter", "garbage", "record"])
 def test_a_torn_entry_is_prepared_again(tmp_path: Path, damage: str) -> None:
     folder = write_files(tmp_path / "files")
     first = prepare(str(folder), 300, tmp_path / "cache")
@@ -85,8 +87,9 @@ def test_a_torn_entry_is_prepared_again(tmp_path: Path, damage: str) -> None:
     train, facts = Path(first.folder) / "train.bin", Path(first.folder) / "corpus.json"
     if damage == "shorter":
         train.write_bytes(train.read_bytes()[:-3])
-    elif damage == "missing":
+    elif damage == "record":
         facts.unlink()
+        (Path(first.folder) / "progress.json").write_text('{"tokens": 3}')
     else:
         facts.write_bytes(b"\xff{")
     with pytest.warns(UserWarning, match="preparing the corpus anew"):
@@ -145,7 +148,7 @@ def test_a_split_shorter_than_a_sequence_is_refused(corpus: Corpus) -> None:
 
 
 def test_an_epoch_visits_every_chunk_once_and_the_next_in_another_order(corpus: Corpus) -> None:
-    chunks = num_chunks(corpus.num_train_tokens, 8)
+    chunks = num_sequences(corpus, "train", 8)
     visited = [
         [
             tuple(train_batch(corpus, step=epoch * chunks + place, batch=1, seq_len=8, seed=0)[0][0].tolist())

@@ -1,204 +1,176 @@
-"""Documents: split without leakage, every row once, and one clear line for what cannot be read."""
+"""The papers' corpora: from the hub (here a local folder, read by the same calls) or from a local copy."""
 
 import json
-import sys
-import sysconfig
-from collections import Counter
-from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from nas.data import prepare
-from nas.sources import HUB_DATASETS, is_validation, open_source
+from nas.batches import num_sequences, train_batch
+from nas.data import open_corpus, prepare
+from nas.sources import PAPER_CORPORA, HubDataset, open_source
 
-
-def write_files(folder: Path) -> Path:
-    """60 different files."""
-    folder.mkdir()
-    for index in range(60):
-        (folder / f"module_{index}.py").write_text(f"x = {index}\n" * 20)
-    return folder
+SEQ_LEN = 16
+LENGTHS = [1, 15, 16, 17, 32, 33, 50]  # tokens of a document, over and over
 
 
-def all_texts(path: Path) -> list[str]:
-    source = open_source(str(path))
-    return [text for split in ("train", "validation") for text in source.documents(split)]
+def row(index: int) -> str:
+    """A text of as many words, each a token."""
+    return " ".join(f"w{(index + place) % 50}" for place in range(LENGTHS[index % len(LENGTHS)]))
 
 
-def write_parquet(path: Path, **columns: list) -> None:
-    parquet.write_table(pa.table(columns), path, row_group_size=50)
+def write_tokenizer(path: Path, end: str = "<|endoftext|>") -> None:
+    tokenizer = Tokenizer(models.WordLevel(unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(vocab_size=400, special_tokens=[end, "?"], show_progress=False)
+    tokenizer.train_from_iterator([f"w{index}" for index in range(398)], trainer)
+    assert tokenizer.get_vocab_size() == 400
+    path.write_text(tokenizer.to_str())
 
 
-def test_no_file_is_in_both_splits_nor_left_out(tmp_path: Path) -> None:
-    source = open_source(str(write_files(tmp_path / "files")))
-    train, validation = list(source.documents("train")), list(source.documents("validation"))
-    assert len(train) + len(validation) == 60
-    assert validation
-    assert not set(train) & set(validation)
+def write_rows(folder: Path, rows: list[str], *, column: str = "content", files: int = 2) -> None:
+    folder.mkdir(parents=True)
+    for index in range(files):
+        parquet.write_table(pa.table({column: rows[index::files]}), folder / f"part-{index}.parquet", row_group_size=20)
 
 
-def test_exact_copies_are_read_once(tmp_path: Path) -> None:
-    folder = write_files(tmp_path / "files")
-    for path in list(folder.iterdir()):
-        (folder / f"copy_of_{path.name}").write_bytes(path.read_bytes())
-    source = open_source(str(folder))
-    texts = [text for split in ("train", "validation") for text in source.documents(split)]
-    assert len(texts) == len(set(texts)) == 60
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Three repositories in a folder, which `codeparrot` now names."""
+    write_rows(tmp_path / "train", [row(index) for index in range(700)])
+    write_rows(tmp_path / "valid", [row(index) for index in range(70)])
+    (tmp_path / "tokenizer").mkdir()
+    write_tokenizer(tmp_path / "tokenizer" / "tokenizer.json")
+    dataset = HubDataset(
+        train=str(tmp_path / "train"),
+        validation=str(tmp_path / "valid"),
+        tokenizer=str(tmp_path / "tokenizer"),
+        field="content",
+    )
+    corpus = replace(PAPER_CORPORA["codeparrot"], hub=dataset, vocab_size=400)
+    monkeypatch.setitem(PAPER_CORPORA, "codeparrot", corpus)
+    return tmp_path
 
 
-def test_rows_with_equal_text_fall_on_one_side(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    rows = [{"text": f"row {index % 100} " * 5} for index in range(300)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    source = open_source(str(path))
-    train, validation = (Counter(source.documents(split)) for split in ("train", "validation"))
-    assert not train.keys() & validation.keys()
-    assert set((train + validation).values()) == {3}
-    assert validation
+def test_codeparrot_is_cut_into_whole_sequences_within_documents(hub: Path) -> None:
+    corpus = prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
+    assert corpus.tokenizer.startswith("codeparrot-400-")
+    assert corpus.chunk_len == SEQ_LEN
+    # per seven documents: 17 -> 1, 32 -> 1, 33 -> 2, 50 -> 3 sequences of 16 tokens and the one after
+    assert num_sequences(corpus, "train", SEQ_LEN) == 7 * 100
+    assert num_sequences(corpus, "validation", SEQ_LEN) == 7 * 10
+    tokenizer = Tokenizer.from_file(str(Path(corpus.folder) / "tokenizer.json"))
+    for step in range(7):
+        inputs, targets = train_batch(corpus, step=step, batch=100, seq_len=SEQ_LEN, seed=0)
+        assert inputs[:, 1:].equal(targets[:, :-1])
+        for sequence in inputs.tolist():
+            words = [int(word[1:]) for word in tokenizer.decode(sequence).split()]
+            assert words == [(words[0] + place) % 50 for place in range(SEQ_LEN)]  # of one document
 
 
-@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0c", "\r"])
-def test_only_a_newline_ends_a_row(tmp_path: Path, separator: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    rows = [{"text": f"row {index}{separator}goes on"} for index in range(60)]
-    ends = ["\r\n" if index % 2 else "\n\n" for index in range(60)]  # as written elsewhere; blank lines are no rows
-    lines = [json.dumps(row, ensure_ascii=separator < " ") + end for row, end in zip(rows, ends, strict=True)]
-    path.write_bytes("".join(lines).encode())
-    assert sorted(all_texts(path)) == sorted(row["text"] for row in rows)
+def test_a_smaller_vocabulary_trains_a_tokenizer_of_its_own(hub: Path) -> None:
+    corpus = prepare("codeparrot", 300, hub / "cache", seq_len=SEQ_LEN)
+    assert corpus.tokenizer.startswith("bpe-")
+    assert corpus.chunk_len == SEQ_LEN
 
 
-def test_a_parquet_file_gives_its_texts(tmp_path: Path) -> None:
-    texts = [f"row {index}" for index in range(200)]
-    write_parquet(tmp_path / "rows.parquet", number=list(range(201)), content=[*texts, None])
-    assert sorted(all_texts(tmp_path / "rows.parquet")) == sorted(texts)
-    train, validation = (set(open_source(str(tmp_path / "rows.parquet")).documents(s)) for s in ("train", "validation"))
-    assert validation
-    assert not train & validation
+def test_what_a_corpus_depends_on_is_in_its_fingerprint(hub: Path) -> None:
+    def fingerprint(vocab_size: int = 400, seq_len: int = SEQ_LEN) -> str:
+        return prepare("codeparrot", vocab_size, hub / "cache", seq_len=seq_len).fingerprint
+
+    first = fingerprint()
+    assert fingerprint(vocab_size=500) == first  # the same tokenizer
+    found = {first, fingerprint(vocab_size=300), fingerprint(seq_len=8)}
+    write_tokenizer(hub / "tokenizer" / "tokenizer.json", end="<|other|>")
+    text = (hub / "tokenizer" / "tokenizer.json").read_text().replace("<|other|>", "<|endoftext|>").replace("w397", "x")
+    (hub / "tokenizer" / "tokenizer.json").write_text(text)
+    assert len({*found, fingerprint()}) == 4
 
 
-@pytest.mark.parametrize("columns", [{"title": ["x"]}, {"text": [1, 2]}])
-def test_a_parquet_file_without_texts_is_refused(tmp_path: Path, columns: dict) -> None:
-    write_parquet(tmp_path / "rows.parquet", **columns)
-    with pytest.raises(ValueError, match="rows.parquet must have a column of texts named 'text' or 'content'"):
-        prepare(str(tmp_path / "rows.parquet"), 300, tmp_path / "cache")
+def test_sequences_of_another_length_are_refused(hub: Path) -> None:
+    corpus = prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
+    with pytest.raises(ValueError, match="was prepared in sequences of 16 tokens, not of 8"):
+        train_batch(corpus, step=0, batch=1, seq_len=8, seed=0)
+    with pytest.raises(ValueError, match="`seq_len` must be given"):
+        prepare("codeparrot", 400, hub / "cache")
 
 
-def test_a_parquet_file_damaged_in_the_middle_is_one_line_that_names_it(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    write_parquet(path, text=[f"row {index}" for index in range(500)])
-    raw = bytearray(path.read_bytes())
-    raw[5:60] = b"\xff" * 55
-    path.write_bytes(raw)
-    for name in (path, tmp_path):
-        with pytest.raises(ValueError, match="rows.parquet must be a whole parquet file") as error:
-            prepare(str(name), 300, tmp_path / "cache")
-        assert "\n" not in str(error.value)
+def test_a_corpus_of_documents_shorter_than_a_sequence_is_one_line(hub: Path) -> None:
+    with pytest.raises(ValueError, match="is empty: it has no document as long as a sequence"):
+        prepare("codeparrot", 400, hub / "cache", seq_len=1_000)
+    assert not list((hub / "cache").iterdir())
 
 
-def test_a_folder_is_read_with_its_tables(tmp_path: Path) -> None:
-    folder = write_files(tmp_path / "files")
-    plain = open_source(str(folder)).fingerprint
-    (folder / "more").mkdir()
-    rows = [f"json {index}" for index in range(100)]
-    (folder / "more" / "rows.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows))
-    (folder / "more" / "copy.jsonl").write_bytes((folder / "more" / "rows.jsonl").read_bytes())
-    write_parquet(folder / "rows.parquet", text=[f"table {index}" for index in range(100)])
-    found = all_texts(folder)
-    assert len(found) == len(set(found)) == 260
-    assert {*rows, "table 0", "table 99"} < set(found)
-    assert open_source(str(folder)).fingerprint != plain
-    assert prepare(str(folder), 300, tmp_path / "cache").num_validation_tokens
+def test_a_missing_column_is_named(hub: Path) -> None:
+    for path in (hub / "train").iterdir():
+        parquet.write_table(pa.table({"title": ["x"], "size": [1]}), path)
+    with pytest.raises(ValueError, match="must have a column of texts 'content', but its columns are title, size"):
+        prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
 
 
-@pytest.mark.parametrize("files", [{}, {"image.png": b"x"}, {"empty.txt": b""}, {"bytes.txt": b"\xff\xfe"}])
-def test_a_folder_without_text_is_one_clear_line(tmp_path: Path, files: dict[str, bytes]) -> None:
-    folder = tmp_path / "files"
-    folder.mkdir()
-    for name, raw in files.items():
-        (folder / name).write_bytes(raw)
-    with pytest.raises(
-        ValueError, match=r"files must hold text in \.txt, \.py, \.md, \.jsonl, \.parquet files"
-    ) as error:
-        open_source(str(folder))
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda text: text.replace("<|endoftext|>", "<|end|>"), "must have the token <|endoftext|>"),
+        (lambda text: text[:100], "must be a whole tokenizer.json"),
+        (lambda text: text.replace('"w397":', '"w397":401,"w398":'), "has 401 entries, but the model's .* only 400"),
+    ],
+)
+def test_a_tokenizer_that_does_not_fit_is_one_line(hub: Path, change, rule: str) -> None:
+    path = hub / "tokenizer" / "tokenizer.json"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ValueError, match=rule.replace("|", r"\|")) as error:
+        prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
     assert "\n" not in str(error.value)
 
 
-def test_equal_bytes_read_in_another_way_have_another_fingerprint(tmp_path: Path) -> None:
-    for suffix in (".txt", ".jsonl"):
-        (tmp_path / f"rows{suffix}").write_text('{"text": "x"}\n')
-    assert len({open_source(str(path)).fingerprint for path in tmp_path.iterdir()}) == 2
+def test_a_local_copy_gives_the_sequences_of_the_hub(hub: Path) -> None:
+    copy = hub / "copy"
+    write_rows(copy / "train", [row(index) for index in range(700)], files=1)
+    (copy / "validation").mkdir()
+    lines = [json.dumps({"text": row(index)}) for index in range(70)]
+    (copy / "validation" / "rows.jsonl").write_text("\n".join(lines))
+    write_tokenizer(copy / "tokenizer.json")
+    one = prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
+    other = prepare(f"codeparrot:{copy}", 400, hub / "cache", seq_len=SEQ_LEN)
+    assert other.tokenizer == one.tokenizer
+    for split in ("train", "validation"):  # read in another order
+        rows = [sorted(each.tokens(split).reshape(-1, SEQ_LEN + 1).tolist()) for each in (one, other)]
+        assert rows[0] == rows[1]
 
 
-def test_a_txt_file_is_cut_near_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "book.txt"
-    path.write_text("".join(f"line {index}\n" for index in range(100)))
-    source = open_source(str(path))
-    assert next(source.documents("train")).endswith("line 94\n")
-    assert next(source.documents("validation")).startswith("line 95\n")
+def test_a_copy_without_a_split_or_a_tokenizer_names_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "validation").mkdir()
+    (tmp_path / "validation" / "book.txt").write_text("words")
+    with pytest.raises(ValueError, match="texts in .*/train, but there is no such folder"):
+        prepare(f"languini:{tmp_path}", 16_384, tmp_path / "cache")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "book.txt").write_text("other words")
+    with pytest.raises(ValueError, match="must hold the tokenizer .*/books_16384.model: No such file"):
+        prepare(f"languini:{tmp_path}", 16_384, tmp_path / "cache")
 
 
-def test_the_standard_library_comes_without_tests_and_packages() -> None:
-    source = open_source("stdlib")
-    texts = "".join(source.documents("train")) + "".join(source.documents("validation"))
-    root = Path(sysconfig.get_paths()["stdlib"])
-    assert 5e6 < len(texts) < 30e6
-    assert (root / "argparse.py").read_text() in texts
-    excluded = [root / "idlelib" / "pyshell.py", root / "test" / "test_argparse.py"]
-    assert not any(path.exists() and path.read_text() in texts for path in excluded)
+def test_languini_says_why_it_cannot_be_downloaded_and_what_to_do() -> None:
+    with pytest.raises(
+        ValueError, match=r"withdrawn .*books_16384.model in a FOLDER and give languini:FOLDER"
+    ) as error:
+        open_source("languini")
+    assert "\n" not in str(error.value)
 
 
-def test_the_split_of_a_file_depends_on_its_path_alone() -> None:
-    held_out = [index for index in range(2_000) if is_validation(f"file_{index}")]
-    assert 0.03 < len(held_out) / 2_000 < 0.07
-    assert not is_validation("a")
-
-
-def test_a_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="must be text in UTF-8"):
-        open_source(str(tmp_path / "book.txt"))
-
-
-def test_hub_data_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install '\.\[hf\]'"):
-        open_source("codeparrot")
-
-
-def hub_of(monkeypatch: pytest.MonkeyPatch, rows: Callable[[], Iterator[dict]], known: str) -> None:
-    """A hub with one dataset."""
-
-    class Api:
-        def dataset_info(self, repository: str) -> SimpleNamespace:
-            if repository != known:
-                raise RuntimeError("404\nnot found")
-            return SimpleNamespace(sha="1")
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *args, **rest: rows()))
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(HfApi=Api))
-
-
-def test_a_dataset_that_the_hub_does_not_have_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub_of(monkeypatch, lambda: iter([]), known=HUB_DATASETS["codeparrot"].train)
-    for name, missing in (("languini", "the_pile_books3"), ("codeparrot", HUB_DATASETS["codeparrot"].validation)):
-        with pytest.raises(
-            ValueError, match=f"data '{name}' needs the dataset {missing} of the Hugging Face hub"
-        ) as error:
-            open_source(name)
-        assert "\n" not in str(error.value)
-
-
-def test_a_hub_that_goes_away_while_it_is_read_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rows() -> Iterator[dict]:
-        yield {"text": "abc"}
-        raise ConnectionError("gone")
-
-    hub_of(monkeypatch, rows, known="the_pile_books3")
-    documents = open_source("languini").documents("train")
-    assert next(documents) == "abc"
-    with pytest.raises(ValueError, match=r"the_pile_books3 .* cannot be read \(ConnectionError\)"):
-        next(documents)
+def test_a_copy_of_languini_is_documents_in_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    corpus = replace(PAPER_CORPORA["languini"], vocab_size=400, tokenizer_file="tokenizer.json")
+    monkeypatch.setitem(PAPER_CORPORA, "languini", corpus)
+    for split in ("train", "validation"):
+        (tmp_path / split).mkdir()
+        for index in range(3):
+            (tmp_path / split / f"{index}.txt").write_text(f"w{index} {split[0]}")
+    write_tokenizer(tmp_path / "tokenizer.json", end="<D>")
+    prepared = prepare(f"languini:{tmp_path}", 400, tmp_path / "cache")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    decoded = tokenizer.decode(prepared.tokens("train").tolist(), skip_special_tokens=False)
+    assert decoded == "w0 ? <D> w1 ? <D> w2 ? <D>"
+    assert open_corpus(Path(prepared.folder)) == prepared
