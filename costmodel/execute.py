@@ -4,7 +4,7 @@ A node's function takes the array library as an argument: numpy computes at once
 engine. Shapes: activations are rows x features; scores and attention weights are heads x queries x keys; a packed
 projection is rows x (parts x heads x head_dim), its parts queries, keys and, where there are three, values.
 
-Everything that an engine's client or server computes in the clear before the run happens in `operands` and `one_hot`.
+Everything that an engine's client or server computes in the clear before the run happens in `operands` and `inputs`.
 """
 
 from collections.abc import Callable, Mapping
@@ -72,8 +72,8 @@ def values(
 
 
 def inputs(graph: OpGraph, tokens: Array, caches: Mapping[str, Array] | None = None) -> dict[str, Array]:
-    """What a graph reads, by name: the client's one-hot tokens, and its caches. Errors as for `values`."""
-    found = {"tokens": one_hot(graph, tokens)}
+    """What a graph reads, by name: the client's tokens, one-hot or as they are, and caches. Errors as for `values`."""
+    found = {"tokens": _encoded(graph, tokens)}
     for each in graph.inputs:
         if caches is None or each.name not in caches:
             raise ValueError(f"`caches` must hold {each.name!r} of shape {each.shape}, but it is missing.")
@@ -106,8 +106,8 @@ def evaluate(op: Op, library: Library, own: Weights, *inputs: Array) -> Array:
     return FUNCTIONS[type(op)](op, library, own, *inputs)
 
 
-def one_hot(graph: OpGraph, tokens: Array) -> Array:
-    """The client's input: tokens x vocab, one 1 per row. Raises ValueError for tokens the graph cannot take."""
+def _encoded(graph: OpGraph, tokens: Array) -> Array:
+    """tokens x vocab, one 1 per row; or the tokens themselves, where they are looked up."""
     op = next(node.op for node in graph if isinstance(node.op, ops.TokenEmbedding))
     tokens = np.asarray(tokens)
     if tokens.shape != (op.tokens,):
@@ -116,7 +116,7 @@ def one_hot(graph: OpGraph, tokens: Array) -> Array:
         )
     if tokens.min() < 0 or tokens.max() >= op.vocab:
         raise ValueError(f"`tokens` must be from 0 to {op.vocab - 1}, but got {tokens.min()} to {tokens.max()}.")
-    return np.eye(op.vocab)[tokens]
+    return tokens.astype(np.float64) if op.encoding == "lookup" else np.eye(op.vocab)[tokens]
 
 
 # op type -> its weights' shapes by suffix; the suffixes and shapes are those of the deployed weights, and the tables
@@ -138,7 +138,7 @@ SHAPES: dict[type, Callable[[Any], dict[str, tuple[int, ...]]]] = {
 }
 # op type -> the shapes of what it reads from other ops. A rotation reads heads of any width; the least is given here.
 INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
-    ops.TokenEmbedding: lambda op: ((op.tokens, op.vocab),),
+    ops.TokenEmbedding: lambda op: ((op.tokens,) if op.encoding == "lookup" else (op.tokens, op.vocab),),
     ops.PositionEmbedding: lambda op: ((op.rows, op.features),),
     ops.LayerNorm: lambda op: ((op.rows, op.features),),
     ops.RmsNorm: lambda op: ((op.rows, op.features),),
@@ -203,8 +203,12 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
     return found
 
 
-def _embed(op: ops.TokenEmbedding, library: Library, own: Weights, hot: Array) -> Array:
-    return library.numpy.matmul(hot, own["weight"])
+def _embed(op: ops.TokenEmbedding, library: Library, own: Weights, tokens: Array) -> Array:
+    """Tokens that are looked up are numbers like any other, and compared with each entry of the public vocabulary."""
+    if op.encoding == "lookup":
+        found = tokens[:, None] == np.arange(op.vocab, dtype=np.float32)  # tokens x vocab
+        tokens = library.numpy.where(found, 1.0, 0.0)
+    return library.numpy.matmul(tokens, own["weight"])
 
 
 def _add_positions(op: ops.PositionEmbedding, library: Library, own: Weights, source: Array) -> Array:

@@ -5,6 +5,7 @@ Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/aby3 and libspu/mpc/ab
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from costmodel.ops import Op
 from costmodel.protocols.calls import Call, Comm, Setting, halves, price_calls, stored_bytes, total
@@ -96,6 +97,18 @@ def _to_arithmetic(call: Call, setting: Setting) -> Comm:
     return total([share, _adder(call.elements, setting), opened, reshare])
 
 
+def _equal(call: Call, setting: Setting) -> Comm:
+    """One party deals a mask; the other two open the masked difference, and its bits are joined by halves.
+
+    Rounds 1 to 3: the mask in two sharings, a masked share, a re-sharing. The result is kept, and becomes arithmetic,
+    in a byte. Source: conversion.cc, EqualAP and eqz, https://eprint.iacr.org/2019/599, section IV.D.
+    """
+    num_bytes = 4 * call.elements * setting.ring_bits // 8
+    opened = Comm(rounds=3, messages=4, online_bytes=num_bytes, waited_bytes=num_bytes)
+    joined = [_and(call.elements, bits) for bits in halves(setting)]
+    return total([opened, *joined, _to_arithmetic(replace(call, bits=OBLIVIOUS_BITS), setting)])
+
+
 def _share(call: Call, setting: Setting) -> Comm:
     """A sharing of zero hides the public number; its parts are passed on. Source: arithmetic.cc, P2A."""
     return _passed_on(call.elements * setting.ring_bits // 8)
@@ -130,6 +143,7 @@ PRICES: dict[str, Callable[[Call, Setting], Comm]] = {
     "select": _select,
     "to_bits": _to_bits,
     "to_arithmetic": _to_arithmetic,
+    "equal": _equal,
     "conjoin": _conjoin,
     "share": _share,
     "deal": _deal,

@@ -14,11 +14,13 @@ from typing import Literal, TypeAlias, get_args
 #   sign: the most significant bit of an arithmetic sharing, as a boolean sharing of one bit
 #   select: an arithmetic sharing times a boolean sharing of one bit
 #   to_bits: arithmetic to boolean sharing of every bit; to_arithmetic: back, from the lowest `bits` bits
+#   equal: whether a number is a public one, as an arithmetic sharing
 #   conjoin: AND of two boolean sharings of `bits` bits
 #   share: an arithmetic sharing of a public number
 #   deal: an arithmetic sharing of what one party holds
 Primitive = Literal[
-    "multiply", "square", "matmul", "truncate", "sign", "select", "to_bits", "to_arithmetic", "conjoin", "share", "deal"
+    "multiply", "square", "matmul", "truncate", "sign", "select", "to_bits", "to_arithmetic", "equal", "conjoin",
+    "share", "deal",
 ]  # fmt: skip
 PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
 Holder = Literal["secret", "server"]

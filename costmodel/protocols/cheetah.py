@@ -79,6 +79,16 @@ def comm(op: Op, setting: Setting) -> Comm:
     return total([online, shares.comm(), *(ONCE if isinstance(op, TokenEmbedding) else ())])
 
 
+def by_primitive(op: Op, setting: Setting) -> dict[str, int]:
+    """Bytes of one op, its share of what is made in batches included, by the primitive that sends them."""
+    num_bytes: dict[str, int] = {}
+    for call in _calls(op, setting):
+        shares = Shares()
+        part = total([PRICES[call.primitive](call, shares), shares.comm()])
+        num_bytes[call.primitive] = num_bytes.get(call.primitive, 0) + part.online_bytes + part.setup_bytes
+    return num_bytes
+
+
 def num_ots(op: Op, setting: Setting) -> int:
     """Oblivious transfers that one op uses, of both directions together."""
     shares = Shares()
@@ -234,6 +244,20 @@ def _conjoin(call: Call, account: Account) -> Comm:
     return _conjoined(call.elements, call.bits, 2, account)
 
 
+def _equal(call: Call, account: Account) -> Comm:
+    """Digits by an OT of 16 messages of a bit, joined by halves; then to arithmetic.
+
+    Source: arithmetic.cc, EqualAP; nonlinear/equal_prot.cc, DoCompute.
+    """
+    digits = RING_BITS // DIGIT_BITS
+    num_digits = call.elements * digits
+    parts = [_chosen(num_digits * DIGIT_BITS, num_digits * 2**DIGIT_BITS // 8, 0, account)]
+    while digits > 1:
+        digits //= 2
+        parts.append(_conjoined(call.elements * digits, 1, 2, account))
+    return total([*parts, _to_arithmetic(replace(call, bits=1), account)])
+
+
 def _share(call: Call, account: Account) -> Comm:
     """Local. Source: arithmetic_semi2k.cc, P2A and V2A."""
     return NOTHING
@@ -287,6 +311,7 @@ PRICES: dict[str, Callable[[Call, Account], Comm]] = {
     "select": _select,
     "to_bits": _to_bits,
     "to_arithmetic": _to_arithmetic,
+    "equal": _equal,
     "conjoin": _conjoin,
     "share": _share,
     "deal": _share,

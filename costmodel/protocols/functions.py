@@ -22,6 +22,7 @@ ERF_DEGREE = 4  # fxp_approx.cc, ErfImpl
 MULTIPLY: Calls = (Call(primitive="multiply", elements=1),)
 SIGN: Calls = (Call(primitive="sign", elements=1),)
 SELECT: Calls = (Call(primitive="select", elements=1),)
+EQUAL: Calls = (Call(primitive="equal", elements=1),)
 
 
 def truncate(setting: Setting) -> Calls:

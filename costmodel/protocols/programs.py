@@ -2,7 +2,7 @@
 
 Everything is secret but what `costmodel.execute` calls public: the temperatures, the scalars of shaped attention,
 the causal mask and the rotary angles. The other weights are shared, or held by the server alone, as the setting says.
-The client one-hot encodes its tokens; the logits of all tokens stay shared.
+The client shares its tokens one-hot, or as they are where they are looked up; the logits stay shared.
 A step that no call stands for is local. The engine's compiler drops products with a constant 1 and reductions over one
 element, which is why some shapes of size 1 have programs of their own.
 """
@@ -76,7 +76,9 @@ def _heads(op: Any, calls: Calls) -> Calls:
 
 
 def _embed(op: ops.TokenEmbedding, setting: Setting, share_bytes: int) -> Calls:
-    return matmul(op.tokens, op.vocab, op.features, setting, share_bytes, weight=True)
+    """A lookup compares each token with each entry of the public vocabulary, which makes it one-hot."""
+    one_hot = on(op.tokens * op.vocab, functions.EQUAL) if op.encoding == "lookup" else ()
+    return one_hot + matmul(op.tokens, op.vocab, op.features, setting, share_bytes, weight=True)
 
 
 def _local(op: Op, setting: Setting, share_bytes: int) -> Calls:

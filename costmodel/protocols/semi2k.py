@@ -10,6 +10,7 @@ Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/semi2k and libspu/mpc/
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from costmodel.ops import Op
 from costmodel.protocols.calls import NOTHING, Call, Comm, Setting, halves, price_calls, stored_bytes, total
@@ -79,6 +80,16 @@ def _to_arithmetic(call: Call, setting: Setting) -> Comm:
     return _opened(call.elements * stored_bytes(call.bits))
 
 
+def _equal(call: Call, setting: Setting) -> Comm:
+    """A masked difference is opened and its bits joined by halves, all in full words; then to arithmetic, likewise.
+
+    Source: conversion.cc, EqualAP and eqz, https://eprint.iacr.org/2019/599, section IV.D.
+    """
+    joined = [_and(call.elements, setting.ring_bits)] * len(halves(setting))
+    opened = _opened(call.elements * setting.ring_bits // 8)
+    return total([opened, *joined, _to_arithmetic(replace(call, bits=setting.ring_bits), setting)])
+
+
 def _share(call: Call, setting: Setting) -> Comm:
     """Local: both parties expand a common seed. Source: arithmetic.cc, P2A and V2A."""
     return NOTHING
@@ -97,6 +108,7 @@ PRICES: dict[str, Callable[[Call, Setting], Comm]] = {
     "select": _multiply,
     "to_bits": _to_bits,
     "to_arithmetic": _to_arithmetic,
+    "equal": _equal,
     "conjoin": _conjoin,
     "share": _share,
     "deal": _share,

@@ -50,6 +50,12 @@ def test_large_products_are_encrypted_and_small_ones_open_masks() -> None:
     assert (small.online_bytes, small.setup_bytes) == (2 * 2 * 8 * 100, 0)
 
 
+def test_an_equality_takes_55_and_five_eighths_bytes_an_element() -> None:
+    # 16 digits of 4 bits: an OT of 16 messages of a bit with 4 choices each; 15 ANDs, each of which opens 2 bits by
+    # both parties; then an OT of 64 bits with a choice
+    assert one("equal", 16384, used()).online_bytes == (16 * 2.5 + 15 * 4 / 8 + 8 + 1 / 8) * 16384
+
+
 def test_a_factor_that_the_server_holds_halves_a_matrix_product() -> None:
     op = ops.Linear(rows=128, in_features=256, out_features=50, bias=True)
     truncated = cheetah.comm(ops.Temperature(heads=1, queries=128, keys=50), DEFAULT).online_bytes

@@ -1,6 +1,7 @@
 """`python -m costmodel compare`: predicted against measured, and its exit codes; the engine itself is optional here."""
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_json_records_the_setting(run, engine_stub):
     assert setting_of(run) == ["secret", 0, "one-hot", "all", "prefill", 64, 18]
     changed = ("--weights", "server", "--projection", "last", "--fraction-bits", "15")
     assert setting_of(run, *changed) == ["server", 0, "one-hot", "last", "prefill", 64, 15]
-    assert setting_of(run, "--phase", "decode")[2:5] == ["one-hot", "all", "decode"]
+    assert setting_of(run, "--phase", "decode", "--embedding", "lookup")[2:5] == ["lookup", "all", "decode"]
 
 
 def test_json_has_every_key_and_sums(run, engine_stub):
@@ -112,12 +113,18 @@ def test_a_table_has_every_op_kind_and_the_total(run, engine_stub):
 
 @needs_engine
 @pytest.mark.parametrize(
-    ("protocol", "weights"),
-    [("semi2k", "secret"), ("semi2k", "server"), ("aby3", "secret"), ("aby3", "server"), ("cheetah", "server")],
+    ("protocol", "weights", "embedding"),
+    [
+        ("semi2k", "secret", "one-hot"),
+        ("semi2k", "server", "lookup"),
+        ("aby3", "secret", "one-hot"),
+        ("aby3", "server", "lookup"),
+        ("cheetah", "server", "lookup"),
+    ],
 )
-def test_the_engine_agrees(run, protocol, weights):
-    args = ("SM(t)+ScFuFFN", *TINY, "--protocol", protocol, "--weights", weights, "--format", "json")
-    code, out, err = run("compare", *args)
+def test_the_engine_agrees(run, protocol, weights, embedding):
+    options = ("--protocol", protocol, "--weights", weights, "--embedding", embedding, "--format", "json")
+    code, out, err = run("compare", "SM(t)+ScFuFFN", *TINY, *options)
     assert (code, err.count("\n")) == (0, 1)
     document = json.loads(out)
     check_document(document, protocol)
@@ -174,6 +181,15 @@ def test_a_file_that_is_no_weights_file_is_one_line(run, engine_stub, tmp_path, 
     code, out, err = run("compare", "SM", *TINY, "--weights-file", "w.safetensors")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "weights file 'w.safetensors' must be a readable safetensors file, but: " in err
+
+
+def test_a_lookup_finds_what_the_one_hot_tokens_select(graph_of):
+    hot = graph_of("SM", seq_len=6, base="tiny", layers=1, vocab=40)
+    first = replace(hot.nodes[0], op=replace(hot.nodes[0].op, encoding="lookup"))
+    weights = compare.drawn_weights(hot, np.random.default_rng(0))
+    tokens = np.array([0, 39, 7, 7, 1, 20])
+    found = execute.execute(replace(hot, nodes=(first, *hot.nodes[1:])), weights, tokens)
+    np.testing.assert_array_equal(found, execute.execute(hot, weights, tokens))
 
 
 def test_an_engine_that_fails_ends_with_1(run, engine_stub, monkeypatch):

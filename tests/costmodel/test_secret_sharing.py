@@ -61,6 +61,17 @@ def test_who_holds_the_weights_matters_to_ops_that_have_some(comm) -> None:
         assert comm(op, SERVER) == comm(op, DEFAULT)
 
 
+def test_a_lookup_compares_every_token_with_every_entry() -> None:
+    hot, lookup = (ops.TokenEmbedding(tokens=7, vocab=13, features=5, encoding=e) for e in ("one-hot", "lookup"))
+    # both parties open a masked difference, 6 ANDs of 64 bits, and 64 bits on the way to arithmetic
+    more = semi2k.comm(lookup, DEFAULT).online_bytes - semi2k.comm(hot, DEFAULT).online_bytes
+    assert more == 7 * 13 * (2 * 8 + 6 * 4 * 8 + 2 * 8)
+    # 4 words one after the other, ANDs of 32, 16, 8, 4, 2, 1 bits by three parties; 8 bits to arithmetic, 3 words each
+    # and one more
+    more = aby3.comm(lookup, DEFAULT).online_bytes - aby3.comm(hot, DEFAULT).online_bytes
+    assert more == 7 * 13 * (4 * 8 + 3 * (4 + 2 + 1 + 1 + 1 + 1) + 8 * (3 * 8 + 1))
+
+
 def test_exponential_is_eight_squarings() -> None:
     assert per_element(semi2k.PRICES, functions.exponential(DEFAULT)) == 8 * (16 + 8) + 8
     assert per_element(aby3.PRICES, functions.exponential(DEFAULT)) == 8 * (24 + 28) + 28
