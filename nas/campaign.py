@@ -42,7 +42,13 @@ def run_campaign(
     Raises ValueError for bad input, StoppedError or OSError if the run cannot go on (it can be resumed).
     """
     resources = study_resources(config)
-    corpus = prepare(config.data, vocab_size=SCALES[config.scale].vocab_size or feasible.space.base.vocab_size)
+    corpus = prepare(
+        config.data,
+        vocab_size=SCALES[config.scale].vocab_size or feasible.space.base.vocab_size,
+        seq_len=config.seq_len,
+        tokens=config.tokens or SCALES[config.scale].tokens,
+        tell=lambda line: console.print(line, soft_wrap=True, highlight=False),
+    )
     known = None if folder is None else checked_meta(folder, feasible.priced.pricer, corpus)
     folder = folder or new_folder(output_dir)
     with locked(folder):

@@ -19,8 +19,9 @@ from costmodel.units import parse_bytes, parse_seconds
 from costmodel.yamlfile import dump, load_mapping
 from nas import ledger
 from nas.candidate import Candidate
-from nas.config import SCALES, EntropyRegularisation, Recipe, ScaleName
+from nas.config import ScaleName
 from nas.ledger import Record
+from nas.recipes import recipe_for
 from nas.searcher import SearcherName
 from search_spaces.notation import Named
 from search_spaces.space import SearchSpace, load_space
@@ -108,11 +109,8 @@ def candidate_at(member: Named, scale: ScaleName, *, seq_len: int | None, tokens
     """A member at a scale; None keeps the scale's own sequence length or tokens."""
     changes: dict[str, Any] = {"seq_len": seq_len, "tokens": tokens}
     given = {name: value for name, value in changes.items() if value is not None}
-    recipe = Recipe(
-        scale=replace(SCALES[scale], **given),
-        data=data,
-        entropy=EntropyRegularisation() if member.entropy_regularised else None,
-    )
+    recipe = recipe_for(scale, data, entropy_regularised=member.entropy_regularised)
+    recipe = replace(recipe, scale=replace(recipe.scale, **given))
     return Candidate(architecture=member.architecture, recipe=recipe)
 
 

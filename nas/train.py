@@ -102,10 +102,17 @@ def run(args: Sequence[str], console: Console) -> None:
         model = Decoder(candidate.trained)
     if candidate.recipe.normalisation is not None:
         chosen_linears(model, candidate.recipe.normalisation)
-    corpus = prepare(config.data, vocab_size=candidate.trained.vocab_size)
+    scale = candidate.recipe.scale
+    corpus = prepare(
+        config.data,
+        vocab_size=candidate.trained.vocab_size,
+        seq_len=scale.seq_len,
+        tokens=scale.tokens,
+        tell=lambda line: console.print(line, highlight=False),
+    )
     if config.init_from is not None:
         require_tokenizer(config.init_from, candidate.trained.vocab_size, corpus)
-    require_chunks(corpus, candidate.recipe.scale.seq_len)
+    require_chunks(corpus, scale.seq_len)
     folder = resumed or output_dir or RUNS / datetime.now(UTC).strftime("train-%Y-%m-%dT%H%M%SZ")
     if resumed is None and folder.is_dir() and any(folder.iterdir()):
         held = (

@@ -117,15 +117,13 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
         if len(calls) > 8:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(OSError, match="No space left.*goes on from what it has") as error,
-    ):
-        patch.setattr(preparation.os, "fsync", full)
+    monkeypatch.setattr(preparation.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left.*goes on from what it has") as error:
         prepare(str(rows), 300, tmp_path / "cache")
     assert "\n" not in str(error.value)
     (entry,) = (tmp_path / "cache").iterdir()
     assert (entry / "progress.json").exists()
+    monkeypatch.setattr(preparation.os, "fsync", lambda descriptor: None)
     assert contents(prepare(str(rows), 300, tmp_path / "cache")) == contents(prepare(str(rows), 300, tmp_path / "new"))
 
 
