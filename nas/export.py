@@ -1,13 +1,22 @@
-"""`python -m nas.export RUN --pick knee --output-dir DIR`: an architecture of a run, ready to be used elsewhere.
+"""`python -m nas.export RUN --pick knee --output-dir DIR`: a candidate of a run, ready to be used elsewhere.
 
-architecture.yaml   the priced architecture; an ARCH of every command
-export.yaml         recipe, result, cost breakdown by layer and provenance
-trained.yaml        the architecture at the width it was trained at, which the weights belong to
-weights.safetensors the weights, named after the nodes of the op graph
+--format yaml   architecture.yaml    the priced architecture; an ARCH of every command
+                trained.yaml         the architecture at the width it was trained at, which the weights belong to
+                weights.safetensors  the weights, named after the nodes of the op graph
+--format hf     a model of transformers, with its tokenizer: GPT-2 or GPT-NeoX where it is one, else code of ours, which
+                `AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)` loads with this package
+--format mpc    architecture.yaml    of the weights; an ARCH of `python -m costmodel compare`
+                weights.safetensors  for its --weights-file
+                graph.json           the op graph, node by node
+
+All have export.yaml: recipe, result, cost breakdown by layer and provenance. With --fold the model is folded first (see
+`nas.fold`): another architecture, cheaper and with the same logits.
 """
 
+import json
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,61 +27,140 @@ from torch import Tensor
 from costmodel import cli
 from costmodel.estimate import estimate
 from costmodel.protocols import load_pricer
+from costmodel.units import format_seconds
 from costmodel.yamlfile import dump
 from nas import checkpoint
 from nas.candidate import Candidate, candidate_id
+from nas.data import default_cache_dir
+from nas.fold import fold as folded
+from nas.fold import folded_placement
 from nas.front import pick as pick_record
+from nas.initial import TOKENIZER_FILE, TRAINED_FILE
 from nas.ledger import Record
 from nas.objective import Objective
 from nas.run import StudyConfig, find_run, read_config, read_ledger, read_meta, run_space, study_candidate
-from nas.weights import deployed_weights, load_stored
-from search_spaces.architecture import dump_architecture
+from nas.weights import WEIGHTS_FILE, deployed_weights, load_stored
+from search_spaces.architecture import Architecture, arch_id, dump_architecture
 from search_spaces.lower import lower
-from search_spaces.notation import parse
+from search_spaces.notation import name_of, parse
+
+Format = Literal["yaml", "hf", "mpc"]
+ARCHITECTURE_FILE = "architecture.yaml"
 
 
-def export(run: str, pick: str = "knee", format: Literal["yaml"] = "yaml", output_dir: str | None = None) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """What is written: the priced architecture, the trained one with its deployed weights, and plain facts.
+
+    tokenizer: path of a tokenizer.json, which is there as long as the corpus is in the cache.
+    """
+
+    architecture: Architecture
+    trained: Architecture
+    weights: dict[str, Tensor]
+    facts: dict[str, Any]
+    seq_len: int
+    tokenizer: Path
+
+
+def export(
+    run: str, pick: str = "knee", format: Format = "yaml", fold: bool = False, output_dir: str | None = None
+) -> None:
     """Exports one completed candidate of a run.
 
     Args:
         run: folder of a run, or `latest`.
         pick: knee or best of the front, or the arch_id of a completed trial.
-        format: YAML files with safetensors weights.
-        output_dir: folder to write, new or empty; by default `exports/<arch_id>` in the run.
+        format: YAML files with safetensors weights, a transformers model, or weights for an MPC engine.
+        fold: fold scalars, gains and linears into one another; the model becomes cheaper, its logits stay.
+        output_dir: folder to write, new or empty; by default a folder named after the arch_id in `exports` of the run.
     """
     folder = find_run(run)
     config = read_config(folder)
     record = pick_record(read_ledger(folder), config.budget, pick)
-    target = folder / "exports" / record.arch_id if output_dir is None else Path(output_dir)
-    for path in write_export(folder, config, record, target):
+    name = record.arch_id + ("-folded" if fold else "") + ("" if format == "yaml" else f"-{format}")
+    target = folder / "exports" / name if output_dir is None else Path(output_dir)
+    made = prepare_export(folder, config, record, fold=fold)
+    for path in write_export(made, target, format):
         print(path)
+    if fold:
+        latency_s = made.facts["cost"]["total"]["latency_s"]
+        print(
+            f"folded: {record.notation} at {format_seconds(record.latency_s)} a token is deployed as "
+            f"{name_of(made.architecture)} at {format_seconds(latency_s)}, with the same logits"
+        )
 
 
-def write_export(folder: Path, config: StudyConfig, record: Record, target: Path) -> list[Path]:
-    """Writes the export of a completed trial and returns its files.
+def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Path]:
+    """Writes an export and returns its files.
 
-    Raises ValueError if `target` is not empty or cannot be written, or the trial's last checkpoint is gone.
+    Raises ValueError if `target` is not empty or cannot be written or, for `hf`, the tokenizer is gone or transformers
+    is not installed.
     """
-    candidate = study_candidate(config, parse(record.notation, run_space(folder, config).base))
-    weights = _weights(folder / "trials" / record.trial_id, candidate, record)
-    files = {
-        "weights.safetensors": save(weights, metadata={"candidate_id": record.candidate_id}),
-        "architecture.yaml": dump_architecture(candidate.architecture).encode(),
-        "trained.yaml": dump_architecture(candidate.trained).encode(),
-        "export.yaml": dump(_facts(folder, config, record, candidate)).encode(),
-    }
     try:
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise ValueError(f"--output-dir {target} must be new or empty, but holds files; choose another folder.")
-        for name, content in files.items():
-            (target / name).write_bytes(content)
+        (target / "export.yaml").write_text(dump(made.facts), encoding="utf-8")
+        FORMATS[format](made, target)
     except OSError as error:
-        for name in files:
-            with suppress(OSError):
-                (target / name).unlink()
+        _clear(target)
         raise ValueError(f"--output-dir {target} must be a folder we can write to: {error.strerror}.") from None
-    return [target / name for name in files]
+    return sorted(target.iterdir())
+
+
+def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: bool = False) -> Export:
+    """What a completed trial's export holds. Raises ValueError if the trial's last checkpoint is gone."""
+    candidate = study_candidate(config, parse(record.notation, run_space(folder, config).base))
+    architecture, trained = candidate.architecture, candidate.trained
+    weights = _weights(folder / "trials" / record.trial_id, candidate, record)
+    if fold:
+        trained, weights = folded(trained, weights)
+        architecture = folded_placement(architecture, trained)
+    return Export(
+        architecture=architecture,
+        trained=trained,
+        weights=weights,
+        facts=_facts(folder, config, record, candidate, architecture),
+        seq_len=config.seq_len,
+        tokenizer=default_cache_dir() / record.corpus / TOKENIZER_FILE,
+    )
+
+
+def _write_yaml(made: Export, target: Path) -> None:
+    _write_weights(made, target)
+    (target / ARCHITECTURE_FILE).write_text(dump_architecture(made.architecture), encoding="utf-8")
+    (target / TRAINED_FILE).write_text(dump_architecture(made.trained), encoding="utf-8")
+
+
+def _write_mpc(made: Export, target: Path) -> None:
+    _write_weights(made, target)
+    (target / ARCHITECTURE_FILE).write_text(dump_architecture(made.trained), encoding="utf-8")
+    nodes = [
+        {"name": node.name, "layer": node.layer, "op": type(node.op).__name__, **asdict(node.op), "inputs": node.inputs}
+        for node in lower(made.trained, made.seq_len)
+    ]
+    (target / "graph.json").write_text(json.dumps({"seq_len": made.seq_len, "nodes": nodes}, indent=1) + "\n")
+
+
+def _write_hf(made: Export, target: Path) -> None:
+    from nas.huggingface import save_model  # needs the extra `hf`
+
+    save_model(made.trained, made.weights, made.tokenizer, target)
+
+
+FORMATS: dict[Format, Callable[[Export, Path], None]] = {"yaml": _write_yaml, "hf": _write_hf, "mpc": _write_mpc}
+
+
+def _write_weights(made: Export, target: Path) -> None:
+    (target / WEIGHTS_FILE).write_bytes(save(made.weights, metadata={"candidate_id": made.facts["candidate_id"]}))
+
+
+def _clear(target: Path) -> None:
+    """Removes what was written into a folder that was empty."""
+    with suppress(OSError):
+        for path in target.iterdir():
+            path.unlink()
 
 
 def _weights(trial: Path, candidate: Candidate, record: Record) -> dict[str, Tensor]:
@@ -85,13 +173,17 @@ def _weights(trial: Path, candidate: Candidate, record: Record) -> dict[str, Ten
     return {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}
 
 
-def _facts(folder: Path, config: StudyConfig, record: Record, candidate: Candidate) -> dict[str, Any]:
+def _facts(
+    folder: Path, config: StudyConfig, record: Record, candidate: Candidate, architecture: Architecture
+) -> dict[str, Any]:
+    """architecture: what is deployed, and priced here; that of the candidate unless it is folded."""
     pricer = load_pricer(protocol=config.protocol, network=config.network)
-    result = estimate(lower(candidate.architecture, config.seq_len), pricer)
+    result = estimate(lower(architecture, config.seq_len), pricer)
     meta = read_meta(folder)
     return {
         "notation": record.notation,
         "arch_id": record.arch_id,
+        "deployed": {"notation": name_of(architecture), "arch_id": arch_id(architecture)},
         "candidate_id": record.candidate_id,
         "trial_id": record.trial_id,
         "result": {
