@@ -156,7 +156,7 @@ class Softmax:
     form: `exact`; `2quad`, (x + c)^2 over its row sum; `relu`, max(x, 0) over its row sum. The mask is public in
     every form, and what it hides adds nothing to a sum.
 
-    Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452, section 3.2 (2quad, and 2ReLU as a baseline).
+    Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452 (2Quad, and 2ReLU as a baseline).
     """
 
     heads: int

@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from costmodel import execute
-from costmodel.execute import PUBLIC, Array, Library
+from costmodel.evaluate import Array, Library, evaluate
+from costmodel.execute import PUBLIC
 from costmodel.job import Job
 from costmodel.ops import Node, Op
 
@@ -136,7 +136,7 @@ def _compile(
     own = job.operands[node.name]
 
     def function(*arrays: Array) -> Array:
-        return execute.evaluate(node.op, _jax_library(), dict(zip(own, arrays, strict=False)), *arrays[len(own) :])
+        return evaluate(node.op, _jax_library(), dict(zip(own, arrays, strict=False)), *arrays[len(own) :])
 
     sources = [*(value.shape for value in own.values()), *(shapes[name] for name in node.inputs)]
     arguments = [np.zeros(shape, dtype=np.float32) for shape in sources]

@@ -1,4 +1,4 @@
-"""What a decoder computes instead of softmax and GELU where its architecture says so, as `costmodel.execute` does."""
+"""What a decoder computes instead of softmax and GELU where its architecture says so, as `costmodel.evaluate` does."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from costmodel.execute import QUAD_SHIFT, RELU_SUM_OFFSET
+from costmodel.evaluate import QUAD_SHIFT, RELU_SUM_OFFSET
 from costmodel.ops import SoftmaxForm
 from costmodel.piecewise_gelu import CUBIC, EVEN, THRESHOLDS
 from nas.attention import Attended, causal_attention, cooled, row_bounds

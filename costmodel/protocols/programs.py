@@ -1,4 +1,4 @@
-"""Op -> calls: what every function of `costmodel.execute` does to secrets, step by step.
+"""Op -> calls: what every function of `costmodel.evaluate` does to secrets, step by step.
 
 Everything is secret but what `costmodel.execute` calls public: the temperatures, the scalars of shaped attention,
 the causal mask and the rotary angles. The other weights are shared, or held by the server alone, as the setting says.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel import execute, ops
+from costmodel import evaluate, execute, ops
 from costmodel.ops import OP_TYPES, Op
 from costmodel.protocols import aby3, functions, programs, semi2k
 from costmodel.protocols.calls import PRIMITIVES, Call, Setting, price_calls, stored_bytes
@@ -92,7 +92,7 @@ def test_a_large_product_is_cut_to_tiles() -> None:
 
 
 def test_every_op_has_a_program_and_every_primitive_a_price() -> None:
-    assert set(programs.PROGRAMS) == set(OP_TYPES) == set(execute.FUNCTIONS) == set(execute.INPUTS)
+    assert set(programs.PROGRAMS) == set(OP_TYPES) == set(evaluate.FUNCTIONS) == set(execute.INPUTS)
     assert set(semi2k.PRICES) == set(aby3.PRICES) == set(PRIMITIVES)
 
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from costmodel import execute, ops
+from costmodel import ops
+from costmodel.evaluate import evaluate, numpy_library
 from nas.attention import attention_reference, row_bounds
 from nas.model import Decoder, build
 from nas.variants import FORMS, PiecewiseGelu, attention_of, normalised_attention
@@ -69,7 +70,7 @@ def test_piecewise_gelu_is_the_op_graphs_and_near_gelu() -> None:
     source = np.linspace(-8, 8, 100_001)
     ours = PiecewiseGelu()(torch.from_numpy(source)).numpy()
     op = ops.Gelu(rows=1, features=len(source), form="piecewise")
-    np.testing.assert_allclose(ours, execute.evaluate(op, execute.numpy_library(), {}, source[None])[0], atol=1e-9)
+    np.testing.assert_allclose(ours, evaluate(op, numpy_library(), {}, source[None])[0], atol=1e-9)
     errors = np.abs(ours - functional.gelu(torch.from_numpy(source)).numpy())
     assert 0.0103 < errors.max() < 0.0105
     assert source[errors.argmax()] == pytest.approx(2.72, abs=0.01)
