@@ -25,6 +25,7 @@ from costmodel.protocols import load_pricer, published
 from costmodel.protocols.calls import Comm, Holder, Setting
 from costmodel.protocols.calls import total as total_comm
 from costmodel.published_rows import PublishedRow, published_rows
+from costmodel.rounds import parse_delays
 from costmodel.testbed import load_testbed
 from costmodel.trace import trace
 from costmodel.units import format_bytes
@@ -122,6 +123,7 @@ def compare(
     weights_file: Path | None = None,
     ring_bits: int = DEFAULT_SETTING.ring_bits,
     fraction_bits: int = DEFAULT_SETTING.fraction_bits,
+    delays: str | None = None,
     format: Literal["table", "json"] = "table",
 ) -> None:
     """Run an architecture under the MPC engine, and print predicted against measured costs and the logits' error.
@@ -147,6 +149,7 @@ def compare(
         weights_file: a .safetensors file of weights by <node>.<suffix>, such as `nas.export --format mpc` writes.
         ring_bits: bits of a secret-shared integer.
         fraction_bits: bits after the binary point.
+        delays: three or more one-way delays to measure rounds at, such as 10ms,20ms,40ms; takes eight more runs.
         format: tables for people or one JSON document in SI units.
     """
     dimensions = Dimensions(
@@ -157,10 +160,11 @@ def compare(
     setting = Setting(ring_bits=ring_bits, fraction_bits=fraction_bits, weights=weights)
     predicted = predict(graph, protocol, setting)
     read = None if weights_file is None else load_weights(weights_file, graph)
+    delays_s = None if delays is None else parse_delays(delays)
     mpc_engine.check_installed()
     _announce(graph, total_comm(predicted))
     try:
-        comparison = run_both(graph, predicted, protocol=protocol, setting=setting, weights=read)
+        comparison = run_both(graph, predicted, protocol=protocol, setting=setting, weights=read, delays_s=delays_s)
     except mpc_engine.EngineError as error:
         raise cli.StoppedError(str(error)) from None
     if format == "json":
@@ -262,7 +266,7 @@ def _measured_testbed(protocol: str, output: Path) -> str:
     known = microbenchmark.saved(path)
     timings = []
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task(protocol, total=len(microbenchmark.plan()))
+        task = progress.add_task(protocol, total=len(microbenchmark.plan(protocol)))
         try:
             for timing in microbenchmark.measure(protocol, setting, known):
                 if timing not in known:

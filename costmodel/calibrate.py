@@ -7,7 +7,9 @@ from typing import Any
 
 from costmodel import yamlfile
 from costmodel.fit import fit
-from costmodel.ops import OpGraph
+from costmodel.ops import OpGraph, Relu
+from costmodel.protocols import cheetah
+from costmodel.protocols.calls import Setting
 from costmodel.protocols.published import TERMS, graph_counts
 from costmodel.published_rows import PublishedRow
 from costmodel.testbed import Constant, FittedRow, Testbed
@@ -18,8 +20,10 @@ MARGINAL_S_PER_BYTE = (
     (2.15 * 60 / 15.88e9) + (3.98 * 60 / 31.78e9) + (2.73 * 60 / 23.83e9)
 ) / 3  # fmt: skip
 
-# Bytes per ReLU element: slope between two sizes measured on SecretFlow-SPU 0.9.5, CHEETAH, FM64, all ranks.
-RELU_BYTES = (15_856_280 - 4_559_512) / (128 * 1024 - 64 * 256)
+# Bytes per ReLU element by the formulas of protocol cheetah, a sign and a selection: of GPT-2 small's FFN at T=128.
+RELU = Relu(rows=128, features=3072)
+RELU_COMM = cheetah.comm(RELU, Setting())
+RELU_BYTES = (RELU_COMM.online_bytes + RELU_COMM.setup_bytes) / (RELU.rows * RELU.features)
 
 RELU_SENT_BYTES = Constant(
     value=RELU_BYTES,
@@ -27,8 +31,9 @@ RELU_SENT_BYTES = Constant(
     low=690 / 8,
     high=4_559_512 / (64 * 256),
     source=(
-        "rows tell only GELU - ReLU and ReLU + 2 LayerNorm well; slope between relu 64x256 and 128x1024 measured on "
-        "SecretFlow-SPU 0.9.5 CHEETAH; low: Cheetah comparison of 690 bits; high: the 64x256 run, set-up included"
+        "rows tell only GELU - ReLU and ReLU + 2 LayerNorm well; formulas of protocol cheetah at 128 x 3072, a sign "
+        "and a selection; low: Cheetah comparison of 690 bits; high: relu 64x256 measured on SecretFlow-SPU 0.9.5 "
+        "CHEETAH, set-up included"
     ),
 )
 RELU_LATENCY_S = Constant(

@@ -30,7 +30,7 @@ def fit_testbed(protocol: str, setting: Setting, timings: Sequence[Timing]) -> C
 
     Raises ValueError if a kind has no timing, or one of another number of runs.
     """
-    series = {each.kind: each for each in plan()}
+    series = {each.kind: each for each in plan(protocol)}
     by_kind = {timing.kind: timing for timing in timings}
     for name, each in series.items():
         runs = len(each.runs) - len(WARM_UP)

@@ -20,7 +20,8 @@ from costmodel.schema import decode
 
 T = TypeVar("T")
 
-REPEATS = (12, 12, 8, 4, 3, 3)  # of each size of a series: short runs are disturbed the most
+# protocol -> how often each size of a series runs; the short runs of secret sharing are disturbed the most
+REPEATS = {"semi2k": (12, 12, 8, 4, 3, 3), "aby3": (12, 12, 8, 4, 3, 3), "cheetah": (3, 3, 3, 2, 2, 2)}
 WARM_UP: tuple[Op, ...] = (
     ops.Linear(rows=8, in_features=8, out_features=8, bias=False),
     ops.ScaledAdd(rows=8, features=8),
@@ -31,16 +32,17 @@ ELEMENTS = ((1, 16), (16, 16), (32, 64), (64, 128), (64, 256), (128, 512))  # ro
 SCORES = ((1, 4, 4), (1, 16, 16), (2, 32, 32), (4, 64, 64), (2, 128, 128), (4, 128, 128))  # heads x queries x keys
 PRODUCTS = ((1, 16, 16), (16, 64, 64), (32, 64, 256), (64, 256, 256), (16, 512, 768), (128, 256, 512))
 HEAD_DIMS = (8, 8, 32, 16, 64, 32)  # of the attention products, shape by shape
-TABLES = ((2, 32, 16), (8, 256, 32), (16, 1024, 32), (32, 512, 128), (64, 2048, 64), (32, 4096, 128))
+TABLES = ((2, 32, 16), (8, 256, 32), (16, 1024, 32), (32, 512, 128), (64, 1024, 64), (32, 4096, 64))
 LOOKUPS = TABLES[:4]  # a comparison per token and entry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One kind of op in several sizes."""
+    """One kind of op in several sizes, and how often each of them runs."""
 
     weights: Literal["secret", "server"]
     sizes: tuple[Op, ...]
+    repeats: tuple[int, ...]
 
     @property
     def kind(self) -> str:
@@ -49,11 +51,11 @@ class Series:
     @property
     def runs(self) -> list[Op]:
         """What the engine runs, in order."""
-        return [*WARM_UP, *(op for op, repeats in zip(self.sizes, REPEATS, strict=False) for _ in range(repeats))]
+        return [*WARM_UP, *(op for op, repeats in zip(self.sizes, self.repeats, strict=False) for _ in range(repeats))]
 
     def by_size(self, values: Sequence[T]) -> list[Sequence[T]]:
         """Values of all runs after the warm-up, grouped by size."""
-        ends = list(accumulate(REPEATS[: len(self.sizes)], initial=0))
+        ends = list(accumulate(self.repeats[: len(self.sizes)], initial=0))
         return [values[start:end] for start, end in pairwise(ends)]
 
 
@@ -66,7 +68,7 @@ class Timing:
     seconds: tuple[float, ...]
 
 
-def plan() -> tuple[Series, ...]:
+def plan(protocol: str) -> tuple[Series, ...]:
     """Every kind that the engine runs; those with weights twice, shared and held by the server."""
     sizes = [
         tuple(ops.TokenEmbedding(tokens=t, vocab=v, features=d) for t, v, d in TABLES),
@@ -98,8 +100,9 @@ def plan() -> tuple[Series, ...]:
         _by_elements(ops.LastRow),
         tuple(ops.VocabProjection(rows=t, vocab=v, features=d) for t, v, d in TABLES),
     ]
-    secret = [Series(weights="secret", sizes=each) for each in sizes]
-    server = [Series(weights="server", sizes=each) for each in sizes if isinstance(each[0], WEIGHTED)]
+    repeats = REPEATS[protocol]
+    secret = [Series(weights="secret", sizes=each, repeats=repeats) for each in sizes]
+    server = [Series(weights="server", sizes=each, repeats=repeats) for each in sizes if isinstance(each[0], WEIGHTED)]
     return (*secret, *server)
 
 
@@ -114,7 +117,7 @@ def measure(
     Raises ValueError if the engine is not installed, EngineError if it fails.
     """
     found = {timing.kind: timing for timing in known}
-    for series in plan():
+    for series in plan(protocol):
         yield found.get(series.kind) or _timed(series, protocol, setting, run)
 
 

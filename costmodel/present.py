@@ -12,7 +12,9 @@ from costmodel.estimate import Estimate
 from costmodel.ops import LayerId, shape
 from costmodel.published_rows import PublishedRow
 from costmodel.units import format_bytes, format_seconds
-from costmodel.validate import Check, RowFlops
+from costmodel.validate import Check, Derived, RowFlops
+
+MENTIONED_SHARE = 0.005  # what rounds to less than 1 % is left out
 
 # The order of a price's keys in JSON.
 PRICE_KEYS = (
@@ -144,6 +146,20 @@ def rows_table(
             f"{flops[row.name].ffn_gflop}",
             f"{flops[row.name].attention_gflop}{'' if same else ' (not as printed)'}",
         )
+    return table
+
+
+def derived_table(terms: Iterable[Derived], sent_bytes: Mapping[str, float]) -> Table:
+    """Fitted bytes per unit beside those of the formulas, and which primitives send the latter."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("bytes per unit of", no_wrap=True)
+    for title in ("fitted", "derived"):
+        table.add_column(title, justify="right")
+    table.add_column("of the derived bytes")
+    for term in terms:
+        parts = sorted(term.by_primitive.items(), key=lambda part: -part[1])
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= MENTIONED_SHARE)
+        table.add_row(term.title, f"{sent_bytes[term.term]:.1f}", f"{term.sent_bytes:.1f}", shares)
     return table
 
 

@@ -4,7 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 
+from costmodel import ops
 from costmodel.calibrate import QUANTITIES, coefficients
+from costmodel.ops import Op
+from costmodel.protocols import cheetah, published
+from costmodel.protocols.calls import Setting
 from costmodel.published_rows import PublishedRow
 
 RowCounts = Mapping[str, Mapping[str, int]]  # row name -> term -> count
@@ -15,6 +19,50 @@ FFN_FLOPS = {"gelu": 16, "relu": 16, "leaky-relu": 16, "identity": 16, "fused": 
 
 # Terms that are there because the rows ask for them; `validate` shows what each one buys.
 EXAMINED_TERMS = ("linear_rows", "shaped_scores")
+
+
+# Terms of `published` that the formulas of cheetah can tell -> such ops of GPT-2 small at T=128, in each of their forms
+NONLINEAR: dict[str, tuple[Op, ...]] = {
+    "layernorm_elements": (ops.LayerNorm(rows=128, features=768),),
+    "relu_elements": (ops.Relu(rows=128, features=3072),),
+    "gelu_elements": (
+        ops.Gelu(rows=128, features=3072, form="tanh"),
+        ops.Gelu(rows=128, features=3072, form="exact"),
+    ),
+    "softmax_scores": (ops.Softmax(heads=12, queries=128, keys=128),),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Derived:
+    """What a unit of a fitted term costs by the formulas of protocol cheetah.
+
+    title: the term, and the form of its op if there are several. sent_bytes: a unit's.
+    by_primitive: the share of those bytes, 0 to 1, that each primitive sends.
+    """
+
+    term: str
+    title: str
+    sent_bytes: float
+    by_primitive: dict[str, float]
+
+
+def derived_terms() -> list[Derived]:
+    """Every term of `NONLINEAR` from first principles: what a fit of bytes can be held against."""
+    found = []
+    for term, forms in NONLINEAR.items():
+        for op in forms:
+            num_bytes = cheetah.by_primitive(op, Setting())
+            whole = sum(num_bytes.values())
+            found.append(
+                Derived(
+                    term=term,
+                    title=f"{term} ({op.form})" if isinstance(op, ops.Gelu) else term,
+                    sent_bytes=whole / published.counts(op)[term],
+                    by_primitive={name: part / whole for name, part in num_bytes.items()},
+                )
+            )
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

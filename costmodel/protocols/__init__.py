@@ -24,8 +24,9 @@ def load_pricer(
     if protocol != "published":
         return derived.load(protocol, network, testbed, setting)
     given = {"network": network, "testbed": testbed, "setting": setting}
-    if wrong := [name for name, value in given.items() if value is not None]:
-        raise ValueError(
-            f"protocol published has its {wrong[0]} fitted in, but got {wrong[0]} {given[wrong[0]]!s}; leave it out."
-        )
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"protocol published has its {name} fitted in, but got {name} {str(value)!r}; leave it out."
+            )
     return published.load()

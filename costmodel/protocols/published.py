@@ -65,7 +65,9 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
         "linear_elements": op.rows * (op.in_features + op.out_features),
         "linear_rows": op.rows,
     },
+    ops.PackHeads: lambda op: {},
     ops.Rotary: lambda op: {},
+    ops.RepeatHeads: lambda op: {},
     ops.AttentionScores: lambda op: {"attention_elements": op.heads * (op.queries + op.keys) * op.head_dim},
     ops.Temperature: lambda op: {},
     ops.Softmax: lambda op: {"softmax_scores": op.heads * op.queries * op.keys},
@@ -95,7 +97,10 @@ BYTES_STEP = 2.0**-8
 def counts(op: Op) -> dict[str, int]:
     """The terms of one op. Raises ValueError for an op the protocol has no formula for, or no measured form of."""
     if type(op) not in COUNTS:
-        raise ValueError(f"protocol published has no formula for {type(op).__name__}; add one to COUNTS.")
+        raise ValueError(
+            f"protocol published has no formula for {type(op).__name__}, which no printed row has; "
+            "choose protocol semi2k, aby3 or cheetah."
+        )
     if type(op) in MEASURED_FORMS:
         name, measured = MEASURED_FORMS[type(op)]
         if (form := getattr(op, name)) not in measured:

@@ -36,13 +36,13 @@ def timed(series, protocol: str) -> Timing:
 
 
 def test_every_op_is_in_the_plan_under_a_name_of_its_own() -> None:
-    kinds = [series.kind for series in plan()]
+    kinds = [series.kind for series in plan("semi2k")]
     assert len(set(kinds)) == len(kinds)
-    assert {type(series.sizes[0]) for series in plan()} == set(OP_TYPES)
+    assert {type(series.sizes[0]) for series in plan("semi2k")} == set(OP_TYPES)
 
 
 def test_known_coefficients_are_found_again() -> None:
-    testbed = fit_testbed("semi2k", Setting(), [timed(series, "semi2k") for series in plan()])
+    testbed = fit_testbed("semi2k", Setting(), [timed(series, "semi2k") for series in plan("semi2k")])
     for op in (ops.Relu(rows=7, features=11), ops.Linear(rows=3, in_features=50, out_features=9, bias=True)):
         assert seconds_of(op, "secret", testbed) == pytest.approx(of_work(op), rel=1e-6)
     assert testbed.start_s == pytest.approx(START_S)
@@ -50,14 +50,14 @@ def test_known_coefficients_are_found_again() -> None:
 
 
 def test_batches_of_oblivious_transfers_are_charged_by_use() -> None:
-    testbed = fit_testbed("cheetah", Setting(), [timed(series, "cheetah") for series in plan()])
+    testbed = fit_testbed("cheetah", Setting(), [timed(series, "cheetah") for series in plan("cheetah")])
     op = ops.Relu(rows=64, features=256)
     per_ot = BATCH_S / (BATCH - KEPT)
     assert seconds_of(op, "secret", testbed) == pytest.approx(of_work(op) + per_ot * cheetah.num_ots(op, Setting()))
 
 
 def test_a_testbed_survives_its_file(tmp_path: Path) -> None:
-    testbed = fit_testbed("aby3", Setting(), [timed(series, "aby3") for series in plan()])
+    testbed = fit_testbed("aby3", Setting(), [timed(series, "aby3") for series in plan("aby3")])
     path = tmp_path / "mine.yaml"
     path.write_text(dump_compute(testbed))
     loaded = load_compute(path)
@@ -89,9 +89,9 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert saved(path) == (first, second)
     asked.clear()
     everything = list(measure("semi2k", Setting(), saved(path), run))
-    assert len(asked) == len(plan()) - 2
+    assert len(asked) == len(plan("semi2k")) - 2
     assert everything[0] == first
-    assert [timing.kind for timing in everything] == [series.kind for series in plan()]
+    assert [timing.kind for timing in everything] == [series.kind for series in plan("semi2k")]
 
 
 def test_timings_that_are_none_are_refused(tmp_path: Path) -> None:
@@ -102,13 +102,13 @@ def test_timings_that_are_none_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_changed_asks_for_new_timings() -> None:
-    timings = [timed(series, "semi2k") for series in plan()]
+    timings = [timed(series, "semi2k") for series in plan("semi2k")]
     with pytest.raises(ValueError, match="must have 42 timings"):
         fit_testbed("semi2k", Setting(), [replace(timings[0], seconds=(1.0,)), *timings[1:]])
 
 
 def test_a_kind_without_seconds_says_how_to_measure_it() -> None:
-    testbed = fit_testbed("semi2k", Setting(), [timed(series, "semi2k") for series in plan()])
+    testbed = fit_testbed("semi2k", Setting(), [timed(series, "semi2k") for series in plan("semi2k")])
     with pytest.raises(ValueError, match=r"no seconds for Relu; measure it with `python -m costmodel calibrate"):
         seconds_of(ops.Relu(rows=1, features=1), "secret", replace(testbed, kinds={}))
 

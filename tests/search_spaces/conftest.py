@@ -32,6 +32,7 @@ class RoundPricer(Pricer):
     protocol = "round"
     network = None
     cost_model_id = "0"
+    range_over = "nothing"
 
     def price(self, op: Op) -> Price:
         return Price(latency_s=SECONDS.get(type(op), 0.0), sent_bytes=BYTES.get(type(op), 0.0))
