@@ -18,7 +18,7 @@ from costmodel.yamlfile import load_mapping
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """A link of the same quality between all parties.
+    """A link of its own between each pair of parties, all alike.
 
     bandwidth_bits_per_s: of each direction of a full-duplex link, of both together of a half-duplex one; what TCP
     carries, headers and slow start left out. rtt_s: of an empty message.
@@ -101,11 +101,11 @@ def load_network(name_or_path: str) -> Network:
     return decode(Network, load_mapping(path), str(path))
 
 
-def network_s(network: Network, *, rounds: float, waited_bytes: float, party_bytes: float) -> float:
+def network_s(network: Network, *, rounds: float, waited_bytes: float, pair_bytes: float) -> float:
     """Seconds on the wire.
 
-    waited_bytes: that follow one another on a full-duplex link. party_bytes: sent and received by the busiest party,
-    which all share the bandwidth of a half-duplex link.
+    waited_bytes: that follow one another on full-duplex links. pair_bytes: that a pair of parties sends each other,
+    which share the bandwidth of a half-duplex link.
     """
-    num_bytes = waited_bytes if network.duplex == "full" else party_bytes
+    num_bytes = waited_bytes if network.duplex == "full" else pair_bytes
     return num_bytes * 8 / network.bandwidth_bits_per_s + rounds * network.rtt_s / 2

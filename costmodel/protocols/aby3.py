@@ -53,8 +53,8 @@ def _truncate(call: Call, setting: Setting) -> Comm:
     words. |x| < 2^(k-2). Source: arithmetic.cc, TruncAPr2 and computeMW.
     """
     wrap, word = max(4, stored_bytes(call.bits)), setting.ring_bits // 8
-    waited = call.elements * (2 * wrap + word)  # one party gets a masked bit and the correction
-    return Comm(rounds=2, messages=5, online_bytes=call.elements * (3 * wrap + 2 * word), waited_bytes=waited)
+    sent, waited = call.elements * (3 * wrap + 2 * word), call.elements * (wrap + word)
+    return Comm(rounds=2, messages=5, online_bytes=sent, waited_bytes=waited)
 
 
 def _select(call: Call, setting: Setting) -> Comm:
@@ -62,8 +62,8 @@ def _select(call: Call, setting: Setting) -> Comm:
 
     Source: arithmetic.cc, MulA1B; ot.cc; ABY3 section 5.4.1.
     """
-    num_bytes = call.elements * setting.ring_bits // 8
-    return Comm(rounds=2, messages=8, online_bytes=8 * num_bytes, waited_bytes=4 * num_bytes)
+    num_bytes = call.elements * setting.ring_bits // 8  # waited: two messages on one link, then the result
+    return Comm(rounds=2, messages=8, online_bytes=8 * num_bytes, waited_bytes=3 * num_bytes)
 
 
 def _conjoin(call: Call, setting: Setting) -> Comm:
@@ -89,8 +89,8 @@ def _to_arithmetic(call: Call, setting: Setting) -> Comm:
     """Source: conversion.cc, B2AByOT and B2AByPPA; ABY3 section 5.4."""
     word = setting.ring_bits // 8
     if call.bits <= OBLIVIOUS_BITS:  # per bit three messages of a word, then the chosen sum goes back
-        num_bytes = call.elements * word * (3 * call.bits + 1)  # all to and from one party
-        return Comm(rounds=2, messages=4, online_bytes=num_bytes, waited_bytes=num_bytes)
+        sent, waited = call.elements * word * (3 * call.bits + 1), call.elements * word * (2 * call.bits + 1)
+        return Comm(rounds=2, messages=4, online_bytes=sent, waited_bytes=waited)
     # a random number becomes boolean shares and is added; one part of the sum is opened to one party, which re-shares
     share, reshare = _passed_on(call.elements * word), _passed_on(call.elements * word)
     opened = Comm(rounds=1, messages=1, online_bytes=call.elements * word, waited_bytes=call.elements * word)

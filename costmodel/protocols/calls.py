@@ -78,8 +78,8 @@ Calls: TypeAlias = tuple[Call, ...]
 class Comm:
     """What a call costs: rounds on the critical path; messages and bytes summed over all parties.
 
-    waited_bytes: of all bytes, set-up included, those that follow one another on full-duplex links, one link a party:
-    what parties send each other at once counts once.
+    waited_bytes: of all bytes, set-up included, those that follow one another where each pair of parties has a
+    full-duplex link of its own: what is under way at once counts once.
     """
 
     rounds: int

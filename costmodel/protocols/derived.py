@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import comb
 from pathlib import Path
 
 from costmodel import ops
@@ -57,7 +58,7 @@ class Derived(Pricer):
             self.link,
             rounds=comm.rounds,
             waited_bytes=comm.waited_bytes,
-            party_bytes=2 * sent_bytes / NUM_PARTIES[self.protocol],
+            pair_bytes=sent_bytes / comb(NUM_PARTIES[self.protocol], 2),
         )
         compute_s, wire_s = _on_grid(compute_s), _on_grid(wire_s)
         return Price(

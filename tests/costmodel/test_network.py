@@ -11,16 +11,16 @@ LINK = Network(name="link", bandwidth_bits_per_s=8e6, rtt_s=0.1, source="a test"
 
 
 def test_bytes_take_bandwidth_and_rounds_half_a_round_trip() -> None:
-    assert network_s(LINK, rounds=4, waited_bytes=1e6, party_bytes=2e6) == pytest.approx(1.0 + 4 * 0.05)
+    assert network_s(LINK, rounds=4, waited_bytes=1e6, pair_bytes=2e6) == pytest.approx(1.0 + 4 * 0.05)
 
 
 def test_half_duplex_shares_the_bandwidth_between_directions() -> None:
     half = Network(name="half", bandwidth_bits_per_s=8e6, rtt_s=0.0, duplex="half", source="a test")
-    assert network_s(half, rounds=4, waited_bytes=1e6, party_bytes=2e6) == pytest.approx(2.0)
+    assert network_s(half, rounds=4, waited_bytes=1e6, pair_bytes=2e6) == pytest.approx(2.0)
 
 
 def test_loopback_costs_nothing_beyond_computing() -> None:
-    assert network_s(NETWORKS["loopback"], rounds=1000, waited_bytes=1e12, party_bytes=1e12) == 0.0
+    assert network_s(NETWORKS["loopback"], rounds=1000, waited_bytes=1e12, pair_bytes=1e12) == 0.0
 
 
 @given(
@@ -36,7 +36,7 @@ def test_more_bandwidth_is_never_slower(first: float, second: float, rounds: int
             Network(name="n", bandwidth_bits_per_s=bandwidth, rtt_s=0.01, source="a test"),
             rounds=rounds,
             waited_bytes=num_bytes,
-            party_bytes=num_bytes,
+            pair_bytes=num_bytes,
         )
         for bandwidth in (slow, fast)
     ]
