@@ -81,7 +81,7 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.VocabProjection: lambda op: {"vocabulary_elements": op.rows * op.vocab},
 }
 
-# op type -> the field that names its form, and the forms that a printed row has
+# op type -> the field that names its form, and the forms that its coefficient is taken for
 MEASURED_FORMS: dict[type, tuple[str, tuple[str, ...]]] = {
     ops.TokenEmbedding: ("encoding", ("one-hot",)),
     ops.Softmax: ("form", ("exact",)),
@@ -95,7 +95,7 @@ BYTES_STEP = 2.0**-8
 
 
 def counts(op: Op) -> dict[str, int]:
-    """The terms of one op. Raises ValueError for an op the protocol has no formula for, or no measured form of."""
+    """The terms of one op. Raises ValueError for an op the protocol has no formula for, or a form without data."""
     if type(op) not in COUNTS:
         raise ValueError(
             f"protocol published has no formula for {type(op).__name__}, which no printed row has; "
@@ -105,7 +105,7 @@ def counts(op: Op) -> dict[str, int]:
         name, measured = MEASURED_FORMS[type(op)]
         if (form := getattr(op, name)) not in measured:
             raise ValueError(
-                f"protocol published has measured {type(op).__name__} with `{name}` {' or '.join(measured)} only, "
+                f"protocol published prices {type(op).__name__} with `{name}` {' or '.join(measured)} only, "
                 f"but got {form!r}; choose protocol semi2k, aby3 or cheetah."
             )
     return COUNTS[type(op)](op)
