@@ -96,6 +96,7 @@ def prepare(
     seq_len: int | None = None,
     tokens: int = 0,
     tell: Tell = lambda line: None,
+    tokenizer: GivenTokenizer | None = None,
 ) -> Corpus:
     """The corpus `data` (see `open_source`) in at most `vocab_size` tokens, from the cache if it is there.
 
@@ -104,6 +105,7 @@ def prepare(
     tokens: training tokens of a run. A large source is prepared as far as that takes (see `level_of`), and further
         when a longer run asks for it. A preparation that was killed goes on where it was.
     tell: is told, now and then, how far it is.
+    tokenizer: instead of the corpus's own, for a model that knows another one.
 
     Raises ValueError for unknown or unreadable data, a vocabulary too small, or a split without tokens; OSError if the
     cache cannot be written.
@@ -114,7 +116,7 @@ def prepare(
     if source.chunked and seq_len is None:
         raise ValueError(f"data {data!r} is cut into sequences, so `seq_len` must be given.")
     chunk_len = seq_len if source.chunked else None
-    given = source.tokenizer(vocab_size)
+    given = tokenizer or source.tokenizer(vocab_size)
     encoder = None if given is None else given_encoder(given, vocab_size, chunk_len)
     key = _key(source, given, vocab_size, chunk_len)
     entry, level = (cache_dir or default_cache_dir()) / key, level_of(tokens)

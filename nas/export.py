@@ -35,10 +35,11 @@ from nas.data import default_cache_dir
 from nas.fold import fold as folded
 from nas.fold import folded_placement
 from nas.front import pick as pick_record
-from nas.initial import TOKENIZER_FILE, TRAINED_FILE
+from nas.initial import TRAINED_FILE
 from nas.ledger import Record
 from nas.objective import Objective
 from nas.run import StudyConfig, find_run, read_config, read_ledger, read_meta, run_space, study_candidate
+from nas.sources import TOKENIZER_FILE
 from nas.weights import WEIGHTS_FILE, deployed_weights, load_stored
 from search_spaces.architecture import Architecture, arch_id, dump_architecture
 from search_spaces.lower import lower

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nas.documents import GivenTokenizer
 from nas.initial import Source
 from nas.tokenizer import END_OF_TEXT
 from nas.weights import deployed_weights, load_deployed
@@ -101,9 +102,19 @@ def load_pretrained(path: str) -> Source:
     if bad := [name for name, value in model.state_dict().items() if not _is_finite(value)]:
         raise ValueError(f"weights must be finite floating-point numbers, but {bad[0]!r} of {path!r} is not.")
     if architecture is None:
-        return Source(model.decoder.architecture, deployed_weights(model.decoder.float()))
+        return Source(model.decoder.architecture, deployed_weights(model.decoder.float()), _tokenizer(path))
     state = {name: value.float() for name, value in model.state_dict().items()}
-    return Source(architecture, _from_theirs(FAMILIES[config.model_type], architecture, state))
+    weights = _from_theirs(FAMILIES[config.model_type], architecture, state)
+    return Source(architecture, weights, _tokenizer(path))
+
+
+def _tokenizer(path: str) -> GivenTokenizer | None:
+    """The one beside the weights, if it is one that the package tokenizers can run."""
+    try:
+        found = _transformers().PreTrainedTokenizerFast.from_pretrained(path)
+    except Exception:  # none there, or one in another form
+        return None
+    return GivenTokenizer(name=path, json=found.backend_tokenizer.to_str(), end_of_text=found.eos_token or END_OF_TEXT)
 
 
 def _read(what: str, load: Callable[[], Any]) -> Any:
@@ -322,11 +333,12 @@ def _transformers() -> Any:
         import nas.huggingface_model
     except ImportError:
         raise ValueError(EXTRA) from None
-    transformers.logging.set_verbosity_error()  # what matters is raised
-    transformers.logging.disable_progress_bar()
+    library: Any = transformers
+    library.logging.set_verbosity_error()  # what matters is raised
+    library.logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     transformers.AutoConfig.register(OUR_TYPE, nas.huggingface_model.DecoderConfig, exist_ok=True)
     transformers.AutoModelForCausalLM.register(
         nas.huggingface_model.DecoderConfig, nas.huggingface_model.DecoderForCausalLM, exist_ok=True
     )
-    return transformers
+    return library

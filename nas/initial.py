@@ -5,23 +5,25 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from nas.data import Corpus
+from nas.documents import GivenTokenizer
+from nas.sources import TOKENIZER_FILE
+from nas.tokenizer import END_OF_TEXT
 from nas.weights import WEIGHTS_FILE, weight_shapes
 from search_spaces.architecture import Architecture, load_architecture
 from search_spaces.lower import lower
 
 TRAINED_FILE = "trained.yaml"
-TOKENIZER_FILE = "tokenizer.json"
 
 
 class Source(NamedTuple):
-    """A model from elsewhere: its architecture, and its deployed weights in single precision."""
+    """A model from elsewhere: its architecture, its deployed weights in single precision, and its tokenizer."""
 
     architecture: Architecture
     weights: dict[str, Tensor]
+    tokenizer: GivenTokenizer | None
 
 
 def load_initial(path: str) -> Source:
@@ -37,7 +39,10 @@ def load_initial(path: str) -> Source:
 
 
 def read_export(folder: Path) -> Source:
-    """The model that `nas.export` wrote. Raises ValueError, naming the file, if it is damaged."""
+    """The model that `nas.export` wrote, with a tokenizer.json if one is put beside it.
+
+    Raises ValueError, naming the file, if it is damaged.
+    """
     architecture, path = load_architecture(folder / TRAINED_FILE), folder / WEIGHTS_FILE
     try:
         weights = load(path.read_bytes())
@@ -53,26 +58,23 @@ def read_export(folder: Path) -> Source:
                 )
             if not weights[name].is_floating_point() or not weights[name].isfinite().all():
                 raise ValueError(f"{path} must hold finite floating-point numbers, but {name!r} does not.")
-    return Source(architecture, {name: value.float() for name, value in weights.items()})
+    beside = folder / TOKENIZER_FILE
+    tokenizer = (
+        GivenTokenizer(name=str(beside), json=beside.read_text(encoding="utf-8"), end_of_text=END_OF_TEXT)
+        if beside.is_file()
+        else None
+    )
+    return Source(architecture, {name: value.float() for name, value in weights.items()}, tokenizer)
 
 
-def require_tokenizer(path: str, vocab_size: int, corpus: Corpus) -> None:
-    """Raises ValueError unless the corpus is in the tokens that the weights know.
+def require_vocabulary(source: Source, path: str, corpus: Corpus) -> None:
+    """Raises ValueError unless the corpus can be in the tokens that the weights know.
 
-    Told by the tokenizer beside the weights where there is one, else by the size of the vocabulary.
+    It is where the weights came with their tokenizer; else as many tokens are all there is to tell by.
     """
-    beside = Path(path, TOKENIZER_FILE)
-    if beside.is_file():
-        vocabularies = [Tokenizer.from_file(str(file)).get_vocab() for file in (beside, _tokenizer_of(corpus))]
-        same = vocabularies[0] == vocabularies[1]
-    else:
-        same = vocab_size == corpus.vocab_size
-    if not same:
+    vocab_size = source.architecture.vocab_size
+    if source.tokenizer is None and vocab_size != corpus.vocab_size:
         raise ValueError(
             f"data {corpus.data!r} must be in the tokens of {path!r}, a vocabulary of {vocab_size}, but is in those of "
-            f"{corpus.tokenizer}; weights and data need one tokenizer."
+            f"{corpus.tokenizer}; put the tokenizer.json of the weights beside them."
         )
-
-
-def _tokenizer_of(corpus: Corpus) -> Path:
-    return Path(corpus.folder, TOKENIZER_FILE)

@@ -18,7 +18,7 @@ from costmodel.yamlfile import dump, load_mapping
 from nas.candidate import Candidate
 from nas.config import Normalisation, NormalisedLinears, ScaleName, SlopeSharing
 from nas.data import prepare, require_chunks
-from nas.initial import Source, load_initial, require_tokenizer
+from nas.initial import Source, load_initial, require_vocabulary
 from nas.model import Decoder
 from nas.normalisation import chosen_linears
 from nas.records import Outcome, RungRecord
@@ -109,9 +109,10 @@ def run(args: Sequence[str], console: Console) -> None:
         seq_len=scale.seq_len,
         tokens=scale.tokens,
         tell=lambda line: console.print(line, highlight=False),
+        tokenizer=None if source is None else source.tokenizer,
     )
-    if config.init_from is not None:
-        require_tokenizer(config.init_from, candidate.trained.vocab_size, corpus)
+    if source is not None:
+        require_vocabulary(source, str(config.init_from), corpus)
     require_chunks(corpus, scale.seq_len)
     folder = resumed or output_dir or RUNS / datetime.now(UTC).strftime("train-%Y-%m-%dT%H%M%SZ")
     if resumed is None and folder.is_dir() and any(folder.iterdir()):
