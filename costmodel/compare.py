@@ -4,7 +4,7 @@ The graph runs twice on the same weights and tokens, in the clear and under the 
 are checked together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,9 +13,11 @@ import numpy as np
 
 from costmodel import engine, execute, ops
 from costmodel.execute import Array, Weights
+from costmodel.job import graph_job
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols import PROTOCOLS, aby3, cheetah, semi2k
 from costmodel.protocols.calls import Comm, Setting, total
+from costmodel.rounds import MeasuredRounds, measured_rounds
 
 SEED = 0
 
@@ -54,6 +56,7 @@ class Comparison:
 
     logits_max_abs_error: greatest difference over all tokens and the vocabulary.
     top1_agreement: share of the tokens, 0 to 1, whose greatest logit is that of the same vocabulary entry.
+    rounds: None if not asked for.
     drawn_weights: whether the weights are those of `drawn_weights`.
     """
 
@@ -63,6 +66,7 @@ class Comparison:
     by_op: tuple[tuple[Node, Comm, engine.Measured], ...]
     logits_max_abs_error: float
     top1_agreement: float
+    rounds: MeasuredRounds | None = None
 
     @property
     def predicted(self) -> Comm:
@@ -93,11 +97,12 @@ def compare(
     protocol: str,
     setting: Setting,
     weights: Weights | None = None,
+    delays_s: Sequence[float] | None = None,
 ) -> Comparison:
     """One forward pass in the clear and one under the engine, on tokens of seed 0.
 
     predicted: what `predict` says of the same graph, protocol and setting. weights: as `costmodel.execute.execute`
-    takes them; drawn with seed 0 if None.
+    takes them; drawn with seed 0 if None. delays_s: one-way delays to measure rounds at, by more runs.
 
     Raises ValueError if the engine is not installed or a weight does not fit; EngineError if the engine fails.
     """
@@ -107,6 +112,7 @@ def compare(
     tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
     run = engine.run(graph, used, tokens, caches, protocol=protocol, setting=setting)
     clear = execute.execute(graph, used, tokens, caches)
+    job = graph_job(graph, used, tokens, caches, protocol=protocol, setting=setting)
     return Comparison(
         protocol=protocol,
         setting=setting,
@@ -114,6 +120,7 @@ def compare(
         by_op=tuple((node, comm, cost) for comm, (node, cost) in zip(predicted, run.by_op, strict=True)),
         logits_max_abs_error=float(np.abs(run.logits - clear).max()),
         top1_agreement=float(np.mean(run.logits.argmax(axis=1) == clear.argmax(axis=1))),
+        rounds=None if delays_s is None else measured_rounds(job, delays_s=delays_s),
     )
 
 

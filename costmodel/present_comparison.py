@@ -1,6 +1,6 @@
 """Comparisons of predicted with measured costs, for people (tables) and programs (JSON)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +13,7 @@ from costmodel.ops import shape
 from costmodel.present import PRICE_KEYS
 from costmodel.protocols.calls import Comm
 from costmodel.protocols.calls import total as total_comm
+from costmodel.rounds import MeasuredRounds
 from costmodel.units import format_bytes, format_seconds
 
 HELD = {"secret": "weights secret-shared", "server": "weights held by the server"}
@@ -32,7 +33,10 @@ def document(comparison: Comparison, *, architecture: str, base: str | None, seq
         "network": None,
         "total": {
             "predicted": {**_predicted(comparison.predicted), "latency_s_range": None, "prior_share": None},
-            "measured": {**_measured(comparison.measured), "rounds_reason": NO_MEASURED_ROUNDS},
+            "measured": {
+                **_measured(comparison.measured, None if comparison.rounds is None else comparison.rounds.rounds),
+                "rounds_reason": NO_MEASURED_ROUNDS if comparison.rounds is None else None,
+            },
             "logits_max_abs_error": comparison.logits_max_abs_error,
             "top1_agreement": comparison.top1_agreement,
         },
@@ -43,9 +47,9 @@ def document(comparison: Comparison, *, architecture: str, base: str | None, seq
                 "name": node.name,
                 "shape": shape(node.op),
                 "predicted": _predicted(comm),
-                "measured": _measured(cost),
+                "measured": _measured(cost, rounds),
             }
-            for node, comm, cost in comparison.by_op
+            for (node, comm, cost), rounds in zip(comparison.by_op, _rounds_by_op(comparison), strict=True)
         ],
         "setting": _setting(comparison),
     }
@@ -61,12 +65,16 @@ def _predicted(comm: Comm) -> dict[str, Any]:
     )
 
 
-def _measured(cost: Measured) -> dict[str, Any]:
+def _rounds_by_op(comparison: Comparison) -> Sequence[float | None]:
+    return [None] * len(comparison.by_op) if comparison.rounds is None else comparison.rounds.by_op
+
+
+def _measured(cost: Measured, rounds: float | None) -> dict[str, Any]:
     """The engine does not tell online from set-up, nor computing from waiting."""
-    return _price(messages=cost.messages, sent_bytes=cost.sent_bytes, latency_s=cost.seconds)
+    return _price(messages=cost.messages, sent_bytes=cost.sent_bytes, latency_s=cost.seconds, rounds=rounds)
 
 
-def _price(**known: float) -> dict[str, float | None]:
+def _price(**known: float | None) -> dict[str, float | None]:
     return {key: known.get(key) for key in PRICE_KEYS}
 
 
@@ -92,6 +100,7 @@ def _setting(comparison: Comparison) -> dict[str, Any]:
         "compiler_options": "default",
         "parallelism": "off",
         "link": "memory",
+        "delays_s": None if comparison.rounds is None else [delay_s for delay_s, _ in comparison.rounds.seconds],
     }
 
 
@@ -105,11 +114,21 @@ def summary(comparison: Comparison, *, architecture: str, base: str | None, seq_
         f"sent by all parties: predicted {format_bytes(_sent_bytes(predicted))}, "
         f"measured {format_bytes(measured.sent_bytes)} ({difference}); "
         f"messages: predicted {predicted.messages:,}, measured {measured.messages:,}",
-        f"rounds: predicted {predicted.rounds:,}, not measured ({NO_MEASURED_ROUNDS})",
+        f"rounds: predicted {predicted.rounds:,}, {_rounds(comparison.rounds)}",
         f"logits: greatest error {comparison.logits_max_abs_error:.2g}, same top-1 on {comparison.top1_agreement:.1%} "
         "of the tokens",
         f"engine: {format_seconds(measured.seconds)}, all parties on this machine, linked in memory",
     ]
+
+
+def _rounds(measured: MeasuredRounds | None) -> str:
+    if measured is None:
+        return f"not measured ({NO_MEASURED_ROUNDS}; --delays 10ms,20ms,40ms measures them)"
+    delays = ", ".join(f"{delay_s * 1000:g}" for delay_s, _ in measured.seconds)
+    return (
+        f"measured {measured.rounds:,.1f} (slope over one-way delays of {delays} ms, "
+        f"off the line by at most {format_seconds(measured.residual_s)})"
+    )
 
 
 def comparison_table(comparison: Comparison) -> Table:

@@ -15,21 +15,26 @@ from costmodel.engine import Pass
 from costmodel.job import Job
 from costmodel.links import Condition, delayed
 from costmodel.repeated import REPEATS, least_passes
+from costmodel.units import parse_seconds
 
 LEAST_DELAYS = 3  # any two times lie on a line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredRounds:
-    """rounds: the slope of `seconds` against the one-way delay; by_op: likewise of each op, in order.
+    """by_op: the slope of every op's seconds against the one-way delay, in order.
 
-    residual_s: the greatest distance of a time from the fitted line. seconds: a pass takes, by delay.
+    seconds: all ops took, by delay. residual_s: the greatest distance of these from the fitted line.
     """
 
-    rounds: float
     by_op: tuple[float, ...]
-    residual_s: float
     seconds: tuple[tuple[float, float], ...]
+    residual_s: float
+
+    @property
+    def rounds(self) -> float:
+        """Of the whole."""
+        return sum(self.by_op)
 
 
 def check_delays(delays_s: Sequence[float]) -> None:
@@ -39,6 +44,13 @@ def check_delays(delays_s: Sequence[float]) -> None:
             f"rounds are a slope over at least {LEAST_DELAYS} different one-way delays, but got {list(delays_s)} s; "
             "10ms, 20ms and 40ms will do."
         )
+
+
+def parse_delays(text: str) -> tuple[float, ...]:
+    """Seconds of delays such as `10ms,20ms,40ms`. Raises ValueError as `check_delays`, or for what is no duration."""
+    delays_s = tuple(parse_seconds(part, "--delays") for part in text.split(","))
+    check_delays(delays_s)
+    return delays_s
 
 
 def measured_rounds(
@@ -57,12 +69,11 @@ def measured_rounds(
 
 
 def _fitted(delays: Sequence[float], done: Sequence[Pass]) -> MeasuredRounds:
-    seconds = [each.seconds for each in done]
-    slope, intercept = np.polyfit(delays, seconds, 1)
-    by_op = np.polyfit(delays, [[cost.seconds for cost in each.by_op] for each in done], 1)[0]
+    by_op = np.array([[cost.seconds for cost in each.by_op] for each in done])  # delays x ops
+    (slopes, intercepts), seconds = np.polyfit(delays, by_op, 1), by_op.sum(axis=1)
+    residuals = np.outer(delays, slopes).sum(axis=1) + intercepts.sum() - seconds
     return MeasuredRounds(
-        rounds=float(slope),
-        by_op=tuple(map(float, by_op)),
-        residual_s=float(np.abs(slope * np.array(delays) + intercept - seconds).max()),
-        seconds=tuple(zip(delays, seconds, strict=True)),
+        by_op=tuple(slopes.tolist()),
+        seconds=tuple(zip(delays, seconds.tolist(), strict=True)),
+        residual_s=float(np.abs(residuals).max()),
     )

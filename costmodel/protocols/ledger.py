@@ -33,10 +33,13 @@ TRIPLES = DEGREE // 2  # made by one vector of each prime; state.cc, makeSureCac
 
 
 def setup(num_bytes: int, num_messages: int) -> Comm:
-    """Bytes and messages made ahead, both parties at once; what they wait for is not in the rounds."""
-    return Comm(
-        rounds=0, messages=num_messages, online_bytes=0, setup_bytes=num_bytes, waited_bytes=num_bytes // NUM_PARTIES
-    )
+    """Bytes and messages made ahead; what they wait for is not in the rounds.
+
+    No two of them are under way at once: keys are received before they are answered, and triples and OTs are made by
+    one party sending and the other answering. Source: arith/cheetah_mul.cc, LazyExpandSEALContexts; state.cc,
+    makeSureCacheSize; on a link of 3 Mbit/s, products from triples took 0.97 of all their bytes.
+    """
+    return Comm(rounds=0, messages=num_messages, online_bytes=0, setup_bytes=num_bytes, waited_bytes=num_bytes)
 
 
 PRODUCT_KEYS = setup(PRODUCT_KEYS_BYTES, 2)
