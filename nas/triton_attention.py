@@ -1,0 +1,244 @@
+"""Causal attention with entropy as fused Triton kernels, forward and backward, for CUDA.
+
+The online softmax of flash attention (Dao et al. 2022, arXiv 2205.14135, algorithm 1) keeps for every row the largest
+score m so far and the sum l of e^(s_j - m); here also w, the sum of e^(s_j - m) (s_j - m), so that at the end
+
+    lse = m + ln l    and    E = ln l - w / l,
+
+without cancellation. When the maximum rises from m to m', l becomes l c and w becomes (w + (m - m') l) c, with
+c = e^(m - m'). The gradient of the scores is a_ij (dO_i . v_j - dO_i . O_i - dE_i (ln a_ij + E_i)), with a_ij computed
+again from lse.
+
+Inside the kernels scores and w are in units of log2. Inputs are fp32, bf16 or fp16; sums, lse and entropy are fp32.
+"""
+# mypy: allow-untyped-defs
+# Kernels are in Triton's language, whose types are not Python's.
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 128
+MIN_DOT_SIZE = 16  # of every dimension of a product of tiles
+MAX_BLOCK = 64  # rows of a tile; not tuned on hardware
+TILE_BYTES = 8192  # the kernels then want at most 66 KiB of a multiprocessor's shared memory, 99 KiB on an RTX 3090
+OPTIONS = {"enable_fp_fusion": True}  # a * b + c in one instruction; said, as a later Triton would not by default
+HIDDEN = tl.constexpr(-1e30)  # score of a later token; finite, so that its weight of 0 times it is 0
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Output, in the type of the values, and row entropy, fp32, in nats; both carry gradients.
+
+    queries, keys, values: batch x heads x T x head_dim. temperature: heads x T, positive, or None for 1.
+
+    Raises ValueError for head_dim above 128, or another type than fp32, bf16 and fp16.
+    """
+    if values.shape[-1] > MAX_HEAD_DIM or values.dtype not in DTYPES:
+        raise ValueError(
+            f"attention on CUDA takes heads of at most {MAX_HEAD_DIM} features in float32, bfloat16 or float16, but "
+            f"got head_dim={values.shape[-1]}, {values.dtype}; use more heads, or another type."
+        )
+    if temperature is None:
+        temperature = values.new_ones(values.shape[1:3], dtype=torch.float32)
+    parts = (part.to(values.dtype) for part in (queries, keys, values))
+    output, entropy = _Attention.apply(*parts, temperature.float())  # type: ignore[no-untyped-call]
+    return output, entropy
+
+
+class _Attention(torch.autograd.Function):
+    """(queries, keys, values, temperature) -> (output, entropy)."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        queries, keys, values = (_featurewise(part) for part in (queries, keys, values))
+        temperature = temperature.contiguous()
+        output = torch.empty_like(queries)
+        lse = torch.empty(queries.shape[:3], dtype=torch.float32, device=queries.device)
+        entropy = torch.empty_like(lse)
+        parts = (queries, keys, values, output)
+        _forward[_grid(queries)](*parts, temperature, lse, entropy, *_strides(*parts), *_sizes(queries), **OPTIONS)
+        ctx.save_for_backward(*parts, temperature, lse, entropy)
+        return output, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, output_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor, ...]:
+        queries, keys, values, output, temperature, lse, entropy = ctx.saved_tensors
+        dout, dent = _featurewise(output_grad), entropy_grad.contiguous()
+        offset = (dout.float() * output).sum(dim=-1) + dent * entropy
+        dq, dk, dv = (torch.empty_like(part) for part in (queries, keys, values))
+        heat = torch.empty_like(lse)  # gradient of -ln t
+        parts, rows = (queries, keys, values, dout), (temperature, lse, offset, dent)
+        strides, sizes, grid = _strides(*parts), _sizes(queries), _grid(queries)
+        _backward_queries[grid](*parts, *rows, dq, heat, *strides, *_strides(dq), *sizes, **OPTIONS)
+        _backward_keys[grid](*parts, *rows, dk, dv, *strides, *_strides(dk, dv), *sizes, **OPTIONS)
+        return dq, dk, dv, -heat.sum(dim=0) / temperature
+
+
+@triton.jit
+def _forward(
+    queries, keys, values, output, temperature, lse, entropy, q_strides, k_strides, v_strides, o_strides,
+    num_heads, length, head_dim, scale, block: tl.constexpr, padded_dim: tl.constexpr,
+):  # fmt: skip
+    """Output, lse and entropy of a block of rows of one head."""
+    first, which = tl.program_id(0) * block, tl.program_id(1)
+    head, rows = which % num_heads, first + tl.arange(0, block)
+    q = _tile(queries, q_strides, which, num_heads, rows, length, head_dim, padded_dim)
+    factor = scale * LOG2_E / _row_values(temperature, head, rows, length, 1.0)
+    mixed = tl.zeros([block, padded_dim], tl.float32)
+    largest = tl.zeros([block], tl.float32) + HIDDEN
+    total = tl.zeros([block], tl.float32)
+    weighted = tl.zeros([block], tl.float32)
+    for start in range(0, first + block, block):
+        columns = start + tl.arange(0, block)
+        k = _tile(keys, k_strides, which, num_heads, columns, length, head_dim, padded_dim)
+        v = _tile(values, v_strides, which, num_heads, columns, length, head_dim, padded_dim)
+        scores = _scores(q, k, factor, rows, columns)
+        higher = tl.maximum(largest, tl.max(scores, axis=1))
+        centred, shrink = scores - higher[:, None], tl.exp2(largest - higher)
+        weights = tl.exp2(centred)
+        weighted = (weighted + (largest - higher) * total) * shrink + tl.sum(weights * centred, axis=1)
+        total = total * shrink + tl.sum(weights, axis=1)
+        mixed = tl.dot(weights.to(v.dtype), v, mixed * shrink[:, None], input_precision="ieee")
+        largest = higher
+    _store(output, o_strides, which, num_heads, rows, length, head_dim, mixed / total[:, None])
+    log_total = tl.log2(total)
+    _store_rows(lse, which, rows, length, (largest + log_total) * LN_2)
+    _store_rows(entropy, which, rows, length, (log_total - weighted / total) * LN_2)
+
+
+@triton.jit
+def _backward_queries(
+    queries, keys, values, output_grad, temperature, lse, offset, entropy_grad, dq, heat,
+    q_strides, k_strides, v_strides, o_strides, dq_strides,
+    num_heads, length, head_dim, scale, block: tl.constexpr, padded_dim: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a block of queries of one head, and, as `heat`, of minus the logarithms of their temperatures."""
+    first, which = tl.program_id(0) * block, tl.program_id(1)
+    head, rows = which % num_heads, first + tl.arange(0, block)
+    q = _tile(queries, q_strides, which, num_heads, rows, length, head_dim, padded_dim)
+    dout = _tile(output_grad, o_strides, which, num_heads, rows, length, head_dim, padded_dim)
+    dent = _row_values(entropy_grad, which, rows, length, 0.0)
+    row_lse = _row_values(lse, which, rows, length, 0.0)
+    row_offset = _row_values(offset, which, rows, length, 0.0)
+    cooled = scale / _row_values(temperature, head, rows, length, 1.0)
+    row_heat, total = tl.zeros([block], tl.float32), tl.zeros([block, padded_dim], tl.float32)
+    for start in range(0, first + block, block):
+        columns = start + tl.arange(0, block)
+        k = _tile(keys, k_strides, which, num_heads, columns, length, head_dim, padded_dim)
+        v = _tile(values, v_strides, which, num_heads, columns, length, head_dim, padded_dim)
+        log_weights, dweights = _scores(q, k, cooled * LOG2_E, rows, columns) * LN_2 - row_lse[:, None], _dot(dout, v)
+        dscores = _score_gradient(log_weights, dweights, row_offset, dent)
+        total = tl.dot(dscores.to(k.dtype), k, total, input_precision="ieee")
+        row_heat += tl.sum(dscores * log_weights, axis=1)
+    _store(dq, dq_strides, which, num_heads, rows, length, head_dim, total * cooled[:, None])
+    _store_rows(heat, which, rows, length, row_heat)
+
+
+@triton.jit
+def _backward_keys(
+    queries, keys, values, output_grad, temperature, lse, offset, entropy_grad, dk, dv,
+    q_strides, k_strides, v_strides, o_strides, dk_strides, dv_strides,
+    num_heads, length, head_dim, scale, block: tl.constexpr, padded_dim: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a block of keys and values of one head."""
+    first, which = tl.program_id(0) * block, tl.program_id(1)
+    head, columns = which % num_heads, first + tl.arange(0, block)
+    k = _tile(keys, k_strides, which, num_heads, columns, length, head_dim, padded_dim)
+    v = _tile(values, v_strides, which, num_heads, columns, length, head_dim, padded_dim)
+    dkeys = tl.zeros([block, padded_dim], tl.float32)
+    dvalues = tl.zeros([block, padded_dim], tl.float32)
+    for start in range(first, length, block):
+        rows = start + tl.arange(0, block)
+        q = _tile(queries, q_strides, which, num_heads, rows, length, head_dim, padded_dim)
+        dout = _tile(output_grad, o_strides, which, num_heads, rows, length, head_dim, padded_dim)
+        dent = _row_values(entropy_grad, which, rows, length, 0.0)
+        row_lse = _row_values(lse, which, rows, length, 0.0)
+        row_offset = _row_values(offset, which, rows, length, 0.0)
+        cooled = scale / _row_values(temperature, head, rows, length, 1.0)
+        log_weights, dweights = _scores(q, k, cooled * LOG2_E, rows, columns) * LN_2 - row_lse[:, None], _dot(dout, v)
+        dscores = _score_gradient(log_weights, dweights, row_offset, dent) * cooled[:, None]
+        weights = tl.exp2(log_weights * LOG2_E)
+        dvalues = tl.dot(tl.trans(weights).to(dout.dtype), dout, dvalues, input_precision="ieee")
+        dkeys = tl.dot(tl.trans(dscores).to(q.dtype), q, dkeys, input_precision="ieee")
+    _store(dk, dk_strides, which, num_heads, columns, length, head_dim, dkeys)
+    _store(dv, dv_strides, which, num_heads, columns, length, head_dim, dvalues)
+
+
+@triton.jit
+def _dot(a, b):
+    return tl.dot(a, tl.trans(b), input_precision="ieee")
+
+
+@triton.jit
+def _scores(q, k, factor, rows, columns):
+    """rows x columns, in units of log2; factor: of every row, log2(e) / (t sqrt(head_dim))."""
+    return tl.where(rows[:, None] >= columns[None, :], _dot(q, k) * factor[:, None], HIDDEN)
+
+
+@triton.jit
+def _score_gradient(log_weights, dweights, row_offset, dent):
+    weights = tl.exp2(log_weights * LOG2_E)
+    return weights * (dweights - row_offset[:, None] - dent[:, None] * log_weights)
+
+
+@triton.jit
+def _tile(part, strides, which, num_heads, rows, length, head_dim, padded_dim: tl.constexpr):
+    """Rows x features of head `which`, counted over the batch; 0 outside."""
+    features = tl.arange(0, padded_dim)
+    inside = (rows[:, None] < length) & (features[None, :] < head_dim)
+    base = part + (which // num_heads).to(tl.int64) * strides[0] + (which % num_heads).to(tl.int64) * strides[1]
+    return tl.load(base + rows[:, None] * strides[2] + features[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _store(part, strides, which, num_heads, rows, length, head_dim, tile):
+    features = tl.arange(0, tile.shape[1])
+    inside = (rows[:, None] < length) & (features[None, :] < head_dim)
+    base = part + (which // num_heads).to(tl.int64) * strides[0] + (which % num_heads).to(tl.int64) * strides[1]
+    tl.store(base + rows[:, None] * strides[2] + features[None, :], tile.to(part.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _row_values(part, which, rows, length, outside):
+    return tl.load(part + which.to(tl.int64) * length + rows, mask=rows < length, other=outside)
+
+
+@triton.jit
+def _store_rows(part, which, rows, length, row_values):
+    tl.store(part + which.to(tl.int64) * length + rows, row_values, mask=rows < length)
+
+
+def _featurewise(heads: Tensor) -> Tensor:
+    """With the features of a head side by side, as the kernels read them."""
+    return heads if heads.stride(-1) == 1 else heads.contiguous()
+
+
+def _strides(*parts: Tensor) -> tuple[tuple[int, ...], ...]:
+    """Of batch, head and row of every part."""
+    return tuple(part.stride()[:3] for part in parts)
+
+
+def _sizes(queries: Tensor) -> tuple[int, int, int, float, int, int]:
+    """What the arguments of every kernel end with."""
+    _, num_heads, length, head_dim = queries.shape
+    return num_heads, length, head_dim, 1 / head_dim**0.5, *_tile_shape(head_dim, queries.element_size())
+
+
+def _grid(queries: Tensor) -> tuple[int, int]:
+    batch, num_heads, length, head_dim = queries.shape
+    block, _ = _tile_shape(head_dim, queries.element_size())
+    return triton.cdiv(length, block), batch * num_heads
+
+
+def _tile_shape(head_dim: int, num_bytes: int) -> tuple[int, int]:
+    """Rows and features of a tile of numbers of so many bytes."""
+    padded_dim = max(MIN_DOT_SIZE, triton.next_power_of_2(head_dim))
+    return min(MAX_BLOCK, TILE_BYTES // (padded_dim * num_bytes)), padded_dim
