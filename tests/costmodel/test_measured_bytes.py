@@ -7,7 +7,7 @@ measured.yaml holds what the engine sent; to measure again, with the engine inst
 
 import random
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -142,35 +142,41 @@ def test_cheetah_is_predicted_op_after_op_with_its_set_up(measured: dict) -> Non
 
 
 @needs_engine
+@pytest.mark.parametrize("setting", [Setting(), Setting(weights="server", fraction_bits=16)], ids=["secret", "server"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: str) -> None:
+def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: str, setting: Setting) -> None:
     seed = random.SystemRandom().randrange(2**32)
     draw = random.Random(seed).randint
     sizes = {"rows": draw(1, 24), "features": draw(1, 40), "heads": draw(1, 4), "keys": draw(1, 40)}
     drawn = [*some_ops(**sizes, vocab=draw(1, 60)), *some_variants(**sizes)]
     drawn += some_of_llama(sizes["rows"], sizes["features"], key_heads=draw(1, 3))
-    for op, cost in zip(drawn, engine.measure(drawn, protocol=protocol, setting=Setting()), strict=True):
-        comm = PROTOCOLS[protocol](op, Setting())
+    drawn.append(replace(drawn[0], encoding="lookup"))
+    for op, cost in zip(drawn, engine.measure(drawn, protocol=protocol, setting=setting), strict=True):
+        comm = PROTOCOLS[protocol](op, setting)
         assert (comm.online_bytes, comm.messages) == (cost.sent_bytes, cost.messages), f"{op}, {seed=}"
 
 
 @needs_engine
-def test_cheetah_is_predicted_on_large_shapes_nobody_chose() -> None:
+@pytest.mark.parametrize("weights", [pytest.param("secret", marks=pytest.mark.slow), "server"])
+def test_cheetah_is_predicted_on_large_shapes_nobody_chose(weights: str) -> None:
+    setting = Setting(weights=weights)
     seed = random.SystemRandom().randrange(2**32)
     draw = random.Random(seed).randint
-    rows, features, keys = draw(64, 128), draw(256, 320), draw(91, 128)  # at least 2^14 elements each
+    rows, features, keys = draw(64, 80), draw(256, 288), draw(91, 99)  # at least 2^14 elements each
+    size, square = {"rows": rows, "features": features}, {"heads": 2, "queries": keys, "keys": keys}
     drawn = [
-        ops.Relu(rows=rows, features=features),
+        ops.TokenEmbedding(tokens=rows, vocab=draw(256, 300), features=features, encoding="lookup"),
+        ops.LayerNorm(**size),
         ops.Linear(rows=rows, in_features=draw(64, 512), out_features=features, bias=False),
-        ops.Softmax(heads=2, queries=keys, keys=keys),
-        ops.LayerNorm(rows=rows, features=features),
-        ops.Gelu(rows=rows, features=features, form="piecewise"),
-        ops.Softmax(heads=2, queries=keys, keys=keys, form="2quad"),
-        ops.Softmax(heads=2, queries=keys, keys=keys, form="relu"),
+        ops.AttentionScores(**square, head_dim=draw(32, 64)),
+        ops.Softmax(**square, form=("exact", "2quad", "relu")[draw(0, 2)]),
+        ops.Gelu(**size, form=("tanh", "piecewise")[draw(0, 1)]),
+        ops.Relu(**size),
+        ops.ScaledAdd(**size),
     ]
-    predicted = cheetah.walk(drawn, Setting())
+    predicted = cheetah.walk(drawn, setting)
     for op, comm, cost in zip(
-        drawn, predicted, engine.measure(drawn, protocol="cheetah", setting=Setting()), strict=True
+        drawn, predicted, engine.measure(drawn, protocol="cheetah", setting=setting), strict=True
     ):
         assert abs((comm.online_bytes + comm.setup_bytes) / cost.sent_bytes - 1) < CHEETAH_TOLERANCE, f"{op}, {seed=}"
 
