@@ -1,7 +1,7 @@
-"""A link of limited bandwidth: parties in network namespaces, their virtual ports joined by a bridge.
+"""A link of limited bandwidth: a network namespace per party, and a pair of virtual interfaces between every two.
 
-A token bucket at both ends of every port lets a party send and receive at most so many bits a second each (full
-duplex). Of these TCP carries 0.956 one way, the rest being headers, and about 0.92 while both directions are full.
+A token bucket at both ends lets each direction of each pair carry at most so many bits a second (full duplex). Of
+these TCP carries 0.956 one way, the rest being headers, and about 0.92 while both directions are full.
 
 Needs root and Linux's `ip`, `tc`, `unshare` and `nsenter`. The namespaces have no names: they live as long as the
 relay that is started in each, which delays messages (the kernel's own `netem` is not everywhere) and ends with its
@@ -13,12 +13,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import combinations
 
 from costmodel.links import Condition, Wiring, apart
 from costmodel.relay import Relay, started_relay
 
 PROGRAMS = ("ip", "tc", "unshare", "nsenter")
-INTERFACE, BRIDGE = "wire", "bridge"
 PORT = 9100  # of every party: a namespace has all its ports free
 BURST_BYTES = 4_096  # that pass at once, two frames and a half: small messages too take their time
 CONGESTION_CONTROL = "reno"  # in every kernel, and does not pace: the token bucket alone decides
@@ -45,16 +45,14 @@ def shaped(num_parties: int) -> Iterator[Wiring]:
     if (reason := why_not()) is not None:
         raise ValueError(f"{reason}.")
     with ExitStack() as stack:
-        hub, *relays = (stack.enter_context(_namespace()) for _ in range(num_parties + 1))
-        _in(hub, "ip", "link", "add", BRIDGE, "type", "bridge")
-        _in(hub, "ip", "link", "set", BRIDGE, "up")
-        for rank, relay in enumerate(relays):
-            _plug(rank, relay, hub)
+        relays = [stack.enter_context(_namespace()) for _ in range(num_parties)]
+        for one, other in combinations(range(num_parties), 2):
+            _join(one, other, relays)
         yield Wiring(
             groups=apart(num_parties),
             addresses=_addresses(relays),
             prefixes=tuple(_inside(relay) for relay in relays),
-            set_condition=lambda condition: _set(condition, relays, hub),
+            set_condition=lambda condition: _set(condition, relays),
         )
 
 
@@ -67,37 +65,35 @@ def _namespace() -> Iterator[Relay]:
         yield relay
 
 
-def _plug(rank: int, relay: Relay, hub: Relay) -> None:
-    """A pair of interfaces, one end with the party and one at the bridge."""
-    far = ["peer", "name", _port(rank), "netns", str(hub.process.pid)]
-    _in(relay, "ip", "link", "add", INTERFACE, "type", "veth", *far)
-    _in(relay, "ip", "address", "add", f"{_host(rank)}/24", "dev", INTERFACE)
-    _in(relay, "ip", "link", "set", INTERFACE, "up")
-    _in(hub, "ip", "link", "set", _port(rank), "master", BRIDGE, "up")
+def _join(one: int, other: int, relays: list[Relay]) -> None:
+    """A pair of interfaces, one end in each namespace."""
+    far = ["peer", "name", f"to{one}", "netns", str(relays[other].process.pid)]
+    _in(relays[one], "ip", "link", "add", f"to{other}", "type", "veth", *far)
+    for rank, peer in ((one, other), (other, one)):
+        _in(relays[rank], "ip", "address", "add", f"{host(rank, peer)}/30", "dev", f"to{peer}")
+        _in(relays[rank], "ip", "link", "set", f"to{peer}", "up")
 
 
-def _host(rank: int) -> str:
-    return f"10.0.0.{rank + 1}"
-
-
-def _port(rank: int) -> str:
-    """The hub's end of a party's interface."""
-    return f"port{rank}"
+def host(rank: int, peer: int) -> str:
+    """The address of a rank on its interface towards a peer."""
+    low, high = sorted((rank, peer))
+    return f"10.{low}.{high}.{1 if rank == low else 2}"
 
 
 def _addresses(relays: list[Relay]) -> tuple[tuple[str, ...], ...]:
-    """What a rank knows the others by: the relay beside each."""
-    own = f"127.0.0.1:{PORT}"
-    relayed = [relay.forward(_host(rank), own) for rank, relay in enumerate(relays)]
-    ranks = range(len(relays))
-    return tuple(tuple(own if peer == rank else relayed[peer] for peer in ranks) for rank in ranks)
+    """What a rank knows the others by: the relay beside each, on the interface that leads there."""
+    own, ranks = f"127.0.0.1:{PORT}", range(len(relays))
+    return tuple(
+        tuple(own if peer == rank else relays[peer].forward(host(peer, rank), own) for peer in ranks) for rank in ranks
+    )
 
 
-def _set(condition: Condition, relays: list[Relay], hub: Relay) -> None:
+def _set(condition: Condition, relays: list[Relay]) -> None:
     for rank, relay in enumerate(relays):
         relay.set_delay(condition.delay_s)
-        _limit(relay, INTERFACE, condition.bandwidth_bits_per_s)
-        _limit(hub, _port(rank), condition.bandwidth_bits_per_s)
+        for peer in range(len(relays)):
+            if peer != rank:
+                _limit(relay, f"to{peer}", condition.bandwidth_bits_per_s)
 
 
 def _limit(relay: Relay, interface: str, bandwidth_bits_per_s: float | None) -> None:

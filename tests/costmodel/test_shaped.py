@@ -21,7 +21,7 @@ RATE = 20e6  # bits a second
 SENT = 1_000_000  # bytes, 0.4 s
 RECEIVER = """
 import socket
-server = socket.create_server(("10.0.0.2", 7000))
+server = socket.create_server(("10.0.1.2", 7000))
 print("ready", flush=True)
 connection, _ = server.accept()
 received = 0
@@ -31,7 +31,7 @@ connection.sendall(str(received).encode())
 """
 SENDER = f"""
 import socket
-connection = socket.create_connection(("10.0.0.2", 7000))
+connection = socket.create_connection(("10.0.1.2", 7000))
 connection.sendall(bytes({SENT}))
 connection.shutdown(socket.SHUT_WR)
 assert connection.recv(100) == b"{SENT}"
