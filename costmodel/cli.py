@@ -37,6 +37,11 @@ class Parser(ArgumentParser):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **settings})
 
+    def add_argument(self, *args: Any, **settings: Any) -> Any:
+        """A flag of type bool needs no value."""
+        bare = {"nargs": "?", "const": True} if settings.get("type") is bool else {}
+        return super().add_argument(*args, **settings, **bare)
+
     def parse_args(  # type: ignore[override]  # the overloads differ in ways that we do not use
         self, args: Sequence[str] | None = None, *rest: Any, **settings: Any
     ) -> Any:

@@ -169,3 +169,13 @@ def test_a_subcommands_config_is_checked_too(capsys, tmp_path):
     path.write_bytes(BOMB)
     assert code_of({"greet": greet}, "--config", str(path), "greet", "Ada") == 2
     assert "aliases are not allowed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("args", "expected"), [([], False), (["--yes"], True), (["--yes=false"], False)])
+def test_a_flag_of_type_bool_needs_no_value(args, expected, capsys):
+    def command(yes: bool = False) -> None:
+        print(yes)
+
+    with pytest.raises(SystemExit):
+        cli.run(command, prog="x", args=args)
+    assert capsys.readouterr().out == f"{expected}\n"
