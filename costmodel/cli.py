@@ -39,7 +39,7 @@ class Parser(ArgumentParser):
 
     def add_argument(self, *args: Any, **settings: Any) -> Any:
         """A flag of type bool needs no value."""
-        bare = {"nargs": "?", "const": True} if settings.get("type") is bool else {}
+        bare: dict[str, Any] = {"nargs": "?", "const": True} if settings.get("type") is bool else {}
         return super().add_argument(*args, **settings, **bare)
 
     def parse_args(  # type: ignore[override]  # the overloads differ in ways that we do not use
