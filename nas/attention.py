@@ -9,10 +9,10 @@ With scores s_ij = q_i . k_j / (t_i sqrt(head_dim)) and weights a = softmax(s) o
 Entropy is computed in fp32 whatever the inputs (fp64 stays fp64). Without entropy, torch's own attention is used.
 """
 
-import importlib.util
 import logging
 import math
 from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple, Protocol
 
 import torch
@@ -99,7 +99,7 @@ def _attend_on(device_type: str) -> Attend:
     if device_type == "cpu":
         logger.info("attention with entropy on the CPU: in blocks of rows")
         return _on_cpu
-    if device_type == "cuda" and importlib.util.find_spec("triton"):
+    if device_type == "cuda" and find_spec("triton"):
         logger.info("attention with entropy on CUDA: one fused Triton kernel")
         return _on_cuda
     logger.warning(
