@@ -18,9 +18,9 @@ from nas.documents import Batch, Source, Split, Stream
 from nas.tokenizer import Encoder
 
 PROGRESS_FILE = "progress.json"
-LEVEL_TOKENS = 1 << 25  # a corpus is prepared to this many training tokens, or to a power of two times as many
-VALIDATION_TOKENS = 1 << 23  # of a validation split of its own: twice what the largest scale validates on
-COMMIT_TOKENS = 1 << 22  # at most about this many are tokenised again after a kill: seconds
+LEVEL_TOKENS = 1 << 23  # a corpus is prepared to this many training tokens, or to a power of two times as many
+VALIDATION_TOKENS = 1 << 22  # of a validation split of its own: as many as the largest scale validates on
+COMMIT_TOKENS = 1 << 20  # at most about this many are tokenised again after a kill: seconds
 TELL_EVERY_S = 5.0
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
@@ -180,16 +180,16 @@ def _record(folder: Path, files: dict[Split, BinaryIO], progress: Progress) -> N
 def _teller(source: Source, level: int, tell: Tell) -> Callable[[Progress, Batch | None], None]:
     """Says now and then how far it is and when it will be done, by tokens or by the files read."""
     goal = level + VALIDATION_TOKENS * any(stream.split == "validation" for stream in source.streams)
-    began = last = time.monotonic()
-    start: float | None = None
+    began = last = start = 0.0  # time of the first batch and of the last line; share after the first batch
 
     def say(progress: Progress, batch: Batch | None) -> None:
-        nonlocal start, last
+        nonlocal began, last, start
         tokens = sum(progress.tokens.values())
         read = batch.share if batch and batch.share and progress.tokens["train"] else 0.0
         share = min(1.0, max(tokens / goal, read))
-        start = share if start is None else start
         now = time.monotonic()
+        if not began:
+            began, last, start = now, now, share
         if now - last >= TELL_EVERY_S and share > start:
             last = now
             left_s = (now - began) * (1 - share) / (share - start)

@@ -49,7 +49,8 @@ class StudyConfig:
         time_budget: stop after this long, with a unit; the run can be resumed.
         scale: how large, how long and how fast a candidate is trained.
         tokens: training tokens of a candidate at full fidelity; by default the scale's.
-        data: stdlib, codeparrot, languini, or the path of a text, jsonl or parquet file or folder.
+        data: stdlib, codeparrot, languini (codeparrot:FOLDER is a local copy), or the path of a text, jsonl or
+            parquet file or folder.
         max_concurrent: trials at a time; by default one per core, or as many as share the GPUs.
         gpus_per_trial: share of a GPU that a trial takes.
         ray_address: an existing Ray cluster whose nodes share the run folder.

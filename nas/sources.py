@@ -100,7 +100,8 @@ def open_source(data: str) -> Source:
     if path.is_file() and path.suffix in ROW_READERS:
         return rows_source(data, path)
     raise ValueError(
-        f"data must be stdlib, {', '.join(PAPER_CORPORA)}, a folder of {', '.join(FILE_SUFFIXES)} files, or a "
+        f"data must be stdlib, {', '.join(PAPER_CORPORA)}, NAME:FOLDER for a local copy of these, "
+        f"a folder of {', '.join(FILE_SUFFIXES)} files, or a "
         f"{', '.join(('.txt', *ROW_READERS))} file, but got {data!r}, which is none of these."
     )
 

@@ -41,7 +41,8 @@ class TrainConfig:
         scale: how large, how long and how fast to train; `paper` keeps the architecture's own dimensions.
         seq_len: tokens per sequence; by default the scale's.
         tokens: training tokens; by default the scale's.
-        data: stdlib, codeparrot, languini, or the path of a text, jsonl or parquet file or folder.
+        data: stdlib, codeparrot, languini (codeparrot:FOLDER is a local copy), or the path of a text, jsonl or
+            parquet file or folder.
         init_from: start from these weights, at their width: a folder of save_pretrained, a model id on the Hugging
             Face hub (GPT-2 or GPT-NeoX), or a folder of nas.export. Norms and FFNs that ARCH lacks are dropped, and a
             fused FFN starts as the product of two linears.

@@ -114,7 +114,7 @@ def test_processes_preparing_at_once_agree(files: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "rule"),
     [
-        ("nowhere", None, "data must be stdlib, codeparrot, languini, a folder"),
+        ("nowhere", None, "data must be stdlib, codeparrot, languini, NAME:FOLDER for a local copy of these, a folder"),
         ("image.png", "x", "data must be stdlib"),
         ("rows.jsonl", "{", "line 1 must be a JSON object, but cannot be parsed"),
         ("rows.jsonl", '{"text": ' + "9" * 5_000 + "}", "line 1 must be a JSON object, but cannot be parsed: Exceeds"),

@@ -100,9 +100,9 @@ def test_a_level_is_the_same_however_far_the_preparation_went(small: None, rows:
     assert contents(prepare(str(rows), 300, tmp_path / "far", tokens=1)) == contents(direct)
 
 
-@pytest.mark.parametrize(("tokens", "levels"), [(0, 1), (1 << 25, 1), ((1 << 25) + 1, 2), (2_100_000_000, 64)])
+@pytest.mark.parametrize(("tokens", "levels"), [(0, 1), (1 << 23, 1), ((1 << 23) + 1, 2), (2_100_000_000, 256)])
 def test_levels_double(tokens: int, levels: int) -> None:
-    assert level_of(tokens) == levels << 25
+    assert level_of(tokens) == levels << 23
 
 
 def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
