@@ -11,6 +11,7 @@ Names are module paths, `transformer.h.3.attn.c_attn`; a packed projection is ta
 in this order, so the weights of a model that lays them out otherwise have to be permuted to run its graph.
 """
 
+import inspect
 import re
 import warnings
 from collections import Counter
@@ -18,11 +19,15 @@ from typing import Any, TypeAlias
 
 from costmodel import trace_attention, trace_patterns
 from costmodel.ops import LayerId, Node, OpGraph, TokenEmbedding, VocabProjection
-from costmodel.trace_patterns import Step, Steps
-from costmodel.trace_program import FxNode, Program, dependent, kind, moved, numel, secret_inputs, size
+from costmodel.trace_patterns import Step, Steps, first_match
+from costmodel.trace_program import FxNode, Program, dependent, kind, moved, numel, secret_inputs, size, writes
 
 Module: TypeAlias = Any  # torch.nn.Module; torch is imported only where a model is at hand
 WRAPPED = "model"  # the traced module's name inside the one that takes its logits out
+# Arguments that keep a model from returning more than logits: of transformers, and of `nas.model`.
+QUIET: dict[str, bool] = {"use_cache": False, "with_entropies": False}
+# Operations that only say how the operations of a graph inside are run, and where among their arguments that graph is.
+WRAPPERS: dict[str, int] = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled": 1}
 MAX_PLACES = 3  # modules named for each unsupported operation
 
 
@@ -69,7 +74,11 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of its own deprecations while it exports
-            return torch.export.export(Logits().eval(), (tokens,), strict=False)
+            exported = torch.export.export(Logits().eval(), (tokens,), strict=False)
+            if any(writes(node) for graph in _graphs(exported.graph_module) for node in graph.nodes):
+                exported = exported.run_decompositions({})  # without operations in place, data flow is all there is
+            _unwrap(exported.graph_module)
+            return exported
     except Exception as error:  # whatever foreign code raises is the user's bad input
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
@@ -80,11 +89,28 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
         model.train(was_training)
 
 
-def _quiet(model: Module) -> dict[str, bool]:
-    """Arguments that keep a transformers model from returning a cache of keys and values."""
-    import inspect
+def _graphs(module: Module) -> list[Any]:
+    """The graph of an exported module, and those inside it."""
+    return [each.graph for each in module.modules() if hasattr(each, "graph")]
 
-    return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+
+def _unwrap(module: Module) -> None:
+    """Puts the operations of graphs inside a graph in their place."""
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and (position := WRAPPERS.get(kind(node))) is not None:
+            inner = getattr(module, node.args[position].target)
+            _unwrap(inner)
+            parameters = [each for each in inner.graph.nodes if each.op == "placeholder"]
+            outer = dict(zip(parameters, node.args[position + 1 :], strict=True))
+            with module.graph.inserting_before(node):
+                results = module.graph.graph_copy(inner.graph, outer)
+            for user in list(node.users):
+                user.replace_all_uses_with(results[user.args[1]])
+
+
+def _quiet(model: Module) -> dict[str, bool]:
+    parameters = inspect.signature(model.forward).parameters
+    return {name: value for name, value in QUIET.items() if name in parameters}
 
 
 def _logits(output: Any) -> Any:
@@ -163,7 +189,7 @@ def _recognised(program: Program, name: str) -> dict[FxNode, Steps]:
     if program.output not in program.secret:
         raise ValueError(f"the logits of model {name!r} must depend on its tokens, but they do not.")
     found: dict[FxNode, Steps] = {}
-    unknown: list[FxNode] = []
+    unknown = [node for node in program.nodes if writes(node) and secret_inputs(program, node)]
     demanded = {program.output}
     for node in reversed(program.nodes):
         if node not in demanded or node is program.tokens:
@@ -172,32 +198,30 @@ def _recognised(program: Program, name: str) -> dict[FxNode, Steps]:
             found[node] = steps
             demanded.update(each for step in steps for each in step.inputs if not isinstance(each, Step))
             continue
-        if not (sources := moved(program, node)):
-            unknown.append(node)
+        if not (sources := moved(program, node)) and not writes(node):
+            unknown.insert(0, node)
         demanded.update(sources or secret_inputs(program, node))
     if unknown:
-        raise ValueError(_unsupported(name, unknown[::-1]))
+        raise ValueError(_unsupported(name, unknown))
     return dict(reversed(found.items()))
 
 
 def _steps(program: Program, node: FxNode) -> Steps:
-    name = kind(node)
-    for pattern in trace_attention.PATTERNS.get(name, ()) + trace_patterns.PATTERNS.get(name, ()):
-        if steps := pattern(program, node):
-            return steps
-    return ()
+    patterns = (trace_attention.PATTERNS, trace_patterns.PATTERNS)
+    return next((steps for each in patterns if (steps := first_match(each, program, node))), ())
 
 
 def _unsupported(name: str, unknown: list[FxNode]) -> str:
-    counts = Counter(str(node.target) for node in unknown)
     listed = []
-    for target, count in counts.items():
-        places = list(
-            dict.fromkeys(_path(node) or "the model itself" for node in unknown if str(node.target) == target)
-        )
+    for target, count in Counter(map(_target, unknown)).items():
+        places = list(dict.fromkeys(_path(node) or "the model itself" for node in unknown if _target(node) == target))
         more = ", ..." if len(places) > MAX_PLACES else ""
         listed.append(f"{target} ({count}x, in {', '.join(places[:MAX_PLACES])}{more})")
     return f"model {name!r} has operations on secret values that no op stands for: {'; '.join(listed)}."
+
+
+def _target(node: FxNode) -> str:
+    return str(node.target) if "." in str(node.target) else kind(node)
 
 
 def _named(program: Program, found: dict[FxNode, Steps], leaves: set[str]) -> list[Node]:

@@ -4,12 +4,11 @@ Whatever rotates queries and keys, scales or tempers the scores, or lays heads o
 public; as everywhere, the full square of scores is counted.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costmodel import ops
 from costmodel.ops import Op
-from costmodel.trace_patterns import Step, Steps, split_product
+from costmodel.trace_patterns import Patterns, Step, Steps, first_match, split_product
 from costmodel.trace_program import FxNode, Program, argument, is_node, kind, moved, numel, origin, secret_inputs, size
 
 SDPA = "scaled_dot_product_attention"
@@ -94,6 +93,30 @@ def spelled(program: Program, node: FxNode) -> Steps:
     return _attention(program, node, queries, keys, values, scores, num_keys=size(keys)[-1])
 
 
+def shaped(program: Program, node: FxNode) -> Steps:
+    """a * values + b * (softmax @ values) - c * (running mean of values), with learned a, b, c per head."""
+    if len(secret_inputs(program, node)) != 2:
+        return ()
+    plus, minus = (origin(program, each) for each in secret_inputs(program, node))
+    terms = [split_product(program, each) for each in (*plus.args[:2], minus)] if kind(plus) == "add" else []
+    *summands, mean = [source for source, gain in terms if gain in program.learned] or [None]
+    total, _ = (None, None) if mean is None else split_product(program, mean)
+    if len(summands) != 2 or total is None or kind(total) != "cumsum" or total.args[0] not in summands:
+        return ()
+    if argument(total, 1, "dim") not in (-2, len(size(total)) - 2):
+        return ()
+    summands.remove(total.args[0])
+    (mixed,) = summands
+    while kind(mixed) in COPIES:
+        mixed = mixed.args[0]
+    *before, mix = first_match(PATTERNS, program, mixed) or (None,)
+    if mix is None or not isinstance(mix.op, ops.AttentionMix):
+        return ()
+    op = ops.ShapedAttention(heads=mix.op.heads, queries=mix.op.queries, keys=mix.op.keys)
+    gains = Step(part="shaped", op=op, inputs=(before[-1],), anchor=node)
+    return (*before, gains, replace(mix, inputs=(gains, *mix.inputs[1:])))
+
+
 def _attention(
     program: Program, node: FxNode, queries: FxNode, keys: FxNode, values: FxNode, scores: _Operand, *, num_keys: int
 ) -> Steps:
@@ -115,7 +138,8 @@ def _attention(
         return ()
     layout = {"heads": heads, "key_heads": key_heads, "head_dim": head_dim}
     sources = tuple(dict.fromkeys((peeled_queries.node, peeled_keys.node, peeled_values.node)))
-    steps = _laid_out(sources, peeled_queries, node, **layout)
+    values_apart = peeled_queries.node is peeled_keys.node and not peeled_queries.turned and key_heads == heads
+    steps = _laid_out(sources[: 1 if values_apart else None], peeled_queries, node, **layout)
     packed = steps[-1] if steps else sources[0]
     square = {"heads": heads, "queries": num_queries, "keys": num_keys}
     chain: list[tuple[str, Op, FxNode]] = [
@@ -125,7 +149,8 @@ def _attention(
     ]
     steps = _chained(steps, packed, chain)
     mix = ops.AttentionMix(**square, head_dim=size(values)[-1])
-    return (*steps, Step(part="mix", op=mix, inputs=(steps[-1], packed), anchor=node))
+    mixed = peeled_values.node if values_apart else packed
+    return (*steps, Step(part="mix", op=mix, inputs=(steps[-1], mixed), anchor=node))
 
 
 def _laid_out(
@@ -167,7 +192,7 @@ def _peeled(program: Program, node: FxNode, *, masks: bool = False) -> _Operand:
             found.turned, found.rotation, found.node = numel(node) - rotation[1], node, rotation[0]
         elif len(sources) == 1:
             found.node = sources[0]
-        elif source is not None and is_node(other) and other in program.learned and found.temperature is None:
+        elif source is not None and other in program.learned and size(other)[-1:] == (1,) and not found.temperature:
             found.node, found.temperature = source, node
         elif source is not None and (not is_node(other) or numel(other) == 1):
             found.node, found.num_factors = source, found.num_factors + 1
@@ -207,11 +232,11 @@ def _unpadded(node: FxNode) -> FxNode:
     return node
 
 
-# ATen name -> what its value may be, tried in turn
-PATTERNS: dict[str, tuple[Callable[[Program, FxNode], Steps], ...]] = {
+PATTERNS: Patterns = {
     SDPA: (fused,),
     FLASH: (fused,),
     "slice": (narrowed,),
     "matmul": (spelled,),
     "bmm": (spelled,),
+    "sub": (shaped,),
 }

@@ -4,7 +4,7 @@ Each pattern takes the last operation of what it recognises and returns the step
 Linears, norms and tables are recognised by structure; activations, however they are spelled out, by their values.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -50,6 +50,8 @@ class Step:
 
 
 Steps: TypeAlias = tuple[Step, ...]
+# ATen name -> what its value may be, tried in turn
+Patterns: TypeAlias = Mapping[str, tuple[Callable[[Program, FxNode], Steps], ...]]
 
 
 def _embedding(program: Program, node: FxNode) -> Steps:
@@ -59,6 +61,16 @@ def _embedding(program: Program, node: FxNode) -> Steps:
     vocab, features = size(table)
     op = ops.TokenEmbedding(tokens=numel(ids), vocab=vocab, features=features)
     return (Step(part="embed", op=op, inputs=(ids,), anchor=node),)
+
+
+def _scaled_embedding(program: Program, node: FxNode) -> Steps:
+    """Times a public number, which the owner multiplies into the table before the run if nothing else reads it."""
+    source, factor = split_product(program, node)
+    if source is None or factor in program.learned or (is_node(factor) and numel(factor) != 1):
+        return ()
+    lookup = origin(program, source)
+    alone = kind(lookup) == "embedding" and len(lookup.users) == 1
+    return _embedding(program, lookup) if alone else ()
 
 
 def _layer_norm(program: Program, node: FxNode) -> Steps:
@@ -162,9 +174,8 @@ def _activation(program: Program, node: FxNode) -> Steps:
     """Element-wise operations on one value: which function they compute together is told by evaluating them."""
     region: list[FxNode] = []
     frontier = {node}
-    order = {each: index for index, each in enumerate(program.nodes)}
     while len(region) < LARGEST_ACTIVATION:
-        latest = max(frontier, key=order.__getitem__)
+        latest = max(frontier)  # in the order of execution
         sources = secret_inputs(program, latest)
         if latest is program.tokens or not _is_elementwise(program, latest):
             return ()
@@ -250,7 +261,7 @@ def _rows(node: FxNode) -> dict[str, int]:
     return {"rows": numel(node) // features, "features": features}
 
 
-def split_product(program: Program, node: FxNode) -> tuple[FxNode | None, Any]:
+def split_product(program: Program, node: FxNode) -> tuple[FxNode, Any]:
     """The operands of a product of one secret with something else; for a quotient, the secret must be on top."""
     if kind(node) not in {"mul", "div"}:
         return None, None
@@ -262,8 +273,12 @@ def split_product(program: Program, node: FxNode) -> tuple[FxNode | None, Any]:
     return None, None
 
 
-# ATen name -> what its value may be, tried in turn
-PATTERNS: dict[str, tuple[Callable[[Program, FxNode], Steps], ...]] = {
+def first_match(patterns: Patterns, program: Program, node: FxNode) -> Steps:
+    """What the first pattern that recognises a node makes of it; nothing if none does."""
+    return next((steps for pattern in patterns.get(kind(node), ()) if (steps := pattern(program, node))), ())
+
+
+PATTERNS: Patterns = {
     "embedding": (_embedding,),
     "layer_norm": (_layer_norm,),
     "native_layer_norm": (_layer_norm,),
@@ -275,6 +290,6 @@ PATTERNS: dict[str, tuple[Callable[[Program, FxNode], Steps], ...]] = {
     "leaky_relu": (_leaky_relu,),
     "prelu": (_leaky_relu,),
     "add": (_activation, _sum),
-    "mul": (_activation, _spelled_rms_norm, _product),
+    "mul": (_activation, _spelled_rms_norm, _product, _scaled_embedding),
     **dict.fromkeys(sorted(ELEMENTWISE - {"add", "mul", "leaky_relu"}), (_activation,)),
 }

@@ -17,7 +17,7 @@ REARRANGES: frozenset[str] = frozenset(
         "alias", "cat", "chunk", "clone", "concat", "constant_pad_nd", "contiguous", "detach", "expand", "flatten",
         "flip", "getitem", "index", "index_select", "movedim", "narrow", "neg", "pad", "permute", "repeat",
         "repeat_interleave", "reshape", "roll", "select", "slice", "split", "split_with_sizes", "squeeze", "stack", "t",
-        "transpose", "unbind", "unflatten", "unsqueeze", "_unsafe_view", "view",
+        "transpose", "unbind", "unflatten", "unsqueeze", "_unsafe_view", "view", "expand_as", "reshape_as", "view_as",
     }
 )  # fmt: skip
 SPLITS: frozenset[str] = frozenset({"chunk", "split", "split_with_sizes", "unbind"})
@@ -29,6 +29,8 @@ NEUTRAL: dict[str, float] = {"mul": 1, "div": 1, "add": 0, "sub": 0}
 SHAPE_ONLY: frozenset[str] = frozenset(
     {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "sym_size", "zeros_like"}
 )
+# Operations that read values from their first operand alone, and a shape or a type from the others.
+LIKE_OTHERS: frozenset[str] = frozenset({"expand_as", "reshape_as", "type_as", "view_as"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -52,7 +54,7 @@ def dependent(nodes: Iterator[FxNode] | tuple[FxNode, ...], roots: set[FxNode]) 
     """The roots and all that is computed from their values."""
     found = set(roots)
     for node in nodes:
-        if kind(node) not in SHAPE_ONLY and any(source in found for source in node.all_input_nodes):
+        if any(source in found for source in value_inputs(node)):
             found.add(node)
     return frozenset(found)
 
@@ -80,13 +82,25 @@ def argument(node: FxNode, position: int, name: str, default: Any = None) -> Any
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
+def value_inputs(node: FxNode) -> list[FxNode]:
+    """The nodes whose values, and not only shapes or types, a node reads."""
+    if kind(node) in SHAPE_ONLY:
+        return []
+    return node.all_input_nodes[:1] if kind(node) in LIKE_OTHERS else list(node.all_input_nodes)
+
+
+def writes(node: FxNode) -> bool:
+    """Whether an operation changes an operand in place, which data flow does not show."""
+    return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
+
+
 def is_node(value: Any) -> bool:
     return hasattr(value, "all_input_nodes")
 
 
 def secret_inputs(program: Program, node: FxNode) -> list[FxNode]:
     """The secret values that a node reads, each once, in the order of its arguments."""
-    return [source for source in node.all_input_nodes if source in program.secret]
+    return [source for source in value_inputs(node) if source in program.secret]
 
 
 def moved(program: Program, node: FxNode) -> list[FxNode]:
