@@ -8,7 +8,7 @@ from rich.console import Console
 
 from costmodel import cli
 from costmodel.yamlfile import load_mapping
-from experiments import fidelity, search_baseline
+from experiments import fidelity, link_seconds, search_baseline
 from nas.config import ScaleName
 
 FOLDER = Path(__file__).parent
@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parent
 # kind, as an experiment's YAML states it -> (settings of the experiment, console) -> nothing
 KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
     "fidelity": fidelity.run,
+    "link-seconds": link_seconds.run,
     "search-baseline": search_baseline.run,
 }
 

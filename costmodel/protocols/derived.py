@@ -86,14 +86,18 @@ class Derived(Pricer):
 
 
 def load(
-    protocol: str, network: str | None = None, testbed: Path | None = None, setting: Setting | None = None
+    protocol: str,
+    network: str | Network | None = None,
+    testbed: Path | None = None,
+    setting: Setting | None = None,
 ) -> Derived:
     """A protocol on a network (default `lan`) and a testbed (default: the one committed for it).
 
     Raises ValueError for a network or testbed file that is not valid, or a testbed of another protocol or ring.
     """
     path = testbed or TESTBEDS / f"{protocol}.yaml"
-    measured, link, setting = load_compute(path), load_network(network or DEFAULT), setting or Setting()
+    link = network if isinstance(network, Network) else load_network(network or DEFAULT)
+    measured, setting = load_compute(path), setting or Setting()
     wanted = {"protocol": protocol, "ring_bits": setting.ring_bits, "fraction_bits": setting.fraction_bits}
     for name, value in wanted.items():
         if (found := getattr(measured, name)) != value:
