@@ -142,7 +142,7 @@ def _joined(
         endings = nums_within(beyond[boundary], limit[0] - reach.latency, limit[1] - reach.sent)
         for row in np.flatnonzero(endings > 0):
             joints.append((boundary, (int(reach.latency[row]), int(reach.sent[row]))))
-            nums.append(reach.num_paths[row] * endings[row])
+            nums.append(int(reach.num_paths[row]) * int(endings[row]))
     return joints, nums
 
 

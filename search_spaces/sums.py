@@ -1,7 +1,7 @@
 """Tables of how many paths have which cost, and the questions a budget asks of them; all counts are exact.
 
-A cost is a pair of non-negative integers (latency and bytes, in whatever unit the caller has chosen). Counts are
-Python integers in object arrays, since a space of 12 layers has more paths than 64 bits can count.
+A cost is a pair of non-negative integers (latency and bytes, in whatever unit the caller has chosen). Counts take 64
+bits as long as they fit, which half of 12 layers does, and are Python integers in object arrays beyond.
 """
 
 from collections.abc import Iterable
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 Cost: TypeAlias = tuple[int, int]
 Ints: TypeAlias = NDArray[np.int64]
-Counts: TypeAlias = NDArray[Any]  # of dtype object, holding Python integers
+Counts: TypeAlias = NDArray[Any]  # of 64-bit integers, or of Python's
 
-MAX_ROWS = 4_000_000  # about 200 MB while merging
+MAX_ROWS = 4_000_000
+BATCH_ROWS = 1_000_000  # merged at a time: about 100 MB
+MAX_COUNT = 2**62  # of all paths of a table in 64 bits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -32,7 +34,7 @@ def single(cost: Cost) -> Sums:
     return Sums(
         latency=np.array([cost[0]], dtype=np.int64),
         sent=np.array([cost[1]], dtype=np.int64),
-        num_paths=np.array([1], dtype=object),
+        num_paths=np.array([1], dtype=np.int64),
     )
 
 
@@ -41,20 +43,31 @@ def merged(parts: Iterable[tuple[Sums, Cost, int]]) -> Sums:
 
     Raises ValueError if the table would grow beyond MAX_ROWS.
     """
-    known = list(parts)
-    if (num_rows := sum(len(sums.latency) for sums, _, _ in known)) > MAX_ROWS:
-        raise ValueError(
-            f"the budget needs a table of at most {MAX_ROWS} distinct costs, but this space under this protocol needs "
-            f"{num_rows}; give one budget instead of two, or fewer choices per layer."
-        )
-    latency = np.concatenate([sums.latency + cost[0] for sums, cost, _ in known])
-    sent = np.concatenate([sums.sent + cost[1] for sums, cost, _ in known])
-    num_paths = np.concatenate([sums.num_paths * times for sums, _, times in known])
+    found, waiting, num_waiting = list[tuple[Sums, Cost, int]](), list[tuple[Sums, Cost, int]](), 0
+    for part in parts:
+        waiting.append(part)
+        num_waiting += len(part[0].latency)
+        if num_waiting > BATCH_ROWS:
+            found, waiting, num_waiting = [(_union([*found, *waiting]), (0, 0), 1)], [], 0
+    return _union([*found, *waiting])
+
+
+def _union(parts: list[tuple[Sums, Cost, int]]) -> Sums:
+    num_paths = sum(int(sums.num_paths.sum()) * times for sums, _, times in parts)
+    kind: Any = np.int64 if num_paths <= MAX_COUNT else object
+    latency = np.concatenate([sums.latency + cost[0] for sums, cost, _ in parts])
+    sent = np.concatenate([sums.sent + cost[1] for sums, cost, _ in parts])
+    nums = np.concatenate([sums.num_paths.astype(kind) * times for sums, _, times in parts])
     order = np.lexsort((sent, latency))
-    latency, sent, num_paths = latency[order], sent[order], num_paths[order]
+    latency, sent, nums = latency[order], sent[order], nums[order]
     changes = (np.diff(latency) != 0) | (np.diff(sent) != 0)
     starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
-    return Sums(latency=latency[starts], sent=sent[starts], num_paths=np.add.reduceat(num_paths, starts))
+    if len(starts) > MAX_ROWS:
+        raise ValueError(
+            f"the budget needs a table of at most {MAX_ROWS} distinct costs, but this space under this protocol needs "
+            f"{len(starts)} or more; give one budget instead of two, or fewer choices per layer."
+        )
+    return Sums(latency=latency[starts], sent=sent[starts], num_paths=np.add.reduceat(nums, starts))
 
 
 def num_at(sums: Sums, cost: Cost) -> int:
@@ -81,7 +94,7 @@ def nums_within(sums: Sums, limit_latency: Ints, limit_sent: Ints) -> Counts:
     values = np.unique(sums.sent)
     ranks = np.searchsorted(values, sums.sent)
     limit_ranks = np.searchsorted(values, limit_sent, side="right")
-    nums = np.zeros(len(num_below), dtype=object)
+    nums = np.zeros(len(num_below), dtype=sums.num_paths.dtype)
     for level in range(num_rows.bit_length()):
         keys = (np.arange(num_rows) >> level) * len(values) + ranks
         order = np.argsort(keys, kind="stable")
