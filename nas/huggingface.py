@@ -155,7 +155,10 @@ def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokeni
         )
     to_transformers(architecture, weights).save_pretrained(target)
     ours = _transformers().PreTrainedTokenizerFast(
-        tokenizer_file=str(tokenizer), eos_token=END_OF_TEXT, model_max_length=architecture.context
+        tokenizer_file=str(tokenizer),
+        eos_token=END_OF_TEXT,
+        model_max_length=architecture.context,
+        model_input_names=["input_ids", "attention_mask"],
     )
     ours.save_pretrained(target)
 

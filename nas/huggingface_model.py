@@ -63,9 +63,13 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-u
             loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
         return CausalLMOutput(loss=loss, logits=logits)
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, *_: Any, **__: Any) -> dict[str, Tensor]:
-        """The last tokens that the context holds."""
-        return {"input_ids": input_ids[:, -self.config.max_position_embeddings :]}
+    def prepare_inputs_for_generation(  # type: ignore[override]  # no cache, so neither of its arguments
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Tensor | None]:
+        """The last tokens that the context holds. transformers asks for `kwargs` by that name."""
+        start = -self.config.max_position_embeddings
+        mask = None if attention_mask is None else attention_mask[:, start:]
+        return {"input_ids": input_ids[:, start:], "attention_mask": mask}
 
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embed

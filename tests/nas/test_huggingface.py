@@ -84,8 +84,9 @@ import sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
-tokens = tokenizer("ab ab", return_tensors="pt").input_ids
-out = model.generate(tokens, max_new_tokens=20, do_sample=False)
+encoded = tokenizer("ab ab", return_tensors="pt")
+tokens = encoded.input_ids
+out = model.generate(**encoded, max_new_tokens=20, do_sample=False)
 greedy = model(out[:, :16]).logits.argmax(-1)
 assert torch.equal(greedy[0, tokens.shape[1] - 1 : 15], out[0, tokens.shape[1] : 16])
 loss = model(out[:, :16], labels=out[:, :16]).loss
