@@ -16,6 +16,7 @@ from safetensors import safe_open
 from costmodel.cost import Budget
 from nas import export, ledger, plot, search, status
 from nas.front import front
+from nas.initial import read_export
 from nas.run import read_config
 from search_spaces.architecture import arch_id, load_architecture
 
@@ -140,6 +141,21 @@ def test_export_is_complete_and_priced(finished, tmp_path):
         export.export(str(folder), output_dir=str(tmp_path / "out"))
     with pytest.raises(ValueError, match="--pick must be knee, best or the arch_id"):
         export.export(str(folder), pick="worst")
+
+
+def test_a_folded_export_is_written_in_every_format(finished, environment, tmp_path, monkeypatch):
+    folder, _ = finished
+    monkeypatch.setenv("XDG_CACHE_HOME", environment[1]["XDG_CACHE_HOME"])
+    config, records = read_config(folder), ledger.read(folder / ledger.FILE_NAME)
+    made = export.prepare_export(folder, config, ledger.completed(records)[0], fold=True)
+    export.write_export(made, tmp_path / "yaml")
+    assert read_export(tmp_path / "yaml").architecture == made.trained
+    assert load_architecture(tmp_path / "yaml" / "architecture.yaml").folded
+    files = {path.name for path in export.write_export(made, tmp_path / "mpc", "mpc")}
+    assert files == {"architecture.yaml", "weights.safetensors", "graph.json", "export.yaml"}
+    pytest.importorskip("transformers")
+    files = {path.name for path in export.write_export(made, tmp_path / "hf", "hf")}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "huggingface_model.py"} <= files
 
 
 def test_weights_of_another_step_are_not_exported(finished):
