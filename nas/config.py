@@ -14,7 +14,8 @@ Schedule = Literal["cosine", "linear"]
 Precision = Literal["float32", "bfloat16"]
 SlopeSharing = Literal["layer", "global"]
 NormalisedLinears = Literal["qk", "ffn", "qk+ffn", "qkv+ffn", "qkvo+ffn"]
-PenaltyForm = Literal["mean", "summed-rows"]
+PenaltyForm = Literal["mean", "published-code"]
+EntropyMaximum = Literal["ln-t", "causal"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,27 +133,39 @@ SCALES: dict[ScaleName, Scale] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntropyRegularisation:
-    """Pulls every head's attention entropy into a band around a learned share of E_max = ln(seq_len), in nats.
+    """Pulls every head's attention entropy into a band around a learned share of its largest value E_max, in nats.
 
     form: `mean` penalises a head's mean entropy and averages over sequences, heads and layers (Algorithm 1 of the
-        paper, independent of batch and length); `summed-rows` is the authors' published code, which penalises every
-        query row and sums over rows and sequences, so that its weight means less the smaller the batch.
+        paper, independent of batch and length); `published-code` is what the authors' code does, which penalises
+        every query row and sums over rows and sequences, so that its weight means less the smaller the batch. Every
+        recipe of this toolkit takes `mean`.
+    maximum: E_max. `ln-t`, as in the paper, is ln(seq_len) for every row; `causal` is what a row can reach, ln i for
+        row i, and ln(T!) / T for a head's mean.
     weight: lambda, the factor of the penalty in the loss.
+    warmup_share: share of the steps over which the weight rises linearly from 0 to that; 0 for a constant weight.
     margin: gamma, half the width of the band in units of E_max. threshold_init: theta, its centre, learned.
 
     Source: arXiv 2501.03489, Algorithm 1.
     """
 
     form: PenaltyForm = "mean"
+    maximum: EntropyMaximum = "ln-t"
     weight: float = 0.16  # the paper's 1e-5 as its code applies it, summed over 128 rows x 128 sequences
+    warmup_share: float = 0.0  # arXiv 2501.03489 has no schedule
     margin: float = 0.20  # arXiv 2501.03489, section 5
     threshold_init: float = 0.36  # not stated; the middle of the learned values 0.20 to 0.52 printed there
 
+    def weight_at(self, step: int, num_steps: int) -> float:
+        """The weight in step 0, 1, ... of a run."""
+        rising = self.warmup_share * num_steps
+        return self.weight * min(1.0, (step + 1) / rising) if rising else self.weight
+
     def __post_init__(self) -> None:
-        if not (self.weight >= 0 and 0 <= self.margin <= 1 and 0 <= self.threshold_init <= 1):
+        shares = (self.warmup_share, self.margin, self.threshold_init)
+        if not (self.weight >= 0 and all(0 <= share <= 1 for share in shares)):
             raise ValueError(
-                f"entropy regularisation needs `weight` >= 0 and `margin`, `threshold_init` in [0, 1], but got "
-                f"{self.weight=}, {self.margin=}, {self.threshold_init=}."
+                f"entropy regularisation needs `weight` >= 0 and `warmup_share`, `margin`, `threshold_init` in [0, 1], "
+                f"but got {self.weight=}, {self.warmup_share=}, {self.margin=}, {self.threshold_init=}."
             )
 
 

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from nas.attention import row_bounds
 from nas.config import EntropyRegularisation
 from nas.records import EntropySummary
 
@@ -12,9 +13,9 @@ COLLAPSE_SHARE = 0.02  # of ln T: below it a head looks at one token. Recorded, 
 
 
 class EntropyPenalty(nn.Module):
-    """The regulariser of every layer and head at once, with its learned thresholds (layers x heads, shares of ln T).
+    """The regulariser of every layer and head at once, with its learned thresholds (layers x heads, shares of E_max).
 
-    With deviation d = E - threshold * ln T the penalty is d^2 where |d| > margin * ln T, else 0. Not yet multiplied
+    With deviation d = E - threshold * E_max the penalty is d^2 where |d| > margin * E_max, else 0. Not yet multiplied
     by the regulariser's weight.
 
     Source: arXiv 2501.03489, Algorithm 1.
@@ -28,17 +29,23 @@ class EntropyPenalty(nn.Module):
     @property
     def adds_up(self) -> bool:
         """Whether the penalty of a batch is the sum of those of its parts, and not their mean."""
-        return self.settings.form == "summed-rows"
+        return self.settings.form == "published-code"
 
     def forward(self, entropies: Tensor) -> Tensor:
         """The scalar penalty of row entropies, layers x batch x heads x T, in nats."""
-        largest = math.log(entropies.shape[-1])
+        thresholds = self.thresholds[:, None, :, None]
+        largest = self._largest(entropies)
         if self.settings.form == "mean":  # every sequence counts alike, whatever the batch
-            return self._penalty(entropies.mean(dim=-1), self.thresholds[:, None, :], largest).mean()
-        rows = self._penalty(entropies, self.thresholds[:, None, :, None], largest)
-        return rows.sum(dim=(1, 3)).mean()
+            heads = entropies.mean(dim=-1, keepdim=True)
+            return self._penalty(heads, thresholds, largest.mean()).mean()
+        return self._penalty(entropies, thresholds, largest).sum(dim=(1, 3)).mean()
 
-    def _penalty(self, entropies: Tensor, thresholds: Tensor, largest: float) -> Tensor:
+    def _largest(self, entropies: Tensor) -> Tensor:
+        """E_max of every row."""
+        bounds = row_bounds(entropies.shape[-1], entropies.device).to(entropies.dtype)
+        return bounds if self.settings.maximum == "causal" else bounds[-1].expand_as(bounds)
+
+    def _penalty(self, entropies: Tensor, thresholds: Tensor, largest: Tensor) -> Tensor:
         deviation = entropies - thresholds * largest
         outside = deviation.detach().abs() > self.settings.margin * largest
         return deviation.square() * outside

@@ -1,15 +1,21 @@
-"""The training curve of a trial on disk: metrics.csv, one row a step, and a TensorBoard log of the same.
+"""The training curve of a trial on disk: metrics.csv, one row a step, and a TensorBoard log of the same; and
+diagnostics.jsonl, one object for every step that was looked into.
 
-A resumed trial first drops the rows after its checkpoint, so that the file is what an unbroken run would have written
+A resumed trial first drops the rows after its checkpoint, so that the files are what an unbroken run would have written
 (but for the seconds).
 """
 
 import csv
+import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from nas.diagnostics import Diagnosis
+
 METRICS_FILE = "metrics.csv"
+DIAGNOSTICS_FILE = "diagnostics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 
 
@@ -40,9 +46,10 @@ class MetricsLog:
         from torch.utils.tensorboard import SummaryWriter  # a second and a half that a run without a log is spared
 
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / METRICS_FILE
-        _keep_until(path, last_step)
-        self._file = path.open("a", newline="", encoding="utf-8")
+        _keep_until(folder / METRICS_FILE, last_step, header=",".join(COLUMNS) + "\r\n", step_of=_step_of_row)
+        _keep_until(folder / DIAGNOSTICS_FILE, last_step, header="", step_of=_step_of_object)
+        self._file = (folder / METRICS_FILE).open("a", newline="", encoding="utf-8")
+        self._diagnostics = (folder / DIAGNOSTICS_FILE).open("a", encoding="utf-8")
         self._writer = csv.writer(self._file)
         self._board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=last_step + 1)
 
@@ -53,28 +60,44 @@ class MetricsLog:
             if row[name] is not None:
                 self._board.add_scalar(name, row[name], metrics.step)
 
+    def add_diagnosis(self, diagnosis: Diagnosis) -> None:
+        self._diagnostics.write(json.dumps(asdict(diagnosis)) + "\n")
+
     def flush(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        for file in (self._file, self._diagnostics):
+            file.flush()
+            os.fsync(file.fileno())
         self._board.flush()
 
     def close(self) -> None:
         self._file.close()
+        self._diagnostics.close()
         self._board.close()
 
 
-def _keep_until(path: Path, last_step: int) -> None:
-    """Rewrites the file with a header and the rows up to a step; a torn row ends them."""
-    rows: list[str] = []
+def _keep_until(path: Path, last_step: int, *, header: str, step_of: Callable[[str], int]) -> None:
+    """Rewrites the file with a header and the lines up to a step; a torn line ends them."""
+    lines: list[str] = []
     if path.exists() and last_step:
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)[1:]:
-            step = line.split(",", 1)[0]
-            if not line.endswith("\n") or not step.isdigit() or int(step) > last_step:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines(keepends=True)[1 if header else 0 :]:
+            try:
+                if not line.endswith("\n") or step_of(line) > last_step:
+                    break
+            except (ValueError, KeyError, TypeError):  # torn, or no line of ours
                 break
-            rows.append(line)
+            lines.append(line)
     draft = path.with_suffix(".draft")
     with draft.open("w", newline="", encoding="utf-8") as file:
-        file.write(",".join(COLUMNS) + "\r\n" + "".join(rows))
+        file.write(header + "".join(lines))
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+def _step_of_row(line: str) -> int:
+    return int(line.split(",", 1)[0])
+
+
+def _step_of_object(line: str) -> int:
+    return int(json.loads(line)["step"])

@@ -29,9 +29,7 @@ class Objective(nn.Module):
         if recipe.normalisation is not None:
             normalise(self.model, recipe.normalisation, generator)
         self.penalty: EntropyPenalty | None = None
-        self.penalty_weight = 0.0
         if recipe.entropy is not None:
-            self.penalty_weight = recipe.entropy.weight
             self.penalty = EntropyPenalty(
                 recipe.entropy, num_layers=architecture.num_layers, num_heads=architecture.num_heads
             )
@@ -44,13 +42,13 @@ class Objective(nn.Module):
         cross_entropy = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
         return Losses(cross_entropy, cross_entropy.new_zeros(()) if self.penalty is None else self.penalty(entropies))
 
-    def backward(self, inputs: Tensor, targets: Tensor, *, num_parts: int) -> Losses:
+    def backward(self, inputs: Tensor, targets: Tensor, *, num_parts: int, penalty_weight: float) -> Losses:
         """Gradients and losses of a batch, computed in equal parts so that memory holds one part only."""
         penalty_share = 1.0 if self.penalty is not None and self.penalty.adds_up else 1 / num_parts
         total = torch.zeros(2, dtype=torch.float64, device=inputs.device)
         for part in zip(inputs.chunk(num_parts), targets.chunk(num_parts), strict=True):
             cross_entropy, penalty = self(*part)
             scaled = torch.stack((cross_entropy / num_parts, penalty * penalty_share))
-            torch.autograd.backward(scaled[0] + self.penalty_weight * scaled[1])
+            torch.autograd.backward(scaled[0] + penalty_weight * scaled[1])
             total += scaled.detach()
         return Losses(*total)

@@ -19,6 +19,7 @@ from nas.batches import train_batch, validate, validation_batches
 from nas.candidate import Candidate, candidate_id
 from nas.checkpoint import Checkpoint
 from nas.data import Corpus, require_chunks
+from nas.diagnostics import Diagnosis, diagnose, is_due
 from nas.entropy import summarise
 from nas.metrics import MetricsLog, StepMetrics
 from nas.objective import Objective
@@ -59,7 +60,7 @@ def train(
     Raises ValueError if corpus and recipe do not fit or the folder holds another run, or one that `checkpoint.finish`
     ended on the way; OSError if it cannot be written.
     """
-    run = _Run(candidate, corpus, seed=seed, folder=folder, device=device, initial=initial or {})
+    run = Run(candidate, corpus, seed=seed, folder=folder, device=device, initial=initial or {})
     yield from run.progress.rungs
     if run.ended and run.progress.outcome is None:
         raise ValueError(f"the run in {folder} was stopped for good at step {run.progress.step}; use another folder.")
@@ -71,6 +72,8 @@ def train(
             record = run.validate_if_due()
             if log:
                 log.add(replace(metrics, val_loss=record.val_loss if record else None))
+                if run.diagnosis:
+                    log.add_diagnosis(run.diagnosis)
                 if record or run.progress.outcome or run.progress.seconds - saved_s >= CHECKPOINT_INTERVAL_S:
                     log.flush()
                     run.save()
@@ -83,7 +86,7 @@ def train(
     yield run.progress.outcome
 
 
-class _Run:
+class Run:
     """A run between two steps."""
 
     def __init__(
@@ -105,6 +108,7 @@ class _Run:
         self.objective.to(device)
         self.optimizer = adamw(self.objective, candidate.recipe)
         self.progress = Progress()
+        self.diagnosis: Diagnosis | None = None  # of the last step, if it was looked into
         self.ended = False  # found so on disk: its weights are not loaded
         if folder and (found := checkpoint.load_latest(folder, self.identity)):
             self._restore(found)
@@ -112,22 +116,28 @@ class _Run:
 
     def step(self) -> StepMetrics:
         """One optimizer step; if it diverged, no weight moves and the outcome is set."""
-        rate = learning_rate(self.recipe, self.progress.step)
-        inputs, targets = self._batch()
+        inputs, targets = self.batch()
         num_parts = self.scale.batch // self.scale.micro_batch
-        losses = self.objective.backward(inputs, targets, num_parts=num_parts)
+        losses = self.objective.backward(inputs, targets, num_parts=num_parts, penalty_weight=self.penalty_weight)
         parameters = list(self.objective.parameters())
         norm = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
-        loss, penalty, gradient_norm = torch.stack((*losses, norm.double())).tolist()
-        self._count(loss)
-        if problem := self._problem(loss, gradient_norm, inputs):
-            self._end_diverged(*problem)
-        else:
+        metrics = self.judge(inputs, *torch.stack((*losses, norm.double())).tolist())
+        if self.progress.outcome is None:
             for group in self.optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = metrics.learning_rate
             nn.utils.clip_grads_with_norm_(parameters, self.recipe.clip_norm, norm)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        return metrics
+
+    def judge(self, inputs: Tensor, loss: float, penalty: float, gradient_norm: float) -> StepMetrics:
+        """Counts a step whose gradients are there but no weight has moved; sets the outcome if it diverged."""
+        rate = learning_rate(self.recipe, self.progress.step)
+        self._count(loss)
+        problem = self._problem(loss, gradient_norm, inputs)
+        self.diagnosis = self._diagnose(inputs) if problem or is_due(self.progress.step, self.scale) else None
+        if problem:
+            self._end_diverged(*problem)
         return StepMetrics(
             step=self.progress.step,
             tokens=self._tokens,
@@ -192,7 +202,8 @@ class _Run:
         self.objective.load_state_dict(state)
         load_state_tensors(self.objective, self.optimizer, found.optimizer)
 
-    def _batch(self) -> tuple[Tensor, Tensor]:
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the step about to be taken."""
         inputs, targets = train_batch(
             self.corpus, step=self.progress.step, batch=self.scale.batch, seq_len=self.scale.seq_len, seed=self.seed
         )
@@ -247,6 +258,18 @@ class _Run:
             progress = replace(progress, losses=losses, initial_loss=initial_loss)
         self.progress = progress
         self._tick()
+
+    def _diagnose(self, inputs: Tensor) -> Diagnosis | None:
+        """Only where it is kept."""
+        if self.folder is None:
+            return None
+        return diagnose(self.objective, inputs[: self.scale.micro_batch], step=self.progress.step)
+
+    @property
+    def penalty_weight(self) -> float:
+        """In the step about to be taken."""
+        entropy = self.recipe.entropy
+        return 0.0 if entropy is None else entropy.weight_at(self.progress.step, self.scale.num_steps)
 
     @property
     def _tokens(self) -> int:

@@ -1,10 +1,12 @@
-"""metrics.csv after a kill: rows past the checkpoint and a torn row are gone."""
+"""metrics.csv and diagnostics.jsonl after a kill: lines past the checkpoint and a torn line are gone."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from nas.metrics import COLUMNS, METRICS_FILE, MetricsLog, StepMetrics
+from nas.diagnostics import Diagnosis
+from nas.metrics import COLUMNS, DIAGNOSTICS_FILE, METRICS_FILE, MetricsLog, StepMetrics
 
 
 def write(folder: Path, steps: range, *, last_step: int = 0) -> None:
@@ -21,8 +23,24 @@ def write(folder: Path, steps: range, *, last_step: int = 0) -> None:
                 seconds=0.1,
             )
         )
+        if step % 2 == 0:
+            log.add_diagnosis(looked_into(step))
     log.flush()
     log.close()
+
+
+def looked_into(step: int) -> Diagnosis:
+    return Diagnosis(
+        step=step,
+        head_entropies=[[1.5, None]],
+        quarter_shares=None,
+        flags=(),
+        num_nan=[3],
+        gradient_norms={"embed": 0.5},
+        thresholds=None,
+        temperatures={},
+        scalars={},
+    )
 
 
 def steps_in(folder: Path) -> list[str]:
@@ -38,6 +56,17 @@ def test_a_resumed_log_goes_on_after_the_checkpoint(tmp_path: Path, torn: str) -
     path.write_text(path.read_text() + torn)
     write(tmp_path, range(4, 7), last_step=3)
     assert steps_in(tmp_path) == ["1", "2", "3", "4", "5", "6"]
+
+
+@pytest.mark.parametrize("torn", ["", "{", '{"step": 6, "head', '{"stop": 1}\n', "[]\n", "\x00\x00"])
+def test_resumed_diagnostics_go_on_after_the_checkpoint(tmp_path: Path, torn: str) -> None:
+    write(tmp_path, range(1, 6))
+    path = tmp_path / DIAGNOSTICS_FILE
+    path.write_text(path.read_text() + torn)
+    write(tmp_path, range(4, 7), last_step=3)
+    objects = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [each["step"] for each in objects] == [2, 4, 6]
+    assert objects[0]["head_entropies"] == [[1.5, None]]
 
 
 def test_a_run_that_starts_over_starts_the_log_over(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_every_parameter_gets_a_gradient(corpus: Corpus) -> None:
     for name in ("1xLTLKs-1xoSoFs", "SM+LN+G"):
         objective = Objective(candidate(name, entropy=REGULARISED), torch.Generator().manual_seed(0))
         tokens = torch.arange(4 * 16).view(4, 16)
-        objective.backward(tokens, tokens, num_parts=1)
+        objective.backward(tokens, tokens, num_parts=1, penalty_weight=0.16)
         assert [key for key, value in objective.named_parameters() if value.grad is None] == []
 
 
@@ -131,7 +131,7 @@ def test_another_seed_is_another_curve(corpus: Corpus) -> None:
     assert first != other
 
 
-@pytest.mark.parametrize("entropy", [None, REGULARISED, replace(REGULARISED, form="summed-rows")])
+@pytest.mark.parametrize("entropy", [None, REGULARISED, replace(REGULARISED, form="published-code")])
 def test_accumulated_gradients_are_those_of_the_whole_batch(
     corpus: Corpus, entropy: EntropyRegularisation | None
 ) -> None:
@@ -139,7 +139,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(
     gradients = []
     for num_parts in (1, 4):
         objective = Objective(candidate(entropy=entropy), torch.Generator().manual_seed(0))
-        losses = objective.backward(tokens[:, :-1], tokens[:, 1:], num_parts=num_parts)
+        losses = objective.backward(tokens[:, :-1], tokens[:, 1:], num_parts=num_parts, penalty_weight=0.16)
         gradients.append([*losses, *(parameter.grad for parameter in objective.parameters())])
     for whole, accumulated in zip(*gradients, strict=True):
         torch.testing.assert_close(whole, accumulated, rtol=1e-5, atol=1e-6)
@@ -177,6 +177,8 @@ def test_a_killed_run_resumes_to_the_same_numbers(
     resumed = list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path / "killed"))
     assert timeless(resumed) == timeless(whole)
     assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
+    diagnoses = [(tmp_path / name / "diagnostics.jsonl").read_text() for name in ("whole", "killed")]
+    assert diagnoses[0] == diagnoses[1]
     ends = [checkpoint.load_latest(tmp_path / name) for name in ("whole", "killed")]
     assert all(torch.equal(ends[0].weights[key], ends[1].weights[key]) for key in ends[0].weights)
 
