@@ -48,7 +48,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor | 
     if temperature is None:
         temperature = values.new_ones(values.shape[1:3], dtype=torch.float32)
     parts = (part.to(values.dtype) for part in (queries, keys, values))
-    output, entropy = _Attention.apply(*parts, temperature.float())  # type: ignore[no-untyped-call]
+    output, entropy = _Attention.apply(*parts, temperature.float())
     return output, entropy
 
 

@@ -58,7 +58,7 @@ def test_everything_learned_is_told_with_the_models_entropies() -> None:
 
 
 def test_slopes_are_told_and_a_model_without_extras_has_none() -> None:
-    assert diagnose(objective_with_gradients("1xoSoKn-1xoSoKn"), TOKENS, step=1).scalars == {
+    assert diagnose(objective_with_gradients("2xoSoKo"), TOKENS, step=1).scalars == {
         f"layers.{index}.ffn.activation.slope": [pytest.approx(0.01)] for index in range(2)
     }
     plain = diagnose(objective_with_gradients("SM+LN+G"), TOKENS, step=1)
