@@ -26,7 +26,6 @@ from torch import Tensor
 
 from costmodel import cli
 from costmodel.estimate import estimate
-from costmodel.protocols import load_pricer
 from costmodel.units import format_seconds
 from costmodel.yamlfile import dump
 from nas import checkpoint
@@ -38,7 +37,7 @@ from nas.front import pick as pick_record
 from nas.initial import TRAINED_FILE
 from nas.ledger import Record
 from nas.objective import Objective
-from nas.run import StudyConfig, find_run, read_config, read_ledger, read_meta, run_space, study_candidate
+from nas.run import StudyConfig, find_run, read_config, read_ledger, read_meta, run_pricer, run_space, study_candidate
 from nas.sources import TOKENIZER_FILE
 from nas.weights import WEIGHTS_FILE, deployed_weights, load_stored
 from search_spaces.architecture import Architecture, arch_id, dump_architecture
@@ -178,7 +177,7 @@ def _facts(
     folder: Path, config: StudyConfig, record: Record, candidate: Candidate, architecture: Architecture
 ) -> dict[str, Any]:
     """architecture: what is deployed, and priced here; that of the candidate unless it is folded."""
-    pricer = load_pricer(protocol=config.protocol, network=config.network)
+    pricer = run_pricer(folder, config)
     result = estimate(lower(architecture, config.seq_len), pricer)
     meta = read_meta(folder)
     return {

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.cost import Budget
+from costmodel.estimate import Pricer
+from costmodel.protocols import load_pricer
 from costmodel.schema import decode
 from costmodel.units import parse_bytes, parse_seconds
 from costmodel.yamlfile import dump, load_mapping
@@ -28,7 +30,7 @@ from search_spaces.space import SearchSpace, load_space
 
 RUNS = Path("runs")
 CONFIG_FILE = "run.yaml"
-SPACE_FILE = "space.yaml"
+KEPT_FILES = {"space": "space.yaml", "network": "network.yaml", "testbed": "testbed.yaml"}  # the user's own, copied
 MAX_SEED = 2**63 - 1  # torch's generators take 64 bits
 META_SCHEMA_VERSION = 1
 
@@ -44,6 +46,7 @@ class StudyConfig:
         seq_len: tokens in the prompt, for pricing and for training.
         protocol: the MPC protocol that prices a model.
         network: the network between the parties, for protocols that do not have it fitted in.
+        testbed: a .yaml file of compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
         searcher: how candidates are chosen.
         num_trials: candidates to train, baselines not counted.
         time_budget: stop after this long, with a unit; the run can be resumed.
@@ -63,6 +66,7 @@ class StudyConfig:
     seq_len: int = 128
     protocol: str = "published"
     network: str | None = None
+    testbed: str | None = None
     searcher: SearcherName = "evolution"
     num_trials: int = 20  # five generations of four: two before the first feedback, three after it
     time_budget: str | None = None
@@ -172,15 +176,30 @@ def find_run(run: str) -> Path:
 
 
 def write_config(folder: Path, config: StudyConfig) -> None:
-    """Makes the folder a run, so it comes last; a space of the user's own is kept with it."""
-    if config.space.endswith((".yaml", ".yml")) and not (folder / SPACE_FILE).exists():
-        replace_file(folder / SPACE_FILE, Path(config.space).read_text(encoding="utf-8"))
+    """Makes the folder a run, so it comes last; a space, network and testbed of the user's own are kept with it."""
+    for field, name in KEPT_FILES.items():
+        given = getattr(config, field)
+        if given is not None and given.endswith((".yaml", ".yml")) and not (folder / name).exists():
+            replace_file(folder / name, Path(given).read_bytes().decode("utf-8"))
     replace_file(folder / CONFIG_FILE, dump(asdict(config)))
 
 
-def run_space(folder: Path, config: StudyConfig) -> SearchSpace:
-    """The space of a run: the copy in its folder, or the shipped one."""
-    return load_space(str(folder / SPACE_FILE) if (folder / SPACE_FILE).exists() else config.space)
+def run_space(folder: Path | None, config: StudyConfig) -> SearchSpace:
+    """The space of a run: the copy in its folder, or the shipped one; None is a run to be."""
+    return load_space(_kept(folder, "space", config.space))
+
+
+def run_pricer(folder: Path | None, config: StudyConfig) -> Pricer:
+    """What a run is priced under, its own copies of network and testbed first; None is a run to be."""
+    network = None if config.network is None else _kept(folder, "network", config.network)
+    testbed = None if config.testbed is None else Path(_kept(folder, "testbed", config.testbed))
+    return load_pricer(config.protocol, network, testbed)
+
+
+def _kept(folder: Path | None, field: str, given: str) -> str:
+    """The run's copy of a file of the user's own, else what was given."""
+    copy = None if folder is None else folder / KEPT_FILES[field]
+    return str(copy) if copy is not None and copy.exists() else given
 
 
 def read_ledger(folder: Path) -> tuple[Record, ...]:

@@ -14,12 +14,11 @@ from jsonargparse import Namespace
 from rich.console import Console
 
 from costmodel import cli
-from costmodel.protocols import load_pricer
-from nas.run import StudyConfig, find_run, flag, read_config, run_space
+from nas.run import StudyConfig, find_run, flag, read_config, run_pricer, run_space
 from search_spaces.feasible import FeasibleSpace, check_feasible, format_budget, format_price, within_budget
 from search_spaces.notation import name_of
 from search_spaces.prices import cheapest, dearest, price_of, price_space
-from search_spaces.space import load_space, num_members
+from search_spaces.space import num_members
 
 # A resumed run keeps what its results depend on; only these may differ from one process to the next.
 RESUMABLE = ("num_trials", "time_budget", "max_concurrent", "ray_address")
@@ -81,8 +80,7 @@ def search(request: Request, console: Console) -> None:
     or OSError if the run cannot go on.
     """
     config = request.config
-    pricer = load_pricer(protocol=config.protocol, network=config.network)
-    space = run_space(request.folder, config) if request.folder else load_space(config.space)
+    pricer, space = run_pricer(request.folder, config), run_space(request.folder, config)
     feasible = within_budget(price_space(space, pricer, config.seq_len), config.budget)
     for line in overview(feasible):
         console.print(line, soft_wrap=True, highlight=False)
@@ -101,6 +99,7 @@ def overview(feasible: FeasibleSpace) -> list[str]:
     lines = [
         f"space {priced.space.name}: {size:,} members, {within:,} ({100 * within / size:.3g} %) within "
         f"{format_budget(feasible.budget)} per token at T={priced.seq_len}, protocol {priced.pricer.protocol}"
+        + (f" on {priced.pricer.network}" if priced.pricer.network else "")
     ]
     for title, member in (("cheapest", cheapest(priced)), ("dearest", dearest(priced))):
         name = name_of(member.architecture, entropy_regularised=member.entropy_regularised)

@@ -3,10 +3,12 @@
 import json
 from dataclasses import asdict
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 from costmodel import cli
 from costmodel.cost import Budget, Price
+from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from costmodel.units import parse_bytes, parse_seconds
 from search_spaces.architecture import arch_id
@@ -23,6 +25,7 @@ def count(
     seq_len: int = 128,
     protocol: str = "published",
     network: str | None = None,
+    testbed: Path | None = None,
     format: Literal["text", "json"] = "text",
 ) -> None:
     """Print the size of a space, its feasible share, its cheapest and its dearest member.
@@ -32,11 +35,12 @@ def count(
         budget_latency: most time per token, with a unit, such as 5min.
         budget_comm: most bytes sent per token, with a unit, such as 8GB.
         seq_len: tokens of the prompt.
-        protocol: the protocol and testbed to price under.
-        network: the network to price on; `published` has its own fitted in and takes none.
+        protocol: published, semi2k, aby3 or cheetah.
+        network: loopback, lan (the default), wan or a .yaml file; `published` has its own fitted in and takes none.
+        testbed: compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
         format: lines for people or one JSON document in SI units.
     """
-    feasible = _feasible(space, budget_latency, budget_comm, seq_len, protocol, network)
+    feasible = _feasible(space, budget_latency, budget_comm, seq_len, load_pricer(protocol, network, testbed))
     priced, size = feasible.priced, num_members(feasible.space)
     ends = {"cheapest": _member(priced, cheapest(priced)), "dearest": _member(priced, dearest(priced))}
     if format == "json":
@@ -57,6 +61,7 @@ def list_members(
     seq_len: int = 128,
     protocol: str = "published",
     network: str | None = None,
+    testbed: Path | None = None,
     limit: int = 20,
     format: Literal["text", "json"] = "text",
 ) -> None:
@@ -67,14 +72,15 @@ def list_members(
         budget_latency: most time per token, with a unit, such as 5min.
         budget_comm: most bytes sent per token, with a unit, such as 8GB.
         seq_len: tokens of the prompt.
-        protocol: the protocol and testbed to price under.
-        network: the network to price on; `published` has its own fitted in and takes none.
+        protocol: published, semi2k, aby3 or cheetah.
+        network: loopback, lan (the default), wan or a .yaml file; `published` has its own fitted in and takes none.
+        testbed: compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
         limit: how many members to print at most.
         format: lines for people or one JSON document in SI units.
     """
     if limit < 1:
         raise ValueError(f"--limit must be at least 1, but got {limit}.")
-    feasible = _feasible(space, budget_latency, budget_comm, seq_len, protocol, network)
+    feasible = _feasible(space, budget_latency, budget_comm, seq_len, load_pricer(protocol, network, testbed))
     check_feasible(feasible)
     found = members(feasible.space) if feasible.budget == Budget() else feasible.members()
     listed = [_member(feasible.priced, member) for member in islice(found, limit)]
@@ -110,13 +116,12 @@ def show(space: str, format: Literal["text", "json"] = "text") -> None:
 
 
 def _feasible(
-    space: str, budget_latency: str | None, budget_comm: str | None, seq_len: int, protocol: str, network: str | None
+    space: str, budget_latency: str | None, budget_comm: str | None, seq_len: int, pricer: Pricer
 ) -> FeasibleSpace:
     budget = Budget(
         latency_s=None if budget_latency is None else parse_seconds(budget_latency, "--budget-latency"),
         sent_bytes=None if budget_comm is None else parse_bytes(budget_comm, "--budget-comm"),
     )
-    pricer = load_pricer(protocol=protocol, network=network)
     return within_budget(price_space(load_space(space), pricer, seq_len), budget)
 
 
