@@ -15,7 +15,7 @@ from costmodel import engine, execute, ops
 from costmodel.execute import Array, Weights
 from costmodel.job import graph_job
 from costmodel.ops import Node, Op, OpGraph
-from costmodel.protocols import PROTOCOLS, aby3, cheetah, semi2k
+from costmodel.protocols import PROTOCOLS, aby3, cheetah, derived, semi2k
 from costmodel.protocols.calls import Comm, Setting, total
 from costmodel.rounds import MeasuredRounds, measured_rounds
 
@@ -56,6 +56,7 @@ class Comparison:
 
     logits_max_abs_error: greatest difference over all tokens and the vocabulary.
     top1_agreement: share of the tokens, 0 to 1, whose greatest logit is that of the same vocabulary entry.
+    predicted_s: of every op on the committed testbed, linked in memory; None where it has no seconds for the setting.
     rounds: None if not asked for.
     drawn_weights: whether the weights are those of `drawn_weights`.
     """
@@ -66,6 +67,7 @@ class Comparison:
     by_op: tuple[tuple[Node, Comm, engine.Measured], ...]
     logits_max_abs_error: float
     top1_agreement: float
+    predicted_s: tuple[float, ...] | None
     rounds: MeasuredRounds | None = None
 
     @property
@@ -120,8 +122,18 @@ def compare(
         by_op=tuple((node, comm, cost) for comm, (node, cost) in zip(predicted, run.by_op, strict=True)),
         logits_max_abs_error=float(np.abs(run.logits - clear).max()),
         top1_agreement=float(np.mean(run.logits.argmax(axis=1) == clear.argmax(axis=1))),
+        predicted_s=predicted_seconds(graph, protocol, setting),
         rounds=None if delays_s is None else measured_rounds(job, delays_s=delays_s),
     )
+
+
+def predicted_seconds(graph: OpGraph, protocol: str, setting: Setting) -> tuple[float, ...] | None:
+    """Compute seconds of every op, those of starting in the first; None in another ring than the testbed's."""
+    ring = Setting(weights=setting.weights)
+    if setting != ring:
+        return None
+    pricer = derived.load(protocol, "loopback", setting=setting)
+    return tuple(pricer.price(node.op).latency_s for node in graph)
 
 
 def drawn_weights(graph: OpGraph, generator: np.random.Generator) -> dict[str, Array]:

@@ -32,7 +32,11 @@ def document(comparison: Comparison, *, architecture: str, base: str | None, seq
         "protocol": comparison.protocol,
         "network": None,
         "total": {
-            "predicted": {**_predicted(comparison.predicted), "latency_s_range": None, "prior_share": None},
+            "predicted": {
+                **_predicted(comparison.predicted, _whole(comparison.predicted_s)),
+                "latency_s_range": None,
+                "prior_share": None,
+            },
             "measured": {
                 **_measured(comparison.measured, None if comparison.rounds is None else comparison.rounds.rounds),
                 "rounds_reason": NO_MEASURED_ROUNDS if comparison.rounds is None else None,
@@ -46,23 +50,37 @@ def document(comparison: Comparison, *, architecture: str, base: str | None, seq
                 "layer": node.layer,
                 "name": node.name,
                 "shape": shape(node.op),
-                "predicted": _predicted(comm),
+                "predicted": _predicted(comm, seconds),
                 "measured": _measured(cost, rounds),
             }
-            for (node, comm, cost), rounds in zip(comparison.by_op, _rounds_by_op(comparison), strict=True)
+            for (node, comm, cost), seconds, rounds in zip(
+                comparison.by_op, _seconds_by_op(comparison), _rounds_by_op(comparison), strict=True
+            )
         ],
         "setting": _setting(comparison),
     }
 
 
-def _predicted(comm: Comm) -> dict[str, Any]:
+def _predicted(comm: Comm, seconds: float | None) -> dict[str, Any]:
+    """Linked in memory, all seconds are computing."""
     return _price(
+        compute_s=seconds,
+        network_s=None if seconds is None else 0.0,
+        latency_s=seconds,
         rounds=comm.rounds,
         messages=comm.messages,
         sent_bytes=_sent_bytes(comm),
         online_bytes=comm.online_bytes,
         setup_bytes=comm.setup_bytes,
     )
+
+
+def _whole(seconds: Sequence[float] | None) -> float | None:
+    return None if seconds is None else sum(seconds)
+
+
+def _seconds_by_op(comparison: Comparison) -> Sequence[float | None]:
+    return comparison.predicted_s or [None] * len(comparison.by_op)
 
 
 def _rounds_by_op(comparison: Comparison) -> Sequence[float | None]:
@@ -117,8 +135,16 @@ def summary(comparison: Comparison, *, architecture: str, base: str | None, seq_
         f"rounds: predicted {predicted.rounds:,}, {_rounds(comparison.rounds)}",
         f"logits: greatest error {comparison.logits_max_abs_error:.2g}, same top-1 on {comparison.top1_agreement:.1%} "
         "of the tokens",
-        f"engine: {format_seconds(measured.seconds)}, all parties on this machine, linked in memory",
+        f"seconds, all parties on one machine, linked in memory: {_predicted_seconds(comparison)}, "
+        f"measured {format_seconds(measured.seconds)}",
     ]
+
+
+def _predicted_seconds(comparison: Comparison) -> str:
+    whole = _whole(comparison.predicted_s)
+    return (
+        "not predicted in this ring" if whole is None else f"predicted on the committed testbed {format_seconds(whole)}"
+    )
 
 
 def _rounds(measured: MeasuredRounds | None) -> str:
@@ -135,27 +161,30 @@ def comparison_table(comparison: Comparison) -> Table:
     """One line per op, and the total."""
     table = Table(box=None, pad_edge=False)
     table.add_column("op", no_wrap=True)
-    for title in ("predicted bytes", "measured", "difference", "predicted messages", "measured", "rounds", "seconds"):
+    for title in ("predicted bytes", "measured", "difference", "predicted messages", "measured", "rounds"):
         table.add_column(title, justify="right")
-    for node, comm, cost in comparison.by_op:
-        table.add_row(node.name, *_cells(comm, cost))
+    for title in ("predicted s", "measured"):
+        table.add_column(title, justify="right")
+    for (node, comm, cost), seconds in zip(comparison.by_op, _seconds_by_op(comparison), strict=True):
+        table.add_row(node.name, *_cells(comm, cost, seconds))
     table.add_section()
-    for kind, comm, cost in _by_kind(comparison):
-        table.add_row(f"all {kind}", *_cells(comm, cost))
+    for kind, comm, cost, seconds in _by_kind(comparison):
+        table.add_row(f"all {kind}", *_cells(comm, cost, seconds))
     table.add_section()
-    table.add_row("total", *_cells(comparison.predicted, comparison.measured))
+    table.add_row("total", *_cells(comparison.predicted, comparison.measured, _whole(comparison.predicted_s)))
     return table
 
 
-def _by_kind(comparison: Comparison) -> Iterable[tuple[str, Comm, Measured]]:
-    kinds: dict[str, list[tuple[Comm, Measured]]] = {}
-    for node, comm, cost in comparison.by_op:
-        kinds.setdefault(type(node.op).__name__, []).append((comm, cost))
+def _by_kind(comparison: Comparison) -> Iterable[tuple[str, Comm, Measured, float | None]]:
+    kinds: dict[str, list[tuple[Comm, Measured, float | None]]] = {}
+    for (node, comm, cost), seconds in zip(comparison.by_op, _seconds_by_op(comparison), strict=True):
+        kinds.setdefault(type(node.op).__name__, []).append((comm, cost, seconds))
     for kind, parts in kinds.items():
-        yield kind, total_comm(comm for comm, _ in parts), engine.total(cost for _, cost in parts)
+        seconds = None if comparison.predicted_s is None else sum(seconds or 0.0 for _, _, seconds in parts)
+        yield kind, total_comm(comm for comm, _, _ in parts), engine.total(cost for _, cost, _ in parts), seconds
 
 
-def _cells(comm: Comm, cost: Measured) -> list[str]:
+def _cells(comm: Comm, cost: Measured, seconds: float | None) -> list[str]:
     return [
         f"{_sent_bytes(comm):,}",
         f"{cost.sent_bytes:,}",
@@ -163,6 +192,7 @@ def _cells(comm: Comm, cost: Measured) -> list[str]:
         f"{comm.messages:,}",
         f"{cost.messages:,}",
         f"{comm.rounds:,}",
+        "" if seconds is None else f"{seconds:.3f}",
         f"{cost.seconds:.3f}",
     ]
 
