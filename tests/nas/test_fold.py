@@ -143,6 +143,7 @@ def test_a_stream_that_cannot_be_turned_back_stays(name: str) -> None:
             ffn.fused.weight.copy_(-ffn.residual.beta * ffn.residual.alpha * torch.eye(16))
     folded = fold(model.architecture, deployed_weights(model))
     assert folded.architecture.layers[1].ffn == model.architecture.layers[1].ffn
+    assert (folded.architecture.layers[2].ffn == "none") == (name == "SM+ScFuFFN")
     with torch.no_grad():
         logits = model(some_tokens()[None]).logits[0].numpy()
     assert_same(executed(folded.architecture, folded.weights, some_tokens()), logits)
