@@ -4,11 +4,12 @@ What the logits depend on is followed backwards: operations that only rearrange 
 a pattern recognises become typed ops, and the model is refused with the list of all others. Nothing is dropped or
 priced as zero. Entropies, caches and whatever else a model computes beside its logits are not part of it.
 
-Prices are those of the ops a pattern names. Bounds, all upward: scores are charged one product with a public factor
-also where a model has none, and a sum with one scaled operand is charged as if both were.
+A sum with one operand times a learned scalar is charged as if both had one. Masks are public and cost nothing, so
+attention is priced, and would be run, as causal.
 
-Names are module paths, `transformer.h.3.attn.c_attn`; a packed projection is taken to hold queries, keys and values
-in this order, so the weights of a model that lays them out otherwise have to be permuted to run its graph.
+Names are module paths, `transformer.h.3.attn.c_attn`. To run a graph, weights of a packed projection have to hold
+queries, keys and values in this order, and no op may read a part of another's features, as the two halves of a gated
+linear; to price it, both are fine.
 """
 
 import inspect
@@ -20,7 +21,7 @@ from typing import Any, TypeAlias
 from costmodel import trace_attention, trace_patterns
 from costmodel.ops import LayerId, Node, OpGraph, TokenEmbedding, VocabProjection
 from costmodel.trace_patterns import Step, Steps, first_match
-from costmodel.trace_program import FxNode, Program, dependent, kind, moved, numel, secret_inputs, size, writes
+from costmodel.trace_program import FxNode, Program, dependent, kind, moved, numel, origin, secret_inputs, size, writes
 
 Module: TypeAlias = Any  # torch.nn.Module; torch is imported only where a model is at hand
 WRAPPED = "model"  # the traced module's name inside the one that takes its logits out
@@ -186,8 +187,8 @@ def _recognised(program: Program, name: str) -> dict[FxNode, Steps]:
 
     Raises ValueError if there are some that nothing recognises, or if the output does not depend on the tokens.
     """
-    if program.output not in program.secret:
-        raise ValueError(f"the logits of model {name!r} must depend on its tokens, but they do not.")
+    if program.output not in program.secret or origin(program, program.output) is program.tokens:
+        raise ValueError(f"the logits of model {name!r} must be computed from its tokens, but they are not.")
     found: dict[FxNode, Steps] = {}
     unknown = [node for node in program.nodes if writes(node) and secret_inputs(program, node)]
     demanded = {program.output}
@@ -198,9 +199,9 @@ def _recognised(program: Program, name: str) -> dict[FxNode, Steps]:
             found[node] = steps
             demanded.update(each for step in steps for each in step.inputs if not isinstance(each, Step))
             continue
-        if not (sources := moved(program, node)) and not writes(node):
+        if origin(program, node) is node and not writes(node):
             unknown.insert(0, node)
-        demanded.update(sources or secret_inputs(program, node))
+        demanded.update(secret_inputs(program, node))
     if unknown:
         raise ValueError(_unsupported(name, unknown))
     return dict(reversed(found.items()))

@@ -217,6 +217,12 @@ def test_all_unsupported_operations_are_listed_with_their_places():
         assert f"{target} (2x, in layers.0, layers.1)" in message
 
 
+def test_joined_features_are_not_dropped():
+    joined = Small(lambda model, x: model.mix(torch.cat((x, functional.gelu(x)), dim=-1)), mix=nn.Linear(64, 32))
+    with pytest.raises(ValueError, match=r"aten\.cat\.default \(1x, in the model itself\)"):
+        trace(joined, SEQ_LEN)
+
+
 def test_a_mask_made_of_tokens_is_not_free():
     class Padded(nn.Module):
         def __init__(self):
@@ -264,7 +270,8 @@ class Dynamic(Small):
         (gpt2, 0, "`seq_len` must be at least 1, but got 0"),
         (gpt2, 33, "must fit its table of 32 positions, but it has 33 tokens, the last at position 32"),
         (TwoInputs, 8, "but that raised TypeError: .*missing 1 required positional argument: 'mask'"),
-        (Constant, 8, "the logits of model 'm' must depend on its tokens, but they do not"),
+        (Constant, 8, "the logits of model 'm' must be computed from its tokens, but they are not"),
+        (nn.Identity, 8, "the logits of model 'm' must be computed from its tokens, but they are not"),
         (lambda: Dynamic(lambda model, x: x), 8, "exportable by torch.export, but that raised "),
         (lambda: Small(lambda model, x: model.absent(x)), 8, "raised AttributeError: .*has no attribute 'absent'"),
     ],
