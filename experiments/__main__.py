@@ -8,7 +8,7 @@ from rich.console import Console
 
 from costmodel import cli
 from costmodel.yamlfile import load_mapping
-from experiments import fidelity, link_seconds, search_baseline
+from experiments import fidelity, link_seconds, search_baseline, step_cost, throughput
 from nas.config import ScaleName
 
 FOLDER = Path(__file__).parent
@@ -18,6 +18,8 @@ KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
     "fidelity": fidelity.run,
     "link-seconds": link_seconds.run,
     "search-baseline": search_baseline.run,
+    "throughput": throughput.run,
+    "step-cost": step_cost.run,
 }
 
 

@@ -1,0 +1,221 @@
+"""Whole training steps on the CPU, optimizer included: regularised, plain, and the published form of the computation.
+
+The three take turns in one process, so that whatever else the machine does meets all of them alike; a ratio is the
+median over rounds of the ratio within a round. Peak memory is that of a process of its own.
+"""
+
+import multiprocessing
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from costmodel.schema import decode
+from nas.attention import row_bounds
+from nas.candidate import Candidate
+from nas.config import SCALES, EntropyRegularisation, Recipe
+from nas.objective import Objective
+from nas.optimizer import adamw
+from search_spaces.architecture import Architecture
+from search_spaces.decoder import Dimensions, base_architecture
+from search_spaces.notation import parse
+
+Variant = Literal["plain", "regularised", "published"]
+VARIANTS: tuple[Variant, ...] = ("plain", "regularised", "published")
+NUM_MEMORY_STEPS = 3  # the optimizer's state exists from the second on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The experiment as its YAML states it: a GPT-2 like model, tokens a step, and a bar for every sequence length."""
+
+    layers: int
+    heads: int
+    d_model: int
+    vocab: int
+    tokens: int
+    threads: int
+    rounds: int
+    seq_lens: tuple[int, ...]
+    max_ratio_to_plain: tuple[float, ...]
+    min_speedup_over_published: tuple[float, ...]
+    max_memory_ratio_to_plain: float
+
+
+def run(name: str, data: dict[str, Any], console: Console) -> None:
+    """Measures and prints both tables. Raises ValueError for bad settings."""
+    settings = decode(Settings, data, f"experiment {name}")
+    seconds: dict[int, dict[Variant, list[float]]] = {}
+    for seq_len in settings.seq_lens:
+        with _fresh_process() as pool:
+            seconds[seq_len] = pool.submit(step_seconds, settings, seq_len).result()
+        console.print(f"T={seq_len} measured")
+    peaks = {}
+    for variant in VARIANTS:
+        with _fresh_process() as pool:
+            peaks[variant] = pool.submit(peak_bytes, settings, variant).result()
+    for table in (time_table(settings, seconds), memory_table(settings, peaks)):
+        console.print(table)
+
+
+def step_seconds(settings: Settings, seq_len: int) -> dict[Variant, list[float]]:
+    """Seconds of a step in every round; one round before the first is not counted."""
+    torch.set_num_threads(settings.threads)
+    steps = {variant: make_step(settings, variant, seq_len) for variant in VARIANTS}
+    seconds: dict[Variant, list[float]] = {variant: [] for variant in VARIANTS}
+    for _ in range(settings.rounds + 1):
+        for variant, step in steps.items():
+            since_s = time.perf_counter()
+            step()
+            seconds[variant].append(time.perf_counter() - since_s)
+    return {variant: each[1:] for variant, each in seconds.items()}
+
+
+def peak_bytes(settings: Settings, variant: Variant) -> int:
+    """Most memory this process has ever held, after a few steps at the longest sequence length."""
+    torch.set_num_threads(settings.threads)
+    step = make_step(settings, variant, settings.seq_lens[-1])
+    for _ in range(NUM_MEMORY_STEPS):
+        step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+
+
+def make_step(settings: Settings, variant: Variant, seq_len: int) -> Callable[[], None]:
+    """A training step of a fresh model on random tokens."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(settings.vocab, (settings.tokens // seq_len, seq_len + 1), generator=generator)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    penalty = None if variant == "plain" else EntropyRegularisation()
+    recipe = Recipe(scale=replace(SCALES["paper"], seq_len=seq_len), entropy=penalty)
+    if variant == "published":
+        module: nn.Module = PublishedObjective(settings)
+        compute = partial(_published_gradients, module, inputs, targets)
+    else:
+        module = Objective(Candidate(architecture=_architecture(settings), recipe=recipe), generator)
+        weight = 0.0 if penalty is None else penalty.weight
+        compute = partial(module.backward, inputs, targets, num_parts=1, penalty_weight=weight)
+    optimizer = adamw(module, recipe)
+
+    def step() -> None:
+        compute()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _architecture(settings: Settings) -> Architecture:
+    dimensions = Dimensions(
+        layers=settings.layers,
+        heads=settings.heads,
+        d_model=settings.d_model,
+        vocab=settings.vocab,
+        context=settings.seq_lens[-1],
+    )
+    return parse("SM+LN+G", base_architecture("gpt2-small", dimensions)).architecture
+
+
+def _published_gradients(module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+    module(inputs, targets).backward()
+
+
+class PublishedObjective(nn.Module):
+    """Cross-entropy plus the penalty as the paper's code computes it: on transformers' GPT-2 with eager attention.
+
+    Source: our reading of what github.com/Nandan91/entropy-guided-attention-llm does.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        super().__init__()
+        config = GPT2Config(
+            vocab_size=settings.vocab,
+            n_positions=settings.seq_lens[-1],
+            n_embd=settings.d_model,
+            n_layer=settings.layers,
+            n_head=settings.heads,
+            resid_pdrop=0.0,  # no dropout, as in ours: it would cost the published form time
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            use_cache=False,
+        )
+        config._attn_implementation = "eager"
+        self.model = GPT2LMHeadModel(config)
+        self.penalty = EntropyRegularisation(form="published-code", weight=1e-5)
+        self.thresholds = nn.Parameter(torch.full((settings.layers, settings.heads), self.penalty.threshold_init))
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss; inputs and targets: batch x T."""
+        result = self.model(inputs, output_attentions=True)
+        cross_entropy = nn.functional.cross_entropy(result.logits.flatten(0, 1), targets.flatten())
+        return cross_entropy + self.penalty.weight * published_penalty(
+            result.attentions, self.thresholds, self.penalty.margin
+        )
+
+
+def published_penalty(attentions: tuple[Tensor, ...], thresholds: Tensor, margin: float) -> Tensor:
+    """Of attention weights, one batch x heads x T x T a layer: head by head, squares summed over batch and rows."""
+    largest = row_bounds(attentions[0].shape[-1])[-1].item()
+    layers = []
+    for weights, layer_thresholds in zip(attentions, thresholds, strict=True):
+        heads = []
+        for head, threshold in enumerate(layer_thresholds):
+            head_weights = weights[:, head]
+            entropy = -(head_weights * torch.log(head_weights + 1e-9)).sum(dim=-1)  # batch x T
+            deviation = entropy - threshold * largest
+            heads.append(torch.where(deviation.abs() > margin * largest, deviation.square(), 0.0).sum())
+        layers.append(torch.stack(heads).mean())
+    return torch.stack(layers).mean()
+
+
+def time_table(settings: Settings, seconds: dict[int, dict[Variant, list[float]]]) -> Table:
+    """A row for every sequence length."""
+    table = Table(title=f"seconds a step of {settings.tokens:,} tokens on {settings.threads} threads, and ratios")
+    for column in ("T", *VARIANTS, "regularised / plain", "bar", "", "published / regularised", "bar", ""):
+        table.add_column(column, justify="right")
+    bars = zip(settings.seq_lens, settings.max_ratio_to_plain, settings.min_speedup_over_published, strict=True)
+    for seq_len, most, least in bars:
+        measured = seconds[seq_len]
+        cost = _median_ratio(measured["regularised"], measured["plain"])
+        speedup = _median_ratio(measured["published"], measured["regularised"])
+        medians = [f"{statistics.median(measured[variant]):.3f}" for variant in VARIANTS]
+        against_plain = (f"{cost:.3f}", f"<= {most:.2f}", _verdict(cost <= most))
+        against_published = (f"{speedup:.2f}", f">= {least:.1f}", _verdict(speedup >= least))
+        table.add_row(str(seq_len), *medians, *against_plain, *against_published)
+    return table
+
+
+def memory_table(settings: Settings, peaks: dict[Variant, int]) -> Table:
+    """Peak memory, and that of the regularised step over the plain one's."""
+    table = Table(title=f"peak memory of a process at T={settings.seq_lens[-1]}, MB")
+    for column in (*VARIANTS, "regularised / plain", "bar", ""):
+        table.add_column(column, justify="right")
+    ratio, most = peaks["regularised"] / peaks["plain"], settings.max_memory_ratio_to_plain
+    megabytes = [f"{peaks[variant] / 1e6:,.0f}" for variant in VARIANTS]
+    table.add_row(*megabytes, f"{ratio:.3f}", f"<= {most:.2f}", _verdict(ratio <= most))
+    return table
+
+
+def _median_ratio(above: list[float], below: list[float]) -> float:
+    return statistics.median(one / other for one, other in zip(above, below, strict=True))
+
+
+def _verdict(met: bool) -> str:
+    return "PASS" if met else "FAIL"
+
+
+@contextmanager
+def _fresh_process() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool

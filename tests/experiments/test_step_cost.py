@@ -1,0 +1,63 @@
+"""The benchmark of training steps, small; what it compares with is the published form."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+
+from costmodel.schema import decode
+from costmodel.yamlfile import load_mapping
+from experiments import step_cost
+from experiments.__main__ import definitions
+from nas.config import EntropyRegularisation
+from nas.entropy import EntropyPenalty
+
+pytest.importorskip("transformers")
+
+SETTINGS = decode(
+    step_cost.Settings,
+    {key: value for key, value in load_mapping(definitions()["step-cost"]).items() if key != "kind"},
+    "experiment step-cost",
+)
+SMALL = replace(SETTINGS, layers=1, heads=2, d_model=32, vocab=50, tokens=64, threads=1, rounds=2, seq_lens=(16, 64))
+
+
+def test_every_variant_takes_steps_that_are_timed() -> None:
+    before = torch.get_num_threads()
+    seconds = step_cost.step_seconds(SMALL, 16)
+    torch.set_num_threads(before)
+    assert set(seconds) == set(step_cost.VARIANTS)
+    assert all(len(each) == 2 and min(each) > 0 for each in seconds.values())
+
+
+def test_the_published_form_is_our_form_of_that_name() -> None:
+    generator = torch.Generator().manual_seed(0)
+    seen = torch.ones(8, 8, dtype=torch.bool).tril()
+    scores = torch.randn(2, 3, 4, 8, 8, generator=generator, dtype=torch.float64)  # layers x batch x heads x T x T
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+    entropies = torch.special.entr(weights).sum(dim=-1)
+    ours = EntropyPenalty(EntropyRegularisation(form="published-code", margin=0.2), num_layers=2, num_heads=4).double()
+    theirs = step_cost.published_penalty(tuple(weights), ours.thresholds, 0.2)
+    torch.testing.assert_close(theirs, ours(entropies), rtol=1e-6, atol=0)
+
+
+def test_the_published_model_is_as_large_as_ours_and_learns_thresholds() -> None:
+    module = step_cost.PublishedObjective(SMALL)
+    tokens = torch.arange(32).view(2, 16)
+    module(tokens, tokens).backward()
+    assert module.thresholds.grad is not None
+    assert module.model.config._attn_implementation == "eager"
+    assert module.model(tokens, output_attentions=True).attentions[0].shape == (2, 2, 16, 16)
+
+
+def test_the_tables_tell_ratios_of_rounds_and_whether_bars_are_met() -> None:
+    measured = {"plain": [1.0, 2.0, 1.0], "regularised": [1.05, 2.1, 3.0], "published": [1.2, 2.2, 9.0]}
+    console = Console(record=True, width=140)
+    console.print(step_cost.time_table(SETTINGS, dict.fromkeys(SETTINGS.seq_lens, measured)))
+    rows = [line for line in console.export_text().splitlines() if "<=" in line]
+    assert [line.count("PASS") for line in rows] == [2, 2, 1, 1]  # 1.05 meets every bar; 1.14 those of 1.0 and 1.1
+    assert all("1.050" in line and "1.14" in line for line in rows)
+    console.print(step_cost.memory_table(SETTINGS, {"plain": 1000, "regularised": 1200, "published": 3000}))
+    assert "1.200" in (text := console.export_text())
+    assert "FAIL" in text
