@@ -1,7 +1,7 @@
 """AdamW as the papers use it: which parameters decay, how the learning rate moves, its state as named tensors."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,21 @@ def adamw(module: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
 
     Source: arXiv 2410.13060's training code, which decays neither biases nor norms nor gains.
     """
+    named = list(module.named_parameters())
+    return adamw_over([(one, decays(name, one)) for name, one in named], recipe)
+
+
+def decays(name: str, parameter: Tensor) -> bool:
+    """Whether the parameter of that name is a linear's weight or an embedding table."""
+    return parameter.ndim >= 2 and not name.endswith(UNDECAYED)
+
+
+def adamw_over(parameters: Iterable[tuple[nn.Parameter, bool]], recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW as the recipe sets it over parameters, each with whether it decays."""
     decayed: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
-    for name, parameter in module.named_parameters():
-        is_weight = parameter.ndim >= 2 and not name.endswith(UNDECAYED)
-        (decayed if is_weight else rest).append(parameter)
+    for parameter, is_decayed in parameters:
+        (decayed if is_decayed else rest).append(parameter)
     return torch.optim.AdamW(
         [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": rest, "weight_decay": 0.0}],
         lr=recipe.scale.learning_rate,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from costmodel.schema import decode
 from nas import checkpoint, divergence
-from nas.batches import train_batch, validate, validation_batches
+from nas.batches import Validation, train_batch, validate, validation_batches
 from nas.candidate import Candidate, candidate_id
 from nas.checkpoint import Checkpoint
 from nas.data import Corpus, require_chunks
@@ -148,12 +148,12 @@ class Run:
             seconds=self.progress.seconds,
         )
 
-    def validate_if_due(self) -> RungRecord | None:
-        """A record if a rung ends with this step; the last one completes the run."""
+    def validate_if_due(self, given: Validation | None = None) -> RungRecord | None:
+        """A record if a rung ends with this step; the last one completes the run. given: instead of validating."""
         steps = self.scale.rung_steps
         if self.progress.outcome or self.progress.step not in steps:
             return None
-        loss, head_means = validate(self.objective.model, self.corpus, self.scale)
+        loss, head_means = given or validate(self.objective.model, self.corpus, self.scale)
         self._tick()
         if problem := self._validation_problem(loss, head_means):
             self._end_diverged(*problem)
