@@ -13,6 +13,7 @@ from costmodel import cli, compare, engine, execute, present_comparison, session
 from costmodel.engine import EngineError, Measured, Run
 from costmodel.present import PRICE_KEYS
 from costmodel.protocols.calls import NOTHING, Setting
+from costmodel.rounds import MeasuredRounds
 
 needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
 TINY = ("--base", "tiny", "--layers", "1", "--vocab", "40", "--seq-len", "6")
@@ -64,7 +65,7 @@ def check_document(document, protocol):
         assert list(entry) == ["op", "layer", "name", "shape", "predicted", "measured"]
         assert list(entry["predicted"]) == list(entry["measured"]) == list(PRICE_KEYS)
     for side, known in (
-        ("predicted", {"rounds", "messages", "sent_bytes", "online_bytes", "setup_bytes"}),
+        ("predicted", set(PRICE_KEYS)),
         ("measured", {"messages", "sent_bytes", "latency_s"}),
     ):
         for key in PRICE_KEYS:
@@ -98,6 +99,43 @@ def test_json_has_every_key_and_sums(run, engine_stub):
     assert document["total"]["measured"]["sent_bytes"] == 3 * len(document["by_op"]) == 48
     assert document["total"]["logits_max_abs_error"] == pytest.approx(0.25)
     assert document["total"]["top1_agreement"] == 1.0
+
+
+def test_seconds_of_another_ring_are_not_predicted(run, engine_stub):
+    code, out, _ = run("compare", "SM", *TINY, "--format", "json", "--fraction-bits", "15")
+    assert code == 0
+    predicted = json.loads(out)["total"]["predicted"]
+    assert (predicted["compute_s"], predicted["network_s"], predicted["latency_s"]) == (None, None, None)
+
+
+def test_delays_measure_rounds(run, engine_stub, monkeypatch):
+    def measured(job, *, delays_s):
+        slopes = tuple(float(index) for index, _ in enumerate(job.nodes))
+        return MeasuredRounds(by_op=slopes, seconds=tuple((delay_s, 1.0) for delay_s in delays_s), residual_s=0.5)
+
+    monkeypatch.setattr(compare, "measured_rounds", measured)
+    code, out, _ = run("compare", "SM", *TINY, "--delays", "10ms,20ms,40ms", "--format", "json")
+    assert code == 0
+    document = json.loads(out)
+    by_op = [entry["measured"]["rounds"] for entry in document["by_op"]]
+    assert by_op == [float(index) for index, _ in enumerate(by_op)]
+    assert document["total"]["measured"]["rounds"] == sum(by_op)
+    assert document["total"]["measured"]["rounds_reason"] is None
+    assert document["setting"]["delays_s"] == [0.01, 0.02, 0.04]
+
+
+@pytest.mark.parametrize(
+    ("delays", "message"),
+    [
+        ("10ms,20ms", "at least 3 different one-way delays"),
+        ("10ms,10ms,10ms", "at least 3 different one-way delays"),
+        ("10ms,soon,20ms", "--delays"),
+    ],
+)
+def test_delays_that_give_no_slope_are_refused(run, engine_stub, delays, message):
+    code, out, err = run("compare", "SM", *TINY, "--delays", delays)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
 
 
 def test_a_table_has_every_op_kind_and_the_total(run, engine_stub):
