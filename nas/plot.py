@@ -1,85 +1,49 @@
-"""Pareto plots of a run: `python -m nas.plot RUN`. Figure data first, drawing second.
+"""Plots of a run: `python -m nas.plot RUN`. Drawing only; the data are in `nas.figures` and `nas.cost_figures`.
 
-Left, what this run trained; right, the papers' rows for the same depth and prompt, on axes of their own, because
-their perplexities are of another scale, tokenizer and corpus.
+pareto         perplexity against latency; beside it the papers' rows for the same depth and prompt, on axes of their
+               own, because their perplexities are of another scale, tokenizer and corpus
+breakdown      latency and bytes of front and baselines, by kind of op and by layer
+sensitivity    their latency against bandwidth and round-trip time, for a protocol that does not have them fitted in
+what-if        with --protocol, --network, --testbed, --seq-len or a budget: the run's trials priced anew, and which of
+               its picks survive, in a table too; the ledger stays as it is
 """
 
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
+from rich.console import Console
 
 from costmodel import cli
 from costmodel.cost import Budget
-from costmodel.published_rows import PublishedRow, published_rows
+from costmodel.estimate import Pricer
+from costmodel.protocols import load_pricer
+from costmodel.protocols.derived import Derived
+from costmodel.published_rows import published_rows
+from costmodel.units import parse_bytes, parse_seconds
 from nas import ledger
+from nas.cost_figures import BreakdownFigure, SensitivityFigure, Stack, breakdown_figure, chosen, sensitivity_figure
+from nas.figures import FrontFigure, Group, WhatIfFigure, WhatIfPanel, front_figure, what_if_figure
 from nas.front import front
 from nas.ledger import Record
-from nas.run import find_run, read_config, read_ledger, run_space
+from nas.reprice import what_if, what_if_lines, what_if_table
+from nas.run import StudyConfig, find_run, read_config, read_ledger, run_pricer, run_space
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-PRIOR_RANGE_SHARE = 0.005  # a latency range narrower than this share of the latency is no wider than its marker
-LONGEST_NAME = 24  # characters of a label
 LABELLED = 8  # front members named in the legend; the rest are in pareto.csv
 
-
-class Group(NamedTuple):
-    """Trials drawn alike. latency_min: minutes; half-open price range in minutes per trial, or None."""
-
-    names: tuple[str, ...]
-    latency_min: tuple[float, ...]
-    perplexity: tuple[float, ...]
-    range_min: tuple[tuple[float, float] | None, ...]
-
-
-class FrontFigure(NamedTuple):
-    """Everything the Pareto plot shows."""
-
-    title: str
-    budget_min: float
-    front: Group
-    dominated: Group
-    baselines: Group
-    stopped_min: tuple[float, ...]
-    diverged_min: tuple[float, ...]
-    published: Group
-    published_title: str
-
-
-def front_figure(
-    records: Sequence[Record], budget: Budget, rows: Sequence[PublishedRow], *, num_layers: int, seq_len: int
-) -> FrontFigure:
-    """The data of the Pareto plot of a ledger."""
-    assert budget.latency_s is not None
-    members = front(records, budget)
-    done = ledger.completed(records)
-    on_front = {record.trial_id for record in members}
-    candidates = [one for one in done if one.role == "candidate" and one.trial_id not in on_front]
-    ended = [one for one in ledger.finished(records) if one.role == "candidate"]
-    same = [
-        row for row in rows if (row.num_layers, row.seq_len) == (num_layers, seq_len) and row.perplexity is not None
-    ]
-    return FrontFigure(
-        title=_title(done),
-        budget_min=budget.latency_s / 60,
-        front=_group(members),
-        dominated=_group(candidates),
-        baselines=_group([one for one in done if one.role == "baseline"]),
-        stopped_min=tuple(one.latency_s / 60 for one in ended if one.status == "stopped"),
-        diverged_min=tuple(one.latency_s / 60 for one in ended if one.status == "diverged"),
-        published=Group(
-            names=tuple(row.notation for row in same),
-            latency_min=tuple(row.latency_s / 60 for row in same),
-            perplexity=tuple(row.perplexity for row in same if row.perplexity is not None),
-            range_min=(None,) * len(same),
-        ),
-        published_title=f"Papers' rows, L={num_layers}, T={seq_len}\n(full scale, other corpus and tokenizer)",
-    )
+# Okabe and Ito 2008, https://jfly.uni-koeln.de/color/: told apart by the colour-blind
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+OTHER_COLOUR = "0.75"
+LINES = ("-", "--", "-.", ":")
+NUMBER_SHARE, WORD_SHARE = 0.03, 0.07  # of an axis: the room that the label of a part of a bar needs
+PIPE_WIDTH = 160  # columns of a table that no terminal limits
 
 
 def draw_front(data: FrontFigure) -> Figure:
@@ -93,8 +57,70 @@ def draw_front(data: FrontFigure) -> Figure:
     return figure
 
 
+def draw_what_if(data: WhatIfFigure) -> Figure:
+    """The two fronts side by side, perplexity on one axis."""
+    figure, panels = plt.subplots(1, 2, figsize=(11, 5.5), dpi=100, layout="constrained", sharey=True)
+    figure.suptitle(data.title, fontsize=9)
+    for axes, panel in zip(panels, (data.before, data.after), strict=True):
+        _draw_panel(axes, panel)
+    _label_perplexity(panels[0])
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8)
+    return figure
+
+
+def draw_sensitivity(data: SensitivityFigure) -> Figure:
+    """Latency against bandwidth and against round-trip time, all axes logarithmic."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5.5), dpi=100, layout="constrained", sharey=True)
+    figure.suptitle(data.title, fontsize=9)
+    bandwidths = [value / 1e6 for value in data.bandwidths]
+    for index, curve in enumerate(data.by_bandwidth):
+        style = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
+        left.plot(bandwidths, curve.latency_s, label=curve.name, **style)
+        right.plot([value * 1e3 for value in data.rtts_s], data.by_rtt[index].latency_s, **style)
+    left.set_xlabel(f"bandwidth (Mbit/s), at a round-trip time of {data.rtt_s * 1e3:g} ms")
+    right.set_xlabel(f"round-trip time (ms), at a bandwidth of {data.bandwidth_bits_per_s / 1e6:g} Mbit/s")
+    left.set_ylabel("predicted latency per token (seconds)")
+    left.set_yscale("log")
+    left.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
+    left.yaxis.set_minor_formatter(matplotlib.ticker.LogFormatter(minor_thresholds=(2, 1)))
+    for axes, marks in (
+        (left, [(name, bandwidth / 1e6) for name, bandwidth, _ in data.presets]),
+        (right, [(name, rtt_s * 1e3) for name, _, rtt_s in data.presets]),
+    ):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
+        axes.grid(alpha=0.2)
+        _mark_presets(axes, marks)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    return figure
+
+
+def draw_breakdown(data: BreakdownFigure) -> Figure:
+    """Four stacks of horizontal bars, one bar an architecture: latency above bytes, kinds of op beside layers."""
+    figure, grid = plt.subplots(2, 2, figsize=(12, 3 + 0.8 * len(data.names)), dpi=100, layout="constrained")
+    figure.suptitle(data.title, fontsize=9)
+    kinds = list(dict.fromkeys((*data.latency_by_kind.parts, *data.bytes_by_kind.parts)))
+    named = [kind for kind in kinds if kind != "other"]
+    colours = {kind: COLOURS[index % len(COLOURS)] for index, kind in enumerate(named)} | {"other": OTHER_COLOUR}
+    hatches = {kind: "//" * (index // len(COLOURS)) for index, kind in enumerate(named)}
+    seconds = (
+        ("minutes", 60.0) if max(map(sum, zip(*data.latency_by_kind.values, strict=True))) >= 120 else ("seconds", 1.0)
+    )
+    for row, stacks, unit in (
+        (grid[0], (data.latency_by_kind, data.latency_by_layer), seconds),
+        (grid[1], (data.bytes_by_kind, data.bytes_by_layer), ("GB", 1e9)),
+    ):
+        _draw_stack(row[0], data.names, stacks[0], unit, colours, hatches)
+        _draw_stack(row[1], data.names, stacks[1], unit, _layer_colours(stacks[1].parts), {})
+        row[1].tick_params(labelleft=False)
+    handles = [matplotlib.patches.Patch(facecolor=colours[kind], hatch=hatches.get(kind), label=kind) for kind in kinds]
+    figure.legend(handles=handles, loc="outside lower center", ncols=7, fontsize=8)
+    return figure
+
+
 def plot_run(folder: Path) -> tuple[Path, ...]:
-    """Draws the plots of a run into its `plots` folder and returns their paths.
+    """Draws the Pareto plot of a run into its `plots` folder and returns the paths.
 
     Raises ValueError if nothing has been trained to completion yet.
     """
@@ -104,51 +130,173 @@ def plot_run(folder: Path) -> tuple[Path, ...]:
         raise ValueError(f"{folder} has no completed trial yet, so there is nothing to plot.")
     num_layers = run_space(folder, config).base.num_layers
     data = front_figure(records, config.budget, published_rows(), num_layers=num_layers, seq_len=config.seq_len)
-    figure = draw_front(data)
+    return _save(folder, "pareto", draw_front(data))
+
+
+def plot_costs(
+    folder: Path, members: Sequence[Record], pricer: Pricer, seq_len: int, suffix: str = ""
+) -> tuple[Path, ...]:
+    """Draws where the costs of these and of the run's baselines come from, and what a network does to them."""
+    baselines = [record for record in ledger.completed(read_ledger(folder)) if record.role == "baseline"]
+    shown = chosen(members, baselines, run_space(folder, read_config(folder)).base)
+    if not shown:
+        return ()
+    paths = _save(folder, f"breakdown{suffix}", draw_breakdown(breakdown_figure(shown, pricer, seq_len)))
+    if isinstance(pricer, Derived):
+        paths += _save(folder, f"sensitivity{suffix}", draw_sensitivity(sensitivity_figure(shown, pricer, seq_len)))
+    return paths
+
+
+def plot(
+    run: str,
+    protocol: str | None = None,
+    network: str | None = None,
+    testbed: Path | None = None,
+    seq_len: int | None = None,
+    budget_latency: str | None = None,
+    budget_comm: str | None = None,
+) -> None:
+    """Draws a run; with any flag, as it would be under other prices, and says which of its picks survive.
+
+    Args:
+        run: folder of a run, or `latest`.
+        protocol: price under published, semi2k, aby3 or cheetah, instead of the run's.
+        network: loopback, lan (the default), wan or a .yaml file; by default the run's, if the protocol is the run's.
+        testbed: compute seconds from `python -m costmodel calibrate`; by default likewise.
+        seq_len: tokens of the prompt, instead of the run's.
+        budget_latency: most time per token, with a unit, such as 5min; by default none.
+        budget_comm: most bytes sent per token, with a unit, such as 8GB; by default none.
+    """
+    folder = find_run(run)
+    config = read_config(folder)
+    if (protocol, network, testbed, seq_len, budget_latency, budget_comm) == (None,) * 6:
+        members = front(read_ledger(folder), config.budget)
+        _print_paths(plot_run(folder))
+        _print_paths(plot_costs(folder, members, run_pricer(folder, config), config.seq_len))
+        return
+    budget = Budget(
+        latency_s=None if budget_latency is None else parse_seconds(budget_latency, "--budget-latency"),
+        sent_bytes=None if budget_comm is None else parse_bytes(budget_comm, "--budget-comm"),
+    )
+    if protocol in (None, config.protocol):
+        pricer = run_pricer(folder, config, network, testbed)
+    else:
+        pricer = load_pricer(protocol, network, testbed)
+    _what_if(folder, config, pricer, config.seq_len if seq_len is None else seq_len, budget)
+
+
+def _what_if(folder: Path, config: StudyConfig, pricer: Pricer, seq_len: int, budget: Budget) -> None:
+    found = what_if(
+        read_ledger(folder),
+        run_space(folder, config),
+        pricer,
+        seq_lens=(config.seq_len, seq_len),
+        budgets=(config.budget, budget),
+    )
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    for line in what_if_lines(found):
+        console.print(line)
+    console.print(what_if_table(found))
+    words = [pricer.protocol, *([pricer.network] if pricer.network else []), f"T{seq_len}"]
+    suffix = "-" + re.sub(r"[^\w.-]+", "_", "-".join(words))
+    _print_paths(_save(folder, f"what-if{suffix}", draw_what_if(what_if_figure(found))))
+    _print_paths(plot_costs(folder, found.shown, pricer, seq_len, suffix))
+
+
+def _save(folder: Path, name: str, figure: Figure) -> tuple[Path, ...]:
     (folder / "plots").mkdir(exist_ok=True)
-    paths = tuple(folder / "plots" / f"pareto.{kind}" for kind in ("png", "svg"))
+    paths = tuple(folder / "plots" / f"{name}.{kind}" for kind in ("png", "svg"))
     for path in paths:
         figure.savefig(path)
     plt.close(figure)
     return paths
 
 
-def plot(run: str) -> None:
-    """Draws the perplexity-latency front of a run.
-
-    Args:
-        run: folder of a run, or `latest`.
-    """
-    for path in plot_run(find_run(run)):
+def _print_paths(paths: Iterable[Path]) -> None:
+    for path in paths:
         print(path)
 
 
-def _group(records: Sequence[Record]) -> Group:
-    return Group(
-        names=tuple(_name(record) for record in records),
-        latency_min=tuple(record.latency_s / 60 for record in records),
-        perplexity=tuple(record.perplexity or 0.0 for record in records),
-        range_min=tuple(_range_min(record) for record in records),
-    )
+def _layer_colours(parts: Sequence[str]) -> dict[str, tuple[float, ...] | str]:
+    """Light to dark from the first layer to the last; the ends in colours of their own."""
+    layers = [part for part in parts if part.isdigit()]
+    shades = plt.get_cmap("viridis_r")
+    colours: dict[str, tuple[float, ...] | str] = {
+        part: shades(0.1 + 0.8 * index / max(1, len(layers) - 1)) for index, part in enumerate(layers)
+    }
+    return colours | {"embed": COLOURS[1], "head": COLOURS[3]}
 
 
-def _name(record: Record) -> str:
-    """The papers' name, or the arch_id where the placement is too long for a label."""
-    return record.notation if len(record.notation) <= LONGEST_NAME else record.arch_id
+def _draw_stack(
+    axes: Axes,
+    names: Sequence[str],
+    stack: Stack,
+    unit: tuple[str, float],
+    colours: dict[str, str] | dict[str, tuple[float, ...] | str],
+    hatches: dict[str, str],
+) -> None:
+    """A bar an architecture; a part is named inside its bars where there is room."""
+    totals = [sum(values) for values in zip(*stack.values, strict=True)]
+    lefts = [0.0] * len(names)
+    for part, values in zip(stack.parts, stack.values, strict=True):
+        widths = [value / unit[1] for value in values]
+        bars = axes.barh(
+            range(len(names)), widths, left=lefts, color=colours[part], hatch=hatches.get(part),
+            edgecolor="white", linewidth=0.5,
+        )  # fmt: skip
+        if part in ("embed", "head") or part.isdigit():
+            least = (NUMBER_SHARE if part.isdigit() else WORD_SHARE) * max(totals)
+            texts = [part if value > least else "" for value in values]
+            dark = part.isdigit() and 2 * int(part) >= len(stack.parts) - 2
+            axes.bar_label(bars, texts, label_type="center", fontsize=7, color="white" if dark else "black")
+        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+    axes.set_xlim(0, 1.04 * max(totals) / unit[1])
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(unit[0])
+    axes.set_title(stack.title, fontsize=9, loc="left")
 
 
-def _range_min(record: Record) -> tuple[float, float] | None:
-    if record.latency_s_range is None:
-        return None
-    low, high = record.latency_s_range
-    return (low / 60, high / 60) if high - low > PRIOR_RANGE_SHARE * record.latency_s else None
+def _mark_presets(axes: Axes, marks: Iterable[tuple[str, float]]) -> None:
+    """A thin line and a name at each preset that is within the axis."""
+    low, high = axes.get_xlim()
+    at: dict[float, list[str]] = {}
+    for name, value in marks:
+        if low < value < high:
+            at.setdefault(value, []).append(name)
+    for place, (value, names) in enumerate(sorted(at.items())):
+        axes.axvline(value, color="0.6", linewidth=0.8, linestyle=":")
+        axes.text(
+            value, 0.99, ", ".join(names), transform=axes.get_xaxis_transform(), rotation=90, va="top",
+            ha="left" if place % 2 else "right", fontsize=7, color="0.35",
+        )  # fmt: skip
 
 
-def _title(done: Sequence[Record]) -> str:
-    """The scale and tokens behind the points."""
-    scales = sorted({f"scale {one.scale}, width {one.width}, {one.tokens:,} tokens" for one in done})
-    corpora = sorted({f"{one.tokenizer}, {one.split}" for one in done})
-    return "; ".join(scales) + "\n" + "; ".join(corpora)
+def _draw_panel(axes: Axes, panel: WhatIfPanel) -> None:
+    axes.set_title(panel.title, fontsize=9, loc="left")
+    _draw_group(axes, panel.others, color="0.7", marker="o", label="on neither front")
+    axes.step(panel.front_min, panel.front_perplexity, where="post", color=COLOURS[0], linewidth=1)
+    for group, colour, marker, label in (
+        (panel.kept, COLOURS[0], "o", "on both fronts"),
+        (panel.gone, COLOURS[5], "X", "on the first front alone"),
+        (panel.new, COLOURS[2], "^", "on the second front alone"),
+    ):
+        axes.plot([], [], color=colour, marker=marker, linestyle="", label=label)
+        _draw_group(axes, group, color=colour, marker=marker, label="_")
+        _label(axes, group)
+    if panel.budget_min is not None:
+        axes.axvline(panel.budget_min, color="k", linestyle="--", linewidth=1)
+        axes.text(panel.budget_min, 0.01, " budget", transform=axes.get_xaxis_transform(), fontsize=7)
+    axes.set_xlabel("predicted latency per token (minutes); numbers as in the table")
+    axes.set_yscale("log")
+    axes.grid(alpha=0.2)
+
+
+def _label_perplexity(axes: Axes) -> None:
+    axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
+    axes.yaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
+    axes.set_ylabel("validation perplexity (log scale)")
+    axes.tick_params(axis="y", which="both", labelsize=8)
 
 
 def _draw_run(axes: Axes, data: FrontFigure) -> None:

@@ -185,21 +185,25 @@ def write_config(folder: Path, config: StudyConfig) -> None:
 
 
 def run_space(folder: Path | None, config: StudyConfig) -> SearchSpace:
-    """The space of a run: the copy in its folder, or the shipped one; None is a run to be."""
-    return load_space(_kept(folder, "space", config.space))
+    """The space of a run; None is a run to be."""
+    return load_space(own_file(folder, config, "space") or config.space)
 
 
-def run_pricer(folder: Path | None, config: StudyConfig) -> Pricer:
-    """What a run is priced under, its own copies of network and testbed first; None is a run to be."""
-    network = None if config.network is None else _kept(folder, "network", config.network)
-    testbed = None if config.testbed is None else Path(_kept(folder, "testbed", config.testbed))
-    return load_pricer(config.protocol, network, testbed)
+def run_pricer(
+    folder: Path | None, config: StudyConfig, network: str | None = None, testbed: Path | None = None
+) -> Pricer:
+    """What a run is priced under, on its own network and testbed unless others are given; None is a run to be."""
+    own = own_file(folder, config, "testbed")
+    return load_pricer(
+        config.protocol, network or own_file(folder, config, "network"), testbed or (None if own is None else Path(own))
+    )
 
 
-def _kept(folder: Path | None, field: str, given: str) -> str:
-    """The run's copy of a file of the user's own, else what was given."""
+def own_file(folder: Path | None, config: StudyConfig, field: str) -> str | None:
+    """What the configuration names in a field of `KEPT_FILES`: the run's copy of it, where there is one."""
+    given: str | None = getattr(config, field)
     copy = None if folder is None else folder / KEPT_FILES[field]
-    return str(copy) if copy is not None and copy.exists() else given
+    return str(copy) if given is not None and copy is not None and copy.exists() else given
 
 
 def read_ledger(folder: Path) -> tuple[Record, ...]:
