@@ -21,6 +21,7 @@ from search_spaces.notation import parse
 from search_spaces.space import load_space
 
 SPACE = load_space("gpt2-small")
+UNBOUNDED = Budget()
 PUBLISHED, SEMI2K = load_pricer(), load_pricer("semi2k", "wan")
 # (name, role, nats): under `published` ScFFN costs more than ReLU's neighbours, and i6 is the cheapest
 TRIALS = [
@@ -55,7 +56,7 @@ def records(make_record):
     return [*done, record(9, "SM+ScFuFFN_i4", "candidate", 0.1, status="stopped")]
 
 
-def priced(records, pricer=SEMI2K, seq_len: int = 128, budget: Budget = Budget()) -> WhatIf:
+def priced(records, pricer=SEMI2K, seq_len: int = 128, budget: Budget = UNBOUNDED) -> WhatIf:
     return what_if(records, SPACE, pricer, seq_lens=(128, seq_len), budgets=(Budget(latency_s=300.0), budget))
 
 
