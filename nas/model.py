@@ -21,6 +21,7 @@ from search_spaces.lower import PYTHIA_ROTARY_SHARE
 
 INIT_STD = 0.02  # Radford et al. 2019, GPT-2, at its smallest width
 INIT_WIDTH = 768
+MAX_TABLE_STD = 0.16  # the rule at width 96; below it a table of unit variance would predict its own tokens
 LEAKY_SLOPE_INIT = 1e-2  # arXiv 2501.03489, leaky ReLU study
 ROTARY_BASE = 10_000  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
 SAS_BRANCH_GAIN = 0.1  # He and Hofmann 2024, published configuration `skipless`: gain of the FFN at the start
@@ -300,10 +301,12 @@ def build(
     temperature_init: float = 1.0,
     slopes: SlopeSharing = "layer",
 ) -> Decoder:
-    """A decoder with seeded weights: N(0, s) for linears and tables, 0 for biases, 1 for gains.
+    """A decoder with seeded weights: N(0, s) for linears, 0 for biases, 1 for gains.
 
     s is GPT-2's 0.02 at width 768 and grows as 1 / sqrt(width) below, so that a narrow proxy passes signals on as
-    strongly as the model it stands for; linears that write to the residual stream have s / sqrt(2 x layers). Block
+    strongly as the model it stands for; linears that write to the residual stream have s / sqrt(2 x layers). Tables of
+    tokens and positions grow as 1 / width: at width 96 rows with nonlinearities then train faster and linear ones
+    slower, which brings their order nearer to the papers' (see the proxy scale in `nas.config`). Block
     `sas` has none of those; its queries start at 0, layer 0's values at the identity plus N(0, s), and an FFN whose
     result is not scaled by a learned gain at 0.1 times N(0, s).
 
@@ -321,7 +324,7 @@ def build(
     draw = partial(nn.init.normal_, generator=generator)
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding):
-            draw(module.weight, std=std)
+            draw(module.weight, std=min(INIT_STD * INIT_WIDTH / architecture.d_model, MAX_TABLE_STD))
         elif isinstance(module, nn.Linear) and name != "logits":
             writes_to_stream = name.endswith((".out", ".down", ".fused"))
             draw(module.weight, std=std / math.sqrt(2 * architecture.num_layers) if writes_to_stream else std)
