@@ -99,7 +99,7 @@ def make_step(settings: Settings, variant: Variant, seq_len: int) -> Callable[[]
     recipe = Recipe(scale=replace(SCALES["paper"], seq_len=seq_len), entropy=penalty)
     if variant == "published":
         module: nn.Module = PublishedObjective(settings)
-        compute = partial(_published_gradients, module, inputs, targets)
+        compute: Callable[[], Any] = partial(_published_gradients, module, inputs, targets)
     else:
         module = Objective(Candidate(architecture=_architecture(settings), recipe=recipe), generator)
         weight = 0.0 if penalty is None else penalty.weight
@@ -149,6 +149,8 @@ class PublishedObjective(nn.Module):
             embd_pdrop=0.0,
             attn_pdrop=0.0,
             use_cache=False,
+            bos_token_id=None,
+            eos_token_id=None,
         )
         config._attn_implementation = "eager"
         self.model = GPT2LMHeadModel(config)
