@@ -1,0 +1,144 @@
+"""How fast prices are, against the bars: many architectures at once, one estimate, and the import.
+
+Times are of the processor, medians over repeats, on one core: what other processes take is not in them. Importing is
+timed in processes of its own, bare Python and with the import in turn.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from costmodel.cli import StoppedError
+from costmodel.estimate import estimate
+from costmodel.protocols import load_pricer
+from costmodel.schema import decode
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+from search_spaces.prices import price_space
+from search_spaces.space import SearchSpace, load_space, sample
+from search_spaces.vectorised import member_of_row, price_many, price_table, rows_of
+
+DRAWN_ROWS = 1000  # different ones, which are repeated
+CHECKED_ROWS = 20  # of them, priced by their op graphs too
+IMPORTED = "costmodel.estimate, costmodel.ops, costmodel.protocols"  # the package itself is empty
+HEAVY = ("torch", "scipy", "networkx")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The experiment as its YAML states it.
+
+    rows: architectures priced at once. architecture: the one that is estimated. The last three are the bars.
+    """
+
+    space: str
+    architecture: str
+    seq_len: int
+    protocols: tuple[str, ...]
+    rows: int
+    repeats: int
+    least_architectures_per_s: float
+    most_estimate_s: float
+    most_import_s: float
+
+
+class Figure(NamedTuple):
+    """A measured figure with its bar, as text, and whether it meets it."""
+
+    name: str
+    value: str
+    bar: str
+    passed: bool
+
+
+def run(name: str, data: dict[str, Any], console: Console) -> None:
+    """Measures and prints every figure. Raises StoppedError if a bar is missed, ValueError for bad settings."""
+    settings = decode(Settings, data, f"experiment {name}")
+    space = load_space(settings.space)
+    figures = []
+    for protocol in settings.protocols:
+        console.print(f"pricing under {protocol}")
+        figures += [vectorised(settings, space, protocol), single(settings, space, protocol)]
+    figures.append(imported(settings))
+    console.print(table(figures))
+    if missed := [figure.name for figure in figures if not figure.passed]:
+        raise StoppedError(f"{len(missed)} of {len(figures)} bars are missed: {', '.join(missed)}.")
+
+
+def vectorised(settings: Settings, space: SearchSpace, protocol: str) -> Figure:
+    """Architectures priced a second, drawn uniformly; some are priced by their op graphs too, which must agree.
+
+    Raises ValueError if one does not.
+    """
+    pricer = load_pricer(protocol)
+    table, rng = price_table(price_space(space, pricer, settings.seq_len)), np.random.default_rng(0)
+    drawn = rows_of(table, [sample(space, rng) for _ in range(DRAWN_ROWS)])
+    for row, sent_bytes in zip(drawn[:CHECKED_ROWS], price_many(table, drawn).sent_bytes[:CHECKED_ROWS], strict=True):
+        graph = lower(member_of_row(table, row).architecture, settings.seq_len)
+        if (whole := estimate(graph, pricer).total.sent_bytes) != sent_bytes:
+            raise ValueError(f"row {row.tolist()} must send its op graph's {whole} bytes, but is priced {sent_bytes}.")
+    rows = drawn[rng.integers(len(drawn), size=settings.rows)]
+    per_s = settings.rows / _median_s(lambda: price_many(table, rows), settings.repeats)
+    bar = settings.least_architectures_per_s
+    return Figure(f"{protocol}: architectures/s", f"{per_s:,.0f}", f">= {bar:,.0f}", per_s >= bar)
+
+
+def single(settings: Settings, space: SearchSpace, protocol: str) -> Figure:
+    """Seconds of lowering and estimating one architecture; a first call, which fills caches, is not counted."""
+    pricer, architecture = load_pricer(protocol), parse(settings.architecture, space.base).architecture
+
+    def once() -> None:
+        estimate(lower(architecture, settings.seq_len), pricer)
+
+    once()
+    found, bar = _median_s(once, settings.repeats), settings.most_estimate_s
+    return Figure(f"{protocol}: estimate", f"{found * 1e3:.1f} ms", f"< {bar * 1e3:g} ms", found < bar)
+
+
+def imported(settings: Settings) -> Figure:
+    """Seconds that importing adds to starting Python. Raises ValueError if it brings what it must not."""
+    code = f"import {IMPORTED}, sys; sys.exit(any(name in sys.modules for name in {HEAVY}))"
+    pairs = [(_child_s("pass"), _child_s(code)) for _ in range(settings.repeats)]
+    found = statistics.median(second - first for first, second in pairs)
+    bar = settings.most_import_s
+    return Figure("import costmodel, above bare Python", f"{found * 1e3:.0f} ms", f"< {bar * 1e3:g} ms", found < bar)
+
+
+def table(figures: list[Figure]) -> Table:
+    """Figures, bars and verdicts."""
+    shown = Table(box=None, pad_edge=False, caption="processor time, medians", caption_justify="left")
+    shown.add_column("figure", no_wrap=True)
+    for title in ("measured", "bar", "verdict"):
+        shown.add_column(title, justify="right")
+    for figure in figures:
+        shown.add_row(figure.name, figure.value, figure.bar, "PASS" if figure.passed else "FAIL")
+    return shown
+
+
+def _median_s(action: Callable[[], object], repeats: int) -> float:
+    return statistics.median(_timed_s(action) for _ in range(repeats))
+
+
+def _timed_s(action: Callable[[], object]) -> float:
+    start = time.process_time()
+    action()
+    return time.process_time() - start
+
+
+def _child_s(code: str) -> float:
+    """Processor seconds of a Python of its own."""
+    before = os.times()
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    if done.returncode:
+        raise ValueError(f"importing {IMPORTED} must work and bring none of {', '.join(HEAVY)}, but {code!r} failed.")
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system

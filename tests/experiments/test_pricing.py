@@ -1,0 +1,46 @@
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from costmodel.cli import StoppedError
+from costmodel.schema import decode
+from costmodel.yamlfile import load_mapping
+from experiments import pricing
+from experiments.__main__ import definitions
+from search_spaces.space import load_space
+
+DATA = {key: value for key, value in load_mapping(definitions()["pricing"]).items() if key != "kind"}
+EASY = {"least_architectures_per_s": 1.0, "most_estimate_s": 1e3, "most_import_s": 1e3}
+SMALL = {**DATA, "space": "tiny", "seq_len": 8, "rows": 2000, "repeats": 1, "protocols": ["published", "semi2k"]}
+
+
+def test_the_bars_are_those_that_were_set() -> None:
+    settings = decode(pricing.Settings, DATA, "pricing")
+    assert (settings.least_architectures_per_s, settings.most_estimate_s, settings.most_import_s) == (1e6, 0.05, 0.3)
+    assert settings.protocols == ("published", "semi2k", "aby3", "cheetah")
+
+
+def test_every_figure_is_printed_with_its_verdict() -> None:
+    console = Console(record=True, width=120)
+    pricing.run("pricing", {**SMALL, **EASY}, console)
+    text = console.export_text()
+    assert text.count("PASS") == 5
+    assert "semi2k: architectures/s" in text
+
+
+def test_a_missed_bar_is_said_and_stops() -> None:
+    console = Console(record=True, width=120)
+    with pytest.raises(StoppedError, match="1 of 5 bars are missed: import costmodel, above bare Python"):
+        pricing.run("pricing", {**SMALL, **EASY, "most_import_s": 0.0}, console)
+    assert "FAIL" in console.export_text()
+
+
+def test_rows_that_disagree_with_their_op_graph_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pricing.price_many
+    monkeypatch.setattr(
+        pricing, "price_many", lambda *args: real(*args)._replace(sent_bytes=real(*args).sent_bytes + 1)
+    )
+    settings = replace(decode(pricing.Settings, {**SMALL, **EASY}, "pricing"))
+    with pytest.raises(ValueError, match="must send its op graph's .* bytes, but is priced"):
+        pricing.vectorised(settings, load_space("tiny"), "semi2k")
