@@ -1,8 +1,8 @@
 """The fit behind a compute testbed: timings of a microbenchmark in, seconds per kind of op out.
 
 The least time of each op's repeats counts. Under cheetah some runs also make a batch of oblivious transfers (OTs),
-which later ops use: what a batch takes is estimated from the runs that made one, taken off them, and charged to ops by
-the OTs that each uses.
+which later ops use: such runs count only where every repeat made one. What a batch takes is estimated from them, and
+charged to ops by the OTs that each uses.
 """
 
 import math
@@ -65,13 +65,17 @@ def _with_start(testbed: ComputeTestbed, warm_up_s: float) -> ComputeTestbed:
 
 
 def _without_batches(series: Series, timing: Timing, setting: Setting, batch_s: float) -> list[float]:
-    """Seconds of each op with its share of OT batches, whether or not a run of it happened to make one."""
-    made = _batches_made(series, setting)
-    alone = [seconds - batch_s * batches for seconds, batches in zip(timing.seconds, made, strict=True)]
-    return [
-        max(min(repeats), LEAST_S) + batch_s * cheetah.num_ots(op, _held(series, setting)) / (BATCH - KEPT)
-        for op, repeats in zip(series.sizes, series.by_size(alone), strict=True)
-    ]
+    """Seconds of each op with its share of OT batches, whether or not a run of it happened to make one.
+
+    Of the repeats, those that made the fewest count: batches differ by more than most ops take.
+    """
+    made = series.by_size(_batches_made(series, setting))
+    found = []
+    for op, seconds, batches in zip(series.sizes, series.by_size(timing.seconds), made, strict=True):
+        fewest, least_s = min(zip(batches, seconds, strict=True))
+        share = cheetah.num_ots(op, _held(series, setting)) / (BATCH - KEPT)
+        found.append(max(least_s - batch_s * fewest, LEAST_S) + batch_s * share)
+    return found
 
 
 def _batch_s(pairs: Sequence[tuple[Series, Timing]], setting: Setting) -> float:

@@ -24,6 +24,12 @@ def _matrix(rows: int, inner: int, columns: int) -> dict[str, int]:
     return {"products": rows * inner * columns, "elements": rows * inner + inner * columns + rows * columns}
 
 
+def _embedding(op: ops.TokenEmbedding) -> dict[str, int]:
+    if op.encoding == "lookup":
+        return {"comparisons": op.tokens * op.vocab, "products": op.tokens * op.vocab * op.features}
+    return _matrix(op.tokens, op.vocab, op.features)
+
+
 def _per_head(op: Any, rows: int, inner: int, columns: int) -> dict[str, int]:
     return {"heads": op.heads} | {unit: op.heads * count for unit, count in _matrix(rows, inner, columns).items()}
 
@@ -38,7 +44,7 @@ def _scores(op: Any) -> dict[str, int]:
 
 # op type -> how much of which work an op of that type does; every kind has a fixed part besides
 WORK: dict[type, Callable[[Any], dict[str, int]]] = {
-    ops.TokenEmbedding: lambda op: _matrix(op.tokens, op.vocab, op.features),
+    ops.TokenEmbedding: _embedding,
     ops.PositionEmbedding: _elements,
     ops.LayerNorm: lambda op: {"rows": op.rows} | _elements(op),  # as with gain and bias, also without
     ops.RmsNorm: lambda op: {"rows": op.rows} | _elements(op),
@@ -59,7 +65,7 @@ WORK: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.Add: _elements,
     ops.ScaledAdd: _elements,
     ops.LastRow: _elements,
-    ops.KeyValueCache: _elements,
+    ops.KeyValueCache: lambda op: {"elements": (op.earlier + op.rows) * op.features},
     ops.VocabProjection: lambda op: _matrix(op.rows, op.features, op.vocab),
 }
 
@@ -85,7 +91,8 @@ class KindSeconds:
     held_out_error: float
 
     def __post_init__(self) -> None:
-        for name, value in [("fixed_s", self.fixed_s), *self.per_unit_s.items()]:
+        errors = {"worst_error": self.worst_error, "held_out_error": self.held_out_error}
+        for name, value in {"fixed_s": self.fixed_s, **self.per_unit_s, **errors}.items():
             if not 0 <= value < math.inf:
                 raise ValueError(f"`{name}` must be finite and at least 0, but got {value}.")
 
@@ -126,9 +133,15 @@ def kind(op: Op, weights: str) -> str:
 
 
 def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    """Seconds of one op, start not included. Raises ValueError for a kind that the testbed has not measured."""
+    """Seconds of one op, start not included. Raises ValueError for a kind or unit that the testbed has not measured."""
     measured = _measured(op, weights, testbed)
-    return measured.fixed_s + sum(measured.per_unit_s[unit] * count for unit, count in work(op).items())
+    try:
+        return measured.fixed_s + sum(measured.per_unit_s[unit] * count for unit, count in work(op).items())
+    except KeyError as error:
+        raise ValueError(
+            f"{kind(op, weights)} of the testbed has seconds per {', '.join(measured.per_unit_s)}, but none per "
+            f"{error.args[0]}; {_remedy(testbed)}"
+        ) from None
 
 
 def error_s_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
@@ -157,8 +170,9 @@ def _rounded(value: float) -> float:
 def _measured(op: Op, weights: str, testbed: ComputeTestbed) -> KindSeconds:
     name = kind(op, weights)
     if name not in testbed.kinds:
-        raise ValueError(
-            f"the testbed of protocol {testbed.protocol} has no seconds for {name}; "
-            f"measure it with `python -m costmodel calibrate --engine spu --protocol {testbed.protocol}`."
-        )
+        raise ValueError(f"the testbed of protocol {testbed.protocol} has no seconds for {name}; {_remedy(testbed)}")
     return testbed.kinds[name]
+
+
+def _remedy(testbed: ComputeTestbed) -> str:
+    return f"measure it with `python -m costmodel calibrate --engine spu --protocol {testbed.protocol}`."

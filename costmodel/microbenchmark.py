@@ -34,7 +34,7 @@ SCORES = ((1, 4, 4), (1, 16, 16), (2, 32, 32), (4, 64, 64), (2, 128, 128), (4, 1
 PRODUCTS = ((1, 16, 16), (16, 64, 64), (32, 64, 256), (64, 256, 256), (16, 512, 768), (128, 256, 512))
 HEAD_DIMS = (8, 8, 32, 16, 64, 32)  # of the attention products, shape by shape
 TABLES = ((2, 32, 16), (8, 256, 32), (16, 1024, 32), (32, 512, 128), (64, 1024, 64), (32, 4096, 64))
-LOOKUPS = TABLES[:4]  # a comparison per token and entry
+LOOKUPS = TABLES[:5]  # a comparison per token and entry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,26 +114,28 @@ def measure(
     known: Iterable[Timing],
     run: Callable[..., Sequence[engine.Measured]] = engine.measure,
 ) -> Iterator[Timing]:
-    """The timing of every series of the plan, in its order; the engine runs those that are not `known`.
+    """The timing of every series of the plan, in its order; the engine runs those not `known`, or of another plan.
 
     Raises ValueError if the engine is not installed, EngineError if it fails.
     """
-    found = {timing.kind: timing for timing in known}
+    found = {(timing.kind, len(timing.seconds)): timing for timing in known}
     for series in plan(protocol):
-        yield found.get(series.kind) or _timed(series, protocol, setting, run)
+        yield found.get((series.kind, len(series.runs) - len(WARM_UP))) or _timed(series, protocol, setting, run)
 
 
 def _timed(series: Series, protocol: str, setting: Setting, run: Callable[..., Sequence[engine.Measured]]) -> Timing:
-    costs = run(series.runs, protocol=protocol, setting=replace(setting, weights=series.weights))
+    costs = run(series.runs, protocol=protocol, setting=replace(setting, weights=series.weights), link="tcp")
     seconds = [cost.seconds for cost in costs]
     start = len(WARM_UP)
     return Timing(kind=series.kind, start_s=sum(seconds[:start]), seconds=tuple(seconds[start:]))
 
 
 def save(timing: Timing, path: Path) -> None:
-    """Appends a line to the file."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(timing)) + "\n")
+    """Appends a line to the file, in the place of a torn last one."""
+    with path.open("ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(json.dumps(asdict(timing)).encode() + b"\n")
 
 
 def saved(path: Path) -> tuple[Timing, ...]:
@@ -141,12 +143,18 @@ def saved(path: Path) -> tuple[Timing, ...]:
 
     Raises ValueError, naming file and line, for a line that is not a timing.
     """
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return tuple(
-        decode(Timing, json.loads(line), f"{path}, line {number}")
-        for number, line in enumerate(lines, start=1)
-        if line.endswith("\n")
+        _timing(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.endswith(b"\n")
     )
+
+
+def _timing(line: bytes, where: str) -> Timing:
+    try:
+        data = json.loads(line)
+    except ValueError:
+        raise ValueError(f"{where} must be JSON; delete the line to measure what it held again.") from None
+    return decode(Timing, data, where)
 
 
 def _by_elements(op: Callable[..., Op], **forms: str) -> tuple[Op, ...]:

@@ -56,6 +56,18 @@ def test_batches_of_oblivious_transfers_are_charged_by_use() -> None:
     assert seconds_of(op, "secret", testbed) == pytest.approx(of_work(op) + per_ot * cheetah.num_ots(op, Setting()))
 
 
+def test_a_batch_that_took_less_than_others_is_not_taken_off_its_op() -> None:
+    timings = [timed(series, "cheetah") for series in plan("cheetah")]
+    series = next(each for each in plan("cheetah") if each.kind == "Relu")
+    made = cheetah.batches_made(series.runs, Setting())[len(WARM_UP) :]
+    assert 0 < sum(made) < len(made)
+    short = [s - BATCH_S / 2 * batches for s, batches in zip(timed(series, "cheetah").seconds, made, strict=True)]
+    changed = [replace(each, seconds=tuple(short)) if each.kind == "Relu" else each for each in timings]
+    before, after = (fit_testbed("cheetah", Setting(), each).kinds["Relu"] for each in (timings, changed))
+    assert after.fixed_s == pytest.approx(before.fixed_s)
+    assert after.worst_error < 1e-6
+
+
 def test_a_testbed_survives_its_file(tmp_path: Path) -> None:
     testbed = fit_testbed("aby3", Setting(), [timed(series, "aby3") for series in plan("aby3")])
     path = tmp_path / "mine.yaml"
@@ -76,7 +88,7 @@ def test_a_file_of_another_schema_is_refused(tmp_path: Path) -> None:
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     asked: list[list[Op]] = []
 
-    def run(runs, *, protocol, setting):
+    def run(runs, *, protocol, setting, link):
         asked.append(runs)
         return [Measured(sent_bytes=0, messages=0, seconds=1.0)] * len(runs)
 
@@ -87,6 +99,8 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"kind": "torn')
     assert saved(path) == (first, second)
+    save(second, path)  # in the place of the torn line
+    assert saved(path) == (first, second, second)
     asked.clear()
     everything = list(measure("semi2k", Setting(), saved(path), run))
     assert len(asked) == len(plan("semi2k")) - 2
@@ -99,6 +113,22 @@ def test_timings_that_are_none_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"kind": "Relu"}) + "\n")
     with pytest.raises(ValueError, match="line 1 lacks the key 'start_s'"):
         saved(path)
+
+
+def test_a_line_that_is_no_json_is_refused_by_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "timings.jsonl"
+    path.write_text('{"kind": "torn{"kind"\n')
+    with pytest.raises(ValueError, match="timings.jsonl, line 1 must be JSON; delete the line"):
+        saved(path)
+
+
+def test_a_timing_of_another_plan_is_measured_again() -> None:
+    def run(runs, *, protocol, setting, link):
+        return [Measured(sent_bytes=0, messages=0, seconds=1.0)] * len(runs)
+
+    first = next(iter(measure("semi2k", Setting(), (), run)))
+    old = replace(first, seconds=first.seconds[:-1])
+    assert next(iter(measure("semi2k", Setting(), (old,), run))) == first
 
 
 def test_a_plan_that_changed_asks_for_new_timings() -> None:
