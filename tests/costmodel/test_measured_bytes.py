@@ -26,6 +26,7 @@ SETTINGS = {
     "default": Setting(),
     "odd fraction": Setting(ring_bits=64, fraction_bits=15),
     "wide ring": Setting(ring_bits=128, fraction_bits=40),
+    "server": Setting(weights="server"),
 }
 needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
 
@@ -88,6 +89,31 @@ def some_of_llama(rows: int, features: int, key_heads: int) -> list[Op]:
     ]
 
 
+def some_folded(rows: int, features: int, heads: int, keys: int) -> list[Op]:
+    """What is left where gains and factors are folded into linears."""
+    return [
+        ops.LayerNorm(rows=rows, features=features, affine=False),
+        ops.AttentionScores(heads=heads, queries=keys, keys=keys, head_dim=features, scaled=False),
+        ops.AttentionScores(heads=heads, queries=1, keys=keys, head_dim=features, scaled=False),
+    ]
+
+
+def some_weighted(rows: int, features: int, vocab: int) -> list[Op]:
+    """Every op whose weights the server may hold."""
+    return [
+        ops.TokenEmbedding(tokens=rows, vocab=vocab, features=features),
+        ops.TokenEmbedding(tokens=rows, vocab=vocab, features=features, encoding="lookup"),
+        ops.PositionEmbedding(rows=rows, features=features),
+        ops.LayerNorm(rows=rows, features=features),
+        ops.RmsNorm(rows=rows, features=features),
+        ops.Linear(rows=rows, in_features=features, out_features=vocab, bias=True),
+        ops.Linear(rows=rows, in_features=features, out_features=vocab, bias=False),
+        ops.LeakyRelu(rows=rows, features=features),
+        ops.ScaledAdd(rows=rows, features=features),
+        ops.VocabProjection(rows=rows, features=features, vocab=vocab),
+    ]
+
+
 def name_of(op: Op) -> str:
     """An op as it is written, fields at their defaults left out, so that a new field keeps old names."""
     own = [(field.name, getattr(op, field.name), field.default) for field in fields(op)]
@@ -105,10 +131,21 @@ PLAN: dict[str, list[Op]] = {
         *some_of_llama(rows=64, features=256, key_heads=1),
         *some_of_llama(rows=7, features=12, key_heads=3),
         *some_of_llama(rows=1, features=1, key_heads=1),
+        *some_folded(rows=64, features=256, heads=2, keys=64),
+        *some_folded(rows=7, features=12, heads=3, keys=33),
+        ops.TokenEmbedding(tokens=64, vocab=300, features=256, encoding="lookup"),
+        ops.TokenEmbedding(tokens=7, vocab=50, features=12, encoding="lookup"),
+        ops.TokenEmbedding(tokens=1, vocab=1, features=1, encoding="lookup"),
     ],
     "odd fraction": some_ops(rows=3, features=5, heads=1, keys=6, vocab=9),
     "wide ring": some_ops(rows=3, features=5, heads=1, keys=6, vocab=9),
+    "server": [
+        *some_weighted(rows=64, features=256, vocab=300),
+        *some_weighted(rows=7, features=12, vocab=50),
+        *some_weighted(rows=1, features=1, vocab=1),
+    ],
 }
+CHEETAH_SETTINGS = ("default", "server")
 CASES = [(protocol, setting, op) for protocol in PROTOCOLS for setting, some in PLAN.items() for op in some]
 
 
@@ -125,7 +162,7 @@ def test_prediction_is_what_was_measured(protocol: str, setting: str, op: Op, me
 
 def test_nothing_else_was_measured(measured: dict) -> None:
     names = {(protocol, setting, name_of(op)) for protocol, setting, op in CASES}
-    names |= {("cheetah", "default", name_of(op)) for op in PLAN["default"]}
+    names |= {("cheetah", setting, name_of(op)) for setting in CHEETAH_SETTINGS for op in PLAN[setting]}
     assert names == {(p, s, op) for p, settings in measured.items() for s, ops_ in settings.items() for op in ops_}
 
 
@@ -135,10 +172,11 @@ def assert_near(predicted: Comm, sent_bytes: int, messages: int) -> None:
     assert predicted.messages == messages
 
 
-def test_cheetah_is_predicted_op_after_op_with_its_set_up(measured: dict) -> None:
-    some = PLAN["default"]
-    for op, predicted in zip(some, cheetah.walk(some, Setting()), strict=True):
-        assert_near(predicted, *measured["cheetah"]["default"][name_of(op)])
+@pytest.mark.parametrize("setting", CHEETAH_SETTINGS)
+def test_cheetah_is_predicted_op_after_op_with_its_set_up(setting: str, measured: dict) -> None:
+    some = PLAN[setting]
+    for op, predicted in zip(some, cheetah.walk(some, SETTINGS[setting]), strict=True):
+        assert_near(predicted, *measured["cheetah"][setting][name_of(op)])
 
 
 @needs_engine
@@ -188,5 +226,5 @@ def measured_again(protocol: str, setting: str) -> dict[str, list[int]]:
 
 if __name__ == "__main__":
     table = {protocol: {setting: measured_again(protocol, setting) for setting in PLAN} for protocol in PROTOCOLS}
-    table["cheetah"] = {"default": measured_again("cheetah", "default")}
+    table["cheetah"] = {setting: measured_again("cheetah", setting) for setting in CHEETAH_SETTINGS}
     sys.stdout.write(dump({"engine": "spu 0.9.5", "sent_bytes_and_messages": table}))
