@@ -59,10 +59,22 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             raise ValueError(f"{where} must be a mapping, but got {value!r:.80}.")
         return {key: _value(get_args(hint)[1], item, f"{key!r} in {where}") for key, item in value.items()}
     if hint is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{where} must be of type float, but is beyond its range.") from None
     if type(value) is not hint:
-        raise ValueError(f"{where} must be of type {hint.__name__}, but got {value!r:.80}.")
+        remedy = _with_point(value) if hint is float else ""
+        raise ValueError(f"{where} must be of type {hint.__name__}, but got {value!r:.80}{remedy}.")
     return value
+
+
+def _with_point(value: Any) -> str:
+    """What to write for a text such as 1e9, which in YAML is no number without a point."""
+    try:
+        return f"; write {float(value)!r}" if isinstance(value, str) else ""
+    except ValueError:
+        return ""
 
 
 def _union(options: tuple[Any, ...], value: Any, where: str) -> Any:
