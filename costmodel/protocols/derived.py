@@ -7,10 +7,10 @@ in the latency, those of starting (keys, first oblivious transfers) with the emb
 """
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import comb
 from pathlib import Path
 
 from costmodel import ops
@@ -23,7 +23,7 @@ from costmodel.protocols import aby3, cheetah, ledger, semi2k
 from costmodel.protocols.calls import Comm, Setting
 
 TESTBEDS = Path(__file__).parents[1] / "testbeds"
-LATENCY_STEP_S = 2.0**-38  # seconds are multiples of it, so that sums are exact in any order below 9 hours
+LATENCY_STEP_S = 2.0**-26  # seconds are multiples of it, so that sums are exact in any order below 4 years
 
 COMM: dict[str, Callable[[Op, Setting], Comm]] = {
     "semi2k": semi2k.comm,
@@ -58,7 +58,7 @@ class Derived(Pricer):
             self.link,
             rounds=comm.rounds,
             waited_bytes=comm.waited_bytes,
-            pair_bytes=sent_bytes / comb(NUM_PARTIES[self.protocol], 2),
+            pair_bytes=sent_bytes / math.comb(NUM_PARTIES[self.protocol], 2),
         )
         compute_s, wire_s = _on_grid(compute_s), _on_grid(wire_s)
         return Price(
@@ -74,11 +74,13 @@ class Derived(Pricer):
 
     def latency_s_range(self, graph: OpGraph) -> tuple[float, float]:
         """The latency less and plus the held-out error of every op's compute seconds; the network's part is exact."""
-        latency_s = error_s = 0.0
+        low_s = high_s = 0.0
         for op, count in Counter(node.op for node in graph).items():
-            latency_s += count * self.price(op).latency_s
-            error_s += count * error_s_of(op, self.setting.weights, self.testbed)
-        return max(0.0, latency_s - error_s), latency_s + error_s
+            latency_s = self.price(op).latency_s
+            op_s, error_s = (of(op, self.setting.weights, self.testbed) for of in (seconds_of, error_s_of))
+            low_s += count * (latency_s - min(op_s, error_s))  # an error above 100 % leaves no less than nothing
+            high_s += count * (latency_s + error_s)
+        return max(0.0, low_s), high_s
 
     def prior_share(self, graph: OpGraph) -> None:
         """Nothing rests on priors: bytes and rounds are derived, seconds measured."""
@@ -115,10 +117,14 @@ def load(
 def _fingerprint(testbed: Path, link: Network, setting: Setting, protocol: str) -> str:
     """Of the coefficients and of the files that hold the formulas."""
     folder = Path(__file__).parent
-    formulas = [folder / f"{name}.py" for name in ("calls", "functions", "ledger", "programs", protocol)]
+    names = ("calls", "derived", "functions", "ledger", "packing", "programs", protocol, "../compute", "../network")
+    formulas = [folder / f"{name}.py" for name in names]
     parts = [testbed.read_bytes(), repr((link, setting)).encode(), *(path.read_bytes() for path in formulas)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
 
-def _on_grid(value: float) -> float:
-    return round(value / LATENCY_STEP_S) * LATENCY_STEP_S
+def _on_grid(seconds: float) -> float:
+    """Raises ValueError for seconds beyond all numbers."""
+    if not math.isfinite(steps := seconds / LATENCY_STEP_S):
+        raise ValueError(f"an op takes {seconds:g} s on this testbed and network; correct their numbers.")
+    return round(steps) * LATENCY_STEP_S

@@ -86,6 +86,14 @@ def test_the_range_is_as_wide_as_held_out_errors(protocol: str, testbeds: dict[s
     )
 
 
+def test_an_error_above_100_percent_leaves_the_network_in_the_range(testbeds: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "rough.yaml"
+    path.write_text(testbeds["semi2k"].read_text().replace("held_out_error: 0.1", "held_out_error: 3.0"))
+    whole = estimate(GRAPH, load("semi2k", "wan", path))
+    assert whole.latency_s_range is not None
+    assert whole.latency_s_range[0] == pytest.approx(whole.total.network_s + 10.0)
+
+
 @given(bandwidths=st.lists(st.floats(1e6, 1e11), min_size=2, max_size=2), protocol=st.sampled_from(PROTOCOLS))
 def test_more_bandwidth_is_never_slower(
     bandwidths: list[float], protocol: str, tmp_path_factory: pytest.TempPathFactory, testbeds: dict[str, Path]
@@ -123,6 +131,39 @@ def test_what_does_not_fit_is_refused(arguments: tuple[str, str | None, str], er
     protocol, network, testbed = arguments
     with pytest.raises(ValueError, match=error):
         load(protocol, network, testbeds[testbed])
+
+
+def test_sums_stay_exact_at_days_of_latency(testbeds: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "slow.yaml"
+    path.write_text("{name: slow, bandwidth_bits_per_s: 7.777, rtt_s: 3.3, source: nobody}")
+    whole = estimate(GRAPH, load("semi2k", str(path), testbeds["semi2k"]))
+    assert whole.total.latency_s > 20 * 3600
+    assert sum(price.latency_s for _, price in whole.by_op[::-1]) == whole.total.latency_s
+
+
+def test_seconds_beyond_all_numbers_are_refused(testbeds: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "no-link.yaml"
+    path.write_text("{name: none, bandwidth_bits_per_s: 1.0e-307, rtt_s: 0.0, source: nobody}")
+    with pytest.raises(ValueError, match="takes inf s on this testbed and network"):
+        estimate(GRAPH, load("semi2k", str(path), testbeds["semi2k"]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("held_out_error: 0.1", "held_out_error: .nan", "`held_out_error` must be finite and at least 0, but got nan"),
+        ("rows: ", "lines: ", "of the testbed has seconds per .*, but none per rows; measure it with"),
+        ("fixed_s: 1.0", "fixed_s: 1e-3", "`fixed_s` of .* must be of type float, but got '1e-3'; write 0.001"),
+        ("start_s: 10.0", "", "lacks the key 'start_s'"),
+    ],
+)
+def test_testbeds_that_cannot_be_used_are_refused(
+    old: str, new: str, error: str, testbeds: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(testbeds["semi2k"].read_text().replace(old, new))
+    with pytest.raises(ValueError, match=error):
+        estimate(GRAPH, load("semi2k", None, path))
 
 
 def test_a_testbed_of_another_ring_is_refused(testbeds: dict[str, Path]) -> None:
