@@ -4,7 +4,10 @@ The one module of this package that knows architectures; everything below it pri
 """
 
 import json
+import os
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -60,7 +63,7 @@ def estimate(
     protocol: str = "published",
     network: str | None = None,
     testbed: Path | None = None,
-    weights: Literal["secret", "server"] | None = None,
+    weights: Holder | None = None,
     format: Literal["table", "json"] = "table",
 ) -> None:
     """Price an architecture: total, per layer and per op, embedding and vocabulary projection included.
@@ -81,7 +84,8 @@ def estimate(
         projection: logits of all tokens, or of the last one.
         phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
         protocol: published, semi2k, aby3 or cheetah.
-        network: loopback, lan (the default), wan or a .yaml file; `published` has its own fitted in and takes none.
+        network: loopback, lan (the default), wan, cheetah-lan, bumblebee-wan, aero-stated or a .yaml file; `published`
+            has its own fitted in and takes none.
         testbed: compute seconds from `calibrate`, instead of the committed ones.
         weights: secret-shared (the default), or held by the server alone.
         format: tables for people or one JSON document in SI units.
@@ -91,13 +95,14 @@ def estimate(
     )
     deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
     title, graph = _lowered(arch, base, dimensions, seq_len, deployment)
-    setting = None if weights is None else Setting(weights=weights)
-    priced = price_graph(graph, load_pricer(protocol, network, testbed, setting))
+    asked = None if weights is None else Setting(weights=weights)
+    priced = price_graph(graph, load_pricer(protocol, network, testbed, asked))
+    setting = None if protocol == "published" else asked or DEFAULT_SETTING
     if format == "json":
-        print(json.dumps(present.document(priced, **title), allow_nan=False))
+        print(json.dumps(present.document(priced, setting, **title), allow_nan=False))
         return
     console = _console()
-    for line in present.summary(priced, **title):
+    for line in present.summary(priced, setting, **title):
         console.print(line)
     for table in present.estimate_tables(priced):
         console.print()
@@ -149,7 +154,8 @@ def compare(
         weights_file: a .safetensors file of weights by <node>.<suffix>, such as `nas.export --format mpc` writes.
         ring_bits: bits of a secret-shared integer.
         fraction_bits: bits after the binary point.
-        delays: three or more one-way delays to measure rounds at, such as 10ms,20ms,40ms; takes eight more runs.
+        delays: three or more one-way delays to measure rounds at, such as 10ms,20ms,40ms; takes two runs for
+            each, and two more.
         format: tables for people or one JSON document in SI units.
     """
     dimensions = Dimensions(
@@ -256,13 +262,17 @@ def calibrate(
         return
     if output is None:
         raise ValueError(f"--output is required for protocol {protocol}: the .yaml file to write.")
-    _write(output, _measured_testbed(protocol, output))
-    timings_path(output).unlink()
+    if output.is_dir() or not os.access(output.parent, os.W_OK):  # before it is measured for minutes
+        raise ValueError(f"--output {output} must be a file in a folder that can be written to.")
+    mpc_engine.check_installed()
+    timings = output.with_suffix(f".{protocol}.timings.jsonl")
+    _write(output, _measured_testbed(protocol, timings))
+    timings.unlink()
 
 
-def _measured_testbed(protocol: str, output: Path) -> str:
-    """The text of a testbed; every timing is saved as soon as it is there."""
-    path, setting = timings_path(output), Setting()
+def _measured_testbed(protocol: str, path: Path) -> str:
+    """The text of a testbed; every timing is saved in a file as soon as it is there."""
+    setting = Setting()
     known = microbenchmark.saved(path)
     timings = []
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True)) as progress:
@@ -276,11 +286,6 @@ def _measured_testbed(protocol: str, output: Path) -> str:
         except mpc_engine.EngineError as error:
             raise cli.StoppedError(f"{error} Timings so far are in {path}; run the command again to go on.") from None
     return dump_compute(fit_compute(protocol, setting, timings))
-
-
-def timings_path(output: Path) -> Path:
-    """Where the timings of an unfinished calibration are."""
-    return output.with_suffix(".timings.jsonl")
 
 
 def _write(path: Path, text: str) -> None:
@@ -297,6 +302,7 @@ class _Title(TypedDict):
     architecture: str
     base: str | None
     seq_len: int
+    deployed: Mapping[str, str | None]
 
 
 def _lowered(
@@ -311,10 +317,12 @@ def _lowered(
             raise ValueError(
                 f"model {arch!r} is priced as it is traced; leave out the flags that change its deployment."
             )
-        return _Title(architecture=arch, base=None, seq_len=seq_len), trace(made, seq_len, name=arch)
+        deployed = {"embedding": "one-hot", "projection": None, "phase": None}  # the model decides
+        return _Title(architecture=arch, base=None, seq_len=seq_len, deployed=deployed), trace(made, seq_len, name=arch)
     named = resolve(arch, base_architecture(base, dimensions))
     name = name_of(named.architecture, entropy_regularised=named.entropy_regularised)
-    return _Title(architecture=name, base=named_base, seq_len=seq_len), lower(named.architecture, seq_len, deployment)
+    title = _Title(architecture=name, base=named_base, seq_len=seq_len, deployed=asdict(deployment))
+    return title, lower(named.architecture, seq_len, deployment)
 
 
 def _architecture(row: PublishedRow) -> Architecture:

@@ -56,7 +56,7 @@ class Comparison:
 
     logits_max_abs_error: greatest difference over all tokens and the vocabulary.
     top1_agreement: share of the tokens, 0 to 1, whose greatest logit is that of the same vocabulary entry.
-    predicted_s: of every op on the committed testbed, linked in memory; None where it has no seconds for the setting.
+    predicted_s: of every op on the committed testbed; None where it has no seconds for the setting.
     rounds: None if not asked for.
     drawn_weights: whether the weights are those of `drawn_weights`.
     """
@@ -112,9 +112,12 @@ def compare(
     drawn = drawn_weights(graph, generator)
     used = drawn if weights is None else weights
     tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
-    run = engine.run(graph, used, tokens, caches, protocol=protocol, setting=setting)
+    run = engine.run(graph, used, tokens, caches, protocol=protocol, setting=setting, link="tcp")
     clear = execute.execute(graph, used, tokens, caches)
-    job = graph_job(graph, used, tokens, caches, protocol=protocol, setting=setting)
+    rounds = None
+    if delays_s is not None:
+        job = graph_job(graph, used, tokens, caches, protocol=protocol, setting=setting)
+        rounds = measured_rounds(job, delays_s=delays_s)
     return Comparison(
         protocol=protocol,
         setting=setting,
@@ -123,7 +126,7 @@ def compare(
         logits_max_abs_error=float(np.abs(run.logits - clear).max()),
         top1_agreement=float(np.mean(run.logits.argmax(axis=1) == clear.argmax(axis=1))),
         predicted_s=predicted_seconds(graph, protocol, setting),
-        rounds=None if delays_s is None else measured_rounds(job, delays_s=delays_s),
+        rounds=rounds,
     )
 
 

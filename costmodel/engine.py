@@ -1,8 +1,9 @@
 """Runs an op graph under a real MPC engine, SecretFlow-SPU, and measures what it sends.
 
 Every op is compiled by itself from its function in `costmodel.execute`, run by all parties, and its result kept secret
-for the next op, so that the engine's counters can be read per op and what is priced is what is run. All operands are
-secret-shared before the run but those that `costmodel.execute` calls public; the client one-hot encodes its tokens.
+for the next op, so that the engine's counters can be read per op and what is priced is what is run. Before the run, all
+operands are secret-shared but those that `costmodel.execute` calls public, or are put in the hands of the server alone;
+the client shares its tokens, one-hot or as they are.
 What is not counted: sharing inputs and weights, opening the logits, and what the parties exchange before the first op.
 
 The engine is a C++ library that writes its profile to stdout, so it runs in child processes with captured output (see
@@ -16,10 +17,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from costmodel.execute import Array, Weights
-from costmodel.job import NUM_PARTIES, Job, graph_job, ops_job
+from costmodel.job import Job, graph_job, ops_job
 from costmodel.links import LINKS, UNHINDERED, Condition, Link
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols.calls import Setting
+from costmodel.protocols.derived import NUM_PARTIES
 from costmodel.session import EngineError, run_passes
 
 __all__ = ["NUM_PARTIES", "EngineError", "Measured", "Pass", "Run", "check_installed", "measure", "passes", "run"]

@@ -3,18 +3,26 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.table import Table
 
+from costmodel import ops
 from costmodel.cost import Price, total
 from costmodel.estimate import Estimate
-from costmodel.ops import LayerId, shape
+from costmodel.ops import LayerId, Op, shape
+from costmodel.protocols.calls import Setting
 from costmodel.published_rows import PublishedRow
 from costmodel.units import format_bytes, format_seconds
 from costmodel.validate import Check, Derived, RowFlops
 
 MENTIONED_SHARE = 0.005  # what rounds to less than 1 % is left out
+PUBLIC = ("temperatures", "scalars of shaped attention", "causal mask", "rotary angles")
+# What a summary does not mention, since it is so unless asked for.
+USUAL = {"weights": "secret", "embedding": "one-hot", "projection": "all", "phase": "prefill", "softmax": "exact"}
+
+# Of a model's deployment, `embedding`, `projection` and `phase`; None where a traced model decides.
+Deployed: TypeAlias = Mapping[str, str | None]
 
 # The order of a price's keys in JSON.
 PRICE_KEYS = (
@@ -29,10 +37,18 @@ PRICE_KEYS = (
 )
 
 
-def document(estimate: Estimate, *, architecture: str, base: str | None, seq_len: int) -> dict[str, Any]:
+def document(
+    estimate: Estimate,
+    setting: Setting | None,
+    *,
+    architecture: str,
+    base: str | None,
+    seq_len: int,
+    deployed: Deployed,
+) -> dict[str, Any]:
     """The estimate as JSON data: SI numbers, every key always there, null for what is not known.
 
-    `by_layer` and `by_op` sum to `total`, key by key.
+    `by_layer` and `by_op` sum to `total`, key by key. setting: None where it is fitted in.
     """
     return {
         "architecture": architecture,
@@ -56,7 +72,33 @@ def document(estimate: Estimate, *, architecture: str, base: str | None, seq_len
             }
             for node, price in estimate.by_op
         ],
+        "setting": setting_document([node.op for node, _ in estimate.by_op], setting, deployed),
     }
+
+
+def setting_document(priced: Sequence[Op], setting: Setting | None, deployed: Deployed) -> dict[str, Any]:
+    """What was priced or run, as JSON data: the numbers, who holds what, the deployment, and the ops' forms."""
+    return {
+        "ring_bits": setting and setting.ring_bits,
+        "fraction_bits": setting and setting.fraction_bits,
+        "inputs": "secret",
+        "weights": setting and setting.weights,
+        "public": setting and list(PUBLIC),
+        **deployed,
+        "gelu": _forms(priced, ops.Gelu),
+        "softmax": _forms(priced, ops.Softmax),
+    }
+
+
+def _forms(priced: Sequence[Op], kind: type[ops.Gelu] | type[ops.Softmax]) -> str | None:
+    """The form of all ops of a kind; several joined by `+`, which a traced model may have, and None without any."""
+    return "+".join(dict.fromkeys(op.form for op in priced if isinstance(op, kind))) or None
+
+
+def unusual(priced: Sequence[Op], setting: Setting | None, deployed: Deployed) -> str:
+    """Whatever a reader might not expect, such as `, phase decode`."""
+    found = setting_document(priced, setting, deployed)
+    return "".join(f", {key} {found[key]}" for key, usual in USUAL.items() if found[key] not in (None, usual))
 
 
 def _numbers(price: Price) -> dict[str, float | int | None]:
@@ -69,11 +111,20 @@ def _range(bounds: tuple[float, float] | None) -> list[float | None] | None:
     return None if bounds is None else [bound if math.isfinite(bound) else None for bound in bounds]
 
 
-def summary(estimate: Estimate, *, architecture: str, base: str | None, seq_len: int) -> list[str]:
+def summary(
+    estimate: Estimate,
+    setting: Setting | None,
+    *,
+    architecture: str,
+    base: str | None,
+    seq_len: int,
+    deployed: Deployed,
+) -> list[str]:
     """What a reader wants first, one line each."""
+    asked = unusual([node.op for node, _ in estimate.by_op], setting, deployed)
     on_network = f" on {estimate.network}" if estimate.network else ""
     lines = [
-        f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {estimate.protocol}{on_network}",
+        f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {estimate.protocol}{on_network}{asked}",
         f"latency {format_seconds(estimate.total.latency_s)}, communication {format_bytes(estimate.total.sent_bytes)}",
     ]
     if estimate.total.compute_s is not None and estimate.total.network_s is not None:

@@ -6,24 +6,25 @@ from typing import Any
 
 from rich.table import Table
 
-from costmodel import engine, ops
+from costmodel import engine
 from costmodel.compare import SEED, Comparison
 from costmodel.engine import Measured
-from costmodel.ops import shape
-from costmodel.present import PRICE_KEYS
+from costmodel.ops import Op, shape
+from costmodel.present import PRICE_KEYS, Deployed, setting_document, unusual
 from costmodel.protocols.calls import Comm
 from costmodel.protocols.calls import total as total_comm
 from costmodel.rounds import MeasuredRounds
 from costmodel.units import format_bytes, format_seconds
 
-HELD = {"secret": "weights secret-shared", "server": "weights held by the server"}
 NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"
 
 
-def document(comparison: Comparison, *, architecture: str, base: str | None, seq_len: int) -> dict[str, Any]:
+def document(
+    comparison: Comparison, *, architecture: str, base: str | None, seq_len: int, deployed: Deployed
+) -> dict[str, Any]:
     """The comparison as JSON data: SI numbers, every key always there, null for what is not known.
 
-    `by_op` sums to `total`. Measured latency is of all parties on one machine, linked in memory: network is null.
+    `by_op` sums to `total`. Measured latency is of a process per party on one machine: network is null.
     """
     return {
         "architecture": architecture,
@@ -57,12 +58,12 @@ def document(comparison: Comparison, *, architecture: str, base: str | None, seq
                 comparison.by_op, _seconds_by_op(comparison), _rounds_by_op(comparison), strict=True
             )
         ],
-        "setting": _setting(comparison),
+        "setting": _setting(comparison, deployed),
     }
 
 
 def _predicted(comm: Comm, seconds: float | None) -> dict[str, Any]:
-    """Linked in memory, all seconds are computing."""
+    """On one machine, all seconds are computing."""
     return _price(
         compute_s=seconds,
         network_s=None if seconds is None else 0.0,
@@ -100,19 +101,10 @@ def _sent_bytes(comm: Comm) -> int:
     return comm.online_bytes + comm.setup_bytes
 
 
-def _setting(comparison: Comparison) -> dict[str, Any]:
-    setting = comparison.setting
-    ops_run = [node.op for node, _, _ in comparison.by_op]
+def _setting(comparison: Comparison, deployed: Deployed) -> dict[str, Any]:
     return {
         "engine": f"spu {version('spu')}",
-        "ring_bits": setting.ring_bits,
-        "fraction_bits": setting.fraction_bits,
-        "inputs": "secret",
-        "weights": setting.weights,
-        "public": ["temperatures", "scalars of shaped attention", "causal mask", "rotary angles"],
-        "embedding": next(op.encoding for op in ops_run if isinstance(op, ops.TokenEmbedding)),
-        "projection": "last" if any(isinstance(op, ops.LastRow) for op in ops_run) else "all",
-        "phase": "decode" if any(isinstance(op, ops.KeyValueCache) for op in ops_run) else "prefill",
+        **setting_document(_ops(comparison), comparison.setting, deployed),
         "weights_seed": SEED if comparison.drawn_weights else None,
         "tokens_seed": SEED,
         "compiler_options": "default",
@@ -122,20 +114,27 @@ def _setting(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def summary(comparison: Comparison, *, architecture: str, base: str | None, seq_len: int) -> list[str]:
+def _ops(comparison: Comparison) -> list[Op]:
+    return [node.op for node, _, _ in comparison.by_op]
+
+
+def summary(
+    comparison: Comparison, *, architecture: str, base: str | None, seq_len: int, deployed: Deployed
+) -> list[str]:
     """What a reader wants first, one line each."""
     predicted, measured, setting = comparison.predicted, comparison.measured, comparison.setting
     difference = _difference(_sent_bytes(predicted), measured.sent_bytes)
     return [
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {comparison.protocol}, "
-        f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction, {HELD[setting.weights]}",
+        f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction"
+        f"{unusual(_ops(comparison), setting, deployed)}",
         f"sent by all parties: predicted {format_bytes(_sent_bytes(predicted))}, "
         f"measured {format_bytes(measured.sent_bytes)} ({difference}); "
         f"messages: predicted {predicted.messages:,}, measured {measured.messages:,}",
         f"rounds: predicted {predicted.rounds:,}, {_rounds(comparison.rounds)}",
         f"logits: greatest error {comparison.logits_max_abs_error:.2g}, same top-1 on {comparison.top1_agreement:.1%} "
         "of the tokens",
-        f"seconds, all parties on one machine, linked in memory: {_predicted_seconds(comparison)}, "
+        f"seconds, a process per party on one machine: {_predicted_seconds(comparison)}, "
         f"measured {format_seconds(measured.seconds)}",
     ]
 

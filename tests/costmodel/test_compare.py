@@ -79,8 +79,12 @@ def check_document(document, protocol):
 def setting_of(run, *args):
     code, out, _ = run("compare", "SM", *TINY, "--format", "json", *args)
     assert code == 0
+    setting = json.loads(out)["setting"]
+    common = list(setting)[1 : list(setting).index("weights_seed")]
+    priced = json.loads(run("estimate", "SM", *TINY, "--format", "json", "--protocol", "semi2k")[1])["setting"]
+    assert common == list(priced)  # `estimate` says the same
     names = ("weights", "weights_seed", "embedding", "projection", "phase", "ring_bits", "fraction_bits")
-    return [json.loads(out)["setting"][name] for name in names]
+    return [setting[name] for name in names]
 
 
 def test_json_records_the_setting(run, engine_stub):
@@ -141,9 +145,7 @@ def test_delays_that_give_no_slope_are_refused(run, engine_stub, delays, message
 def test_a_table_has_every_op_kind_and_the_total(run, engine_stub):
     code, out, _ = run("compare", "SM+LN+G", *TINY)
     assert code == 0
-    assert out.startswith(
-        "SM+LN+G on tiny, T=6, protocol semi2k, ring of 64 bits, 18 of them fraction, weights secret-shared\n"
-    )
+    assert out.startswith("SM+LN+G on tiny, T=6, protocol semi2k, ring of 64 bits, 18 of them fraction\n")
     for text in ("layers.0.attention.softmax", "all Gelu", "total", "greatest error 0.25", "not rounds"):
         assert text in out
     assert "-100.000%" in out  # the stub sends where a residual sum is predicted to be local

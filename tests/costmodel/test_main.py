@@ -53,7 +53,8 @@ def test_json_has_every_key_and_sums_exactly(run):
     code, out, err = run("estimate", "SM+ScFuFFN_i6", "--format", "json")
     assert (code, err) == (0, "")
     document = json.loads(out)
-    assert list(document) == ["architecture", "base", "seq_len", "protocol", "network", "total", "by_layer", "by_op"]
+    head = ["architecture", "base", "seq_len", "protocol", "network"]
+    assert list(document) == [*head, "total", "by_layer", "by_op", "setting"]
     assert (document["architecture"], document["base"], document["seq_len"]) == ("SM+ScFuFFN_i6", "gpt2-small", 128)
     assert (document["protocol"], document["network"]) == ("published", None)
     total = document["total"]
@@ -70,6 +71,46 @@ def test_json_has_every_key_and_sums_exactly(run):
     low, high = total["latency_s_range"]
     assert low <= total["latency_s"] <= high
     assert total["latency_s"] == pytest.approx(4.23 * 60, rel=0.05)  # printed 4.23 min
+
+
+def setting_of(run, *args):
+    code, out, _ = run("estimate", *args, "--format", "json")
+    assert code == 0
+    return json.loads(out)["setting"]
+
+
+def test_json_says_which_setting_was_priced(run):
+    found = setting_of(run, "SM+LN+G", "--base", "tiny", "--protocol", "semi2k")
+    assert found == {
+        "ring_bits": 64,
+        "fraction_bits": 18,
+        "inputs": "secret",
+        "weights": "secret",
+        "public": ["temperatures", "scalars of shaped attention", "causal mask", "rotary angles"],
+        "embedding": "one-hot",
+        "projection": "all",
+        "phase": "prefill",
+        "gelu": "tanh",
+        "softmax": "exact",
+    }
+    changed = {"weights": "server", "embedding": "lookup", "projection": "last", "phase": "decode", "softmax": "relu"}
+    flags = [f"--{name}={value}" for name, value in changed.items()]
+    for seq_len in ("9", "1"):  # a token without earlier ones is decoded too
+        found = setting_of(run, "SM+LN+R", "--base=tiny", "--protocol=aby3", *flags, "--seq-len", seq_len)
+        assert {name: found[name] for name in changed} == changed
+        assert found["gelu"] is None
+
+
+def test_what_is_fitted_in_is_not_known(run):
+    found = setting_of(run, "SM+LN+G", "--phase", "decode")
+    assert [found[name] for name in ("ring_bits", "fraction_bits", "weights", "public")] == [None] * 4
+    assert (found["phase"], found["gelu"]) == ("decode", "tanh")
+
+
+def test_the_first_line_says_what_is_unusual(run):
+    flags = ("--base=tiny", "--protocol=semi2k", "--network=wan", "--seq-len=8")
+    _, out, _ = run("estimate", "SM", *flags, "--phase", "decode", "--weights", "server")
+    assert out.startswith("SM on tiny, T=8, protocol semi2k on wan, weights server, phase decode\n")
 
 
 def test_table_has_layers_ops_embedding_and_projection(run):
@@ -156,6 +197,12 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "SM", "--config", "absent.yaml"], "absent.yaml cannot be read: No such file or directory"),
         (["validate", "--protocol", "x"], "--protocol must be one of ['published']. Got value: x"),
         (["calibrate", "--output", "absent/x.yaml"], "--output absent/x.yaml cannot be written"),
+        (["calibrate", "--protocol", "aby3"], "--protocol aby3 must be fitted with --engine spu"),
+        (["calibrate", "--protocol", "aby3", "--engine", "spu"], "--output is required for protocol aby3"),
+        (
+            ["calibrate", "--protocol", "aby3", "--engine", "spu", "--output", "absent/x.yaml"],
+            "--output absent/x.yaml must be a file in a folder that can be written to",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(run, tmp_path, args, message):
