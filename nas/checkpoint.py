@@ -71,8 +71,10 @@ def save(trial: Path, checkpoint: Checkpoint) -> None:
     except OSError:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    for old in _by_age(trial)[1 if ended else NUM_KEPT :]:
-        shutil.rmtree(old, ignore_errors=True)
+    older = [path for path in _by_age(trial) if path.name < final.name]
+    for other in _by_age(trial):  # a run goes on from its newest whole checkpoint, so what is newer is damaged
+        if other != final and (ended or other not in older[: NUM_KEPT - 1]):
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def finish(trial: Path) -> None:

@@ -227,6 +227,16 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus: Corpus, tmp_p
     assert timeless(again) == timeless(whole)
 
 
+def test_a_damaged_newest_checkpoint_never_outlives_the_one_before(corpus: Corpus, tmp_path: Path) -> None:
+    run = train(candidate(), corpus, seed=0, folder=tmp_path)
+    assert [next(run).steps, next(run).steps] == [4, 8]
+    run.close()
+    (tmp_path / "checkpoints" / "step-000000008" / "state.json").write_text("{")
+    with pytest.warns(UserWarning, match="is damaged and passed over"):
+        checkpoint.finish(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000004-end"]
+
+
 def files_left(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
