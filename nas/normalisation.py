@@ -90,11 +90,9 @@ class _SpectralNorm(nn.Module):
         right = torch.empty(num_matrices, matrices.shape[-1], 1, dtype=rows.dtype)
         self.register_buffer("right", functional.normalize(right.normal_(generator=generator), dim=1))
         self.register_buffer("left", functional.normalize(matrices @ self.right, dim=1))
-        for _ in range(FIRST_ITERATIONS):
-            self._follow(matrices)
 
     def forward(self, weight: Tensor) -> Tensor:
-        matrices = weight[: self.num_rows].view(len(self.left), -1, weight.shape[-1])
+        matrices = self._matrices(weight)
         if self.training and torch.is_grad_enabled():
             self._follow(matrices.detach())
         left, right = self.left.clone(), self.right.clone()  # the next forward pass overwrites them
@@ -102,7 +100,13 @@ class _SpectralNorm(nn.Module):
         return torch.cat(((matrices / largest).flatten(0, 1), weight[self.num_rows :]))
 
     def right_inverse(self, weight: Tensor) -> Tensor:
+        """Of a weight that is put in: the first one, or that of another model, which needs singular vectors anew."""
+        for _ in range(FIRST_ITERATIONS):
+            self._follow(self._matrices(weight))
         return weight
+
+    def _matrices(self, weight: Tensor) -> Tensor:
+        return weight[: self.num_rows].view(len(self.left), -1, weight.shape[-1])
 
     @torch.no_grad()
     def _follow(self, matrices: Tensor) -> None:

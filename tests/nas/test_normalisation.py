@@ -14,7 +14,7 @@ from nas.config import SCALES, Normalisation, Recipe
 from nas.model import Decoder, build
 from nas.normalisation import LINEARS, normalise
 from nas.objective import Objective
-from nas.weights import deployed_weights, load_stored, stored_weights
+from nas.weights import deployed_weights, load_deployed, load_stored, stored_weights
 from search_spaces.decoder import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -107,6 +107,13 @@ def test_a_stored_model_goes_on_as_if_it_had_not_been_stored(kind: str) -> None:
     for one in (model, again):
         train_a_little(one)
     assert torch.equal(model(some_tokens()).logits, again(some_tokens()).logits)
+
+
+def test_weights_from_elsewhere_are_divided_by_their_own_singular_values() -> None:
+    model, other = made("spectral", "qk"), build(TINY, torch.Generator().manual_seed(7))
+    load_deployed(model, {name: 3 * value for name, value in deployed_weights(other).items() if "qkv" in name})
+    for matrix in deployed_weights(model)["layers.0.attention.qkv.weight"].chunk(3)[:2]:
+        assert torch.linalg.matrix_norm(matrix, 2).item() == pytest.approx(1, abs=0.1)
 
 
 def test_a_recipe_normalises_its_candidate() -> None:
