@@ -142,6 +142,15 @@ def prepare(
                 shutil.rmtree(entry, ignore_errors=True)
 
 
+def tokenizer_file(fingerprint: str) -> Path:
+    """The tokenizer.json of a prepared corpus, which is there as long as the corpus is in the cache."""
+    cache = default_cache_dir()
+    for facts in cache.glob("*/corpus-*.json"):  # entries of sources that are larger than they are prepared
+        if _fingerprint(facts.parent.name, facts.stem.removeprefix("corpus-")) == fingerprint:
+            return facts.parent / TOKENIZER_FILE
+    return cache / fingerprint / TOKENIZER_FILE
+
+
 def open_corpus(folder: Path, level: int | None = None) -> Corpus:
     """The corpus in a cache entry: whole, or as far as a level. Raises ValueError if it is not there or torn."""
     path = folder / _facts_file(level)
@@ -185,6 +194,11 @@ def _key(source: Source, given: GivenTokenizer | None, vocab_size: int, chunk_le
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
+def _fingerprint(key: str, level: str) -> str:
+    """Of the part of a source up to a level."""
+    return hashlib.sha256(f"{key} {level}".encode()).hexdigest()[:16]
+
+
 def _facts_file(level: int | None) -> str:
     return "corpus.json" if level is None else f"corpus-{level}.json"
 
@@ -225,7 +239,7 @@ def _described(entry: Path, source: Source, encoder: Encoder, level: int, progre
     corpus = Corpus(
         folder=str(entry),
         data=source.name,
-        fingerprint=key if cut is None else hashlib.sha256(f"{key} {level}".encode()).hexdigest()[:16],
+        fingerprint=key if cut is None else _fingerprint(key, str(level)),
         tokenizer=encoder.name,
         vocab_size=encoder.vocab_size,
         num_train_tokens=progress.tokens["train"] if cut is None else level,

@@ -3,6 +3,7 @@
 --format yaml   architecture.yaml    the priced architecture; an ARCH of every command
                 trained.yaml         the architecture at the width it was trained at, which the weights belong to
                 weights.safetensors  the weights, named after the nodes of the op graph
+                tokenizer.json       of the corpus, as long as that is in the cache; needed to train on from here
 --format hf     a model of transformers, with its tokenizer: GPT-2 or GPT-NeoX where it is one, else code of ours, which
                 `AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)` loads with this package
 --format mpc    architecture.yaml    of the weights; an ARCH of `python -m costmodel compare`
@@ -30,7 +31,7 @@ from costmodel.units import format_seconds
 from costmodel.yamlfile import dump
 from nas import checkpoint
 from nas.candidate import Candidate, candidate_id
-from nas.data import default_cache_dir
+from nas.data import tokenizer_file
 from nas.fold import fold as folded
 from nas.fold import folded_placement
 from nas.front import pick as pick_record
@@ -123,7 +124,7 @@ def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: b
         weights=weights,
         facts=_facts(folder, config, record, candidate, architecture),
         seq_len=config.seq_len,
-        tokenizer=default_cache_dir() / record.corpus / TOKENIZER_FILE,
+        tokenizer=tokenizer_file(record.corpus),
     )
 
 
@@ -131,6 +132,8 @@ def _write_yaml(made: Export, target: Path) -> None:
     _write_weights(made, target)
     (target / ARCHITECTURE_FILE).write_text(dump_architecture(made.architecture), encoding="utf-8")
     (target / TRAINED_FILE).write_text(dump_architecture(made.trained), encoding="utf-8")
+    if made.tokenizer.is_file():
+        (target / TOKENIZER_FILE).write_bytes(made.tokenizer.read_bytes())
 
 
 def _write_mpc(made: Export, target: Path) -> None:

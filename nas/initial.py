@@ -68,13 +68,12 @@ def read_export(folder: Path) -> Source:
 
 
 def require_vocabulary(source: Source, path: str, corpus: Corpus) -> None:
-    """Raises ValueError unless the corpus can be in the tokens that the weights know.
+    """Raises ValueError unless the weights came with their tokenizer, which the corpus then is in.
 
-    It is where the weights came with their tokenizer; else as many tokens are all there is to tell by.
+    As many tokens as the weights know tell nothing: a tokenizer trained on the corpus has just that many.
     """
-    vocab_size = source.architecture.vocab_size
-    if source.tokenizer is None and vocab_size != corpus.vocab_size:
+    if source.tokenizer is None:
         raise ValueError(
-            f"data {corpus.data!r} must be in the tokens of {path!r}, a vocabulary of {vocab_size}, but is in those of "
-            f"{corpus.tokenizer}; put the tokenizer.json of the weights beside them."
+            f"data {corpus.data!r} must be in the tokens of {path!r}, but is in those of {corpus.tokenizer}; put the "
+            f"tokenizer.json of the weights beside them."
         )

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from nas import train
+from nas.data import prepare, tokenizer_file
 from nas.initial import load_initial, read_export
 from nas.model import build
 from nas.weights import deployed_weights
@@ -65,7 +66,6 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
 def test_a_gpt2_is_linearised_and_fine_tuned(tmp_path: Path, corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Its tokenizer goes with it, and the FFNs start as products of its linears."""
     pytest.importorskip("transformers")
-    from nas.data import prepare
     from nas.huggingface import save_model
 
     model = build(TINY, torch.Generator().manual_seed(0))
@@ -76,19 +76,18 @@ def test_a_gpt2_is_linearised_and_fine_tuned(tmp_path: Path, corpus: str, capsys
     assert "training SM+ScFuFFN at width 16" in capsys.readouterr().out
 
 
-def test_tokens_that_the_weights_do_not_know_are_refused(
+def test_weights_without_their_tokenizer_are_refused_and_with_it_are_trained(
     tmp_path: Path, corpus: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (Path(corpus) / "odd.py").write_text("xyz\n" * 9)
-    folder = write_export(tmp_path / "export", name="SM_i2")
-    text = (folder / "trained.yaml").read_text()
-    (folder / "trained.yaml").write_text(text.replace("vocab_size: 300", "vocab_size: 4000"))
-    weights = deployed_weights(build(parse("SM_i2", TINY).architecture, torch.Generator().manual_seed(0)))
-    weights |= {name: torch.zeros(4000, 16) for name in ("embed.weight", "logits.weight")}
-    save_file({name: value.clone() for name, value in weights.items()}, folder / "weights.safetensors")
-    args = ["SM_i2", "--init-from", str(folder), "--scale", "smoke", "--data", corpus]
+    """A tokenizer trained on the corpus would have as many tokens as the weights know, and other ones."""
+    folder = write_export(tmp_path / "export")
+    args = ["SM", "--init-from", str(folder), "--scale", "smoke", "--tokens", "512", "--data", corpus]
     assert train.main([*args, "--output-dir", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert "a vocabulary of 4000, but is in those of bpe-" in error
+    assert "but is in those of bpe-" in error
+    assert "put the tokenizer.json of the weights beside them" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+    tokenizer = tokenizer_file(prepare(corpus, vocab_size=300).fingerprint)
+    (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+    assert train.main([*args, "--output-dir", str(tmp_path / "out")]) == 0, capsys.readouterr().err

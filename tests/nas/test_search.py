@@ -126,11 +126,13 @@ def test_plot_is_drawn_again_from_the_ledger(finished):
     assert (folder / "plots" / "pareto.svg").exists()
 
 
-def test_export_is_complete_and_priced(finished, tmp_path):
+def test_export_is_complete_and_priced(finished, environment, tmp_path):
     folder, _ = finished
     args = [str(folder), "--pick", "best", "--format", "yaml", "--output-dir", str(tmp_path / "out")]
-    done = subprocess.run([sys.executable, "-m", "nas.export", *args], capture_output=True, text=True, timeout=60)
+    started = [sys.executable, "-m", "nas.export", *args]
+    done = subprocess.run(started, env=environment[1], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+    assert read_export(tmp_path / "out").tokenizer is not None
     architecture = load_architecture(tmp_path / "out" / "architecture.yaml")
     with safe_open(tmp_path / "out" / "weights.safetensors", framework="pt") as weights:
         assert "layers.0.attention.out.weight" in set(weights.keys())
