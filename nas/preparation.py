@@ -123,7 +123,7 @@ def locked(folder: Path, tell: Tell) -> Iterator[None]:
 
 
 def _require_both(source: Source, progress: Progress) -> None:
-    rule = "; the split is by a hash of file or text, so give it more of them"
+    rule = "; it is a share of the files or rows, by hash, or the last lines of a single text: give it more of them"
     if source.chunked:
         rule = ": it has no document as long as a sequence; use longer documents or shorter sequences"
     for split in SPLITS:
