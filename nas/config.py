@@ -218,9 +218,13 @@ class Recipe:
         for name in ("eps", "clip_norm", "temperature_init"):
             if not (value := getattr(self, name)) > 0:
                 raise ValueError(f"`{name}` of a recipe must be positive, but got {value}.")
-        for name in ("beta1", "beta2", "final_rate_share"):
-            if not 0 <= (value := getattr(self, name)) <= 1:
-                raise ValueError(f"`{name}` of a recipe must be between 0 and 1, but got {value}.")
+        if not 0 <= self.final_rate_share <= 1:
+            raise ValueError(
+                f"`final_rate_share` of a recipe must be between 0 and 1, but got {self.final_rate_share}."
+            )
+        for name in ("beta1", "beta2"):
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise ValueError(f"`{name}` of a recipe must be at least 0 and below 1, but got {value}.")
         if not self.weight_decay >= 0:
             raise ValueError(f"`weight_decay` must not be negative, but got {self.weight_decay}.")
 

@@ -59,7 +59,9 @@ def test_impossible_scales_are_refused(changes: dict, rule: str) -> None:
         replace(SCALES["smoke"], **changes)
 
 
-@pytest.mark.parametrize("changes", [{"clip_norm": 0.0}, {"beta2": 1.5}, {"weight_decay": -1.0}, {"eps": float("nan")}])
+@pytest.mark.parametrize(
+    "changes", [{"clip_norm": 0.0}, {"beta1": 1.0}, {"beta2": 1.5}, {"weight_decay": -1.0}, {"eps": float("nan")}]
+)
 def test_impossible_recipes_are_refused(changes: dict) -> None:
     with pytest.raises(ValueError, match=f"`{next(iter(changes))}`"):
         Recipe(**changes)
