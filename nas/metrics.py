@@ -46,11 +46,11 @@ class MetricsLog:
         from torch.utils.tensorboard import SummaryWriter  # a second and a half that a run without a log is spared
 
         folder.mkdir(parents=True, exist_ok=True)
-        _keep_until(folder / METRICS_FILE, last_step, header=",".join(COLUMNS) + "\r\n", step_of=_step_of_row)
+        _keep_until(folder / METRICS_FILE, last_step, header=",".join(COLUMNS) + "\n", step_of=_step_of_row)
         _keep_until(folder / DIAGNOSTICS_FILE, last_step, header="", step_of=_step_of_object)
         self._file = (folder / METRICS_FILE).open("a", newline="", encoding="utf-8")
         self._diagnostics = (folder / DIAGNOSTICS_FILE).open("a", encoding="utf-8")
-        self._writer = csv.writer(self._file)
+        self._writer = csv.writer(self._file, lineterminator="\n")
         self._board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=last_step + 1)
 
     def add(self, metrics: StepMetrics) -> None:

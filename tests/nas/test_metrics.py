@@ -69,6 +69,14 @@ def test_resumed_diagnostics_go_on_after_the_checkpoint(tmp_path: Path, torn: st
     assert objects[0]["head_entropies"] == [[1.5, None]]
 
 
+def test_a_resumed_log_is_that_of_an_unbroken_run_to_the_byte(tmp_path: Path) -> None:
+    write(tmp_path / "whole", range(1, 7))
+    write(tmp_path / "resumed", range(1, 6))
+    write(tmp_path / "resumed", range(4, 7), last_step=3)
+    for name in (METRICS_FILE, DIAGNOSTICS_FILE):
+        assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
 def test_a_run_that_starts_over_starts_the_log_over(tmp_path: Path) -> None:
     write(tmp_path, range(1, 6))
     write(tmp_path, range(1, 3))
