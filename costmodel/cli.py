@@ -143,6 +143,7 @@ def _plain(message: str, known: Sequence[str] = ()) -> str:
         flags=re.DOTALL,
     )
     message = re.sub(r"<class '(?:[a-z]+\.)?(\w+)'>", r"\1", message).replace("a typing.Literal", "one of ")
+    message = re.sub(r"typing\.Literal\[(.*?)\]", r"\1", message)
     message = re.sub(r'^Parser key "([\w.]+)":', r"--\1:", message).replace("NoneType", "null")
     message = re.sub(r":\s+Expected(?: a\b)?", " must be", message)
     return _hyphened(message)

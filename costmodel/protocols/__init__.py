@@ -23,7 +23,7 @@ def load_pricer(
         raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, but got {protocol!r}.")
     if protocol != "published":
         return derived.load(protocol, network, testbed, setting)
-    given = {"network": network, "testbed": testbed, "setting": setting}
+    given = {"network": network, "testbed": testbed, "weights": setting and setting.weights}
     for name, value in given.items():
         if value is not None:
             raise ValueError(

@@ -17,6 +17,7 @@ from costmodel.protocols import functions
 from costmodel.protocols.calls import Call, Calls, Setting, on
 
 TILE_BYTES = 256 * 1024 * 1024  # ring.cc, _mmul: larger operands are multiplied tile by tile
+MOST_TILES = 10_000  # 2.5 TB of operands; each tile is a call of its own
 SKEWED = 8  # ring.cc, calcMmulTilingSize: a matrix is long or flat when one dimension is so many times the others
 SHARED: Calls = (Call(primitive="share", elements=1),)  # such as what a sum or a maximum over an axis starts from
 
@@ -26,7 +27,7 @@ def calls_of(op: Op, setting: Setting, *, share_bytes: int) -> Calls:
 
     share_bytes: of one party's share of one element, which decides how large a matrix product is cut to tiles.
 
-    Raises ValueError for an op that has no program.
+    Raises ValueError for an op that has no program, or is too large for one.
     """
     if type(op) not in PROGRAMS:
         raise ValueError(f"no program states the calls of {type(op).__name__}; add one to PROGRAMS.")
@@ -37,9 +38,16 @@ def matmul(m: int, k: int, n: int, setting: Setting, share_bytes: int, *, weight
     """m x k times k x n, in tiles where the engine cuts them, and one truncation of the result.
 
     weight: whether the right factor is the model's, so that the server may hold it.
+
+    Raises ValueError for a product of more than `MOST_TILES`.
     """
     private = weight and setting.weights == "server"
     m_step, k_step, n_step = _tile(m, k, n, share_bytes)
+    if (num_tiles := ceil(m / m_step) * ceil(k / k_step) * ceil(n / n_step)) > MOST_TILES:
+        raise ValueError(
+            f"a matrix product must be of at most {MOST_TILES} tiles of up to {TILE_BYTES // 2**20} MiB, "
+            f"but {m} x {k} times {k} x {n} takes {num_tiles}; choose smaller dimensions."
+        )
     calls: Calls = ()
     for rows in _cuts(m, m_step):
         for columns in _cuts(n, n_step):

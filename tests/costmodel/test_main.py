@@ -184,6 +184,12 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
             "protocol must be one of published, semi2k, aby3, cheetah, but got 'x'",
         ),
         (["estimate", "SM", "--network", "lan"], "protocol published has its network fitted in"),
+        (["estimate", "SM", "--weights", "server"], "its weights fitted in, but got weights 'server'; leave it out"),
+        (["estimate", "SM", "--weights", "client"], "--weights must be one of 'secret', 'server', null. Got value: cl"),
+        (
+            ["estimate", "SM", "--protocol", "cheetah", "--vocab", "1000000000000"],
+            "must be of at most 10000 tiles of up to 256 MiB, but 128 x 1000000000000 times 1000000000000 x 768 takes",
+        ),
         (["estimate", "SM", "--heads", "7"], "`num_heads` must divide `d_model`, but got num_heads=7, d_model=768"),
         (["estimate", "SM+ScFuFFN_i13"], "removes more FFNs than there are layers (12)"),
         (["estimate", "SM", "--layers", "0"], "`layers` must be"),
