@@ -21,12 +21,12 @@ from costmodel.calibrate import dump_testbed
 from costmodel.calibrate_compute import fit_testbed as fit_compute
 from costmodel.compare import compare as run_both
 from costmodel.compare import predict
-from costmodel.compute import dump_compute
 from costmodel.estimate import estimate as price_graph
 from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
 from costmodel.protocols import load_pricer, published
 from costmodel.protocols.calls import Comm, Holder, Setting
 from costmodel.protocols.calls import total as total_comm
+from costmodel.protocols.compute import dump_compute
 from costmodel.published_rows import PublishedRow, published_rows
 from costmodel.rounds import parse_delays
 from costmodel.testbed import load_testbed

@@ -14,11 +14,10 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-from costmodel.compute import ComputeTestbed, KindSeconds, seconds_of, work
 from costmodel.microbenchmark import WARM_UP, Series, Timing, plan
-from costmodel.ops import Op
 from costmodel.protocols import cheetah
 from costmodel.protocols.calls import Setting
+from costmodel.protocols.compute import ComputeTestbed, KindSeconds, seconds_of, work
 from costmodel.protocols.ledger import BATCH, KEPT
 
 FIXED = "fixed"
@@ -44,11 +43,11 @@ def fit_testbed(protocol: str, setting: Setting, timings: Sequence[Timing]) -> C
             seconds = _without_batches(each, timing, setting, batch_s)
         else:
             seconds = [min(repeats) for repeats in each.by_size(timing.seconds)]
-        kinds[each.kind] = _fit(each.sizes, seconds)
+        kinds[each.kind] = _fit([work(op, protocol) for op in each.sizes], seconds)
     testbed = ComputeTestbed(
         protocol=protocol,
         engine=f"SecretFlow-SPU {version('spu')}",
-        machine=f"{_processor()}, {len(os.sched_getaffinity(0))} cores, all parties on it, one thread a party",
+        machine=f"{_processor()}, {len(os.sched_getaffinity(0))} cores, a process of one thread per party",
         measured_on=datetime.now(UTC).date().isoformat(),
         ring_bits=setting.ring_bits,
         fraction_bits=setting.fraction_bits,
@@ -97,9 +96,9 @@ def _held(series: Series, setting: Setting) -> Setting:
     return replace(setting, weights=series.weights)
 
 
-def _fit(sizes: Sequence[Op], seconds: Sequence[float]) -> KindSeconds:
+def _fit(works: Sequence[Mapping[str, int]], seconds: Sequence[float]) -> KindSeconds:
     """Least mean relative error, coefficients >= 0; then again without each op, to see how well it is told."""
-    rows = [{FIXED: 1} | work(op) for op in sizes]
+    rows = [{FIXED: 1, **units} for units in works]
     values = _coefficients(rows, seconds)
     held_out = [
         _error(_coefficients([*rows[:i], *rows[i + 1 :]], [*seconds[:i], *seconds[i + 1 :]]), rows[i], seconds[i])

@@ -9,9 +9,7 @@ from costmodel import execute
 from costmodel.execute import Array, Weights
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols.calls import Setting
-
-# protocol -> parties
-NUM_PARTIES: dict[str, int] = {"semi2k": 2, "aby3": 3, "cheetah": 2}
+from costmodel.protocols.derived import NUM_PARTIES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from costmodel import engine, ops
-from costmodel.compute import WEIGHTED, kind
 from costmodel.ops import Op
 from costmodel.protocols.calls import Setting
+from costmodel.protocols.compute import WEIGHTED, kind
 from costmodel.schema import decode
 
 T = TypeVar("T")

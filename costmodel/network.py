@@ -105,7 +105,7 @@ def network_s(network: Network, *, rounds: float, waited_bytes: float, pair_byte
     """Seconds on the wire.
 
     waited_bytes: that follow one another on full-duplex links. pair_bytes: that a pair of parties sends each other,
-    which share the bandwidth of a half-duplex link.
+    which share the bandwidth of a half-duplex link; on average over the pairs, of which one may send more.
     """
-    num_bytes = waited_bytes if network.duplex == "full" else pair_bytes
+    num_bytes = waited_bytes if network.duplex == "full" else max(waited_bytes, pair_bytes)
     return num_bytes * 8 / network.bandwidth_bits_per_s + rounds * network.rtt_s / 2

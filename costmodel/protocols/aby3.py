@@ -119,9 +119,9 @@ def _deal(call: Call, setting: Setting) -> Comm:
 
 
 def _dealt(elements: int, setting: Setting) -> Comm:
-    """The owner sends a part to each other party. Source: arithmetic.cc, V2A."""
-    num_bytes = 2 * elements * setting.ring_bits // 8
-    return Comm(rounds=1, messages=2, online_bytes=num_bytes, waited_bytes=num_bytes)
+    """The owner sends a part to each other party, at once. Source: arithmetic.cc, V2A."""
+    num_bytes = elements * setting.ring_bits // 8
+    return Comm(rounds=1, messages=2, online_bytes=2 * num_bytes, waited_bytes=num_bytes)
 
 
 def _adder(elements: int, setting: Setting) -> Comm:

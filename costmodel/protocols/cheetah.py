@@ -35,7 +35,7 @@ from costmodel.protocols.ledger import (
     ot_batches,
     triple_batches,
 )
-from costmodel.protocols.packing import DEGREE, best_block
+from costmodel.protocols.packing import DEGREE, Block, best_block, key_switches
 from costmodel.protocols.programs import calls_of
 
 RING_BITS = 64  # parameters of the encryption are those for this ring
@@ -164,7 +164,7 @@ def _matmul(call: Call, account: Account) -> Comm:
     Source: arith/cheetah_dot.cc, doDotOLE; arithmetic.cc, MatMulAA and MatMulAV.
     """
     keys = account.matrix_keys()
-    sent, answers, answer_bytes = account.ciphertexts(call, _ciphertexts)
+    sent, answers, answer_bytes = _ciphertexts(call)
     clocks, waits = account.clocks, 2 * (ceil(sent / ACKNOWLEDGED) - 1)
     for sender in (0,) if call.private else (0, 1):
         received = max(clocks[1 - sender], clocks[sender] + waits + 1)
@@ -179,11 +179,10 @@ def _ciphertexts(call: Call) -> tuple[int, int, int]:
     """Of one cross term: blocks sent, answers, and their bytes; where there are several answers, they are packed."""
     rows, columns = call.factors
     inner = call.operands // (rows + columns)
-    block = best_block(rows, inner, columns, packed=True)
+    block, packed = _blocks(rows, inner, columns)
     results = ceil(rows / block[0]) * ceil(columns / block[2])
-    if results == 1:
-        block = best_block(rows, inner, columns, packed=False)
-        answers = ceil(rows / block[0]) * ceil(columns / block[2])
+    if not packed:
+        answers = results
         # one ring element, and of the other only the coefficients of the result
         answer_bytes = answers * MATRIX_ANSWER_BYTES // 2 + call.elements * MATRIX_ANSWER_BYTES // (2 * DEGREE)
     else:
@@ -192,6 +191,28 @@ def _ciphertexts(call: Call) -> tuple[int, int, int]:
         answer_bytes = answers * MATRIX_ANSWER_BYTES
     sent = ceil(inner / block[1]) * min(ceil(rows / block[0]), ceil(columns / block[2]))
     return sent, answers, answer_bytes
+
+
+def _blocks(rows: int, inner: int, columns: int) -> tuple[Block, bool]:
+    """The shape of a matrix product's blocks, and whether their answers are packed: where there are several."""
+    block = best_block(rows, inner, columns, packed=True)
+    if ceil(rows / block[0]) * ceil(columns / block[2]) > 1:
+        return block, True
+    return best_block(rows, inner, columns, packed=False), False
+
+
+def matrix_work(op: Op) -> dict[str, int]:
+    """What the matrix products of an op compute, in each cross term: blocks of results, and the key switches that pack
+    these. Of blocks sent there are fewer, and a product of blocks takes less.
+    """
+    results = switches = 0
+    for call in calls_of(op, Setting(), share_bytes=WORD_BYTES):
+        if call.primitive == "matmul":
+            rows, columns = call.factors
+            block, packed = _blocks(rows, call.operands // (rows + columns), columns)
+            results += ceil(rows / block[0]) * ceil(columns / block[2])
+            switches += key_switches(rows, columns, block) if packed else 0
+    return {"results": results, "switches": switches}
 
 
 def _truncate(call: Call, account: Account) -> Comm:

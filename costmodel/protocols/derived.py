@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from costmodel import ops
-from costmodel.compute import ComputeTestbed, error_s_of, load_compute, seconds_of
 from costmodel.cost import Price
 from costmodel.estimate import Pricer
 from costmodel.network import DEFAULT, Network, load_network, network_s
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols import aby3, cheetah, ledger, semi2k
 from costmodel.protocols.calls import Comm, Setting
+from costmodel.protocols.compute import ComputeTestbed, error_s_of, load_compute, seconds_of
 
 TESTBEDS = Path(__file__).parents[1] / "testbeds"
 LATENCY_STEP_S = 2.0**-26  # seconds are multiples of it, so that sums are exact in any order below 4 years
@@ -117,7 +117,7 @@ def load(
 def _fingerprint(testbed: Path, link: Network, setting: Setting, protocol: str) -> str:
     """Of the coefficients and of the files that hold the formulas."""
     folder = Path(__file__).parent
-    names = ("calls", "derived", "functions", "ledger", "packing", "programs", protocol, "../compute", "../network")
+    names = ("calls", "derived", "functions", "ledger", "packing", "programs", protocol, "compute", "../network")
     formulas = [folder / f"{name}.py" for name in names]
     parts = [testbed.read_bytes(), repr((link, setting)).encode(), *(path.read_bytes() for path in formulas)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]

@@ -9,11 +9,10 @@ compressed ciphertexts, and what starting OTs costs, are measured, in a ring of 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
 
-from costmodel.protocols.calls import NOTHING, Call, Comm, total
+from costmodel.protocols.calls import NOTHING, Comm, total
 from costmodel.protocols.packing import DEGREE
 
 NUM_PARTIES = 2
@@ -60,13 +59,9 @@ def triple_batches(count: float) -> Comm:
 
 @dataclass(kw_only=True)
 class Account(ABC):
-    """What has been made, and when.
-
-    clocks: of both parties, in rounds. products: ciphertexts of the matrix products so far, of which many are equal.
-    """
+    """What has been made, and when. clocks: of both parties, in rounds."""
 
     clocks: list[int] = field(default_factory=lambda: [0, 0])
-    products: dict[Call, tuple[int, int, int]] = field(default_factory=dict)
 
     @abstractmethod
     def product_keys(self) -> Comm:
@@ -83,12 +78,6 @@ class Account(ABC):
     @abstractmethod
     def take_triples(self, elements: int) -> Comm:
         """Products of random numbers for a small product."""
-
-    def ciphertexts(self, call: Call, count: Callable[[Call], tuple[int, int, int]]) -> tuple[int, int, int]:
-        """What `count` says of a matrix product, counted once."""
-        if call not in self.products:
-            self.products[call] = count(call)
-        return self.products[call]
 
     def deliver(self, sender: int) -> None:
         """A message from one party, which the other waits for."""

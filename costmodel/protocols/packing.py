@@ -5,6 +5,7 @@ Source: SecretFlow-SPU 0.9.5, libspu/mpc/cheetah/arith/matmat_prot.cc, GetSubMat
 """
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from math import ceil
 from typing import TypeAlias
 
@@ -13,6 +14,7 @@ DEGREE = 8192  # coefficients of a ring element of the encryption; arith/cheetah
 Block: TypeAlias = tuple[int, int, int]  # rows, inner and columns of a block
 
 
+@lru_cache(maxsize=4096)  # an architecture has few shapes, and many products of each
 def best_block(rows: int, inner: int, columns: int, *, packed: bool) -> Block:
     """Shape of the blocks of least price, for rows x inner times inner x columns.
 
@@ -28,8 +30,13 @@ def _price(rows: int, inner: int, columns: int, block: Block, *, packed: bool) -
     high, deep, wide = block
     blocks = ceil(rows / high), ceil(inner / deep), ceil(columns / wide)
     sent, answers = min(blocks[0], blocks[2]) * blocks[1], ceil(blocks[0] * blocks[2] / deep)
-    switches = ceil(rows * columns / DEGREE) * deep if packed else 0
+    switches = key_switches(rows, columns, block) if packed else 0
     return 1000.0 * (sent + answers) + switches + blocks[0] * blocks[1] * blocks[2] / 10
+
+
+def key_switches(rows: int, columns: int, block: Block) -> int:
+    """What packing the answers of such blocks to full ciphertexts takes."""
+    return ceil(rows * columns / DEGREE) * block[1]
 
 
 def _candidates(rows: int, inner: int, columns: int, *, packed: bool) -> Iterator[Block]:

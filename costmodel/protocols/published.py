@@ -55,10 +55,6 @@ TERMS: dict[str, str] = {
 # op type -> how many of which terms an op of that type has; {} is local, an absent type is an error
 COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.TokenEmbedding: lambda op: {"vocabulary_elements": op.tokens * op.vocab},
-    ops.KeyValueCache: lambda op: {},
-    ops.LastRow: lambda op: {},
-    ops.PackHeads: lambda op: {},
-    ops.RepeatHeads: lambda op: {},
     ops.PositionEmbedding: lambda op: {},
     ops.LayerNorm: lambda op: {"layernorm_elements": op.rows * op.features},
     ops.Linear: lambda op: {
@@ -68,6 +64,7 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.PackHeads: lambda op: {},
     ops.Rotary: lambda op: {},
     ops.RepeatHeads: lambda op: {},
+    ops.KeyValueCache: lambda op: {},
     ops.AttentionScores: lambda op: {"attention_elements": op.heads * (op.queries + op.keys) * op.head_dim},
     ops.Temperature: lambda op: {},
     ops.Softmax: lambda op: {"softmax_scores": op.heads * op.queries * op.keys},
@@ -78,6 +75,7 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.LeakyRelu: lambda op: {"relu_elements": op.rows * op.features},
     ops.Add: lambda op: {},
     ops.ScaledAdd: lambda op: {},
+    ops.LastRow: lambda op: {},
     ops.VocabProjection: lambda op: {"vocabulary_elements": op.rows * op.vocab},
 }
 

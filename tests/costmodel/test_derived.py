@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel import ops
-from costmodel.compute import ComputeTestbed, KindSeconds, dump_compute
 from costmodel.estimate import estimate
 from costmodel.microbenchmark import plan
 from costmodel.network import NETWORKS
 from costmodel.protocols import load_pricer
 from costmodel.protocols.calls import Setting
+from costmodel.protocols.compute import ComputeTestbed, KindSeconds, dump_compute
 from costmodel.protocols.derived import COMM, load
 from search_spaces.decoder import BASES
 from search_spaces.lower import lower

@@ -6,19 +6,19 @@ import pytest
 
 from costmodel import ops
 from costmodel.calibrate_compute import fit_testbed
-from costmodel.compute import KindSeconds, dump_compute, kind, load_compute, seconds_of, work
 from costmodel.engine import Measured
 from costmodel.microbenchmark import WARM_UP, Timing, measure, plan, save, saved
 from costmodel.ops import OP_TYPES, Op
 from costmodel.protocols import cheetah
 from costmodel.protocols.calls import Setting
+from costmodel.protocols.compute import KindSeconds, dump_compute, kind, load_compute, seconds_of, work
 from costmodel.protocols.ledger import BATCH, KEPT
 
 START_S, FIXED_S, UNIT_S, BATCH_S = 5.0, 1e-3, 1e-6, 2.0
 
 
-def of_work(op: Op) -> float:
-    return FIXED_S + UNIT_S * sum(work(op).values())
+def of_work(op: Op, protocol: str) -> float:
+    return FIXED_S + UNIT_S * sum(work(op, protocol).values())
 
 
 def timed(series, protocol: str) -> Timing:
@@ -26,13 +26,15 @@ def timed(series, protocol: str) -> Timing:
     batches = (0,) * len(series.runs)
     if protocol == "cheetah":
         batches = cheetah.batches_made(series.runs, Setting(weights=series.weights))
-    seconds = [of_work(op) + BATCH_S * made for op, made in zip(series.runs, batches, strict=True)]
+    seconds = [of_work(op, protocol) + BATCH_S * made for op, made in zip(series.runs, batches, strict=True)]
     start = len(WARM_UP)
     disturbed = [
         s + (0.5 if index % 2 and not made else 0.0)
         for index, (s, made) in enumerate(zip(seconds[start:], batches[start:], strict=True))
     ]
-    return Timing(kind=series.kind, start_s=START_S + sum(map(of_work, WARM_UP)), seconds=tuple(disturbed))
+    return Timing(
+        kind=series.kind, start_s=START_S + sum(of_work(op, protocol) for op in WARM_UP), seconds=tuple(disturbed)
+    )
 
 
 def test_every_op_is_in_the_plan_under_a_name_of_its_own() -> None:
@@ -44,7 +46,7 @@ def test_every_op_is_in_the_plan_under_a_name_of_its_own() -> None:
 def test_known_coefficients_are_found_again() -> None:
     testbed = fit_testbed("semi2k", Setting(), [timed(series, "semi2k") for series in plan("semi2k")])
     for op in (ops.Relu(rows=7, features=11), ops.Linear(rows=3, in_features=50, out_features=9, bias=True)):
-        assert seconds_of(op, "secret", testbed) == pytest.approx(of_work(op), rel=1e-6)
+        assert seconds_of(op, "secret", testbed) == pytest.approx(of_work(op, "semi2k"), rel=1e-6)
     assert testbed.start_s == pytest.approx(START_S)
     assert max(measured.worst_error for measured in testbed.kinds.values()) < 1e-6
 
@@ -53,7 +55,9 @@ def test_batches_of_oblivious_transfers_are_charged_by_use() -> None:
     testbed = fit_testbed("cheetah", Setting(), [timed(series, "cheetah") for series in plan("cheetah")])
     op = ops.Relu(rows=64, features=256)
     per_ot = BATCH_S / (BATCH - KEPT)
-    assert seconds_of(op, "secret", testbed) == pytest.approx(of_work(op) + per_ot * cheetah.num_ots(op, Setting()))
+    assert seconds_of(op, "secret", testbed) == pytest.approx(
+        of_work(op, "semi2k") + per_ot * cheetah.num_ots(op, Setting())
+    )
 
 
 def test_a_batch_that_took_less_than_others_is_not_taken_off_its_op() -> None:

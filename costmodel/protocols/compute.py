@@ -2,8 +2,10 @@
 
     seconds of an op = fixed_s of its kind + sum over units of work of per_unit_s x count
 
-Coefficients are at least 0, so that seconds never fall as an op grows. A kind is a type of op in one of its forms, with
-its weights secret-shared or held by the server. What is fitted, and on which machine, is a testbed file.
+Measured with a process per party on one machine, so what it takes to hand messages to TCP and back is in them.
+Coefficients are at least 0, so that seconds never fall as an op grows; but for cheetah's matrix products, whose work
+depends on how they are cut to blocks. A kind is a type of op in one of its forms, with its weights secret-shared or
+held by the server. What is fitted, and on which machine, is a testbed file.
 """
 
 import math
@@ -14,6 +16,7 @@ from typing import Any
 
 from costmodel import ops
 from costmodel.ops import Op
+from costmodel.protocols import cheetah
 from costmodel.schema import decode
 from costmodel.yamlfile import dump, load_mapping
 
@@ -119,11 +122,14 @@ class ComputeTestbed:
             raise ValueError(f"`start_s` must be finite and at least 0, but got {self.start_s}.")
 
 
-def work(op: Op) -> dict[str, int]:
+def work(op: Op, protocol: str) -> dict[str, int]:
     """What an op does, by unit. Raises ValueError for an op type without an entry in `WORK`."""
     if type(op) not in WORK:
         raise ValueError(f"no work is stated for {type(op).__name__}; add one to WORK.")
-    return WORK[type(op)](op)
+    units = WORK[type(op)](op)
+    if protocol != "cheetah" or "products" not in units:
+        return units
+    return {unit: units[unit] for unit in ("heads", "comparisons") if unit in units} | cheetah.matrix_work(op)
 
 
 def kind(op: Op, weights: str) -> str:
@@ -136,7 +142,8 @@ def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
     """Seconds of one op, start not included. Raises ValueError for a kind or unit that the testbed has not measured."""
     measured = _measured(op, weights, testbed)
     try:
-        return measured.fixed_s + sum(measured.per_unit_s[unit] * count for unit, count in work(op).items())
+        units = work(op, testbed.protocol)
+        return measured.fixed_s + sum(measured.per_unit_s[unit] * count for unit, count in units.items())
     except KeyError as error:
         raise ValueError(
             f"{kind(op, weights)} of the testbed has seconds per {', '.join(measured.per_unit_s)}, but none per "
