@@ -8,7 +8,7 @@ from rich.console import Console
 
 from costmodel import cli
 from costmodel.yamlfile import load_mapping
-from experiments import fidelity, link_seconds, pricing, search_baseline, step_cost, throughput
+from experiments import fidelity, link_seconds, population, pricing, search_baseline, step_cost, throughput
 from nas.config import ScaleName
 
 FOLDER = Path(__file__).parent
@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parent
 KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
     "fidelity": fidelity.run,
     "link-seconds": link_seconds.run,
+    "population": population.run,
     "pricing": pricing.run,
     "search-baseline": search_baseline.run,
     "throughput": throughput.run,

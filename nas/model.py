@@ -57,6 +57,11 @@ class Decoder(nn.Module):
 
         Raises ValueError if T is above the architecture's context.
         """
+        stream, entropies = self.features(tokens, with_entropies=with_entropies)
+        return Prediction(self.logits(stream), entropies)
+
+    def features(self, tokens: Tensor, *, with_entropies: bool) -> tuple[Tensor, Tensor | None]:
+        """What the logits are a projection of, batch x T x d_model, and the entropies; else as `forward`."""
         if tokens.shape[1] > self.architecture.context:
             raise ValueError(
                 f"a sequence must not be longer than the model's context, but got {tokens.shape[1]} tokens, "
@@ -69,7 +74,7 @@ class Decoder(nn.Module):
         for layer in self.layers:
             stream, entropy = layer(stream, with_entropies)
             entropies.append(entropy)  # batch x heads x T
-        return Prediction(self.logits(self.final_norm(stream)), torch.stack(entropies) if with_entropies else None)
+        return self.final_norm(stream), torch.stack(entropies) if with_entropies else None
 
 
 class _GptBlock(nn.Module):

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from nas.candidate import Candidate
+from nas.cross_entropy import projected_cross_entropy
 from nas.entropy import EntropyPenalty
 from nas.model import build
 from nas.normalisation import normalise
@@ -38,8 +38,8 @@ class Objective(nn.Module):
     def forward(self, inputs: Tensor, targets: Tensor) -> Losses:
         """inputs, targets: batch x T."""
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
-            logits, entropies = self.model(inputs, with_entropies=self.penalty is not None)
-        cross_entropy = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+            stream, entropies = self.model.features(inputs, with_entropies=self.penalty is not None)
+            cross_entropy = projected_cross_entropy(stream.flatten(0, 1), self.model.logits.weight, targets.flatten())
         return Losses(cross_entropy, cross_entropy.new_zeros(()) if self.penalty is None else self.penalty(entropies))
 
     def backward(self, inputs: Tensor, targets: Tensor, *, num_parts: int, penalty_weight: float) -> Losses:

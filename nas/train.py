@@ -1,8 +1,12 @@
-"""`python -m nas.train ARCH`: one candidate to a token budget, with checkpoints; `--resume DIR` continues it."""
+"""`python -m nas.train ARCH`: one candidate to a token budget, with checkpoints; `--resume DIR` continues it.
+
+On several devices: `torchrun --nproc-per-node N -m nas.train ARCH ...`.
+"""
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -16,14 +20,16 @@ from costmodel.schema import decode
 from costmodel.units import format_seconds
 from costmodel.yamlfile import dump, load_mapping
 from nas.candidate import Candidate
+from nas.changes import EntropyChanges, RecipeChanges, ScaleChanges, changed
 from nas.config import Normalisation, NormalisedLinears, ScaleName, SlopeSharing
-from nas.data import prepare, require_chunks
+from nas.data import Corpus, prepare, require_chunks
+from nas.distributed import Team, joined
 from nas.initial import Source, load_initial, require_vocabulary
 from nas.model import Decoder
 from nas.normalisation import chosen_linears
 from nas.records import Outcome, RungRecord
 from nas.run import MAX_SEED, RUNS, candidate_at, locked, replace_file
-from nas.trainer import train
+from nas.trainer import TooLargeError, train
 from nas.transfer import transferred
 from search_spaces.decoder import base_architecture
 from search_spaces.reference import resolve
@@ -51,6 +57,7 @@ class TrainConfig:
         slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
         device: where to train.
         seed: one seed, one result.
+        recipe: changes to the recipe that scale and data come with.
     """
 
     arch: str
@@ -65,6 +72,7 @@ class TrainConfig:
     slopes: SlopeSharing = "layer"
     device: Literal["cpu", "cuda"] = "cpu"
     seed: int = 0
+    recipe: RecipeChanges = field(default_factory=RecipeChanges)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:
@@ -76,35 +84,89 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
     parser = cli.Parser(prog="python -m nas.train", description=__doc__)
     parser.add_argument("--config", action="config")
     parser.add_argument("ARCH", nargs="?", type=str, help="notation such as 'EReg(SM(t)+ScFuFFN)', or a .yaml file")
-    parser.add_class_arguments(TrainConfig, skip={"arch"})
+    parser.add_class_arguments(TrainConfig, skip={"arch", "recipe"})
+    parser.add_class_arguments(RecipeChanges, "recipe", skip={"scale", "entropy"})
+    parser.add_class_arguments(ScaleChanges, "recipe.scale")
+    parser.add_class_arguments(EntropyChanges, "recipe.entropy")
     parser.add_argument("--output_dir", type=str, help="folder of the training (default: runs/train-<UTC time>)")
-    parser.add_argument("--resume", type=str, help="continue the training in this folder; takes no other flag")
+    parser.add_argument("--resume", type=str, help="continue the training in this folder, or `latest`; no other flag")
     given = cli.given(parser, args).as_dict()
     given.pop("config", None)
     arch, resume, output_dir = (given.pop(name, None) for name in ("ARCH", "resume", "output_dir"))
     if resume is not None:
         if arch is not None or output_dir is not None or given:
             raise ValueError("--resume DIR takes everything from DIR; drop the other arguments.")
-        path = Path(resume) / CONFIG_FILE
-        return decode(TrainConfig, load_mapping(path), str(path)), Path(resume), None
+        folder = _latest() if resume == "latest" else Path(resume)
+        path = folder / CONFIG_FILE
+        return decode(TrainConfig, load_mapping(path), str(path)), folder, None
     if arch is None:
         raise ValueError("an architecture is required, such as python -m nas.train SM+ScFuFFN.")
-    return TrainConfig(arch=arch, **given), None, Path(output_dir) if output_dir else None
+    config = decode(TrainConfig, {"arch": arch, **given}, "the configuration")
+    return config, None, Path(output_dir) if output_dir else None
+
+
+def _latest() -> Path:
+    """The training that was started last. Raises ValueError if there is none."""
+    trainings = sorted(RUNS.glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
+    if not trainings:
+        raise ValueError(f"there is no training under {RUNS}/ yet; start one with python -m nas.train ARCH.")
+    return trainings[-1].parent
 
 
 def run(args: Sequence[str], console: Console) -> None:
-    """Trains until the tokens are used up. Raises ValueError for bad input, StoppedError if training diverges."""
+    """Trains until the tokens are used up, in every process that `torchrun` started.
+
+    Raises ValueError for bad input, StoppedError if training diverges or memory runs out.
+    """
     config, resumed, output_dir = parse(args)
+    _check_device(config.device)
+    with joined(config.device) as (team, device):
+        console.quiet = not team.leads
+        _train(config, resumed, output_dir, console, team, device)
+
+
+def _train(
+    config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, team: Team, device: str
+) -> None:
     source = None if config.init_from is None else load_initial(config.init_from)
     candidate = _candidate(config, source)
     initial = None if source is None else transferred(source.architecture, source.weights, candidate.trained)
-    _check_device(config.device)
     with torch.device("meta"):  # refuses what cannot be trained before anything is written
         model = Decoder(candidate.trained)
     if candidate.recipe.normalisation is not None:
         chosen_linears(model, candidate.recipe.normalisation)
     scale = candidate.recipe.scale
-    corpus = prepare(
+    corpus = team.told(_corpus(config, candidate, source, console) if team.leads else None)
+    assert corpus is not None
+    if source is not None:
+        require_vocabulary(source, str(config.init_from), corpus)
+    require_chunks(corpus, scale.seq_len)
+    folder = team.told(resumed or _new_folder(config, output_dir) if team.leads else None)
+    assert folder is not None
+    console.print(
+        f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
+        f"{corpus.tokenizer}, {corpus.split}",
+        highlight=False,
+    )
+    with locked(folder) if team.leads else nullcontext():
+        try:
+            records = train(
+                candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, team=team
+            )
+            for record in records:
+                _tell(record, candidate, folder, console)
+        except KeyboardInterrupt:
+            console.print(f"continue with --resume {folder}", highlight=False)
+            raise
+        except TooLargeError as error:
+            raise StoppedError(f"{candidate.name}: {error}") from error
+        except OSError as error:
+            raise StoppedError(f"{folder}: {error.strerror or error}; then continue with --resume {folder}") from error
+
+
+def _corpus(config: TrainConfig, candidate: Candidate, source: Source | None, console: Console) -> Corpus:
+    scale = candidate.recipe.scale
+    return prepare(
         config.data,
         vocab_size=candidate.trained.vocab_size,
         seq_len=scale.seq_len,
@@ -112,38 +174,24 @@ def run(args: Sequence[str], console: Console) -> None:
         tell=lambda line: console.print(line, highlight=False),
         tokenizer=None if source is None else source.tokenizer,
     )
-    if source is not None:
-        require_vocabulary(source, str(config.init_from), corpus)
-    require_chunks(corpus, scale.seq_len)
-    folder = resumed or output_dir or RUNS / datetime.now(UTC).strftime("train-%Y-%m-%dT%H%M%SZ")
-    if resumed is None and folder.is_dir() and any(folder.iterdir()):
+
+
+def _new_folder(config: TrainConfig, output_dir: Path | None) -> Path:
+    """The folder of a new training, with its configuration. Raises ValueError if it cannot be one."""
+    folder = output_dir or RUNS / datetime.now(UTC).strftime("train-%Y-%m-%dT%H%M%SZ")
+    if folder.is_dir() and any(folder.iterdir()):
         held = (
             f"already holds a training; continue it with --resume {folder}"
             if (folder / CONFIG_FILE).exists()
-            else ("must be new or empty, but holds files; choose another")
+            else "must be new or empty, but holds files; choose another"
         )
         raise ValueError(f"--output-dir {folder} {held}.")
-    if resumed is None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_file(folder / CONFIG_FILE, dump(asdict(config)))
-        except OSError as error:
-            raise ValueError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
-    console.print(
-        f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
-        f"{corpus.tokenizer}, {corpus.split}",
-        highlight=False,
-    )
-    with locked(folder):
-        try:
-            records = train(candidate, corpus, seed=config.seed, folder=folder, device=config.device, initial=initial)
-            for record in records:
-                _tell(record, candidate, folder, console)
-        except KeyboardInterrupt:
-            console.print(f"continue with --resume {folder}", highlight=False)
-            raise
-        except OSError as error:
-            raise StoppedError(f"{folder}: {error.strerror or error}; then continue with --resume {folder}") from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / CONFIG_FILE, dump(asdict(config)))
+    except OSError as error:
+        raise ValueError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
+    return folder
 
 
 def _candidate(config: TrainConfig, source: Source | None) -> Candidate:
@@ -154,7 +202,7 @@ def _candidate(config: TrainConfig, source: Source | None) -> Candidate:
     normalisation = (
         None if config.normalisation is None else Normalisation(kind=config.normalisation, linears=config.normalised)
     )
-    recipe = replace(candidate.recipe, normalisation=normalisation, slopes=config.slopes)
+    recipe = replace(changed(candidate.recipe, config.recipe), normalisation=normalisation, slopes=config.slopes)
     if source is not None:
         recipe = replace(recipe, scale=replace(recipe.scale, head_dim=None, vocab_size=None))
     return replace(candidate, recipe=recipe)

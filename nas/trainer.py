@@ -1,12 +1,13 @@
 """Training of one candidate: a generator of rung records that ends with an outcome. Knows nothing of studies or Ray.
 
 On the CPU with one thread the numbers are a function of candidate, corpus and seed alone, however often the run was
-killed and resumed.
+killed and resumed. Several processes can train one model together (`nas.distributed`).
 """
 
 import math
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,10 +21,12 @@ from nas.candidate import Candidate, candidate_id
 from nas.checkpoint import Checkpoint
 from nas.data import Corpus, require_chunks
 from nas.diagnostics import Diagnosis, diagnose, is_due
+from nas.distributed import SOLO, Team
 from nas.entropy import summarise
 from nas.metrics import MetricsLog, StepMetrics
 from nas.objective import Objective
 from nas.optimizer import adamw, learning_rate, load_state_tensors, state_tensors
+from nas.prefetch import Prefetched
 from nas.records import Outcome, RungRecord
 from nas.weights import load_deployed, load_stored, stored_weights
 
@@ -50,21 +53,28 @@ def train(
     folder: Path | None = None,
     device: str = "cpu",
     initial: Mapping[str, Tensor] | None = None,
+    team: Team = SOLO,
 ) -> Generator[RungRecord | Outcome, None, None]:
     """Trains to full fidelity; yields a record at every rung, then the outcome. Close it to stop early.
 
     folder: where metrics, TensorBoard log and checkpoints go; a run found there is resumed, and the rungs it had
         already reached (and its outcome) are yielded again first.
     initial: deployed weights to start from; what is not in it is drawn.
+    team: processes that call this alike and train one model; all read the folder, the leader writes it.
 
-    Raises ValueError if corpus and recipe do not fit or the folder holds another run, or one that `checkpoint.finish`
-    ended on the way; OSError if it cannot be written.
+    Raises ValueError if corpus, recipe and team do not fit or the folder holds another run, or one that
+    `checkpoint.finish` ended on the way; OSError if it cannot be written; TooLargeError.
     """
-    run = Run(candidate, corpus, seed=seed, folder=folder, device=device, initial=initial or {})
+    with memory_told(candidate, device):
+        run = Run(candidate, corpus, seed=seed, folder=folder, device=device, initial=initial or {}, team=team)
+        yield from _records(run, folder)
+
+
+def _records(run: "Run", folder: Path | None) -> Generator[RungRecord | Outcome, None, None]:
     yield from run.progress.rungs
     if run.ended and run.progress.outcome is None:
         raise ValueError(f"the run in {folder} was stopped for good at step {run.progress.step}; use another folder.")
-    log = MetricsLog(folder, last_step=run.progress.step) if folder and not run.progress.outcome else None
+    log = MetricsLog(run.folder, last_step=run.progress.step) if run.folder and not run.progress.outcome else None
     saved_s = run.progress.seconds
     try:
         while run.progress.outcome is None:
@@ -81,13 +91,33 @@ def train(
             if record:
                 yield record
     finally:
+        run.close()
         if log:
             log.close()
     yield run.progress.outcome
 
 
+class TooLargeError(RuntimeError):
+    """The memory does not hold a micro-batch; the text says which, and what to lower."""
+
+
+@contextmanager
+def memory_told(candidate: Candidate, device: str) -> Iterator[None]:
+    """Raises TooLargeError for whatever torch raises where memory runs out."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        scale = candidate.recipe.scale
+        raise TooLargeError(
+            f"out of memory on {device} with {scale.micro_batch} sequences of {scale.seq_len} tokens in a forward pass "
+            f"at width {candidate.trained.d_model}; lower `micro_batch`, `seq_len` or the width."
+        ) from error
+
+
 class Run:
-    """A run between two steps."""
+    """A run between two steps. folder: where it is written; None in a process that writes nothing."""
 
     def __init__(
         self,
@@ -98,10 +128,12 @@ class Run:
         folder: Path | None,
         device: str,
         initial: Mapping[str, Tensor],
+        team: Team = SOLO,
     ) -> None:
-        _check(candidate, corpus)
+        _check(candidate, corpus, team)
         self.recipe, self.scale = candidate.recipe, candidate.recipe.scale
-        self.corpus, self.seed, self.folder, self.device = corpus, seed, folder, device
+        self.corpus, self.seed, self.device, self.team = corpus, seed, device, team
+        self.folder = folder if team.leads else None
         self.identity = {"candidate": candidate_id(candidate), "corpus": corpus.fingerprint, "seed": seed}
         self.objective = Objective(candidate, torch.Generator().manual_seed(seed))
         load_deployed(self.objective.model, initial)
@@ -110,6 +142,8 @@ class Run:
         self.progress = Progress()
         self.diagnosis: Diagnosis | None = None  # of the last step, if it was looked into
         self.ended = False  # found so on disk: its weights are not loaded
+        on_cuda = torch.device(device).type == "cuda"
+        self._prefetched = Prefetched(self._pinned_batch) if on_cuda else None
         if folder and (found := checkpoint.load_latest(folder, self.identity)):
             self._restore(found)
         self._since_s = time.perf_counter()
@@ -117,11 +151,18 @@ class Run:
     def step(self) -> StepMetrics:
         """One optimizer step; if it diverged, no weight moves and the outcome is set."""
         inputs, targets = self.batch()
-        num_parts = self.scale.batch // self.scale.micro_batch
-        losses = self.objective.backward(inputs, targets, num_parts=num_parts, penalty_weight=self.penalty_weight)
+        num_parts = max(1, len(inputs) // self.scale.micro_batch)
+        penalty = self.objective.penalty
+        # what adds up over sequences must not be averaged over processes
+        factor = self.team.size if penalty is not None and penalty.adds_up else 1
+        weight = factor * self.penalty_weight
+        losses = self.objective.backward(inputs, targets, num_parts=num_parts, penalty_weight=weight)
         parameters = list(self.objective.parameters())
-        norm = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
-        metrics = self.judge(inputs, *torch.stack((*losses, norm.double())).tolist())
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        self.team.average([*losses, *gradients])
+        norm = nn.utils.get_total_norm(gradients)
+        values = torch.stack((losses.cross_entropy, factor * losses.penalty, norm.double()))
+        metrics = self.judge(inputs, *values.tolist())
         if self.progress.outcome is None:
             for group in self.optimizer.param_groups:
                 group["lr"] = metrics.learning_rate
@@ -153,7 +194,7 @@ class Run:
         steps = self.scale.rung_steps
         if self.progress.outcome or self.progress.step not in steps:
             return None
-        loss, head_means = given or validate(self.objective.model, self.corpus, self.scale)
+        loss, head_means = given or self.team.told(validate(self.objective.model, self.corpus, self.scale))
         self._tick()
         if problem := self._validation_problem(loss, head_means):
             self._end_diverged(*problem)
@@ -202,12 +243,24 @@ class Run:
         self.objective.load_state_dict(state)
         load_state_tensors(self.objective, self.optimizer, found.optimizer)
 
+    def close(self) -> None:
+        """Stops making batches."""
+        if self._prefetched:
+            self._prefetched.close()
+
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the step about to be taken."""
-        inputs, targets = train_batch(
-            self.corpus, step=self.progress.step, batch=self.scale.batch, seq_len=self.scale.seq_len, seed=self.seed
-        )
-        return inputs.to(self.device), targets.to(self.device)
+        """Inputs and targets of the step about to be taken, this process's share of them, on its device."""
+        inputs, targets = (self._prefetched or self._host_batch)(self.progress.step)
+        return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
+
+    def _host_batch(self, step: int) -> tuple[Tensor, Tensor]:
+        scale = self.scale
+        inputs, targets = train_batch(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
+        return self.team.share(inputs), self.team.share(targets)
+
+    def _pinned_batch(self, step: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = self._host_batch(step)
+        return inputs.pin_memory(), targets.pin_memory()
 
     def _problem(self, loss: float, norm: float, inputs: Tensor) -> tuple[str, str] | None:
         """What is wrong with the step just computed, and in which module; None if nothing is."""
@@ -293,8 +346,14 @@ def _completed(record: RungRecord) -> Outcome:
     )
 
 
-def _check(candidate: Candidate, corpus: Corpus) -> None:
+def _check(candidate: Candidate, corpus: Corpus, team: Team) -> None:
     scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
+    share = scale.batch // team.size
+    if scale.batch % team.size or share % min(share, scale.micro_batch):
+        raise ValueError(
+            f"`batch` must be a multiple of the number of processes, and each one's share at most, or a multiple of, "
+            f"`micro_batch`, but got batch={scale.batch}, micro_batch={scale.micro_batch}, {team.size} processes."
+        )
     require_chunks(corpus, scale.seq_len)
     if corpus.vocab_size > vocab_size:
         raise ValueError(

@@ -9,7 +9,7 @@ import torch
 from nas import checkpoint
 from nas.records import Outcome, RungRecord
 from nas.searcher import dominated_at_rung
-from nas.trainer import train
+from nas.trainer import TooLargeError, train
 from nas.trials import TrialEvent, TrialSpec
 
 NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
@@ -44,7 +44,8 @@ def run_trial(spec: TrialSpec) -> Iterator[TrialEvent]:
             reason = f"trial {spec.trial_id} cannot write {spec.folder}: {error.strerror}"
             yield TrialEvent(event=None, status="failed", halted=True, reason=reason)
             return
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        told = str(error) if isinstance(error, TooLargeError) else f"{type(error).__name__}: {error}"
+        reason = " ".join(told.split())
         yield TrialEvent(event="finished", status="failed", reason=reason)
 
 

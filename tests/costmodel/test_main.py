@@ -184,6 +184,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
             "protocol must be one of published, semi2k, aby3, cheetah, but got 'x'",
         ),
         (["estimate", "SM", "--network", "lan"], "protocol published has its network fitted in"),
+        (["estimate", "SM", "--protocol", "aby3", "--network", ""], "or a .yaml file, but got ''"),
         (["estimate", "SM", "--weights", "server"], "its weights fitted in, but got weights 'server'; leave it out"),
         (["estimate", "SM", "--weights", "client"], "--weights must be one of 'secret', 'server', null. Got value: cl"),
         (

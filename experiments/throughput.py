@@ -1,0 +1,240 @@
+"""Tokens a second of training on this machine's cores: a plain loop against ours, and what each lever adds.
+
+All ways are started first and then take turns of a few seconds, so that whatever else the machine does meets them
+alike; on a busy machine that favours ways whose threads do not wait for one another. A ratio is the median over rounds
+of two ways' rates within a round. The arithmetic of a step (the backward pass is twice the forward pass) is compared
+with the rate of a large fp32 matrix product on all cores in the same rounds.
+"""
+
+import math
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional
+
+from costmodel import ops
+from costmodel.schema import decode
+from nas.candidate import Candidate
+from nas.config import SCALES, Recipe, ScaleName
+from nas.objective import Objective
+from nas.optimizer import adamw
+from nas.weights import weight_shapes
+from nas.worker import ALLOCATOR_ENV, worker_env
+from search_spaces.decoder import base_architecture
+from search_spaces.lower import lower
+from search_spaces.reference import resolve
+
+PEAK_SIZE = 1024  # of the square matrices whose product is the peak
+PEAK_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """How to train: processes side by side, each a candidate of its own, with so many threads.
+
+    over: the way it is compared with. allocator: freed memory stays in the process. fused: AdamW, and our loop;
+    without it the loop of a tutorial. vocab_size: None is the scale's. chunked: cross-entropy in chunks where ours
+    would be.
+    """
+
+    processes: int
+    threads: int
+    allocator: bool
+    fused: bool
+    over: str | None = None
+    compiled: bool = False
+    vocab_size: int | None = None
+    chunked: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The experiment as its YAML states it. required_ratio: of `ours` over `plain`.
+
+    Raises ValueError if one of the two is missing, or a way is over one that is not there.
+    """
+
+    architecture: str
+    base: str
+    scale: ScaleName
+    rounds: int
+    burst_s: float
+    required_ratio: float
+    ways: dict[str, Way]
+
+    def __post_init__(self) -> None:
+        wanted = {"plain", "ours"} | {way.over for way in self.ways.values() if way.over is not None}
+        if missing := sorted(wanted - set(self.ways)):
+            raise ValueError(f"`ways` must hold {', '.join(missing)}, but has {', '.join(self.ways)}.")
+
+    def candidate(self, way: Way) -> Candidate:
+        scale = SCALES[self.scale]
+        recipe = Recipe(scale=replace(scale, vocab_size=way.vocab_size or scale.vocab_size))
+        return Candidate(
+            architecture=resolve(self.architecture, base_architecture(self.base)).architecture, recipe=recipe
+        )
+
+
+def run(name: str, settings: dict[str, Any], console: Console) -> None:
+    """Prints a line per way, and whether ours is as fast as required."""
+    wanted = decode(Settings, settings, f"experiment {name!r}")
+    rates, peaks = measure(wanted, lambda line: console.print(line, style="dim"))
+    console.print(table(wanted, rates, statistics.median(peaks)))
+    reached = ratio(rates["ours"], rates["plain"])
+    verdict = "PASS" if reached >= wanted.required_ratio else "FAIL"
+    console.print(f"{verdict}: ours over plain {reached:.2f}, required {wanted.required_ratio:.2f}")
+
+
+def measure(settings: Settings, tell: Callable[[str], None]) -> tuple[dict[str, list[float]], list[float]]:
+    """Tokens a second of every way in every round, all its processes together, and the peak of every round, FLOP/s."""
+    rates: dict[str, list[float]] = {name: [] for name in settings.ways}
+    peaks = []
+    with ExitStack() as stack:
+        trainers = {name: stack.enter_context(_started(settings, way)) for name, way in settings.ways.items()}
+        for name, pipes in trainers.items():
+            tell(f"{name}: ready after {max(pipe.recv() for pipe in pipes):.0f} s")
+        for index in range(settings.rounds):
+            for name, pipes in trainers.items():
+                for pipe in pipes:
+                    pipe.send(settings.burst_s)
+                rates[name].append(sum(pipe.recv() for pipe in pipes))
+            peaks.append(peak_flop_per_s())
+            tell(f"round {index + 1} of {settings.rounds}")
+    return rates, peaks
+
+
+def ratio(rates: list[float], others: list[float]) -> float:
+    """Median over rounds of one rate over the other."""
+    return statistics.median(one / other for one, other in zip(rates, others, strict=True))
+
+
+def table(settings: Settings, rates: Mapping[str, list[float]], peak: float) -> Table:
+    """A row per way: its rate, its ratio to the way that it adds a lever to, its share of the peak (FLOP/s)."""
+    result = Table(box=None, pad_edge=False)
+    for title in ("way", "tokens/s", "ratio", "over", "of peak"):
+        result.add_column(title, justify="left" if title in ("way", "over") else "right")
+    for name, way in settings.ways.items():
+        rate = statistics.median(rates[name])
+        gained = f"{ratio(rates[name], rates[way.over]):.2f}" if way.over else ""
+        share = rate * flop_per_token(settings.candidate(way)) / peak
+        result.add_row(name, f"{rate:,.0f}", gained, way.over or "", f"{share:.0%}")
+    return result
+
+
+def flop_per_token(candidate: Candidate) -> float:
+    """Of one training step, forward and backward: linears, logits and the causal half of attention's two products."""
+    architecture, seq_len = candidate.trained, candidate.recipe.scale.seq_len
+    matrices = [
+        node.op for node in lower(architecture, seq_len) if isinstance(node.op, ops.Linear | ops.VocabProjection)
+    ]
+    linears = sum(math.prod(weight_shapes(op)["weight"]) for op in matrices)
+    return 3 * (2 * linears + 2 * (seq_len + 1) * architecture.d_model * architecture.num_layers)
+
+
+def peak_flop_per_s() -> float:
+    """Of a product of large fp32 matrices on as many threads as this process may use cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    left, right = torch.ones(PEAK_SIZE, PEAK_SIZE), torch.ones(PEAK_SIZE, PEAK_SIZE)
+    out, count = left @ right, 0
+    start_s = time.perf_counter()
+    while (elapsed_s := time.perf_counter() - start_s) < PEAK_S:
+        torch.mm(left, right, out=out)
+        count += 1
+    torch.set_num_threads(before)
+    return 2 * PEAK_SIZE**3 * count / elapsed_s
+
+
+@contextmanager
+def _started(settings: Settings, way: Way) -> Iterator[list[Connection]]:
+    """Processes that train for as many seconds as they are sent, and answer with tokens a second."""
+    context = multiprocessing.get_context("spawn")
+    started: list[tuple[SpawnProcess, Connection]] = []
+    with _environment(way):
+        for _ in range(way.processes):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(asdict(way), settings.candidate(way), there), daemon=True)
+            process.start()
+            started.append((process, here))
+    try:
+        yield [pipe for _, pipe in started]
+    finally:
+        for process, pipe in started:
+            with suppress(BrokenPipeError):
+                pipe.send(None)
+            process.join()
+
+
+@contextmanager
+def _environment(way: Way) -> Iterator[None]:
+    """What a process of this way starts with."""
+    wanted = worker_env(way.threads)
+    if not way.allocator:
+        wanted = {name: value for name, value in wanted.items() if name not in ALLOCATOR_ENV}
+    before = dict(os.environ)
+    for name in ALLOCATOR_ENV:
+        os.environ.pop(name, None)
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _serve(way: Mapping[str, Any], candidate: Candidate, pipe: Connection) -> None:
+    start_s = time.perf_counter()
+    step = stepper(decode(Way, way, "a way"), candidate)
+    step()
+    pipe.send(time.perf_counter() - start_s)
+    scale = candidate.recipe.scale
+    while (burst_s := pipe.recv()) is not None:
+        count = 0
+        start_s = time.perf_counter()
+        while (elapsed_s := time.perf_counter() - start_s) < burst_s:
+            step()
+            count += 1
+        pipe.send(count * scale.batch * scale.seq_len / elapsed_s)
+
+
+def stepper(way: Way, candidate: Candidate) -> Callable[[], float]:
+    """A function that takes one training step on random tokens and returns its loss."""
+    torch.set_num_threads(way.threads)
+    generator = torch.Generator().manual_seed(0)
+    objective = Objective(candidate, generator)
+    if way.compiled:
+        for layer in objective.model.layers:
+            layer.compile()  # equal layers share their code
+    scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
+    inputs, targets = torch.randint(vocab_size, (2, scale.batch, scale.seq_len), generator=generator)
+    parameters = list(objective.parameters())
+    optimizer = adamw(objective, candidate.recipe) if way.fused else torch.optim.AdamW(parameters)
+
+    def backward() -> Tensor:
+        if way.fused and way.chunked:
+            return objective.backward(inputs, targets, num_parts=1, penalty_weight=0.0).cross_entropy
+        logits = objective.model(inputs, with_entropies=False).logits
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        torch.autograd.backward(loss)
+        return loss
+
+    def step() -> float:
+        loss = backward()
+        nn.utils.clip_grad_norm_(parameters, candidate.recipe.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    return step
