@@ -335,3 +335,36 @@ def test_records_are_what_they_say(corpus: Corpus) -> None:
     events = list(train(candidate(), corpus, seed=0))
     assert [type(event) for event in events] == [RungRecord, RungRecord, RungRecord, Outcome]
     assert [event.seconds for event in events] == sorted(event.seconds for event in events)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_memory_that_runs_out_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path, error: Exception
+) -> None:
+    def exhausted(self: Objective, *args: object, **rest: object) -> None:
+        raise error
+
+    whole = list(train(candidate(), corpus, seed=0, folder=tmp_path / "whole"))
+    run = train(candidate(), corpus, seed=0, folder=tmp_path / "run")
+    next(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(Objective, "backward", exhausted)
+        with pytest.raises(trainer.TooLargeError, match="on cpu with 4 sequences of 16 tokens .*; lower `micro_batch`"):
+            list(run)
+    assert timeless(train(candidate(), corpus, seed=0, folder=tmp_path / "run")) == timeless(whole)
+
+
+def test_another_error_keeps_its_type(monkeypatch: pytest.MonkeyPatch, corpus: Corpus) -> None:
+    def broken(self: Objective, *args: object, **rest: object) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(Objective, "backward", broken)
+    with pytest.raises(RuntimeError, match="^shapes do not fit$"):
+        list(train(candidate(), corpus, seed=0))

@@ -68,3 +68,13 @@ def test_a_full_disk_halts_the_run_and_anything_else_fails_the_trial(spec, monke
     (event,) = run_trial(spec)
     assert (event.status, event.halted) == ("failed", halted)
     assert event.reason
+
+
+def test_a_trial_that_memory_does_not_hold_fails_and_halts_nothing(spec, monkeypatch):
+    def exhausted(*args, **rest):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("nas.objective.Objective.backward", exhausted)
+    (event,) = run_trial(spec)
+    assert (event.event, event.status, event.halted) == ("finished", "failed", False)
+    assert event.reason.startswith("out of memory on cpu with ")
