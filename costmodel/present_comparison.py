@@ -109,7 +109,7 @@ def _setting(comparison: Comparison, deployed: Deployed) -> dict[str, Any]:
         "tokens_seed": SEED,
         "compiler_options": "default",
         "parallelism": "off",
-        "link": "memory",
+        "link": "tcp",
         "delays_s": None if comparison.rounds is None else [delay_s for delay_s, _ in comparison.rounds.seconds],
     }
 

@@ -98,7 +98,7 @@ def load(
     Raises ValueError for a network or testbed file that is not valid, or a testbed of another protocol or ring.
     """
     path = testbed or TESTBEDS / f"{protocol}.yaml"
-    link = network if isinstance(network, Network) else load_network(network or DEFAULT)
+    link = network if isinstance(network, Network) else load_network(DEFAULT if network is None else network)
     measured, setting = load_compute(path), setting or Setting()
     wanted = {"protocol": protocol, "ring_bits": setting.ring_bits, "fraction_bits": setting.fraction_bits}
     for name, value in wanted.items():

@@ -43,7 +43,7 @@ def no_engine(monkeypatch):
 def engine_stub(monkeypatch):
     """An engine that computes in the clear, is off by 0.25 in one logit, and sends 3 bytes in 2 messages per op."""
 
-    def run_stub(graph, weights, tokens, caches, *, protocol, setting):
+    def run_stub(graph, weights, tokens, caches, *, protocol, setting, link):
         logits = execute.execute(graph, weights, tokens, caches)
         logits[0, logits[0].argmin()] -= 0.25
         cost = Measured(sent_bytes=3, messages=2, seconds=0.1)

@@ -29,7 +29,7 @@ def testbeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         kinds = {
             series.kind: KindSeconds(
                 fixed_s=1.0,
-                per_unit_s=dict.fromkeys(("elements", "rows", "products", "heads"), 1e-6),
+                per_unit_s=dict.fromkeys(("elements", "rows", "products", "heads", "results", "switches"), 1e-6),
                 num_points=6,
                 worst_error=0.0,
                 held_out_error=0.1,
