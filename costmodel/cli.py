@@ -7,6 +7,7 @@
 import os
 import re
 import sys
+import warnings
 from argparse import ArgumentError
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -72,7 +73,9 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
 def guarded(action: Callable[[], int | None]) -> int:
     """The exit code of an action; what it raises is told in one line, as `run` says."""
     try:
-        code = action()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = action()
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
@@ -86,6 +89,11 @@ def guarded(action: Callable[[], int | None]) -> int:
     except (ArgumentError, ValueError, OverflowError) as error:
         return _say(str(error), USAGE)
     return code or 0
+
+
+def _show_warning(message: Warning | str, *where: Any, **rest: Any) -> None:
+    """In one line, and without where in the code it was raised."""
+    print("warning:", " ".join(str(message).split()), file=sys.stderr)
 
 
 def _call(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None) -> Any:

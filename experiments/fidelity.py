@@ -19,6 +19,7 @@ from rich.console import Console
 from costmodel.schema import decode
 from costmodel.units import format_seconds
 from experiments.ranking import correlation_table, perplexity_table, verdicts
+from nas.allocator import keep_freed_memory
 from nas.candidate import Candidate, trial_id
 from nas.config import SCALES, EntropyRegularisation, Recipe, Scale, ScaleName
 from nas.data import prepare
@@ -112,6 +113,7 @@ def scale_of(settings: Settings, variant: Variant) -> Scale:
 def training(settings: Settings, job: Job, folder: Path) -> Outcome:
     """One training in this process, with one thread, from where it was to its end."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     member = resolve(job.row, base_architecture(settings.base))
     recipe = Recipe(
         scale=scale_of(settings, settings.variants[job.variant]),

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from costmodel.schema import decode
+from nas.allocator import keep_freed_memory
 from nas.candidate import Candidate
 from nas.config import SCALES, EntropyRegularisation, Recipe, Scale, ScaleName
 from nas.data import Corpus, prepare
@@ -87,6 +88,7 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
 def measure(settings: Settings) -> Trainings:
     """Seconds of every size, way and round."""
     torch.set_num_threads(settings.threads)
+    keep_freed_memory()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     candidates = draw(settings)
     corpus = prepare(settings.data, vocab_size=candidates[0].trained.vocab_size)

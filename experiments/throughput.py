@@ -26,12 +26,13 @@ from torch.nn import functional
 
 from costmodel import ops
 from costmodel.schema import decode
+from nas.allocator import keep_freed_memory
 from nas.candidate import Candidate
 from nas.config import SCALES, Recipe, ScaleName
 from nas.objective import Objective
 from nas.optimizer import adamw
 from nas.weights import weight_shapes
-from nas.worker import ALLOCATOR_ENV, worker_env
+from nas.worker import worker_env
 from search_spaces.decoder import base_architecture
 from search_spaces.lower import lower
 from search_spaces.reference import resolve
@@ -180,13 +181,8 @@ def _started(settings: Settings, way: Way) -> Iterator[list[Connection]]:
 @contextmanager
 def _environment(way: Way) -> Iterator[None]:
     """What a process of this way starts with."""
-    wanted = worker_env(way.threads)
-    if not way.allocator:
-        wanted = {name: value for name, value in wanted.items() if name not in ALLOCATOR_ENV}
     before = dict(os.environ)
-    for name in ALLOCATOR_ENV:
-        os.environ.pop(name, None)
-    os.environ.update(wanted)
+    os.environ.update(worker_env(way.threads))
     try:
         yield
     finally:
@@ -196,7 +192,10 @@ def _environment(way: Way) -> Iterator[None]:
 
 def _serve(way: Mapping[str, Any], candidate: Candidate, pipe: Connection) -> None:
     start_s = time.perf_counter()
-    step = stepper(decode(Way, way, "a way"), candidate)
+    wanted = decode(Way, way, "a way")
+    if wanted.allocator:
+        keep_freed_memory()
+    step = stepper(wanted, candidate)
     step()
     pipe.send(time.perf_counter() - start_s)
     scale = candidate.recipe.scale

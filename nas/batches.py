@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from nas.config import Scale
+from nas.cross_entropy import projected_cross_entropy
 from nas.data import Corpus, require_chunks
 from nas.documents import Split
 from nas.model import Decoder
@@ -59,8 +59,9 @@ def validate(model: Decoder, corpus: Corpus, scale: Scale) -> Validation:
     loss, count = 0.0, 0
     entropies = torch.zeros((), dtype=torch.float64, device=device)
     for inputs, targets in validation_batches(corpus, scale):
-        logits, rows = model(inputs.to(device))
-        mean = functional.cross_entropy(logits.float().flatten(0, 1), targets.to(device).flatten())
+        stream, rows = model.features(inputs.to(device), with_entropies=True)
+        assert rows is not None
+        mean = projected_cross_entropy(stream.flatten(0, 1), model.logits.weight, targets.to(device).flatten())
         loss += mean.item() * len(inputs)
         entropies = entropies + rows.double().mean(dim=-1).sum(dim=1)
         count += len(inputs)

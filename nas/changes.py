@@ -87,6 +87,11 @@ def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
     if recipe.entropy is None and _stated(changes.entropy):
         names = ", ".join(_stated(changes.entropy))
         raise ValueError(f"changes of the regulariser ({names}) need an architecture named EReg(...).")
+    if changes.entropy.form == "published-code" and changes.entropy.weight is None:
+        raise ValueError(
+            "form=published-code needs a weight of its own, such as the papers' 1e-5, since it adds up over rows and "
+            "sequences; state --recipe.entropy.weight."
+        )
     return replace(
         recipe,
         scale=replace(recipe.scale, **_stated(changes.scale)),

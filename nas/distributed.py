@@ -4,11 +4,11 @@ All processes hold the same weights and take the same decisions; the one of rank
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
@@ -47,13 +47,20 @@ class Team:
             for tensor, part in zip(alike, parts, strict=True):
                 tensor.copy_(part.view_as(tensor))
 
-    def told(self, value: T) -> T:
-        """What the first process has; the others wait for it."""
+    def told(self, make: Callable[[], T]) -> T:
+        """What the first process makes, while the others wait; a ValueError there is raised in all."""
         if self.size == 1:
-            return value
-        box = [value]
+            return make()
+        box: list[T | ValueError | None] = [None]
+        if self.leads:
+            try:
+                box = [make()]
+            except ValueError as error:
+                box = [error]
         distributed.broadcast_object_list(box)
-        return box[0]
+        if isinstance(box[0], ValueError):
+            raise box[0]
+        return cast(T, box[0])
 
 
 SOLO = Team()

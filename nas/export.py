@@ -1,4 +1,4 @@
-"""`python -m nas.export RUN --pick knee --output-dir DIR`: a candidate of a run, ready to be used elsewhere.
+"""`python -m nas.export RUN --pick knee --output-dir DIR`: a candidate of a run, or what `nas.train` trained.
 
 --format yaml   architecture.yaml    the priced architecture; an ARCH of every command
                 trained.yaml         the architecture at the width it was trained at, which the weights belong to
@@ -26,11 +26,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from costmodel import cli
-from costmodel.estimate import estimate
+from costmodel.estimate import Estimate, Pricer, estimate
+from costmodel.protocols import load_pricer
+from costmodel.schema import decode
 from costmodel.units import format_seconds
 from costmodel.yamlfile import dump
 from nas import checkpoint
 from nas.candidate import Candidate, candidate_id
+from nas.checkpoint import Checkpoint
 from nas.data import tokenizer_file
 from nas.fold import fold as folded
 from nas.fold import folded_placement
@@ -40,6 +43,8 @@ from nas.ledger import Record
 from nas.objective import Objective
 from nas.run import StudyConfig, find_run, read_config, read_ledger, read_meta, run_pricer, run_space, study_candidate
 from nas.sources import TOKENIZER_FILE
+from nas.trainer import Progress
+from nas.training import is_training, read_training
 from nas.weights import WEIGHTS_FILE, deployed_weights, load_stored
 from search_spaces.architecture import Architecture, arch_id, dump_architecture
 from search_spaces.lower import lower
@@ -67,28 +72,31 @@ class Export:
 def export(
     run: str, pick: str = "knee", format: Format = "yaml", fold: bool = False, output_dir: str | None = None
 ) -> None:
-    """Exports one completed candidate of a run.
+    """Exports one completed candidate of a run, or what a training has come to.
 
     Args:
-        run: folder of a run, or `latest`.
-        pick: knee or best of the front, or the arch_id of a completed trial.
+        run: folder of a run of nas.search, `latest` for its last, or folder of nas.train.
+        pick: knee or best of the front, or the arch_id of a completed trial; a training has only one model.
         format: YAML files with safetensors weights, a transformers model, or weights for an MPC engine.
         fold: fold scalars, gains and linears into one another; the model becomes cheaper, its logits stay.
         output_dir: folder to write, new or empty; by default a folder named after the arch_id in `exports` of the run.
     """
-    folder = find_run(run)
-    config = read_config(folder)
-    record = pick_record(read_ledger(folder), config.budget, pick)
-    name = record.arch_id + ("-folded" if fold else "") + ("" if format == "yaml" else f"-{format}")
+    if is_training(Path(run)):
+        folder = Path(run)
+        made = training_export(folder, fold=fold)
+    else:
+        folder = find_run(run)
+        config = read_config(folder)
+        made = prepare_export(folder, config, pick_record(read_ledger(folder), config.budget, pick), fold=fold)
+    facts = made.facts
+    name = facts["arch_id"] + ("-folded" if fold else "") + ("" if format == "yaml" else f"-{format}")
     target = folder / "exports" / name if output_dir is None else Path(output_dir)
-    made = prepare_export(folder, config, record, fold=fold)
     for path in write_export(made, target, format):
         print(path)
     if fold:
-        latency_s = made.facts["cost"]["total"]["latency_s"]
         print(
-            f"folded: {record.notation} at {format_seconds(record.latency_s)} a token is deployed as "
-            f"{name_of(made.architecture)} at {format_seconds(latency_s)}, with the same logits"
+            f"folded: {facts['notation']} is deployed as {name_of(made.architecture)} at "
+            f"{format_seconds(facts['cost']['total']['latency_s'])} a token, with the same logits"
         )
 
 
@@ -113,18 +121,88 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
 def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: bool = False) -> Export:
     """What a completed trial's export holds. Raises ValueError if the trial's last checkpoint is gone."""
     candidate = study_candidate(config, parse(record.notation, run_space(folder, config).base))
+    trial = folder / "trials" / record.trial_id
+    found = checkpoint.load_latest(trial, {"candidate": candidate_id(candidate)})
+    if found is None or found.step != record.steps:
+        raise ValueError(f"{trial} must have a whole checkpoint of step {record.steps}, but has none to export.")
+    result = {
+        "perplexity": record.perplexity,
+        "val_loss": record.val_loss,
+        "tokenizer": record.tokenizer,
+        "split": record.split,
+        "tokens": record.tokens,
+        "seed": record.seed,
+        "flags": list(record.flags),
+    }
+    provenance = {
+        "run": folder.name,
+        "trial_id": record.trial_id,
+        "created": read_meta(folder).created,
+        "corpus": record.corpus,
+        "budget_latency": config.budget_latency,
+        "versions": dict(record.versions),
+    }
+    return _prepared(candidate, found, run_pricer(folder, config), result, provenance, fold=fold)
+
+
+def training_export(folder: Path, *, fold: bool = False) -> Export:
+    """What the last checkpoint of a training holds, priced under `published`. Raises ValueError if there is none."""
+    training = read_training(folder)
+    found = checkpoint.load_latest(folder, {"candidate": candidate_id(training.candidate)})
+    if found is None:
+        raise ValueError(f"{folder} must have a whole checkpoint, but has none to export; train on with --resume.")
+    progress = decode(Progress, found.progress, "the progress of a checkpoint")
+    last = progress.rungs[-1] if progress.rungs else None
+    result = {
+        "perplexity": last and last.perplexity,
+        "val_loss": last and last.val_loss,
+        "tokenizer": training.tokenizer,
+        "split": training.split,
+        "tokens": found.step * training.candidate.recipe.scale.batch * training.candidate.recipe.scale.seq_len,
+        "seed": training.seed,
+        "flags": list(last.entropy.flags) if last else [],
+    }
+    provenance = {
+        "run": folder.absolute().name,
+        "created": training.created,
+        "corpus": training.corpus,
+        "versions": training.versions,
+    }
+    return _prepared(training.candidate, found, load_pricer("published"), result, provenance, fold=fold)
+
+
+def _prepared(
+    candidate: Candidate,
+    found: Checkpoint,
+    pricer: Pricer,
+    result: dict[str, Any],
+    provenance: dict[str, Any],
+    *,
+    fold: bool,
+) -> Export:
     architecture, trained = candidate.architecture, candidate.trained
-    weights = _weights(folder / "trials" / record.trial_id, candidate, record)
+    weights = _deployed(candidate, found)
     if fold:
         trained, weights = folded(trained, weights)
         architecture = folded_placement(architecture, trained)
+    seq_len = candidate.recipe.scale.seq_len
+    facts = {
+        "notation": candidate.name,
+        "arch_id": arch_id(candidate.architecture),
+        "deployed": {"notation": name_of(architecture), "arch_id": arch_id(architecture)},
+        "candidate_id": candidate_id(candidate),
+        "result": {"scale": candidate.recipe.scale.name, "width": candidate.trained.d_model, **result},
+        "cost": _cost(estimate(lower(architecture, seq_len), pricer), seq_len),
+        "recipe": _plain(asdict(candidate.recipe)),
+        "provenance": {**provenance, "cost_model_id": pricer.cost_model_id},
+    }
     return Export(
         architecture=architecture,
         trained=trained,
         weights=weights,
-        facts=_facts(folder, config, record, candidate, architecture),
-        seq_len=config.seq_len,
-        tokenizer=tokenizer_file(record.corpus),
+        facts=facts,
+        seq_len=seq_len,
+        tokenizer=tokenizer_file(provenance["corpus"]),
     )
 
 
@@ -166,58 +244,22 @@ def _clear(target: Path) -> None:
             path.unlink()
 
 
-def _weights(trial: Path, candidate: Candidate, record: Record) -> dict[str, Tensor]:
-    """The weights of a trial's last checkpoint, a tied output table written out."""
-    found = checkpoint.load_latest(trial, {"candidate": candidate_id(candidate)})
-    if found is None or found.step != record.steps:
-        raise ValueError(f"{trial} must have a whole checkpoint of step {record.steps}, but has none to export.")
+def _deployed(candidate: Candidate, found: Checkpoint) -> dict[str, Tensor]:
+    """The weights of a checkpoint, a tied output table written out."""
     model = Objective(candidate, torch.Generator()).model
     load_stored(model, found.weights)
     return {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}
 
 
-def _facts(
-    folder: Path, config: StudyConfig, record: Record, candidate: Candidate, architecture: Architecture
-) -> dict[str, Any]:
-    """architecture: what is deployed, and priced here; that of the candidate unless it is folded."""
-    pricer = run_pricer(folder, config)
-    result = estimate(lower(architecture, config.seq_len), pricer)
-    meta = read_meta(folder)
+def _cost(result: Estimate, seq_len: int) -> dict[str, Any]:
     return {
-        "notation": record.notation,
-        "arch_id": record.arch_id,
-        "deployed": {"notation": name_of(architecture), "arch_id": arch_id(architecture)},
-        "candidate_id": record.candidate_id,
-        "trial_id": record.trial_id,
-        "result": {
-            "perplexity": record.perplexity,
-            "val_loss": record.val_loss,
-            "tokenizer": record.tokenizer,
-            "split": record.split,
-            "scale": record.scale,
-            "width": record.width,
-            "tokens": record.tokens,
-            "seed": record.seed,
-            "flags": list(record.flags),
-        },
-        "cost": {
-            "protocol": result.protocol,
-            "network": result.network,
-            "seq_len": config.seq_len,
-            "total": asdict(result.total),
-            "latency_s_range": None if result.latency_s_range is None else list(result.latency_s_range),
-            "prior_share": result.prior_share,
-            "by_layer": [{"layer": layer, **asdict(price)} for layer, price in result.by_layer],
-        },
-        "recipe": _plain(asdict(candidate.recipe)),
-        "provenance": {
-            "run": folder.name,
-            "created": meta.created,
-            "cost_model_id": pricer.cost_model_id,
-            "corpus": record.corpus,
-            "budget_latency": config.budget_latency,
-            "versions": dict(record.versions),
-        },
+        "protocol": result.protocol,
+        "network": result.network,
+        "seq_len": seq_len,
+        "total": asdict(result.total),
+        "latency_s_range": None if result.latency_s_range is None else list(result.latency_s_range),
+        "prior_share": result.prior_share,
+        "by_layer": [{"layer": layer, **asdict(price)} for layer, price in result.by_layer],
     }
 
 

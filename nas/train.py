@@ -4,10 +4,11 @@ On several devices: `torchrun --nproc-per-node N -m nas.train ARCH ...`.
 """
 
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,17 +20,21 @@ from costmodel.cli import StoppedError
 from costmodel.schema import decode
 from costmodel.units import format_seconds
 from costmodel.yamlfile import dump, load_mapping
+from nas.allocator import keep_freed_memory
+from nas.assembly import versions
 from nas.candidate import Candidate
 from nas.changes import EntropyChanges, RecipeChanges, ScaleChanges, changed
 from nas.config import Normalisation, NormalisedLinears, ScaleName, SlopeSharing
-from nas.data import Corpus, prepare, require_chunks
+from nas.data import Corpus, prepare
 from nas.distributed import Team, joined
 from nas.initial import Source, load_initial, require_vocabulary
+from nas.interrupt import deferred_interrupt
 from nas.model import Decoder
 from nas.normalisation import chosen_linears
 from nas.records import Outcome, RungRecord
 from nas.run import MAX_SEED, RUNS, candidate_at, locked, replace_file
-from nas.trainer import TooLargeError, train
+from nas.trainer import TooLargeError, check, train
+from nas.training import Training, write_training
 from nas.transfer import transferred
 from search_spaces.decoder import base_architecture
 from search_spaces.reference import resolve
@@ -120,6 +125,7 @@ def run(args: Sequence[str], console: Console) -> None:
     """
     config, resumed, output_dir = parse(args)
     _check_device(config.device)
+    keep_freed_memory()
     with joined(config.device) as (team, device):
         console.quiet = not team.leads
         _train(config, resumed, output_dir, console, team, device)
@@ -135,26 +141,24 @@ def _train(
         model = Decoder(candidate.trained)
     if candidate.recipe.normalisation is not None:
         chosen_linears(model, candidate.recipe.normalisation)
-    scale = candidate.recipe.scale
-    corpus = team.told(_corpus(config, candidate, source, console) if team.leads else None)
-    assert corpus is not None
+    corpus = team.told(lambda: _corpus(config, candidate, source, console))
     if source is not None:
         require_vocabulary(source, str(config.init_from), corpus)
-    require_chunks(corpus, scale.seq_len)
-    folder = team.told(resumed or _new_folder(config, output_dir) if team.leads else None)
-    assert folder is not None
+    check(candidate, corpus, team)
+    folder = team.told(lambda: resumed or _new_folder(config, output_dir, candidate, corpus))
     console.print(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
         f"{corpus.tokenizer}, {corpus.split}",
         highlight=False,
     )
-    with locked(folder) if team.leads else nullcontext():
+    records = partial(train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial)
+    alone = team.size == 1  # several would stop at different steps, and wait for one another
+    with locked(folder) if team.leads else nullcontext(), deferred_interrupt() if alone else _never() as interrupted:
         try:
-            records = train(
-                candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, team=team
-            )
-            for record in records:
+            for record in records(team=team, stop=interrupted):
                 _tell(record, candidate, folder, console)
+            if interrupted():
+                raise KeyboardInterrupt
         except KeyboardInterrupt:
             console.print(f"continue with --resume {folder}", highlight=False)
             raise
@@ -162,6 +166,12 @@ def _train(
             raise StoppedError(f"{candidate.name}: {error}") from error
         except OSError as error:
             raise StoppedError(f"{folder}: {error.strerror or error}; then continue with --resume {folder}") from error
+
+
+@contextmanager
+def _never() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C acts at once."""
+    yield lambda: False
 
 
 def _corpus(config: TrainConfig, candidate: Candidate, source: Source | None, console: Console) -> Corpus:
@@ -176,9 +186,19 @@ def _corpus(config: TrainConfig, candidate: Candidate, source: Source | None, co
     )
 
 
-def _new_folder(config: TrainConfig, output_dir: Path | None) -> Path:
-    """The folder of a new training, with its configuration. Raises ValueError if it cannot be one."""
-    folder = output_dir or RUNS / datetime.now(UTC).strftime("train-%Y-%m-%dT%H%M%SZ")
+def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus) -> Path:
+    """The folder of a new training, with what it is. Raises ValueError if it cannot be one."""
+    now = datetime.now(UTC)
+    training = Training(
+        candidate=candidate,
+        seed=config.seed,
+        corpus=corpus.fingerprint,
+        tokenizer=corpus.tokenizer,
+        split=corpus.split,
+        created=now.isoformat(timespec="seconds"),
+        versions=versions(),
+    )
+    folder = output_dir or RUNS / now.strftime("train-%Y-%m-%dT%H%M%SZ")
     if folder.is_dir() and any(folder.iterdir()):
         held = (
             f"already holds a training; continue it with --resume {folder}"
@@ -188,6 +208,7 @@ def _new_folder(config: TrainConfig, output_dir: Path | None) -> Path:
         raise ValueError(f"--output-dir {folder} {held}.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        write_training(folder, training)
         replace_file(folder / CONFIG_FILE, dump(asdict(config)))
     except OSError as error:
         raise ValueError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
@@ -204,6 +225,9 @@ def _candidate(config: TrainConfig, source: Source | None) -> Candidate:
     )
     recipe = replace(changed(candidate.recipe, config.recipe), normalisation=normalisation, slopes=config.slopes)
     if source is not None:
+        for name in ("head_dim", "vocab_size"):
+            if getattr(config.recipe.scale, name) is not None:
+                raise ValueError(f"--recipe.scale.{name} is that of the weights of --init-from; leave it out.")
         recipe = replace(recipe, scale=replace(recipe.scale, head_dim=None, vocab_size=None))
     return replace(candidate, recipe=recipe)
 

@@ -6,7 +6,7 @@ killed and resumed. Several processes can train one model together (`nas.distrib
 
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,7 +35,11 @@ CHECKPOINT_INTERVAL_S = 30.0  # the work a kill may cost
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a run is; plain data. losses: of the last steps, nats per token, for the divergence rule."""
+    """How far a run is; plain data.
+
+    initial_loss: of the first step, or of the best model without context if that is larger, as given weights start
+    low. losses: of the last steps. Both in nats per token, for the divergence rule.
+    """
 
     step: int = 0
     seconds: float = 0.0
@@ -54,6 +58,7 @@ def train(
     device: str = "cpu",
     initial: Mapping[str, Tensor] | None = None,
     team: Team = SOLO,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Generator[RungRecord | Outcome, None, None]:
     """Trains to full fidelity; yields a record at every rung, then the outcome. Close it to stop early.
 
@@ -61,16 +66,17 @@ def train(
         already reached (and its outcome) are yielded again first.
     initial: deployed weights to start from; what is not in it is drawn.
     team: processes that call this alike and train one model; all read the folder, the leader writes it.
+    stop: asked after every step; once it says so, the run is saved and ends without an outcome.
 
     Raises ValueError if corpus, recipe and team do not fit or the folder holds another run, or one that
     `checkpoint.finish` ended on the way; OSError if it cannot be written; TooLargeError.
     """
     with memory_told(candidate, device):
         run = Run(candidate, corpus, seed=seed, folder=folder, device=device, initial=initial or {}, team=team)
-        yield from _records(run, folder)
+        yield from _records(run, folder, stop)
 
 
-def _records(run: "Run", folder: Path | None) -> Generator[RungRecord | Outcome, None, None]:
+def _records(run: "Run", folder: Path | None, stop: Callable[[], bool]) -> Generator[RungRecord | Outcome, None, None]:
     yield from run.progress.rungs
     if run.ended and run.progress.outcome is None:
         raise ValueError(f"the run in {folder} was stopped for good at step {run.progress.step}; use another folder.")
@@ -80,21 +86,26 @@ def _records(run: "Run", folder: Path | None) -> Generator[RungRecord | Outcome,
         while run.progress.outcome is None:
             metrics = run.step()
             record = run.validate_if_due()
+            stopping = stop()
             if log:
                 log.add(replace(metrics, val_loss=record.val_loss if record else None))
                 if run.diagnosis:
                     log.add_diagnosis(run.diagnosis)
-                if record or run.progress.outcome or run.progress.seconds - saved_s >= CHECKPOINT_INTERVAL_S:
+                due = run.progress.seconds - saved_s >= CHECKPOINT_INTERVAL_S
+                if record or run.progress.outcome or due or stopping:
                     log.flush()
                     run.save()
                     saved_s = run.progress.seconds
             if record:
                 yield record
+            if stopping:
+                break
     finally:
         run.close()
         if log:
             log.close()
-    yield run.progress.outcome
+    if run.progress.outcome:
+        yield run.progress.outcome
 
 
 class TooLargeError(RuntimeError):
@@ -130,7 +141,7 @@ class Run:
         initial: Mapping[str, Tensor],
         team: Team = SOLO,
     ) -> None:
-        _check(candidate, corpus, team)
+        check(candidate, corpus, team)
         self.recipe, self.scale = candidate.recipe, candidate.recipe.scale
         self.corpus, self.seed, self.device, self.team = corpus, seed, device, team
         self.folder = folder if team.leads else None
@@ -194,7 +205,7 @@ class Run:
         steps = self.scale.rung_steps
         if self.progress.outcome or self.progress.step not in steps:
             return None
-        loss, head_means = given or self.team.told(validate(self.objective.model, self.corpus, self.scale))
+        loss, head_means = given or self.team.told(lambda: validate(self.objective.model, self.corpus, self.scale))
         self._tick()
         if problem := self._validation_problem(loss, head_means):
             self._end_diverged(*problem)
@@ -307,7 +318,9 @@ class Run:
         progress = replace(self.progress, step=self.progress.step + 1)
         if math.isfinite(loss):
             losses = (*progress.losses, loss)[-divergence.WINDOW :]
-            initial_loss = loss if progress.initial_loss is None else progress.initial_loss
+            initial_loss = progress.initial_loss
+            if initial_loss is None:
+                initial_loss = max(loss, self.corpus.unigram_loss)
             progress = replace(progress, losses=losses, initial_loss=initial_loss)
         self.progress = progress
         self._tick()
@@ -346,7 +359,8 @@ def _completed(record: RungRecord) -> Outcome:
     )
 
 
-def _check(candidate: Candidate, corpus: Corpus, team: Team) -> None:
+def check(candidate: Candidate, corpus: Corpus, team: Team = SOLO) -> None:
+    """Raises ValueError if corpus, recipe and team do not fit."""
     scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
     share = scale.batch // team.size
     if scale.batch % team.size or share % min(share, scale.micro_batch):

@@ -88,7 +88,7 @@ def _forward(
     num_heads, length, head_dim, scale, block: tl.constexpr, padded_dim: tl.constexpr,
 ):  # fmt: skip
     """Output, lse and entropy of a block of rows of one head."""
-    first, which = tl.program_id(0) * block, tl.program_id(1)
+    first, which = tl.program_id(1) * block, tl.program_id(0)
     head, rows = which % num_heads, first + tl.arange(0, block)
     q = _tile(queries, q_strides, which, num_heads, rows, length, head_dim, padded_dim)
     factor = scale * LOG2_E / _row_values(temperature, head, rows, length, 1.0)
@@ -121,7 +121,7 @@ def _backward_queries(
     num_heads, length, head_dim, scale, block: tl.constexpr, padded_dim: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a block of queries of one head, and, as `heat`, of minus the logarithms of their temperatures."""
-    first, which = tl.program_id(0) * block, tl.program_id(1)
+    first, which = tl.program_id(1) * block, tl.program_id(0)
     head, rows = which % num_heads, first + tl.arange(0, block)
     q = _tile(queries, q_strides, which, num_heads, rows, length, head_dim, padded_dim)
     dout = _tile(output_grad, o_strides, which, num_heads, rows, length, head_dim, padded_dim)
@@ -149,7 +149,7 @@ def _backward_keys(
     num_heads, length, head_dim, scale, block: tl.constexpr, padded_dim: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a block of keys and values of one head."""
-    first, which = tl.program_id(0) * block, tl.program_id(1)
+    first, which = tl.program_id(1) * block, tl.program_id(0)
     head, columns = which % num_heads, first + tl.arange(0, block)
     k = _tile(keys, k_strides, which, num_heads, columns, length, head_dim, padded_dim)
     v = _tile(values, v_strides, which, num_heads, columns, length, head_dim, padded_dim)
@@ -235,7 +235,7 @@ def _sizes(queries: Tensor) -> tuple[int, int, int, float, int, int]:
 def _grid(queries: Tensor) -> tuple[int, int]:
     batch, num_heads, length, head_dim = queries.shape
     block, _ = _tile_shape(head_dim, queries.element_size())
-    return triton.cdiv(length, block), batch * num_heads
+    return batch * num_heads, triton.cdiv(length, block)  # the second may not pass 65,535
 
 
 def _tile_shape(head_dim: int, num_bytes: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from nas import checkpoint
+from nas.allocator import keep_freed_memory
 from nas.records import Outcome, RungRecord
 from nas.searcher import dominated_at_rung
 from nas.trainer import TooLargeError, train
@@ -14,20 +15,10 @@ from nas.trials import TrialEvent, TrialSpec
 
 NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
 
-# By default glibc returns every large tensor to the kernel and pages it in anew. Thresholds above the size of a
-# micro-batch's tensors keep freed memory in the process; they must be in the environment before it starts.
-# Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html
-THRESHOLD_BYTES = 32 * 1024**2  # glibc refuses a larger M_MMAP_THRESHOLD (HEAP_MAX_SIZE / 2)
-ALLOCATOR_ENV: dict[str, str] = {
-    "MALLOC_MMAP_THRESHOLD_": str(THRESHOLD_BYTES),
-    "MALLOC_TRIM_THRESHOLD_": str(1024**3),
-    "MALLOC_TOP_PAD_": str(THRESHOLD_BYTES),
-}
-
 
 def worker_env(threads: int) -> Mapping[str, str]:
-    """Environment of a worker process: allocator thresholds, and as many threads as it may use."""
-    return ALLOCATOR_ENV | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    """Environment that a worker process starts in: as many threads as it may use."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def run_trial(spec: TrialSpec) -> Iterator[TrialEvent]:
@@ -37,6 +28,7 @@ def run_trial(spec: TrialSpec) -> Iterator[TrialEvent]:
     full) is a `halted` event, after which the run must stop.
     """
     torch.set_num_threads(spec.threads)
+    keep_freed_memory()
     try:
         yield from _train(spec)
     except (OSError, RuntimeError, ValueError, ArithmeticError, MemoryError) as error:

@@ -1,4 +1,4 @@
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -32,6 +32,14 @@ def test_there_is_a_field_for_every_change(changes, target):
 def test_a_regulariser_that_is_not_there_cannot_be_changed():
     with pytest.raises(ValueError, match=r"\(margin\) need an architecture named EReg"):
         changed(Recipe(), RecipeChanges(entropy=EntropyChanges(margin=0.1)))
+
+
+def test_the_published_form_needs_a_weight_of_its_own():
+    form = EntropyChanges(form="published-code")
+    with pytest.raises(ValueError, match="state --recipe.entropy.weight"):
+        changed(REGULARISED, RecipeChanges(entropy=form))
+    weighted = changed(REGULARISED, RecipeChanges(entropy=replace(form, weight=1e-5)))
+    assert (weighted.entropy.form, weighted.entropy.weight) == ("published-code", 1e-5)
 
 
 def test_values_are_checked_as_those_of_a_recipe():

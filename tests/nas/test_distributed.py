@@ -1,6 +1,8 @@
 """Two gloo processes train as one does."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,15 +41,22 @@ def train_together(rank: int, corpus: Corpus, folder: Path) -> None:
             list(train(candidate(name), corpus, seed=0, folder=folder / name, device=device, team=team))
 
 
-@pytest.fixture(scope="module")
-def together(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("together")
+@contextmanager
+def in_pair() -> Iterator[None]:
+    """What `torchrun --nproc-per-node 2` sets for its processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORLD_SIZE", "2")
         patch.setenv("MASTER_ADDR", "127.0.0.1")
         store = torch.distributed.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
         patch.setenv("MASTER_PORT", str(store.port))
         patch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # as torchrun: rank 0 does not open the store itself
+        yield
+
+
+@pytest.fixture(scope="module")
+def together(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("together")
+    with in_pair():
         multiprocessing.spawn(train_together, args=(corpus, folder), nprocs=2)
     return folder
 
@@ -63,6 +72,25 @@ def test_two_processes_train_as_one(corpus: Corpus, together: Path, tmp_path: Pa
     assert ends[1].progress["losses"] == pytest.approx(list(ends[0].progress["losses"]), rel=1e-5)
 
 
+def fail_together(rank: int, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+    def make() -> str:
+        raise ValueError(f"refused by {rank}")
+
+    with joined("cpu") as (team, _):
+        try:
+            team.told(make)
+        except ValueError as error:
+            (folder / str(rank)).write_text(str(error))
+
+
+def test_what_the_first_process_refuses_is_raised_in_all(tmp_path: Path) -> None:
+    with in_pair():
+        multiprocessing.spawn(fail_together, args=(tmp_path,), nprocs=2)
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["refused by 0"] * 2
+
+
 def test_shares_of_a_batch_are_the_batch() -> None:
     batch = torch.arange(12).view(6, 2)
     shares = [Team(rank=rank, size=3).share(batch) for rank in range(3)]
@@ -74,7 +102,7 @@ def test_one_process_exchanges_nothing() -> None:
     tensor = torch.ones(2)
     SOLO.average([tensor])
     assert tensor.tolist() == [1.0, 1.0]
-    assert SOLO.told("a") == "a"
+    assert SOLO.told(lambda: "a") == "a"
 
 
 def test_a_batch_that_cannot_be_shared_out_is_refused(corpus: Corpus) -> None:

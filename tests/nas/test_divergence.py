@@ -106,6 +106,15 @@ def test_non_finite_thresholds_are_told_apart_from_the_model(monkeypatch: pytest
     assert outcome.reason == "non-finite gradient at step 1, first in penalty"
 
 
+def test_good_weights_to_start_from_may_get_worse_as_long_as_they_beat_frequencies(corpus: Corpus) -> None:
+    run = trainer.Run(candidate(), corpus, seed=0, folder=None, device="cpu", initial={})
+    run._count(corpus.unigram_loss / 2)
+    assert run.progress.initial_loss == corpus.unigram_loss
+    run = trainer.Run(candidate(), corpus, seed=0, folder=None, device="cpu", initial={})
+    run._count(corpus.unigram_loss + 1)
+    assert run.progress.initial_loss == corpus.unigram_loss + 1
+
+
 @pytest.mark.parametrize(
     ("loss", "reason", "layer"),
     [

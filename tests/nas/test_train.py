@@ -1,6 +1,18 @@
-import pytest
+import math
+import os
+import shutil
+import signal
 
-from nas import train
+import pytest
+import torch
+
+from costmodel.yamlfile import load_mapping
+from nas import checkpoint, export, train, trainer
+from nas.initial import read_export
+from nas.model import build
+from nas.objective import Objective
+from nas.training import read_training
+from nas.weights import load_deployed, load_stored
 
 SMOKE = ("--base", "tiny", "--scale", "smoke", "--seq-len", "16", "--tokens", "1024")
 
@@ -36,6 +48,30 @@ def test_a_folder_with_other_files_is_refused(corpus, tmp_path, capsys):
     assert [path.name for path in folder.iterdir()] == ["run.yaml"]
 
 
+def test_ctrl_c_saves_and_the_training_goes_on(corpus, tmp_path, capsys, monkeypatch):
+    arguments = ["SM", *SMOKE, "--data", corpus, "--output-dir"]
+    assert train.main([*arguments, str(tmp_path / "whole")]) == 0
+    whole = capsys.readouterr().out.splitlines()[-2]
+    original = trainer.train_batch
+
+    def press(corpus, *, step, **rest):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(corpus, step=step, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "train_batch", press)
+        assert train.main([*arguments, str(tmp_path / "out")]) == 130
+    assert f"continue with --resume {tmp_path / 'out'}" in capsys.readouterr().out
+    assert checkpoint.load_latest(tmp_path / "out").step == 3
+    assert train.main(["--resume", str(tmp_path / "out")]) == 0
+    assert perplexity(capsys.readouterr().out.splitlines()[-2]) == perplexity(whole)
+
+
+def perplexity(line):
+    return line.split(", ")[0]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -50,6 +86,7 @@ def test_a_folder_with_other_files_is_refused(corpus, tmp_path, capsys):
         ("SM --seed 99999999999999999999", "--seed must be from 0 to"),
         ("sys:exit", "but it raised SystemExit"),
         ("SM --data /no/such/path", "/no/such/path"),
+        ("EReg(SM) --recipe.entropy.form published-code", "state --recipe.entropy.weight"),
         ("SM --resume x", "--resume DIR takes everything from DIR"),
     ],
 )
@@ -61,3 +98,34 @@ def test_bad_input_is_one_clear_line_and_nothing_written(args, message, tmp_path
     assert message in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_trained_is_exported_and_trained_on(corpus, tmp_path, capsys):
+    folder, out = tmp_path / "run", tmp_path / "out"
+    arguments = ["EReg(SM+LN+R)", *SMOKE, "--data", corpus]
+    assert train.main([*arguments, "--normalisation", "spectral", "--output-dir", str(folder)]) == 0
+    export.export(str(folder), output_dir=str(out))
+    facts = load_mapping(out / "export.yaml")
+    assert facts["notation"] == "EReg(SM+LN+R)"
+    assert facts["result"]["tokens"] == 1024
+    assert facts["result"]["perplexity"] == pytest.approx(math.exp(facts["result"]["val_loss"]))
+    assert facts["cost"]["protocol"] == "published"
+    read_back = read_export(out)
+    tokens = torch.arange(8).unsqueeze(0)
+    trained = read_training(folder).candidate
+    model = Objective(trained, torch.Generator()).model.eval()
+    load_stored(model, checkpoint.load_latest(folder).weights)
+    deployed = build(read_back.architecture, torch.Generator())
+    load_deployed(deployed, read_back.weights)
+    torch.testing.assert_close(deployed(tokens).logits, model(tokens).logits)
+    assert train.main([*arguments, "--init-from", str(out), "--output-dir", str(tmp_path / "more")]) == 0
+    export.export(str(folder), fold=True, format="mpc")
+    assert (folder / "exports" / f"{facts['arch_id']}-folded-mpc" / "graph.json").exists()
+
+
+def test_a_training_without_a_checkpoint_has_nothing_to_export(corpus, tmp_path):
+    folder = tmp_path / "run"
+    assert train.main(["SM", *SMOKE, "--data", corpus, "--output-dir", str(folder)]) == 0
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(ValueError, match="must have a whole checkpoint, but has none"):
+        export.export(str(folder))

@@ -204,6 +204,16 @@ def test_a_finished_run_is_told_again_without_training(
     assert list(train(candidate(), corpus, seed=0, folder=tmp_path)) == first
 
 
+def test_a_run_that_is_asked_to_stop_saves_the_step_it_is_at(corpus: Corpus, tmp_path: Path) -> None:
+    whole = list(train(candidate(), corpus, seed=0, folder=tmp_path / "whole"))
+    asked = iter([False] * 5)
+    events = list(train(candidate(), corpus, seed=0, folder=tmp_path / "run", stop=lambda: next(asked, True)))
+    assert [event.steps for event in events] == [4]
+    assert checkpoint.load_latest(tmp_path / "run").step == 6
+    assert timeless(train(candidate(), corpus, seed=0, folder=tmp_path / "run")) == timeless(whole)
+    assert curve(tmp_path / "run") == curve(tmp_path / "whole")
+
+
 def test_closing_the_generator_stops_the_run_and_it_can_go_on(corpus: Corpus, tmp_path: Path) -> None:
     run = train(candidate(), corpus, seed=0, folder=tmp_path)
     first = next(run)
@@ -288,7 +298,10 @@ def test_without_any_whole_checkpoint_a_run_starts_over(corpus: Corpus, tmp_path
     whole = list(train(candidate(), corpus, seed=0, folder=tmp_path))
     for folder in (tmp_path / "checkpoints").iterdir():
         (folder / "state.json").write_text("{")
-    with pytest.warns(UserWarning, match="is damaged and passed over"):
+    with (
+        pytest.warns(UserWarning, match="is damaged and passed over"),
+        pytest.warns(UserWarning, match="no whole checkpoint left; the run starts over"),
+    ):
         again = list(train(candidate(), corpus, seed=0, folder=tmp_path))
     assert timeless(again) == timeless(whole)
     assert len(curve(tmp_path)) == 16
