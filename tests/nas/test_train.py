@@ -118,7 +118,8 @@ def test_what_was_trained_is_exported_and_trained_on(corpus, tmp_path, capsys):
     deployed = build(read_back.architecture, torch.Generator())
     load_deployed(deployed, read_back.weights)
     torch.testing.assert_close(deployed(tokens).logits, model(tokens).logits)
-    assert train.main([*arguments, "--init-from", str(out), "--output-dir", str(tmp_path / "more")]) == 0
+    more = ["EReg(SM+LN+R)", *SMOKE[2:], "--data", corpus, "--init-from", str(out)]
+    assert train.main([*more, "--output-dir", str(tmp_path / "more")]) == 0
     export.export(str(folder), fold=True, format="mpc")
     assert (folder / "exports" / f"{facts['arch_id']}-folded-mpc" / "graph.json").exists()
 
