@@ -49,7 +49,8 @@ def causal_attention(
     with torch.autocast(device, enabled=False):
         if not with_entropy:
             queries, keys = cooled(queries, temperature).to(values.dtype), keys.to(values.dtype)
-            return Attended(functional.scaled_dot_product_attention(queries, keys, values, is_causal=True), None)
+            plain = cpu_attention.attend_only if device == "cpu" else functional.scaled_dot_product_attention
+            return Attended(plain(queries, keys, values, is_causal=True), None)
         output, entropy = _attend_on(device)(queries, keys, values, temperature=temperature)
         return Attended(output.to(values.dtype), entropy)
 
