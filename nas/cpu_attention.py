@@ -46,9 +46,9 @@ def attend_only(queries: Tensor, keys: Tensor, values: Tensor, *, is_causal: boo
     head_dim = queries.shape[-1]
     if head_dim >= LANES:
         return functional.scaled_dot_product_attention(queries, keys, values, is_causal=is_causal)
-    padded = (functional.pad(part, (0, LANES - head_dim)) for part in (queries, keys, values))
-    output = functional.scaled_dot_product_attention(*padded, is_causal=is_causal, scale=1 / math.sqrt(head_dim))
-    return output[..., :head_dim]
+    q, k, v = (functional.pad(part, (0, LANES - head_dim)) for part in (queries, keys, values))
+    padded = functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1 / math.sqrt(head_dim))
+    return padded[..., :head_dim]
 
 
 def _flash(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
