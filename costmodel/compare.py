@@ -13,8 +13,8 @@ import numpy as np
 
 from costmodel import engine, execute, ops
 from costmodel.execute import Array, Weights
-from costmodel.job import graph_job
 from costmodel.ops import Node, Op, OpGraph
+from costmodel.parties.job import graph_job
 from costmodel.protocols import PROTOCOLS, aby3, cheetah, derived, semi2k
 from costmodel.protocols.calls import Comm, Setting, total
 from costmodel.rounds import MeasuredRounds, measured_rounds

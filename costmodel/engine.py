@@ -6,8 +6,8 @@ operands are secret-shared but those that `costmodel.execute` calls public, or a
 the client shares its tokens, one-hot or as they are.
 What is not counted: sharing inputs and weights, opening the logits, and what the parties exchange before the first op.
 
-The engine is a C++ library that writes its profile to stdout, so it runs in child processes with captured output (see
-`costmodel.party`), with all of its own parallelism off: all parties in one, linked in memory, or a process for each.
+The engine is a C++ library that writes its profile to stdout, so it runs in child processes with captured output
+(`costmodel.parties`), with all of its own parallelism off: all parties in one, linked in memory, or a process for each.
 """
 
 import re
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from costmodel.execute import Array, Weights
-from costmodel.job import Job, graph_job, ops_job
-from costmodel.links import LINKS, UNHINDERED, Condition, Link
 from costmodel.ops import Node, Op, OpGraph
+from costmodel.parties.job import Job, graph_job, ops_job
+from costmodel.parties.links import LINKS, UNHINDERED, Condition, Link
+from costmodel.parties.session import EngineError, run_passes
 from costmodel.protocols.calls import Setting
 from costmodel.protocols.derived import NUM_PARTIES
-from costmodel.session import EngineError, run_passes
 
 __all__ = ["NUM_PARTIES", "EngineError", "Measured", "Pass", "Run", "check_installed", "measure", "passes", "run"]
 
@@ -89,7 +89,7 @@ def run(
 ) -> Run:
     """One forward pass of a sequence under the engine.
 
-    weights, tokens, caches: as `costmodel.execute.execute` takes them. link: a key of `costmodel.links.LINKS`.
+    weights, tokens, caches: as `costmodel.execute.execute` takes them. link: a key of `costmodel.parties.links.LINKS`.
 
     Raises ValueError for an unknown protocol or link, inputs that do not fit the graph, or an engine that is not
     installed; EngineError if the engine fails or takes longer than `timeout_s`.

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from costmodel.engine import EngineError, Pass, passes
-from costmodel.job import Job
-from costmodel.links import UNHINDERED, Condition, Link
+from costmodel.parties.job import Job
+from costmodel.parties.links import UNHINDERED, Condition, Link
+from costmodel.parties.shaped import shaped
 from costmodel.protocols.ledger import BATCH_MESSAGES
-from costmodel.shaped import shaped
 
 REPEATS = 2
 WARM_UPS = 2  # what is made once, and batches that the first pass nearly used up

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodel.engine import Pass
-from costmodel.job import Job
-from costmodel.links import Condition, delayed
+from costmodel.parties.job import Job
+from costmodel.parties.links import Condition, delayed
 from costmodel.repeated import REPEATS, least_passes
 from costmodel.units import parse_seconds
 

@@ -18,10 +18,21 @@ import warnings
 from collections import Counter
 from typing import Any, TypeAlias
 
-from costmodel import trace_attention, trace_patterns
 from costmodel.ops import LayerId, Node, OpGraph, TokenEmbedding, VocabProjection
-from costmodel.trace_patterns import Step, Steps, first_match
-from costmodel.trace_program import FxNode, Program, dependent, kind, moved, numel, origin, secret_inputs, size, writes
+from costmodel.tracing import attention, patterns
+from costmodel.tracing.patterns import Step, Steps, first_match
+from costmodel.tracing.program import (
+    FxNode,
+    Program,
+    dependent,
+    kind,
+    moved,
+    numel,
+    origin,
+    secret_inputs,
+    size,
+    writes,
+)
 
 Module: TypeAlias = Any  # torch.nn.Module; torch is imported only where a model is at hand
 WRAPPED = "model"  # the traced module's name inside the one that takes its logits out
@@ -208,8 +219,8 @@ def _recognised(program: Program, name: str) -> dict[FxNode, Steps]:
 
 
 def _steps(program: Program, node: FxNode) -> Steps:
-    patterns = (trace_attention.PATTERNS, trace_patterns.PATTERNS)
-    return next((steps for each in patterns if (steps := first_match(each, program, node))), ())
+    known = (attention.PATTERNS, patterns.PATTERNS)
+    return next((steps for each in known if (steps := first_match(each, program, node))), ())
 
 
 def _unsupported(name: str, unknown: list[FxNode]) -> str:

@@ -9,8 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import costmodel.__main__ as main
-from costmodel import cli, compare, engine, execute, present_comparison, session
+from costmodel import cli, compare, engine, execute, present_comparison
 from costmodel.engine import EngineError, Measured, Run
+from costmodel.parties import session
 from costmodel.present import PRICE_KEYS
 from costmodel.protocols.calls import NOTHING, Setting
 from costmodel.rounds import MeasuredRounds

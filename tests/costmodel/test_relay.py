@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from costmodel.links import LOOPBACK, free_addresses
-from costmodel.relay import Relay, started_relay
+from costmodel.parties.links import LOOPBACK, free_addresses
+from costmodel.parties.relay import Relay, started_relay
 
 DELAY_S = 0.05
 

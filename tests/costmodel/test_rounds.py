@@ -7,7 +7,7 @@ import pytest
 
 from costmodel import compare, ops, repeated
 from costmodel.engine import EngineError, Measured, Pass
-from costmodel.job import graph_job, ops_job
+from costmodel.parties.job import graph_job, ops_job
 from costmodel.protocols.calls import Setting
 from costmodel.protocols.ledger import BATCH_MESSAGES
 from costmodel.rounds import measured_rounds, parse_delays

@@ -12,9 +12,10 @@ from threading import Timer
 
 import pytest
 
-from costmodel import engine, links, ops, session
-from costmodel.job import Job, ops_job
-from costmodel.links import LOOPBACK, UNHINDERED, Condition, Wiring
+from costmodel import engine, ops
+from costmodel.parties import links, session
+from costmodel.parties.job import Job, ops_job
+from costmodel.parties.links import LOOPBACK, UNHINDERED, Condition, Wiring
 from costmodel.protocols.calls import Setting
 
 needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
@@ -33,7 +34,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
 
     def record(command, **settings):
         process = popen(command, **settings)
-        if "costmodel.party" in command:
+        if "costmodel.parties.party" in command:
             found.append(process)
         return process
 
@@ -106,7 +107,7 @@ def test_parties_end_with_their_parent(tmp_path) -> None:
     """Even with one that is killed: its end of their stdin closes."""
     read_end, write_end = os.pipe()
     (tmp_path / "job.pickle").write_bytes(session.pickle.dumps(relu()))
-    command = [session.sys.executable, "-m", "costmodel.party", str(tmp_path), str(write_end), "0"]
+    command = [session.sys.executable, "-m", "costmodel.parties.party", str(tmp_path), str(write_end), "0"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[write_end])
     os.close(write_end)
     assert process.stdin is not None

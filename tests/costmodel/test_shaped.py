@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from costmodel import ops, shaped
-from costmodel.job import ops_job
-from costmodel.links import Condition
+from costmodel import ops
+from costmodel.parties import shaped
+from costmodel.parties.job import ops_job
+from costmodel.parties.links import Condition
 from costmodel.protocols import semi2k
 from costmodel.protocols.calls import Setting
 from costmodel.repeated import measure_on_link

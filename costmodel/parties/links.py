@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from costmodel.relay import Relay, started_relay
+from costmodel.parties.relay import Relay, started_relay
 
 LOOPBACK = "127.0.0.1"
 
@@ -98,7 +98,7 @@ def _relayed(relay: Relay, rank: int, addresses: tuple[str, ...]) -> tuple[str, 
 
 def _delay(relay: Relay, condition: Condition) -> None:
     if condition.bandwidth_bits_per_s is not None:
-        raise ValueError(f"this link limits no bandwidth, but got {condition}; use `costmodel.shaped`.")
+        raise ValueError(f"this link limits no bandwidth, but got {condition}; use `costmodel.parties.shaped`.")
     relay.set_delay(condition.delay_s)
 
 

@@ -19,9 +19,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from costmodel.execute import Array
-from costmodel.job import Job
-from costmodel.links import Condition, Link, Wiring
-from costmodel.party import JOB, RESULT, log_file, progress_file
+from costmodel.parties.job import Job
+from costmodel.parties.links import Condition, Link, Wiring
+from costmodel.parties.party import JOB, RESULT, log_file, progress_file
 
 STARTS = 3  # a port that was free a moment ago may be taken
 PORT_TAKEN = re.compile(r"[Aa]ddress already in use|[Ff]ail to listen|start failed")
@@ -119,7 +119,7 @@ def _session(wiring: Wiring, folder: Path, timeout_s: float | None) -> Iterator[
 @contextmanager
 def _child(folder: Path, ranks: tuple[int, ...], prefix: tuple[str, ...]) -> Iterator[_Child]:
     read_end, write_end = os.pipe()
-    command = [*prefix, sys.executable, "-m", "costmodel.party", str(folder), str(write_end), *map(str, ranks)]
+    command = [*prefix, sys.executable, "-m", "costmodel.parties.party", str(folder), str(write_end), *map(str, ranks)]
     with log_file(folder, ranks[0]).open("wb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=os.environ | ONE_THREAD

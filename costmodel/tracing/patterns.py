@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from costmodel import ops
 from costmodel.ops import Op
-from costmodel.trace_program import (
+from costmodel.tracing.program import (
     CASTS,
     REARRANGES,
     FxNode,

@@ -28,8 +28,8 @@ import numpy as np
 
 from costmodel.evaluate import Array, Library, evaluate
 from costmodel.execute import PUBLIC
-from costmodel.job import Job
 from costmodel.ops import Node, Op
+from costmodel.parties.job import Job
 
 JOB, RESULT = "job.pickle", "result.npy"
 MEMORY = "memory_"  # what the addresses of parties in one process begin with

@@ -44,7 +44,7 @@ class Relay:
 @contextmanager
 def started_relay(python: Sequence[str]) -> Iterator[Relay]:
     """A relay that runs until the end of the block. python: the interpreter, after what it is to run under."""
-    command = [*python, "-m", "costmodel.relay"]
+    command = [*python, "-m", "costmodel.parties.relay"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Relay(process=process)

@@ -8,8 +8,19 @@ from dataclasses import dataclass, replace
 
 from costmodel import ops
 from costmodel.ops import Op
-from costmodel.trace_patterns import Patterns, Step, Steps, first_match, split_product
-from costmodel.trace_program import FxNode, Program, argument, is_node, kind, moved, numel, origin, secret_inputs, size
+from costmodel.tracing.patterns import Patterns, Step, Steps, first_match, split_product
+from costmodel.tracing.program import (
+    FxNode,
+    Program,
+    argument,
+    is_node,
+    kind,
+    moved,
+    numel,
+    origin,
+    secret_inputs,
+    size,
+)
 
 SDPA = "scaled_dot_product_attention"
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"

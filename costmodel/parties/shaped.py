@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import combinations
 
-from costmodel.links import Condition, Wiring, apart
-from costmodel.relay import Relay, started_relay
+from costmodel.parties.links import Condition, Wiring, apart
+from costmodel.parties.relay import Relay, started_relay
 
 PROGRAMS = ("ip", "tc", "unshare", "nsenter")
 PORT = 9100  # of every party: a namespace has all its ports free
