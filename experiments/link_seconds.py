@@ -16,13 +16,13 @@ from costmodel.compare import drawn_tokens, drawn_weights
 from costmodel.cost import Price
 from costmodel.engine import passes
 from costmodel.estimate import estimate
-from costmodel.job import graph_job
-from costmodel.links import Condition
 from costmodel.network import Network
 from costmodel.ops import OpGraph
+from costmodel.parties.job import graph_job
+from costmodel.parties.links import Condition
+from costmodel.parties.shaped import shaped, why_not
 from costmodel.protocols.calls import Setting
 from costmodel.protocols.derived import load
-from costmodel.shaped import shaped, why_not
 from search_spaces.decoder import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
