@@ -17,7 +17,7 @@ from nas.config import SCALES
 from nas.data import Corpus, prepare
 from nas.front import Summary, front, summarise
 from nas.ledger import Record
-from nas.plot import plot_run
+from nas.plot import plot_run, remove_plots
 from nas.progress import Eta, shown
 from nas.run import Meta, StudyConfig, locked, new_folder, write_config, write_meta
 from nas.study import Resources, RunHaltedError, run_study
@@ -90,6 +90,7 @@ def _study(
     if not ledger.completed(trials.records):
         reason = unfinished or f"see the reasons in {folder / 'trials.csv'}"
         raise StoppedError(f"no trial was trained to completion: {reason}.")
+    remove_plots(folder)
     lines = closing_lines(trials.records, config, feasible.space.base.num_layers, folder, plot_run(folder))
     if unfinished:
         lines.append(unfinished)

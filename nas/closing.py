@@ -21,7 +21,9 @@ def closing_lines(
     """Only what this run established, in order: front, baselines, order against the papers, scale, places."""
     members = front(records, config.budget)
     done = ledger.completed(records)
-    lines = [f"front: {len(members)} members within {config.budget_latency} per token"]
+    lines = [
+        f"front: {len(members)} {'member' if len(members) == 1 else 'members'} within {config.budget_latency} per token"
+    ]
     lines += [f"  {_described(member)}{_doubt(member, config.budget)}" for member in members]
     if len(members) < FEW:
         lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")

@@ -96,7 +96,8 @@ def export(
     if fold:
         print(
             f"folded: {facts['notation']} is deployed as {name_of(made.architecture)} at "
-            f"{format_seconds(facts['cost']['total']['latency_s'])} a token, with the same logits"
+            f"{format_seconds(facts['cost']['total']['latency_s'])} a token (T={made.seq_len}, "
+            f"{facts['cost']['protocol']}), with the same logits"
         )
 
 

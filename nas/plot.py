@@ -36,6 +36,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+PLOTS = "plots"  # folder of a run
 LABELLED = 8  # front members named in the legend; the rest are in pareto.csv
 
 # Okabe and Ito 2008, https://jfly.uni-koeln.de/color/: told apart by the colour-blind
@@ -133,6 +134,12 @@ def plot_run(folder: Path) -> tuple[Path, ...]:
     return _save(folder, "pareto", draw_front(data))
 
 
+def remove_plots(folder: Path) -> None:
+    """Removes what was drawn of a run so far, before it has another front."""
+    for path in (folder / PLOTS).glob("*.*"):
+        path.unlink()
+
+
 def plot_costs(
     folder: Path, members: Sequence[Record], pricer: Pricer, seq_len: int, suffix: str = ""
 ) -> tuple[Path, ...]:
@@ -204,8 +211,8 @@ def _what_if(folder: Path, config: StudyConfig, pricer: Pricer, seq_len: int, bu
 
 
 def _save(folder: Path, name: str, figure: Figure) -> tuple[Path, ...]:
-    (folder / "plots").mkdir(exist_ok=True)
-    paths = tuple(folder / "plots" / f"{name}.{kind}" for kind in ("png", "svg"))
+    (folder / PLOTS).mkdir(exist_ok=True)
+    paths = tuple(folder / PLOTS / f"{name}.{kind}" for kind in ("png", "svg"))
     for path in paths:
         figure.savefig(path)
     plt.close(figure)

@@ -57,7 +57,9 @@ def _value(node: Node, suffix: str, weights: Mapping[str, Tensor]) -> Tensor | N
         return None
     ffn = node.name.removesuffix(".fused")
     if ffn == node.name or f"{ffn}.up.weight" not in weights:
-        raise ValueError(f"the weights must hold {name!r}, but do not: their placement has no such linear.")
+        raise ValueError(
+            f"the weights must hold {name!r}, but their placement has no such linear; train an ARCH whose linears they hold."
+        )
     return _product(ffn, suffix, weights)
 
 

@@ -121,7 +121,8 @@ def test_status_shows_the_front(finished, capsys):
 
 def test_plot_is_drawn_again_from_the_ledger(finished):
     folder, _ = finished
-    (folder / "plots" / "pareto.svg").unlink()
+    plot.remove_plots(folder)
+    assert list((folder / "plots").iterdir()) == []
     assert folder / "plots" / "pareto.svg" in plot.plot_run(folder)
     assert (folder / "plots" / "pareto.svg").exists()
 
