@@ -58,7 +58,7 @@ def _value(node: Node, suffix: str, weights: Mapping[str, Tensor]) -> Tensor | N
     ffn = node.name.removesuffix(".fused")
     if ffn == node.name or f"{ffn}.up.weight" not in weights:
         raise ValueError(
-            f"the weights must hold {name!r}, but their placement has no such linear; train an ARCH whose linears they hold."
+            f"the weights must hold {name!r}, but their placement has no such linear; give an ARCH that they fit."
         )
     return _product(ffn, suffix, weights)
 
