@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from costmodel import ops
 from costmodel.schema import decode
-from nas import cpu_attention
+from nas import attention
 from nas.allocator import keep_freed_memory
 from nas.candidate import Candidate
 from nas.config import SCALES, Recipe, ScaleName
@@ -47,8 +47,8 @@ class Way:
     """How to train: processes side by side, each a candidate of its own, with so many threads.
 
     over: the way it is compared with. allocator: freed memory stays in the process. fused: AdamW, and our loop;
-    without it the loop of a tutorial. padded: attention of few features a head as ours, not as torch's. vocab_size:
-    None is the scale's. chunked: cross-entropy in chunks where ours would be.
+    without it the loop of a tutorial. native: attention in our C++, not torch's. vocab_size: None is the scale's.
+    chunked: cross-entropy in chunks where ours would be.
     """
 
     processes: int
@@ -56,7 +56,7 @@ class Way:
     allocator: bool
     fused: bool
     over: str | None = None
-    padded: bool = False
+    native: bool = False
     compiled: bool = False
     vocab_size: int | None = None
     chunked: bool = True
@@ -197,8 +197,8 @@ def _serve(way: Mapping[str, Any], candidate: Candidate, pipe: Connection) -> No
     wanted = decode(Way, way, "a way")
     if wanted.allocator:
         keep_freed_memory()
-    if not wanted.padded:
-        cpu_attention.attend_only = functional.scaled_dot_product_attention  # type: ignore[assignment]
+    if not wanted.native:
+        attention.has_native = lambda head_dim: False  # type: ignore[assignment]
     step = stepper(wanted, candidate)
     step()
     pipe.send(time.perf_counter() - start_s)

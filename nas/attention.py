@@ -2,11 +2,13 @@
 
 With scores s_ij = q_i . k_j / (t_i sqrt(head_dim)) and weights a = softmax(s) over j <= i, E_i = -sum_j a_ij ln a_ij.
 
-- CPU: `nas.cpu_attention`, in blocks that stay in the cache.
+- CPU: `nas.native_attention`, one fused C++ kernel.
+- CPU where that cannot be compiled, or in fp64: `nas.cpu_attention`, in blocks that stay in the cache.
 - CUDA with Triton: `nas.triton_attention`, one fused kernel.
 - CUDA without: `attention_reference`, which holds the T x T matrix.
 
-Entropy is computed in fp32 whatever the inputs (fp64 stays fp64). Without entropy, torch's own attention is used.
+Entropy is computed in fp32 whatever the inputs (fp64 stays fp64). Where it is not wanted, torch's own attention is
+used, but for the C++ kernel: that is the faster of the two all the same.
 """
 
 import logging
@@ -19,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nas import cpu_attention
+from nas import cpu_attention, native_attention
+from nas.native import NotCompiledError
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +52,9 @@ def causal_attention(
     with torch.autocast(device, enabled=False):
         if not with_entropy:
             queries, keys = cooled(queries, temperature).to(values.dtype), keys.to(values.dtype)
-            plain = cpu_attention.attend_only if device == "cpu" else functional.scaled_dot_product_attention
-            return Attended(plain(queries, keys, values, is_causal=True), None)
+            if device == "cpu" and _is_native(values):
+                return Attended(native_attention.attend(queries, keys, values)[0], None)
+            return Attended(functional.scaled_dot_product_attention(queries, keys, values, is_causal=True), None)
         output, entropy = _attend_on(device)(queries, keys, values, temperature=temperature)
         return Attended(output.to(values.dtype), entropy)
 
@@ -83,8 +87,25 @@ def cooled(queries: Tensor, temperature: Tensor | None) -> Tensor:
 
 def _on_cpu(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended:
     queries, keys, values = _widened(queries, keys, values)
-    output, entropy = cpu_attention.attend(cooled(queries, temperature), keys, values)
+    attend = native_attention.attend if _is_native(values) else cpu_attention.attend
+    output, entropy = attend(cooled(queries, temperature), keys, values)
     return Attended(output, _bounded(entropy))
+
+
+def _is_native(values: Tensor) -> bool:
+    return values.dtype is torch.float32 and has_native(values.shape[-1])
+
+
+@cache
+def has_native(head_dim: int) -> bool:
+    """Whether the C++ kernel for heads of so many features is at hand, or can now be compiled; says so once."""
+    try:
+        native_attention.compiled(head_dim)
+    except NotCompiledError as error:
+        logger.warning("attention on the CPU: in blocks of rows, slower than compiled, but %s; install g++.", error)
+        return False
+    logger.info("attention on the CPU: one fused C++ kernel")
+    return True
 
 
 def _on_cuda(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended:
@@ -98,7 +119,6 @@ def _on_cuda(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tens
 def _attend_on(device_type: str) -> Attend:
     """Chosen, and said, once for every kind of device."""
     if device_type == "cpu":
-        logger.info("attention with entropy on the CPU: in blocks of rows")
         return _on_cpu
     if device_type == "cuda" and find_spec("triton"):
         logger.info("attention with entropy on CUDA: one fused Triton kernel")

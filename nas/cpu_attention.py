@@ -1,4 +1,4 @@
-"""Causal attention with entropy on the CPU, forward and backward, one block of query rows at a time.
+"""Causal attention with entropy on the CPU by torch alone, forward and backward, one block of query rows at a time.
 
 With scores s_ij = q_i . k_j / sqrt(head_dim) and weights a = softmax(s) over j <= i,
 
@@ -38,21 +38,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
     return output, entropy
 
 
-def attend_only(queries: Tensor, keys: Tensor, values: Tensor, *, is_causal: bool) -> Tensor:
-    """torch's own attention, without entropy.
-
-    With fewer features than a register holds, its backward pass takes a third longer than with zeros up to there.
-    """
-    head_dim = queries.shape[-1]
-    if head_dim >= LANES:
-        return functional.scaled_dot_product_attention(queries, keys, values, is_causal=is_causal)
-    q, k, v = (functional.pad(part, (0, LANES - head_dim)) for part in (queries, keys, values))
-    padded = functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1 / math.sqrt(head_dim))
-    return padded[..., :head_dim]
-
-
 def _flash(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """One pass of torch's flash kernel over [v | k], at no cost where both fit a register.
+    """One pass of torch's flash kernel over [v | k], at little cost where both fit a register.
 
     E_i = lse_i - sum_j a_ij s_ij, and the sum is scale * q_i . (sum_j a_ij k_j). The gradient passes through the
     weights a alone, as the paths through lse_i and through s as a factor cancel: hence what is detached. The kernel

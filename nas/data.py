@@ -7,7 +7,6 @@ its settings and the version of `tokenizers`, which may learn other merges from 
 
 import hashlib
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import __version__ as tokenizers_version
 
 from costmodel.schema import decode
+from nas.cache import default_cache_dir
 from nas.documents import VALIDATION_SHARE, GivenTokenizer, Source, Split
 from nas.preparation import (
     PROGRESS_FILE,
@@ -80,12 +80,6 @@ class Corpus:
         """The token ids of a split, in order of documents, memory-mapped read-only."""
         length = self.num_train_tokens if split == "train" else self.num_validation_tokens
         return np.memmap(Path(self.folder) / f"{split}.bin", dtype=id_type(self.vocab_size), mode="r", shape=(length,))
-
-
-def default_cache_dir() -> Path:
-    """Where corpora are cached: under XDG_CACHE_HOME, else ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "private-inference-nas"
 
 
 def prepare(

@@ -3,6 +3,7 @@
 import logging
 import math
 import re
+import shutil
 
 import pytest
 import torch
@@ -12,12 +13,21 @@ from hypothesis import strategies as st
 from nas import attention, cpu_attention
 from nas.attention import attention_reference, causal_attention, row_bounds
 
-HEAD_DIMS = [1, 4, 8, 9, 20, 64]  # up to 8 torch's flash kernel, beyond in blocks of rows
+HEAD_DIMS = [1, 4, 8, 9, 20, 64]  # without our C++ up to 8 torch's flash kernel, beyond in blocks of rows
 
 
 def heads(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [(scale * torch.randn(*shape, generator=generator, dtype=dtype)).requires_grad_() for _ in range(3)]
+
+
+@pytest.fixture(params=["compiled", "by torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fp32 is attended to on the CPU."""
+    if request.param == "by torch":
+        monkeypatch.setattr(attention, "has_native", lambda head_dim: False)
+    elif shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
 
 
 @pytest.fixture
@@ -69,8 +79,9 @@ def test_gradients_are_those_of_finite_differences(head_dim: int) -> None:
     assert torch.autograd.gradcheck(lambda *parts: tuple(causal_attention(*parts)), heads(1, 2, 6, head_dim))
 
 
+@pytest.mark.usefixtures("way")
 def test_packed_heads_need_not_be_contiguous() -> None:
-    packed = heads(2, 40, 3, 2, 12)[0]
+    packed = heads(2, 40, 3, 2, 12, dtype=torch.float32)[0]
     parts = packed.permute(2, 0, 3, 1, 4)
     for ours, theirs in zip(causal_attention(*parts), attention_reference(*parts), strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -80,6 +91,7 @@ def test_packed_heads_need_not_be_contiguous() -> None:
         torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("head_dim", [8, 16, 64])
 @pytest.mark.parametrize("temperature", [1.0, 0.1, 0.01])
 def test_entropy_is_exact_at_low_temperatures(head_dim: int, temperature: float) -> None:
@@ -102,6 +114,7 @@ def test_entropy_of_row_i_lies_between_0_and_ln_i(length: int, head_dim: int, sc
     assert bool((entropy <= row_bounds(length).float()).all())
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("head_dim", [8, 16])
 def test_uniform_heads_reach_the_bound_and_sharp_ones_zero(head_dim: int) -> None:
     zeros = torch.zeros(1, 1, 128, head_dim)
@@ -111,6 +124,7 @@ def test_uniform_heads_reach_the_bound_and_sharp_ones_zero(head_dim: int) -> Non
     assert causal_attention(keys, keys, keys).entropy.abs().max().item() < 1e-3
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("head_dim", [8, 16])
 def test_gradient_stays_finite_where_weights_vanish(head_dim: int) -> None:
     parts = heads(1, 2, 32, head_dim, dtype=torch.float32, scale=100.0)
@@ -148,7 +162,6 @@ def test_without_entropy_the_output_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("device", "has_triton", "said"),
     [
-        ("cpu", True, "in blocks of rows"),
         ("cuda", True, "one fused Triton kernel"),
         ("cuda", False, r"holds a T x T matrix .*private-inference-nas\[triton\]"),
         ("xpu", True, "holds a T x T matrix"),

@@ -1,0 +1,272 @@
+// Causal attention with entropy, forward and backward, for heads of HEAD_DIM features; nas/native_attention.py has the
+// formulas.
+//
+// Threads share the heads. Of a head, TILE query rows are taken at a time, each in a lane of its own: their scores,
+// weights and gradients of scores are stored keys x TILE. All products are `multiply`, whose results stay in registers.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if defined(__AVX512F__)
+#define TILE 16
+#elif defined(__AVX2__) || defined(__ARM_NEON)
+#define TILE 8
+#else
+#error "attention wants a processor with AVX2 or NEON."
+#endif
+
+namespace {
+
+constexpr int STRIP = 8;              // rows of a product's results: with WIDE registers each they fill the processor's
+constexpr int WIDE = TILE > 8 ? 2 : 1;
+constexpr int KEY_BLOCK = 128;        // keys whose gradients the backward pass keeps in the cache
+constexpr float HIDDEN = -1e20f;      // score of a later key; finite, so that its weight of 0 times it is 0
+
+typedef float Rows __attribute__((vector_size(TILE * sizeof(float))));
+typedef float Features __attribute__((vector_size((HEAD_DIM <= 8 ? 8 : TILE) * sizeof(float))));
+typedef int32_t Whole __attribute__((vector_size(TILE * sizeof(float))));
+
+template <class Floats = Rows>
+inline Floats load(const float* at) {
+    Floats value;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+}
+
+template <class Floats>
+inline void store(float* at, Floats value) {
+    std::memcpy(at, &value, sizeof value);
+}
+
+template <class Floats>
+constexpr int LANES = sizeof(Floats) / sizeof(float);
+
+constexpr int WIDTH = (HEAD_DIM + LANES<Features> - 1) / LANES<Features> * LANES<Features>;  // of a row, zeros included
+
+// result[i][n] = (or +=) the sum over d < depth of left[i * left_row + d * left_step] * right[d * right_row + n], for
+// i < STRIP and n over COUNT registers.
+template <bool ADDS, class Floats, int COUNT>
+inline void multiply(const float* left, int left_row, int left_step, const float* right, int right_row, int depth,
+                     float* result, int result_row) {
+    Floats sums[STRIP][COUNT] = {};
+    if (ADDS)
+        for (int i = 0; i < STRIP; i++)
+            for (int n = 0; n < COUNT; n++) sums[i][n] = load<Floats>(result + i * result_row + n * LANES<Floats>);
+    for (int d = 0; d < depth; d++) {
+        Floats factors[COUNT];
+        for (int n = 0; n < COUNT; n++) factors[n] = load<Floats>(right + d * right_row + n * LANES<Floats>);
+        for (int i = 0; i < STRIP; i++)
+            for (int n = 0; n < COUNT; n++) sums[i][n] += left[i * left_row + d * left_step] * factors[n];
+    }
+    for (int i = 0; i < STRIP; i++)
+        for (int n = 0; n < COUNT; n++) store(result + i * result_row + n * LANES<Floats>, sums[i][n]);
+}
+
+// result (num_keys x TILE) = left (num_keys x WIDTH) times across (HEAD_DIM x TILE).
+inline void project(const float* left, const float* across, int num_keys, float* result) {
+    for (int j = 0; j < num_keys; j += STRIP)
+        multiply<false, Rows, 1>(left + j * WIDTH, WIDTH, 1, across, TILE, HEAD_DIM, result + j * TILE, TILE);
+}
+
+// result (STRIP x WIDTH) += left (STRIP x depth, by its steps) times right (depth x WIDTH).
+inline void mix(const float* left, int left_row, int left_step, const float* right, int depth, float* result) {
+    constexpr int STEP = WIDE * LANES<Features>;
+    int n = 0;
+    for (; n + STEP <= WIDTH; n += STEP)
+        multiply<true, Features, WIDE>(left, left_row, left_step, right + n, WIDTH, depth, result + n, WIDTH);
+    if (n < WIDTH) multiply<true, Features, 1>(left, left_row, left_step, right + n, WIDTH, depth, result + n, WIDTH);
+}
+
+// e^x of x that only rounding puts above 0; 0 where that is no normal number. 2^(n + f) with |f| <= 1/2, where 2^f is
+// the Taylor series of e^(f ln 2) up to f^6.
+inline Rows exponential(Rows x) {
+    const Rows power = x * 1.44269504f;  // log2 e
+    const Whole n = __builtin_convertvector(power - 0.5f, Whole);
+    const Rows f = power - __builtin_convertvector(n, Rows);
+    Rows series = f * 1.54035304e-4f + 1.33335581e-3f;
+    series = series * f + 9.61812911e-3f;
+    series = series * f + 5.55041087e-2f;
+    series = series * f + 2.40226507e-1f;
+    series = series * f + 6.93147181e-1f;
+    series = series * f + 1.0f;
+    const Rows result = series * reinterpret_cast<Rows>((n + 127) << 23);
+    return x < -87.3f ? Rows{} : result;
+}
+
+// Of TILE keys and rows that begin at one place: key j is later than the rows before j.
+inline void hide_later(float* scores) {
+    for (int j = 0; j < TILE; j++) std::fill_n(scores + j * TILE, j, HIDDEN);
+}
+
+// WIDTH x TILE of TILE x WIDTH.
+inline void transpose(const float* rows, float* across) {
+    for (int i = 0; i < TILE; i++)
+        for (int d = 0; d < WIDTH; d++) across[d * TILE + i] = rows[i * WIDTH + d];
+}
+
+}  // namespace
+
+// batch x heads x length x HEAD_DIM; steps in numbers, that between features is 1.
+struct Operand {
+    float* data;
+    int64_t batch_step, head_step, row_step;
+};
+
+struct Shape {
+    int64_t batch, num_heads, length;
+};
+
+namespace {
+
+// One head of an operand.
+struct Head {
+    float* data;
+    int64_t row_step;
+
+    Head(const Operand& all, const Shape& shape, int64_t index)
+        : data(all.data + index / shape.num_heads * all.batch_step + index % shape.num_heads * all.head_step),
+          row_step(all.row_step) {}
+
+    float* row(int i) const { return data + i * row_step; }
+
+    // `count` rows times `scale`, of WIDTH numbers each; those beyond HEAD_DIM are left as they are.
+    void read(int first, int count, float scale, float* to) const {
+        for (int i = 0; i < count; i++)
+            for (int d = 0; d < HEAD_DIM; d++) to[i * WIDTH + d] = row(first + i)[d] * scale;
+    }
+
+    void write(int first, int count, float scale, const float* from) const {
+        for (int i = 0; i < count; i++)
+            for (int d = 0; d < HEAD_DIM; d++) row(first + i)[d] = from[i * WIDTH + d] * scale;
+    }
+};
+
+// Zeros to take pieces of.
+struct Room {
+    std::vector<float> numbers;
+    float* next;
+    explicit Room(size_t size) : numbers(size), next(numbers.data()) {}
+    float* take(size_t size) { return (next += size) - size; }
+};
+
+const float SCALE = 1.0f / std::sqrt(float(HEAD_DIM));
+
+void forward_head(Head q, Head k, Head v, Head output, float* lse, float* entropy, int length) {
+    const int padded = (length + TILE - 1) / TILE * TILE;
+    Room room(size_t(padded) * (2 * WIDTH + TILE) + 3 * TILE * WIDTH);
+    float *keys = room.take(padded * WIDTH), *values = room.take(padded * WIDTH), *weights = room.take(padded * TILE);
+    float *queries = room.take(TILE * WIDTH), *across = room.take(TILE * WIDTH), *sums = room.take(TILE * WIDTH);
+    k.read(0, length, 1.0f, keys);
+    v.read(0, length, 1.0f, values);
+    for (int first = 0; first < length; first += TILE) {
+        const int count = std::min(TILE, length - first), seen = first + TILE;
+        q.read(first, count, SCALE, queries);
+        transpose(queries, across);
+        project(keys, across, seen, weights);
+        hide_later(weights + first * TILE);
+        Rows largest = load(weights), total = {}, weighted = {};
+        for (int j = 1; j < seen; j++) {
+            const Rows other = load(weights + j * TILE);
+            largest = other > largest ? other : largest;
+        }
+        for (int j = 0; j < seen; j++) {
+            const Rows centred = load(weights + j * TILE) - largest, weight = exponential(centred);
+            total += weight;
+            weighted += weight * centred;
+            store(weights + j * TILE, weight);
+        }
+        std::fill_n(sums, TILE * WIDTH, 0.0f);
+        for (int i = 0; i < TILE; i += STRIP)
+            mix(weights + i, 1, TILE, values, seen, sums + i * WIDTH);
+        for (int i = 0; i < count; i++) {
+            const float log_total = std::log(total[i]);
+            lse[first + i] = largest[i] + log_total;
+            entropy[first + i] = log_total - weighted[i] / total[i];
+            output.write(first + i, 1, 1.0f / total[i], sums + i * WIDTH);
+        }
+    }
+}
+
+void backward_head(Head q, Head k, Head v, Head output, const float* lse, const float* entropy, Head output_grad,
+                   const float* entropy_grad, Head q_grad, Head k_grad, Head v_grad, int length) {
+    const int padded = (length + TILE - 1) / TILE * TILE;
+    constexpr int BLOCK = KEY_BLOCK * WIDTH;
+    Room room(size_t(padded) * (5 * WIDTH + 3) + 4 * BLOCK + 2 * KEY_BLOCK * TILE);
+    float *queries = room.take(padded * WIDTH), *queries_across = room.take(padded * WIDTH);
+    float *grads = room.take(padded * WIDTH), *grads_across = room.take(padded * WIDTH);
+    float *query_grads = room.take(padded * WIDTH);
+    float *lses = room.take(padded), *entropy_grads = room.take(padded), *offsets = room.take(padded);
+    float *keys = room.take(BLOCK), *values = room.take(BLOCK);
+    float *key_grads = room.take(BLOCK), *value_grads = room.take(BLOCK);
+    float *weights = room.take(KEY_BLOCK * TILE), *score_grads = room.take(KEY_BLOCK * TILE);
+    q.read(0, length, SCALE, queries);
+    output_grad.read(0, length, 1.0f, grads);
+    for (int first = 0; first < length; first += TILE) {
+        transpose(queries + first * WIDTH, queries_across + first * WIDTH);
+        transpose(grads + first * WIDTH, grads_across + first * WIDTH);
+    }
+    for (int i = 0; i < length; i++) {
+        lses[i] = lse[i];
+        entropy_grads[i] = entropy_grad[i];
+        offsets[i] = entropy_grad[i] * entropy[i];
+        for (int d = 0; d < HEAD_DIM; d++) offsets[i] += grads[i * WIDTH + d] * output.row(i)[d];
+    }
+    for (int start = 0; start < length; start += KEY_BLOCK) {
+        const int num_keys = std::min(KEY_BLOCK, length - start);
+        k.read(start, num_keys, 1.0f, keys);
+        v.read(start, num_keys, 1.0f, values);
+        std::fill_n(key_grads, BLOCK, 0.0f);
+        std::fill_n(value_grads, BLOCK, 0.0f);
+        for (int first = start; first < length; first += TILE) {
+            const int seen = std::min(KEY_BLOCK, first + TILE - start);
+            const float *row_queries = queries + first * WIDTH, *row_grads = grads + first * WIDTH;
+            project(keys, queries_across + first * WIDTH, seen, weights);
+            project(values, grads_across + first * WIDTH, seen, score_grads);
+            if (first < start + KEY_BLOCK) hide_later(weights + (first - start) * TILE);
+            const Rows row_lse = load(lses + first), row_entropy_grad = load(entropy_grads + first);
+            const Rows offset = load(offsets + first);
+            for (int j = 0; j < seen * TILE; j += TILE) {
+                const Rows log_weight = load(weights + j) - row_lse, weight = exponential(log_weight);
+                store(weights + j, weight);
+                store(score_grads + j, weight * (load(score_grads + j) - offset - row_entropy_grad * log_weight));
+            }
+            for (int i = 0; i < TILE; i += STRIP)
+                mix(score_grads + i, 1, TILE, keys, seen, query_grads + (first + i) * WIDTH);
+            for (int j = 0; j < seen; j += STRIP) {
+                mix(score_grads + j * TILE, TILE, 1, row_queries, TILE, key_grads + j * WIDTH);
+                mix(weights + j * TILE, TILE, 1, row_grads, TILE, value_grads + j * WIDTH);
+            }
+        }
+        k_grad.write(start, num_keys, 1.0f, key_grads);
+        v_grad.write(start, num_keys, 1.0f, value_grads);
+    }
+    q_grad.write(0, length, SCALE, query_grads);
+}
+
+}  // namespace
+
+// lse, entropy and its gradient: batch x heads x length, without gaps.
+extern "C" void forward(Shape shape, Operand q, Operand k, Operand v, Operand output, float* lse, float* entropy,
+                        int num_threads) {
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t h = 0; h < shape.batch * shape.num_heads; h++) {
+        const auto head = [&](const Operand& all) { return Head(all, shape, h); };
+        const int64_t at = h * shape.length;
+        forward_head(head(q), head(k), head(v), head(output), lse + at, entropy + at, int(shape.length));
+    }
+}
+
+extern "C" void backward(Shape shape, Operand q, Operand k, Operand v, Operand output, const float* lse,
+                         const float* entropy, Operand output_grad, const float* entropy_grad, Operand q_grad,
+                         Operand k_grad, Operand v_grad, int num_threads) {
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t h = 0; h < shape.batch * shape.num_heads; h++) {
+        const auto head = [&](const Operand& all) { return Head(all, shape, h); };
+        const int64_t at = h * shape.length;
+        backward_head(head(q), head(k), head(v), head(output), lse + at, entropy + at, head(output_grad),
+                      entropy_grad + at, head(q_grad), head(k_grad), head(v_grad), int(shape.length));
+    }
+}

@@ -1,0 +1,99 @@
+"""The C++ kernel against textbook formulas in float64, at the edges of its tiles, strips and blocks."""
+
+import math
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nas import native_attention
+from nas.attention import attention_reference, causal_attention
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+
+def operands(*shape: int, seed: int = 0, scale: float = 1.0) -> list[torch.Tensor]:
+    """Queries, keys, values and their output's gradient, with tokens outermost as a model has them."""
+    batch, num_heads, length, head_dim = shape
+    generator = torch.Generator().manual_seed(seed)
+    parts = scale * torch.randn(4, batch, length, num_heads, head_dim, generator=generator)
+    return [part.transpose(1, 2).requires_grad_() for part in parts]
+
+
+def results(attend, parts: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Output, entropy and the gradients of a sum that weighs both."""
+    *inputs, weights = parts
+    output, entropy = attend(*inputs)
+    total = (output * weights).sum() + (entropy * weights[..., 0]).sum()
+    return output, entropy, *torch.autograd.grad(total, inputs)
+
+
+def assert_exact(parts: list[torch.Tensor]) -> None:
+    """Within rounding of fp32, relative to the largest number of each result."""
+    expected = results(attention_reference, [part.double() for part in parts])
+    for ours, theirs in zip(results(native_attention.attend, parts), expected, strict=True):
+        bound = 3e-6 * max(1.0, theirs.abs().max().item())
+        assert (ours - theirs).abs().max().item() < bound
+
+
+@pytest.mark.parametrize("head_dim", [1, 8, 9, 16, 24, 40, 64, 128])
+@pytest.mark.parametrize("length", [1, 7, 16, 17, 130])
+def test_values_and_gradients_are_the_textbooks(head_dim: int, length: int) -> None:
+    assert_exact(operands(2, 3, length, head_dim))
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 300), st.sampled_from([8, 16]), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_any_length_and_any_number_of_heads(batch: int, num_heads: int, length: int, head_dim: int, seed: int) -> None:
+    assert_exact(operands(batch, num_heads, length, head_dim, seed=seed))
+
+
+def test_threads_do_not_change_a_bit() -> None:
+    parts, before = operands(2, 3, 100, 8), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = results(native_attention.attend, parts)
+        torch.set_num_threads(2)
+        together = results(native_attention.attend, parts)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(alone, together, strict=True))
+
+
+def test_operands_may_lie_in_memory_in_any_order() -> None:
+    parts = operands(2, 3, 20, 8)
+    turned = [part.detach().mT.contiguous().mT.requires_grad_() for part in parts]
+    for ours, theirs in zip(*(results(native_attention.attend, each) for each in (parts, turned)), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_later_token_changes_nothing_before_it() -> None:
+    queries, keys, values, _ = (part.detach() for part in operands(1, 2, 40, 8))
+    before = native_attention.attend(queries, keys, values)
+    keys[:, :, 30:], values[:, :, 30:] = 1e3, -1e3
+    for one, other in zip(before, native_attention.attend(queries, keys, values), strict=True):
+        assert torch.equal(one[:, :, :30], other[:, :, :30])
+        assert not torch.equal(one[:, :, 30:], other[:, :, 30:])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_not_hidden(value: float) -> None:
+    queries, keys, values, _ = (part.detach() for part in operands(1, 1, 20, 8))
+    keys[0, 0, 5, 3] = value
+    output, entropy = native_attention.attend(queries, keys, values)
+    expected = attention_reference(queries, keys, values)
+    for ours, theirs in ((output, expected.output), (entropy, expected.entropy)):
+        assert ours[0, 0, 5:].isnan().any()
+        assert torch.equal(ours[0, 0, :5].isfinite(), theirs[0, 0, :5].isfinite())
+
+
+def test_it_is_what_causal_attention_uses_for_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(native_attention, "attend", lambda *parts: calls.append(parts) or (parts[2], parts[2][..., 0]))
+    parts = [part.detach() for part in operands(1, 1, 4, 8)[:3]]
+    causal_attention(*parts)
+    causal_attention(*parts, with_entropy=False)
+    causal_attention(*(part.double() for part in parts))
+    assert len(calls) == 2
