@@ -1,7 +1,8 @@
 """Whole training steps on the CPU, optimizer included: regularised, plain, and the published form of the computation.
 
-The three take turns in one process, so that whatever else the machine does meets all of them alike; a ratio is the
-median over rounds of the ratio within a round. Peak memory is that of a process of its own.
+Plain is our own step without entropy; `sdpa` is the same with torch's scaled_dot_product_attention. All take turns in
+one process, so that whatever else the machine does meets them alike; a ratio is the median over rounds of the ratio
+within a round. Peak memory is that of a process of its own.
 """
 
 import multiprocessing
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -21,6 +23,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from costmodel.schema import decode
+from nas import attention
 from nas.attention import row_bounds
 from nas.candidate import Candidate
 from nas.config import SCALES, EntropyRegularisation, Recipe
@@ -30,8 +33,8 @@ from search_spaces.architecture import Architecture
 from search_spaces.decoder import Dimensions, base_architecture
 from search_spaces.notation import parse
 
-Variant = Literal["plain", "regularised", "published"]
-VARIANTS: tuple[Variant, ...] = ("plain", "regularised", "published")
+Variant = Literal["sdpa", "plain", "regularised", "published"]
+VARIANTS: tuple[Variant, ...] = ("sdpa", "plain", "regularised", "published")
 NUM_MEMORY_STEPS = 3  # the optimizer's state exists from the second on
 
 
@@ -53,7 +56,7 @@ class Settings:
 
 
 def run(name: str, data: dict[str, Any], console: Console) -> None:
-    """Measures and prints both tables. Raises ValueError for bad settings."""
+    """Measures and prints the tables. Raises ValueError for bad settings."""
     settings = decode(Settings, data, f"experiment {name}")
     seconds: dict[int, dict[Variant, list[float]]] = {}
     for seq_len in settings.seq_lens:
@@ -64,8 +67,9 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
     for variant in VARIANTS:
         with _fresh_process() as pool:
             peaks[variant] = pool.submit(peak_bytes, settings, variant).result()
-    for table in (time_table(settings, seconds), memory_table(settings, peaks)):
+    for table in (time_table(settings, seconds), ratio_table(settings, seconds), memory_table(settings, peaks)):
         console.print(table)
+        console.print()
 
 
 def step_seconds(settings: Settings, seq_len: int) -> dict[Variant, list[float]]:
@@ -95,7 +99,7 @@ def make_step(settings: Settings, variant: Variant, seq_len: int) -> Callable[[]
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(settings.vocab, (settings.tokens // seq_len, seq_len + 1), generator=generator)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    penalty = None if variant == "plain" else EntropyRegularisation()
+    penalty = None if variant in ("sdpa", "plain") else EntropyRegularisation()
     recipe = Recipe(scale=replace(SCALES["paper"], seq_len=seq_len), entropy=penalty)
     if variant == "published":
         module: nn.Module = PublishedObjective(settings)
@@ -104,6 +108,8 @@ def make_step(settings: Settings, variant: Variant, seq_len: int) -> Callable[[]
         module = Objective(Candidate(architecture=_architecture(settings), recipe=recipe), generator)
         weight = 0.0 if penalty is None else penalty.weight
         compute = partial(module.backward, inputs, targets, num_parts=1, penalty_weight=weight)
+        if variant == "sdpa":
+            compute = partial(_by_torch, compute)
     optimizer = adamw(module, recipe)
 
     def step() -> None:
@@ -123,6 +129,12 @@ def _architecture(settings: Settings) -> Architecture:
         context=settings.seq_lens[-1],
     )
     return parse("SM+LN+G", base_architecture("gpt2-small", dimensions)).architecture
+
+
+def _by_torch(compute: Callable[[], Any]) -> None:
+    """With torch's attention instead of ours."""
+    with patch.object(attention, "has_native", lambda head_dim: False):
+        compute()
 
 
 def _published_gradients(module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
@@ -182,30 +194,43 @@ def published_penalty(attentions: tuple[Tensor, ...], thresholds: Tensor, margin
 
 
 def time_table(settings: Settings, seconds: dict[int, dict[Variant, list[float]]]) -> Table:
-    """A row for every sequence length."""
-    table = Table(title=f"seconds a step of {settings.tokens:,} tokens on {settings.threads} threads, and ratios")
-    for column in ("T", *VARIANTS, "regularised / plain", "bar", "", "published / regularised", "bar", ""):
-        table.add_column(column, justify="right")
+    """Median seconds of every variant, a row for every sequence length."""
+    table = _table(f"seconds a step of {settings.tokens:,} tokens on {settings.threads} threads", "T", *VARIANTS)
+    for seq_len, measured in seconds.items():
+        table.add_row(str(seq_len), *(f"{statistics.median(measured[variant]):.3f}" for variant in VARIANTS))
+    return table
+
+
+def ratio_table(settings: Settings, seconds: dict[int, dict[Variant, list[float]]]) -> Table:
+    """What regularisation costs, a row for every sequence length."""
+    titles = ("T", "regularised/plain", "bar", "", "regularised/sdpa", "published/regularised", "bar", "")
+    table = _table("ratios", *titles)
     bars = zip(settings.seq_lens, settings.max_ratio_to_plain, settings.min_speedup_over_published, strict=True)
     for seq_len, most, least in bars:
         measured = seconds[seq_len]
         cost = _median_ratio(measured["regularised"], measured["plain"])
         speedup = _median_ratio(measured["published"], measured["regularised"])
-        medians = [f"{statistics.median(measured[variant]):.3f}" for variant in VARIANTS]
         against_plain = (f"{cost:.3f}", f"<= {most:.2f}", _verdict(cost <= most))
+        against_sdpa = f"{_median_ratio(measured['regularised'], measured['sdpa']):.3f}"
         against_published = (f"{speedup:.2f}", f">= {least:.1f}", _verdict(speedup >= least))
-        table.add_row(str(seq_len), *medians, *against_plain, *against_published)
+        table.add_row(str(seq_len), *against_plain, against_sdpa, *against_published)
     return table
 
 
 def memory_table(settings: Settings, peaks: dict[Variant, int]) -> Table:
     """Peak memory, and that of the regularised step over the plain one's."""
-    table = Table(title=f"peak memory of a process at T={settings.seq_lens[-1]}, MB")
-    for column in (*VARIANTS, "regularised / plain", "bar", ""):
-        table.add_column(column, justify="right")
+    title = f"peak memory of a process at T={settings.seq_lens[-1]}, MB"
+    table = _table(title, *VARIANTS, "regularised/plain", "bar", "")
     ratio, most = peaks["regularised"] / peaks["plain"], settings.max_memory_ratio_to_plain
     megabytes = [f"{peaks[variant] / 1e6:,.0f}" for variant in VARIANTS]
     table.add_row(*megabytes, f"{ratio:.3f}", f"<= {most:.2f}", _verdict(ratio <= most))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right")
     return table
 
 

@@ -52,12 +52,21 @@ def test_the_published_model_is_as_large_as_ours_and_learns_thresholds() -> None
 
 
 def test_the_tables_tell_ratios_of_rounds_and_whether_bars_are_met() -> None:
-    measured = {"plain": [1.0, 2.0, 1.0], "regularised": [1.05, 2.1, 3.0], "published": [1.2, 2.2, 9.0]}
+    measured = {
+        "sdpa": [2.1, 3.0, 4.0],
+        "plain": [1.0, 2.0, 1.0],
+        "regularised": [1.05, 2.1, 3.0],
+        "published": [1.2, 2.2, 9.0],
+    }
     console = Console(record=True, width=140)
-    console.print(step_cost.time_table(SETTINGS, dict.fromkeys(SETTINGS.seq_lens, measured)))
+    seconds = dict.fromkeys(SETTINGS.seq_lens, measured)
+    console.print(step_cost.time_table(SETTINGS, seconds))
+    assert "128  3.000  1.000        2.100      2.200" in console.export_text(clear=False)
+    console.print(step_cost.ratio_table(SETTINGS, seconds))
     rows = [line for line in console.export_text().splitlines() if "<=" in line]
     assert [line.count("PASS") for line in rows] == [2, 2, 1, 1]  # 1.05 meets every bar; 1.14 those of 1.0 and 1.1
-    assert all("1.050" in line and "1.14" in line for line in rows)
-    console.print(step_cost.memory_table(SETTINGS, {"plain": 1000, "regularised": 1200, "published": 3000}))
+    assert all("1.050" in line and "1.14" in line and "0.700" in line for line in rows)
+    peaks = {"sdpa": 900, "plain": 1000, "regularised": 1200, "published": 3000}
+    console.print(step_cost.memory_table(SETTINGS, peaks))
     assert "1.200" in (text := console.export_text())
     assert "FAIL" in text
