@@ -31,7 +31,7 @@ from costmodel.published_rows import PublishedRow, published_rows
 from costmodel.rounds import parse_delays
 from costmodel.testbed import load_testbed
 from costmodel.trace import trace
-from costmodel.units import format_bytes
+from costmodel.units import format_bytes, format_seconds
 from costmodel.validate import checks, derived_terms, fit_errors, flops_published
 from costmodel.weights_file import load_weights
 from search_spaces.architecture import Architecture
@@ -275,14 +275,19 @@ def _measured_testbed(protocol: str, path: Path) -> str:
     setting = Setting()
     known = microbenchmark.saved(path)
     timings = []
-    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task(protocol, total=len(microbenchmark.plan(protocol)))
+    console, total = Console(stderr=True, highlight=False, soft_wrap=True), len(microbenchmark.plan(protocol))
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task(protocol, total=total, visible=console.is_terminal)
         try:
             for timing in microbenchmark.measure(protocol, setting, known):
                 if timing not in known:
                     microbenchmark.save(timing, path)
                 timings.append(timing)
                 progress.update(task, advance=1, description=f"{protocol}: {timing.kind}")
+                if not console.is_terminal:
+                    left_s = progress.tasks[task].time_remaining
+                    eta = "" if left_s is None else f", about {format_seconds(left_s)} left"
+                    console.print(f"{protocol}: {timing.kind}, {len(timings)} of {total} kinds of op{eta}")
         except mpc_engine.EngineError as error:
             raise cli.StoppedError(f"{error} Timings so far are in {path}; run the command again to go on.") from None
     return dump_compute(fit_compute(protocol, setting, timings))

@@ -76,12 +76,13 @@ def _study(
 ) -> None:
     write_meta(folder, meta)
     write_config(folder, config)
+    trials = open_trials(config, feasible, corpus, folder, threads=resources.threads_per_trial)
     console.print(
-        f"run {folder}: {resources.max_concurrent} trials at a time, torch threads each: {resources.threads_per_trial}",
+        f"run {folder}: {config.num_trials} candidates and {_num_baselines(trials)} baselines, "
+        f"{resources.max_concurrent} at a time, torch threads each: {resources.threads_per_trial}",
         soft_wrap=True,
         highlight=False,
     )
-    trials = open_trials(config, feasible, corpus, folder, threads=resources.threads_per_trial)
     try:
         _train(trials, config, resources, meta, console)
     finally:
@@ -138,7 +139,7 @@ def write_tables(folder: Path, records: Sequence[Record], budget: Budget, base: 
 
 
 def _train(trials: Trials, config: StudyConfig, resources: Resources, meta: Meta, console: Console) -> None:
-    total = config.num_trials + sum(one.role == "baseline" for one in trials.schedule.proposals)
+    total = config.num_trials + _num_baselines(trials)
     eta = Eta(already_ended=len(ledger.finished(trials.records)))
 
     def state() -> tuple[Summary, int]:
@@ -152,3 +153,7 @@ def _train(trials: Trials, config: StudyConfig, resources: Resources, meta: Meta
             time_budget_s=config.time_budget_s,
             on_change=refresh,
         )
+
+
+def _num_baselines(trials: Trials) -> int:
+    return sum(one.role == "baseline" for one in trials.schedule.proposals)

@@ -51,11 +51,11 @@ class Scale:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"`{name}` of a scale must be at least 1, but got {value}.")
         if self.batch % self.micro_batch:
-            raise ValueError(f"`micro_batch` must divide `batch`, but got {self.micro_batch=}, {self.batch=}.")
+            raise ValueError(f"`micro_batch` must divide `batch`, but got {self.micro_batch} and {self.batch}.")
         if not self.learning_rate > 0 or not 0 <= self.warmup_share < 1:
             raise ValueError(
                 f"`learning_rate` must be positive and `warmup_share` in [0, 1), "
-                f"but got {self.learning_rate=}, {self.warmup_share=}."
+                f"but got {self.learning_rate} and {self.warmup_share}."
             )
         if not self.rungs or self.rungs[-1] != 1 or list(self.rungs) != sorted(set(self.rungs)) or self.rungs[0] <= 0:
             raise ValueError(f"`rungs` must rise from above 0 to 1, but got {self.rungs}.")
@@ -165,7 +165,7 @@ class EntropyRegularisation:
         if not (self.weight >= 0 and all(0 <= share <= 1 for share in shares)):
             raise ValueError(
                 f"entropy regularisation needs `weight` >= 0 and `warmup_share`, `margin`, `threshold_init` in [0, 1], "
-                f"but got {self.weight=}, {self.warmup_share=}, {self.margin=}, {self.threshold_init=}."
+                f"but got {self.weight}, {self.warmup_share}, {self.margin}, {self.threshold_init}."
             )
 
 

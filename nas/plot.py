@@ -8,6 +8,7 @@ what-if        with --protocol, --network, --testbed, --seq-len or a budget: the
                its picks survive, in a table too; the ledger stays as it is
 """
 
+import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -44,6 +45,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 OTHER_COLOUR = "0.75"
 LINES = ("-", "--", "-.", ":")
 NUMBER_SHARE, WORD_SHARE = 0.03, 0.07  # of an axis: the room that the label of a part of a bar needs
+CLOSE = 1.5  # ratio of marks below which their names would meet between them
 PIPE_WIDTH = 160  # columns of a table that no terminal limits
 
 
@@ -271,12 +273,14 @@ def _mark_presets(axes: Axes, marks: Iterable[tuple[str, float]]) -> None:
     for name, value in marks:
         if low < value < high:
             at.setdefault(value, []).append(name)
-    for place, (value, names) in enumerate(sorted(at.items())):
+    before = -math.inf
+    for value, names in sorted(at.items()):
         axes.axvline(value, color="0.6", linewidth=0.8, linestyle=":")
         axes.text(
             value, 0.99, ", ".join(names), transform=axes.get_xaxis_transform(), rotation=90, va="top",
-            ha="left" if place % 2 else "right", fontsize=7, color="0.35",
+            ha="left" if value < CLOSE * before else "right", fontsize=7, color="0.35",
         )  # fmt: skip
+        before = value
 
 
 def _draw_panel(axes: Axes, panel: WhatIfPanel) -> None:

@@ -44,8 +44,8 @@ class StudyConfig:
         budget_comm: most bytes all parties together may send per token, with a unit, such as 8GB.
         space: a shipped search space or the path of a space's YAML file.
         seq_len: tokens in the prompt, for pricing and for training.
-        protocol: the MPC protocol that prices a model.
-        network: the network between the parties, for protocols that do not have it fitted in.
+        protocol: the MPC protocol that prices a model: published, semi2k, aby3 or cheetah.
+        network: between the parties, for protocols other than published: lan, wan, another preset or a .yaml file.
         testbed: a .yaml file of compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
         searcher: how candidates are chosen.
         num_trials: candidates to train, baselines not counted.
