@@ -93,7 +93,8 @@ def _on_cpu(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tenso
 
 
 def _is_native(values: Tensor) -> bool:
-    return values.dtype is torch.float32 and has_native(values.shape[-1])
+    """Not while a model is exported: what torch.export cannot look into, `costmodel.trace` cannot price."""
+    return values.dtype is torch.float32 and not torch.compiler.is_exporting() and has_native(values.shape[-1])
 
 
 @cache
