@@ -203,17 +203,22 @@ def time_table(settings: Settings, seconds: dict[int, dict[Variant, list[float]]
 
 def ratio_table(settings: Settings, seconds: dict[int, dict[Variant, list[float]]]) -> Table:
     """What regularisation costs, a row for every sequence length."""
-    titles = ("T", "regularised/plain", "bar", "", "regularised/sdpa", "published/regularised", "bar", "")
+    titles = ("T", "regularised/plain", "regularised/sdpa", "bar", "", "published/regularised", "bar", "")
     table = _table("ratios", *titles)
     bars = zip(settings.seq_lens, settings.max_ratio_to_plain, settings.min_speedup_over_published, strict=True)
     for seq_len, most, least in bars:
         measured = seconds[seq_len]
         cost = _median_ratio(measured["regularised"], measured["plain"])
         speedup = _median_ratio(measured["published"], measured["regularised"])
-        against_plain = (f"{cost:.3f}", f"<= {most:.2f}", _verdict(cost <= most))
-        against_sdpa = f"{_median_ratio(measured['regularised'], measured['sdpa']):.3f}"
+        against_sdpa = _median_ratio(measured["regularised"], measured["sdpa"])
+        against_plain = (
+            f"{cost:.3f}",
+            f"{against_sdpa:.3f}",
+            f"<= {most:.2f}",
+            _verdict(max(cost, against_sdpa) <= most),
+        )
         against_published = (f"{speedup:.2f}", f">= {least:.1f}", _verdict(speedup >= least))
-        table.add_row(str(seq_len), *against_plain, against_sdpa, *against_published)
+        table.add_row(str(seq_len), *against_plain, *against_published)
     return table
 
 

@@ -170,6 +170,7 @@ def _started(settings: Settings, way: Way) -> Iterator[list[Connection]]:
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(asdict(way), settings.candidate(way), there), daemon=True)
             process.start()
+            there.close()  # so that the end of the process is the end of the pipe
             started.append((process, here))
     try:
         yield [pipe for _, pipe in started]
@@ -199,6 +200,8 @@ def _serve(way: Mapping[str, Any], candidate: Candidate, pipe: Connection) -> No
         keep_freed_memory()
     if not wanted.native:
         attention.has_native = lambda head_dim: False  # type: ignore[assignment]
+    elif not attention.has_native(candidate.trained.head_dim):
+        raise RuntimeError("our attention cannot be compiled here; the reason is in the log.")
     step = stepper(wanted, candidate)
     step()
     pipe.send(time.perf_counter() - start_s)

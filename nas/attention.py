@@ -8,7 +8,7 @@ With scores s_ij = q_i . k_j / (t_i sqrt(head_dim)) and weights a = softmax(s) o
 - CUDA without: `attention_reference`, which holds the T x T matrix.
 
 Entropy is computed in fp32 whatever the inputs (fp64 stays fp64). Where it is not wanted, torch's own attention is
-used, but for the C++ kernel: that is the faster of the two all the same.
+used, but for fp32 on the CPU: there the C++ kernel is the faster of the two, entropy and all.
 """
 
 import logging
@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.nn import functional
 
 from nas import cpu_attention, native_attention
@@ -81,8 +82,10 @@ def attention_reference(
 
 
 def cooled(queries: Tensor, temperature: Tensor | None) -> Tensor:
-    """Queries over the temperatures of their rows, which divides the scores likewise."""
-    return queries if temperature is None else queries * temperature.reciprocal().unsqueeze(-1)
+    """Queries over the temperatures of their rows, which divides the scores likewise; in the queries' type."""
+    if temperature is None:
+        return queries
+    return (queries * temperature.reciprocal().unsqueeze(-1)).to(queries.dtype)
 
 
 def _on_cpu(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended:
@@ -92,18 +95,21 @@ def _on_cpu(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tenso
     return Attended(output, _bounded(entropy))
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _is_native(values: Tensor) -> bool:
-    """Not while a model is exported: what torch.export cannot look into, `costmodel.trace` cannot price."""
-    return values.dtype is torch.float32 and not torch.compiler.is_exporting() and has_native(values.shape[-1])
+    """Not for tensors without numbers: what torch.export cannot look into, `costmodel.trace` cannot price."""
+    if torch.compiler.is_exporting() or isinstance(values, FakeTensor):
+        return False
+    return values.dtype is torch.float32 and has_native(values.shape[-1])
 
 
 @cache
 def has_native(head_dim: int) -> bool:
-    """Whether the C++ kernel for heads of so many features is at hand, or can now be compiled; says so once."""
+    """Whether the C++ kernel for heads of so many features is at hand, or was now compiled; says so once for each."""
     try:
         native_attention.compiled(head_dim)
     except NotCompiledError as error:
-        logger.warning("attention on the CPU: in blocks of rows, slower than compiled, but %s; install g++.", error)
+        logger.warning("attention on the CPU: in blocks of rows, slower than compiled; not compiled as %s", error)
         return False
     logger.info("attention on the CPU: one fused C++ kernel")
     return True

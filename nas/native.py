@@ -3,7 +3,7 @@
 import ctypes
 import hashlib
 import os
-import shutil
+import shlex
 import subprocess
 import tempfile
 from pathlib import Path
@@ -12,6 +12,7 @@ from nas.cache import default_cache_dir
 
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 TIMEOUT_S = 120
+MAPS = Path("/proc/self/maps")  # of Linux: the files that this process has loaded
 
 
 class NotCompiledError(RuntimeError):
@@ -21,39 +22,63 @@ class NotCompiledError(RuntimeError):
 def library(source: Path, **defines: int) -> ctypes.CDLL:
     """The shared library of a C++ source with macros defined, compiled unless a process before did.
 
-    The compiler is g++, or what CXX names. Source, flags, compiler and processor decide which library is taken.
+    The compiler is g++, or what CXX says. Source, flags, compiler and processor decide which library is taken.
 
-    Raises NotCompiledError if there is no compiler, it fails, or the cache cannot be written.
+    Raises NotCompiledError if there is no compiler, it fails, or the cache cannot be written or is open to others.
     """
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        raise NotCompiledError(f"no C++ compiler {os.environ.get('CXX', 'g++')!r} is installed")
-    command = [compiler, *FLAGS, *(f"-D{name}={value}" for name, value in defines.items()), *_loaded_openmp()]
-    # The macros that a compiler predefines tell its version and what -march=native is on this processor.
-    key = [*command, source.read_text(), _output([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull])]
-    digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
-    path = default_cache_dir() / "native" / f"{source.stem}-{digest}.so"
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    command = [*compiler, *FLAGS, *(f"-D{name}={value}" for name, value in defines.items()), str(source)]
+    command += _openmp(MAPS.read_text() if MAPS.exists() else "")
     try:
-        if not path.exists():
-            _compile([*command, str(source)], path)
+        # The macros that a compiler predefines tell its version and what -march=native is on this processor.
+        known = _output([*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull])
+        digest = hashlib.sha256("\0".join((*command, source.read_text(), known)).encode()).hexdigest()[:16]
+        path = _own_folder() / f"{source.stem}-{digest}.so"
+        if path.exists():
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError:  # damaged
+                path.unlink()
+        _compile(command, path)
         return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NotCompiledError(f"{path} cannot be written or loaded: {error}") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        raise NotCompiledError(" ".join(str(error).split())) from error
+
+
+def _own_folder() -> Path:
+    """Where libraries are kept; what others could write is not loaded."""
+    folder = default_cache_dir() / "native"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise NotCompiledError(f"{folder} must be writable by its user alone (chmod go-w)")
+    return folder
 
 
 def _compile(command: list[str], path: Path) -> None:
     """Under another name first, so that no process ever loads half a library."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         _output([*command, "-o", str(made)])
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
         made.replace(path)
 
 
 def _output(command: list[str]) -> str:
     """What a compiler prints."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env={**os.environ, "LC_ALL": "C"},
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise NotCompiledError(f"no C++ compiler {command[0]!r} is installed (apt install g++)") from None
     except subprocess.TimeoutExpired:
         raise NotCompiledError(f"{command[0]} took more than {TIMEOUT_S} s") from None
     if done.returncode:
@@ -62,8 +87,10 @@ def _output(command: list[str]) -> str:
     return done.stdout
 
 
-def _loaded_openmp() -> list[str]:
-    """The OpenMP runtime that torch brought along, to be shared: threads of a second one would fight for the cores."""
-    maps = Path("/proc/self/maps")
-    lines = maps.read_text().splitlines() if maps.exists() else []
-    return sorted({line.split()[-1] for line in lines if "/libgomp" in line})[:1]
+def _openmp(maps: str) -> list[str]:
+    """The OpenMP runtime that torch brought along, to be shared: threads of a second one would fight for the cores.
+
+    maps: lines of address, permissions, offset, device, inode and path, as proc_pid_maps(5) has them.
+    """
+    paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/libgomp" in line}
+    return sorted(paths, key=lambda path: ("/torch" not in path, path))[:1]

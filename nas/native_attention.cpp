@@ -8,7 +8,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <vector>
+
+#include <omp.h>
 
 #if defined(__AVX512F__)
 #define TILE 16
@@ -20,10 +21,10 @@
 
 namespace {
 
-constexpr int STRIP = 8;              // rows of a product's results: with WIDE registers each they fill the processor's
+constexpr int STRIP = 8;  // rows of a product's results, WIDE registers each
 constexpr int WIDE = TILE > 8 ? 2 : 1;
-constexpr int KEY_BLOCK = 128;        // keys whose gradients the backward pass keeps in the cache
-constexpr float HIDDEN = -1e20f;      // score of a later key; finite, so that its weight of 0 times it is 0
+constexpr int KEY_BLOCK = 128;    // keys whose gradients the backward pass keeps in the cache
+constexpr float HIDDEN = -1e37f;  // score of a later key, below any other; finite, so that a weight of 0 times it is 0
 
 typedef float Rows __attribute__((vector_size(TILE * sizeof(float))));
 typedef float Features __attribute__((vector_size((HEAD_DIM <= 8 ? 8 : TILE) * sizeof(float))));
@@ -144,19 +145,19 @@ struct Head {
     }
 };
 
-// Zeros to take pieces of.
+// Memory of a thread to take pieces of. It comes as zeros, and what heads leave in features and keys that they lack stays
+// zeros.
 struct Room {
-    std::vector<float> numbers;
     float* next;
-    explicit Room(size_t size) : numbers(size), next(numbers.data()) {}
     float* take(size_t size) { return (next += size) - size; }
 };
 
+inline int64_t padded_length(int64_t length) { return (length + TILE - 1) / TILE * TILE; }
+
 const float SCALE = 1.0f / std::sqrt(float(HEAD_DIM));
 
-void forward_head(Head q, Head k, Head v, Head output, float* lse, float* entropy, int length) {
-    const int padded = (length + TILE - 1) / TILE * TILE;
-    Room room(size_t(padded) * (2 * WIDTH + TILE) + 3 * TILE * WIDTH);
+void forward_head(Head q, Head k, Head v, Head output, float* lse, float* entropy, Room room, int length) {
+    const int64_t padded = padded_length(length);
     float *keys = room.take(padded * WIDTH), *values = room.take(padded * WIDTH), *weights = room.take(padded * TILE);
     float *queries = room.take(TILE * WIDTH), *across = room.take(TILE * WIDTH), *sums = room.take(TILE * WIDTH);
     k.read(0, length, 1.0f, keys);
@@ -190,11 +191,11 @@ void forward_head(Head q, Head k, Head v, Head output, float* lse, float* entrop
     }
 }
 
+constexpr int BLOCK = KEY_BLOCK * WIDTH;
+
 void backward_head(Head q, Head k, Head v, Head output, const float* lse, const float* entropy, Head output_grad,
-                   const float* entropy_grad, Head q_grad, Head k_grad, Head v_grad, int length) {
-    const int padded = (length + TILE - 1) / TILE * TILE;
-    constexpr int BLOCK = KEY_BLOCK * WIDTH;
-    Room room(size_t(padded) * (5 * WIDTH + 3) + 4 * BLOCK + 2 * KEY_BLOCK * TILE);
+                   const float* entropy_grad, Head q_grad, Head k_grad, Head v_grad, Room room, int length) {
+    const int64_t padded = padded_length(length);
     float *queries = room.take(padded * WIDTH), *queries_across = room.take(padded * WIDTH);
     float *grads = room.take(padded * WIDTH), *grads_across = room.take(padded * WIDTH);
     float *query_grads = room.take(padded * WIDTH);
@@ -202,6 +203,7 @@ void backward_head(Head q, Head k, Head v, Head output, const float* lse, const 
     float *keys = room.take(BLOCK), *values = room.take(BLOCK);
     float *key_grads = room.take(BLOCK), *value_grads = room.take(BLOCK);
     float *weights = room.take(KEY_BLOCK * TILE), *score_grads = room.take(KEY_BLOCK * TILE);
+    std::fill_n(query_grads, padded * WIDTH, 0.0f);
     q.read(0, length, SCALE, queries);
     output_grad.read(0, length, 1.0f, grads);
     for (int first = 0; first < length; first += TILE) {
@@ -231,7 +233,8 @@ void backward_head(Head q, Head k, Head v, Head output, const float* lse, const 
             for (int j = 0; j < seen * TILE; j += TILE) {
                 const Rows log_weight = load(weights + j) - row_lse, weight = exponential(log_weight);
                 store(weights + j, weight);
-                store(score_grads + j, weight * (load(score_grads + j) - offset - row_entropy_grad * log_weight));
+                store(score_grads + j,
+                      weight * (load(score_grads + j) - offset) - row_entropy_grad * (weight * log_weight));
             }
             for (int i = 0; i < TILE; i += STRIP)
                 mix(score_grads + i, 1, TILE, keys, seen, query_grads + (first + i) * WIDTH);
@@ -248,25 +251,38 @@ void backward_head(Head q, Head k, Head v, Head output, const float* lse, const 
 
 }  // namespace
 
-// lse, entropy and its gradient: batch x heads x length, without gaps.
+// Numbers that a thread needs for heads of a length.
+extern "C" int64_t forward_room(int64_t length) {
+    return padded_length(length) * (2 * WIDTH + TILE) + 3 * TILE * WIDTH;
+}
+
+extern "C" int64_t backward_room(int64_t length) {
+    return padded_length(length) * (5 * WIDTH + 3) + 4 * BLOCK + 2 * KEY_BLOCK * TILE;
+}
+
+// lse, entropy and its gradient: batch x heads x length, without gaps. room: zeros for every thread.
 extern "C" void forward(Shape shape, Operand q, Operand k, Operand v, Operand output, float* lse, float* entropy,
-                        int num_threads) {
+                        float* room, int num_threads) {
+    const int64_t size = forward_room(shape.length);
 #pragma omp parallel for num_threads(num_threads)
     for (int64_t h = 0; h < shape.batch * shape.num_heads; h++) {
         const auto head = [&](const Operand& all) { return Head(all, shape, h); };
         const int64_t at = h * shape.length;
-        forward_head(head(q), head(k), head(v), head(output), lse + at, entropy + at, int(shape.length));
+        const Room own{room + omp_get_thread_num() * size};
+        forward_head(head(q), head(k), head(v), head(output), lse + at, entropy + at, own, int(shape.length));
     }
 }
 
 extern "C" void backward(Shape shape, Operand q, Operand k, Operand v, Operand output, const float* lse,
                          const float* entropy, Operand output_grad, const float* entropy_grad, Operand q_grad,
-                         Operand k_grad, Operand v_grad, int num_threads) {
+                         Operand k_grad, Operand v_grad, float* room, int num_threads) {
+    const int64_t size = backward_room(shape.length);
 #pragma omp parallel for num_threads(num_threads)
     for (int64_t h = 0; h < shape.batch * shape.num_heads; h++) {
         const auto head = [&](const Operand& all) { return Head(all, shape, h); };
         const int64_t at = h * shape.length;
+        const Room own{room + omp_get_thread_num() * size};
         backward_head(head(q), head(k), head(v), head(output), lse + at, entropy + at, head(output_grad),
-                      entropy_grad + at, head(q_grad), head(k_grad), head(v_grad), int(shape.length));
+                      entropy_grad + at, head(q_grad), head(k_grad), head(v_grad), own, int(shape.length));
     }
 }

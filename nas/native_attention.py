@@ -11,6 +11,7 @@ Neither pass holds a T x T matrix; the backward pass computes the weights again,
 """
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,18 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and row entropy in nats, unbounded by rounding; both carry gradients.
+    """Output and row entropy in nats, unbounded by rounding; both carry gradients, once, and not by torch.func.
 
-    queries, keys, values: batch x heads x T x head_dim, fp32.
+    queries, keys, values: batch x heads x T x head_dim, fp32, on the CPU.
 
-    Raises nas.native.NotCompiledError where it cannot be compiled.
+    Raises ValueError for other operands and nas.native.NotCompiledError where it cannot be compiled.
     """
+    for part in (queries, keys, values):
+        if part.shape != queries.shape or part.ndim != 4 or part.dtype != torch.float32 or part.device.type != "cpu":
+            raise ValueError(
+                f"operands of attention must be fp32 on the CPU, all batch x heads x T x head_dim, "
+                f"but got {tuple(part.shape)} {part.dtype} on {part.device} beside {tuple(queries.shape)}."
+            )
     output, entropy = _Attention.apply(queries, keys, values)  # type: ignore[no-untyped-call]
     return output, entropy
 
@@ -39,7 +46,10 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
 @cache
 def compiled(head_dim: int) -> ctypes.CDLL:
     """Both passes for heads of so many features; raises nas.native.NotCompiledError."""
-    return library(SOURCE, HEAD_DIM=head_dim)
+    both = library(SOURCE, HEAD_DIM=head_dim)
+    for size in (both.forward_room, both.backward_room):
+        size.argtypes, size.restype = [ctypes.c_int64], ctypes.c_int64
+    return both
 
 
 class _Shape(ctypes.Structure):
@@ -57,11 +67,13 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         operands = tuple(_adjacent(part) for part in (queries, keys, values))
-        output, lse, entropy = _empty_like(queries), *queries.new_empty(2, *queries.shape[:3])
-        compiled(queries.shape[-1]).forward(
+        output, lse, entropy = _empty_like(queries), *(queries.new_empty(queries.shape[:3]) for _ in range(2))
+        both = compiled(queries.shape[-1])
+        room = _room(queries, both.forward_room)
+        both.forward(
             _shape(queries),
             *map(_operand, (*operands, output)),
-            *map(_pointer, (lse, entropy)),
+            *map(_pointer, (lse, entropy, room)),
             torch.get_num_threads(),
         )
         ctx.save_for_backward(*operands, output, lse, entropy)
@@ -73,20 +85,24 @@ class _Attention(torch.autograd.Function):
         queries, keys, values, output, lse, entropy = ctx.saved_tensors
         output_grad, entropy_grad = _adjacent(output_grad), entropy_grad.contiguous()
         grads = tuple(_empty_like(part) for part in (queries, keys, values))
-        compiled(queries.shape[-1]).backward(
+        both = compiled(queries.shape[-1])
+        room = _room(queries, both.backward_room)
+        both.backward(
             _shape(queries),
             *map(_operand, (queries, keys, values, output)),
             *map(_pointer, (lse, entropy)),
             _operand(output_grad),
             _pointer(entropy_grad),
             *map(_operand, grads),
+            _pointer(room),
             torch.get_num_threads(),
         )
         return grads
 
 
 def _adjacent(operand: Tensor) -> Tensor:
-    """With the features of a row side by side."""
+    """As it is in memory, the features of a row side by side."""
+    operand = operand.resolve_neg()
     return operand if operand.stride(-1) == 1 else operand.contiguous()
 
 
@@ -94,6 +110,11 @@ def _empty_like(operand: Tensor) -> Tensor:
     """Tokens outermost in memory, as the linears around attention have them."""
     batch, num_heads, length, head_dim = operand.shape
     return operand.new_empty(batch, length, num_heads, head_dim).transpose(1, 2)
+
+
+def _room(operand: Tensor, size: Callable[[int], int]) -> Tensor:
+    """Zeros for every thread to work in; here and not in C++, so that too little memory is torch's error."""
+    return operand.new_zeros(torch.get_num_threads(), size(operand.shape[2]))
 
 
 def _shape(operand: Tensor) -> _Shape:

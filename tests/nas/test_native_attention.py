@@ -1,17 +1,23 @@
 """The C++ kernel against textbook formulas in float64, at the edges of its tiles, strips and blocks."""
 
 import math
+import platform
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from nas import native_attention
 from nas.attention import attention_reference, causal_attention
+from nas.native import FLAGS
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+CPUINFO = Path("/proc/cpuinfo")
+HAS_REGISTERS = platform.machine() == "aarch64" or (CPUINFO.exists() and " avx2 " in CPUINFO.read_text())
+pytestmark = pytest.mark.skipif(not (shutil.which("g++") and HAS_REGISTERS), reason="needs g++, and AVX2 or NEON")
 
 
 def operands(*shape: int, seed: int = 0, scale: float = 1.0) -> list[torch.Tensor]:
@@ -48,6 +54,62 @@ def test_values_and_gradients_are_the_textbooks(head_dim: int, length: int) -> N
 @settings(max_examples=40, deadline=None)
 def test_any_length_and_any_number_of_heads(batch: int, num_heads: int, length: int, head_dim: int, seed: int) -> None:
     assert_exact(operands(batch, num_heads, length, head_dim, seed=seed))
+
+
+@pytest.mark.parametrize("length", [5, 130])
+def test_without_avx512_too(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nas.native.FLAGS", (*FLAGS, *(["-mno-avx512f"] if "avx512f" in CPUINFO.read_text() else [])))
+    native_attention.compiled.cache_clear()
+    for head_dim in (8, 20):
+        assert_exact(operands(1, 2, length, head_dim))
+    native_attention.compiled.cache_clear()
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5, 8), (2, 0, 5, 8), (2, 3, 0, 8)])
+def test_of_nothing_comes_nothing(shape: tuple[int, ...]) -> None:
+    for result in results(native_attention.attend, operands(*shape)):
+        assert result.numel() == 0
+
+
+def test_repeated_operands_and_gradients_need_no_memory_of_their_own() -> None:
+    queries, keys, values, weights = operands(2, 3, 20, 8)
+    repeated = [queries, keys[:1].expand_as(keys), values[:, :1].expand_as(values), weights]
+    assert_exact(repeated)
+    gradient = torch.autograd.grad(native_attention.attend(*repeated[:3])[0].sum(), queries)[0]
+    expected = torch.autograd.grad(attention_reference(*repeated[:3]).output.sum(), queries)[0]
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("other", [(2, 3, 21, 8), (2, 1, 20, 8), (2, 3, 20, 4)])
+def test_operands_that_do_not_fit_are_refused(other: tuple[int, ...]) -> None:
+    queries, keys, *_ = operands(2, 3, 20, 8)
+    with pytest.raises(ValueError, match="operands of attention must be fp32"):
+        native_attention.attend(queries, keys, operands(*other)[2])
+    with pytest.raises(ValueError, match="float64"):
+        native_attention.attend(queries, keys, keys.double())
+
+
+def test_a_temperature_in_fp64_cools_queries_in_fp32() -> None:
+    queries, keys, values, _ = (part.detach() for part in operands(2, 3, 20, 8))
+    temperature = torch.rand(3, 20, dtype=torch.float64) + 0.5
+    ours = causal_attention(queries, keys, values, temperature=temperature)
+    for one, other in zip(ours, attention_reference(queries, keys, values, temperature=temperature), strict=True):
+        torch.testing.assert_close(one, other.float())
+
+
+def test_tensors_without_numbers_are_left_to_torch() -> None:
+    with FakeTensorMode():
+        parts = [torch.empty(2, 3, 20, 8) for _ in range(3)]
+        for with_entropy in (False, True):
+            assert causal_attention(*parts, with_entropy=with_entropy).output.shape == (2, 3, 20, 8)
+
+
+def test_large_scores_and_gradients_do_not_reach_what_is_hidden() -> None:
+    queries, _, values, _ = operands(1, 1, 4, 8, scale=1e12)
+    output, entropy = native_attention.attend(queries, -queries, values)
+    torch.testing.assert_close(output[0, 0, 0], values[0, 0, 0])
+    gradients = torch.autograd.grad(1e25 * entropy.sum(), [queries])
+    assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 def test_threads_do_not_change_a_bit() -> None:
