@@ -1,5 +1,6 @@
 """`python -m experiments list | run NAME`: the benchmarks behind the numbers in the documentation."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from nas.config import ScaleName
 FOLDER = Path(__file__).parent
 
 # kind, as an experiment's YAML states it -> (settings of the experiment, console) -> nothing
+PIPE_WIDTH = 160  # columns of a table that no terminal limits
+
 KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
     "fidelity": fidelity.run,
     "link-seconds": link_seconds.run,
@@ -49,7 +52,8 @@ def run(name: str, scale: ScaleName | None = None) -> None:
         raise ValueError(f"experiment must be one of {', '.join(known)}, but got {name!r}.")
     settings = load_mapping(known[name])
     kind = settings.pop("kind")
-    KINDS[kind](name, settings | ({"scale": scale} if scale else {}), Console(soft_wrap=True, highlight=False))
+    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    KINDS[kind](name, settings | ({"scale": scale} if scale else {}), console)
 
 
 if __name__ == "__main__":

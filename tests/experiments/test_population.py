@@ -52,7 +52,7 @@ def test_the_verdict_is_by_the_required_ratio_of_medians(together_s: float, expe
     console = Console(width=120)
     with console.capture() as capture:
         console.print(population.table(SETTINGS, found, "cpu"))
-    assert f"{3600 / 64 / 2.2:.1f}" in capture.get()  # 4,096 of 262,144 tokens are a 64th
+    assert f"{3600 / 96 / 2.2:.1f}" in capture.get()  # 4,096 of 393,216 tokens are a 96th
 
 
 def test_no_group_is_refused() -> None:
