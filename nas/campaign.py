@@ -12,6 +12,7 @@ from costmodel.cli import StoppedError
 from costmodel.cost import Budget
 from nas import ledger
 from nas.assembly import checked_meta, new_meta, open_trials
+from nas.attention import has_native
 from nas.closing import closing_lines
 from nas.config import SCALES
 from nas.data import Corpus, prepare
@@ -49,6 +50,8 @@ def run_campaign(
         tokens=config.tokens or SCALES[config.scale].tokens,
         tell=lambda line: console.print(line, soft_wrap=True, highlight=False),
     )
+    if not config.gpus_per_trial:
+        has_native(SCALES[config.scale].head_dim or feasible.space.base.head_dim)  # compiled or said here, once for all
     known = None if folder is None else checked_meta(folder, feasible.priced.pricer, corpus)
     folder = folder or new_folder(output_dir)
     with locked(folder):
