@@ -27,19 +27,20 @@ def library(source: Path, **defines: int) -> ctypes.CDLL:
     Raises NotCompiledError if there is no compiler, it fails, or the cache cannot be written or is open to others.
     """
     compiler = shlex.split(os.environ.get("CXX") or "g++")
-    command = [*compiler, *FLAGS, *(f"-D{name}={value}" for name, value in defines.items()), str(source)]
-    command += _openmp(MAPS.read_text() if MAPS.exists() else "")
+    flags = [*FLAGS, *(f"-D{name}={value}" for name, value in defines.items())]
+    runtime = _openmp(MAPS.read_text() if MAPS.exists() else "")
     try:
         # The macros that a compiler predefines tell its version and what -march=native is on this processor.
         known = _output([*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull])
-        digest = hashlib.sha256("\0".join((*command, source.read_text(), known)).encode()).hexdigest()[:16]
+        key = "\0".join((*compiler, *flags, *runtime, source.read_text(), known))
+        digest = hashlib.sha256(key.encode()).hexdigest()[:16]
         path = _own_folder() / f"{source.stem}-{digest}.so"
         if path.exists():
             try:
                 return ctypes.CDLL(str(path))
             except OSError:  # damaged
                 path.unlink()
-        _compile(command, path)
+        _compile([*compiler, *flags, str(source), *runtime], path)
         return ctypes.CDLL(str(path))
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         raise NotCompiledError(" ".join(str(error).split())) from error
