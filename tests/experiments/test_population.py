@@ -52,7 +52,7 @@ def test_the_verdict_is_by_the_required_ratio_of_medians(together_s: float, expe
     console = Console(width=120)
     with console.capture() as capture:
         console.print(population.table(SETTINGS, found, "cpu"))
-    assert f"{3600 / 96 / 2.2:.1f}" in capture.get()  # 4,096 of 393,216 tokens are a 96th
+    assert f"{3600 / 128 / 2.2:.1f}" in capture.get()  # 4,096 of 524,288 tokens are a 128th
 
 
 def test_no_group_is_refused() -> None:
