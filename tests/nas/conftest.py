@@ -1,3 +1,4 @@
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,14 @@ class ToyPricer(Pricer):
 
     def prior_share(self, graph):
         return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Acts, here and in the processes that tests start, also where the tests run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")
