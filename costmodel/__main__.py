@@ -14,31 +14,33 @@ from typing import Literal, TypedDict
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
-from costmodel import cli, microbenchmark, present, present_comparison
-from costmodel import engine as mpc_engine
-from costmodel.calibrate import calibrate as fit_testbed
-from costmodel.calibrate import dump_testbed
-from costmodel.calibrate_compute import fit_testbed as fit_compute
-from costmodel.compare import compare as run_both
-from costmodel.compare import predict
+from costmodel.calibration import microbenchmark
+from costmodel.calibration.fit_compute import fit_testbed as fit_compute
+from costmodel.calibration.fit_published import calibrate as fit_testbed
+from costmodel.calibration.fit_published import dump_testbed
+from costmodel.calibration.validate_published import checks, derived_terms, fit_errors, flops_published
+from costmodel.config import cli
+from costmodel.config.units import format_bytes, format_seconds
+from costmodel.engine import spu as mpc_engine
+from costmodel.engine.compare import compare as run_both
+from costmodel.engine.compare import predict
+from costmodel.engine.measured_rounds import parse_delays
 from costmodel.estimate import estimate as price_graph
+from costmodel.execution.weights_file import load_weights
 from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
 from costmodel.protocols import load_pricer, published
-from costmodel.protocols.calls import Comm, Holder, Setting
-from costmodel.protocols.calls import total as total_comm
-from costmodel.protocols.compute import dump_compute
-from costmodel.published_rows import PublishedRow, published_rows
-from costmodel.rounds import parse_delays
-from costmodel.testbed import load_testbed
-from costmodel.trace import trace
-from costmodel.units import format_bytes, format_seconds
-from costmodel.validate import checks, derived_terms, fit_errors, flops_published
-from costmodel.weights_file import load_weights
+from costmodel.protocols.compute_testbed import dump_compute
+from costmodel.protocols.primitives import Comm, Holder, Setting
+from costmodel.protocols.primitives import total as total_comm
+from costmodel.protocols.published_rows import PublishedRow, published_rows
+from costmodel.protocols.published_testbed import load_testbed
+from costmodel.report import comparisons, estimates
+from costmodel.tracing.trace import trace
 from search_spaces.architecture import Architecture
-from search_spaces.decoder import Dimensions, base_architecture
+from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import Deployment, Phase, Projection, lower
 from search_spaces.notation import name_of, parse
-from search_spaces.reference import call_factory, is_factory, is_notation, resolve
+from search_spaces.resolve import call_factory, is_factory, is_notation, resolve
 
 PIPE_WIDTH = 140  # columns of a table that no terminal limits
 LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
@@ -99,12 +101,12 @@ def estimate(
     priced = price_graph(graph, load_pricer(protocol, network, testbed, asked))
     setting = None if protocol == "published" else asked or DEFAULT_SETTING
     if format == "json":
-        print(json.dumps(present.document(priced, setting, **title), allow_nan=False))
+        print(json.dumps(estimates.document(priced, setting, **title), allow_nan=False))
         return
     console = _console()
-    for line in present.summary(priced, setting, **title):
+    for line in estimates.summary(priced, setting, **title):
         console.print(line)
-    for table in present.estimate_tables(priced):
+    for table in estimates.estimate_tables(priced):
         console.print()
         console.print(table)
 
@@ -174,13 +176,13 @@ def compare(
     except mpc_engine.EngineError as error:
         raise cli.StoppedError(str(error)) from None
     if format == "json":
-        print(json.dumps(present_comparison.document(comparison, **title), allow_nan=False))
+        print(json.dumps(comparisons.document(comparison, **title), allow_nan=False))
         return
     console = _console()
-    for line in present_comparison.summary(comparison, **title):
+    for line in comparisons.summary(comparison, **title):
         console.print(line)
     console.print()
-    console.print(present_comparison.comparison_table(comparison))
+    console.print(comparisons.comparison_table(comparison))
 
 
 def _announce(graph: OpGraph, predicted: Comm) -> None:
@@ -218,7 +220,7 @@ def validate(protocol: Literal["published"] = "published") -> int:
     )
     console = _console()
     console.print(
-        present.rows_table(
+        estimates.rows_table(
             rows,
             sent_bytes_errors=fit_errors("sent_bytes", rows, counts, pricer.sent_bytes),
             latency_errors=fit_errors("latency_s", rows, counts, pricer.latency_s),
@@ -226,9 +228,9 @@ def validate(protocol: Literal["published"] = "published") -> int:
         )
     )
     console.print()
-    console.print(present.checks_table(found))
+    console.print(estimates.checks_table(found))
     console.print("\nfirst principles (protocol cheetah, GPT-2 small at T=128):")
-    console.print(present.derived_table(derived_terms(), pricer.sent_bytes))
+    console.print(estimates.derived_table(derived_terms(), pricer.sent_bytes))
     console.print("\nidentified by a prior alone:")
     for quantity, constants in (("sent_bytes", testbed.sent_bytes), ("latency_s", testbed.latency_s)):
         for term, constant in constants.items():

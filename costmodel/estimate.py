@@ -11,7 +11,7 @@ class Pricer(ABC):
     """A protocol on a testbed: prices ops from their shapes alone.
 
     protocol, network: the names the command line knows; network is None where it is fitted in.
-    cost_model_id: hexadecimal fingerprint of every coefficient that a price depends on.
+    cost_model_id: equal for equal prices of every op; see `protocols.identity`.
     range_over: what the latency range is a range over, in words.
     """
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from costmodel.schema import decode
-from costmodel.yamlfile import load_mapping
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import load_mapping
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

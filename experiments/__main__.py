@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.console import Console
 
-from costmodel import cli
-from costmodel.yamlfile import load_mapping
+from costmodel.config import cli
+from costmodel.config.strict_yaml import load_mapping
 from experiments import fidelity, link_seconds, population, pricing, search_baseline, step_cost, throughput
-from nas.config import ScaleName
+from nas.recipe.recipe import ScaleName
 
-FOLDER = Path(__file__).parent
+CONFIGS = Path(__file__).parent / "configs"
 
 # kind, as an experiment's YAML states it -> (settings of the experiment, console) -> nothing
 PIPE_WIDTH = 160  # columns of a table that no terminal limits
@@ -30,7 +30,7 @@ KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
 
 def definitions() -> dict[str, Path]:
     """Every experiment by name: the YAML files here that state a kind."""
-    paths = sorted(FOLDER.glob("*.yaml"))
+    paths = sorted(CONFIGS.glob("*.yaml"))
     return {path.stem: path for path in paths if "kind" in load_mapping(path)}
 
 

@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
-from costmodel.schema import decode
-from costmodel.units import format_seconds
+from costmodel.config.schema import decode
+from costmodel.config.units import format_seconds
 from experiments.ranking import correlation_table, perplexity_table, verdicts
-from nas.allocator import keep_freed_memory
-from nas.candidate import Candidate, trial_id
-from nas.config import SCALES, EntropyRegularisation, Recipe, Scale, ScaleName
-from nas.data import prepare
-from nas.records import Outcome
-from nas.run import RUNS, locked
-from nas.trainer import train
-from nas.worker import worker_env
-from search_spaces.decoder import base_architecture
-from search_spaces.reference import resolve
+from nas.corpus.corpus import prepare
+from nas.recipe.candidate import Candidate, trial_id
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale, ScaleName
+from nas.storage import RUNS, locked
+from nas.study.worker import worker_env
+from nas.training.malloc import keep_freed_memory
+from nas.training.outcome import Outcome
+from nas.training.trainer import train
+from search_spaces.bases import base_architecture
+from search_spaces.resolve import resolve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

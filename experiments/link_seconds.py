@@ -12,18 +12,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from costmodel.compare import drawn_tokens, drawn_weights
 from costmodel.cost import Price
-from costmodel.engine import passes
+from costmodel.engine.compare import drawn_tokens, drawn_weights
+from costmodel.engine.job import graph_job
+from costmodel.engine.links import Condition
+from costmodel.engine.shaped_link import shaped, why_not
+from costmodel.engine.spu import passes
 from costmodel.estimate import estimate
 from costmodel.network import Network
 from costmodel.ops import OpGraph
-from costmodel.parties.job import graph_job
-from costmodel.parties.links import Condition
-from costmodel.parties.shaped import shaped, why_not
-from costmodel.protocols.calls import Setting
 from costmodel.protocols.derived import load
-from search_spaces.decoder import Dimensions, base_architecture
+from costmodel.protocols.primitives import Setting
+from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 

@@ -20,14 +20,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from costmodel.schema import decode
-from nas.allocator import keep_freed_memory
-from nas.candidate import Candidate
-from nas.config import SCALES, EntropyRegularisation, Recipe, Scale, ScaleName
-from nas.data import Corpus, prepare
-from nas.population import train_population
-from nas.trainer import train
-from nas.worker import worker_env
+from costmodel.config.schema import decode
+from experiments.batched_training import train_population
+from nas.corpus.corpus import Corpus, prepare
+from nas.recipe.candidate import Candidate
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale, ScaleName
+from nas.study.worker import worker_env
+from nas.training.malloc import keep_freed_memory
+from nas.training.trainer import train
 from search_spaces.space import load_space, sample
 
 

@@ -17,15 +17,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from costmodel.cli import StoppedError
+from costmodel.config.cli import StoppedError
+from costmodel.config.schema import decode
 from costmodel.estimate import estimate
 from costmodel.protocols import load_pricer
-from costmodel.schema import decode
+from search_spaces.budget.price_table import member_of_row, price_many, price_table, rows_of
+from search_spaces.budget.priced_space import price_space
 from search_spaces.lower import lower
 from search_spaces.notation import parse
-from search_spaces.prices import price_space
 from search_spaces.space import SearchSpace, load_space, sample
-from search_spaces.vectorised import member_of_row, price_many, price_table, rows_of
 
 DRAWN_ROWS = 1000  # different ones, which are repeated
 CHECKED_ROWS = 20  # of them, priced by their op graphs too

@@ -16,23 +16,25 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from costmodel.cli import StoppedError
+from costmodel.config.cli import StoppedError
+from costmodel.config.schema import decode
 from costmodel.protocols import load_pricer
-from costmodel.schema import decode
-from nas import ledger
-from nas.assembly import checked_meta, new_meta, open_trials
-from nas.config import SCALES, ScaleName
-from nas.data import prepare
-from nas.front import summarise
-from nas.run import CONFIG_FILE, RUNS, StudyConfig, locked, write_config, write_meta
-from nas.searcher import GENERATION_SIZE, SearcherName
-from nas.trials import Trials
-from nas.worker import run_trial, worker_env
-from search_spaces.feasible import within_budget
-from search_spaces.prices import price_space
+from nas.corpus.corpus import prepare
+from nas.recipe.recipe import SCALES, ScaleName
+from nas.results import ledger
+from nas.results.front import summarise
+from nas.storage import RUNS, locked
+from nas.study.config import StudyConfig
+from nas.study.open_run import checked_meta, new_meta, open_trials
+from nas.study.run_folder import CONFIG_FILE, write_config, write_meta
+from nas.study.searcher import GENERATION_SIZE, SearcherName
+from nas.study.trials import Trials
+from nas.study.worker import run_trial, worker_env
+from search_spaces.budget.feasible import within_budget
+from search_spaces.budget.priced_space import price_space
 from search_spaces.space import load_space
 
-HERE = Path(__file__).parent
+CONFIGS = Path(__file__).parent / "configs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +80,7 @@ def study(settings: Settings, searcher: SearcherName, seed: int, folder: Path) -
     """One study in this process; hypervolume, seconds x nats, after every whole generation of candidates."""
     config = StudyConfig(
         budget_latency=settings.budget_latency,
-        space=str(HERE / settings.space),
+        space=str(CONFIGS / settings.space),
         seq_len=settings.seq_len,
         searcher=searcher,
         num_trials=settings.num_trials,

@@ -22,15 +22,15 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from costmodel.schema import decode
-from nas import attention
-from nas.attention import row_bounds
-from nas.candidate import Candidate
-from nas.config import SCALES, EntropyRegularisation, Recipe
-from nas.objective import Objective
-from nas.optimizer import adamw
+from costmodel.config.schema import decode
+from nas.attention import causal
+from nas.attention.causal import row_bounds
+from nas.recipe.candidate import Candidate
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe
+from nas.training.objective import Objective
+from nas.training.optimizer import adamw
 from search_spaces.architecture import Architecture
-from search_spaces.decoder import Dimensions, base_architecture
+from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.notation import parse
 
 Variant = Literal["sdpa", "plain", "regularised", "published"]
@@ -133,7 +133,7 @@ def _architecture(settings: Settings) -> Architecture:
 
 def _by_torch(compute: Callable[[], Any]) -> None:
     """With torch's attention instead of ours."""
-    with patch.object(attention, "has_native", lambda head_dim: False):
+    with patch.object(causal, "has_native", lambda head_dim: False):
         compute()
 
 

@@ -25,18 +25,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from costmodel import ops
-from costmodel.schema import decode
-from nas import attention
-from nas.allocator import keep_freed_memory
-from nas.candidate import Candidate
-from nas.config import SCALES, Recipe, ScaleName
-from nas.objective import Objective
-from nas.optimizer import adamw
-from nas.weights import weight_shapes
-from nas.worker import worker_env
-from search_spaces.decoder import base_architecture
+from costmodel.config.schema import decode
+from nas.attention import causal
+from nas.model.weights import weight_shapes
+from nas.recipe.candidate import Candidate
+from nas.recipe.recipe import SCALES, Recipe, ScaleName
+from nas.study.worker import worker_env
+from nas.training.malloc import keep_freed_memory
+from nas.training.objective import Objective
+from nas.training.optimizer import adamw
+from search_spaces.bases import base_architecture
 from search_spaces.lower import lower
-from search_spaces.reference import resolve
+from search_spaces.resolve import resolve
 
 PEAK_SIZE = 1024  # of the square matrices whose product is the peak
 PEAK_S = 1.0
@@ -199,8 +199,8 @@ def _serve(way: Mapping[str, Any], candidate: Candidate, pipe: Connection) -> No
     if wanted.allocator:
         keep_freed_memory()
     if not wanted.native:
-        attention.has_native = lambda head_dim: False  # type: ignore[assignment]
-    elif not attention.has_native(candidate.trained.head_dim):
+        causal.has_native = lambda head_dim: False  # type: ignore[assignment]
+    elif not causal.has_native(candidate.trained.head_dim):
         raise RuntimeError("our attention cannot be compiled here; the reason is in the log.")
     step = stepper(wanted, candidate)
     step()

@@ -11,7 +11,7 @@
                 graph.json           the op graph, node by node
 
 All have export.yaml: recipe, result, cost breakdown by layer and provenance. With --fold the model is folded first (see
-`nas.fold`): another architecture, cheaper and with the same logits.
+`nas.conversion.fold`): another architecture, cheaper and with the same logits.
 """
 
 import json
@@ -25,27 +25,28 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from costmodel import cli
+from costmodel.config import cli
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import dump
+from costmodel.config.units import format_seconds
 from costmodel.estimate import Estimate, Pricer, estimate
 from costmodel.protocols import load_pricer
-from costmodel.schema import decode
-from costmodel.units import format_seconds
-from costmodel.yamlfile import dump
-from nas import checkpoint
-from nas.candidate import Candidate, candidate_id
-from nas.checkpoint import Checkpoint
-from nas.data import tokenizer_file
-from nas.fold import fold as folded
-from nas.fold import folded_placement
-from nas.front import pick as pick_record
-from nas.initial import TRAINED_FILE
-from nas.ledger import Record
-from nas.objective import Objective
-from nas.run import StudyConfig, find_run, read_config, read_ledger, read_meta, run_pricer, run_space, study_candidate
-from nas.sources import TOKENIZER_FILE
-from nas.trainer import Progress
-from nas.training import is_training, read_training
-from nas.weights import WEIGHTS_FILE, deployed_weights, load_stored
+from nas.conversion.fold import fold as folded
+from nas.conversion.fold import folded_placement
+from nas.conversion.pretrained import TRAINED_FILE
+from nas.corpus.corpus import tokenizer_file
+from nas.corpus.sources import TOKENIZER_FILE
+from nas.model.weights import WEIGHTS_FILE, deployed_weights, load_stored
+from nas.recipe.candidate import Candidate, candidate_id
+from nas.results.front import pick as pick_record
+from nas.results.ledger import Record
+from nas.study.config import StudyConfig, study_candidate
+from nas.study.run_folder import find_run, read_config, read_ledger, read_meta, run_pricer, run_space
+from nas.training import checkpoint
+from nas.training.checkpoint import Checkpoint
+from nas.training.manifest import is_training, read_training
+from nas.training.objective import Objective
+from nas.training.trainer import Progress
 from search_spaces.architecture import Architecture, arch_id, dump_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import name_of, parse
@@ -226,7 +227,7 @@ def _write_mpc(made: Export, target: Path) -> None:
 
 
 def _write_hf(made: Export, target: Path) -> None:
-    from nas.huggingface import save_model  # needs the extra `hf`
+    from nas.conversion.huggingface import save_model  # needs the extra `hf`
 
     save_model(made.trained, made.weights, made.tokenizer, target)
 

@@ -1,4 +1,4 @@
-"""Plots of a run: `python -m nas.plot RUN`. Drawing only; the data are in `nas.figures` and `nas.cost_figures`.
+"""`python -m nas.plot RUN`: the figures of a run.
 
 pareto         perplexity against latency; beside it the papers' rows for the same depth and prompt, on axes of their
                own, because their perplexities are of another scale, tokenizer and corpus
@@ -8,152 +8,26 @@ what-if        with --protocol, --network, --testbed, --seq-len or a budget: the
                its picks survive, in a table too; the ledger stays as it is
 """
 
-import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-import matplotlib
 from rich.console import Console
 
-from costmodel import cli
+from costmodel.config import cli
+from costmodel.config.units import parse_bytes, parse_seconds
 from costmodel.cost import Budget
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
-from costmodel.protocols.derived import Derived
-from costmodel.published_rows import published_rows
-from costmodel.units import parse_bytes, parse_seconds
-from nas import ledger
-from nas.cost_figures import BreakdownFigure, SensitivityFigure, Stack, breakdown_figure, chosen, sensitivity_figure
-from nas.figures import FrontFigure, Group, WhatIfFigure, WhatIfPanel, front_figure, what_if_figure
-from nas.front import front
-from nas.ledger import Record
-from nas.reprice import what_if, what_if_lines, what_if_table
-from nas.run import StudyConfig, find_run, read_config, read_ledger, run_pricer, run_space
+from nas.report.plot_files import plot_costs, plot_front, plot_what_if
+from nas.report.reprice_lines import what_if_lines, what_if_table
+from nas.results.front import front
+from nas.results.reprice import what_if
+from nas.study.config import StudyConfig
+from nas.study.run_folder import find_run, read_config, read_ledger, run_pricer, run_space
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-PLOTS = "plots"  # folder of a run
-LABELLED = 8  # front members named in the legend; the rest are in pareto.csv
-
-# Okabe and Ito 2008, https://jfly.uni-koeln.de/color/: told apart by the colour-blind
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-OTHER_COLOUR = "0.75"
-LINES = ("-", "--", "-.", ":")
-NUMBER_SHARE, WORD_SHARE = 0.03, 0.07  # of an axis: the room that the label of a part of a bar needs
-CLOSE = 1.5  # ratio of marks below which their names would meet between them
 PIPE_WIDTH = 160  # columns of a table that no terminal limits
-
-
-def draw_front(data: FrontFigure) -> Figure:
-    """The Pareto plot, readable at 1000 pixels."""
-    figure = plt.figure(figsize=(10, 6), dpi=100, layout="constrained")
-    grid = figure.add_gridspec(2, 2, height_ratios=[1, 11], width_ratios=[3, 2])
-    axes = figure.add_subplot(grid[1, 0])
-    _draw_run(axes, data)
-    _draw_ended_early(figure.add_subplot(grid[0, 0], sharex=axes), data)
-    _draw_published(figure.add_subplot(grid[:, 1]), data)
-    return figure
-
-
-def draw_what_if(data: WhatIfFigure) -> Figure:
-    """The two fronts side by side, perplexity on one axis."""
-    figure, panels = plt.subplots(1, 2, figsize=(11, 5.5), dpi=100, layout="constrained", sharey=True)
-    figure.suptitle(data.title, fontsize=9)
-    for axes, panel in zip(panels, (data.before, data.after), strict=True):
-        _draw_panel(axes, panel)
-    _label_perplexity(panels[0])
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8)
-    return figure
-
-
-def draw_sensitivity(data: SensitivityFigure) -> Figure:
-    """Latency against bandwidth and against round-trip time, all axes logarithmic."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5.5), dpi=100, layout="constrained", sharey=True)
-    figure.suptitle(data.title, fontsize=9)
-    bandwidths = [value / 1e6 for value in data.bandwidths]
-    for index, curve in enumerate(data.by_bandwidth):
-        style = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
-        left.plot(bandwidths, curve.latency_s, label=curve.name, **style)
-        right.plot([value * 1e3 for value in data.rtts_s], data.by_rtt[index].latency_s, **style)
-    left.set_xlabel(f"bandwidth (Mbit/s), at a round-trip time of {data.rtt_s * 1e3:g} ms")
-    right.set_xlabel(f"round-trip time (ms), at a bandwidth of {data.bandwidth_bits_per_s / 1e6:g} Mbit/s")
-    left.set_ylabel("predicted latency per token (seconds)")
-    left.set_yscale("log")
-    left.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
-    left.yaxis.set_minor_formatter(matplotlib.ticker.LogFormatter(minor_thresholds=(2, 1)))
-    for axes, marks in (
-        (left, [(name, bandwidth / 1e6) for name, bandwidth, _ in data.presets]),
-        (right, [(name, rtt_s * 1e3) for name, _, rtt_s in data.presets]),
-    ):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
-        axes.grid(alpha=0.2)
-        _mark_presets(axes, marks)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    return figure
-
-
-def draw_breakdown(data: BreakdownFigure) -> Figure:
-    """Four stacks of horizontal bars, one bar an architecture: latency above bytes, kinds of op beside layers."""
-    figure, grid = plt.subplots(2, 2, figsize=(12, 3 + 0.8 * len(data.names)), dpi=100, layout="constrained")
-    figure.suptitle(data.title, fontsize=9)
-    kinds = list(dict.fromkeys((*data.latency_by_kind.parts, *data.bytes_by_kind.parts)))
-    named = [kind for kind in kinds if kind != "other"]
-    colours = {kind: COLOURS[index % len(COLOURS)] for index, kind in enumerate(named)} | {"other": OTHER_COLOUR}
-    hatches = {kind: "//" * (index // len(COLOURS)) for index, kind in enumerate(named)}
-    seconds = (
-        ("minutes", 60.0) if max(map(sum, zip(*data.latency_by_kind.values, strict=True))) >= 120 else ("seconds", 1.0)
-    )
-    for row, stacks, unit in (
-        (grid[0], (data.latency_by_kind, data.latency_by_layer), seconds),
-        (grid[1], (data.bytes_by_kind, data.bytes_by_layer), ("GB", 1e9)),
-    ):
-        _draw_stack(row[0], data.names, stacks[0], unit, colours, hatches)
-        _draw_stack(row[1], data.names, stacks[1], unit, _layer_colours(stacks[1].parts), {})
-        row[1].tick_params(labelleft=False)
-    handles = [matplotlib.patches.Patch(facecolor=colours[kind], hatch=hatches.get(kind), label=kind) for kind in kinds]
-    figure.legend(handles=handles, loc="outside lower center", ncols=7, fontsize=8)
-    return figure
-
-
-def plot_run(folder: Path) -> tuple[Path, ...]:
-    """Draws the Pareto plot of a run into its `plots` folder and returns the paths.
-
-    Raises ValueError if nothing has been trained to completion yet.
-    """
-    config = read_config(folder)
-    records = read_ledger(folder)
-    if not ledger.completed(records):
-        raise ValueError(f"{folder} has no completed trial yet, so there is nothing to plot.")
-    num_layers = run_space(folder, config).base.num_layers
-    data = front_figure(records, config.budget, published_rows(), num_layers=num_layers, seq_len=config.seq_len)
-    return _save(folder, "pareto", draw_front(data))
-
-
-def remove_plots(folder: Path) -> None:
-    """Removes what was drawn of a run so far, before it has another front."""
-    for path in (folder / PLOTS).glob("*.*"):
-        path.unlink()
-
-
-def plot_costs(
-    folder: Path, members: Sequence[Record], pricer: Pricer, seq_len: int, suffix: str = ""
-) -> tuple[Path, ...]:
-    """Draws where the costs of these and of the run's baselines come from, and what a network does to them."""
-    baselines = [record for record in ledger.completed(read_ledger(folder)) if record.role == "baseline"]
-    shown = chosen(members, baselines, run_space(folder, read_config(folder)).base)
-    if not shown:
-        return ()
-    paths = _save(folder, f"breakdown{suffix}", draw_breakdown(breakdown_figure(shown, pricer, seq_len)))
-    if isinstance(pricer, Derived):
-        paths += _save(folder, f"sensitivity{suffix}", draw_sensitivity(sensitivity_figure(shown, pricer, seq_len)))
-    return paths
 
 
 def plot(
@@ -179,9 +53,7 @@ def plot(
     folder = find_run(run)
     config = read_config(folder)
     if (protocol, network, testbed, seq_len, budget_latency, budget_comm) == (None,) * 6:
-        members = front(read_ledger(folder), config.budget)
-        _print_paths(plot_run(folder))
-        _print_paths(plot_costs(folder, members, run_pricer(folder, config), config.seq_len))
+        _plot_as_run(folder, config)
         return
     budget = Budget(
         latency_s=None if budget_latency is None else parse_seconds(budget_latency, "--budget-latency"),
@@ -194,10 +66,18 @@ def plot(
     _what_if(folder, config, pricer, config.seq_len if seq_len is None else seq_len, budget)
 
 
+def _plot_as_run(folder: Path, config: StudyConfig) -> None:
+    records, base = read_ledger(folder), run_space(folder, config).base
+    _print_paths(plot_front(folder, records, config.budget, num_layers=base.num_layers, seq_len=config.seq_len))
+    members = front(records, config.budget)
+    _print_paths(plot_costs(folder, members, records, base, run_pricer(folder, config), config.seq_len))
+
+
 def _what_if(folder: Path, config: StudyConfig, pricer: Pricer, seq_len: int, budget: Budget) -> None:
+    records, space = read_ledger(folder), run_space(folder, config)
     found = what_if(
-        read_ledger(folder),
-        run_space(folder, config),
+        records,
+        space,
         pricer,
         seq_lens=(config.seq_len, seq_len),
         budgets=(config.budget, budget),
@@ -208,172 +88,13 @@ def _what_if(folder: Path, config: StudyConfig, pricer: Pricer, seq_len: int, bu
     console.print(what_if_table(found))
     words = [pricer.protocol, *([pricer.network] if pricer.network else []), f"T{seq_len}"]
     suffix = "-" + re.sub(r"[^\w.-]+", "_", "-".join(words))
-    _print_paths(_save(folder, f"what-if{suffix}", draw_what_if(what_if_figure(found))))
-    _print_paths(plot_costs(folder, found.shown, pricer, seq_len, suffix))
-
-
-def _save(folder: Path, name: str, figure: Figure) -> tuple[Path, ...]:
-    (folder / PLOTS).mkdir(exist_ok=True)
-    paths = tuple(folder / PLOTS / f"{name}.{kind}" for kind in ("png", "svg"))
-    for path in paths:
-        figure.savefig(path)
-    plt.close(figure)
-    return paths
+    _print_paths(plot_what_if(folder, found, suffix))
+    _print_paths(plot_costs(folder, found.shown, records, space.base, pricer, seq_len, suffix))
 
 
 def _print_paths(paths: Iterable[Path]) -> None:
     for path in paths:
         print(path)
-
-
-def _layer_colours(parts: Sequence[str]) -> dict[str, tuple[float, ...] | str]:
-    """Light to dark from the first layer to the last; the ends in colours of their own."""
-    layers = [part for part in parts if part.isdigit()]
-    shades = plt.get_cmap("viridis_r")
-    colours: dict[str, tuple[float, ...] | str] = {
-        part: shades(0.1 + 0.8 * index / max(1, len(layers) - 1)) for index, part in enumerate(layers)
-    }
-    return colours | {"embed": COLOURS[1], "head": COLOURS[3]}
-
-
-def _draw_stack(
-    axes: Axes,
-    names: Sequence[str],
-    stack: Stack,
-    unit: tuple[str, float],
-    colours: dict[str, str] | dict[str, tuple[float, ...] | str],
-    hatches: dict[str, str],
-) -> None:
-    """A bar an architecture; a part is named inside its bars where there is room."""
-    totals = [sum(values) for values in zip(*stack.values, strict=True)]
-    lefts = [0.0] * len(names)
-    for part, values in zip(stack.parts, stack.values, strict=True):
-        widths = [value / unit[1] for value in values]
-        bars = axes.barh(
-            range(len(names)), widths, left=lefts, color=colours[part], hatch=hatches.get(part),
-            edgecolor="white", linewidth=0.5,
-        )  # fmt: skip
-        if part in ("embed", "head") or part.isdigit():
-            least = (NUMBER_SHARE if part.isdigit() else WORD_SHARE) * max(totals)
-            texts = [part if value > least else "" for value in values]
-            dark = part.isdigit() and 2 * int(part) >= len(stack.parts) - 2
-            axes.bar_label(bars, texts, label_type="center", fontsize=7, color="white" if dark else "black")
-        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
-    axes.set_xlim(0, 1.04 * max(totals) / unit[1])
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel(unit[0])
-    axes.set_title(stack.title, fontsize=9, loc="left")
-
-
-def _mark_presets(axes: Axes, marks: Iterable[tuple[str, float]]) -> None:
-    """A thin line and a name at each preset that is within the axis."""
-    low, high = axes.get_xlim()
-    at: dict[float, list[str]] = {}
-    for name, value in marks:
-        if low < value < high:
-            at.setdefault(value, []).append(name)
-    before = -math.inf
-    for value, names in sorted(at.items()):
-        axes.axvline(value, color="0.6", linewidth=0.8, linestyle=":")
-        axes.text(
-            value, 0.99, ", ".join(names), transform=axes.get_xaxis_transform(), rotation=90, va="top",
-            ha="left" if value < CLOSE * before else "right", fontsize=7, color="0.35",
-        )  # fmt: skip
-        before = value
-
-
-def _draw_panel(axes: Axes, panel: WhatIfPanel) -> None:
-    axes.set_title(panel.title, fontsize=9, loc="left")
-    _draw_group(axes, panel.others, color="0.7", marker="o", label="on neither front")
-    axes.step(panel.front_min, panel.front_perplexity, where="post", color=COLOURS[0], linewidth=1)
-    for group, colour, marker, label in (
-        (panel.kept, COLOURS[0], "o", "on both fronts"),
-        (panel.gone, COLOURS[5], "X", "on the first front alone"),
-        (panel.new, COLOURS[2], "^", "on the second front alone"),
-    ):
-        axes.plot([], [], color=colour, marker=marker, linestyle="", label=label)
-        _draw_group(axes, group, color=colour, marker=marker, label="_")
-        _label(axes, group)
-    if panel.budget_min is not None:
-        axes.axvline(panel.budget_min, color="k", linestyle="--", linewidth=1)
-        axes.text(panel.budget_min, 0.01, " budget", transform=axes.get_xaxis_transform(), fontsize=7)
-    axes.set_xlabel("predicted latency per token (minutes); numbers as in the table")
-    axes.set_yscale("log")
-    axes.grid(alpha=0.2)
-
-
-def _label_perplexity(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
-    axes.yaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
-    axes.set_ylabel("validation perplexity (log scale)")
-    axes.tick_params(axis="y", which="both", labelsize=8)
-
-
-def _draw_run(axes: Axes, data: FrontFigure) -> None:
-    _draw_group(axes, data.dominated, color="0.6", marker="o", label="dominated")
-    _draw_group(axes, data.baselines, color="tab:brown", marker="D", label="baseline, for comparison only")
-    axes.step(data.front.latency_min, data.front.perplexity, where="post", color="tab:blue", linewidth=1)
-    names = "".join(f"\n{number}  {name}" for number, name in enumerate(data.front.names[:LABELLED], 1))
-    _draw_group(axes, data.front, color="tab:blue", marker="o", label="Pareto front" + names)
-    axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1, label=f"budget {data.budget_min:g} min")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
-    axes.yaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
-    axes.set_xlabel("predicted latency per token (minutes)\nbar: over all coefficients consistent with the data")
-    axes.set_ylabel("validation perplexity (log scale)")
-    axes.tick_params(axis="y", which="both", labelsize=8)
-    axes.grid(alpha=0.2)
-    _label(axes, data.baselines)
-    _label(axes, data.front._replace(names=tuple(map(str, range(1, len(data.front.names) + 1)))))
-    axes.legend(fontsize=8, loc="best")
-
-
-def _draw_group(axes: Axes, group: Group, *, color: str, marker: str, label: str) -> None:
-    if not group.names:
-        return
-    axes.plot(group.latency_min, group.perplexity, color=color, marker=marker, markersize=5, linestyle="", label=label)
-    for perplexity, bounds in zip(group.perplexity, group.range_min, strict=True):
-        if bounds is not None:
-            axes.hlines(perplexity, *bounds, color=color, linewidth=1, alpha=0.5)
-
-
-def _label(axes: Axes, group: Group) -> None:
-    """Names the members, from the lowest perplexity up in turn below and above, so that neighbours stay legible."""
-    order = sorted(range(len(group.names)), key=lambda index: group.perplexity[index])
-    for place, index in enumerate(order):
-        axes.annotate(
-            group.names[index],
-            (group.latency_min[index], group.perplexity[index]),
-            textcoords="offset points",
-            xytext=(5, 5) if place % 2 else (5, -5),
-            va="bottom" if place % 2 else "top",
-            fontsize=7,
-        )
-
-
-def _draw_ended_early(axes: Axes, data: FrontFigure) -> None:
-    """A strip above the plot: trials without a perplexity of full fidelity, at their price."""
-    axes.plot(data.stopped_min, [1] * len(data.stopped_min), color="0.5", marker="|", linestyle="")
-    axes.plot(data.diverged_min, [0] * len(data.diverged_min), color="tab:red", marker="x", linestyle="")
-    axes.set_yticks([0, 1], [f"diverged ({len(data.diverged_min)})", f"stopped early ({len(data.stopped_min)})"])
-    axes.set_ylim(-0.6, 1.6)
-    axes.tick_params(labelbottom=False, labelsize=8)
-    axes.set_title(data.title, fontsize=9, loc="left")
-
-
-def _draw_published(axes: Axes, data: FrontFigure) -> None:
-    axes.set_title(data.published_title, fontsize=9, loc="left")
-    axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1)
-    if not data.published.names:
-        axes.text(0.5, 0.5, "no published row", transform=axes.transAxes, ha="center", fontsize=9)
-        return
-    axes.plot(data.published.latency_min, data.published.perplexity, color="tab:green", marker="s", linestyle="")
-    _label(axes, data.published)
-    axes.margins(x=0.25)
-    axes.set_xlabel("printed latency (minutes)")
-    axes.set_ylabel("printed perplexity")
-    axes.grid(alpha=0.2)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ from pathlib import Path
 from jsonargparse import Namespace
 from rich.console import Console
 
-from costmodel import cli
-from nas.run import StudyConfig, find_run, flag, read_config, run_pricer, run_space
-from search_spaces.feasible import FeasibleSpace, check_feasible, format_budget, format_price, within_budget
+from costmodel.config import cli
+from nas.study.config import StudyConfig, flag
+from nas.study.run_folder import find_run, read_config, run_pricer, run_space
+from search_spaces.budget.feasible import FeasibleSpace, check_feasible, format_budget, format_price, within_budget
+from search_spaces.budget.priced_space import cheapest, dearest, price_of, price_space
 from search_spaces.notation import name_of
-from search_spaces.prices import cheapest, dearest, price_of, price_space
 from search_spaces.space import num_members
 
 # A resumed run keeps what its results depend on; only these may differ from one process to the next.
@@ -87,7 +88,7 @@ def search(request: Request, console: Console) -> None:
     check_feasible(feasible)
     if request.dry_run:
         return
-    from nas.campaign import run_campaign  # torch, Ray and matplotlib are not needed to price a space
+    from nas.study.run_study import run_campaign  # torch, Ray and matplotlib are not needed to price a space
 
     run_campaign(config, feasible, console, folder=request.folder, output_dir=request.output_dir)
 

@@ -5,14 +5,15 @@ import warnings
 from rich.console import Console
 from rich.table import Table
 
-from costmodel import cli
+from costmodel.config import cli
+from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
-from costmodel.units import format_bytes, format_seconds
-from nas import ledger
-from nas.front import crosses, summarise
-from nas.ledger import Record
-from nas.progress import line
-from nas.run import find_run, is_running, read_config, read_ledger, read_meta
+from nas.report.progress import line
+from nas.results import ledger
+from nas.results.front import crosses, summarise
+from nas.results.ledger import Record
+from nas.storage import is_running
+from nas.study.run_folder import find_run, read_config, read_ledger, read_meta
 
 
 def status(run: str) -> None:

@@ -15,29 +15,30 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from costmodel import cli
-from costmodel.cli import StoppedError
-from costmodel.schema import decode
-from costmodel.units import format_seconds
-from costmodel.yamlfile import dump, load_mapping
-from nas.allocator import keep_freed_memory
-from nas.assembly import versions
-from nas.candidate import Candidate
-from nas.changes import EntropyChanges, RecipeChanges, ScaleChanges, changed
-from nas.config import Normalisation, NormalisedLinears, ScaleName, SlopeSharing
-from nas.data import Corpus, prepare
-from nas.distributed import Team, joined
-from nas.initial import Source, load_initial, require_vocabulary
-from nas.interrupt import deferred_interrupt
-from nas.model import Decoder
-from nas.normalisation import chosen_linears
-from nas.records import Outcome, RungRecord
-from nas.run import MAX_SEED, RUNS, candidate_at, locked, replace_file
-from nas.trainer import TooLargeError, check, train
-from nas.training import Training, write_training
-from nas.transfer import transferred
-from search_spaces.decoder import base_architecture
-from search_spaces.reference import resolve
+from costmodel.config import cli
+from costmodel.config.cli import StoppedError
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.config.units import format_seconds
+from nas.conversion.load import load_initial
+from nas.conversion.pretrained import Source, require_vocabulary
+from nas.conversion.transfer import transferred
+from nas.corpus.corpus import Corpus, prepare
+from nas.model.decoder import Decoder
+from nas.model.weight_normalisation import chosen_linears
+from nas.provenance import versions
+from nas.recipe.candidate import Candidate, candidate_at
+from nas.recipe.overrides import EntropyChanges, RecipeChanges, ScaleChanges, changed
+from nas.recipe.recipe import MAX_SEED, Normalisation, NormalisedLinears, ScaleName, SlopeSharing
+from nas.storage import RUNS, locked, replace_file
+from nas.training.distributed import Team, joined
+from nas.training.interrupt import deferred_interrupt
+from nas.training.malloc import keep_freed_memory
+from nas.training.manifest import Training, write_training
+from nas.training.outcome import Outcome, RungRecord
+from nas.training.trainer import TooLargeError, check, train
+from search_spaces.bases import base_architecture
+from search_spaces.resolve import resolve
 
 CONFIG_FILE = "train.yaml"
 BASE = "gpt2-small"

@@ -6,15 +6,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from costmodel import cli
+from costmodel.config import cli
+from costmodel.config.units import parse_bytes, parse_seconds
 from costmodel.cost import Budget, Price
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
-from costmodel.units import parse_bytes, parse_seconds
 from search_spaces.architecture import arch_id
-from search_spaces.feasible import FeasibleSpace, check_feasible, format_budget, format_price, within_budget
+from search_spaces.budget.feasible import FeasibleSpace, check_feasible, format_budget, format_price, within_budget
+from search_spaces.budget.priced_space import PricedSpace, cheapest, dearest, price_of, price_space
 from search_spaces.notation import Named, name_of
-from search_spaces.prices import PricedSpace, cheapest, dearest, price_of, price_space
 from search_spaces.space import load_space, members, num_architectures, num_members
 
 

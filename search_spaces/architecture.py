@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.ops import GeluForm, SoftmaxForm
-from costmodel.schema import decode
-from costmodel.yamlfile import dump, load_mapping
 
 Block = Literal["gpt2", "pythia", "sas"]
 Norm = Literal["layernorm", "none"]

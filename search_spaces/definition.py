@@ -4,10 +4,10 @@ from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
 
-from costmodel.schema import decode
-from costmodel.yamlfile import load_mapping
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import load_mapping
 from search_spaces.architecture import Attention, Ffn, Layer, Norm, Stabiliser
-from search_spaces.decoder import Dimensions
+from search_spaces.bases import Dimensions
 from search_spaces.graph import ConstraintName
 
 SHIPPED = ("gpt2-small", "ladder", "tiny")
@@ -71,7 +71,7 @@ def load_definition(name_or_path: str) -> Definition:
     Raises ValueError for an unknown name, or a file that is not a valid definition.
     """
     if name_or_path in SHIPPED:
-        path = Path(__file__).parent / f"{name_or_path}.yaml"
+        path = Path(__file__).parent / "spaces" / f"{name_or_path}.yaml"
     elif name_or_path.endswith((".yaml", ".yml")):
         path = Path(name_or_path)
     else:

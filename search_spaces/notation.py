@@ -20,15 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
-from search_spaces.architecture import (
-    Architecture,
-    Attention,
-    Ffn,
-    Layer,
-    Norm,
-    Stabiliser,
-    default_final_norm,
-)
+from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, Stabiliser, default_final_norm
 
 NORM_LETTERS: dict[Norm, str] = {"layernorm": "L", "none": "o"}
 ATTENTION_LETTERS: dict[Attention, str] = {"softmax": "S", "softmax-temperature": "T"}

@@ -11,7 +11,7 @@ import networkx as nx
 import numpy as np
 
 from search_spaces.architecture import Architecture, Layer, default_final_norm
-from search_spaces.decoder import base_architecture
+from search_spaces.bases import base_architecture
 from search_spaces.definition import Definition, alphabet, load_definition
 from search_spaces.graph import Choice, Vertex, after, boundaries, completions, free_graph, listed_graph, source
 from search_spaces.notation import Named, parse

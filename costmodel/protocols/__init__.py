@@ -4,7 +4,7 @@ from pathlib import Path
 
 from costmodel.estimate import Pricer
 from costmodel.protocols import derived, published
-from costmodel.protocols.calls import Setting
+from costmodel.protocols.primitives import Setting
 
 PROTOCOLS = ("published", *derived.COMM)
 

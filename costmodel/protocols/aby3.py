@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from costmodel.ops import Op
-from costmodel.protocols.calls import Call, Comm, Setting, halves, price_calls, stored_bytes, total
-from costmodel.protocols.programs import calls_of
+from costmodel.protocols.op_programs import calls_of
+from costmodel.protocols.primitives import Call, Comm, Setting, halves, price_calls, stored_bytes, total
 
 NUM_PARTIES = 3
 OBLIVIOUS_BITS = 8  # conversion.cc, B2ASelector: up to so many bits by oblivious transfer, wider ones by an adder

@@ -20,8 +20,8 @@ from itertools import pairwise
 from math import ceil
 
 from costmodel.ops import Op, TokenEmbedding
-from costmodel.protocols.calls import NOTHING, Call, Calls, Comm, Setting, total
-from costmodel.protocols.ledger import (
+from costmodel.protocols.cheetah_packing import DEGREE, Block, best_block, key_switches
+from costmodel.protocols.cheetah_preprocessing import (
     MATRIX_KEYS,
     NUM_MODULI,
     NUM_PARTIES,
@@ -35,8 +35,8 @@ from costmodel.protocols.ledger import (
     ot_batches,
     triple_batches,
 )
-from costmodel.protocols.packing import DEGREE, Block, best_block, key_switches
-from costmodel.protocols.programs import calls_of
+from costmodel.protocols.op_programs import calls_of
+from costmodel.protocols.primitives import NOTHING, Call, Calls, Comm, Setting, total
 
 RING_BITS = 64  # parameters of the encryption are those for this ring
 WORD_BYTES = 8

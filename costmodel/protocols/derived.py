@@ -6,7 +6,6 @@ Nothing overlaps: a party computes, then sends, then waits, as the engine does w
 in the latency, those of starting (keys, first oblivious transfers) with the embedding, which every decoder has once.
 """
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -18,9 +17,10 @@ from costmodel.cost import Price
 from costmodel.estimate import Pricer
 from costmodel.network import DEFAULT, Network, load_network, network_s
 from costmodel.ops import Op, OpGraph
-from costmodel.protocols import aby3, cheetah, ledger, semi2k
-from costmodel.protocols.calls import Comm, Setting
-from costmodel.protocols.compute import ComputeTestbed, error_s_of, load_compute, seconds_of
+from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, semi2k
+from costmodel.protocols.compute_testbed import ComputeTestbed, error_s_of, load_compute, seconds_of
+from costmodel.protocols.identity import cost_model_id
+from costmodel.protocols.primitives import Comm, Setting
 
 TESTBEDS = Path(__file__).parents[1] / "testbeds"
 LATENCY_STEP_S = 2.0**-26  # seconds are multiples of it, so that sums are exact in any order below 4 years
@@ -30,7 +30,7 @@ COMM: dict[str, Callable[[Op, Setting], Comm]] = {
     "aby3": aby3.comm,
     "cheetah": cheetah.comm,
 }
-NUM_PARTIES = {"semi2k": semi2k.NUM_PARTIES, "aby3": aby3.NUM_PARTIES, "cheetah": ledger.NUM_PARTIES}
+NUM_PARTIES = {"semi2k": semi2k.NUM_PARTIES, "aby3": aby3.NUM_PARTIES, "cheetah": cheetah_preprocessing.NUM_PARTIES}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,20 +107,16 @@ def load(
     return Derived(
         protocol=protocol,
         network=link.name,
-        cost_model_id=_fingerprint(path, link, setting, protocol),
+        cost_model_id=cost_model_id(
+            path.read_bytes(),
+            protocol,
+            *(link.bandwidth_bits_per_s, link.rtt_s),
+            *(setting.ring_bits, setting.fraction_bits, setting.weights),
+        ),
         setting=setting,
         testbed=measured,
         link=link,
     )
-
-
-def _fingerprint(testbed: Path, link: Network, setting: Setting, protocol: str) -> str:
-    """Of the coefficients and of the files that hold the formulas."""
-    folder = Path(__file__).parent
-    names = ("calls", "derived", "functions", "ledger", "packing", "programs", protocol, "compute", "../network")
-    formulas = [folder / f"{name}.py" for name in names]
-    parts = [testbed.read_bytes(), repr((link, setting)).encode(), *(path.read_bytes() for path in formulas)]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
 
 def _on_grid(seconds: float) -> float:

@@ -25,7 +25,6 @@ What the counts assume:
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2; SecretFlow-SPU with Cheetah, two servers.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,8 @@ from costmodel import ops
 from costmodel.cost import Price
 from costmodel.estimate import Pricer
 from costmodel.ops import Op, OpGraph
-from costmodel.testbed import FittedRow, Testbed, load_testbed
+from costmodel.protocols.identity import cost_model_id
+from costmodel.protocols.published_testbed import FittedRow, Testbed, load_testbed
 
 TESTBED = Path(__file__).parents[1] / "testbeds" / "published.yaml"
 
@@ -149,7 +149,7 @@ class Published(Pricer):
 
         Coefficients vary, counts do not: how cost grows with dimensions that no row varies is taken as given.
         """
-        from costmodel.fit import extremes  # scipy is for fits and ranges, not for prices
+        from costmodel.protocols.linear_fit import extremes  # scipy is for fits and ranges, not for prices
 
         targets = [row.latency_s for row in self.rows]
         low, high = extremes(
@@ -174,7 +174,7 @@ def load(network: str | None = None) -> Published:
     """The committed testbed. Raises ValueError if a network is asked for: it is fitted in."""
     if network is not None:
         raise ValueError(f"protocol published has its network fitted in, but got network {network!r}; leave it out.")
-    return pricer(load_testbed(TESTBED), hashlib.sha256(TESTBED.read_bytes()).hexdigest()[:12])
+    return pricer(load_testbed(TESTBED), cost_model_id(TESTBED.read_bytes()))
 
 
 def pricer(testbed: Testbed, cost_model_id: str) -> Published:

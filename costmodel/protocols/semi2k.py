@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from costmodel.ops import Op
-from costmodel.protocols.calls import NOTHING, Call, Comm, Setting, halves, price_calls, stored_bytes, total
-from costmodel.protocols.programs import calls_of
+from costmodel.protocols.op_programs import calls_of
+from costmodel.protocols.primitives import NOTHING, Call, Comm, Setting, halves, price_calls, stored_bytes, total
 
 NUM_PARTIES = 2
 

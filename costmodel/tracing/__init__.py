@@ -1,1 +1,4 @@
-"""How an exported torch program becomes ops, pattern by pattern; `costmodel.trace` is how to use it."""
+"""The op graph of a torch model from its exported program, pattern by pattern.
+
+`costmodel.tracing.trace` is how to use it.
+"""

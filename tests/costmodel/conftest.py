@@ -4,8 +4,8 @@ import pytest
 
 from costmodel.ops import OpGraph
 from costmodel.protocols import published
-from costmodel.published_rows import PublishedRow, published_rows
-from search_spaces.decoder import Dimensions, base_architecture
+from costmodel.protocols.published_rows import PublishedRow, published_rows
+from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 

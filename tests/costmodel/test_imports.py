@@ -15,7 +15,7 @@ def loaded_by(code):
     "code",
     [
         "import costmodel",
-        "import costmodel.cost, costmodel.estimate, costmodel.ops, costmodel.units",
+        "import costmodel.cost, costmodel.estimate, costmodel.ops, costmodel.config.units",
         "from costmodel.protocols import load_pricer\n"
         "from costmodel.ops import Softmax\n"
         "load_pricer().price(Softmax(heads=1, queries=1, keys=1))",

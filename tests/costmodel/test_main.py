@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 import costmodel.__main__ as main
-from costmodel import cli
+from costmodel.config import cli
 from costmodel.protocols import published
 from search_spaces.architecture import dump_architecture
-from search_spaces.decoder import base_architecture
+from search_spaces.bases import base_architecture
 
 COMMANDS = {"estimate": main.estimate, "validate": main.validate, "calibrate": main.calibrate}
 PRICE_KEYS = [
@@ -150,7 +150,7 @@ def test_an_architecture_from_a_file_brings_its_dimensions(run, tmp_path):
 
 def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
     (tmp_path / "some_factories.py").write_text(
-        "from search_spaces.decoder import base_architecture\n"
+        "from search_spaces.bases import base_architecture\n"
         "def tiny():\n    return base_architecture('tiny')\n"
         "def number():\n    return 3\n"
         "def broken():\n    raise RuntimeError('two\\nlines')\n"

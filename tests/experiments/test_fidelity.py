@@ -6,13 +6,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from costmodel.published_rows import published_rows
-from costmodel.schema import decode
-from costmodel.yamlfile import load_mapping
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import load_mapping
+from costmodel.protocols.published_rows import published_rows
 from experiments import fidelity
 from experiments.__main__ import definitions
 from experiments.fidelity import Job, Settings, Variant, scale_of
-from nas.config import SCALES
+from nas.recipe.recipe import SCALES
 
 KIND = "fidelity"
 FOUND = {name: load_mapping(path) for name, path in definitions().items()}

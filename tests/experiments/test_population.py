@@ -7,12 +7,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from costmodel.schema import decode
-from costmodel.yamlfile import load_mapping
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import load_mapping
 from experiments import population
 from experiments.__main__ import definitions
+from experiments.batched_training import check
 from experiments.population import Seconds
-from nas.population import check
 
 DATA = {key: value for key, value in load_mapping(definitions()["population"]).items() if key != "kind"}
 SETTINGS = decode(population.Settings, DATA, "experiment population")

@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from costmodel.schema import decode
-from costmodel.yamlfile import load_mapping
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import load_mapping
 from experiments import search_baseline
 from experiments.__main__ import KINDS, definitions, run
-from nas import ledger
+from nas.results import ledger
 
 SETTINGS = decode(
     search_baseline.Settings,

@@ -6,12 +6,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from costmodel.schema import decode
-from costmodel.yamlfile import load_mapping
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import load_mapping
 from experiments import step_cost
 from experiments.__main__ import definitions
-from nas.config import EntropyRegularisation
-from nas.entropy import EntropyPenalty
+from nas.recipe.recipe import EntropyRegularisation
+from nas.training.entropy import EntropyPenalty
 
 pytest.importorskip("transformers")
 

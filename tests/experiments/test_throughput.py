@@ -6,11 +6,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from costmodel.schema import decode
-from costmodel.yamlfile import load_mapping
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import load_mapping
 from experiments import throughput
 from experiments.__main__ import definitions
-from nas.weights import weight_shapes
+from nas.model.weights import weight_shapes
 from search_spaces.lower import lower
 
 DATA = {key: value for key, value in load_mapping(definitions()["throughput"]).items() if key != "kind"}

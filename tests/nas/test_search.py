@@ -14,10 +14,12 @@ import pytest
 from safetensors import safe_open
 
 from costmodel.cost import Budget
-from nas import export, ledger, plot, search, status
-from nas.front import front
-from nas.initial import read_export
-from nas.run import read_config
+from nas import export, plot, search, status
+from nas.conversion.pretrained import read_export
+from nas.results import ledger
+from nas.report.plot_files import remove_plots
+from nas.results.front import front
+from nas.study.run_folder import read_config
 from search_spaces.architecture import arch_id, load_architecture
 
 ARGS = ("--budget-latency", "6.22s", "--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3")
@@ -121,9 +123,9 @@ def test_status_shows_the_front(finished, capsys):
 
 def test_plot_is_drawn_again_from_the_ledger(finished):
     folder, _ = finished
-    plot.remove_plots(folder)
+    remove_plots(folder)
     assert list((folder / "plots").iterdir()) == []
-    assert folder / "plots" / "pareto.svg" in plot.plot_run(folder)
+    plot.plot(str(folder))
     assert (folder / "plots" / "pareto.svg").exists()
 
 

@@ -6,13 +6,14 @@ import signal
 import pytest
 import torch
 
-from costmodel.yamlfile import load_mapping
-from nas import checkpoint, export, train, trainer
-from nas.initial import read_export
-from nas.model import build
-from nas.objective import Objective
-from nas.training import read_training
-from nas.weights import load_deployed, load_stored
+from costmodel.config.strict_yaml import load_mapping
+from nas import export, train
+from nas.conversion.pretrained import read_export
+from nas.model.decoder import build
+from nas.model.weights import load_deployed, load_stored
+from nas.training import checkpoint, trainer
+from nas.training.manifest import read_training
+from nas.training.objective import Objective
 
 SMOKE = ("--base", "tiny", "--scale", "smoke", "--seq-len", "16", "--tokens", "1024")
 

@@ -7,7 +7,7 @@ from costmodel import ops
 from costmodel.cost import Price
 from costmodel.estimate import Pricer
 from costmodel.ops import Op, OpGraph
-from search_spaces.decoder import Dimensions
+from search_spaces.bases import Dimensions
 from search_spaces.definition import Choices, Definition
 from search_spaces.space import SearchSpace, build_space
 

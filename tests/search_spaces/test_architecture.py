@@ -14,7 +14,7 @@ from search_spaces.architecture import (
     load_architecture,
     scaled,
 )
-from search_spaces.decoder import BASES, Dimensions, base_architecture
+from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.notation import parse
 
 NORMS = st.sampled_from(["layernorm", "none"])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel import ops
-from search_spaces.decoder import BASES
+from search_spaces.bases import BASES
 from search_spaces.lower import Deployment, lower
 from search_spaces.notation import parse
 

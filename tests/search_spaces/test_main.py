@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from costmodel import cli
+from costmodel.config import cli
 from search_spaces.__main__ import count, list_members, show
 
 Run = tuple[int, str, str]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search_spaces.architecture import Architecture, Layer
-from search_spaces.decoder import BASES, Dimensions, base_architecture
+from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.notation import FFN_NAMES, name_of, parse, placement
 from search_spaces.space import load_space, members, sample
 

@@ -1,0 +1,1 @@
+"""What the numbers of testbeds come from: measurements and fits."""

@@ -1,0 +1,130 @@
+"""The fit behind a compute testbed: timings of a microbenchmark in, seconds per kind of op out.
+
+The least time of each op's repeats counts. Under cheetah some runs also make a batch of oblivious transfers (OTs),
+which later ops use: such runs count only where every repeat made one. What a batch takes is estimated from them, and
+charged to ops by the OTs that each uses.
+"""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+from costmodel.calibration.microbenchmark import WARM_UP, Series, Timing, plan
+from costmodel.protocols import cheetah
+from costmodel.protocols.cheetah_preprocessing import BATCH, KEPT
+from costmodel.protocols.compute_testbed import ComputeTestbed, KindSeconds, seconds_of, work
+from costmodel.protocols.primitives import Setting
+
+FIXED = "fixed"
+LEAST_S = 1e-6  # what is left of a run without the batches it made is never less
+
+
+def fit_testbed(protocol: str, setting: Setting, timings: Sequence[Timing]) -> ComputeTestbed:
+    """Coefficients of every kind of the plan.
+
+    Raises ValueError if a kind has no timing, or one of another number of runs.
+    """
+    series = {each.kind: each for each in plan(protocol)}
+    by_kind = {timing.kind: timing for timing in timings}
+    for name, each in series.items():
+        runs = len(each.runs) - len(WARM_UP)
+        if name not in by_kind or len(by_kind[name].seconds) != runs:
+            raise ValueError(f"kind {name} must have {runs} timings, one for each run of the plan; measure it again.")
+    pairs = [(each, by_kind[name]) for name, each in series.items()]
+    batch_s = _batch_s(pairs, setting) if protocol == "cheetah" else 0.0
+    kinds = {}
+    for each, timing in pairs:
+        if protocol == "cheetah":
+            seconds = _without_batches(each, timing, setting, batch_s)
+        else:
+            seconds = [min(repeats) for repeats in each.by_size(timing.seconds)]
+        kinds[each.kind] = _fit([work(op, protocol) for op in each.sizes], seconds)
+    testbed = ComputeTestbed(
+        protocol=protocol,
+        engine=f"SecretFlow-SPU {version('spu')}",
+        machine=f"{_processor()}, {len(os.sched_getaffinity(0))} cores, a process of one thread per party",
+        measured_on=datetime.now(UTC).date().isoformat(),
+        ring_bits=setting.ring_bits,
+        fraction_bits=setting.fraction_bits,
+        start_s=0.0,
+        kinds=kinds,
+    )
+    return _with_start(testbed, median(timing.start_s for timing in timings))
+
+
+def _with_start(testbed: ComputeTestbed, warm_up_s: float) -> ComputeTestbed:
+    """What the warm-up took beyond its ops."""
+    own_s = sum(seconds_of(op, "secret", testbed) for op in WARM_UP)
+    return replace(testbed, start_s=max(0.0, warm_up_s - own_s))
+
+
+def _without_batches(series: Series, timing: Timing, setting: Setting, batch_s: float) -> list[float]:
+    """Seconds of each op with its share of OT batches, whether or not a run of it happened to make one.
+
+    Of the repeats, those that made the fewest count: batches differ by more than most ops take.
+    """
+    made = series.by_size(_batches_made(series, setting))
+    found = []
+    for op, seconds, batches in zip(series.sizes, series.by_size(timing.seconds), made, strict=True):
+        fewest, least_s = min(zip(batches, seconds, strict=True))
+        share = cheetah.num_ots(op, _held(series, setting)) / (BATCH - KEPT)
+        found.append(max(least_s - batch_s * fewest, LEAST_S) + batch_s * share)
+    return found
+
+
+def _batch_s(pairs: Sequence[tuple[Series, Timing]], setting: Setting) -> float:
+    """Seconds of a batch: how much longer a run of an op took than another that made fewer of them."""
+    longer: list[float] = []
+    for series, timing in pairs:
+        made = _batches_made(series, setting)
+        for seconds, batches in zip(series.by_size(timing.seconds), series.by_size(made), strict=True):
+            least = min(zip(batches, seconds, strict=True))
+            longer += [(s - least[1]) / (n - least[0]) for s, n in zip(seconds, batches, strict=True) if n > least[0]]
+    return max(0.0, median(longer)) if longer else 0.0
+
+
+def _batches_made(series: Series, setting: Setting) -> list[int]:
+    return list(cheetah.batches_made(series.runs, _held(series, setting)))[len(WARM_UP) :]
+
+
+def _held(series: Series, setting: Setting) -> Setting:
+    return replace(setting, weights=series.weights)
+
+
+def _fit(works: Sequence[Mapping[str, int]], seconds: Sequence[float]) -> KindSeconds:
+    """Least mean relative error, coefficients >= 0; then again without each op, to see how well it is told."""
+    rows = [{FIXED: 1, **units} for units in works]
+    values = _coefficients(rows, seconds)
+    held_out = [
+        _error(_coefficients([*rows[:i], *rows[i + 1 :]], [*seconds[:i], *seconds[i + 1 :]]), rows[i], seconds[i])
+        for i in range(len(rows))
+    ]
+    return KindSeconds(
+        fixed_s=values[FIXED],
+        per_unit_s={unit: value for unit, value in values.items() if unit != FIXED},
+        num_points=len(rows),
+        worst_error=max(_error(values, row, measured) for row, measured in zip(rows, seconds, strict=True)),
+        held_out_error=max(held_out),
+    )
+
+
+def _coefficients(rows: Sequence[Mapping[str, int]], seconds: Sequence[float]) -> dict[str, float]:
+    from costmodel.protocols.linear_fit import fit  # scipy is for fits, not for prices
+
+    return fit(rows, seconds, worst=math.inf, fixed={})
+
+
+def _error(values: Mapping[str, float], row: Mapping[str, int], seconds: float) -> float:
+    return abs(sum(values[unit] * count for unit, count in row.items()) / seconds - 1)
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "processor not known"

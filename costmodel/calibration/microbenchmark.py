@@ -1,0 +1,173 @@
+"""What a testbed is fitted on: ops of every kind run under the engine on this machine, one series of sizes at a time.
+
+Every op is repeated, since whatever else the machine does only adds to a time. A series starts with a warm-up, in
+which keys, first oblivious transfers and first triples are made. A file of timings, a line per series, lets a run that
+was stopped go on.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from costmodel import ops
+from costmodel.config.schema import decode
+from costmodel.engine import spu
+from costmodel.ops import Op
+from costmodel.protocols.compute_testbed import WEIGHTED, kind
+from costmodel.protocols.primitives import Setting
+
+T = TypeVar("T")
+
+# protocol -> how often each size of a series runs, smallest first: the short runs of secret sharing are disturbed the
+# most; the largest sizes, left out for cheetah, would take it minutes each
+REPEATS = {"semi2k": (12, 12, 8, 4, 3, 3), "aby3": (12, 12, 8, 4, 3, 3), "cheetah": (3, 3, 3, 2, 2)}
+WARM_UP: tuple[Op, ...] = (
+    ops.Linear(rows=8, in_features=8, out_features=8, bias=False),
+    ops.ScaledAdd(rows=8, features=8),
+    ops.Relu(rows=8, features=8),
+)
+
+ELEMENTS = ((1, 16), (16, 16), (32, 64), (64, 128), (64, 256), (128, 512))  # rows x features
+SCORES = ((1, 4, 4), (1, 16, 16), (2, 32, 32), (4, 64, 64), (2, 128, 128), (4, 128, 128))  # heads x queries x keys
+PRODUCTS = ((1, 16, 16), (16, 64, 64), (32, 64, 256), (64, 256, 256), (16, 512, 768), (128, 256, 512))
+HEAD_DIMS = (8, 8, 32, 16, 64, 32)  # of the attention products, shape by shape
+TABLES = ((2, 32, 16), (8, 256, 32), (16, 1024, 32), (32, 512, 128), (64, 1024, 64), (128, 8192, 512))
+LOOKUPS = TABLES[:5]  # a comparison per token and entry
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """One kind of op in several sizes, and how often each of them runs."""
+
+    weights: Literal["secret", "server"]
+    sizes: tuple[Op, ...]
+    repeats: tuple[int, ...]
+
+    @property
+    def kind(self) -> str:
+        return kind(self.sizes[0], self.weights)
+
+    @property
+    def runs(self) -> list[Op]:
+        """What the engine runs, in order."""
+        return [*WARM_UP, *(op for op, repeats in zip(self.sizes, self.repeats, strict=False) for _ in range(repeats))]
+
+    def by_size(self, values: Sequence[T]) -> list[Sequence[T]]:
+        """Values of all runs after the warm-up, grouped by size."""
+        ends = list(accumulate(self.repeats[: len(self.sizes)], initial=0))
+        return [values[start:end] for start, end in pairwise(ends)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """How long the runs of a series took: the warm-up, then every run after it."""
+
+    kind: str
+    start_s: float
+    seconds: tuple[float, ...]
+
+
+def plan(protocol: str) -> tuple[Series, ...]:
+    """Every kind that the engine runs; those with weights twice, shared and held by the server."""
+    sizes = [
+        tuple(ops.TokenEmbedding(tokens=t, vocab=v, features=d) for t, v, d in TABLES),
+        tuple(ops.TokenEmbedding(tokens=t, vocab=v, features=d, encoding="lookup") for t, v, d in LOOKUPS),
+        _by_elements(ops.PositionEmbedding),
+        _by_elements(ops.LayerNorm),
+        _by_elements(ops.RmsNorm),
+        tuple(ops.Linear(rows=m, in_features=k, out_features=n, bias=True) for m, k, n in PRODUCTS),
+        tuple(ops.Rotary(rows=m, heads=4, rotary_dim=max(2, n // 8)) for m, n in ELEMENTS[1:]),
+        _by_elements(lambda rows, features: ops.PackHeads(rows=rows, query_features=features, key_features=features)),
+        _by_elements(lambda rows, features: ops.RepeatHeads(rows=rows, heads=4, key_heads=2, head_dim=features // 4)),
+        _by_elements(lambda rows, features: ops.KeyValueCache(rows=1, features=features, earlier=rows)),
+        _by_heads(ops.AttentionScores),
+        _by_scores(ops.Temperature),
+        _by_scores(ops.Softmax, form="exact"),
+        _by_scores(ops.Softmax, form="2quad"),
+        _by_scores(ops.Softmax, form="relu"),
+        _by_scores(ops.ShapedAttention),
+        _by_heads(ops.AttentionMix),
+        _by_elements(ops.Gelu, form="tanh"),
+        _by_elements(ops.Gelu, form="exact"),
+        _by_elements(ops.Gelu, form="piecewise"),
+        _by_elements(ops.Relu),
+        _by_elements(ops.LeakyRelu),
+        _by_elements(ops.Silu),
+        _by_elements(ops.Multiply),
+        _by_elements(ops.Add),
+        _by_elements(ops.ScaledAdd),
+        _by_elements(ops.LastRow),
+        tuple(ops.VocabProjection(rows=t, vocab=v, features=d) for t, v, d in TABLES),
+    ]
+    repeats = REPEATS[protocol]
+    measured = [each[: len(repeats)] for each in sizes]
+    secret = [Series(weights="secret", sizes=each, repeats=repeats) for each in measured]
+    server = [Series(weights="server", sizes=each, repeats=repeats) for each in measured if type(each[0]) in WEIGHTED]
+    return (*secret, *server)
+
+
+def measure(
+    protocol: str,
+    setting: Setting,
+    known: Iterable[Timing],
+    run: Callable[..., Sequence[spu.Measured]] = spu.measure,
+) -> Iterator[Timing]:
+    """The timing of every series of the plan, in its order; the engine runs those not `known`, or of another plan.
+
+    Raises ValueError if the engine is not installed, EngineError if it fails.
+    """
+    found = {(timing.kind, len(timing.seconds)): timing for timing in known}
+    for series in plan(protocol):
+        yield found.get((series.kind, len(series.runs) - len(WARM_UP))) or _timed(series, protocol, setting, run)
+
+
+def _timed(series: Series, protocol: str, setting: Setting, run: Callable[..., Sequence[spu.Measured]]) -> Timing:
+    costs = run(series.runs, protocol=protocol, setting=replace(setting, weights=series.weights), link="tcp")
+    seconds = [cost.seconds for cost in costs]
+    start = len(WARM_UP)
+    return Timing(kind=series.kind, start_s=sum(seconds[:start]), seconds=tuple(seconds[start:]))
+
+
+def save(timing: Timing, path: Path) -> None:
+    """Appends a line to the file, in the place of a torn last one."""
+    with path.open("ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(json.dumps(asdict(timing)).encode() + b"\n")
+
+
+def saved(path: Path) -> tuple[Timing, ...]:
+    """The timings of a file, none if there is no file; a torn last line is left out.
+
+    Raises ValueError, naming file and line, for a line that is not a timing.
+    """
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return tuple(
+        _timing(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.endswith(b"\n")
+    )
+
+
+def _timing(line: bytes, where: str) -> Timing:
+    try:
+        data = json.loads(line)
+    except ValueError:
+        raise ValueError(f"{where} must be JSON; delete the line to measure what it held again.") from None
+    return decode(Timing, data, where)
+
+
+def _by_elements(op: Callable[..., Op], **forms: str) -> tuple[Op, ...]:
+    return tuple(op(rows=rows, features=features, **forms) for rows, features in ELEMENTS)
+
+
+def _by_scores(op: Callable[..., Op], **forms: str) -> tuple[Op, ...]:
+    return tuple(op(heads=heads, queries=queries, keys=keys, **forms) for heads, queries, keys in SCORES)
+
+
+def _by_heads(op: Callable[..., Op]) -> tuple[Op, ...]:
+    return tuple(
+        op(heads=heads, queries=queries, keys=keys, head_dim=head_dim)
+        for (heads, queries, keys), head_dim in zip(SCORES, HEAD_DIMS, strict=True)
+    )

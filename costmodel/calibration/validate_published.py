@@ -1,0 +1,199 @@
+"""How well `published` reproduces the printed rows: errors of the fit, of fits that leave rows out, and FLOPs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+
+from costmodel import ops
+from costmodel.calibration.fit_published import QUANTITIES, coefficients
+from costmodel.ops import Op
+from costmodel.protocols import cheetah, published
+from costmodel.protocols.primitives import Setting
+from costmodel.protocols.published_rows import PublishedRow
+
+RowCounts = Mapping[str, Mapping[str, int]]  # row name -> term -> count
+
+# FLOPs per token and d_model**2 of one layer's FFN (FLOP = 2 x MAC, d_ff = 4 d_model). Source: derived from every
+# printed digit of arXiv 2410.13060 table 3.
+FFN_FLOPS = {"gelu": 16, "relu": 16, "leaky-relu": 16, "identity": 16, "fused": 2, "none": 0}
+
+# Terms that are there because the rows ask for them; `validate` shows what each one buys.
+EXAMINED_TERMS = ("linear_rows", "shaped_scores")
+
+
+# Terms of `published` that the formulas of cheetah can tell -> such ops of GPT-2 small at T=128, in each of their forms
+NONLINEAR: dict[str, tuple[Op, ...]] = {
+    "layernorm_elements": (ops.LayerNorm(rows=128, features=768),),
+    "relu_elements": (ops.Relu(rows=128, features=3072),),
+    "gelu_elements": (
+        ops.Gelu(rows=128, features=3072, form="tanh"),
+        ops.Gelu(rows=128, features=3072, form="exact"),
+    ),
+    "softmax_scores": (ops.Softmax(heads=12, queries=128, keys=128),),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Derived:
+    """What a unit of a fitted term costs by the formulas of protocol cheetah.
+
+    title: the term, and the form of its op if there are several. sent_bytes: a unit's.
+    by_primitive: the share of those bytes, 0 to 1, that each primitive sends.
+    """
+
+    term: str
+    title: str
+    sent_bytes: float
+    by_primitive: dict[str, float]
+
+
+def derived_terms() -> list[Derived]:
+    """Every term of `NONLINEAR` from first principles: what a fit of bytes can be held against."""
+    found = []
+    for term, forms in NONLINEAR.items():
+        for op in forms:
+            num_bytes = cheetah.by_primitive(op, Setting())
+            whole = sum(num_bytes.values())
+            found.append(
+                Derived(
+                    term=term,
+                    title=f"{term} ({op.form})" if isinstance(op, ops.Gelu) else term,
+                    sent_bytes=whole / published.counts(op)[term],
+                    by_primitive={name: part / whole for name, part in num_bytes.items()},
+                )
+            )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """A relative error, or share of rows, with the greatest value that passes; None is no bar."""
+
+    name: str
+    value: float
+    bar: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.bar is None or self.value <= self.bar
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowFlops:
+    """FLOPs of a row in the papers' convention, in printed units and to printed digits."""
+
+    ffn_gflop: Decimal
+    attention_gflop: Decimal
+
+    def matches(self, row: PublishedRow) -> bool:
+        return (self.ffn_gflop, self.attention_gflop) == (row.ffn_gflop, row.attention_gflop)
+
+
+def flops_published(row: PublishedRow, ffns: Sequence[str], *, simplified: bool) -> RowFlops:
+    """The papers' FLOP columns: blocks only, no embedding or projection, T x T products counted 3 times of 4.
+
+    ffns: the FFN of every layer, as FFN_FLOPS names them. simplified: He and Hofmann's block.
+    """
+    width, tokens = row.d_model, row.seq_len
+    ffn = sum(FFN_FLOPS[kind] for kind in ffns) * tokens * width**2
+    linears, products = (4, 2) if simplified else (8, 3)
+    attention = (linears * tokens * width**2 + products * tokens**2 * width) * row.num_layers
+    return RowFlops(ffn_gflop=_printed(ffn, row.ffn_gflop), attention_gflop=_printed(attention, row.attention_gflop))
+
+
+def _printed(flops: int, like: Decimal) -> Decimal:
+    return (Decimal(flops) / 10**9).quantize(like, rounding=ROUND_HALF_UP)
+
+
+def fit_errors(
+    quantity: str, rows: Sequence[PublishedRow], counts: RowCounts, values: Mapping[str, float]
+) -> list[float]:
+    """Relative error of every row, predicted over printed minus 1. values: seconds or bytes per unit of each term."""
+    return [_error(quantity, row, counts, values) for row in rows]
+
+
+def left_out_errors(quantity: str, rows: Sequence[PublishedRow], counts: RowCounts, *, with_twins: bool) -> list[float]:
+    """Relative error of every row, predicted by a fit that has not seen it.
+
+    with_twins: leave out all rows of the same term counts too (an EReg row has those of its plain row).
+    """
+    errors = []
+    for row in rows:
+        twins = [other for other in rows if counts[other.name] == counts[row.name]] if with_twins else [row]
+        rest = [other for other in rows if other not in twins]
+        errors.append(_error(quantity, row, counts, coefficients(quantity, rest, counts)))
+    return errors
+
+
+def _error(quantity: str, row: PublishedRow, counts: RowCounts, values: Mapping[str, float]) -> float:
+    predicted = sum(values[term] * count for term, count in counts[row.name].items())
+    return predicted / float(getattr(row, quantity)) - 1.0
+
+
+def checks(
+    rows: Sequence[PublishedRow],
+    counts: RowCounts,
+    *,
+    sent_bytes: Mapping[str, float],
+    latency_s: Mapping[str, float],
+    num_flops_wrong: int,
+) -> tuple[Check, ...]:
+    """Every figure `validate` reports. sent_bytes, latency_s: the committed coefficients."""
+    bytes_errors = fit_errors("sent_bytes", rows, counts, sent_bytes)
+    own_bytes, hh_bytes = _split("sent_bytes", rows, bytes_errors)
+    latency, _ = _split("latency_s", rows, fit_errors("latency_s", rows, counts, latency_s))
+    return (
+        Check(name="rows whose FLOPs differ from a printed digit", value=num_flops_wrong / len(rows), bar=0.0),
+        Check(name=f"communication, worst of {len(own_bytes)} own-method rows", value=max(own_bytes), bar=0.005),
+        Check(name="communication, mean of own-method rows", value=_mean(own_bytes)),
+        Check(name=f"communication, worst of {len(hh_bytes)} HH rows", value=max(hh_bytes)),
+        Check(name=f"communication, mean of {len(rows)} rows", value=_mean([*own_bytes, *hh_bytes])),
+        Check(name=f"latency, mean of {len(rows)} rows", value=_mean(latency), bar=0.02),
+        Check(name=f"latency, worst of {len(rows)} rows", value=max(latency), bar=0.05),
+        *_without_terms("sent_bytes", "communication", rows, counts),
+        *_without_rows("sent_bytes", "communication", rows, counts, bar=0.015),
+        *_without_terms("latency_s", "latency", rows, counts),
+        *_without_rows("latency_s", "latency", rows, counts, bar=None),
+    )
+
+
+def _without_terms(quantity: str, title: str, rows: Sequence[PublishedRow], counts: RowCounts) -> list[Check]:
+    """Errors of fits that lack a term."""
+    found = []
+    for term in EXAMINED_TERMS:
+        values = coefficients(quantity, rows, counts, free=(term,))
+        capped, others = _split(quantity, rows, fit_errors(quantity, rows, counts, values))
+        whose = "own-method rows" if others else "rows"
+        found += [
+            Check(name=f"{title}, refitted without {term}, mean of {len(rows)} rows", value=_mean([*capped, *others])),
+            Check(name=f"{title}, refitted without {term}, worst of {len(capped)} {whose}", value=max(capped)),
+        ]
+    return found
+
+
+def _without_rows(
+    quantity: str, title: str, rows: Sequence[PublishedRow], counts: RowCounts, *, bar: float | None
+) -> list[Check]:
+    """Errors on rows that the fit has not seen; the bar is for the rows that the quantity's cap binds."""
+    found = []
+    for with_twins, left_out in ((False, "row"), (True, "architecture at one T and L")):
+        capped, others = _split(quantity, rows, left_out_errors(quantity, rows, counts, with_twins=with_twins))
+        whose = "own-method " if others else ""
+        found += [
+            Check(name=f"{title}, leaving one {whose}{left_out} out, mean", value=_mean(capped)),
+            Check(name=f"{title}, leaving one {whose}{left_out} out, worst", value=max(capped), bar=bar),
+        ]
+        if others:
+            found.append(Check(name=f"{title}, leaving one HH {left_out} out, worst", value=max(others)))
+    return found
+
+
+def _split(quantity: str, rows: Sequence[PublishedRow], errors: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Magnitudes of the errors of (rows that the quantity's cap binds, other rows)."""
+    capped = QUANTITIES[quantity].capped(rows)
+    pairs = list(zip(errors, capped, strict=True))
+    return [abs(error) for error, bound in pairs if bound], [abs(error) for error, bound in pairs if not bound]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

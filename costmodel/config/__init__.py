@@ -1,0 +1,1 @@
+"""The command line and its files: flags, strict YAML, plain data to dataclasses, units."""

@@ -1,0 +1,162 @@
+"""From functions to a command line: one clear line on stderr for whatever is wrong, and an exit code that says what.
+
+0 ok; 1 the command started and cannot go on; 2 usage or bad input, nothing written; 3 no member fits the budget;
+130 interrupted. Flags, `--config FILE` and `--print_config` come from the functions' signatures and docstrings.
+"""
+
+import os
+import re
+import sys
+import warnings
+from argparse import ArgumentError
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+from jsonargparse import ArgumentParser, Namespace, auto_cli
+
+from costmodel.config.strict_yaml import load_mapping
+from costmodel.cost import InfeasibleError
+
+Command: TypeAlias = Callable[..., int | None]
+
+_NO_KEYS = ("help", "config", "print_config", "print_shtab")  # flags that a file cannot set
+
+STOPPED, USAGE, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
+
+
+class StoppedError(RuntimeError):
+    """A command that started and cannot go on (disk full, no completed trial, engine crash); exit code 1."""
+
+
+class Parser(ArgumentParser):
+    """A parser that takes flags with hyphens, reads only strict YAML, and raises its errors, to be told in one line.
+
+    Flags are taken in full only: an abbreviation may mean another flag in a later version.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **settings})
+
+    def add_argument(self, *args: Any, **settings: Any) -> Any:
+        """A flag of type bool needs no value."""
+        bare: dict[str, Any] = {"nargs": "?", "const": True} if settings.get("type") is bool else {}
+        return super().add_argument(*args, **settings, **bare)
+
+    def parse_args(  # type: ignore[override]  # the overloads differ in ways that we do not use
+        self, args: Sequence[str] | None = None, *rest: Any, **settings: Any
+    ) -> Any:
+        """Raises ValueError if the file of a `--config` is not plain YAML, ArgumentError for the rest."""
+        arguments = _with_underscores(sys.argv[1:] if args is None else args)
+        for path in _config_files(arguments):
+            _check_config(path)
+        return super().parse_args(arguments, *rest, **settings)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        known = [action.dest for action in (getattr(ex, "subcommand_parser", None) or self)._actions]
+        raise ArgumentError(None, _plain(message, [name for name in known if name not in _NO_KEYS])) from ex
+
+    def format_help(self, *args: Any) -> str:
+        return _hyphened(str(super().format_help(*args)))
+
+
+def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command that `args` (default: the process's) ask for, then exits with what it returns (None is 0).
+
+    A dict gives one subcommand per entry. A command reports bad input with ValueError, and what stops it midway
+    with StoppedError or OSError. Those are told in one line wherever they come from, a bug included; every other
+    type keeps its traceback.
+    """
+    sys.exit(guarded(lambda: _call(commands, prog, args)))
+
+
+def guarded(action: Callable[[], int | None]) -> int:
+    """The exit code of an action; what it raises is told in one line, as `run` says."""
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = action()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # the reader (`| head`) has left; a second flush at exit must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return STOPPED
+    except InfeasibleError as error:
+        return _say(str(error), INFEASIBLE)
+    except (StoppedError, OSError) as error:
+        return _say(str(error), STOPPED)
+    except (ArgumentError, ValueError, OverflowError) as error:
+        return _say(str(error), USAGE)
+    return code or 0
+
+
+def _show_warning(message: Warning | str, *where: Any, **rest: Any) -> None:
+    """In one line, and without where in the code it was raised."""
+    print("warning:", " ".join(str(message).split()), file=sys.stderr)
+
+
+def _call(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None) -> Any:
+    components: Any = commands
+    return auto_cli(components, args=None if args is None else list(args), prog=prog, parser_class=Parser)
+
+
+def given(parser: Parser, args: Sequence[str]) -> Namespace:
+    """What a command line or its `--config` file states, without defaults. `--help` and `--print_config` exit here."""
+    arguments = _with_underscores(args)
+    parser.parse_args(arguments)
+    stated: Namespace = parser.parse_args(arguments, defaults=False)
+    return stated
+
+
+def _with_underscores(args: Sequence[str]) -> list[str]:
+    """`--seq-len=8` as `--seq_len=8`: the parser names flags after the parameters of a function."""
+    return [_underscored(argument) for argument in args]
+
+
+def _underscored(argument: str) -> str:
+    flag, equals, value = argument.partition("=")
+    return flag[:2] + flag[2:].replace("-", "_") + equals + value if flag.startswith("--") else argument
+
+
+def _config_files(arguments: Sequence[str]) -> Iterator[Path]:
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        flag, equals, value = argument.partition("=")
+        if flag == "--config" and (name := value if equals else following):
+            yield Path(name)
+
+
+def _check_config(path: Path) -> None:
+    """What the parser's own reader lets pass: aliases, duplicate keys, and a file that has a further one read."""
+    data = load_mapping(path)
+    if any("config" in keys for keys in (data, *data.values()) if isinstance(keys, dict)):
+        raise ValueError(f"{path} must not have the key 'config'; give --config once for each file.")
+
+
+def _hyphened(text: str) -> str:
+    return re.sub(r"--(?!print_config)[a-z][a-z0-9_.]*", lambda match: match[0].replace("_", "-"), text)
+
+
+def _plain(message: str, known: Sequence[str] = ()) -> str:
+    """The parser's messages in the user's terms: flags for keys, types without their Python."""
+    message = re.sub(
+        r"^(?:Subcommand '\w+' does not accept option|Option) '([\w.]+)'(?: is not accepted)?$",
+        rf"the file of --config has the unknown key '\1'; known keys are {', '.join(known)}.",
+        message,
+    )
+    message = re.sub(
+        r"Does not validate against any of the Union subtypes\s+Subtypes: \[(.*?)\]\s+Errors:.*Given value: (.*)",
+        r"Expected one of \1. Got value: \2",
+        message,
+        flags=re.DOTALL,
+    )
+    message = re.sub(r"<class '(?:[a-z]+\.)?(\w+)'>", r"\1", message).replace("a typing.Literal", "one of ")
+    message = re.sub(r"typing\.Literal\[(.*?)\]", r"\1", message)
+    message = re.sub(r'^Parser key "([\w.]+)":', r"--\1:", message).replace("NoneType", "null")
+    message = re.sub(r":\s+Expected(?: a\b)?", " must be", message)
+    return _hyphened(message)
+
+
+def _say(message: str, code: int) -> int:
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    return code

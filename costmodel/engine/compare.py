@@ -1,0 +1,174 @@
+"""`compare`: what a protocol's formulas predict for an op graph against what the engine measures on it.
+
+The graph runs twice on the same weights and tokens, in the clear and under the engine, so that the price and the logits
+are checked together.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from costmodel import ops
+from costmodel.engine import spu
+from costmodel.engine.job import graph_job
+from costmodel.engine.measured_rounds import MeasuredRounds, measured_rounds
+from costmodel.execution import interpreter
+from costmodel.execution.interpreter import Array, Weights
+from costmodel.ops import Node, Op, OpGraph
+from costmodel.protocols import PROTOCOLS, aby3, cheetah, derived, semi2k
+from costmodel.protocols.primitives import Comm, Setting, total
+
+SEED = 0
+
+
+def _op_by_op(comm: Callable[[Op, Setting], Comm], graph: OpGraph, setting: Setting) -> tuple[Comm, ...]:
+    return tuple(comm(node.op, setting) for node in graph)
+
+
+def _in_order(graph: OpGraph, setting: Setting) -> tuple[Comm, ...]:
+    """Set-up is in the first op that needs it, as the engine has it."""
+    return cheetah.walk([node.op for node in graph], setting)
+
+
+# protocol -> the cost of every op of a graph, in order
+PREDICTIONS: dict[str, Callable[[OpGraph, Setting], tuple[Comm, ...]]] = {
+    "semi2k": partial(_op_by_op, semi2k.comm),
+    "aby3": partial(_op_by_op, aby3.comm),
+    "cheetah": _in_order,
+}
+
+# op type -> standard deviation of its weight, a matrix or table. A linear of a quarter of the variance-keeping size
+# adds little to the residual stream, so that logits stay of order 1 without norms too, 18 layers deep.
+MATRIX_STD: dict[type, Callable[[Any], float]] = {
+    ops.TokenEmbedding: lambda op: 0.5,
+    ops.PositionEmbedding: lambda op: 0.5,
+    ops.Linear: lambda op: 0.25 * float(op.in_features) ** -0.5,
+    ops.VocabProjection: lambda op: float(op.features) ** -0.5,
+}
+SPREAD = 0.1  # of gains and scalars about 1, and of biases and slopes about 0
+ABOUT_ZERO = ("bias", "slope")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """A graph's predicted and measured costs, op by op, and how far its logits are from those in the clear.
+
+    logits_max_abs_error: greatest difference over all tokens and the vocabulary.
+    top1_agreement: share of the tokens, 0 to 1, whose greatest logit is that of the same vocabulary entry.
+    predicted_s: of every op on the committed testbed; None where it has no seconds for the setting.
+    rounds: None if not asked for.
+    drawn_weights: whether the weights are those of `drawn_weights`.
+    """
+
+    protocol: str
+    setting: Setting
+    drawn_weights: bool
+    by_op: tuple[tuple[Node, Comm, spu.Measured], ...]
+    logits_max_abs_error: float
+    top1_agreement: float
+    predicted_s: tuple[float, ...] | None
+    rounds: MeasuredRounds | None = None
+
+    @property
+    def predicted(self) -> Comm:
+        return total(comm for _, comm, _ in self.by_op)
+
+    @property
+    def measured(self) -> spu.Measured:
+        return spu.total(cost for _, _, cost in self.by_op)
+
+
+def predict(graph: OpGraph, protocol: str, setting: Setting) -> tuple[Comm, ...]:
+    """The cost of every op, in order; needs no engine.
+
+    Raises ValueError for a protocol without engine, an op without formula, or a ring too small for an op.
+    """
+    if protocol not in PREDICTIONS:
+        known = ", ".join(PREDICTIONS)
+        if protocol in PROTOCOLS:
+            raise ValueError(f"protocol {protocol} has no engine to compare with; choose one of {known}.")
+        raise ValueError(f"protocol must be one of {known}, but got {protocol!r}.")
+    return PREDICTIONS[protocol](graph, setting)
+
+
+def compare(
+    graph: OpGraph,
+    predicted: tuple[Comm, ...],
+    *,
+    protocol: str,
+    setting: Setting,
+    weights: Weights | None = None,
+    delays_s: Sequence[float] | None = None,
+) -> Comparison:
+    """One forward pass in the clear and one under the engine, on tokens of seed 0.
+
+    predicted: what `predict` says of the same graph, protocol and setting. weights: as `interpreter.execute`
+    takes them; drawn with seed 0 if None. delays_s: one-way delays to measure rounds at, by more runs.
+
+    Raises ValueError if the engine is not installed or a weight does not fit; EngineError if the engine fails.
+    """
+    generator = np.random.default_rng(SEED)
+    drawn = drawn_weights(graph, generator)
+    used = drawn if weights is None else weights
+    tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
+    run = spu.run(graph, used, tokens, caches, protocol=protocol, setting=setting, link="tcp")
+    clear = interpreter.execute(graph, used, tokens, caches)
+    rounds = None
+    if delays_s is not None:
+        job = graph_job(graph, used, tokens, caches, protocol=protocol, setting=setting)
+        rounds = measured_rounds(job, delays_s=delays_s)
+    return Comparison(
+        protocol=protocol,
+        setting=setting,
+        drawn_weights=weights is None,
+        by_op=tuple((node, comm, cost) for comm, (node, cost) in zip(predicted, run.by_op, strict=True)),
+        logits_max_abs_error=float(np.abs(run.logits - clear).max()),
+        top1_agreement=float(np.mean(run.logits.argmax(axis=1) == clear.argmax(axis=1))),
+        predicted_s=predicted_seconds(graph, protocol, setting),
+        rounds=rounds,
+    )
+
+
+def predicted_seconds(graph: OpGraph, protocol: str, setting: Setting) -> tuple[float, ...] | None:
+    """Compute seconds of every op, those of starting in the first; None in another ring than the testbed's."""
+    ring = Setting(weights=setting.weights)
+    if setting != ring:
+        return None
+    pricer = derived.load(protocol, "loopback", setting=setting)
+    return tuple(pricer.price(node.op).latency_s for node in graph)
+
+
+def drawn_weights(graph: OpGraph, generator: np.random.Generator) -> dict[str, Array]:
+    """Weights by `<node>.<suffix>`, normally distributed, node after node; tied tables are drawn apart.
+
+    Linears: N(0, 1 / (16 in_features)); output table: N(0, 1 / features); embedding and positions: N(0, 1/4); gains,
+    temperatures and scalars: N(1, 0.01); biases and slopes: N(0, 0.01). Logits then have a standard deviation of 0.3 to
+    2, which is moderate: the engine's fixed point loses more at logits beyond 10.
+    """
+    return {
+        f"{node.name}.{suffix}": _drawn(node.op, suffix, shape, generator)
+        for node in graph
+        for suffix, shape in interpreter.shapes(node.op).items()
+    }
+
+
+def _drawn(op: Op, suffix: str, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
+    if suffix in ABOUT_ZERO:
+        return generator.normal(0.0, SPREAD, shape)
+    if type(op) in MATRIX_STD:
+        return generator.normal(0.0, MATRIX_STD[type(op)](op), shape)
+    return generator.normal(1.0, SPREAD, shape)
+
+
+def drawn_tokens(graph: OpGraph, generator: np.random.Generator) -> Array:
+    """As many tokens as the graph was lowered for, uniform over its vocabulary."""
+    op = next(node.op for node in graph if isinstance(node.op, ops.TokenEmbedding))
+    return generator.integers(op.vocab, size=op.tokens)
+
+
+def drawn_caches(graph: OpGraph, generator: np.random.Generator) -> dict[str, Array]:
+    """What a graph reads beside its tokens, such as cached keys and values: N(0, 1 / 16)."""
+    return {each.name: generator.normal(0.0, 0.25, each.shape) for each in graph.inputs}

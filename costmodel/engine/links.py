@@ -1,0 +1,119 @@
+"""How the parties of an engine run are linked: in memory, by TCP over loopback, or by TCP through a delay.
+
+A link is a function that, for a number of parties, sets everything up, yields a `Wiring`, and takes it down again.
+"""
+
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from costmodel.engine.relay import Relay, started_relay
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """What a link does to messages, if it can: hold them for a time, one way, or carry so many bits a second.
+
+    bandwidth_bits_per_s: per direction between two parties; None is no limit.
+
+    Raises ValueError for a negative delay, or a bandwidth that is not positive.
+    """
+
+    delay_s: float = 0.0
+    bandwidth_bits_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.delay_s < float("inf"):
+            raise ValueError(f"`delay_s` must be finite and not negative, but got {self.delay_s}.")
+        if self.bandwidth_bits_per_s is not None and not 0 < self.bandwidth_bits_per_s < float("inf"):
+            raise ValueError(
+                f"`bandwidth_bits_per_s` must be positive and finite, but got {self.bandwidth_bits_per_s}."
+            )
+
+
+UNHINDERED = Condition()
+
+
+def refuse_condition(condition: Condition) -> None:
+    """Of a link that only carries. Raises ValueError for any other condition than none."""
+    if condition != UNHINDERED:
+        raise ValueError(f"this link neither delays nor limits messages, but got {condition}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Wiring:
+    """groups: the ranks that share a process, per process; the first holds rank 0.
+
+    addresses: of each rank (row) what it knows every rank (column) by; its own is where it listens.
+    prefixes: per process, the command that it runs under. set_condition: between passes only.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    addresses: tuple[tuple[str, ...], ...]
+    prefixes: tuple[tuple[str, ...], ...]
+    set_condition: Callable[[Condition], None] = refuse_condition
+
+
+Link: TypeAlias = Callable[[int], AbstractContextManager[Wiring]]
+
+
+@contextmanager
+def memory(num_parties: int) -> Iterator[Wiring]:
+    """All parties are threads of one process and hand each other their messages."""
+    ranks = tuple(range(num_parties))
+    yield Wiring(groups=(ranks,), addresses=(tuple(f"memory_{rank}" for rank in ranks),) * num_parties, prefixes=((),))
+
+
+@contextmanager
+def tcp(num_parties: int) -> Iterator[Wiring]:
+    """A process per party, on free ports of this machine."""
+    addresses = free_addresses(num_parties)
+    yield Wiring(groups=apart(num_parties), addresses=(addresses,) * num_parties, prefixes=((),) * num_parties)
+
+
+@contextmanager
+def delayed(num_parties: int) -> Iterator[Wiring]:
+    """As `tcp`, but every connection passes a relay that can hold what it carries, in both directions."""
+    addresses = free_addresses(num_parties)
+    with started_relay((sys.executable,)) as relay:
+        yield Wiring(
+            groups=apart(num_parties),
+            addresses=tuple(_relayed(relay, rank, addresses) for rank in range(num_parties)),
+            prefixes=((),) * num_parties,
+            set_condition=lambda condition: _delay(relay, condition),
+        )
+
+
+def _relayed(relay: Relay, rank: int, addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """A rank's own address, and a port of the relay's for every other."""
+    return tuple(
+        address if peer == rank else relay.forward(LOOPBACK, address) for peer, address in enumerate(addresses)
+    )
+
+
+def _delay(relay: Relay, condition: Condition) -> None:
+    if condition.bandwidth_bits_per_s is not None:
+        raise ValueError(f"this link limits no bandwidth, but got {condition}; use `costmodel.engine.shaped_link`.")
+    relay.set_delay(condition.delay_s)
+
+
+def apart(num_parties: int) -> tuple[tuple[int, ...], ...]:
+    """A process per party."""
+    return tuple((rank,) for rank in range(num_parties))
+
+
+def free_addresses(count: int) -> tuple[str, ...]:
+    """Ports of this machine that were free a moment ago."""
+    sockets = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
+    addresses = tuple(f"{LOOPBACK}:{listening.getsockname()[1]}" for listening in sockets)
+    for listening in sockets:
+        listening.close()
+    return addresses
+
+
+LINKS: dict[str, Link] = {"memory": memory, "tcp": tcp}

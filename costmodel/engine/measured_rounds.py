@@ -1,0 +1,79 @@
+"""Rounds of a run under the engine, measured: how much longer it takes for each second that a message is under way.
+
+The engine counts messages, and most of them wait for none. So the same parties run the same ops several times through
+a relay that holds every message for a delay, and the slope of wall time against that one-way delay is the number of
+delays that follow one another: rounds, as `costmodel.cost` defines them. Ops are run one after the other without any
+barrier, as in earnest, so that a party that waits for nothing in one op is ahead in the next.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodel.config.units import parse_seconds
+from costmodel.engine.fastest_pass import REPEATS, least_passes
+from costmodel.engine.job import Job
+from costmodel.engine.links import Condition, delayed
+from costmodel.engine.spu import Pass
+
+LEAST_DELAYS = 3  # any two times lie on a line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredRounds:
+    """by_op: the slope of every op's seconds against the one-way delay, in order.
+
+    seconds: all ops took, by delay. residual_s: the greatest distance of these from the fitted line.
+    """
+
+    by_op: tuple[float, ...]
+    seconds: tuple[tuple[float, float], ...]
+    residual_s: float
+
+    @property
+    def rounds(self) -> float:
+        """Of the whole."""
+        return sum(self.by_op)
+
+
+def check_delays(delays_s: Sequence[float]) -> None:
+    """Raises ValueError for fewer than three different delays, or a negative one."""
+    if len(set(delays_s)) < LEAST_DELAYS or min(delays_s) < 0:
+        raise ValueError(
+            f"rounds are a slope over at least {LEAST_DELAYS} different one-way delays, but got {list(delays_s)} s; "
+            "10ms, 20ms and 40ms will do."
+        )
+
+
+def parse_delays(text: str) -> tuple[float, ...]:
+    """Seconds of delays such as `10ms,20ms,40ms`. Raises ValueError as `check_delays`, or for what is no duration."""
+    delays_s = tuple(parse_seconds(part, "--delays") for part in text.split(","))
+    check_delays(delays_s)
+    return delays_s
+
+
+def measured_rounds(
+    job: Job, *, delays_s: Sequence[float], repeats: int = REPEATS, timeout_s: float | None = None
+) -> MeasuredRounds:
+    """Rounds of one pass, without what the engine sets up once or makes in batches of oblivious transfers.
+
+    What cheetah waits for while it makes triples for small products is in them, where a pass makes some.
+
+    Raises ValueError for fewer than three different delays, or an engine that is not installed; EngineError.
+    """
+    check_delays(delays_s)
+    delays = sorted(set(delays_s))
+    conditions = [Condition(delay_s=delay_s) for delay_s in delays]
+    return _fitted(delays, least_passes(job, delayed, conditions, repeats=repeats, timeout_s=timeout_s))
+
+
+def _fitted(delays: Sequence[float], done: Sequence[Pass]) -> MeasuredRounds:
+    by_op = np.array([[cost.seconds for cost in each.by_op] for each in done])  # delays x ops
+    (slopes, intercepts), seconds = np.polyfit(delays, by_op, 1), by_op.sum(axis=1)
+    residuals = np.outer(delays, slopes).sum(axis=1) + intercepts.sum() - seconds
+    return MeasuredRounds(
+        by_op=tuple(slopes.tolist()),
+        seconds=tuple(zip(delays, seconds.tolist(), strict=True)),
+        residual_s=float(np.abs(residuals).max()),
+    )

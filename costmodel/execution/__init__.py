@@ -1,0 +1,1 @@
+"""What an op graph computes, in the clear or under an engine."""

@@ -1,0 +1,274 @@
+"""What every op computes, on arrays of a library: numpy computes at once, jax.numpy can be traced by an engine.
+
+Shapes: activations are rows x features; scores and attention weights are heads x queries x keys; a packed projection
+is rows x (parts x heads x head_dim), its parts queries, keys and, where there are three, values.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from costmodel import ops
+from costmodel.execution import piecewise_gelu
+from costmodel.ops import Op
+
+Array: TypeAlias = Any  # numpy.ndarray, or whatever the array library at hand traces
+Weights: TypeAlias = Mapping[str, Array]
+
+RMSNORM_EPSILON = 1e-6  # the default of transformers' Llama; 18 fraction bits cannot tell it from 1e-5
+LAYERNORM_EPSILON = 1e-5  # Radford et al. 2019, GPT-2, and torch's default
+ROTARY_BASE = 10_000.0  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
+MASKED_SCORE = -30.0  # exp(-30) = 9e-14 counts as 0; -1e4 and below overflow fixed point with 18 fraction bits
+QUAD_SHIFT = 5.0  # c of (x + c)^2. Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452
+RELU_SUM_OFFSET = 2.0**-10  # keeps a row without a positive score finite; a multiple of what 18 fraction bits can hold
+GELU_TANH_CUBIC = 0.044715  # Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Library:
+    """The array functions a node needs: `numpy` is its name for everything but the functions numpy lacks."""
+
+    numpy: Any
+    erf: Callable[[Array], Array]
+    rsqrt: Callable[[Array], Array]
+
+
+def numpy_library() -> Library:
+    """Everything in the clear, at once."""
+    from scipy.special import erf  # only an exact GELU needs it
+
+    return Library(numpy=np, erf=erf, rsqrt=lambda source: 1 / np.sqrt(source))
+
+
+def evaluate(op: Op, library: Library, own: Weights, *inputs: Array) -> Array:
+    """The output of one op from its operands by suffix and its inputs. Raises ValueError for an op of no function."""
+    if type(op) not in FUNCTIONS:
+        raise ValueError(f"no function runs {type(op).__name__}; add one to FUNCTIONS.")
+    return FUNCTIONS[type(op)](op, library, own, *inputs)
+
+
+def _embed(op: ops.TokenEmbedding, library: Library, own: Weights, tokens: Array) -> Array:
+    """Tokens that are looked up are numbers like any other, and compared with each entry of the public vocabulary."""
+    if op.encoding == "lookup":
+        found = tokens[:, None] == np.arange(op.vocab, dtype=np.float32)  # tokens x vocab
+        tokens = library.numpy.where(found, 1.0, 0.0)
+    return library.numpy.matmul(tokens, own["weight"])
+
+
+def _add_positions(op: ops.PositionEmbedding, library: Library, own: Weights, source: Array) -> Array:
+    return source + own["weight"]
+
+
+def _layer_norm(op: ops.LayerNorm, library: Library, own: Weights, source: Array) -> Array:
+    share = 1 / op.features
+    centred = source - source.sum(axis=-1, keepdims=True) * share  # rows x features
+    variance = library.numpy.square(centred).sum(axis=-1, keepdims=True) * share  # rows x 1
+    normed = centred * library.rsqrt(variance + LAYERNORM_EPSILON)
+    return normed * own["weight"] + own["bias"] if op.affine else normed
+
+
+def _rms_norm(op: ops.RmsNorm, library: Library, own: Weights, source: Array) -> Array:
+    mean_square = library.numpy.square(source).sum(axis=-1, keepdims=True) * (1 / op.features)  # rows x 1
+    return source * library.rsqrt(mean_square + RMSNORM_EPSILON) * own["weight"]
+
+
+def _linear(op: ops.Linear, library: Library, own: Weights, source: Array) -> Array:
+    product = library.numpy.matmul(source, own["weight"].T)
+    return product + own["bias"] if op.bias else product
+
+
+def _rotary(op: ops.Rotary, library: Library, own: Weights, packed: Array) -> Array:
+    """Pair (f, f + rotary_dim / 2) of queries and keys at position p turns by p * base^(-2 f / rotary_dim)."""
+    rates = ROTARY_BASE ** -(np.arange(0, op.rotary_dim, 2) / op.rotary_dim)
+    angles = np.arange(op.earlier, op.earlier + op.rows)[:, None] * rates  # rows x rotary_dim / 2
+    cosines, sines = (np.tile(table(angles), 2)[:, None, :].astype(packed.dtype) for table in (np.cos, np.sin))
+    key_heads = op.key_heads or op.heads
+    heads = packed.reshape(op.rows, op.heads + 2 * key_heads, -1)  # queries, keys, values
+    rotated = heads[:, : op.heads + key_heads]
+    turned = rotated[..., : op.rotary_dim]
+    first, second = turned[..., : op.rotary_dim // 2], turned[..., op.rotary_dim // 2 :]
+    crossed = library.numpy.concatenate((-second, first), axis=-1)
+    turned = library.numpy.concatenate((turned * cosines + crossed * sines, rotated[..., op.rotary_dim :]), axis=-1)
+    return library.numpy.concatenate((turned, heads[:, op.heads + key_heads :]), axis=1).reshape(packed.shape)
+
+
+def _pack(op: ops.PackHeads, library: Library, own: Weights, *sources: Array) -> Array:
+    return library.numpy.concatenate(sources, axis=-1)
+
+
+def _repeat(op: ops.RepeatHeads, library: Library, own: Weights, packed: Array) -> Array:
+    heads = packed.reshape(op.rows, op.heads + 2 * op.key_heads, op.head_dim)
+    repeated = library.numpy.repeat(heads[:, op.heads :], op.heads // op.key_heads, axis=1)
+    return library.numpy.concatenate((heads[:, : op.heads], repeated), axis=1).reshape(op.rows, -1)
+
+
+def _keep(op: ops.KeyValueCache, library: Library, own: Weights, earlier: Array, source: Array) -> Array:
+    return library.numpy.concatenate((earlier, source[:, -op.features :]), axis=0)
+
+
+def _scores(op: ops.AttentionScores, library: Library, own: Weights, packed: Array, *cached: Array) -> Array:
+    """The public factor is applied to the queries, of which there are fewer than scores.
+
+    packed: queries, then keys; cached: keys first, of all tokens, where `packed` has but those of the last.
+    """
+    parts = packed.reshape(op.queries, -1, op.heads, op.head_dim)
+    factor = op.head_dim**-0.5 if op.scaled else 1
+    queries = (parts[:, 0] * factor).transpose(1, 0, 2)  # heads x queries x head_dim
+    keys = cached[0].reshape(op.keys, -1, op.heads, op.head_dim)[:, 0] if cached else parts[:, 1]
+    return library.numpy.matmul(queries, keys.transpose(1, 2, 0))
+
+
+def _temper(op: ops.Temperature, library: Library, own: Weights, scores: Array) -> Array:
+    return scores * own["weight"][:, :, None]
+
+
+def _softmax(op: ops.Softmax, library: Library, own: Weights, scores: Array) -> Array:
+    seen = np.tri(op.queries, op.keys, op.keys - op.queries, dtype=bool)  # public
+    positive, offset = SOFTMAX_FORMS[op.form](library, seen, scores)
+    positive = library.numpy.where(seen, positive, 0.0)  # exact where a row's scores are all far below MASKED_SCORE
+    return positive * (1 / (positive.sum(axis=-1, keepdims=True) + offset))
+
+
+def _powers(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
+    scores = library.numpy.where(seen, scores, MASKED_SCORE)
+    return library.numpy.exp(scores - scores.max(axis=-1, keepdims=True)), 0.0
+
+
+def _squares(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
+    return library.numpy.square(scores + QUAD_SHIFT), 0.0
+
+
+def _positives(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
+    return library.numpy.maximum(scores, 0.0), RELU_SUM_OFFSET
+
+
+# form -> numbers of at least 0 for every score, and what is added to their sum over a row
+SOFTMAX_FORMS: dict[str, Callable[[Library, Array, Array], tuple[Array, float]]] = {
+    "exact": _powers,
+    "2quad": _squares,
+    "relu": _positives,
+}
+
+
+def _shape(op: ops.ShapedAttention, library: Library, own: Weights, attention: Array) -> Array:
+    earlier = op.keys - op.queries
+    uniform = np.tri(op.queries, op.keys, earlier) / np.arange(earlier + 1, op.keys + 1)[:, None]
+    scalars = {name: own[name][:, None, None] for name in ("identity", "softmax", "uniform")}
+    fixed = scalars["identity"] * np.eye(op.queries, op.keys, earlier) - scalars["uniform"] * uniform
+    return attention * scalars["softmax"] + fixed
+
+
+def _mix(op: ops.AttentionMix, library: Library, own: Weights, attention: Array, source: Array) -> Array:
+    """The values are the last heads x head_dim features of the source, whether it is packed or values alone."""
+    values = source[:, -op.heads * op.head_dim :].reshape(op.keys, op.heads, op.head_dim).transpose(1, 0, 2)
+    mixed = library.numpy.matmul(attention, values)  # heads x queries x head_dim
+    return mixed.transpose(1, 0, 2).reshape(op.queries, op.heads * op.head_dim)
+
+
+def _gelu(op: ops.Gelu, library: Library, own: Weights, source: Array) -> Array:
+    return GELU_FORMS[op.form](library, source)
+
+
+def _gelu_exact(library: Library, source: Array) -> Array:
+    return source * (library.erf(source * 0.5**0.5) * 0.5 + 0.5)
+
+
+def _gelu_tanh(library: Library, source: Array) -> Array:
+    slope = (2 / np.pi) ** 0.5
+    inner = source * (library.numpy.square(source) * (GELU_TANH_CUBIC * slope) + slope)
+    return source * (library.numpy.tanh(inner) * 0.5 + 0.5)
+
+
+def _gelu_piecewise(library: Library, source: Array) -> Array:
+    """From the identity above the last threshold, each threshold that x is below steps to the piece on its left.
+
+    What can be done at once is: powers, comparisons, steps. Both polynomials are one product with a public matrix, so
+    that their sums are truncated, not their terms. A power that overflows leaves with the step from its piece.
+    """
+    stack = library.numpy.stack
+    second = library.numpy.square(source)
+    third, fourth = stack((source, second)) * second
+    powers = stack((source, second, third, fourth, fourth * second))  # 5 x rows x features
+    shape = (2, *source.shape)
+    cubic, even = library.numpy.matmul(PIECES.astype(source.dtype), powers.reshape(len(powers), -1)).reshape(shape)
+    cubic, even = cubic + piecewise_gelu.CUBIC[0], even + piecewise_gelu.EVEN[0]
+    below = stack((source,) * 3) < np.array(piecewise_gelu.THRESHOLDS, dtype=source.dtype)[:, None, None]
+    steps = library.numpy.where(below, stack((-cubic, cubic - even, even - source)), 0.0)
+    return source + steps[0] + steps[1] + steps[2]
+
+
+# coefficients of x, x^2, x^3, x^4 and x^6 in both polynomials
+PIECES = np.array(
+    [
+        [*piecewise_gelu.CUBIC[1:], 0.0, 0.0],
+        [0.5, piecewise_gelu.EVEN[1], 0.0, *piecewise_gelu.EVEN[2:]],
+    ]
+)
+GELU_FORMS: dict[str, Callable[[Library, Array], Array]] = {
+    "tanh": _gelu_tanh,
+    "exact": _gelu_exact,
+    "piecewise": _gelu_piecewise,
+}
+
+
+def _relu(op: ops.Relu, library: Library, own: Weights, source: Array) -> Array:
+    return library.numpy.maximum(source, 0.0)
+
+
+def _leaky_relu(op: ops.LeakyRelu, library: Library, own: Weights, source: Array) -> Array:
+    """One comparison: x+ + slope (x - x+)."""
+    positive = library.numpy.maximum(source, 0.0)
+    return positive + (source - positive) * own["slope"]
+
+
+def _silu(op: ops.Silu, library: Library, own: Weights, source: Array) -> Array:
+    return source * (1 / (library.numpy.exp(-source) + 1))
+
+
+def _multiply(op: ops.Multiply, library: Library, own: Weights, first: Array, second: Array) -> Array:
+    return first * second
+
+
+def _add(op: ops.Add, library: Library, own: Weights, stream: Array, branch: Array) -> Array:
+    return stream + branch
+
+
+def _scaled_add(op: ops.ScaledAdd, library: Library, own: Weights, stream: Array, branch: Array) -> Array:
+    return stream * own["beta"] + branch * own["alpha"]  # alpha comes inverted
+
+
+def _last_row(op: ops.LastRow, library: Library, own: Weights, source: Array) -> Array:
+    return source[-1:]
+
+
+def _project(op: ops.VocabProjection, library: Library, own: Weights, source: Array) -> Array:
+    return library.numpy.matmul(source, own["weight"].T)
+
+
+FUNCTIONS: dict[type, Callable[..., Array]] = {
+    ops.TokenEmbedding: _embed,
+    ops.PositionEmbedding: _add_positions,
+    ops.LayerNorm: _layer_norm,
+    ops.RmsNorm: _rms_norm,
+    ops.Linear: _linear,
+    ops.PackHeads: _pack,
+    ops.Rotary: _rotary,
+    ops.RepeatHeads: _repeat,
+    ops.KeyValueCache: _keep,
+    ops.AttentionScores: _scores,
+    ops.Temperature: _temper,
+    ops.Softmax: _softmax,
+    ops.ShapedAttention: _shape,
+    ops.AttentionMix: _mix,
+    ops.Gelu: _gelu,
+    ops.Relu: _relu,
+    ops.LeakyRelu: _leaky_relu,
+    ops.Silu: _silu,
+    ops.Multiply: _multiply,
+    ops.Add: _add,
+    ops.ScaledAdd: _scaled_add,
+    ops.LastRow: _last_row,
+    ops.VocabProjection: _project,
+}

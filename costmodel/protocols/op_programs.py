@@ -1,0 +1,225 @@
+"""Op -> calls: what every function of `execution.op_functions` does to secrets, step by step.
+
+Everything is secret but what `execution.interpreter` calls public: the temperatures, the scalars of shaped attention,
+the causal mask and the rotary angles. The other weights are shared, or held by the server alone, as the setting says.
+The client shares its tokens one-hot, or as they are where they are looked up; the logits stay shared.
+A step that no call stands for is local. The engine's compiler drops products with a constant 1 and reductions over one
+element, which is why some shapes of size 1 have programs of their own.
+"""
+
+from collections.abc import Callable
+from math import ceil, sqrt
+from typing import Any
+
+from costmodel import ops
+from costmodel.ops import Op
+from costmodel.protocols import fixed_point
+from costmodel.protocols.primitives import Call, Calls, Setting, on
+
+TILE_BYTES = 256 * 1024 * 1024  # ring.cc, _mmul: larger operands are multiplied tile by tile
+MOST_TILES = 10_000  # 2.5 TB of operands; each tile is a call of its own
+SKEWED = 8  # ring.cc, calcMmulTilingSize: a matrix is long or flat when one dimension is so many times the others
+SHARED: Calls = (Call(primitive="share", elements=1),)  # such as what a sum or a maximum over an axis starts from
+
+
+def calls_of(op: Op, setting: Setting, *, share_bytes: int) -> Calls:
+    """The calls of one op.
+
+    share_bytes: of one party's share of one element, which decides how large a matrix product is cut to tiles.
+
+    Raises ValueError for an op that has no program, or is too large for one.
+    """
+    if type(op) not in PROGRAMS:
+        raise ValueError(f"no program states the calls of {type(op).__name__}; add one to PROGRAMS.")
+    return PROGRAMS[type(op)](op, setting, share_bytes)
+
+
+def matmul(m: int, k: int, n: int, setting: Setting, share_bytes: int, *, weight: bool = False) -> Calls:
+    """m x k times k x n, in tiles where the engine cuts them, and one truncation of the result.
+
+    weight: whether the right factor is the model's, so that the server may hold it.
+
+    Raises ValueError for a product of more than `MOST_TILES`.
+    """
+    private = weight and setting.weights == "server"
+    m_step, k_step, n_step = _tile(m, k, n, share_bytes)
+    if (num_tiles := ceil(m / m_step) * ceil(k / k_step) * ceil(n / n_step)) > MOST_TILES:
+        raise ValueError(
+            f"a matrix product must be of at most {MOST_TILES} tiles of up to {TILE_BYTES // 2**20} MiB, "
+            f"but {m} x {k} times {k} x {n} takes {num_tiles}; choose smaller dimensions."
+        )
+    calls: Calls = ()
+    for rows in _cuts(m, m_step):
+        for columns in _cuts(n, n_step):
+            for inner in _cuts(k, k_step):
+                operands = inner * (rows + columns)
+                shape = (rows, columns)
+                size = rows * columns
+                calls += (Call(primitive="matmul", elements=size, operands=operands, factors=shape, private=private),)
+    return calls + on(m * n, fixed_point.truncate(setting))
+
+
+def _cuts(length: int, step: int) -> list[int]:
+    return [min(step, length - start) for start in range(0, length, step)]
+
+
+def _tile(m: int, k: int, n: int, share_bytes: int) -> tuple[int, int, int]:
+    """How large a tile of each dimension is. Source: ring.cc, calcMmulTilingSize."""
+    if k * (m + n) * share_bytes < TILE_BYTES:
+        return m, k, n
+    limit = TILE_BYTES // share_bytes
+    if k > (m + n) * SKEWED:
+        outer, k_step = m + n, max(1, ceil(limit / (m + n)))
+    elif m + n > k * SKEWED:
+        outer, k_step = max(1, ceil(limit / k)), k
+    else:
+        side = sqrt(limit / (k / (m + n)))
+        outer, k_step = max(1, ceil(side)), max(1, ceil(limit / side))
+    return max(1, outer * m // (m + n)), k_step, max(1, outer * n // (m + n))
+
+
+def _heads(op: Any, calls: Calls) -> Calls:
+    """One matrix product per head, one after the other. Source: hlo/basic_binary.cc, DotGeneral."""
+    return calls * int(op.heads)
+
+
+def _embed(op: ops.TokenEmbedding, setting: Setting, share_bytes: int) -> Calls:
+    """A lookup compares each token with each entry of the public vocabulary, which makes it one-hot."""
+    one_hot = on(op.tokens * op.vocab, fixed_point.EQUAL) if op.encoding == "lookup" else ()
+    return one_hot + matmul(op.tokens, op.vocab, op.features, setting, share_bytes, weight=True)
+
+
+def _local(op: Op, setting: Setting, share_bytes: int) -> Calls:
+    return ()
+
+
+def _positions(op: ops.PositionEmbedding, setting: Setting, share_bytes: int) -> Calls:
+    return on(op.rows * op.features, fixed_point.weight_sum(setting))
+
+
+def _layer_norm(op: ops.LayerNorm, setting: Setting, share_bytes: int) -> Calls:
+    """Mean, squares of what is left, their mean, its inverse root, and a product by the root and one by the gain."""
+    start = () if op.features == 1 else SHARED
+    means = () if op.features == 1 else on(op.rows, fixed_point.public_product(setting))
+    squares = on(op.rows * op.features, fixed_point.product(setting))
+    root = on(op.rows, fixed_point.reciprocal_square_root(setting))
+    affine = fixed_point.weight_product(setting) + fixed_point.weight_sum(setting) if op.affine else ()
+    products = on(op.rows * op.features, fixed_point.product(setting) + affine)
+    return start + means + squares + means + root + products
+
+
+def _rms_norm(op: ops.RmsNorm, setting: Setting, share_bytes: int) -> Calls:
+    """Squares, their mean, its inverse root, and a product by the root and one by the gain."""
+    sums = () if op.features == 1 else SHARED
+    means = () if op.features == 1 else on(op.rows, fixed_point.public_product(setting))
+    squares = on(op.rows * op.features, fixed_point.product(setting))
+    root = on(op.rows, fixed_point.reciprocal_square_root(setting))
+    products = on(op.rows * op.features, fixed_point.product(setting) + fixed_point.weight_product(setting))
+    return sums + squares + means + root + products
+
+
+def _linear(op: ops.Linear, setting: Setting, share_bytes: int) -> Calls:
+    bias = on(op.rows * op.out_features, fixed_point.weight_sum(setting)) if op.bias else ()
+    return matmul(op.rows, op.in_features, op.out_features, setting, share_bytes, weight=True) + bias
+
+
+def _rotary(op: ops.Rotary, setting: Setting, share_bytes: int) -> Calls:
+    """Queries and keys times cosines, and their crossed halves times sines; all angles are public."""
+    turned = op.rows * (op.heads + (op.key_heads or op.heads)) * op.rotary_dim
+    if op.rows == 1 and op.earlier == 0:  # the first position turns by 0: times a constant 1, plus a constant 0
+        return on(turned, SHARED)
+    return on(turned, fixed_point.public_product(setting) * 2)
+
+
+def _scores(op: ops.AttentionScores, setting: Setting, share_bytes: int) -> Calls:
+    by_one = op.head_dim == 1 or not op.scaled
+    scaled = () if by_one else on(op.heads * op.queries * op.head_dim, fixed_point.public_product(setting))
+    return scaled + _heads(op, matmul(op.queries, op.head_dim, op.keys, setting, share_bytes))
+
+
+def _public_factor(op: ops.Temperature | ops.ShapedAttention, setting: Setting, share_bytes: int) -> Calls:
+    return on(op.heads * op.queries * op.keys, fixed_point.public_product(setting))
+
+
+def _softmax(op: ops.Softmax, setting: Setting, share_bytes: int) -> Calls:
+    """Numbers of at least 0 for the scores, by form; then row sum, its reciprocal, and one product."""
+    rows = op.heads * op.queries
+    if op.keys == 1 and op.form == "exact":  # what is left of x / x is x
+        return on(rows, fixed_point.exponential(setting))
+    start = () if op.keys == 1 else SHARED
+    maxima = on(rows, fixed_point.reduction(op.keys, fixed_point.maximum(setting)))
+    forms = {
+        "exact": start + maxima + on(rows * op.keys, fixed_point.exponential(setting)),
+        "2quad": on(rows * op.keys, fixed_point.product(setting)),
+        "relu": on(rows * op.keys, fixed_point.maximum(setting)),
+    }
+    normalise = on(rows, fixed_point.reciprocal(setting)) + on(rows * op.keys, fixed_point.product(setting))
+    return forms[op.form] + start + normalise
+
+
+def _mix(op: ops.AttentionMix, setting: Setting, share_bytes: int) -> Calls:
+    return _heads(op, matmul(op.queries, op.keys, op.head_dim, setting, share_bytes))
+
+
+def _gelu(op: ops.Gelu, setting: Setting, share_bytes: int) -> Calls:
+    product, factor = fixed_point.product(setting), fixed_point.public_product(setting)
+    forms = {
+        "tanh": product + factor + product + fixed_point.tanh(setting) + factor + product,
+        "exact": factor + fixed_point.error_function(setting) + factor + product,
+        # x^2, then x^3 and x^4, then x^6; two polynomials; three comparisons and as many selections
+        "piecewise": product + on(2, product) + product + on(2, factor) + on(3, fixed_point.maximum(setting)),
+    }
+    return on(op.rows * op.features, forms[op.form])
+
+
+def _relu(op: ops.Relu, setting: Setting, share_bytes: int) -> Calls:
+    return on(op.rows * op.features, fixed_point.maximum(setting))
+
+
+def _leaky_relu(op: ops.LeakyRelu, setting: Setting, share_bytes: int) -> Calls:
+    return on(op.rows * op.features, fixed_point.maximum(setting) + fixed_point.weight_product(setting))
+
+
+def _silu(op: ops.Silu, setting: Setting, share_bytes: int) -> Calls:
+    """x times 1 / (1 + exp(-x)). Source: fxp_approx.cc, sigmoid_real, the engine's default."""
+    sigmoid = fixed_point.exponential(setting) + fixed_point.reciprocal(setting)
+    return on(op.rows * op.features, sigmoid + fixed_point.product(setting))
+
+
+def _multiply(op: ops.Multiply, setting: Setting, share_bytes: int) -> Calls:
+    return on(op.rows * op.features, fixed_point.product(setting))
+
+
+def _scaled_add(op: ops.ScaledAdd, setting: Setting, share_bytes: int) -> Calls:
+    return on(op.rows * op.features, fixed_point.weight_product(setting) * 2)
+
+
+def _project(op: ops.VocabProjection, setting: Setting, share_bytes: int) -> Calls:
+    return matmul(op.rows, op.features, op.vocab, setting, share_bytes, weight=True)
+
+
+PROGRAMS: dict[type, Callable[[Any, Setting, int], Calls]] = {
+    ops.TokenEmbedding: _embed,
+    ops.PositionEmbedding: _positions,
+    ops.LayerNorm: _layer_norm,
+    ops.RmsNorm: _rms_norm,
+    ops.Linear: _linear,
+    ops.PackHeads: _local,
+    ops.Rotary: _rotary,
+    ops.RepeatHeads: _local,
+    ops.KeyValueCache: _local,
+    ops.AttentionScores: _scores,
+    ops.Temperature: _public_factor,
+    ops.Softmax: _softmax,
+    ops.ShapedAttention: _public_factor,
+    ops.AttentionMix: _mix,
+    ops.Gelu: _gelu,
+    ops.Relu: _relu,
+    ops.LeakyRelu: _leaky_relu,
+    ops.Silu: _silu,
+    ops.Multiply: _multiply,
+    ops.Add: _local,
+    ops.ScaledAdd: _scaled_add,
+    ops.LastRow: _local,
+    ops.VocabProjection: _project,
+}

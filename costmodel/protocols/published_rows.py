@@ -1,0 +1,81 @@
+"""The rows the papers print: what each architecture cost, as data.
+
+Every number is as printed, units of the papers included (GFLOP, GB of 1e9 bytes, minutes), because a fit is judged
+against printed digits.
+
+Source: arXiv 2410.13060 (AERO) table 3 and arXiv 2501.03489 (EGA) table 2; each row names its own.
+"""
+
+import csv
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+from costmodel.config.units import BYTES, SECONDS
+
+ROWS = Path(__file__).parents[1] / "testbeds" / "published_rows.csv"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedRow:
+    """One printed row; Decimal keeps the printed digits.
+
+    sent_gigabytes: total communication; the papers do not say whether of one party or of both.
+    ffn_gflop, attention_gflop: the papers' own counting convention.
+    perplexity: None where training diverged (printed NaN).
+    """
+
+    source: str
+    notation: str
+    dataset: str
+    num_layers: int
+    num_heads: int
+    d_model: int
+    vocab_size: int
+    seq_len: int
+    ffn_gflop: Decimal
+    attention_gflop: Decimal
+    sent_gigabytes: Decimal
+    latency_min: Decimal
+    perplexity: float | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.notation} L={self.num_layers} T={self.seq_len}"
+
+    @property
+    def own_method(self) -> bool:
+        """Whether the row is the papers' own architecture, not He and Hofmann's block that they compare with."""
+        return not self.notation.startswith("HH(")
+
+    @property
+    def sent_bytes(self) -> float:
+        return float(self.sent_gigabytes * Decimal(BYTES["GB"]))
+
+    @property
+    def latency_s(self) -> float:
+        return float(self.latency_min * Decimal(SECONDS["min"]))
+
+
+def published_rows(path: Path = ROWS) -> tuple[PublishedRow, ...]:
+    """The printed rows, in the order of the papers."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(_row(record) for record in csv.DictReader(file))
+
+
+def _row(record: dict[str, str]) -> PublishedRow:
+    return PublishedRow(
+        source=record["source"],
+        notation=record["notation"],
+        dataset=record["dataset"],
+        num_layers=int(record["num_layers"]),
+        num_heads=int(record["num_heads"]),
+        d_model=int(record["d_model"]),
+        vocab_size=int(record["vocab_size"]),
+        seq_len=int(record["seq_len"]),
+        ffn_gflop=Decimal(record["ffn_gflop"]),
+        attention_gflop=Decimal(record["attention_gflop"]),
+        sent_gigabytes=Decimal(record["sent_gigabytes"]),
+        latency_min=Decimal(record["latency_min"]),
+        perplexity=None if record["perplexity"] == "NaN" else float(record["perplexity"]),
+    )

@@ -1,0 +1,1 @@
+"""Prices and comparisons for people (tables) and programs (JSON)."""

@@ -1,0 +1,203 @@
+"""Comparisons of predicted with measured costs, for people (tables) and programs (JSON)."""
+
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from rich.table import Table
+
+from costmodel.config.units import format_bytes, format_seconds
+from costmodel.engine import spu
+from costmodel.engine.compare import SEED, Comparison
+from costmodel.engine.measured_rounds import MeasuredRounds
+from costmodel.engine.spu import Measured
+from costmodel.ops import Op, shape
+from costmodel.protocols.primitives import Comm
+from costmodel.protocols.primitives import total as total_comm
+from costmodel.report.estimates import PRICE_KEYS, Deployed, setting_document, unusual
+
+NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"
+
+
+def document(
+    comparison: Comparison, *, architecture: str, base: str | None, seq_len: int, deployed: Deployed
+) -> dict[str, Any]:
+    """The comparison as JSON data: SI numbers, every key always there, null for what is not known.
+
+    `by_op` sums to `total`. Measured latency is of a process per party on one machine: network is null.
+    """
+    return {
+        "architecture": architecture,
+        "base": base,
+        "seq_len": seq_len,
+        "protocol": comparison.protocol,
+        "network": None,
+        "total": {
+            "predicted": {
+                **_predicted(comparison.predicted, _whole(comparison.predicted_s)),
+                "latency_s_range": None,
+                "prior_share": None,
+            },
+            "measured": {
+                **_measured(comparison.measured, None if comparison.rounds is None else comparison.rounds.rounds),
+                "rounds_reason": NO_MEASURED_ROUNDS if comparison.rounds is None else None,
+            },
+            "logits_max_abs_error": comparison.logits_max_abs_error,
+            "top1_agreement": comparison.top1_agreement,
+        },
+        "by_op": [
+            {
+                "op": type(node.op).__name__,
+                "layer": node.layer,
+                "name": node.name,
+                "shape": shape(node.op),
+                "predicted": _predicted(comm, seconds),
+                "measured": _measured(cost, rounds),
+            }
+            for (node, comm, cost), seconds, rounds in zip(
+                comparison.by_op, _seconds_by_op(comparison), _rounds_by_op(comparison), strict=True
+            )
+        ],
+        "setting": _setting(comparison, deployed),
+    }
+
+
+def _predicted(comm: Comm, seconds: float | None) -> dict[str, Any]:
+    """On one machine, all seconds are computing."""
+    return _price(
+        compute_s=seconds,
+        network_s=None if seconds is None else 0.0,
+        latency_s=seconds,
+        rounds=comm.rounds,
+        messages=comm.messages,
+        sent_bytes=_sent_bytes(comm),
+        online_bytes=comm.online_bytes,
+        setup_bytes=comm.setup_bytes,
+    )
+
+
+def _whole(seconds: Sequence[float] | None) -> float | None:
+    return None if seconds is None else sum(seconds)
+
+
+def _seconds_by_op(comparison: Comparison) -> Sequence[float | None]:
+    return comparison.predicted_s or [None] * len(comparison.by_op)
+
+
+def _rounds_by_op(comparison: Comparison) -> Sequence[float | None]:
+    return [None] * len(comparison.by_op) if comparison.rounds is None else comparison.rounds.by_op
+
+
+def _measured(cost: Measured, rounds: float | None) -> dict[str, Any]:
+    """The engine does not tell online from set-up, nor computing from waiting."""
+    return _price(messages=cost.messages, sent_bytes=cost.sent_bytes, latency_s=cost.seconds, rounds=rounds)
+
+
+def _price(**known: float | None) -> dict[str, float | None]:
+    return {key: known.get(key) for key in PRICE_KEYS}
+
+
+def _sent_bytes(comm: Comm) -> int:
+    return comm.online_bytes + comm.setup_bytes
+
+
+def _setting(comparison: Comparison, deployed: Deployed) -> dict[str, Any]:
+    return {
+        "engine": f"spu {version('spu')}",
+        **setting_document(_ops(comparison), comparison.setting, deployed),
+        "weights_seed": SEED if comparison.drawn_weights else None,
+        "tokens_seed": SEED,
+        "compiler_options": "default",
+        "parallelism": "off",
+        "link": "tcp",
+        "delays_s": None if comparison.rounds is None else [delay_s for delay_s, _ in comparison.rounds.seconds],
+    }
+
+
+def _ops(comparison: Comparison) -> list[Op]:
+    return [node.op for node, _, _ in comparison.by_op]
+
+
+def summary(
+    comparison: Comparison, *, architecture: str, base: str | None, seq_len: int, deployed: Deployed
+) -> list[str]:
+    """What a reader wants first, one line each."""
+    predicted, measured, setting = comparison.predicted, comparison.measured, comparison.setting
+    difference = _difference(_sent_bytes(predicted), measured.sent_bytes)
+    return [
+        f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {comparison.protocol}, "
+        f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction"
+        f"{unusual(_ops(comparison), setting, deployed)}",
+        f"sent by all parties: predicted {format_bytes(_sent_bytes(predicted))}, "
+        f"measured {format_bytes(measured.sent_bytes)} ({difference}); "
+        f"messages: predicted {predicted.messages:,}, measured {measured.messages:,}",
+        f"rounds: predicted {predicted.rounds:,}, {_rounds(comparison.rounds)}",
+        f"logits: greatest error {comparison.logits_max_abs_error:.2g}, same top-1 on {comparison.top1_agreement:.1%} "
+        "of the tokens",
+        f"seconds, a process per party on one machine: {_predicted_seconds(comparison)}, "
+        f"measured {format_seconds(measured.seconds)}",
+    ]
+
+
+def _predicted_seconds(comparison: Comparison) -> str:
+    whole = _whole(comparison.predicted_s)
+    return (
+        "not predicted in this ring" if whole is None else f"predicted on the committed testbed {format_seconds(whole)}"
+    )
+
+
+def _rounds(measured: MeasuredRounds | None) -> str:
+    if measured is None:
+        return f"not measured ({NO_MEASURED_ROUNDS}; --delays 10ms,20ms,40ms measures them)"
+    delays = ", ".join(f"{delay_s * 1000:g}" for delay_s, _ in measured.seconds)
+    return (
+        f"measured {measured.rounds:,.1f} (slope over one-way delays of {delays} ms, "
+        f"off the line by at most {format_seconds(measured.residual_s)})"
+    )
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """One line per op, and the total."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("op", no_wrap=True)
+    for title in ("predicted bytes", "measured", "difference", "predicted messages", "measured", "rounds"):
+        table.add_column(title, justify="right")
+    for title in ("predicted s", "measured"):
+        table.add_column(title, justify="right")
+    for (node, comm, cost), seconds in zip(comparison.by_op, _seconds_by_op(comparison), strict=True):
+        table.add_row(node.name, *_cells(comm, cost, seconds))
+    table.add_section()
+    for kind, comm, cost, seconds in _by_kind(comparison):
+        table.add_row(f"all {kind}", *_cells(comm, cost, seconds))
+    table.add_section()
+    table.add_row("total", *_cells(comparison.predicted, comparison.measured, _whole(comparison.predicted_s)))
+    return table
+
+
+def _by_kind(comparison: Comparison) -> Iterable[tuple[str, Comm, Measured, float | None]]:
+    kinds: dict[str, list[tuple[Comm, Measured, float | None]]] = {}
+    for (node, comm, cost), seconds in zip(comparison.by_op, _seconds_by_op(comparison), strict=True):
+        kinds.setdefault(type(node.op).__name__, []).append((comm, cost, seconds))
+    for kind, parts in kinds.items():
+        seconds = None if comparison.predicted_s is None else sum(seconds or 0.0 for _, _, seconds in parts)
+        yield kind, total_comm(comm for comm, _, _ in parts), spu.total(cost for _, cost, _ in parts), seconds
+
+
+def _cells(comm: Comm, cost: Measured, seconds: float | None) -> list[str]:
+    return [
+        f"{_sent_bytes(comm):,}",
+        f"{cost.sent_bytes:,}",
+        _difference(_sent_bytes(comm), cost.sent_bytes),
+        f"{comm.messages:,}",
+        f"{cost.messages:,}",
+        f"{comm.rounds:,}",
+        "" if seconds is None else f"{seconds:.3f}",
+        f"{cost.seconds:.3f}",
+    ]
+
+
+def _difference(predicted: int, measured: int) -> str:
+    """Of the prediction from the measurement, relative to the latter."""
+    if predicted == measured:
+        return "equal"
+    return f"{predicted / measured - 1:+.3%}" if measured else "none measured"

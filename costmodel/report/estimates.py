@@ -1,0 +1,227 @@
+"""Estimates and validations for people (tables) and programs (JSON); prices stay in SI units until here."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from rich.table import Table
+
+from costmodel import ops
+from costmodel.calibration.validate_published import Check, Derived, RowFlops
+from costmodel.config.units import format_bytes, format_seconds
+from costmodel.cost import Price, total
+from costmodel.estimate import Estimate
+from costmodel.ops import LayerId, Op, shape
+from costmodel.protocols.primitives import Setting
+from costmodel.protocols.published_rows import PublishedRow
+
+MENTIONED_SHARE = 0.005  # what rounds to less than 1 % is left out
+PUBLIC = ("temperatures", "scalars of shaped attention", "causal mask", "rotary angles")
+# What a summary does not mention, since it is so unless asked for.
+USUAL = {"weights": "secret", "embedding": "one-hot", "projection": "all", "phase": "prefill", "softmax": "exact"}
+
+# Of a model's deployment, `embedding`, `projection` and `phase`; None where a traced model decides.
+Deployed: TypeAlias = Mapping[str, str | None]
+
+# The order of a price's keys in JSON.
+PRICE_KEYS = (
+    "rounds",
+    "messages",
+    "sent_bytes",
+    "online_bytes",
+    "setup_bytes",
+    "compute_s",
+    "network_s",
+    "latency_s",
+)
+
+
+def document(
+    estimate: Estimate,
+    setting: Setting | None,
+    *,
+    architecture: str,
+    base: str | None,
+    seq_len: int,
+    deployed: Deployed,
+) -> dict[str, Any]:
+    """The estimate as JSON data: SI numbers, every key always there, null for what is not known.
+
+    `by_layer` and `by_op` sum to `total`, key by key. setting: None where it is fitted in.
+    """
+    return {
+        "architecture": architecture,
+        "base": base,
+        "seq_len": seq_len,
+        "protocol": estimate.protocol,
+        "network": estimate.network,
+        "total": {
+            **_numbers(estimate.total),
+            "latency_s_range": _range(estimate.latency_s_range),
+            "prior_share": estimate.prior_share,
+        },
+        "by_layer": [{"layer": layer, **_numbers(price)} for layer, price in estimate.by_layer],
+        "by_op": [
+            {
+                "op": type(node.op).__name__,
+                "layer": node.layer,
+                "name": node.name,
+                "shape": shape(node.op),
+                **_numbers(price),
+            }
+            for node, price in estimate.by_op
+        ],
+        "setting": setting_document([node.op for node, _ in estimate.by_op], setting, deployed),
+    }
+
+
+def setting_document(priced: Sequence[Op], setting: Setting | None, deployed: Deployed) -> dict[str, Any]:
+    """What was priced or run, as JSON data: the numbers, who holds what, the deployment, and the ops' forms."""
+    return {
+        "ring_bits": setting and setting.ring_bits,
+        "fraction_bits": setting and setting.fraction_bits,
+        "inputs": "secret",
+        "weights": setting and setting.weights,
+        "public": setting and list(PUBLIC),
+        **deployed,
+        "gelu": _forms(priced, ops.Gelu),
+        "softmax": _forms(priced, ops.Softmax),
+    }
+
+
+def _forms(priced: Sequence[Op], kind: type[ops.Gelu] | type[ops.Softmax]) -> str | None:
+    """The form of all ops of a kind; several joined by `+`, which a traced model may have, and None without any."""
+    return "+".join(dict.fromkeys(op.form for op in priced if isinstance(op, kind))) or None
+
+
+def unusual(priced: Sequence[Op], setting: Setting | None, deployed: Deployed) -> str:
+    """Whatever a reader might not expect, such as `, phase decode`."""
+    found = setting_document(priced, setting, deployed)
+    return "".join(f", {key} {found[key]}" for key, usual in USUAL.items() if found[key] not in (None, usual))
+
+
+def _numbers(price: Price) -> dict[str, float | int | None]:
+    values = asdict(price)
+    return {key: values[key] for key in PRICE_KEYS}
+
+
+def _range(bounds: tuple[float, float] | None) -> list[float | None] | None:
+    """JSON has no infinity: an end that nothing limits is null."""
+    return None if bounds is None else [bound if math.isfinite(bound) else None for bound in bounds]
+
+
+def summary(
+    estimate: Estimate,
+    setting: Setting | None,
+    *,
+    architecture: str,
+    base: str | None,
+    seq_len: int,
+    deployed: Deployed,
+) -> list[str]:
+    """What a reader wants first, one line each."""
+    asked = unusual([node.op for node, _ in estimate.by_op], setting, deployed)
+    on_network = f" on {estimate.network}" if estimate.network else ""
+    lines = [
+        f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {estimate.protocol}{on_network}{asked}",
+        f"latency {format_seconds(estimate.total.latency_s)}, communication {format_bytes(estimate.total.sent_bytes)}",
+    ]
+    if estimate.total.compute_s is not None and estimate.total.network_s is not None:
+        lines.append(
+            f"of it computing {format_seconds(estimate.total.compute_s)}, on the network "
+            f"{format_seconds(estimate.total.network_s)}, one after the other; {estimate.total.rounds:,} rounds, "
+            f"set-up {format_bytes(estimate.total.setup_bytes or 0)}"
+        )
+    if estimate.latency_s_range is not None:
+        low, high = map(format_seconds, estimate.latency_s_range)
+        lines.append(f"latency range, {estimate.range_over}: {low} to {high}")
+    if estimate.prior_share is not None:
+        lines.append(
+            f"share of the latency in terms that priors alone identify: {estimate.prior_share:.1%} "
+            "(not counted: the split between embedding and head, an assumption too)"
+        )
+    return lines
+
+
+def estimate_tables(estimate: Estimate) -> tuple[Table, Table]:
+    """(per layer, per kind of op), embedding and vocabulary projection included."""
+    layers = [(_layer_title(layer), "", price) for layer, price in estimate.by_layer]
+    by_kind: dict[str, list[Price]] = {}
+    for node, price in estimate.by_op:
+        by_kind.setdefault(type(node.op).__name__, []).append(price)
+    kinds = [(kind, str(len(prices)), total(prices)) for kind, prices in by_kind.items()]
+    return _prices("layer", layers, estimate.total), _prices("op", kinds, estimate.total)
+
+
+def _layer_title(layer: LayerId) -> str:
+    return {"embed": "embedding", "head": "head (vocabulary projection)"}.get(str(layer), f"layer {layer}")
+
+
+def _prices(title: str, lines: Iterable[tuple[str, str, Price]], whole: Price) -> Table:
+    table = Table(box=None, pad_edge=False, show_footer=True)
+    table.add_column(title, footer="total")
+    table.add_column("count", justify="right")
+    table.add_column("latency", justify="right", footer=format_seconds(whole.latency_s))
+    table.add_column("share", justify="right")
+    table.add_column("communication", justify="right", footer=format_bytes(whole.sent_bytes))
+    for name, count, price in lines:
+        share = f"{price.latency_s / whole.latency_s:.1%}" if whole.latency_s else ""
+        table.add_row(name, count, format_seconds(price.latency_s), share, format_bytes(price.sent_bytes))
+    return table
+
+
+def rows_table(
+    rows: Sequence[PublishedRow],
+    *,
+    sent_bytes_errors: Sequence[float],
+    latency_errors: Sequence[float],
+    flops: Mapping[str, RowFlops],
+) -> Table:
+    """Every printed row: printed and predicted communication and latency, FLOPs, errors in percent."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("row", no_wrap=True)
+    for title in ("GB", "predicted", "error", "min", "predicted", "error", "FFN GFLOP", "attention GFLOP"):
+        table.add_column(title, justify="right")
+    for row, byte_error, latency_error in zip(rows, sent_bytes_errors, latency_errors, strict=True):
+        gigabytes, minutes = float(row.sent_gigabytes), float(row.latency_min)
+        same = flops[row.name].matches(row)
+        table.add_row(
+            row.name,
+            str(row.sent_gigabytes),
+            f"{gigabytes * (1 + byte_error):.2f}",
+            f"{byte_error:+.2%}",
+            str(row.latency_min),
+            f"{minutes * (1 + latency_error):.2f}",
+            f"{latency_error:+.2%}",
+            f"{flops[row.name].ffn_gflop}",
+            f"{flops[row.name].attention_gflop}{'' if same else ' (not as printed)'}",
+        )
+    return table
+
+
+def derived_table(terms: Iterable[Derived], sent_bytes: Mapping[str, float]) -> Table:
+    """Fitted bytes per unit beside those of the formulas, and which primitives send the latter."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("bytes per unit of", no_wrap=True)
+    for title in ("fitted", "derived"):
+        table.add_column(title, justify="right")
+    table.add_column("of the derived bytes")
+    for term in terms:
+        parts = sorted(term.by_primitive.items(), key=lambda part: -part[1])
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= MENTIONED_SHARE)
+        table.add_row(term.title, f"{sent_bytes[term.term]:.1f}", f"{term.sent_bytes:.1f}", shares)
+    return table
+
+
+def checks_table(checks: Iterable[Check]) -> Table:
+    """Figures with their bars: pass, FAIL, or reported only."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("figure", no_wrap=True)
+    for title in ("value", "bar", "verdict"):
+        table.add_column(title, justify="right")
+    for check in checks:
+        verdict = "" if check.bar is None else "pass" if check.passed else "FAIL"
+        bar = "" if check.bar is None else f"{check.bar:.1%}"
+        table.add_row(check.name, f"{check.value:.2%}", bar, verdict)
+    return table

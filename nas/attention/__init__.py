@@ -1,0 +1,1 @@
+"""Causal attention with entropy; `nas.attention.causal` picks the fastest way at hand."""

@@ -1,0 +1,149 @@
+"""Causal attention that also returns the Shannon entropy of every row, by the fastest way at hand.
+
+With scores s_ij = q_i . k_j / (t_i sqrt(head_dim)) and weights a = softmax(s) over j <= i, E_i = -sum_j a_ij ln a_ij.
+
+- CPU: `nas.attention.cpu_native`, one fused C++ kernel.
+- CPU where that cannot be compiled, or in fp64: `nas.attention.cpu_blocked`, in blocks that stay in the cache.
+- CUDA with Triton: `nas.attention.cuda_triton`, one fused kernel.
+- CUDA without: `attention_reference`, which holds the T x T matrix.
+
+Entropy is computed in fp32 whatever the inputs (fp64 stays fp64). Where it is not wanted, torch's own attention is
+used, but for fp32 on the CPU: there the C++ kernel is the faster of the two, entropy and all.
+"""
+
+import logging
+import math
+from functools import cache
+from importlib.util import find_spec
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.nn import functional
+
+from nas.attention import cpu_blocked, cpu_native
+from nas.attention.compile_cpp import NotCompiledError
+
+logger = logging.getLogger(__name__)
+
+
+class Attended(NamedTuple):
+    """output: batch x heads x T x head_dim. entropy: batch x heads x T, in nats, row i between 0 and ln i, or None."""
+
+    output: Tensor
+    entropy: Tensor | None
+
+
+class Attend(Protocol):
+    """Attention with entropy on some device."""
+
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended: ...
+
+
+def causal_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None = None, with_entropy: bool = True
+) -> Attended:
+    """Causal softmax attention and, unless it is not wanted, the entropy of its rows; both carry gradients.
+
+    queries, keys, values: batch x heads x T x head_dim.
+    temperature: heads x T, positive; row i of head h of the scores is divided by entry h, i.
+    """
+    device = queries.device.type
+    with torch.autocast(device, enabled=False):
+        if not with_entropy:
+            queries, keys = cooled(queries, temperature).to(values.dtype), keys.to(values.dtype)
+            if device == "cpu" and _is_native(values):
+                return Attended(cpu_native.attend(queries, keys, values)[0], None)
+            return Attended(functional.scaled_dot_product_attention(queries, keys, values, is_causal=True), None)
+        output, entropy = _attend_on(device)(queries, keys, values, temperature=temperature)
+        return Attended(output.to(values.dtype), entropy)
+
+
+def row_bounds(length: int, device: torch.device | None = None) -> Tensor:
+    """Largest entropy of each of `length` causal rows, in nats: row i attends to i keys, so ln i."""
+    return torch.arange(1, length + 1, device=device, dtype=torch.float64).log()
+
+
+def attention_reference(
+    queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None = None
+) -> Attended:
+    """By the textbook, over the whole T x T matrix of scores; what the other ways are tested against.
+
+    A weight that underflows to 0 adds 0 to the entropy and to its gradient.
+    """
+    queries, keys, values = _widened(queries, keys, values)
+    length, head_dim = queries.shape[-2:]
+    mask = torch.ones(length, length, dtype=torch.bool, device=queries.device).tril()
+    scores = cooled(queries, temperature) @ keys.mT / math.sqrt(head_dim)
+    log_weights = functional.log_softmax(scores.masked_fill(~mask, -math.inf), dim=-1).masked_fill(~mask, 0.0)
+    weights = log_weights.exp() * mask
+    return Attended(weights @ values, _bounded(-(weights * log_weights).sum(dim=-1)))
+
+
+def cooled(queries: Tensor, temperature: Tensor | None) -> Tensor:
+    """Queries over the temperatures of their rows, which divides the scores likewise; in the queries' type."""
+    if temperature is None:
+        return queries
+    return (queries * temperature.reciprocal().unsqueeze(-1)).to(queries.dtype)
+
+
+def _on_cpu(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended:
+    queries, keys, values = _widened(queries, keys, values)
+    attend = cpu_native.attend if _is_native(values) else cpu_blocked.attend
+    output, entropy = attend(cooled(queries, temperature), keys, values)
+    return Attended(output, _bounded(entropy))
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _is_native(values: Tensor) -> bool:
+    """Not for tensors without numbers: what torch.export cannot look into, `costmodel.tracing.trace` cannot price."""
+    if torch.compiler.is_exporting() or isinstance(values, FakeTensor):
+        return False
+    return values.dtype is torch.float32 and has_native(values.shape[-1])
+
+
+@cache
+def has_native(head_dim: int) -> bool:
+    """Whether the C++ kernel for heads of so many features is at hand, or was now compiled; says so once for each."""
+    try:
+        cpu_native.compiled(head_dim)
+    except NotCompiledError as error:
+        logger.warning("attention on the CPU: in blocks of rows, slower than compiled; not compiled as %s", error)
+        return False
+    logger.info("attention on the CPU: one fused C++ kernel")
+    return True
+
+
+def _on_cuda(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended:
+    from nas.attention import cuda_triton
+
+    output, entropy = cuda_triton.attend(queries, keys, values, temperature)
+    return Attended(output, _bounded(entropy))
+
+
+@cache
+def _attend_on(device_type: str) -> Attend:
+    """Chosen, and said, once for every kind of device."""
+    if device_type == "cpu":
+        return _on_cpu
+    if device_type == "cuda" and find_spec("triton"):
+        logger.info("attention with entropy on CUDA: one fused Triton kernel")
+        return _on_cuda
+    logger.warning(
+        "attention with entropy on %s holds a T x T matrix of scores for every head; on CUDA, "
+        "pip install 'private-inference-nas[triton]' avoids it.",
+        device_type,
+    )
+    return attention_reference
+
+
+def _widened(*parts: Tensor) -> tuple[Tensor, ...]:
+    """In fp32, or in fp64 if that is what values, the last, are in."""
+    return tuple(part.to(torch.promote_types(parts[-1].dtype, torch.float32)) for part in parts)
+
+
+def _bounded(entropy: Tensor) -> Tensor:
+    """Rounding can leave [0, ln i] by an ulp or so; the bound keeps the gradient of every row inside."""
+    upper = row_bounds(entropy.shape[-1], entropy.device).to(entropy.dtype)
+    return torch.minimum(entropy.clamp(min=0.0), upper)

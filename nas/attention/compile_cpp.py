@@ -1,0 +1,97 @@
+"""C++ of this package, compiled for the processor at hand when it is first wanted, and kept for the next process."""
+
+import ctypes
+import hashlib
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+from nas.storage import default_cache_dir
+
+FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
+TIMEOUT_S = 120
+MAPS = Path("/proc/self/maps")  # of Linux: the files that this process has loaded
+
+
+class NotCompiledError(RuntimeError):
+    """A library could not be had; the message is one line and says why."""
+
+
+def library(source: Path, **defines: int) -> ctypes.CDLL:
+    """The shared library of a C++ source with macros defined, compiled unless a process before did.
+
+    The compiler is g++, or what CXX says. Source, flags, compiler and processor decide which library is taken.
+
+    Raises NotCompiledError if there is no compiler, it fails, or the cache cannot be written or is open to others.
+    """
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    flags = [*FLAGS, *(f"-D{name}={value}" for name, value in defines.items())]
+    runtime = _openmp(MAPS.read_text() if MAPS.exists() else "")
+    try:
+        # The macros that a compiler predefines tell its version and what -march=native is on this processor.
+        known = _output([*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull])
+        key = "\0".join((*compiler, *flags, *runtime, source.read_text(), known))
+        digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+        path = _own_folder() / f"{source.stem}-{digest}.so"
+        if path.exists():
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError:  # damaged
+                path.unlink()
+        _compile([*compiler, *flags, str(source), *runtime], path)
+        return ctypes.CDLL(str(path))
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        raise NotCompiledError(" ".join(str(error).split())) from error
+
+
+def _own_folder() -> Path:
+    """Where libraries are kept; what others could write is not loaded."""
+    folder = default_cache_dir() / "native"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise NotCompiledError(f"{folder} must be writable by its user alone (chmod go-w)")
+    return folder
+
+
+def _compile(command: list[str], path: Path) -> None:
+    """Under another name first, so that no process ever loads half a library."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        _output([*command, "-o", str(made)])
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
+        made.replace(path)
+
+
+def _output(command: list[str]) -> str:
+    """What a compiler prints."""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env={**os.environ, "LC_ALL": "C"},
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise NotCompiledError(f"no C++ compiler {command[0]!r} is installed (apt install g++)") from None
+    except subprocess.TimeoutExpired:
+        raise NotCompiledError(f"{command[0]} took more than {TIMEOUT_S} s") from None
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error: " in line] or [f"status {done.returncode}"]
+        raise NotCompiledError(f"{command[0]} failed: {errors[0].strip()}")
+    return done.stdout
+
+
+def _openmp(maps: str) -> list[str]:
+    """The OpenMP runtime that torch brought along, to be shared: threads of a second one would fight for the cores.
+
+    maps: lines of address, permissions, offset, device, inode and path, as proc_pid_maps(5) has them.
+    """
+    paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/libgomp" in line}
+    return sorted(paths, key=lambda path: ("/torch" not in path, path))[:1]

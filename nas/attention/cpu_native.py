@@ -1,0 +1,129 @@
+"""Causal attention with entropy on the CPU in C++, native_attention.cpp: the fastest way there is.
+
+With scores s_ij = q_i . k_j / sqrt(head_dim) and weights a = softmax(s) over j <= i,
+
+    lse_i = m_i + ln l_i    with m_i = max_j s_ij and l_i = sum_j e^(s_ij - m_i),
+    E_i = ln l_i - sum_j e^(s_ij - m_i) (s_ij - m_i) / l_i,
+    ds_ij = a_ij (dO_i . v_j - dO_i . O_i - dE_i (ln a_ij + E_i))    with ln a_ij = s_ij - lse_i.
+
+Neither pass holds a T x T matrix; the backward pass computes the weights again, as flash attention does (Dao et al.
+2022, arXiv 2205.14135, algorithm 4).
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nas.attention.compile_cpp import library
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and row entropy in nats, unbounded by rounding; both carry gradients, once, and not by torch.func.
+
+    queries, keys, values: batch x heads x T x head_dim, fp32, on the CPU.
+
+    Raises ValueError for other operands and nas.attention.compile_cpp.NotCompiledError where it cannot be compiled.
+    """
+    for part in (queries, keys, values):
+        if part.shape != queries.shape or part.ndim != 4 or part.dtype != torch.float32 or part.device.type != "cpu":
+            raise ValueError(
+                f"operands of attention must be fp32 on the CPU, all batch x heads x T x head_dim, "
+                f"but got {tuple(part.shape)} {part.dtype} on {part.device} beside {tuple(queries.shape)}."
+            )
+    output, entropy = _Attention.apply(queries, keys, values)  # type: ignore[no-untyped-call]
+    return output, entropy
+
+
+@cache
+def compiled(head_dim: int) -> ctypes.CDLL:
+    """Both passes for heads of so many features; raises nas.attention.compile_cpp.NotCompiledError."""
+    both = library(SOURCE, HEAD_DIM=head_dim)
+    for size in (both.forward_room, both.backward_room):
+        size.argtypes, size.restype = [ctypes.c_int64], ctypes.c_int64
+    return both
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "num_heads", "length")]
+
+
+class _Operand(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("batch_step", "head_step", "row_step")),
+    ]
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        operands = tuple(_adjacent(part) for part in (queries, keys, values))
+        output, lse, entropy = _empty_like(queries), *(queries.new_empty(queries.shape[:3]) for _ in range(2))
+        both = compiled(queries.shape[-1])
+        room = _room(queries, both.forward_room)
+        both.forward(
+            _shape(queries),
+            *map(_operand, (*operands, output)),
+            *map(_pointer, (lse, entropy, room)),
+            torch.get_num_threads(),
+        )
+        ctx.save_for_backward(*operands, output, lse, entropy)
+        return output, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, output_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor, ...]:
+        queries, keys, values, output, lse, entropy = ctx.saved_tensors
+        output_grad, entropy_grad = _adjacent(output_grad), entropy_grad.contiguous()
+        grads = tuple(_empty_like(part) for part in (queries, keys, values))
+        both = compiled(queries.shape[-1])
+        room = _room(queries, both.backward_room)
+        both.backward(
+            _shape(queries),
+            *map(_operand, (queries, keys, values, output)),
+            *map(_pointer, (lse, entropy)),
+            _operand(output_grad),
+            _pointer(entropy_grad),
+            *map(_operand, grads),
+            _pointer(room),
+            torch.get_num_threads(),
+        )
+        return grads
+
+
+def _adjacent(operand: Tensor) -> Tensor:
+    """As it is in memory, the features of a row side by side."""
+    operand = operand.resolve_neg()
+    return operand if operand.stride(-1) == 1 else operand.contiguous()
+
+
+def _empty_like(operand: Tensor) -> Tensor:
+    """Tokens outermost in memory, as the linears around attention have them."""
+    batch, num_heads, length, head_dim = operand.shape
+    return operand.new_empty(batch, length, num_heads, head_dim).transpose(1, 2)
+
+
+def _room(operand: Tensor, size: Callable[[int], int]) -> Tensor:
+    """Zeros for every thread to work in; here and not in C++, so that too little memory is torch's error."""
+    return operand.new_zeros(torch.get_num_threads(), size(operand.shape[2]))
+
+
+def _shape(operand: Tensor) -> _Shape:
+    return _Shape(*operand.shape[:3])
+
+
+def _operand(operand: Tensor) -> _Operand:
+    return _Operand(operand.data_ptr(), *operand.stride()[:3])
+
+
+def _pointer(rows: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(rows.data_ptr())

@@ -1,0 +1,1 @@
+"""Trained weights in other forms: folded, of another placement, of transformers."""

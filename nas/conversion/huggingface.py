@@ -1,0 +1,349 @@
+"""Models of transformers in and out: GPT-2, GPT-NeoX (Pythia), and, for every other placement, `huggingface_model`.
+
+Needs the extra `hf`, which is imported when a function is called. Weights here are deployed weights, by node.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from nas.conversion.pretrained import Source
+from nas.corpus.documents import GivenTokenizer
+from nas.corpus.tokenizer import END_OF_TEXT
+from nas.model.weights import deployed_weights, load_deployed
+from search_spaces.architecture import Architecture, Ffn, Layer, canonical
+from search_spaces.lower import PYTHIA_ROTARY_SHARE
+
+EXTRA = "this needs transformers; install it with pip install -e '.[hf]'."
+OUR_TYPE = "private-inference-decoder"  # `model_type` of `huggingface_model`, which is imported only when needed
+EPSILON = 1e-5  # of every LayerNorm, here and in GPT-2's and Pythia's configurations
+ROTARY_BASE = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Family:
+    """How a model of transformers names and lays out what we do.
+
+    names: their modules to ours; `{}` is the layer.
+    transposed: whether weights of a layer's linears are in_features x out_features.
+    interleaved: whether the packed rows are heads x (query, key, value), not (query, key, value) x heads.
+    """
+
+    names: Mapping[str, str]
+    transposed: bool
+    interleaved: bool
+
+
+# Source: transformers' models.gpt2 and models.gpt_neox. `embed_out` is the name of lm_head before version 5.
+FAMILIES: dict[str, _Family] = {
+    "gpt2": _Family(
+        names={
+            "transformer.wte": "embed",
+            "transformer.wpe": "position",
+            "transformer.h.{}.ln_1": "layers.{}.norm1",
+            "transformer.h.{}.attn.c_attn": "layers.{}.attention.qkv",
+            "transformer.h.{}.attn.c_proj": "layers.{}.attention.out",
+            "transformer.h.{}.ln_2": "layers.{}.norm2",
+            "transformer.h.{}.mlp.c_fc": "layers.{}.ffn.up",
+            "transformer.h.{}.mlp.c_proj": "layers.{}.ffn.down",
+            "transformer.ln_f": "final_norm",
+            "lm_head": "logits",
+        },
+        transposed=True,
+        interleaved=False,
+    ),
+    "gpt_neox": _Family(
+        names={
+            "gpt_neox.embed_in": "embed",
+            "gpt_neox.layers.{}.input_layernorm": "layers.{}.norm1",
+            "gpt_neox.layers.{}.attention.query_key_value": "layers.{}.attention.qkv",
+            "gpt_neox.layers.{}.attention.dense": "layers.{}.attention.out",
+            "gpt_neox.layers.{}.post_attention_layernorm": "layers.{}.norm2",
+            "gpt_neox.layers.{}.mlp.dense_h_to_4h": "layers.{}.ffn.up",
+            "gpt_neox.layers.{}.mlp.dense_4h_to_h": "layers.{}.ffn.down",
+            "gpt_neox.final_layer_norm": "final_norm",
+            "lm_head": "logits",
+            "embed_out": "logits",
+        },
+        transposed=False,
+        interleaved=True,
+    ),
+}
+# Their activations: our FFN, and the form of its GELU.
+ACTIVATIONS: dict[str, tuple[Ffn, str]] = {
+    "gelu_new": ("gelu", "tanh"),
+    "gelu_pytorch_tanh": ("gelu", "tanh"),
+    "gelu": ("gelu", "exact"),
+    "relu": ("relu", "tanh"),
+}
+
+
+def load_pretrained(path: str) -> Source:
+    """The model in a folder of `save_pretrained`, or of an id on the hub.
+
+    Raises ValueError if there is none, the hub cannot be reached, its kind is unknown, its weights are incomplete, of
+    other shapes, not floating point or not finite, or transformers is not installed.
+    """
+    transformers = _transformers()
+    what = f"{path!r} must be a folder of save_pretrained or a model id on the Hugging Face hub"
+    if Path(path).exists() and not Path(path, "config.json").is_file():
+        raise ValueError(f"{what}, but the folder has no config.json.")
+    config = _read(what, lambda: transformers.AutoConfig.from_pretrained(path))
+    ours = config.model_type == OUR_TYPE
+    architecture = None if ours else _architecture(config, path)  # before a model of any size is made
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    model, info = _read(what, lambda: load(path, config=config, output_loading_info=True))
+    if missing := sorted(info["missing_keys"]) + [str(key) for key in info["mismatched_keys"]]:
+        raise ValueError(f"{path!r} must hold all weights of its config.json, but lacks or misshapes {missing[0]}.")
+    if bad := [name for name, value in model.state_dict().items() if not _is_finite(value)]:
+        raise ValueError(f"weights must be finite floating-point numbers, but {bad[0]!r} of {path!r} is not.")
+    if architecture is None:
+        return Source(model.decoder.architecture, deployed_weights(model.decoder.float()), _tokenizer(path))
+    state = {name: value.float() for name, value in model.state_dict().items()}
+    weights = _from_theirs(FAMILIES[config.model_type], architecture, state)
+    return Source(architecture, weights, _tokenizer(path))
+
+
+def _tokenizer(path: str) -> GivenTokenizer | None:
+    """The one beside the weights, if it is one that the package tokenizers can run."""
+    try:
+        found = _transformers().PreTrainedTokenizerFast.from_pretrained(path)
+    except Exception:  # none there, or one in another form
+        return None
+    return GivenTokenizer(name=path, json=found.backend_tokenizer.to_str(), end_of_text=found.eos_token or END_OF_TEXT)
+
+
+def _read(what: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except Exception as error:  # whatever a foreign file provokes is the user's bad input
+        raise ValueError(f"{what} that can be read, but: {' '.join(str(error).split()):.300}") from None
+
+
+def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -> Any:
+    """A model of transformers that computes the same: GPT-2 or GPT-NeoX where it is one, else our own class."""
+    transformers = _transformers()
+    from nas.conversion.huggingface_model import DecoderConfig, DecoderForCausalLM
+
+    make = _PLAIN.get(architecture.block)
+    config = make(transformers, architecture) if make else None
+    if config is None:
+        untied = replace(architecture, tied_embeddings=False)  # a table each, which every version reads alike
+        model: Any = DecoderForCausalLM(DecoderConfig(architecture=canonical(untied)))
+        load_deployed(model.decoder, weights)
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        family = FAMILIES[config.model_type]
+        expected = model.state_dict()
+        theirs = {name: value for name, value in _to_theirs(family, architecture, weights) if name in expected}
+        model.load_state_dict(theirs)
+    return model.eval()
+
+
+def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokenizer: Path, target: Path) -> None:
+    """`to_transformers` and its tokenizer, by their `save_pretrained`, into a folder.
+
+    tokenizer: a tokenizer.json. Raises ValueError if it is gone.
+    """
+    if not tokenizer.is_file():
+        raise ValueError(
+            f"the tokenizer of the corpus must be in {tokenizer.parent}, but is gone; prepare the data anew."
+        )
+    to_transformers(architecture, weights).save_pretrained(target)
+    ours = _transformers().PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer),
+        eos_token=END_OF_TEXT,
+        model_max_length=architecture.context,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+    ours.save_pretrained(target)
+
+
+def _gpt2_config(transformers: Any, architecture: Architecture) -> Any | None:
+    activation = _plain_activation(architecture)
+    if activation is None:
+        return None
+    return transformers.GPT2Config(
+        vocab_size=architecture.vocab_size,
+        n_positions=architecture.context,
+        n_embd=architecture.d_model,
+        n_layer=architecture.num_layers,
+        n_head=architecture.num_heads,
+        n_inner=architecture.d_ff,
+        activation_function=activation,
+        layer_norm_epsilon=EPSILON,
+        tie_word_embeddings=architecture.tied_embeddings,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def _neox_config(transformers: Any, architecture: Architecture) -> Any | None:
+    activation = _plain_activation(architecture)
+    if activation is None or architecture.head_dim % (2 * PYTHIA_ROTARY_SHARE):
+        return None
+    return transformers.GPTNeoXConfig(
+        vocab_size=architecture.vocab_size,
+        max_position_embeddings=architecture.context,
+        hidden_size=architecture.d_model,
+        num_hidden_layers=architecture.num_layers,
+        num_attention_heads=architecture.num_heads,
+        intermediate_size=architecture.d_ff,
+        hidden_act=activation,
+        layer_norm_eps=EPSILON,
+        rotary_pct=1 / PYTHIA_ROTARY_SHARE,
+        rotary_emb_base=ROTARY_BASE,
+        use_parallel_residual=True,
+        attention_bias=True,
+        tie_word_embeddings=architecture.tied_embeddings,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+_PLAIN: dict[str, Callable[[Any, Architecture], Any | None]] = {"gpt2": _gpt2_config, "pythia": _neox_config}
+
+
+def _plain_activation(architecture: Architecture) -> str | None:
+    """Their name of the activation, if every layer is one of GPT-2's or Pythia's own; else None."""
+    layer = architecture.layers[0]
+    plain = (
+        replace(
+            architecture,
+            layers=(Layer(norm1="layernorm", norm2="layernorm", ffn=layer.ffn),) * architecture.num_layers,
+            final_norm="layernorm",
+            bias=True,
+            softmax="exact",
+            folded=False,
+        )
+        if layer.ffn != "none"
+        else None
+    )
+    if architecture != plain:
+        return None
+    form = architecture.gelu if layer.ffn == "gelu" else "tanh"
+    return next((name for name, kind in ACTIVATIONS.items() if kind == (layer.ffn, form)), None)
+
+
+def _architecture(config: Any, path: str) -> Architecture:
+    """Raises ValueError, naming what, for a model that is not exactly a `gpt2` or `pythia` block can be."""
+    if config.model_type not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise ValueError(
+            f"{path!r} must be a model of type {known} or an export of ours, but is {config.model_type!r}."
+        )
+    settings = config.to_dict()
+    for name, value in _required(settings).items():
+        if settings.get(name, value) != value:
+            raise ValueError(
+                f"`{name}` of {path!r} must be {value!r}, but is {settings[name]!r}; it cannot be imported."
+            )
+    neox = config.model_type == "gpt_neox"
+    activation = config.hidden_act if neox else config.activation_function
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"the activation of {path!r} must be one of {', '.join(ACTIVATIONS)}, but is {activation!r}.")
+    ffn, form = ACTIVATIONS[activation]
+    return Architecture(
+        block="pythia" if neox else "gpt2",
+        num_heads=config.num_attention_heads,
+        d_model=config.hidden_size,
+        d_ff=config.intermediate_size if neox else (config.n_inner or 4 * config.hidden_size),
+        vocab_size=config.vocab_size,
+        context=config.max_position_embeddings,
+        final_norm="layernorm",
+        tied_embeddings=config.tie_word_embeddings,
+        gelu="exact" if form == "exact" else "tanh",
+        layers=(Layer(norm1="layernorm", norm2="layernorm", ffn=ffn),) * config.num_hidden_layers,
+    )
+
+
+def _required(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a configuration that our blocks have built in."""
+    if settings["model_type"] == "gpt2":
+        return {
+            "layer_norm_epsilon": EPSILON,
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        }
+    rotary = {"rope_theta": ROTARY_BASE, "partial_rotary_factor": 1 / PYTHIA_ROTARY_SHARE, "rope_type": "default"}
+    return {
+        "layer_norm_eps": EPSILON,
+        "use_parallel_residual": True,
+        "attention_bias": True,
+        "rope_parameters": rotary,  # from version 5 on; the next two until then
+        "rotary_pct": 1 / PYTHIA_ROTARY_SHARE,
+        "rotary_emb_base": ROTARY_BASE,
+    }
+
+
+def _names(family: _Family, architecture: Architecture) -> Iterator[tuple[str, str]]:
+    """(theirs, ours) of every module."""
+    for theirs, ours in family.names.items():
+        for index in range(architecture.num_layers if "{}" in theirs else 1):
+            yield theirs.format(index), ours.format(index)
+
+
+def _from_theirs(family: _Family, architecture: Architecture, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    weights = {}
+    for theirs, ours in _names(family, architecture):
+        for suffix in ("weight", "bias"):
+            if (value := state.get(f"{theirs}.{suffix}")) is None:
+                continue
+            if family.transposed and _is_linear(ours) and suffix == "weight":
+                value = value.T
+            if family.interleaved and ours.endswith(".qkv"):
+                value = _swapped(value, architecture.num_heads, 3)
+            weights[f"{ours}.{suffix}"] = value.contiguous()
+    return weights
+
+
+def _to_theirs(
+    family: _Family, architecture: Architecture, weights: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    for theirs, ours in _names(family, architecture):
+        for suffix in ("weight", "bias"):
+            if (value := weights.get(f"{ours}.{suffix}")) is None:
+                continue
+            if family.interleaved and ours.endswith(".qkv"):
+                value = _swapped(value, 3, architecture.num_heads)
+            if family.transposed and _is_linear(ours) and suffix == "weight":
+                value = value.T
+            yield f"{theirs}.{suffix}", value.contiguous()
+
+
+def _swapped(packed: Tensor, outer: int, inner: int) -> Tensor:
+    """Rows of outer x inner x head_dim as inner x outer x head_dim."""
+    return packed.view(outer, inner, -1, *packed.shape[1:]).transpose(0, 1).reshape(packed.shape)
+
+
+def _is_linear(name: str) -> bool:
+    return name.endswith((".qkv", ".out", ".up", ".down"))
+
+
+def _is_finite(value: Tensor) -> bool:
+    return value.is_floating_point() and bool(value.isfinite().all())
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+
+        from nas.conversion.huggingface_model import DecoderConfig, DecoderForCausalLM
+    except ImportError:
+        raise ValueError(EXTRA) from None
+    library: Any = transformers
+    library.logging.set_verbosity_error()  # what matters is raised
+    library.logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    transformers.AutoConfig.register(OUR_TYPE, DecoderConfig, exist_ok=True)
+    transformers.AutoModelForCausalLM.register(
+        DecoderConfig,
+        DecoderForCausalLM,
+        exist_ok=True,
+    )
+    return library

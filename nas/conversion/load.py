@@ -1,0 +1,17 @@
+"""Weights that a training starts from: an export of ours, or a model of transformers."""
+
+from pathlib import Path
+
+from nas.conversion.pretrained import TRAINED_FILE, Source, read_export
+
+
+def load_initial(path: str) -> Source:
+    """The model in a folder of `nas.export` or of transformers' `save_pretrained`, or of an id on the hub.
+
+    Raises ValueError if there is none, or its weights are not whole and finite.
+    """
+    if Path(path, TRAINED_FILE).is_file():
+        return read_export(Path(path))
+    from nas.conversion.huggingface import load_pretrained  # needs the extra `hf`
+
+    return load_pretrained(path)

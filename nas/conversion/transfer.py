@@ -1,0 +1,71 @@
+"""Weights of one placement for another of the same dimensions, so that a trained model can be linearised.
+
+What both have is kept: linears whatever the activation between them, norms, tables. What the target lacks (norms, a
+removed FFN) is dropped. A fused FFN starts as the product of the two linears, a temperature at 1, which is what the
+source computes without one; scalars of a scaled residual, slopes and norms that the source lacks start as they would.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from costmodel import ops
+from costmodel.ops import Node
+from nas.model.weights import weight_shapes
+from search_spaces.architecture import Architecture
+from search_spaces.lower import lower
+
+SAME = ("block", "num_layers", "num_heads", "d_model", "vocab_size", "bias", "tied_embeddings", "folded")
+
+
+def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Architecture) -> dict[str, Tensor]:
+    """The weights that a model of `target` starts with, by node; what is not in it keeps its own start.
+
+    Raises ValueError if dimensions differ, the target's context is longer, or it has linears that the source lacks.
+    """
+    for name in SAME:
+        theirs, ours = getattr(source, name), getattr(target, name)
+        if theirs != ours:
+            raise ValueError(
+                f"`{name}` must be that of the weights, {theirs!r}, but is {ours!r}; use their dimensions."
+            )
+    if target.context > source.context:
+        raise ValueError(f"`context` must be at most that of the weights, {source.context}, but is {target.context}.")
+    started: dict[str, Tensor] = {}
+    for node in lower(target, target.context):
+        for suffix, shape in weight_shapes(node.op).items():
+            value = _value(node, suffix, weights)
+            if value is not None and value.shape != shape:
+                raise ValueError(f"`{node.name}.{suffix}` must have the shape {shape}, but has {tuple(value.shape)}.")
+            if value is not None:
+                started[f"{node.name}.{suffix}"] = value
+    return started
+
+
+def _value(node: Node, suffix: str, weights: Mapping[str, Tensor]) -> Tensor | None:
+    """One weight of the target; None if it keeps its own start. Raises ValueError for a linear that is not there."""
+    name = f"{node.name}.{suffix}"
+    if name in weights:
+        value = weights[name]
+        if isinstance(node.op, ops.PositionEmbedding):
+            return value[: node.op.rows]
+        return value[:, : node.op.keys] if isinstance(node.op, ops.Temperature) else value
+    if isinstance(node.op, ops.Temperature):
+        return torch.ones(weight_shapes(node.op)[suffix])
+    if not isinstance(node.op, ops.Linear):
+        return None
+    ffn = node.name.removesuffix(".fused")
+    if ffn == node.name or f"{ffn}.up.weight" not in weights:
+        raise ValueError(
+            f"the weights must hold {name!r}, but their placement has no such linear; give an ARCH that they fit."
+        )
+    return _product(ffn, suffix, weights)
+
+
+def _product(ffn: str, suffix: str, weights: Mapping[str, Tensor]) -> Tensor:
+    """down @ (up @ x + up_bias) + down_bias: its matrix or its bias."""
+    down = weights[f"{ffn}.down.weight"].double()
+    if suffix == "weight":
+        return (down @ weights[f"{ffn}.up.weight"].double()).float()
+    return (down @ weights[f"{ffn}.up.bias"].double() + weights[f"{ffn}.down.bias"].double()).float()

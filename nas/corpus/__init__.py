@@ -1,0 +1,1 @@
+"""Training text: from documents to token files."""

@@ -1,0 +1,253 @@
+"""A corpus: token arrays of a train and a validation split, prepared once and cached by fingerprint.
+
+Perplexities are comparable only between runs with the same corpus fingerprint: it covers the texts, the split, how far
+they were prepared, how documents are cut into sequences, and the tokenizer: itself if it comes with the corpus, else
+its settings and the version of `tokenizers`, which may learn other merges from the same text.
+"""
+
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import __version__ as tokenizers_version
+
+from costmodel.config.schema import decode
+from nas.corpus.documents import VALIDATION_SHARE, GivenTokenizer, Source, Split
+from nas.corpus.sources import TOKENIZER_FILE, open_source
+from nas.corpus.token_files import PROGRESS_FILE, Progress, Tell, extend, level_of, locked, new_progress, read_progress
+from nas.corpus.tokenizer import (
+    END_OF_TEXT,
+    TOKENIZER_BYTES,
+    Encoder,
+    given_encoder,
+    id_type,
+    train_tokenizer,
+    trained_encoder,
+)
+from nas.storage import default_cache_dir, replace_file
+
+T = TypeVar("T")
+
+FORMAT = 1  # of the cache entry; part of the fingerprint
+MIN_VOCAB_SIZE = 257  # 256 bytes and the end of text
+COUNTED_TOKENS = 1 << 24  # counted at a time, which bounds memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """A prepared corpus; `tokens` maps its arrays into memory.
+
+    folder: cache entry that holds it. fingerprint: of everything that its tokens depend on.
+    tokenizer: name with digest.
+    vocab_size: of the tokenizer, which finds no more merges than a small corpus has.
+    num_train_tokens: all there are, or the first so many of a larger source.
+    unigram_loss: validation loss, nats per token, of the best model that ignores context: train frequencies with one
+        added to every count. Its exponential is the reference point of the hypervolume.
+    chunk_len: None if documents follow one another; else each was cut alone into sequences of so many tokens, which
+        are stored each with the token after it.
+    """
+
+    folder: str
+    data: str
+    fingerprint: str
+    tokenizer: str
+    split: str = "validation"
+    vocab_size: int
+    num_train_tokens: int
+    num_validation_tokens: int
+    unigram_loss: float
+    chunk_len: int | None = None
+
+    def tokens(self, split: Split) -> NDArray[np.unsignedinteger[Any]]:
+        """The token ids of a split, in order of documents, memory-mapped read-only."""
+        length = self.num_train_tokens if split == "train" else self.num_validation_tokens
+        return np.memmap(Path(self.folder) / f"{split}.bin", dtype=id_type(self.vocab_size), mode="r", shape=(length,))
+
+
+def prepare(
+    data: str,
+    vocab_size: int,
+    cache_dir: Path | None = None,
+    *,
+    seq_len: int | None = None,
+    tokens: int = 0,
+    tell: Tell = lambda line: None,
+    tokenizer: GivenTokenizer | None = None,
+) -> Corpus:
+    """The corpus `data` (see `open_source`) in at most `vocab_size` tokens, from the cache if it is there.
+
+    The tokenizer that comes with the corpus is used where it fits; else one is trained.
+    seq_len: of the sequences to train on, for corpora that are cut into them.
+    tokens: training tokens of a run. A large source is prepared as far as that takes (see `level_of`), and further
+        when a longer run asks for it. A preparation that was killed goes on where it was.
+    tell: is told, now and then, how far it is.
+    tokenizer: instead of the corpus's own, for a model that knows another one.
+
+    Raises ValueError for unknown or unreadable data, a vocabulary too small, or a split without tokens; OSError if the
+    cache cannot be written.
+    """
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise ValueError(f"`vocab_size` must be at least {MIN_VOCAB_SIZE} (every byte), but got {vocab_size}.")
+    source = open_source(data)
+    if source.chunked and seq_len is None:
+        raise ValueError(f"data {data!r} is cut into sequences, so `seq_len` must be given.")
+    chunk_len = seq_len if source.chunked else None
+    given = tokenizer or source.tokenizer(vocab_size)
+    encoder = None if given is None else given_encoder(given, vocab_size, chunk_len)
+    key = _key(source, given, vocab_size, chunk_len)
+    entry, level = (cache_dir or default_cache_dir()) / key, level_of(tokens)
+    with suppress(ValueError):  # torn: dealt with under the lock
+        if corpus := _cached(entry, level):
+            return corpus
+    with locked(entry, tell):
+        try:
+            if corpus := _anew_if_torn(entry, lambda: _cached(entry, level)):  # prepared meanwhile by another process
+                return corpus
+            encoder = encoder or trained_encoder(_trained_tokenizer(entry, source, vocab_size, tell), chunk_len)
+            itemsize = encoder.dtype.itemsize
+            progress = _anew_if_torn(entry, lambda: read_progress(entry, source, itemsize)) or new_progress(source)
+            if not (entry / TOKENIZER_FILE).exists():
+                replace_file(entry / TOKENIZER_FILE, encoder.tokenizer.to_str())
+            progress = extend(entry, source, encoder, progress, level, tell)
+            return _described(entry, source, encoder, level, progress, key)
+        except OSError as error:
+            reason = f"{error.strerror or error}; remove the cause and run it again, it goes on from what it has"
+            raise OSError(error.errno, reason, str(entry)) from None
+        finally:
+            if not (entry / PROGRESS_FILE).exists():
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def tokenizer_file(fingerprint: str) -> Path:
+    """The tokenizer.json of a prepared corpus, which is there as long as the corpus is in the cache."""
+    cache = default_cache_dir()
+    for facts in cache.glob("*/corpus-*.json"):  # entries of sources that are larger than they are prepared
+        if _fingerprint(facts.parent.name, facts.stem.removeprefix("corpus-")) == fingerprint:
+            return facts.parent / TOKENIZER_FILE
+    return cache / fingerprint / TOKENIZER_FILE
+
+
+def open_corpus(folder: Path, level: int | None = None) -> Corpus:
+    """The corpus in a cache entry: whole, or as far as a level. Raises ValueError if it is not there or torn."""
+    path = folder / _facts_file(level)
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        corpus = decode(Corpus, {**facts, "folder": str(folder)}, str(path))
+        expected = {"train": corpus.num_train_tokens, "validation": corpus.num_validation_tokens}
+        width = id_type(corpus.vocab_size).itemsize
+        for split, length in expected.items():
+            if (size := (folder / f"{split}.bin").stat().st_size) < length * width:
+                raise ValueError(f"{folder / split}.bin must have {length * width} bytes, but has {size}.")
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"{folder} is not a complete corpus: {error}.") from None
+    return corpus
+
+
+def require_chunks(corpus: Corpus, seq_len: int) -> None:
+    """Raises ValueError unless each split holds at least one sequence of seq_len tokens and its next token."""
+    if corpus.chunk_len not in (None, seq_len):
+        raise ValueError(
+            f"data {corpus.data!r} was prepared in sequences of {corpus.chunk_len} tokens, not of {seq_len}; "
+            f"prepare it again for these."
+        )
+    for split, length in (("train", corpus.num_train_tokens), ("validation", corpus.num_validation_tokens)):
+        if length < seq_len + 1:
+            raise ValueError(
+                f"the {split} split of data {corpus.data!r} must hold more than {seq_len} tokens, but has {length}; "
+                f"use more text or shorter sequences."
+            )
+
+
+def _key(source: Source, given: GivenTokenizer | None, vocab_size: int, chunk_len: int | None) -> str:
+    """Name of the cache entry, which is the fingerprint of the whole source."""
+    settings: list[object] = [FORMAT, source.fingerprint]
+    if given is None:
+        settings += [vocab_size, VALIDATION_SHARE, TOKENIZER_BYTES, END_OF_TEXT, tokenizers_version]
+    else:
+        settings += [hashlib.sha256(given.json.encode()).hexdigest(), given.end_of_text]
+    if chunk_len is not None:
+        settings += ["chunks", chunk_len]
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+
+
+def _fingerprint(key: str, level: str) -> str:
+    """Of the part of a source up to a level."""
+    return hashlib.sha256(f"{key} {level}".encode()).hexdigest()[:16]
+
+
+def _facts_file(level: int | None) -> str:
+    return "corpus.json" if level is None else f"corpus-{level}.json"
+
+
+def _cached(entry: Path, level: int) -> Corpus | None:
+    """What is there as far as the level, or the whole source if that is less. Raises ValueError if it is torn."""
+    if (entry / _facts_file(level)).exists():
+        return open_corpus(entry, level)
+    if (entry / _facts_file(None)).exists() and (corpus := open_corpus(entry)).num_train_tokens < level:
+        return corpus
+    return None
+
+
+def _anew_if_torn(entry: Path, read: Callable[[], T]) -> T | None:
+    """What is read, or None, with a warning, after a torn entry was removed."""
+    try:
+        return read()
+    except ValueError as error:
+        warnings.warn(f"preparing the corpus anew: {error}", stacklevel=3)
+    for path in sorted(entry.glob("[!.]*"), key=lambda path: not path.name.startswith("corpus")):
+        path.unlink()  # facts first, so that nobody opens it half deleted
+    return None
+
+
+def _trained_tokenizer(entry: Path, source: Source, vocab_size: int, tell: Tell) -> str:
+    path = entry / TOKENIZER_FILE
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    tell(f"training a tokenizer of at most {vocab_size:,} tokens on {source.name}")
+    text = train_tokenizer(source, vocab_size)
+    replace_file(path, text)
+    return text
+
+
+def _described(entry: Path, source: Source, encoder: Encoder, level: int, progress: Progress, key: str) -> Corpus:
+    """Writes the facts of what is prepared, up to the level."""
+    cut = progress.cuts.get(str(level))
+    corpus = Corpus(
+        folder=str(entry),
+        data=source.name,
+        fingerprint=key if cut is None else _fingerprint(key, str(level)),
+        tokenizer=encoder.name,
+        vocab_size=encoder.vocab_size,
+        num_train_tokens=progress.tokens["train"] if cut is None else level,
+        num_validation_tokens=progress.tokens["validation"] if cut is None else cut,
+        unigram_loss=0.0,
+        chunk_len=encoder.seq_len,
+    )
+    corpus = replace(corpus, unigram_loss=_unigram_loss(corpus))
+    facts = asdict(corpus)
+    del facts["folder"]
+    replace_file(entry / _facts_file(None if cut is None else level), json.dumps(facts, indent=1))
+    return corpus
+
+
+def _unigram_loss(corpus: Corpus) -> float:
+    counts = _counts(corpus, "train") + 1
+    log_shares = np.log(counts / counts.sum())
+    held_out = _counts(corpus, "validation")
+    return float(-(log_shares * held_out).sum() / held_out.sum())
+
+
+def _counts(corpus: Corpus, split: Split) -> NDArray[np.int64]:
+    tokens = corpus.tokens(split)
+    counts = np.zeros(corpus.vocab_size, dtype=np.int64)
+    for start in range(0, len(tokens), COUNTED_TOKENS):
+        counts += np.bincount(tokens[start : start + COUNTED_TOKENS], minlength=corpus.vocab_size)
+    return counts

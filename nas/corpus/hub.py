@@ -1,0 +1,96 @@
+"""Datasets and tokenizers of the Hugging Face hub, at the revision they have now. Needs the extra `hf`.
+
+A repository may also be a local folder, which is read by the same calls.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from nas.corpus.documents import Batch, Document, Split, Stream, in_batches
+
+T = TypeVar("T")
+
+
+class Repository(NamedTuple):
+    """name: owner and name on the hub. revision: its commit. remedy: what to do if it cannot be read."""
+
+    name: str
+    revision: str
+    remedy: str
+
+
+def reach(name: str, kind: str, remedy: str) -> Repository:
+    """A repository at its present revision. kind: `dataset` or `model`.
+
+    Raises ValueError, in one line that ends with the remedy, if the extra is missing or the hub cannot be reached.
+    """
+    try:
+        import datasets  # noqa: F401
+        from huggingface_hub import HfApi
+    except ImportError:
+        raise ValueError(
+            f"{name} of the Hugging Face hub needs the extra `hf`; install it with pip install -e '.[hf]', or {remedy}."
+        ) from None
+    if Path(name).is_dir():
+        return Repository(name, "local", remedy)
+    commit = _reached(name, remedy, lambda: HfApi().repo_info(name, repo_type=kind).sha)
+    return Repository(name, str(commit), remedy)
+
+
+def hub_stream(repository: Repository, field: str, split: Split) -> Stream:
+    """The texts in a column of a dataset, downloaded as they are read; a position is the dataset's own state.
+
+    Raises ValueError, when it is read, if the hub goes away or there is no such column.
+    """
+
+    def batches(position: Any) -> Generator[Batch, None, None]:
+        rows = _reached(repository.name, repository.remedy, lambda: _load(repository))
+        if position is not None:
+            rows.load_state_dict(position)
+
+        def documents() -> Generator[Document, None, None]:
+            with closing(iter(rows)) as stored:
+                while (row := _reached(repository.name, repository.remedy, lambda: next(stored, None))) is not None:
+                    if not isinstance(row.get(field), str):
+                        raise ValueError(
+                            f"the dataset {repository.name} must have a column of texts {field!r}, but its columns "
+                            f"are {', '.join(row)}."
+                        )
+                    yield Document(split, row[field])
+
+        with closing(documents()) as read:
+            yield from in_batches(read, rows.state_dict, lambda: None)
+
+    return Stream(split=split, batches=batches)
+
+
+def hub_file(repository: Repository, file: str) -> str:
+    """The text of a file of a repository. Raises ValueError if it cannot be read."""
+    from huggingface_hub import hf_hub_download
+
+    def read() -> str:
+        if Path(repository.name).is_dir():
+            return (Path(repository.name) / file).read_text(encoding="utf-8")
+        path = hf_hub_download(repository.name, file, revision=repository.revision)
+        return Path(path).read_text(encoding="utf-8")
+
+    return _reached(f"{repository.name}/{file}", repository.remedy, read)
+
+
+def _load(repository: Repository) -> Any:
+    import datasets
+
+    return datasets.load_dataset(repository.name, revision=repository.revision, split="train", streaming=True)
+
+
+def _reached(name: str, remedy: str, action: Callable[[], T]) -> T:
+    """What the action makes of the hub. Raises ValueError if it fails."""
+    try:
+        return action()
+    except Exception as error:  # the hub's client raises a dozen unrelated types
+        raise ValueError(
+            f"{name} of the Hugging Face hub cannot be read ({type(error).__name__}); check the connection and that "
+            f"it exists, or {remedy}."
+        ) from None

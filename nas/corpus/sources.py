@@ -1,0 +1,171 @@
+"""Where training text comes from: the name or path that a user gives, as a source of documents.
+
+The papers' corpora come with their tokenizer, their split and their way of cutting documents into sequences, from the
+hub or, as NAME:FOLDER, from a local copy.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nas.corpus import sentencepiece
+from nas.corpus.documents import GivenTokenizer, Source, Split, Stream, fingerprint
+from nas.corpus.hub import hub_file, hub_stream, reach
+from nas.corpus.local_files import (
+    FILE_SUFFIXES,
+    file_stream,
+    folder_source,
+    listed,
+    rows_source,
+    stdlib_source,
+    txt_source,
+)
+from nas.corpus.row_files import ROW_READERS
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubDataset:
+    """Repositories of the hub. field: the column of texts."""
+
+    train: str
+    validation: str
+    tokenizer: str
+    field: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaperCorpus:
+    """A corpus of the papers.
+
+    hub: None if it cannot be downloaded, for the reason in `withdrawn`.
+    vocab_size: entries of its tokenizer. end_of_text: the tokenizer's token after a document.
+    tokenizer_file: the file of a local copy that holds the tokenizer, beside its train and validation texts.
+    chunked: whether sequences are cut from each document alone, tails dropped.
+    """
+
+    hub: HubDataset | None
+    withdrawn: str = ""
+    vocab_size: int
+    end_of_text: str
+    tokenizer_file: str = TOKENIZER_FILE
+    chunked: bool
+
+
+PAPER_CORPORA: dict[str, PaperCorpus] = {
+    # arXiv 2410.13060, section 4; chunks as in its training code
+    "codeparrot": PaperCorpus(
+        hub=HubDataset(
+            train="huggingface-course/codeparrot-ds-train",
+            validation="huggingface-course/codeparrot-ds-valid",
+            tokenizer="huggingface-course/code-search-net-tokenizer",
+            field="content",
+        ),
+        vocab_size=50_000,
+        end_of_text="<|endoftext|>",
+        chunked=True,
+    ),
+    # Stanic et al. 2023, arXiv 2309.11197; tokenizer and document token as in github.com/languini-kitchen
+    "languini": PaperCorpus(
+        hub=None,
+        withdrawn="its books are a part of Books3, which was withdrawn for copyright and has no repository any more",
+        vocab_size=16_384,
+        end_of_text="<D>",
+        tokenizer_file="books_16384.model",
+        chunked=False,
+    ),
+}
+
+
+def open_source(data: str) -> Source:
+    """The source named `stdlib`, `codeparrot`, `languini`, by a path, or by NAME:FOLDER for a local copy.
+
+    Raises ValueError, in one line, for anything else and for a source that cannot be read or reached; rows that
+    cannot be read raise it when they are reached.
+    """
+    name, colon, folder = data.partition(":")
+    if name in PAPER_CORPORA:
+        corpus = PAPER_CORPORA[name]
+        return _copy_source(data, corpus, Path(folder)) if colon else _hub_source(name, corpus)
+    if not data:
+        raise ValueError(f"data must be stdlib, {', '.join(PAPER_CORPORA)} or a path, but is empty.")
+    if data == "stdlib":
+        return stdlib_source()
+    path = Path(data)
+    if path.is_dir():
+        return folder_source(data, path)
+    if path.is_file() and path.suffix == ".txt":
+        return txt_source(data, path)
+    if path.is_file() and path.suffix in ROW_READERS:
+        return rows_source(data, path)
+    raise ValueError(
+        f"data must be stdlib, {', '.join(PAPER_CORPORA)}, NAME:FOLDER for a local copy of these, "
+        f"a folder of {', '.join(FILE_SUFFIXES)} files, or a "
+        f"{', '.join(('.txt', *ROW_READERS))} file, but got {data!r}, which is none of these."
+    )
+
+
+def _hub_source(name: str, corpus: PaperCorpus) -> Source:
+    remedy = (
+        f"put train and validation (folders of {', '.join(FILE_SUFFIXES)} files) and the tokenizer as "
+        f"{corpus.tokenizer_file} in a FOLDER and give {name}:FOLDER"
+    )
+    if corpus.hub is None:
+        raise ValueError(f"data {name!r} cannot be downloaded: {corpus.withdrawn}; if you have a copy, {remedy}.")
+    hub = corpus.hub
+    validation, train = (reach(one, "dataset", remedy) for one in (hub.validation, hub.train))
+
+    def read_tokenizer() -> str:
+        return hub_file(reach(hub.tokenizer, "model", remedy), TOKENIZER_FILE)
+
+    return Source(
+        name=name,
+        fingerprint=fingerprint([list(train[:2]), list(validation[:2]), hub.field]),
+        streams=(hub_stream(validation, hub.field, "validation"), hub_stream(train, hub.field, "train")),
+        tokenizer=_tokenizer_of(name, corpus, read_tokenizer),
+        chunked=corpus.chunked,
+    )
+
+
+def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> Source:
+    """Train and validation are a folder or a file each."""
+    streams, manifests = zip(*(_split_of_copy(data, folder, split) for split in ("validation", "train")), strict=True)
+
+    def read_tokenizer() -> str:
+        path = folder / corpus.tokenizer_file
+        try:
+            if path.suffix == ".model":
+                return sentencepiece.to_json(path.read_bytes())
+            return path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"data {data!r} must hold the tokenizer {path}: {error.strerror}.") from None
+        except ValueError as error:
+            raise ValueError(f"{path} must be a tokenizer: {error}") from None
+
+    return Source(
+        name=data,
+        fingerprint=fingerprint(manifests),
+        streams=streams,
+        tokenizer=_tokenizer_of(data, corpus, read_tokenizer),
+        chunked=corpus.chunked,
+    )
+
+
+def _split_of_copy(data: str, folder: Path, split: Split) -> tuple[Stream, object]:
+    path = folder / split
+    if path.is_dir():
+        files, manifest = listed(path, split)
+        return file_stream(files, split), manifest
+    raise ValueError(f"data {data!r} must be a folder with texts in {path}, but there is no such folder.")
+
+
+def _tokenizer_of(name: str, corpus: PaperCorpus, read: Callable[[], str]) -> Callable[[int], GivenTokenizer | None]:
+    """The paper's tokenizer where it fits into the vocabulary; a smaller one must be trained."""
+
+    def tokenizer(vocab_size: int) -> GivenTokenizer | None:
+        if vocab_size < corpus.vocab_size:
+            return None
+        return GivenTokenizer(name=name.partition(":")[0], json=read(), end_of_text=corpus.end_of_text)
+
+    return tokenizer

@@ -1,0 +1,189 @@
+"""Tokenising a source into files that grow: a preparation that was killed goes on from its last record.
+
+Only whole batches up to the last `progress.json` count; what was written after it is cut off again.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from costmodel.config.units import format_seconds
+from nas.corpus.documents import Batch, Source, Split, Stream
+from nas.corpus.tokenizer import Encoder
+from nas.storage import replace_file
+
+PROGRESS_FILE = "progress.json"
+LEVEL_TOKENS = 1 << 23  # a corpus is prepared to this many training tokens, or to a power of two times as many
+VALIDATION_TOKENS = 1 << 22  # of a validation split of its own: as many as the largest scale validates on
+COMMIT_TOKENS = 1 << 20  # at most about this many are tokenised again after a kill: seconds
+TELL_EVERY_S = 5.0
+SPLITS: tuple[Split, ...] = ("train", "validation")
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """What there is of a corpus.
+
+    tokens: by split. positions: of each stream, after its last document; None before its first.
+    ended: whether each stream has no document after that.
+    cuts: validation tokens there were when the training tokens reached a level, by that level. They make the corpus of
+        a level the same, whether it was prepared to that level or beyond.
+    """
+
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    positions: list[Any]
+    ended: list[bool]
+    cuts: dict[str, int] = field(default_factory=dict)
+
+
+def level_of(tokens: int) -> int:
+    """How many training tokens to prepare for a run over so many."""
+    level = LEVEL_TOKENS
+    while level < tokens:
+        level *= 2
+    return level
+
+
+def extend(folder: Path, source: Source, encoder: Encoder, progress: Progress, level: int, tell: Tell) -> Progress:
+    """Tokenises on from the progress until there are `level` training tokens or no documents, and says how far it is.
+
+    Raises ValueError if a document cannot be read or a split is empty, OSError if the disk is full;
+    what was recorded by then is kept.
+    """
+    recorded = progress
+    say = _teller(source, level, tell)
+    with _opened(folder, recorded, encoder.dtype.itemsize) as files:
+        for index, stream in enumerate(source.streams):
+            with closing(stream.batches(progress.positions[index])) as batches:
+                while not (progress.ended[index] or _suffices(stream, progress, level)):
+                    batch = next(batches, None)
+                    progress = _after(progress, index, batch, _append(batch, encoder, files))
+                    say(progress, batch)
+                    if sum(progress.tokens.values()) - sum(recorded.tokens.values()) >= COMMIT_TOKENS:
+                        _record(folder, files, progress)
+                        recorded = progress
+        _require_both(source, progress)
+        _record(folder, files, progress)
+    return progress
+
+
+def new_progress(source: Source) -> Progress:
+    """Of a source of which nothing has been read."""
+    return Progress(positions=[None] * len(source.streams), ended=[False] * len(source.streams))
+
+
+def read_progress(folder: Path, source: Source, itemsize: int) -> Progress:
+    """How far a folder is. Raises ValueError if its record is damaged, or the files hold less than it says."""
+    path = folder / PROGRESS_FILE
+    try:
+        progress = Progress(**json.loads(path.read_text(encoding="utf-8")))
+        for split in SPLITS:
+            if (found := (folder / f"{split}.bin").stat().st_size) < (size := progress.tokens[split] * itemsize):
+                raise ValueError(f"{split}.bin must have {size} bytes, but has {found}")
+    except FileNotFoundError:
+        return new_progress(source)
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{path} must be a record of the files beside it, but: {error}.") from None
+    return progress
+
+
+@contextmanager
+def locked(folder: Path, tell: Tell) -> Iterator[None]:
+    """Holds the folder, made if need be, for this process; waits for another that holds it."""
+    with ExitStack() as stack:
+        while True:
+            folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # its holder has just removed the folder
+                file = stack.enter_context((folder / ".lock").open("w"))
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    tell(f"waiting for another process that prepares {folder}")
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                if os.path.sameopenfile(file.fileno(), stack.enter_context((folder / ".lock").open()).fileno()):
+                    break
+        yield
+
+
+def _require_both(source: Source, progress: Progress) -> None:
+    rule = "; it is a share of the files or rows, by hash, or the last lines of a single text: give it more of them"
+    if source.chunked:
+        rule = ": it has no document as long as a sequence; use longer documents or shorter sequences"
+    for split in SPLITS:
+        if not progress.tokens[split]:
+            raise ValueError(f"the {split} split of data {source.name!r} is empty{rule}.")
+
+
+def _suffices(stream: Stream, progress: Progress, level: int) -> bool:
+    if stream.split == "validation":
+        return progress.tokens["validation"] >= VALIDATION_TOKENS
+    return progress.tokens["train"] >= level
+
+
+def _append(batch: Batch | None, encoder: Encoder, files: dict[Split, BinaryIO]) -> dict[str, int]:
+    """Writes the documents of a batch and returns how many token ids went to each split."""
+    added: dict[str, int] = dict.fromkeys(SPLITS, 0)
+    documents = batch.documents if batch else []
+    for (split, _), ids in zip(documents, encoder.encode([text for _, text in documents]), strict=True):
+        files[split].write(ids.tobytes())
+        added[split] += len(ids)
+    return added
+
+
+def _after(progress: Progress, index: int, batch: Batch | None, added: dict[str, int]) -> Progress:
+    """The progress after a batch of the stream with that index, or after its end for None."""
+    if batch is None:
+        return replace(progress, ended=[*progress.ended[:index], True, *progress.ended[index + 1 :]])
+    tokens = {split: progress.tokens[split] + num_added for split, num_added in added.items()}
+    cuts = dict(progress.cuts)
+    while tokens["train"] >= (level := LEVEL_TOKENS << len(cuts)):
+        cuts[str(level)] = tokens["validation"]
+    positions = [*progress.positions[:index], batch.position, *progress.positions[index + 1 :]]
+    return replace(progress, tokens=tokens, positions=positions, cuts=cuts)
+
+
+@contextmanager
+def _opened(folder: Path, progress: Progress, itemsize: int) -> Iterator[dict[Split, BinaryIO]]:
+    """The files of both splits, to append to what the progress records."""
+    with ExitStack() as stack:
+        files: dict[Split, BinaryIO] = {}
+        for split in SPLITS:
+            files[split] = stack.enter_context((folder / f"{split}.bin").open("ab"))
+            files[split].truncate(progress.tokens[split] * itemsize)
+        yield files
+
+
+def _record(folder: Path, files: dict[Split, BinaryIO], progress: Progress) -> None:
+    for file in files.values():
+        file.flush()
+        os.fsync(file.fileno())
+    replace_file(folder / PROGRESS_FILE, json.dumps(asdict(progress)))
+
+
+def _teller(source: Source, level: int, tell: Tell) -> Callable[[Progress, Batch | None], None]:
+    """Says now and then how far it is and when it will be done, by tokens or by the files read."""
+    goal = level + VALIDATION_TOKENS * any(stream.split == "validation" for stream in source.streams)
+    began = last = start = 0.0  # time of the first batch and of the last line; share after the first batch
+
+    def say(progress: Progress, batch: Batch | None) -> None:
+        nonlocal began, last, start
+        tokens = sum(progress.tokens.values())
+        read = batch.share if batch and batch.share and progress.tokens["train"] else 0.0
+        share = min(1.0, max(tokens / goal, read))
+        now = time.monotonic()
+        if not began:
+            began, last, start = now, now, share
+        if now - last >= TELL_EVERY_S and share > start:
+            last = now
+            left_s = (now - began) * (1 - share) / (share - start)
+            tell(f"preparing {source.name}: {tokens:,} tokens, {share:.0%}, ETA {format_seconds(left_s)}")
+
+    return say

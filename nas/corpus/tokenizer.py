@@ -1,0 +1,112 @@
+"""Documents to token ids, by the tokenizer that comes with a corpus or a byte-level BPE trained on it."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from nas.corpus.documents import GivenTokenizer, Source, texts
+
+END_OF_TEXT = "<|endoftext|>"  # follows every document, as in GPT-2
+TOKENIZER_BYTES = 100_000_000  # of training text that the tokenizer learns from: merges settle long before
+PIECE_CHARACTERS = 1 << 20  # longer documents are encoded in pieces of whole lines, which bounds memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoder:
+    """Texts to token ids.
+
+    name: with a digest of the tokenizer. end: the id that follows every document.
+    seq_len: None, or the length of the sequences that each document is cut into, tails dropped; every one comes with
+        the token after it, seq_len + 1 ids in all, and no end.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    end: int
+    seq_len: int | None
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.tokenizer.get_vocab_size())
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
+        return id_type(self.vocab_size)
+
+    def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger[Any]]]:
+        """The token ids of each document."""
+        pieces = [_pieces(text) for text in documents]
+        encodings = iter(
+            self.tokenizer.encode_batch([one for each in pieces for one in each], add_special_tokens=False)
+        )
+        return [self._cut([token for _ in each for token in next(encodings).ids]) for each in pieces]
+
+    def _cut(self, ids: list[int]) -> NDArray[np.unsignedinteger[Any]]:
+        if self.seq_len is None:
+            return np.asarray([*ids, self.end] if ids else [], dtype=self.dtype)
+        starts = np.arange(max(0, len(ids) - 1) // self.seq_len) * self.seq_len
+        return np.asarray(ids, dtype=self.dtype)[starts[:, None] + np.arange(self.seq_len + 1)].reshape(-1)
+
+
+def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | None) -> Encoder:
+    """Raises ValueError if the tokenizer is damaged, does not fit into the vocabulary or cannot end a document."""
+    try:
+        tokenizer = Tokenizer.from_str(given.json)
+    except Exception as error:  # the package raises plain Exception
+        raise ValueError(f"the tokenizer of {given.name} must be a whole tokenizer.json, but: {error}.") from None
+    size = tokenizer.get_vocab_size()
+    if vocab_size is not None and size > vocab_size:
+        raise ValueError(
+            f"the tokenizer of {given.name} has {size} entries, but the model's vocabulary only {vocab_size}; use the "
+            f"right tokenizer, or an architecture with a larger vocabulary."
+        )
+    if (end := tokenizer.token_to_id(given.end_of_text)) is None:
+        raise ValueError(f"the tokenizer of {given.name} must have the token {given.end_of_text}, but has not.")
+    name = f"{given.name}-{size}-{hashlib.sha256(given.json.encode()).hexdigest()[:8]}"
+    return Encoder(name=name, tokenizer=tokenizer, end=end, seq_len=seq_len)
+
+
+def trained_encoder(text: str, seq_len: int | None) -> Encoder:
+    """From the JSON that `train_tokenizer` returned."""
+    return given_encoder(GivenTokenizer(name="bpe", json=text, end_of_text=END_OF_TEXT), None, seq_len)
+
+
+def train_tokenizer(source: Source, vocab_size: int) -> str:
+    """Byte-level BPE on the train split alone, as JSON. Source: Radford et al. 2019, GPT-2, section 2.2."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_first_bytes(texts(source, "train"), TOKENIZER_BYTES), trainer)
+    return str(tokenizer.to_str())
+
+
+def id_type(vocab_size: int) -> np.dtype[np.unsignedinteger[Any]]:
+    """The smallest of two types that holds the ids of a vocabulary."""
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+
+
+def _first_bytes(documents: Iterable[str], num_bytes: int) -> Iterator[str]:
+    for document in documents:
+        if num_bytes <= 0:
+            return
+        num_bytes -= len(document.encode("utf-8", "surrogatepass"))
+        yield document
+
+
+def _pieces(text: str) -> list[str]:
+    pieces, start = [], 0
+    while len(text) - start > PIECE_CHARACTERS and (end := text.find("\n", start + PIECE_CHARACTERS) + 1):
+        pieces.append(text[start:end])
+        start = end
+    return [*pieces, text[start:]]

@@ -1,0 +1,1 @@
+"""The decoder in torch and its weights by node of the op graph."""

@@ -1,0 +1,114 @@
+"""Weight and spectral normalisation: linears whose weights are trained in a normalised form.
+
+A normalised linear stays where it is; its `weight` is computed from other parameters at every use, so that the model,
+its op graph and its price do not change. `nas.model.weights.deployed_weights` writes the weights out.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.parametrize import register_parametrization
+
+from nas.model.decoder import Decoder
+from nas.recipe.recipe import Normalisation, NormalisedLinears
+
+FIRST_ITERATIONS = 15  # of the power method, as torch.nn.utils.parametrizations.spectral_norm has it
+
+# Linears of a block, and how many of the three matrices of the packed one, by set.
+LINEARS: dict[NormalisedLinears, dict[str, int]] = {
+    "qk": {"attention.qkv": 2},
+    "ffn": {"ffn.up": 1, "ffn.down": 1, "ffn.fused": 1},
+    "qk+ffn": {"attention.qkv": 2, "ffn.up": 1, "ffn.down": 1, "ffn.fused": 1},
+    "qkv+ffn": {"attention.qkv": 3, "ffn.up": 1, "ffn.down": 1, "ffn.fused": 1},
+    "qkvo+ffn": {"attention.qkv": 3, "attention.out": 1, "ffn.up": 1, "ffn.down": 1, "ffn.fused": 1},
+}
+
+
+def normalise(model: Decoder, settings: Normalisation, generator: torch.Generator) -> None:
+    """Has the chosen linears of every layer trained in normalised form. Raises ValueError as `chosen_linears` does."""
+    for linear, num_matrices in chosen_linears(model, settings):
+        num_rows = num_matrices * model.architecture.d_model if num_matrices > 1 else linear.out_features
+        form = (
+            _WeightNorm(num_rows)
+            if settings.kind == "weight"
+            else _SpectralNorm(linear.weight[:num_rows].detach(), num_matrices, generator)
+        )
+        register_parametrization(linear, "weight", form)
+
+
+def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Linear, int]]:
+    """The linears whose weights are normalised, with how many matrices each holds on top of one another.
+
+    Raises ValueError for block `sas`, whose queries start at 0 and have no direction, or if no layer has such linears.
+    """
+    if model.architecture.block == "sas":
+        raise ValueError("normalisation of weights needs block 'gpt2' or 'pythia', but got 'sas'; leave it out.")
+    chosen = [
+        (linear, num_matrices)
+        for layer in model.layers
+        for name, num_matrices in LINEARS[settings.linears].items()
+        if isinstance(linear := dict(layer.named_modules()).get(name), nn.Linear)
+    ]
+    if not chosen:
+        raise ValueError(f"normalisation of {settings.linears!r} has nothing to act on: no layer has such linears.")
+    return chosen
+
+
+class _WeightNorm(nn.Module):
+    """The first rows are `gain * direction / |direction|`, row by row; the others are as they are.
+
+    Starts at the weight it is given. Source: Salimans and Kingma 2016, arXiv 1602.07868.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__()
+        self.num_rows = num_rows
+
+    def forward(self, gain: Tensor, direction: Tensor) -> Tensor:
+        rows = gain.unsqueeze(-1) * functional.normalize(direction[: self.num_rows], dim=-1)
+        return torch.cat((rows, direction[self.num_rows :]))
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return weight[: self.num_rows].norm(dim=-1), weight
+
+
+class _SpectralNorm(nn.Module):
+    """Each of the first matrices is divided by its largest singular value; rows after them are as they are.
+
+    The singular vectors follow the weights by one step of the power method in every forward pass that has gradients,
+    so that a validation changes nothing. Source: Miyato et al. 2018, arXiv 1802.05957, section 2.1.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(self, rows: Tensor, num_matrices: int, generator: torch.Generator) -> None:
+        """rows: of all matrices, on top of one another."""
+        super().__init__()
+        self.num_rows = len(rows)
+        matrices = rows.view(num_matrices, -1, rows.shape[-1])  # matrices x out x in
+        right = torch.empty(num_matrices, matrices.shape[-1], 1, dtype=rows.dtype)
+        self.register_buffer("right", functional.normalize(right.normal_(generator=generator), dim=1))
+        self.register_buffer("left", functional.normalize(matrices @ self.right, dim=1))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        matrices = self._matrices(weight)
+        if self.training and torch.is_grad_enabled():
+            self._follow(matrices.detach())
+        left, right = self.left.clone(), self.right.clone()  # the next forward pass overwrites them
+        largest = left.transpose(1, 2) @ matrices @ right  # matrices x 1 x 1
+        return torch.cat(((matrices / largest).flatten(0, 1), weight[self.num_rows :]))
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Of a weight that is put in: the first one, or that of another model, which needs singular vectors anew."""
+        for _ in range(FIRST_ITERATIONS):
+            self._follow(self._matrices(weight))
+        return weight
+
+    def _matrices(self, weight: Tensor) -> Tensor:
+        return weight[: self.num_rows].view(len(self.left), -1, weight.shape[-1])
+
+    @torch.no_grad()
+    def _follow(self, matrices: Tensor) -> None:
+        self.left.copy_(functional.normalize(matrices @ self.right, dim=1))
+        self.right.copy_(functional.normalize(matrices.transpose(1, 2) @ self.left, dim=1))

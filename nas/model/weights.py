@@ -1,0 +1,113 @@
+"""The weights of a decoder by node of its op graph: which there are, their shapes, how many, and their values."""
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+
+import torch
+from torch import Tensor
+from torch.nn.utils.parametrize import is_parametrized
+
+from costmodel import ops
+from costmodel.ops import Op
+from nas.model.decoder import Decoder
+from search_spaces.architecture import Architecture
+from search_spaces.lower import lower
+
+Shapes = dict[str, tuple[int, ...]]
+WEIGHTS_FILE = "weights.safetensors"
+
+
+def _linear(op: ops.Linear) -> Shapes:
+    weight: Shapes = {"weight": (op.out_features, op.in_features)}
+    return {**weight, "bias": (op.out_features,)} if op.bias else weight
+
+
+# Weights of each op type, by suffix to the node's name; an op that is not here has none.
+WEIGHT_SHAPES: dict[type, Callable[..., Shapes]] = {
+    ops.TokenEmbedding: lambda op: {"weight": (op.vocab, op.features)},
+    ops.PositionEmbedding: lambda op: {"weight": (op.rows, op.features)},
+    ops.LayerNorm: lambda op: {"weight": (op.features,), "bias": (op.features,)} if op.affine else {},
+    ops.Linear: _linear,
+    ops.Temperature: lambda op: {"weight": (op.heads, op.queries)},
+    ops.ShapedAttention: lambda op: {"identity": (op.heads,), "softmax": (op.heads,), "uniform": (op.heads,)},
+    ops.LeakyRelu: lambda op: {"slope": (1,)},
+    ops.ScaledAdd: lambda op: {"alpha": (), "beta": ()},
+    ops.VocabProjection: lambda op: {"weight": (op.vocab, op.features)},
+}
+
+
+def weight_shapes(op: Op) -> Shapes:
+    """The shapes of an op's weights; of a position or temperature table, the rows the op reads."""
+    return WEIGHT_SHAPES[type(op)](op) if type(op) in WEIGHT_SHAPES else {}
+
+
+def num_parameters(architecture: Architecture) -> int:
+    """Trained numbers of an architecture over its whole context, a tied output table counted once."""
+    graph = lower(architecture, architecture.context)
+    nodes = [node for node in graph if not (architecture.tied_embeddings and isinstance(node.op, ops.VocabProjection))]
+    return sum(torch.Size(shape).numel() for node in nodes for shape in weight_shapes(node.op).values())
+
+
+def deployed_weights(model: Decoder) -> dict[str, Tensor]:
+    """Detached weights by `<node>.<suffix>`, as an executor of the op graph reads them.
+
+    These are the state dict's tensors but for the temperatures, of which the state dict holds ln t and this t, and for
+    normalised weights, which are written out.
+    """
+    weights = {name: value.detach() for name, value in model.state_dict().items() if ".parametrizations." not in name}
+    for name in [name for name in weights if name.endswith(".temperature.log_weight")]:
+        weights[name.removesuffix("log_weight") + "weight"] = weights.pop(name).exp()
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if is_parametrized(module, "weight"):
+                weights[f"{name}.weight"] = module.weight.detach()
+    return weights
+
+
+@torch.no_grad()
+def load_deployed(model: Decoder, weights: Mapping[str, Tensor]) -> None:
+    """Sets weights from their deployed form, the inverse of `deployed_weights`; those that are not given stay.
+
+    Raises ValueError for a name or shape that is not the model's, or a weight that is not finite.
+    """
+    expected = deployed_weights(model)
+    for name, value in weights.items():
+        if name not in expected:
+            raise ValueError(f"weights must be those of the model, but it has no {name!r}.")
+        if value.shape != expected[name].shape:
+            raise ValueError(
+                f"weight {name!r} must have the shape {tuple(expected[name].shape)}, but has {tuple(value.shape)}."
+            )
+        if not value.isfinite().all():
+            raise ValueError(f"weights must be finite, but {name!r} holds NaN or infinity.")
+        path, _, suffix = name.rpartition(".")
+        module = model.get_submodule(path)
+        if hasattr(module, "log_weight"):
+            module.get_parameter("log_weight").copy_(value.log())
+        elif is_parametrized(module, suffix):
+            setattr(module, suffix, value.to(expected[name].dtype))
+        else:
+            getattr(module, suffix).copy_(value)
+
+
+def stored_weights(model: Decoder) -> dict[str, Tensor]:
+    """The state dict with every tensor once, as files keep it: a tied or shared parameter has one of its names."""
+    names = {name for name, _ in chain(model.named_parameters(), model.named_buffers())}
+    return {name: value for name, value in model.state_dict().items() if name in names}
+
+
+def load_stored(model: Decoder, weights: Mapping[str, Tensor]) -> None:
+    """Puts back what `stored_weights` gave. Raises ValueError for a name or shape that is not the model's."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    aliases = {name: names[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
+    state = {name: weights.get(aliases.get(name, name)) for name in model.state_dict()}
+    missing = [name for name, value in state.items() if value is None]
+    unknown = [name for name in weights if name not in state]
+    if missing or unknown:
+        raise ValueError(
+            f"weights must be those of the model, but {missing[:3]} are missing and {unknown[:3]} unknown."
+        )
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"weights must have the model's shapes, but: {' '.join(str(error).split())}") from None

@@ -1,0 +1,11 @@
+"""Versions of everything that a result may depend on."""
+
+import platform
+from importlib.metadata import version
+
+VERSIONED = ("private-inference-nas", "torch", "ray", "tokenizers", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Of everything a result may depend on."""
+    return {name: version(name) for name in VERSIONED} | {"python": platform.python_version()}

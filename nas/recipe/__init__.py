@@ -1,0 +1,1 @@
+"""What a candidate is and how it is trained; plain data."""

@@ -1,0 +1,59 @@
+"""A candidate, what a trial trains: a priced architecture and the recipe it is trained with."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from nas.recipe.papers import recipe_for
+from nas.recipe.recipe import Recipe, ScaleName, trained_architecture
+from search_spaces.architecture import Architecture, canonical
+from search_spaces.notation import Named, name_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """An architecture as it would be deployed (and is priced), and how it is trained."""
+
+    architecture: Architecture
+    recipe: Recipe
+
+    @property
+    def trained(self) -> Architecture:
+        """The architecture at the recipe's scale: the one whose weights are trained."""
+        return trained_architecture(self.architecture, self.recipe.scale)
+
+    @property
+    def name(self) -> str:
+        """The papers' name, or the placement, with EReg(...) around it if the recipe regularises entropy."""
+        return name_of(self.architecture, entropy_regularised=self.recipe.entropy is not None)
+
+
+def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
+    """The candidate as plain data."""
+    return {"architecture": canonical(candidate.architecture), "recipe": asdict(candidate.recipe)}
+
+
+def candidate_id(candidate: Candidate) -> str:
+    """Twelve hexadecimal digits that name an architecture together with its recipe: SHA-256 of the canonical form."""
+    text = json.dumps(canonical_candidate(candidate), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def trial_id(candidate: Candidate, *, seed: int, attempt: int = 0) -> str:
+    """A candidate trained once: `<candidate_id>-s<seed>-a<attempt>`, safe as a folder name.
+
+    Raises ValueError for a negative seed or attempt.
+    """
+    if seed < 0 or attempt < 0:
+        raise ValueError(f"`seed` and `attempt` must not be negative, but got {seed=}, {attempt=}.")
+    return f"{candidate_id(candidate)}-s{seed}-a{attempt}"
+
+
+def candidate_at(member: Named, scale: ScaleName, *, seq_len: int | None, tokens: int | None, data: str) -> Candidate:
+    """A member at a scale; None keeps the scale's own sequence length or tokens."""
+    changes: dict[str, Any] = {"seq_len": seq_len, "tokens": tokens}
+    given = {name: value for name, value in changes.items() if value is not None}
+    recipe = recipe_for(scale, data, entropy_regularised=member.entropy_regularised)
+    recipe = replace(recipe, scale=replace(recipe.scale, **given))
+    return Candidate(architecture=member.architecture, recipe=recipe)

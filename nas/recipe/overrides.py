@@ -1,0 +1,105 @@
+"""What a user changes in the recipe that a scale and its data come with. Nothing stated, nothing changed."""
+
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from nas.recipe.recipe import EntropyMaximum, PenaltyForm, Precision, Recipe, Schedule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScaleChanges:
+    """Changes to the scale.
+
+    Args:
+        head_dim: features per head of the trained model.
+        vocab_size: entries of the tokenizer.
+        batch: sequences per optimizer step.
+        micro_batch: sequences per forward pass, a divisor of it; fewer need less memory.
+        learning_rate: its peak.
+        warmup_share: share of the steps before the peak.
+        validation_tokens: at most this many.
+    """
+
+    head_dim: int | None = None
+    vocab_size: int | None = None
+    batch: int | None = None
+    micro_batch: int | None = None
+    learning_rate: float | None = None
+    warmup_share: float | None = None
+    validation_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntropyChanges:
+    """Changes to the entropy regulariser of an EReg candidate.
+
+    Args:
+        form: mean (Algorithm 1 of the paper) or published-code, which sums over rows and sequences.
+        maximum: ln-t, or causal, what each row can reach.
+        weight: factor of the penalty in the loss.
+        warmup_share: share of the steps over which the weight rises to that.
+        margin: half the width of the band that is not penalised, in units of the largest entropy.
+        threshold_init: its centre at the start.
+    """
+
+    form: PenaltyForm | None = None
+    maximum: EntropyMaximum | None = None
+    weight: float | None = None
+    warmup_share: float | None = None
+    margin: float | None = None
+    threshold_init: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeChanges:
+    """Changes to how a candidate is trained.
+
+    Args:
+        schedule: how the learning rate falls after warm-up.
+        final_rate_share: last learning rate over the peak.
+        beta1: AdamW's decay of the mean gradient.
+        beta2: AdamW's decay of the mean squared gradient.
+        eps: AdamW's smallest denominator.
+        weight_decay: of the weights of linears and tables.
+        clip_norm: largest norm of the whole gradient.
+        temperature_init: first value of every learned softmax temperature.
+        precision: of products; what is stored stays in single precision.
+    """
+
+    scale: ScaleChanges = ScaleChanges()
+    entropy: EntropyChanges = EntropyChanges()
+    schedule: Schedule | None = None
+    final_rate_share: float | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    eps: float | None = None
+    weight_decay: float | None = None
+    clip_norm: float | None = None
+    temperature_init: float | None = None
+    precision: Precision | None = None
+
+
+def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
+    """The recipe with its changes.
+
+    Raises ValueError for a value out of its range, or changes of a regulariser that is not there.
+    """
+    if recipe.entropy is None and _stated(changes.entropy):
+        names = ", ".join(_stated(changes.entropy))
+        raise ValueError(f"changes of the regulariser ({names}) need an architecture named EReg(...).")
+    if changes.entropy.form == "published-code" and changes.entropy.weight is None:
+        raise ValueError(
+            "form=published-code needs a weight of its own, such as the papers' 1e-5, since it adds up over rows and "
+            "sequences; state --recipe.entropy.weight."
+        )
+    return replace(
+        recipe,
+        scale=replace(recipe.scale, **_stated(changes.scale)),
+        entropy=recipe.entropy and replace(recipe.entropy, **_stated(changes.entropy)),
+        **_stated(changes),
+    )
+
+
+def _stated(changes: ScaleChanges | EntropyChanges | RecipeChanges) -> dict[str, Any]:
+    values = {field.name: getattr(changes, field.name) for field in fields(changes)}
+    return {name: value for name, value in values.items() if value is not None and not is_dataclass(value)}

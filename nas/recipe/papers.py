@@ -1,0 +1,50 @@
+"""How the papers trained on each of their corpora: what `--scale paper` means there."""
+
+import math
+from dataclasses import replace
+
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, ScaleName
+
+# Source: arXiv 2410.13060 and its training code. Not stated there: betas.
+CODEPARROT = Recipe(
+    scale=SCALES["paper"],
+    data="codeparrot",
+    schedule="linear",
+    final_rate_share=0.0,
+    temperature_init=1e-2,  # arXiv 2501.03489
+)
+
+# Source: arXiv 2501.03489 and the Languini Kitchen it trains with (arXiv 2309.11197); the shortest of its three runs.
+LANGUINI = Recipe(
+    scale=replace(
+        SCALES["paper"],
+        vocab_size=16_384,
+        seq_len=512,
+        tokens=18_265 * 128 * 512,
+        batch=128,
+        learning_rate=6e-4,
+        warmup_share=200 / 18_265,
+    ),
+    data="languini",
+    schedule="cosine",
+    final_rate_share=0.01,
+    weight_decay=0.0,
+    clip_norm=math.inf,  # gradients are not clipped
+    temperature_init=1e-1,
+)
+
+PAPER_RECIPES = {recipe.data: recipe for recipe in (CODEPARROT, LANGUINI)}
+
+# The papers' weights of the regulariser, 1e-5 and 5e-5, as their code applies them: summed over the rows of a batch.
+PAPER_PENALTIES = {
+    "codeparrot": EntropyRegularisation(weight=1e-5 * 128 * 128),
+    "languini": EntropyRegularisation(weight=5e-5 * 128 * 512),
+}
+
+
+def recipe_for(scale: ScaleName, data: str, *, entropy_regularised: bool) -> Recipe:
+    """The recipe of a scale on some data: at scale `paper` the papers', for their corpora and local copies of them."""
+    corpus = data.partition(":")[0] if scale == "paper" else ""
+    recipe = PAPER_RECIPES.get(corpus, Recipe(scale=SCALES[scale]))
+    penalty = PAPER_PENALTIES.get(corpus, EntropyRegularisation()) if entropy_regularised else None
+    return replace(recipe, data=data, entropy=penalty)

@@ -1,0 +1,249 @@
+"""What a candidate is trained with: scale, optimizer, schedule, entropy regularisation. None of it changes the price.
+
+A `Recipe` holds its scale in full, not by name, so that two recipes with equal content train alike on any version.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from search_spaces.architecture import Architecture, scaled
+
+ScaleName = Literal["smoke", "proxy", "gpu", "paper"]
+Schedule = Literal["cosine", "linear"]
+Precision = Literal["float32", "bfloat16"]
+SlopeSharing = Literal["layer", "global"]
+NormalisedLinears = Literal["qk", "ffn", "qk+ffn", "qkv+ffn", "qkvo+ffn"]
+PenaltyForm = Literal["mean", "published-code"]
+EntropyMaximum = Literal["ln-t", "causal"]
+
+MAX_SEED = 2**63 - 1  # torch's generators take 64 bits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """How large, how long and how fast a candidate is trained.
+
+    head_dim: features per head of the trained model, whose width is heads x head_dim; None keeps the architecture's.
+    vocab_size: entries of the tokenizer; None keeps the architecture's.
+    seq_len: tokens per sequence.
+    tokens: training tokens of a run at full fidelity.
+    batch: sequences per optimizer step; micro_batch: sequences per forward pass, a divisor of it.
+    learning_rate: its peak, after warmup_share of the steps.
+    rungs: shares of the tokens at which the model is validated, ending with 1.
+    validation_tokens: at most this many, evenly spread over the validation split.
+
+    Raises ValueError if a number is out of its range.
+    """
+
+    name: ScaleName
+    head_dim: int | None
+    vocab_size: int | None
+    seq_len: int
+    tokens: int
+    batch: int
+    micro_batch: int
+    learning_rate: float
+    warmup_share: float = 0.05  # arXiv 2410.13060's training code: 5 % of the steps
+    rungs: tuple[float, ...] = (0.25, 0.5, 1.0)  # two chances to stop a dominated trial, each halving its cost
+    validation_tokens: int
+
+    def __post_init__(self) -> None:
+        for name in ("head_dim", "vocab_size", "seq_len", "tokens", "batch", "micro_batch", "validation_tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"`{name}` of a scale must be at least 1, but got {value}.")
+        if self.batch % self.micro_batch:
+            raise ValueError(f"`micro_batch` must divide `batch`, but got {self.micro_batch} and {self.batch}.")
+        if not self.learning_rate > 0 or not 0 <= self.warmup_share < 1:
+            raise ValueError(
+                f"`learning_rate` must be positive and `warmup_share` in [0, 1), "
+                f"but got {self.learning_rate} and {self.warmup_share}."
+            )
+        if not self.rungs or self.rungs[-1] != 1 or list(self.rungs) != sorted(set(self.rungs)) or self.rungs[0] <= 0:
+            raise ValueError(f"`rungs` must rise from above 0 to 1, but got {self.rungs}.")
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of a run at full fidelity: the tokens, rounded up to whole batches."""
+        return -(-self.tokens // (self.batch * self.seq_len))
+
+    @property
+    def rung_steps(self) -> tuple[int, ...]:
+        """The step after which each rung is due; two rungs never share one."""
+        steps = [max(1, round(share * self.num_steps)) for share in self.rungs]
+        return tuple(sorted(set(steps)))
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps before the peak of the learning rate."""
+        return math.ceil(self.warmup_share * self.num_steps)
+
+
+SCALES: dict[ScaleName, Scale] = {
+    # Seconds on one core: for tests and for trying a command out.
+    "smoke": Scale(
+        name="smoke",
+        head_dim=4,
+        vocab_size=512,
+        seq_len=32,
+        tokens=8_192,
+        batch=8,
+        micro_batch=8,
+        learning_rate=3e-3,
+        validation_tokens=2_048,
+    ),
+    # A laptop CPU: depth, heads and placement of the real model, everything else narrow. Chosen for ranking published
+    # rows as the papers do (`python -m experiments run fidelity` and `fidelity-levers`): tokens count most, and these
+    # keep a search of 20 candidates under 15 minutes on 2 cores. Rate, batch, context and vocabulary move the order by
+    # a pair or two; 1.2e-2 diverges.
+    "proxy": Scale(
+        name="proxy",
+        head_dim=8,
+        vocab_size=512,
+        seq_len=128,
+        tokens=524_288,
+        batch=4,
+        micro_batch=4,
+        learning_rate=6e-3,
+        validation_tokens=16_384,
+    ),
+    # One GPU, under an hour a candidate by arithmetic; not measured yet.
+    "gpu": Scale(
+        name="gpu",
+        head_dim=32,
+        vocab_size=16_384,
+        seq_len=128,
+        tokens=200_000_000,
+        batch=256,
+        micro_batch=128,
+        learning_rate=1e-3,
+        validation_tokens=1_048_576,
+    ),
+    # Source: arXiv 2410.13060, training code: 65,536 tokens a step, 2.1e9 tokens, AdamW at 1e-3.
+    "paper": Scale(
+        name="paper",
+        head_dim=None,
+        vocab_size=None,
+        seq_len=128,
+        tokens=2_100_000_000,
+        batch=512,
+        micro_batch=32,
+        learning_rate=1e-3,
+        validation_tokens=4_194_304,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntropyRegularisation:
+    """Pulls every head's attention entropy into a band around a learned share of its largest value E_max, in nats.
+
+    form: `mean` penalises a head's mean entropy and averages over sequences, heads and layers (Algorithm 1 of the
+        paper, independent of batch and length); `published-code` is what the authors' code does, which penalises
+        every query row and sums over rows and sequences, so that its weight means less the smaller the batch. Every
+        recipe of this toolkit takes `mean`.
+    maximum: E_max. `ln-t`, as in the paper, is ln(seq_len) for every row; `causal` is what a row can reach, ln i for
+        row i, and ln(T!) / T for a head's mean.
+    weight: lambda, the factor of the penalty in the loss.
+    warmup_share: share of the steps over which the weight rises linearly from 0 to that; 0 for a constant weight.
+    margin: gamma, half the width of the band in units of E_max. threshold_init: theta, its centre, learned.
+
+    Source: arXiv 2501.03489, Algorithm 1.
+    """
+
+    form: PenaltyForm = "mean"
+    maximum: EntropyMaximum = "ln-t"
+    weight: float = 0.16  # the paper's 1e-5 as its code applies it, summed over 128 rows x 128 sequences
+    warmup_share: float = 0.0  # arXiv 2501.03489 has no schedule
+    margin: float = 0.20  # arXiv 2501.03489, section 5
+    threshold_init: float = 0.36  # not stated; the middle of the learned values 0.20 to 0.52 printed there
+
+    def weight_at(self, step: int, num_steps: int) -> float:
+        """The weight in step 0, 1, ... of a run."""
+        rising = self.warmup_share * num_steps
+        return self.weight * min(1.0, (step + 1) / rising) if rising else self.weight
+
+    def __post_init__(self) -> None:
+        shares = (self.warmup_share, self.margin, self.threshold_init)
+        if not (self.weight >= 0 and all(0 <= share <= 1 for share in shares)):
+            raise ValueError(
+                f"entropy regularisation needs `weight` >= 0 and `warmup_share`, `margin`, `threshold_init` in [0, 1], "
+                f"but got {self.weight}, {self.warmup_share}, {self.margin}, {self.threshold_init}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Normalisation:
+    """Trains linears through a normalised form of their weights, which is computed once for the deployed model.
+
+    kind: `weight` learns the length of every row apart from its direction; `spectral` keeps the largest singular
+        value of every matrix at 1.
+    linears: whose weights; q, k, v and o are queries, keys, values and output of attention.
+
+    Source: arXiv 2410.13060, table of normalised FFNs and attention; Salimans and Kingma 2016, arXiv 1602.07868;
+    Miyato et al. 2018, arXiv 1802.05957.
+    """
+
+    kind: Literal["weight", "spectral"]
+    linears: NormalisedLinears = "ffn"  # the best set in the source's table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """Everything about training that leaves the deployed model's price unchanged.
+
+    entropy: the entropy regulariser, or None to train on cross-entropy alone.
+    data: `stdlib`, `codeparrot`, `languini` or a path.
+    normalisation: of the weights of linears, or None.
+    slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
+    temperature_init: first value of every learned softmax temperature.
+    clip_norm: largest norm of the whole gradient. final_rate_share: last learning rate over the peak.
+
+    Raises ValueError if a number is out of its range.
+    """
+
+    scale: Scale = SCALES["proxy"]
+    data: str = "stdlib"
+    entropy: EntropyRegularisation | None = None
+    normalisation: Normalisation | None = None
+    slopes: SlopeSharing = "layer"
+    schedule: Schedule = "cosine"
+    final_rate_share: float = 0.1  # Hoffmann et al. 2022, arXiv 2203.15556, section 3: cosine to a tenth
+    beta1: float = 0.9
+    beta2: float = 0.95  # arXiv 2501.03489's Languini runs
+    eps: float = 1e-8  # torch's default
+    weight_decay: float = 0.1  # arXiv 2410.13060's training code; not on biases, norms and scalars
+    clip_norm: float = 1.0  # arXiv 2410.13060's training code
+    temperature_init: float = 0.1  # arXiv 2501.03489, Languini; its 1e-2 for CodeParrot trains a proxy worse
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("eps", "clip_norm", "temperature_init"):
+            if not (value := getattr(self, name)) > 0:
+                raise ValueError(f"`{name}` of a recipe must be positive, but got {value}.")
+        if not 0 <= self.final_rate_share <= 1:
+            raise ValueError(
+                f"`final_rate_share` of a recipe must be between 0 and 1, but got {self.final_rate_share}."
+            )
+        for name in ("beta1", "beta2"):
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise ValueError(f"`{name}` of a recipe must be at least 0 and below 1, but got {value}.")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"`weight_decay` must not be negative, but got {self.weight_decay}.")
+
+
+def trained_architecture(architecture: Architecture, scale: Scale) -> Architecture:
+    """The architecture that is really trained: same depth, heads and placement at the scale's width and vocabulary.
+
+    Raises ValueError if the architecture's own context is shorter than the scale's sequences.
+    """
+    width = architecture.d_model if scale.head_dim is None else architecture.num_heads * scale.head_dim
+    vocab_size = architecture.vocab_size if scale.vocab_size is None else scale.vocab_size
+    if architecture.context < scale.seq_len:
+        raise ValueError(
+            f"the context must cover a sequence of scale {scale.name!r}, but got "
+            f"context={architecture.context}, seq_len={scale.seq_len}."
+        )
+    if scale.head_dim is None:
+        return replace(architecture, vocab_size=vocab_size)
+    return scaled(architecture, d_model=width, vocab_size=vocab_size, context=scale.seq_len)

@@ -1,0 +1,197 @@
+"""Data of the cost figures: what networks do to latency, and where latency and bytes come from. No drawing."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from costmodel import ops
+from costmodel.cost import Price, total
+from costmodel.estimate import Pricer
+from costmodel.network import NETWORKS
+from costmodel.ops import Node, Op
+from costmodel.protocols.derived import Derived
+from nas.report.front_figures import LONGEST_NAME
+from nas.results.ledger import Record
+from search_spaces.architecture import Architecture, arch_id
+from search_spaces.lower import lower
+from search_spaces.notation import name_of, parse
+
+MOST_MEMBERS, MOST_BASELINES = 5, 2  # more curves than seven cannot be told apart
+PROBE_BITS_PER_S = 1e6  # any finite bandwidth tells how many bits are waited for
+BANDWIDTHS_BITS_PER_S = tuple(float(value) for value in np.geomspace(1e7, 1e11, 41))
+RTTS_S = tuple(float(value) for value in np.geomspace(1e-5, 1.0, 51))
+SMALL_SHARE = 0.01  # kinds of op below this share of every bar are drawn together
+
+# op type -> what it is called in the legend; a type without an entry is called by its own name
+KINDS: dict[type[Op], str] = {
+    ops.TokenEmbedding: "embedding",
+    ops.PositionEmbedding: "embedding",
+    ops.LayerNorm: "LayerNorm",
+    ops.Linear: "linear",
+    ops.AttentionScores: "attention products",
+    ops.AttentionMix: "attention products",
+    ops.Softmax: "softmax",
+    ops.Temperature: "temperature",
+    ops.Gelu: "GELU",
+    ops.Relu: "ReLU",
+    ops.LeakyRelu: "leaky ReLU",
+    ops.Add: "residual",
+    ops.ScaledAdd: "scaled residual",
+    ops.VocabProjection: "vocabulary",
+}
+OTHER = "other"
+
+
+class Curve(NamedTuple):
+    """The latency of one architecture at every value of an axis, in seconds."""
+
+    name: str
+    latency_s: tuple[float, ...]
+
+
+class SensitivityFigure(NamedTuple):
+    """Latency against each property of the network, the other one kept. presets: (name, bandwidth, RTT)."""
+
+    title: str
+    bandwidth_bits_per_s: float
+    rtt_s: float
+    bandwidths: tuple[float, ...]
+    by_bandwidth: tuple[Curve, ...]
+    rtts_s: tuple[float, ...]
+    by_rtt: tuple[Curve, ...]
+    presets: tuple[tuple[str, float, float], ...]
+
+
+class Stack(NamedTuple):
+    """One measure of all architectures: parts x architectures, in the order of the figure's names."""
+
+    title: str
+    parts: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+
+
+class BreakdownFigure(NamedTuple):
+    """Latency (s) and bytes of each architecture, by kind of op and by layer."""
+
+    title: str
+    names: tuple[str, ...]
+    latency_by_kind: Stack
+    latency_by_layer: Stack
+    bytes_by_kind: Stack
+    bytes_by_layer: Stack
+
+
+def chosen(members: Sequence[Record], baselines: Iterable[Record], base: Architecture) -> dict[str, Architecture]:
+    """What to draw, by label: of a front both ends and as many between, evenly; and the first baselines.
+
+    Recipes have no price, so `EReg(X)` and X are one.
+    """
+    front = list({record.arch_id: record for record in members}.values())
+    places = np.linspace(0, len(front) - 1, min(len(front), MOST_MEMBERS)).round().astype(int)
+    others = list({record.arch_id: record for record in baselines}.values())[:MOST_BASELINES]
+    architectures = [parse(one.notation, base).architecture for one in [*(front[place] for place in places), *others]]
+    return {_label(architecture): architecture for architecture in architectures}
+
+
+def sensitivity_figure(architectures: dict[str, Architecture], pricer: Derived, seq_len: int) -> SensitivityFigure:
+    """Latency of each architecture against bandwidth and against RTT."""
+    probe = replace(pricer.link, bandwidth_bits_per_s=PROBE_BITS_PER_S, rtt_s=0.0)
+    price = cache(replace(pricer, link=probe).price)
+    parts = {name: total(map(price, _ops(one, seq_len))) for name, one in architectures.items()}
+    bandwidth, rtt_s = pricer.link.bandwidth_bits_per_s, pricer.link.rtt_s
+    return SensitivityFigure(
+        title=f"protocol {pricer.protocol}, T={seq_len}, {pricer.link.duplex} duplex; set-up included",
+        bandwidth_bits_per_s=bandwidth,
+        rtt_s=rtt_s,
+        bandwidths=BANDWIDTHS_BITS_PER_S,
+        by_bandwidth=_curves(parts, [(value, rtt_s) for value in BANDWIDTHS_BITS_PER_S]),
+        rtts_s=RTTS_S,
+        by_rtt=_curves(parts, [(bandwidth, value) for value in RTTS_S]),
+        presets=tuple((one.name, one.bandwidth_bits_per_s, one.rtt_s) for one in NETWORKS.values()),
+    )
+
+
+def breakdown_figure(architectures: dict[str, Architecture], pricer: Pricer, seq_len: int) -> BreakdownFigure:
+    """Where the latency and the bytes of each architecture come from."""
+    price = cache(pricer.price)
+    priced = [[(node, price(node.op)) for node in lower(one, seq_len)] for one in architectures.values()]
+    network = f" on {pricer.network}" if pricer.network else ""
+
+    def stacked(title: str, measure: str, part: Callable[[Node], str], *, joined: bool) -> Stack:
+        stack = _stack(title, priced, measure, part)
+        return _small_joined(stack) if joined else stack
+
+    return BreakdownFigure(
+        title=f"protocol {pricer.protocol}{network}, T={seq_len}",
+        names=tuple(architectures),
+        latency_by_kind=stacked("latency by kind of op", "latency_s", _kind, joined=True),
+        latency_by_layer=stacked("latency by layer", "latency_s", _layer, joined=False),
+        bytes_by_kind=stacked("communication by kind of op", "sent_bytes", _kind, joined=True),
+        bytes_by_layer=stacked("communication by layer", "sent_bytes", _layer, joined=False),
+    )
+
+
+def _stack(
+    title: str, priced: Sequence[Sequence[tuple[Node, Price]]], measure: str, part: Callable[[Node], str]
+) -> Stack:
+    sums = [dict[str, float]() for _ in priced]
+    for nodes, known in zip(priced, sums, strict=True):
+        for node, price in nodes:
+            known[part(node)] = known.get(part(node), 0.0) + getattr(price, measure)
+    names = dict.fromkeys(name for known in sums for name in known)
+    return Stack(
+        title=title,
+        parts=tuple(names),
+        values=tuple(tuple(known.get(name, 0.0) for known in sums) for name in names),
+    )
+
+
+def _small_joined(stack: Stack) -> Stack:
+    """The parts that are small in every bar as one, at the end; the rest largest first."""
+    values = np.array(stack.values)
+    largest = (values / np.maximum(values.sum(axis=0), 1e-300)).max(axis=1)
+    kept = [row for row in np.argsort(-largest, kind="stable") if largest[row] >= SMALL_SHARE]
+    rest = values.sum(axis=0) - values[kept].sum(axis=0)
+    return Stack(
+        title=stack.title,
+        parts=(*(stack.parts[row] for row in kept), *([OTHER] if len(kept) < len(stack.parts) else [])),
+        values=(
+            *(stack.values[row] for row in kept),
+            *([tuple(rest.tolist())] if len(kept) < len(stack.parts) else []),
+        ),
+    )
+
+
+def _curves(parts: dict[str, Price], links: Sequence[tuple[float, float]]) -> tuple[Curve, ...]:
+    """Latency at each (bandwidth, RTT), from prices on the probe."""
+    return tuple(
+        Curve(name=name, latency_s=tuple(_latency_s(price, *link) for link in links)) for name, price in parts.items()
+    )
+
+
+def _latency_s(price: Price, bandwidth_bits_per_s: float, rtt_s: float) -> float:
+    assert price.compute_s is not None
+    assert price.network_s is not None
+    assert price.rounds is not None
+    wire_s = price.network_s * PROBE_BITS_PER_S / bandwidth_bits_per_s
+    return price.compute_s + wire_s + price.rounds * rtt_s / 2
+
+
+def _ops(architecture: Architecture, seq_len: int) -> list[Op]:
+    return [node.op for node in lower(architecture, seq_len)]
+
+
+def _kind(node: Node) -> str:
+    return KINDS.get(type(node.op), type(node.op).__name__)
+
+
+def _layer(node: Node) -> str:
+    return str(node.layer)
+
+
+def _label(architecture: Architecture) -> str:
+    name = name_of(architecture)
+    return name if len(name) <= LONGEST_NAME else arch_id(architecture)

@@ -1,0 +1,90 @@
+"""A finished run under other prices, as a table and lines: what is compared, and which picks survive."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from costmodel.config.units import format_bytes, format_seconds
+from costmodel.cost import Budget
+from nas.results.front import point
+from nas.results.ledger import Record
+from nas.results.pareto import dominates, knee
+from nas.results.reprice import WhatIf, fate
+from search_spaces.budget.feasible import format_budget
+
+
+def what_if_table(found: WhatIf) -> Table:
+    """The members of either front, cheapest first, at both prices."""
+    old = {record.trial_id: record for record in found.trials}
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "arch_id", "architecture", "perplexity", "latency", "then", "sent", "then", "front"):
+        table.add_column(
+            heading,
+            no_wrap=heading != "architecture",
+            overflow="fold",
+            justify="right" if heading in ("perplexity", "latency", "then", "sent") else "left",
+        )
+    for number, member in enumerate(found.shown, 1):
+        before = old[member.trial_id]
+        table.add_row(
+            str(number),
+            member.arch_id,
+            member.notation + (" (baseline)" if member.role == "baseline" else ""),
+            f"{member.perplexity:.2f}",
+            *(format_seconds(one.latency_s) for one in (member, before)),
+            *(format_bytes(one.sent_bytes) for one in (member, before)),
+            _said(found, member),
+        )
+    return table
+
+
+def what_if_lines(found: WhatIf) -> list[str]:
+    """What is compared, and which picks survive."""
+    lines = [
+        f"then: {found.title_before}, within {format_budget(found.budget_before)} a token",
+        f"now:  {found.title_after}, {_bounded(found.budget_after)}",
+    ]
+    if found.seq_len_after != found.seq_len_before:
+        lines.append(
+            f"note: perplexities are of T={found.seq_len_before}, at which all trials were trained, "
+            f"not of T={found.seq_len_after}"
+        )
+    names = {one.trial_id for one in found.after}
+    stay = sum(one.trial_id in names for one in found.before)
+    lines.append(f"front: {stay} of {len(found.before)} members stay, {len(found.after) - stay} enter")
+    if not found.after:
+        cheapest = min(found.repriced, key=point)
+        lines.append(
+            f"no completed trial is within the budget; the cheapest, {cheapest.notation}, costs "
+            f"{format_seconds(cheapest.latency_s)} and {format_bytes(cheapest.sent_bytes)}"
+        )
+        return lines
+    return lines + _pick_lines(found)
+
+
+def _pick_lines(found: WhatIf) -> list[str]:
+    lines = []
+    for choice in ("knee", "best"):
+        before, after = (_picked(side, choice) for side in (found.before, found.after))
+        same = "as then" if before and after.trial_id == before.trial_id else ""
+        then = f"{before.arch_id} {before.notation} then" if before else "none then"
+        lines.append(f"{choice}: {after.arch_id} {after.notation}, {same or then}")
+    return lines
+
+
+def _picked(members: Sequence[Record], choice: str) -> Record:
+    points = [point(member) for member in members]
+    return members[knee(points) if choice == "knee" else min(range(len(points)), key=lambda index: points[index][1])]
+
+
+def _said(found: WhatIf, member: Record) -> str:
+    """The fate, and of a dominated member by whom."""
+    outcome = fate(found, member)
+    if outcome != "dominated":
+        return outcome
+    better = next(one for one in found.after if dominates(point(one), point(member)))
+    return f"dominated by {found.shown.index(better) + 1}"
+
+
+def _bounded(budget: Budget) -> str:
+    return "no budget" if budget == Budget() else f"within {format_budget(budget)} a token"

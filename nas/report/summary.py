@@ -1,0 +1,91 @@
+"""The last lines of a search: what came out, at what scale, how far from the papers, and where it lies."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+
+from costmodel.config.units import format_bytes, format_seconds
+from costmodel.cost import Budget
+from costmodel.protocols.published_rows import published_rows
+from nas.results import ledger
+from nas.results.front import crosses, front
+from nas.results.ledger import Record
+from search_spaces.budget.feasible import format_budget
+
+FEW = 4  # a front of fewer members is said to be one
+
+
+def closing_lines(
+    records: Sequence[Record], budget: Budget, *, num_layers: int, seq_len: int, folder: Path, plots: Iterable[Path]
+) -> list[str]:
+    """Only what this run established, in order: front, baselines, order against the papers, scale, places."""
+    members = front(records, budget)
+    done = ledger.completed(records)
+    lines = [
+        f"front: {len(members)} {'member' if len(members) == 1 else 'members'} within {format_budget(budget)} per token"
+    ]
+    lines += [f"  {_described(member)}{_doubt(member, budget)}" for member in members]
+    if len(members) < FEW:
+        lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
+    lines += _baseline_lines(done, members)
+    lines += _order_lines(done, num_layers, seq_len)
+    example = done[0]
+    lines.append(
+        f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens a candidate, one seed; "
+        f"perplexities are of {example.tokenizer}, {example.split}, and of this scale only"
+    )
+    lines.append(f"plot: {', '.join(map(str, plots))}")
+    lines.append(f"front: {folder / 'pareto.csv'}; configs: {folder / 'architectures'}/")
+    return lines
+
+
+def _described(record: Record) -> str:
+    return (
+        f"{record.arch_id} {record.notation}: perplexity {record.perplexity:.2f}, "
+        f"{format_seconds(record.latency_s)}, {format_bytes(record.sent_bytes)}"
+    )
+
+
+def _doubt(record: Record, budget: Budget) -> str:
+    """Says so where the price is within budget only for some of the coefficients the data allow."""
+    if not crosses(record, budget) or record.latency_s_range is None:
+        return ""
+    low, high = record.latency_s_range
+    return f" (its range, {format_seconds(low)} to {format_seconds(high)}, crosses the budget)"
+
+
+def _baseline_lines(done: Sequence[Record], members: Sequence[Record]) -> list[str]:
+    """Each baseline with the gap of the best candidate within budget, whatever its sign."""
+    losses = [member.val_loss for member in members if member.val_loss is not None]
+    lines = []
+    for baseline in (record for record in done if record.role == "baseline"):
+        text = f"baseline outside the budget: {_described(baseline)}"
+        if losses and baseline.perplexity:
+            best = min(member.perplexity for member in members if member.perplexity is not None)
+            text += f"; best in budget is {best / baseline.perplexity - 1:+.1%} in perplexity"
+        lines.append(text)
+    return lines
+
+
+def _order_lines(done: Sequence[Record], num_layers: int, seq_len: int) -> list[str]:
+    """Says so where this run orders published rows otherwise than the papers do."""
+    printed = {
+        row.notation: row.perplexity
+        for row in published_rows()
+        if (row.num_layers, row.seq_len) == (num_layers, seq_len) and row.perplexity is not None
+    }
+    ours = {record.notation: record.perplexity for record in done if record.notation in printed and record.perplexity}
+    pairs = list(combinations(ours, 2))
+    swapped = [(one, other) for one, other in pairs if (ours[one] - ours[other]) * (printed[one] - printed[other]) < 0]
+    if not swapped:
+        return []
+    return [
+        f"note: the order differs from the papers' in {len(swapped)} of {len(pairs)} pairs of published rows:",
+        f"  here:   {_ascending(ours)}",
+        f"  papers: {_ascending({name: printed[name] for name in ours})}",
+    ]
+
+
+def _ascending(perplexities: Mapping[str, float]) -> str:
+    ordered = sorted(perplexities.items(), key=lambda item: item[1])
+    return " < ".join(f"{name} {perplexity:.4g}" for name, perplexity in ordered)

@@ -1,0 +1,1 @@
+"""What a run has found: its ledger, its front, its prices anew. Neither torch nor ray."""

@@ -1,0 +1,158 @@
+"""The ledger of a run: `trials.jsonl`, append-only, one JSON record a line, the only source of truth.
+
+A record is flushed to disk before the run goes on, so a killed run loses at most the line it was writing; that
+torn line is dropped, with a warning, when the ledger is opened again.
+"""
+
+import csv
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from costmodel.config.schema import decode
+
+SCHEMA_VERSION = 1
+FILE_NAME = "trials.jsonl"
+
+Event = Literal["started", "rung", "finished"]
+Status = Literal["running", "completed", "stopped", "diverged", "failed"]
+Role = Literal["candidate", "baseline"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One event of one trial. None is not known (yet); a non-finite number is never written.
+
+    index, generation: place of the trial in the order of proposals, independent of arrival.
+    role: a `baseline` is trained for comparison only and may lie outside the budget.
+    rung: index of the fidelity rung a `rung` record belongs to.
+    val_loss: nats per token of the named tokenizer and split; perplexity = exp(val_loss).
+    entropy: mean attention entropy per layer and head, nats.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    event: Event
+    trial_id: str
+    candidate_id: str
+    arch_id: str
+    notation: str
+    placement: str
+    entropy_regularised: bool
+    index: int
+    generation: int
+    role: Role
+    status: Status
+    reason: str | None = None
+    scale: str
+    width: int
+    rung: int | None = None
+    steps: int = 0
+    tokens: int = 0
+    corpus: str
+    tokenizer: str
+    split: str
+    val_loss: float | None = None
+    perplexity: float | None = None
+    protocol: str
+    network: str | None
+    cost_model_id: str
+    rounds: int | None
+    sent_bytes: float
+    latency_s: float
+    latency_s_range: tuple[float, float] | None
+    entropy: tuple[tuple[float, ...], ...] | None = None
+    flags: tuple[str, ...] = ()
+    seed: int
+    seconds: float = 0.0
+    versions: dict[str, str]
+
+    def __post_init__(self) -> None:
+        if self.schema_version != SCHEMA_VERSION:
+            raise ValueError(
+                f"`schema_version` must be {SCHEMA_VERSION}, but got {self.schema_version}; "
+                f"read this run with the version of the toolkit that wrote it."
+            )
+        for name in ("val_loss", "perplexity", "latency_s", "sent_bytes"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"`{name}` of trial {self.trial_id} must be finite, but got {value}.")
+
+
+def append(path: Path, record: Record) -> None:
+    """Adds one record and waits until it is on disk. Raises OSError, e.g. when the disk is full."""
+    line = json.dumps(asdict(record), allow_nan=False, separators=(",", ":")) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        _write_all(descriptor, line.encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Writes everything or, when the disk is full, takes the torn part back and raises OSError."""
+    end = os.lseek(descriptor, 0, os.SEEK_END)
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except OSError:
+        os.ftruncate(descriptor, end)
+        raise
+
+
+def read(path: Path) -> tuple[Record, ...]:
+    """Every record, in order; a torn last line is left out with a warning.
+
+    Raises ValueError, naming file and line, for a damaged line that is not the last or another schema.
+    """
+    records: list[Record] = []
+    lines = path.read_bytes().split(b"\n")
+    torn = lines.pop()  # what follows the last newline: empty unless a write was cut off
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(decode(Record, json.loads(line), f"{path}, line {number}"))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path}, line {number} must be a JSON record, but cannot be parsed: {error}.") from None
+    if torn:
+        warnings.warn(f"{path}: dropped a torn last line of {len(torn)} bytes.", stacklevel=2)
+    return tuple(records)
+
+
+def recover(path: Path) -> tuple[Record, ...]:
+    """As `read`, and cuts a torn last line off the file, so that appending is safe again."""
+    records = read(path)
+    data = path.read_bytes()
+    if not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
+    return records
+
+
+def finished(records: Iterable[Record]) -> tuple[Record, ...]:
+    """The last `finished` record of every trial index, in order of proposal."""
+    last = {record.index: record for record in records if record.event == "finished"}
+    return tuple(last[index] for index in sorted(last))
+
+
+def completed(records: Iterable[Record]) -> tuple[Record, ...]:
+    """Finished trials that were trained to full fidelity: the only ones that may be ranked."""
+    return tuple(record for record in finished(records) if record.status == "completed")
+
+
+def write_csv(path: Path, records: Iterable[Record]) -> None:
+    """The scalar columns of the records as a table."""
+    nested = {"entropy", "versions"}
+    columns = [field.name for field in fields(Record) if field.name not in nested]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        for record in records:
+            writer.writerow({name: _cell(getattr(record, name)) for name in columns})
+
+
+def _cell(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else value

@@ -1,0 +1,63 @@
+"""Where this package keeps things on disk: its cache, its runs, their lock, and the one way a file is replaced."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+RUNS = Path("runs")
+LOCK_FILE = ".lock"
+LOCK_PATIENCE_S = 1.0  # a reader that asks whether a run is held holds it for a moment itself
+
+
+def default_cache_dir() -> Path:
+    """Corpora and compiled code, prepared once: under XDG_CACHE_HOME, else ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "private-inference-nas"
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Writes a whole file, text as UTF-8, through to the disk, or leaves the old one. Raises OSError."""
+    partial = path.with_name(path.name + ".partial")
+    write_through(partial, content.encode() if isinstance(content, str) else content)
+    os.replace(partial, path)
+
+
+def write_through(path: Path, content: bytes) -> None:
+    """Writes a file and waits until it is on the disk. Raises OSError."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the run for this process. Raises ValueError if another process is running it."""
+    with (folder / LOCK_FILE).open("w") as file:
+        deadline = time.monotonic() + LOCK_PATIENCE_S
+        while not _took(file.fileno(), fcntl.LOCK_EX):
+            if time.monotonic() >= deadline:
+                raise ValueError(f"{folder} is being run by another process; wait for it or stop it first.")
+            time.sleep(LOCK_PATIENCE_S / 20)
+        yield
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a process holds the run. Reads only, so it also works in a folder of someone else's."""
+    try:
+        file = (folder / LOCK_FILE).open("rb")
+    except FileNotFoundError:
+        return False
+    with file:
+        return not _took(file.fileno(), fcntl.LOCK_SH)
+
+
+def _took(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""A study: proposals, trials, workers, the run folder."""

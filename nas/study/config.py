@@ -1,0 +1,85 @@
+"""The configuration of a study: what to search, within which budget, on what; and the recipe it gives a member."""
+
+from dataclasses import dataclass
+
+from costmodel.config.units import parse_bytes, parse_seconds
+from costmodel.cost import Budget
+from nas.recipe.candidate import Candidate, candidate_at
+from nas.recipe.recipe import MAX_SEED, ScaleName
+from nas.study.searcher import SearcherName
+from search_spaces.notation import Named
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyConfig:
+    """What to search, within which budget, and on what.
+
+    Args:
+        budget_latency: most seconds a model may take per token, with a unit, such as 5min.
+        budget_comm: most bytes all parties together may send per token, with a unit, such as 8GB.
+        space: a shipped search space or the path of a space's YAML file.
+        seq_len: tokens in the prompt, for pricing and for training.
+        protocol: the MPC protocol that prices a model: published, semi2k, aby3 or cheetah.
+        network: between the parties, for protocols other than published: lan, wan, another preset or a .yaml file.
+        testbed: a .yaml file of compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
+        searcher: how candidates are chosen.
+        num_trials: candidates to train, baselines not counted.
+        time_budget: stop after this long, with a unit; the run can be resumed.
+        scale: how large, how long and how fast a candidate is trained.
+        tokens: training tokens of a candidate at full fidelity; by default the scale's.
+        data: stdlib, codeparrot, languini (codeparrot:FOLDER is a local copy), or the path of a text, jsonl or
+            parquet file or folder.
+        max_concurrent: trials at a time; by default one per core, or as many as share the GPUs.
+        gpus_per_trial: share of a GPU that a trial takes.
+        ray_address: an existing Ray cluster whose nodes share the run folder.
+        seed: the same seed gives the same trials and, on a CPU, the same numbers.
+    """
+
+    budget_latency: str
+    budget_comm: str | None = None
+    space: str = "gpt2-small"
+    seq_len: int = 128
+    protocol: str = "published"
+    network: str | None = None
+    testbed: str | None = None
+    searcher: SearcherName = "evolution"
+    num_trials: int = 20  # five generations of four: two before the first feedback, three after it
+    time_budget: str | None = None
+    scale: ScaleName = "proxy"
+    tokens: int | None = None
+    data: str = "stdlib"
+    max_concurrent: int | None = None
+    gpus_per_trial: float = 0.0
+    ray_address: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("seq_len", "num_trials", "tokens", "max_concurrent"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{flag(name)} must be at least 1, but got {value}.")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"--seed must be from 0 to {MAX_SEED}, but got {self.seed}.")
+        if not 0 <= self.gpus_per_trial < float("inf"):
+            raise ValueError(f"--gpus-per-trial must be finite and not negative, but got {self.gpus_per_trial}.")
+        if self.gpus_per_trial > 1 and self.gpus_per_trial % 1:
+            raise ValueError(f"--gpus-per-trial must be whole or below 1, but got {self.gpus_per_trial}.")
+        _ = self.budget, self.time_budget_s
+
+    @property
+    def budget(self) -> Budget:
+        comm = None if self.budget_comm is None else parse_bytes(self.budget_comm, "--budget-comm")
+        return Budget(latency_s=parse_seconds(self.budget_latency, "--budget-latency"), sent_bytes=comm)
+
+    @property
+    def time_budget_s(self) -> float | None:
+        return None if self.time_budget is None else parse_seconds(self.time_budget, "--time-budget")
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def study_candidate(config: StudyConfig, member: Named) -> Candidate:
+    """A member of the space with the recipe that the study trains it with."""
+    return candidate_at(member, config.scale, seq_len=config.seq_len, tokens=config.tokens, data=config.data)

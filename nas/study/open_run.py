@@ -1,0 +1,95 @@
+"""From a configuration to trials that are ready to run: schedule, anchors, baselines, meta data."""
+
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+
+from costmodel.estimate import Pricer
+from costmodel.protocols.published_rows import published_rows
+from nas.corpus.corpus import Corpus
+from nas.provenance import versions
+from nas.results import ledger
+from nas.study.config import StudyConfig
+from nas.study.run_folder import Meta, read_meta
+from nas.study.searcher import SEARCHERS, Schedule
+from nas.study.trials import Setting, Trials
+from search_spaces.budget.feasible import FeasibleSpace
+from search_spaces.budget.priced_space import cheapest
+from search_spaces.notation import Named, parse
+from search_spaces.space import SearchSpace, contains, num_members
+
+
+def published_members(space: SearchSpace) -> tuple[Named, ...]:
+    """The papers' rows of this depth that the space holds, in the papers' order, each once."""
+    notations = [row.notation for row in published_rows() if row.num_layers == space.base.num_layers]
+    members = [parse(notation, space.base) for notation in dict.fromkeys(notations)]
+    return tuple(member for member in members if contains(space, member))
+
+
+def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, folder: Path, *, threads: int) -> Trials:
+    """The trials of a run, its ledger replayed.
+
+    Anchors are the published rows within budget and the cheapest member; baselines the published rows with
+    LayerNorm beyond the budget. Raises ValueError if the ledger is damaged before its last line.
+    """
+    published = published_members(feasible.space)
+    anchors = [member for member in (*published, cheapest(feasible.priced)) if feasible.fits(member)]
+    schedule = Schedule(
+        strategy=SEARCHERS[config.searcher](feasible, anchors),
+        seed=config.seed,
+        num_trials=config.num_trials,
+        baselines=[member for member in published if not feasible.fits(member) and _has_norm(member)],
+    )
+    setting = Setting(
+        config=config,
+        folder=folder,
+        corpus=corpus,
+        device="cuda" if config.gpus_per_trial > 0 else "cpu",
+        threads=threads,
+        versions=versions(),
+    )
+    path = folder / ledger.FILE_NAME
+    records = ledger.recover(path) if path.exists() else ()
+    if not records and (folder / "trials").exists():
+        raise ValueError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
+    return Trials(schedule, feasible.priced.pricer, setting, records)
+
+
+def _has_norm(member: Named) -> bool:
+    return member.architecture.final_norm != "none"
+
+
+def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Meta:
+    """What a new run is made with."""
+    assert config.budget.latency_s is not None
+    return Meta(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=versions(),
+        hardware={"machine": platform.machine(), "cores": str(len(os.sched_getaffinity(0)))},
+        cost_model_id=feasible.priced.pricer.cost_model_id,
+        corpus=corpus.fingerprint,
+        tokenizer=corpus.tokenizer,
+        split=corpus.split,
+        vocab_size=corpus.vocab_size,
+        reference=(config.budget.latency_s, corpus.unigram_loss),
+        num_members=num_members(feasible.space),
+        num_feasible=feasible.num_feasible,
+    )
+
+
+def checked_meta(folder: Path, pricer: Pricer, corpus: Corpus) -> Meta:
+    """The meta of a run to resume. Raises ValueError if prices or data are no longer those it was made with."""
+    meta = read_meta(folder)
+    present = {
+        "cost_model_id": pricer.cost_model_id,
+        "corpus": corpus.fingerprint,
+        "tokenizer": corpus.tokenizer,
+    }
+    for name, found in present.items():
+        if getattr(meta, name) != found:
+            raise ValueError(
+                f"`{name}` of {folder} must be the present one, {found}, but is {getattr(meta, name)}; "
+                f"results of different {name} are never mixed: start a new run."
+            )
+    return meta

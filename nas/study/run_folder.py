@@ -1,0 +1,144 @@
+"""A run: the configuration of a study and the folder that holds everything it produces.
+
+run.yaml meta.json trials.jsonl trials.csv pareto.csv architectures/ trials/<trial_id>/ plots/
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.estimate import Pricer
+from costmodel.protocols import load_pricer
+from nas.results import ledger
+from nas.results.ledger import Record
+from nas.storage import RUNS, replace_file
+from nas.study.config import StudyConfig
+from search_spaces.space import SearchSpace, load_space
+
+CONFIG_FILE = "run.yaml"
+KEPT_FILES = {"space": "space.yaml", "network": "network.yaml", "testbed": "testbed.yaml"}  # the user's own, copied
+META_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meta:
+    """What a run was made with, beyond its configuration.
+
+    reference: the hypervolume's reference point: (latency_s, natural log of the unigram model's perplexity).
+    """
+
+    schema_version: int = META_SCHEMA_VERSION
+    created: str
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    cost_model_id: str
+    corpus: str
+    tokenizer: str
+    split: str
+    vocab_size: int
+    reference: tuple[float, float]
+    num_members: int
+    num_feasible: int
+
+    def __post_init__(self) -> None:
+        if self.schema_version != META_SCHEMA_VERSION:
+            raise ValueError(f"`schema_version` must be {META_SCHEMA_VERSION}, but got {self.schema_version}.")
+
+
+def new_folder(output_dir: Path | None) -> Path:
+    """The folder of a new run, made if need be: `output_dir`, or `runs/<UTC time>`.
+
+    Raises ValueError if it already holds a run or cannot be written.
+    """
+    folder = (output_dir or RUNS / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")).absolute()
+    if _is_file(folder / CONFIG_FILE):
+        raise ValueError(f"--output-dir {folder} already holds a run; continue it with --resume {folder}.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
+    return folder
+
+
+def find_run(run: str) -> Path:
+    """The folder of an existing run; `latest` is the newest under `runs/`. Raises ValueError if there is none."""
+    if run == "latest":
+        runs = sorted(RUNS.glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
+        if not runs:
+            raise ValueError(f"there is no run under {RUNS}/ yet; start one with python -m nas.search.")
+        return runs[-1].parent.absolute()
+    folder = Path(run).absolute()
+    if not _is_file(folder / CONFIG_FILE):
+        raise ValueError(f"RUN must be the folder of a run (with run.yaml) or `latest`, but got {run!r}.")
+    return folder
+
+
+def write_config(folder: Path, config: StudyConfig) -> None:
+    """Makes the folder a run, so it comes last; a space, network and testbed of the user's own are kept with it."""
+    for field, name in KEPT_FILES.items():
+        given = getattr(config, field)
+        if given is not None and given.endswith((".yaml", ".yml")) and not (folder / name).exists():
+            replace_file(folder / name, Path(given).read_bytes().decode("utf-8"))
+    replace_file(folder / CONFIG_FILE, dump(asdict(config)))
+
+
+def run_space(folder: Path | None, config: StudyConfig) -> SearchSpace:
+    """The space of a run; None is a run to be."""
+    return load_space(own_file(folder, config, "space") or config.space)
+
+
+def run_pricer(
+    folder: Path | None, config: StudyConfig, network: str | None = None, testbed: Path | None = None
+) -> Pricer:
+    """What a run is priced under, on its own network and testbed unless others are given; None is a run to be."""
+    own = own_file(folder, config, "testbed")
+    return load_pricer(
+        config.protocol, network or own_file(folder, config, "network"), testbed or (None if own is None else Path(own))
+    )
+
+
+def own_file(folder: Path | None, config: StudyConfig, field: str) -> str | None:
+    """What the configuration names in a field of `KEPT_FILES`: the run's copy of it, where there is one."""
+    given: str | None = getattr(config, field)
+    copy = None if folder is None else folder / KEPT_FILES[field]
+    return str(copy) if given is not None and copy is not None and copy.exists() else given
+
+
+def read_ledger(folder: Path) -> tuple[Record, ...]:
+    """The records of a run, none if it has not started a trial yet; a torn last line is left out with a warning."""
+    path = folder / ledger.FILE_NAME
+    return ledger.read(path) if path.exists() else ()
+
+
+def read_config(folder: Path) -> StudyConfig:
+    """Raises ValueError, naming the file, if it is damaged."""
+    return decode(StudyConfig, load_mapping(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+
+
+def write_meta(folder: Path, meta: Meta) -> None:
+    replace_file(folder / "meta.json", json.dumps(asdict(meta), indent=2) + "\n")
+
+
+def read_meta(folder: Path) -> Meta:
+    """Raises ValueError, naming the file, if it is missing or damaged."""
+    path = folder / "meta.json"
+    try:
+        data: Any = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} must be the JSON a run writes at its start, but: {error}") from None
+    return decode(Meta, data, str(path))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:  # a name too long, a folder we may not enter
+        raise ValueError(f"{path} cannot be opened: {error.strerror}.") from None

@@ -1,0 +1,168 @@
+"""One study from prepared data to a finished run folder: what `nas.search` does once it knows that something fits."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from costmodel.config.cli import StoppedError
+from costmodel.cost import Budget
+from nas.attention.causal import has_native
+from nas.corpus.corpus import Corpus, prepare
+from nas.recipe.recipe import SCALES
+from nas.report.plot_files import plot_front, remove_plots
+from nas.report.progress import Eta, shown
+from nas.report.summary import closing_lines
+from nas.results import ledger
+from nas.results.front import Summary, front, summarise
+from nas.results.ledger import Record
+from nas.storage import locked
+from nas.study.config import StudyConfig
+from nas.study.open_run import checked_meta, new_meta, open_trials
+from nas.study.ray_tune import Resources, RunHaltedError, run_study
+from nas.study.run_folder import Meta, new_folder, write_config, write_meta
+from nas.study.trials import Trials
+from nas.study.worker import worker_env
+from search_spaces.architecture import Architecture, dump_architecture
+from search_spaces.budget.feasible import FeasibleSpace
+from search_spaces.notation import parse
+
+
+def run_campaign(
+    config: StudyConfig,
+    feasible: FeasibleSpace,
+    console: Console,
+    *,
+    folder: Path | None,
+    output_dir: Path | None,
+) -> None:
+    """Trains candidates until the schedule is finished, then writes tables, front and plots and says what came out.
+
+    folder: the run to resume, or None for a new one in `output_dir`.
+    Raises ValueError for bad input, StoppedError or OSError if the run cannot go on (it can be resumed).
+    """
+    resources = study_resources(config)
+    corpus = prepare(
+        config.data,
+        vocab_size=SCALES[config.scale].vocab_size or feasible.space.base.vocab_size,
+        seq_len=config.seq_len,
+        tokens=config.tokens or SCALES[config.scale].tokens,
+        tell=lambda line: console.print(line, soft_wrap=True, highlight=False),
+    )
+    if not config.gpus_per_trial:
+        has_native(SCALES[config.scale].head_dim or feasible.space.base.head_dim)  # compiled or said here, once for all
+    known = None if folder is None else checked_meta(folder, feasible.priced.pricer, corpus)
+    folder = folder or new_folder(output_dir)
+    with locked(folder):
+        meta = known or new_meta(config, feasible, corpus)
+        try:
+            _study(config, feasible, corpus, meta, resources, folder, console)
+        except KeyboardInterrupt:
+            console.print(f"everything is saved; continue with --resume {folder}", soft_wrap=True, highlight=False)
+            raise
+        except RunHaltedError as error:
+            raise StoppedError(f"{error}; remove the cause, then continue with --resume {folder}") from error
+        except OSError as error:
+            reason = f"{error.filename or folder}: {error.strerror or error}"
+            raise StoppedError(f"{reason}; remove the cause, then continue with --resume {folder}") from error
+
+
+def _study(
+    config: StudyConfig,
+    feasible: FeasibleSpace,
+    corpus: Corpus,
+    meta: Meta,
+    resources: Resources,
+    folder: Path,
+    console: Console,
+) -> None:
+    write_meta(folder, meta)
+    write_config(folder, config)
+    trials = open_trials(config, feasible, corpus, folder, threads=resources.threads_per_trial)
+    console.print(
+        f"run {folder}: {config.num_trials} candidates and {_num_baselines(trials)} baselines, "
+        f"{resources.max_concurrent} at a time, torch threads each: {resources.threads_per_trial}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    try:
+        _train(trials, config, resources, meta, console)
+    finally:
+        write_tables(folder, trials.records, config.budget, feasible.space.base)
+    unfinished = f"time budget used up; go on with --resume {folder}" if trials.running or not trials.finished else ""
+    if not ledger.completed(trials.records):
+        reason = unfinished or f"see the reasons in {folder / 'trials.csv'}"
+        raise StoppedError(f"no trial was trained to completion: {reason}.")
+    remove_plots(folder)
+    num_layers = feasible.space.base.num_layers
+    plots = plot_front(folder, trials.records, config.budget, num_layers=num_layers, seq_len=config.seq_len)
+    lines = closing_lines(
+        trials.records, config.budget, num_layers=num_layers, seq_len=config.seq_len, folder=folder, plots=plots
+    )
+    if unfinished:
+        lines.append(unfinished)
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def study_resources(config: StudyConfig) -> Resources:
+    """As many trials as there are cores, or as share the GPUs, unless fewer are asked for; threads fill the cores.
+
+    A cluster takes what it is asked for, one thread a trial by default. Raises ValueError if there are too few GPUs.
+    """
+    cores, share = len(os.sched_getaffinity(0)), config.gpus_per_trial
+    if config.ray_address is not None:
+        return Resources(
+            max_concurrent=config.max_concurrent or cores,
+            threads_per_trial=1,
+            gpus_per_trial=share,
+            ray_address=config.ray_address,
+        )
+    num_gpus = torch.cuda.device_count() if share else 0
+    if share > num_gpus:
+        raise ValueError(f"--gpus-per-trial {share} needs a CUDA device for each, but there are {num_gpus}.")
+    most = cores if not share else int(num_gpus // share if share >= 1 else num_gpus * (1 // share))
+    concurrent = min(config.max_concurrent or most, most, cores)
+    return Resources(
+        max_concurrent=concurrent,
+        threads_per_trial=cores // concurrent,
+        num_gpus=num_gpus,
+        gpus_per_trial=share,
+    )
+
+
+def write_tables(folder: Path, records: Sequence[Record], budget: Budget, base: Architecture) -> None:
+    """`trials.csv`, `pareto.csv` and the architectures of the front, all derived from the ledger."""
+    members = front(records, budget)
+    ledger.write_csv(folder / "trials.csv", ledger.finished(records))
+    ledger.write_csv(folder / "pareto.csv", members)
+    architectures = folder / "architectures"
+    shutil.rmtree(architectures, ignore_errors=True)
+    architectures.mkdir()
+    for member in members:
+        text = dump_architecture(parse(member.notation, base).architecture)
+        (architectures / f"{member.arch_id}.yaml").write_text(text)
+
+
+def _train(trials: Trials, config: StudyConfig, resources: Resources, meta: Meta, console: Console) -> None:
+    total = config.num_trials + _num_baselines(trials)
+    eta = Eta(already_ended=len(ledger.finished(trials.records)))
+
+    def state() -> tuple[Summary, int]:
+        return summarise(trials.records, config.budget, meta.reference), total
+
+    with shown(console, state, eta) as refresh:
+        run_study(
+            trials,
+            resources,
+            worker_env=worker_env(resources.threads_per_trial),
+            time_budget_s=config.time_budget_s,
+            on_change=refresh,
+        )
+
+
+def _num_baselines(trials: Trials) -> int:
+    return sum(one.role == "baseline" for one in trials.schedule.proposals)

@@ -1,0 +1,231 @@
+"""The book-keeping of a run: proposals become trials, events become ledger records, results go back to the schedule.
+
+Knows neither Ray nor torch. A resumed run replays its ledger: the schedule proposes the same trials again, those
+that finished are told at once, and only the others are handed out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from costmodel.cost import Price
+from costmodel.estimate import Pricer, estimate
+from nas.corpus.corpus import Corpus
+from nas.recipe.candidate import Candidate, candidate_id, trial_id
+from nas.results import ledger
+from nas.results.ledger import Event, Record, Status
+from nas.study.config import StudyConfig, study_candidate
+from nas.study.searcher import LAG, Proposal, Result, Schedule
+from search_spaces.architecture import arch_id
+from search_spaces.lower import lower
+from search_spaces.notation import placement
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialSpec:
+    """Everything a worker needs to train one candidate; plain data.
+
+    price, latency_s_range: of the deployed model. rivals: results that may stop this trial early.
+    folder: where its checkpoints and metrics go.
+    """
+
+    proposal: Proposal
+    trial_id: str
+    candidate: Candidate
+    price: Price
+    latency_s_range: tuple[float, float] | None
+    seed: int
+    corpus: Corpus
+    folder: Path
+    device: Device
+    threads: int
+    rivals: tuple[Result, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialEvent:
+    """What a worker reports. `halted` is a failure of the machine, not of the candidate: the run must stop."""
+
+    event: Event | None
+    status: Status
+    reason: str | None = None
+    halted: bool = False
+    rung: int | None = None
+    steps: int = 0
+    tokens: int = 0
+    val_loss: float | None = None
+    perplexity: float | None = None
+    entropy: tuple[tuple[float, ...], ...] | None = None
+    flags: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What all trials of a run share. `folder` is the run's."""
+
+    config: StudyConfig
+    folder: Path
+    corpus: Corpus
+    device: Device
+    threads: int
+    versions: Mapping[str, str]
+
+
+class Trials:
+    """Hands out trials and keeps the ledger; one instance per process that runs a study.
+
+    halted: why the run cannot go on, or None.
+    """
+
+    def __init__(self, schedule: Schedule, pricer: Pricer, setting: Setting, records: tuple[Record, ...] = ()) -> None:
+        self.schedule = schedule
+        self.pricer = pricer
+        self.setting = setting
+        self.records = list(records)
+        self.running: dict[int, TrialSpec] = {}
+        self.halted: str | None = None
+
+    @property
+    def path(self) -> Path:
+        return self.setting.folder / ledger.FILE_NAME
+
+    @property
+    def finished(self) -> bool:
+        return self.schedule.finished
+
+    def next_spec(self) -> TrialSpec | None:
+        """The next trial to run, or None if there is none now; trials the ledger holds are told, not run."""
+        while (proposal := self.schedule.ask()) is not None:
+            record = next((one for one in ledger.finished(self.records) if one.index == proposal.index), None)
+            if record is None or self._is_retried(record):
+                return self._spec(proposal)
+            self._check_same(proposal, record)
+            self.schedule.tell(self._result(record))
+        return None
+
+    def started(self, spec: TrialSpec) -> None:
+        self.running[spec.proposal.index] = spec
+        self._write(spec, TrialEvent(event="started", status="running"))
+
+    def happened(self, spec: TrialSpec, event: TrialEvent) -> None:
+        """Records a rung or an end; an end is told to the schedule. Nothing is recorded once the run is halted."""
+        if event.halted:
+            self.halted = self.halted or event.reason
+        if self.halted or self._is_known(spec, event):
+            return
+        record = self._write(spec, event)
+        if record is not None and event.event == "finished":
+            self.running.pop(spec.proposal.index, None)
+            self.schedule.tell(self._result(record))
+
+    def lost(self, spec: TrialSpec, reason: str) -> None:
+        """A worker died without a word."""
+        if spec.proposal.index in self.running and not self.halted:
+            self.happened(spec, TrialEvent(event="finished", status="failed", reason=reason))
+
+    def _spec(self, proposal: Proposal) -> TrialSpec:
+        candidate = study_candidate(self.setting.config, proposal.member)
+        attempt = sum(one.event == "finished" and one.index == proposal.index for one in self.records)
+        name = trial_id(candidate, seed=self.setting.config.seed, attempt=attempt)
+        cost = estimate(lower(proposal.member.architecture, self.setting.config.seq_len), self.pricer)
+        return TrialSpec(
+            proposal=proposal,
+            trial_id=name,
+            candidate=candidate,
+            price=cost.total,
+            latency_s_range=cost.latency_s_range,
+            seed=self.setting.config.seed,
+            corpus=self.setting.corpus,
+            device=self.setting.device,
+            folder=self.setting.folder / "trials" / name,
+            threads=self.setting.threads,
+            rivals=self.schedule.rivals(proposal) if proposal.role == "candidate" else (),
+        )
+
+    def _is_retried(self, record: Record) -> bool:
+        """A failure says nothing about a candidate: it is tried again, unless later proposals depend on it already."""
+        depended_on = any(one.generation >= record.generation + LAG for one in self.records)
+        return record.status == "failed" and not depended_on
+
+    def _rung_losses(self, name: str) -> tuple[float, ...]:
+        rungs = [one for one in self.records if one.trial_id == name and one.event == "rung"]
+        return tuple(one.val_loss for one in rungs if one.val_loss is not None)
+
+    def _is_known(self, spec: TrialSpec, event: TrialEvent) -> bool:
+        """Whether the ledger holds this rung already: a resumed trial reports its rungs again."""
+        known = {one.rung for one in self.records if one.trial_id == spec.trial_id and one.event == "rung"}
+        return event.event == "rung" and event.rung in known
+
+    def _result(self, record: Record) -> Result:
+        log_perplexity = record.val_loss if record.status == "completed" else None
+        return Result(
+            index=record.index,
+            status=record.status,
+            latency_s=record.latency_s,
+            log_perplexity=log_perplexity,
+            rung_losses=self._rung_losses(record.trial_id) if record.status in ("completed", "stopped") else (),
+        )
+
+    def _check_same(self, proposal: Proposal, record: Record) -> None:
+        proposed = candidate_id(study_candidate(self.setting.config, proposal.member))
+        if proposed != record.candidate_id:
+            raise ValueError(
+                f"trial {proposal.index} of {self.path} must be candidate {proposed} under this configuration, but "
+                f"the ledger holds {record.candidate_id}; the run was made by another version or on other data."
+            )
+
+    def _write(self, spec: TrialSpec, event: TrialEvent) -> Record | None:
+        """Appends a record, or halts the run if the disk refuses it."""
+        record = self._record(spec, event)
+        try:
+            ledger.append(self.path, record)
+        except OSError as error:
+            self.halted = f"cannot write {self.path}: {error.strerror}"
+            return None
+        self.records.append(record)
+        return record
+
+    def _record(self, spec: TrialSpec, event: TrialEvent) -> Record:
+        assert event.event is not None
+        member, setting = spec.proposal.member, self.setting
+        price = spec.price
+        return Record(
+            event=event.event,
+            trial_id=spec.trial_id,
+            candidate_id=candidate_id(spec.candidate),
+            arch_id=arch_id(member.architecture),
+            notation=spec.candidate.name,
+            placement=placement(member.architecture.layers),
+            entropy_regularised=member.entropy_regularised,
+            index=spec.proposal.index,
+            generation=spec.proposal.generation,
+            role=spec.proposal.role,
+            status=event.status,
+            reason=event.reason,
+            scale=spec.candidate.recipe.scale.name,
+            width=spec.candidate.trained.d_model,
+            rung=event.rung,
+            steps=event.steps,
+            tokens=event.tokens,
+            corpus=setting.corpus.fingerprint,
+            tokenizer=setting.corpus.tokenizer,
+            split=setting.corpus.split,
+            val_loss=event.val_loss,
+            perplexity=event.perplexity,
+            protocol=self.pricer.protocol,
+            network=self.pricer.network,
+            cost_model_id=self.pricer.cost_model_id,
+            rounds=price.rounds,
+            sent_bytes=price.sent_bytes,
+            latency_s=price.latency_s,
+            latency_s_range=spec.latency_s_range,
+            entropy=event.entropy,
+            flags=event.flags,
+            seed=spec.seed,
+            seconds=event.seconds,
+            versions=dict(setting.versions),
+        )

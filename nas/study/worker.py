@@ -1,0 +1,91 @@
+"""One trial in a worker process: trains a candidate, stops it early where it is dominated, reports events."""
+
+import errno
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+
+from nas.study.searcher import dominated_at_rung
+from nas.study.trials import TrialEvent, TrialSpec
+from nas.training import checkpoint
+from nas.training.malloc import keep_freed_memory
+from nas.training.outcome import Outcome, RungRecord
+from nas.training.trainer import TooLargeError, train
+
+NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
+
+
+def worker_env(threads: int) -> Mapping[str, str]:
+    """Environment that a worker process starts in: as many threads as it may use."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+def run_trial(spec: TrialSpec) -> Iterator[TrialEvent]:
+    """Trains the candidate of `spec`; yields a `rung` event per rung and one `finished` event.
+
+    What goes wrong with the candidate is a `failed` event with a reason; what goes wrong with the machine (disk
+    full) is a `halted` event, after which the run must stop.
+    """
+    torch.set_num_threads(spec.threads)
+    keep_freed_memory()
+    try:
+        yield from _train(spec)
+    except (OSError, RuntimeError, ValueError, ArithmeticError, MemoryError) as error:
+        if isinstance(error, OSError) and error.errno in NO_WRITE:
+            reason = f"trial {spec.trial_id} cannot write {spec.folder}: {error.strerror}"
+            yield TrialEvent(event=None, status="failed", halted=True, reason=reason)
+            return
+        told = str(error) if isinstance(error, TooLargeError) else f"{type(error).__name__}: {error}"
+        reason = " ".join(told.split())
+        yield TrialEvent(event="finished", status="failed", reason=reason)
+
+
+def _train(spec: TrialSpec) -> Iterator[TrialEvent]:
+    records = train(spec.candidate, spec.corpus, seed=spec.seed, folder=spec.folder, device=spec.device)
+    for record in records:
+        if isinstance(record, Outcome):
+            yield _finished(record)
+            return
+        yield _rung(record)
+        if record.share < 1 and dominated_at_rung(record.rung, spec.price.latency_s, record.val_loss, spec.rivals):
+            records.close()
+            checkpoint.finish(spec.folder)
+            yield _stopped(record)
+            return
+
+
+def _rung(record: RungRecord) -> TrialEvent:
+    return TrialEvent(
+        event="rung",
+        status="running",
+        rung=record.rung,
+        steps=record.steps,
+        tokens=record.tokens,
+        val_loss=record.val_loss,
+        perplexity=record.perplexity,
+        entropy=record.entropy.head_means,
+        flags=record.entropy.flags,
+        seconds=record.seconds,
+    )
+
+
+def _stopped(record: RungRecord) -> TrialEvent:
+    reason = f"dominated in price and loss at rung {record.rung}, after {record.share:.0%} of the tokens"
+    return replace(_rung(record), event="finished", status="stopped", reason=reason)
+
+
+def _finished(outcome: Outcome) -> TrialEvent:
+    entropy = outcome.entropy
+    return TrialEvent(
+        event="finished",
+        status=outcome.status,
+        reason=outcome.reason,
+        steps=outcome.steps,
+        tokens=outcome.tokens,
+        val_loss=outcome.val_loss,
+        perplexity=outcome.perplexity,
+        entropy=entropy.head_means if entropy else None,
+        flags=entropy.flags if entropy else (),
+        seconds=outcome.seconds,
+    )

@@ -1,0 +1,1 @@
+"""Training of one candidate, and what it reports. Knows nothing of studies."""

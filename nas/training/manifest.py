@@ -1,0 +1,42 @@
+"""What a folder of `nas.train` says of its training, beside checkpoints and metrics: enough to hand its model over."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import dump, load_mapping
+from nas.recipe.candidate import Candidate, canonical_candidate
+from nas.storage import replace_file
+
+TRAINING_FILE = "training.yaml"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """corpus: its fingerprint. tokenizer, split: what perplexities are of. created: UTC. versions: of packages."""
+
+    candidate: Candidate
+    seed: int
+    corpus: str
+    tokenizer: str
+    split: str
+    created: str
+    versions: dict[str, str]
+
+
+def is_training(folder: Path) -> bool:
+    """Whether `nas.train` wrote the folder."""
+    return (folder / TRAINING_FILE).is_file()
+
+
+def write_training(folder: Path, training: Training) -> None:
+    """Raises OSError."""
+    replace_file(
+        folder / TRAINING_FILE, dump(asdict(training) | {"candidate": canonical_candidate(training.candidate)})
+    )
+
+
+def read_training(folder: Path) -> Training:
+    """Raises ValueError, naming the file, if it is damaged."""
+    path = folder / TRAINING_FILE
+    return decode(Training, load_mapping(path), str(path))

@@ -1,0 +1,103 @@
+"""The training curve of a trial on disk: metrics.csv, one row a step, and a TensorBoard log of the same; and
+diagnostics.jsonl, one object for every step that was looked into.
+
+A resumed trial first drops the rows after its checkpoint, so that the files are what an unbroken run would have written
+(but for the seconds).
+"""
+
+import csv
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from nas.training.diagnostics import Diagnosis
+
+METRICS_FILE = "metrics.csv"
+DIAGNOSTICS_FILE = "diagnostics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMetrics:
+    """One optimizer step: losses in nats per token before it; seconds since the trial began, in all its processes.
+
+    penalty: of the entropy regulariser, before its weight. val_loss: only on rungs.
+    """
+
+    step: int
+    tokens: int
+    learning_rate: float
+    train_loss: float
+    penalty: float
+    gradient_norm: float
+    seconds: float
+    val_loss: float | None = None
+
+
+COLUMNS = tuple(field.name for field in fields(StepMetrics))
+
+
+class MetricsLog:
+    """Appends steps; `flush` puts them on disk. Raises OSError, e.g. when the disk is full."""
+
+    def __init__(self, folder: Path, *, last_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # a second and a half that a run without a log is spared
+
+        folder.mkdir(parents=True, exist_ok=True)
+        _keep_until(folder / METRICS_FILE, last_step, header=",".join(COLUMNS) + "\n", step_of=_step_of_row)
+        _keep_until(folder / DIAGNOSTICS_FILE, last_step, header="", step_of=_step_of_object)
+        self._file = (folder / METRICS_FILE).open("a", newline="", encoding="utf-8")
+        self._diagnostics = (folder / DIAGNOSTICS_FILE).open("a", encoding="utf-8")
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        self._board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=last_step + 1)
+
+    def add(self, metrics: StepMetrics) -> None:
+        row = asdict(metrics)
+        self._writer.writerow(["" if row[name] is None else repr(row[name]) for name in COLUMNS])
+        for name in COLUMNS[2:]:
+            if row[name] is not None:
+                self._board.add_scalar(name, row[name], metrics.step)
+
+    def add_diagnosis(self, diagnosis: Diagnosis) -> None:
+        self._diagnostics.write(json.dumps(asdict(diagnosis)) + "\n")
+
+    def flush(self) -> None:
+        for file in (self._file, self._diagnostics):
+            file.flush()
+            os.fsync(file.fileno())
+        self._board.flush()
+
+    def close(self) -> None:
+        self._file.close()
+        self._diagnostics.close()
+        self._board.close()
+
+
+def _keep_until(path: Path, last_step: int, *, header: str, step_of: Callable[[str], int]) -> None:
+    """Rewrites the file with a header and the lines up to a step; a torn line ends them."""
+    lines: list[str] = []
+    if path.exists() and last_step:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines(keepends=True)[1 if header else 0 :]:
+            try:
+                if not line.endswith("\n") or step_of(line) > last_step:
+                    break
+            except (ValueError, KeyError, TypeError):  # torn, or no line of ours
+                break
+            lines.append(line)
+    draft = path.with_suffix(".draft")
+    with draft.open("w", newline="", encoding="utf-8") as file:
+        file.write(header + "".join(lines))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _step_of_row(line: str) -> int:
+    return int(line.split(",", 1)[0])
+
+
+def _step_of_object(line: str) -> int:
+    return int(json.loads(line)["step"])

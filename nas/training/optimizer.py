@@ -1,0 +1,70 @@
+"""AdamW as the papers use it: which parameters decay, how the learning rate moves, its state as named tensors."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from nas.recipe.recipe import Recipe
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+UNDECAYED = ("thresholds", "log_weight")  # matrices by shape, but no weights of a linear
+
+
+def adamw(module: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW over every parameter; only the weights of linears and embedding tables decay.
+
+    Source: arXiv 2410.13060's training code, which decays neither biases nor norms nor gains.
+    """
+    named = list(module.named_parameters())
+    return adamw_over([(one, decays(name, one)) for name, one in named], recipe)
+
+
+def decays(name: str, parameter: Tensor) -> bool:
+    """Whether the parameter of that name is a linear's weight or an embedding table."""
+    return parameter.ndim >= 2 and not name.endswith(UNDECAYED)
+
+
+def adamw_over(parameters: Iterable[tuple[nn.Parameter, bool]], recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW as the recipe sets it over parameters, each with whether it decays."""
+    decayed: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for parameter, is_decayed in parameters:
+        (decayed if is_decayed else rest).append(parameter)
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": rest, "weight_decay": 0.0}],
+        lr=recipe.scale.learning_rate,
+        betas=(recipe.beta1, recipe.beta2),
+        eps=recipe.eps,
+        fused=True,
+    )
+
+
+def learning_rate(recipe: Recipe, step: int) -> float:
+    """Of step 0, 1, ...: linear warm-up to the peak, then the recipe's schedule down to its final share."""
+    scale = recipe.scale
+    if step < scale.warmup_steps:
+        return scale.learning_rate * (step + 1) / scale.warmup_steps
+    progress = (step - scale.warmup_steps) / max(1, scale.num_steps - scale.warmup_steps)
+    left = 1 - progress if recipe.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return scale.learning_rate * (recipe.final_rate_share + (1 - recipe.final_rate_share) * left)
+
+
+def state_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state on the CPU, as `exp_avg.<parameter>` and so on."""
+    return {
+        f"{moment}.{name}": optimizer.state[parameter][moment].cpu()
+        for name, parameter in module.named_parameters()
+        if optimizer.state[parameter]
+        for moment in MOMENTS
+    }
+
+
+def load_state_tensors(module: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Puts back what `state_tensors` gave; copies, as tensors of a file need not be aligned as torch's own are."""
+    for name, parameter in module.named_parameters():
+        if f"step.{name}" in tensors:
+            optimizer.state[parameter] = {
+                moment: tensors[f"{moment}.{name}"].clone().to(parameter.device) for moment in MOMENTS
+            }

@@ -1,0 +1,376 @@
+"""Training of one candidate: a generator of rung records that ends with an outcome. Knows nothing of studies or Ray.
+
+On the CPU with one thread the numbers are a function of candidate, corpus and seed alone, however often the run was
+killed and resumed. Several processes can train one model together (`nas.training.distributed`).
+"""
+
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from costmodel.config.schema import decode
+from nas.corpus.corpus import Corpus, require_chunks
+from nas.model.weights import load_deployed, load_stored, stored_weights
+from nas.recipe.candidate import Candidate, candidate_id
+from nas.training import checkpoint, divergence
+from nas.training.batches import Validation, train_batch, validate, validation_batches
+from nas.training.checkpoint import Checkpoint
+from nas.training.diagnostics import Diagnosis, diagnose, is_due
+from nas.training.distributed import SOLO, Team
+from nas.training.entropy import summarise
+from nas.training.metrics import MetricsLog, StepMetrics
+from nas.training.objective import Objective
+from nas.training.optimizer import adamw, learning_rate, load_state_tensors, state_tensors
+from nas.training.outcome import Outcome, RungRecord
+from nas.training.prefetch import Prefetched
+
+CHECKPOINT_INTERVAL_S = 30.0  # the work a kill may cost
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a run is; plain data.
+
+    initial_loss: of the first step, or of the best model without context if that is larger, as given weights start
+    low. losses: of the last steps. Both in nats per token, for the divergence rule.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    initial_loss: float | None = None
+    losses: tuple[float, ...] = ()
+    rungs: tuple[RungRecord, ...] = ()
+    outcome: Outcome | None = None
+
+
+def train(
+    candidate: Candidate,
+    corpus: Corpus,
+    *,
+    seed: int,
+    folder: Path | None = None,
+    device: str = "cpu",
+    initial: Mapping[str, Tensor] | None = None,
+    team: Team = SOLO,
+    stop: Callable[[], bool] = lambda: False,
+) -> Generator[RungRecord | Outcome, None, None]:
+    """Trains to full fidelity; yields a record at every rung, then the outcome. Close it to stop early.
+
+    folder: where metrics, TensorBoard log and checkpoints go; a run found there is resumed, and the rungs it had
+        already reached (and its outcome) are yielded again first.
+    initial: deployed weights to start from; what is not in it is drawn.
+    team: processes that call this alike and train one model; all read the folder, the leader writes it.
+    stop: asked after every step; once it says so, the run is saved and ends without an outcome.
+
+    Raises ValueError if corpus, recipe and team do not fit or the folder holds another run, or one that
+    `checkpoint.finish` ended on the way; OSError if it cannot be written; TooLargeError.
+    """
+    with memory_told(candidate, device):
+        run = Run(candidate, corpus, seed=seed, folder=folder, device=device, initial=initial or {}, team=team)
+        yield from _records(run, folder, stop)
+
+
+def _records(run: "Run", folder: Path | None, stop: Callable[[], bool]) -> Generator[RungRecord | Outcome, None, None]:
+    yield from run.progress.rungs
+    if run.ended and run.progress.outcome is None:
+        raise ValueError(f"the run in {folder} was stopped for good at step {run.progress.step}; use another folder.")
+    log = MetricsLog(run.folder, last_step=run.progress.step) if run.folder and not run.progress.outcome else None
+    saved_s = run.progress.seconds
+    try:
+        while run.progress.outcome is None:
+            metrics = run.step()
+            record = run.validate_if_due()
+            stopping = stop()
+            if log:
+                log.add(replace(metrics, val_loss=record.val_loss if record else None))
+                if run.diagnosis:
+                    log.add_diagnosis(run.diagnosis)
+                due = run.progress.seconds - saved_s >= CHECKPOINT_INTERVAL_S
+                if record or run.progress.outcome or due or stopping:
+                    log.flush()
+                    run.save()
+                    saved_s = run.progress.seconds
+            if record:
+                yield record
+            if stopping:
+                break
+    finally:
+        run.close()
+        if log:
+            log.close()
+    if run.progress.outcome:
+        yield run.progress.outcome
+
+
+class TooLargeError(RuntimeError):
+    """The memory does not hold a micro-batch; the text says which, and what to lower."""
+
+
+@contextmanager
+def memory_told(candidate: Candidate, device: str) -> Iterator[None]:
+    """Raises TooLargeError for whatever torch raises where memory runs out."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        scale = candidate.recipe.scale
+        raise TooLargeError(
+            f"out of memory on {device} with {scale.micro_batch} sequences of {scale.seq_len} tokens in a forward pass "
+            f"at width {candidate.trained.d_model}; lower `micro_batch`, `seq_len` or the width."
+        ) from error
+
+
+class Run:
+    """A run between two steps. folder: where it is written; None in a process that writes nothing."""
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        corpus: Corpus,
+        *,
+        seed: int,
+        folder: Path | None,
+        device: str,
+        initial: Mapping[str, Tensor],
+        team: Team = SOLO,
+    ) -> None:
+        check(candidate, corpus, team)
+        self.recipe, self.scale = candidate.recipe, candidate.recipe.scale
+        self.corpus, self.seed, self.device, self.team = corpus, seed, device, team
+        self.folder = folder if team.leads else None
+        self.identity = {"candidate": candidate_id(candidate), "corpus": corpus.fingerprint, "seed": seed}
+        self.objective = Objective(candidate, torch.Generator().manual_seed(seed))
+        load_deployed(self.objective.model, initial)
+        self.objective.to(device)
+        self.optimizer = adamw(self.objective, candidate.recipe)
+        self.progress = Progress()
+        self.diagnosis: Diagnosis | None = None  # of the last step, if it was looked into
+        self.ended = False  # found so on disk: its weights are not loaded
+        on_cuda = torch.device(device).type == "cuda"
+        self._prefetched = Prefetched(self._pinned_batch) if on_cuda else None
+        if folder and (found := checkpoint.load_latest(folder, self.identity)):
+            self._restore(found)
+        self._since_s = time.perf_counter()
+
+    def step(self) -> StepMetrics:
+        """One optimizer step; if it diverged, no weight moves and the outcome is set."""
+        inputs, targets = self.batch()
+        num_parts = max(1, len(inputs) // self.scale.micro_batch)
+        penalty = self.objective.penalty
+        # what adds up over sequences must not be averaged over processes
+        factor = self.team.size if penalty is not None and penalty.adds_up else 1
+        weight = factor * self.penalty_weight
+        losses = self.objective.backward(inputs, targets, num_parts=num_parts, penalty_weight=weight)
+        parameters = list(self.objective.parameters())
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        self.team.average([*losses, *gradients])
+        norm = nn.utils.get_total_norm(gradients)
+        values = torch.stack((losses.cross_entropy, factor * losses.penalty, norm.double()))
+        metrics = self.judge(inputs, *values.tolist())
+        if self.progress.outcome is None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = metrics.learning_rate
+            nn.utils.clip_grads_with_norm_(parameters, self.recipe.clip_norm, norm)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return metrics
+
+    def judge(self, inputs: Tensor, loss: float, penalty: float, gradient_norm: float) -> StepMetrics:
+        """Counts a step whose gradients are there but no weight has moved; sets the outcome if it diverged."""
+        rate = learning_rate(self.recipe, self.progress.step)
+        self._count(loss)
+        problem = self._problem(loss, gradient_norm, inputs)
+        self.diagnosis = self._diagnose(inputs) if problem or is_due(self.progress.step, self.scale) else None
+        if problem:
+            self._end_diverged(*problem)
+        return StepMetrics(
+            step=self.progress.step,
+            tokens=self._tokens,
+            learning_rate=rate,
+            train_loss=loss,
+            penalty=penalty,
+            gradient_norm=gradient_norm,
+            seconds=self.progress.seconds,
+        )
+
+    def validate_if_due(self, given: Validation | None = None) -> RungRecord | None:
+        """A record if a rung ends with this step; the last one completes the run. given: instead of validating."""
+        steps = self.scale.rung_steps
+        if self.progress.outcome or self.progress.step not in steps:
+            return None
+        loss, head_means = given or self.team.told(lambda: validate(self.objective.model, self.corpus, self.scale))
+        self._tick()
+        if problem := self._validation_problem(loss, head_means):
+            self._end_diverged(*problem)
+            return None
+        progress, rung = self.progress, steps.index(self.progress.step)
+        record = RungRecord(
+            rung=rung,
+            share=progress.step / self.scale.num_steps,
+            steps=progress.step,
+            tokens=self._tokens,
+            val_loss=loss,
+            perplexity=math.exp(loss),
+            entropy=summarise(head_means, self.scale.seq_len),
+            seconds=progress.seconds,
+        )
+        self.progress = replace(progress, rungs=(*progress.rungs, record))
+        if rung == len(steps) - 1:
+            self.progress = replace(self.progress, outcome=_completed(record))
+        return record
+
+    def save(self) -> None:
+        """Writes a checkpoint into the run's folder, the last one if the outcome is known. Raises OSError."""
+        assert self.folder is not None
+        weights = {name: value.cpu() for name, value in stored_weights(self.objective.model).items()}
+        state = self.objective.state_dict()
+        thresholds = {f"value.{name}": state[name].cpu() for name in state if not name.startswith("model.")}
+        self._tick()
+        written = Checkpoint(
+            step=self.progress.step,
+            identity=self.identity,
+            progress=asdict(self.progress),
+            weights=weights,
+            optimizer=None if self.progress.outcome else state_tensors(self.objective, self.optimizer) | thresholds,
+        )
+        checkpoint.save(self.folder, written)
+
+    def _restore(self, found: Checkpoint) -> None:
+        self.progress = decode(Progress, found.progress, "the progress of a checkpoint")
+        if found.optimizer is None:
+            self.ended = True
+            return
+        load_stored(self.objective.model, found.weights)
+        thresholds = [name for name in found.optimizer if name.startswith("value.")]
+        state = {f"model.{name}": value for name, value in self.objective.model.state_dict().items()}
+        state |= {name.removeprefix("value."): found.optimizer[name] for name in thresholds}
+        self.objective.load_state_dict(state)
+        load_state_tensors(self.objective, self.optimizer, found.optimizer)
+
+    def close(self) -> None:
+        """Stops making batches."""
+        if self._prefetched:
+            self._prefetched.close()
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the step about to be taken, this process's share of them, on its device."""
+        inputs, targets = (self._prefetched or self._host_batch)(self.progress.step)
+        return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
+
+    def _host_batch(self, step: int) -> tuple[Tensor, Tensor]:
+        scale = self.scale
+        inputs, targets = train_batch(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
+        return self.team.share(inputs), self.team.share(targets)
+
+    def _pinned_batch(self, step: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = self._host_batch(step)
+        return inputs.pin_memory(), targets.pin_memory()
+
+    def _problem(self, loss: float, norm: float, inputs: Tensor) -> tuple[str, str] | None:
+        """What is wrong with the step just computed, and in which module; None if nothing is."""
+        progress, model = self.progress, self.objective.model
+        if not math.isfinite(loss):
+            where = divergence.first_nonfinite_activation(model, torch.split(inputs, self.scale.micro_batch))
+            return "non-finite loss at step {step}, first in {layer}", where
+        if not math.isfinite(norm):
+            if deepest := divergence.deepest_nonfinite_gradient(self.objective):
+                return "non-finite gradient at step {step}, first in {layer}", deepest.removeprefix("model.")
+            return "gradient norm too large at step {step}, steepest in {layer}", divergence.steepest_module(model)
+        assert progress.initial_loss is not None
+        warmed_up = progress.step >= self.scale.warmup_steps + divergence.WINDOW
+        if warmed_up and divergence.above_start(progress.losses, progress.initial_loss):
+            where = divergence.steepest_module(model)
+            return "training loss above its initial value at step {step}, steepest in {layer}", where
+        return None
+
+    def _validation_problem(self, loss: float, head_means: Tensor) -> tuple[str, str] | None:
+        """The same of a validation."""
+        if not (math.isfinite(loss) and head_means.isfinite().all()):
+            batches = validation_batches(self.corpus, self.scale)
+            tokens = (inputs.to(self.device) for inputs, _ in batches)
+            where = divergence.first_nonfinite_activation(self.objective.model, tokens)
+            return "non-finite validation loss at step {step}, first in {layer}", where
+        if loss > divergence.MAX_LOSS:
+            return "validation loss too large for a perplexity at step {step}, in {layer}", "logits"
+        return None
+
+    def _end_diverged(self, reason: str, layer: str) -> None:
+        """reason: with places for step and layer."""
+        outcome = Outcome(
+            status="diverged",
+            steps=self.progress.step,
+            tokens=self._tokens,
+            seconds=self.progress.seconds,
+            reason=reason.format(step=self.progress.step, layer=layer),
+            layer=layer,
+        )
+        self.progress = replace(self.progress, outcome=outcome)
+
+    def _count(self, loss: float) -> None:
+        """One more step, whose loss was this; a non-finite one is not kept, as JSON has no place for it."""
+        progress = replace(self.progress, step=self.progress.step + 1)
+        if math.isfinite(loss):
+            losses = (*progress.losses, loss)[-divergence.WINDOW :]
+            initial_loss = progress.initial_loss
+            if initial_loss is None:
+                initial_loss = max(loss, self.corpus.unigram_loss)
+            progress = replace(progress, losses=losses, initial_loss=initial_loss)
+        self.progress = progress
+        self._tick()
+
+    def _diagnose(self, inputs: Tensor) -> Diagnosis | None:
+        """Only where it is kept."""
+        if self.folder is None:
+            return None
+        return diagnose(self.objective, inputs[: self.scale.micro_batch], step=self.progress.step)
+
+    @property
+    def penalty_weight(self) -> float:
+        """In the step about to be taken."""
+        entropy = self.recipe.entropy
+        return 0.0 if entropy is None else entropy.weight_at(self.progress.step, self.scale.num_steps)
+
+    @property
+    def _tokens(self) -> int:
+        return self.progress.step * self.scale.batch * self.scale.seq_len
+
+    def _tick(self) -> None:
+        now_s = time.perf_counter()
+        self.progress = replace(self.progress, seconds=self.progress.seconds + now_s - self._since_s)
+        self._since_s = now_s
+
+
+def _completed(record: RungRecord) -> Outcome:
+    return Outcome(
+        status="completed",
+        steps=record.steps,
+        tokens=record.tokens,
+        seconds=record.seconds,
+        val_loss=record.val_loss,
+        perplexity=record.perplexity,
+        entropy=record.entropy,
+    )
+
+
+def check(candidate: Candidate, corpus: Corpus, team: Team = SOLO) -> None:
+    """Raises ValueError if corpus, recipe and team do not fit."""
+    scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
+    share = scale.batch // team.size
+    if scale.batch % team.size or share % min(share, scale.micro_batch):
+        raise ValueError(
+            f"`batch` must be a multiple of the number of processes, and each one's share at most, or a multiple of, "
+            f"`micro_batch`, but got batch={scale.batch}, micro_batch={scale.micro_batch}, {team.size} processes."
+        )
+    require_chunks(corpus, scale.seq_len)
+    if corpus.vocab_size > vocab_size:
+        raise ValueError(
+            f"the model's vocabulary must cover the tokenizer's, but got {vocab_size} < {corpus.vocab_size} "
+            f"({corpus.tokenizer}); prepare the corpus with at most {vocab_size} tokens."
+        )

@@ -1,0 +1,1 @@
+"""What a budget leaves of a search space: prices on its graph, exact counts, uniform sampling."""

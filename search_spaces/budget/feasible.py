@@ -1,0 +1,116 @@
+"""The part of a search space that a budget admits: its exact size, and uniform sampling from it.
+
+Costs are compared as integers (see `priced_space`); half a unit an op, what rounding can add, is granted on
+top of the budget, so no member within it is ever left out. A measure without a bound is not counted.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from costmodel.config.units import format_bytes, format_seconds
+from costmodel.cost import Budget, InfeasibleError, Price
+from search_spaces.budget.bounded_paths import BoundedPaths, bounded_paths, draw, layers_of_paths
+from search_spaces.budget.cost_counts import Cost
+from search_spaces.budget.priced_space import UNITS_PER_BYTE, UNITS_PER_S, Measure, PricedSpace, cheapest, price_of
+from search_spaces.graph import Vertex
+from search_spaces.notation import Named, name_of
+from search_spaces.space import SearchSpace, contains, member_of, path_of, random_below
+
+MAX_UNITS = 2.0**62  # what a sum in 64 bits can hold: 194 days, 288 PB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FeasibleSpace:
+    """The members of a priced space within a budget; made by `within_budget`. It may be empty.
+
+    costs: of the priced vertices, in integer units, 0 for a measure without a bound.
+    """
+
+    priced: PricedSpace
+    budget: Budget
+    costs: dict[Vertex, Cost] = field(repr=False)
+    paths: BoundedPaths = field(repr=False)
+
+    @property
+    def space(self) -> SearchSpace:
+        return self.priced.space
+
+    @property
+    def num_feasible(self) -> int:
+        """How many members are within the budget, exactly."""
+        return self.paths.num_paths * len(self.space.recipes)
+
+    def fits(self, member: Named) -> bool:
+        """Whether this is a member of the space and within the budget."""
+        if not contains(self.space, member):
+            return False
+        path = path_of(self.space, member.architecture.layers)
+        costs = [self.costs[vertex] for vertex in path if vertex in self.costs]
+        latency, sent = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
+        return latency <= self.paths.limit[0] and sent <= self.paths.limit[1]
+
+    def members(self) -> Iterator[Named]:
+        """Every member within the budget once, in an order that is always the same."""
+        for layers in layers_of_paths(self.paths):
+            for recipe in self.space.recipes:
+                yield member_of(self.space, layers, entropy_regularised=recipe)
+
+    def sample(self, rng: np.random.Generator) -> Named:
+        """A member within the budget, drawn uniformly. Raises InfeasibleError if there is none."""
+        check_feasible(self)
+        recipe = self.space.recipes[random_below(len(self.space.recipes), rng)]
+        return member_of(self.space, draw(self.paths, rng), entropy_regularised=recipe)
+
+
+def within_budget(priced: PricedSpace, budget: Budget) -> FeasibleSpace:
+    """The members within the budget. Raises ValueError if their costs are too many or too large to tabulate."""
+    bounded = budget.latency_s is not None, budget.sent_bytes is not None
+    costs = {vertex: (cost[0] * bounded[0], cost[1] * bounded[1]) for vertex, cost in priced.costs.items()}
+    if (priced.space.base.num_layers + 2) * max(map(max, costs.values())) > MAX_UNITS:
+        raise ValueError(
+            f"members of space {priced.space.name!r} must cost less than 194 days and 288 PB to be counted."
+        )
+    slack = priced.num_ops / 2
+    limit = (_units(budget.latency_s, UNITS_PER_S, slack), _units(budget.sent_bytes, UNITS_PER_BYTE, slack))
+    paths = bounded_paths(priced.space.graph, costs, limit)
+    return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths)
+
+
+def check_feasible(feasible: FeasibleSpace) -> None:
+    """Raises InfeasibleError, naming the cheapest member and its cost, if nothing is within the budget."""
+    if feasible.num_feasible:
+        return
+    priced, budget = feasible.priced, feasible.budget
+    measures: list[Measure] = [
+        measure for measure in ("latency_s", "sent_bytes") if getattr(budget, measure) is not None
+    ]
+    least = dict.fromkeys(cheapest(priced, measure) for measure in measures)
+    costs = ", ".join(f"{_name(member)}, costs {format_price(price_of(priced, member))}" for member in least)
+    raise InfeasibleError(
+        f"no member of space {priced.space.name!r} is within the budget of {format_budget(budget)} at sequence length "
+        f"{priced.seq_len} under {priced.pricer.protocol!r}; the cheapest, {costs}; "
+        f"raise the budget or shorten the sequence."
+    )
+
+
+def format_price(price: Price) -> str:
+    """A price for people: `4.76 min and 6.43 GB`."""
+    return f"{format_seconds(price.latency_s)} and {format_bytes(price.sent_bytes)}"
+
+
+def format_budget(budget: Budget) -> str:
+    """A budget for people: `5.00 min and 8.00 GB`, or the one bound it has, or `nothing`."""
+    latency = [] if budget.latency_s is None else [format_seconds(budget.latency_s)]
+    sent = [] if budget.sent_bytes is None else [format_bytes(budget.sent_bytes)]
+    return " and ".join(latency + sent) or "nothing"
+
+
+def _name(member: Named) -> str:
+    return name_of(member.architecture, entropy_regularised=member.entropy_regularised)
+
+
+def _units(bound: float | None, units_per: float, slack: float) -> int:
+    return 0 if bound is None else math.floor(min(bound * units_per + slack, MAX_UNITS))

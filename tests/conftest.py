@@ -1,0 +1,100 @@
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from costmodel import ops
+from costmodel.cost import Budget, Price
+from costmodel.estimate import Pricer
+from nas.corpus.corpus import Corpus, prepare
+from nas.results.ledger import Record
+from search_spaces.budget.feasible import within_budget
+from search_spaces.budget.priced_space import price_space
+from search_spaces.space import load_space
+
+SECONDS = {ops.Gelu: 9.0, ops.Relu: 3.0, ops.LayerNorm: 4.0, ops.Linear: 1.0}
+
+
+class ToyPricer(Pricer):
+    """Seconds per op kind, whatever the shape."""
+
+    protocol, network, cost_model_id, range_over = "toy", None, "0", "nothing"
+
+    def price(self, op):
+        return Price(latency_s=SECONDS.get(type(op), 0.5), sent_bytes=1.0)
+
+    def latency_s_range(self, graph):
+        return None
+
+    def prior_share(self, graph):
+        return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Acts, here and in the processes that tests start, also where the tests run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def feasible():
+    return within_budget(price_space(load_space("tiny"), ToyPricer(), 16), Budget(latency_s=25.0))
+
+
+@pytest.fixture
+def make_record():
+    """Makes ledger records with the fields a test does not care about filled in."""
+
+    def make(index: int = 0, **changes: Any) -> Record:
+        fields: dict[str, Any] = {
+            "event": "finished",
+            "trial_id": f"t{index}-s0-a0",
+            "candidate_id": f"c{index}",
+            "arch_id": f"a{index}",
+            "notation": "SM+ScFuFFN",
+            "placement": "2xoSoFs",
+            "entropy_regularised": False,
+            "index": index,
+            "generation": 0,
+            "role": "candidate",
+            "status": "completed",
+            "scale": "smoke",
+            "width": 8,
+            "tokens": 100,
+            "corpus": "c",
+            "tokenizer": "bpe",
+            "split": "validation",
+            "val_loss": 2.0,
+            "perplexity": 7.389,
+            "protocol": "published",
+            "network": None,
+            "cost_model_id": "m",
+            "rounds": None,
+            "sent_bytes": 1e9,
+            "latency_s": 100.0,
+            "latency_s_range": (90.0, 110.0),
+            "seed": 0,
+            "versions": {"python": "3.11"},
+        }
+        return Record(**{**fields, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+    text = tmp_path_factory.mktemp("data") / "text.txt"
+    text.write_text("".join(f"value_{index % 7} = {index * index % 101}\n" for index in range(2_000)))
+    return prepare(str(text), 300, tmp_path_factory.mktemp("cache"))

@@ -1,0 +1,157 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from costmodel import ops
+from costmodel.calibration.fit_compute import fit_testbed
+from costmodel.calibration.microbenchmark import WARM_UP, Timing, measure, plan, save, saved
+from costmodel.engine.spu import Measured
+from costmodel.ops import OP_TYPES, Op
+from costmodel.protocols import cheetah
+from costmodel.protocols.cheetah_preprocessing import BATCH, KEPT
+from costmodel.protocols.compute_testbed import KindSeconds, dump_compute, kind, load_compute, seconds_of, work
+from costmodel.protocols.primitives import Setting
+
+START_S, FIXED_S, UNIT_S, BATCH_S = 5.0, 1e-3, 1e-6, 2.0
+
+
+def of_work(op: Op, protocol: str) -> float:
+    return FIXED_S + UNIT_S * sum(work(op, protocol).values())
+
+
+def timed(series, protocol: str) -> Timing:
+    """What a machine would take on which every kind has the same coefficients; some runs are disturbed."""
+    batches = (0,) * len(series.runs)
+    if protocol == "cheetah":
+        batches = cheetah.batches_made(series.runs, Setting(weights=series.weights))
+    seconds = [of_work(op, protocol) + BATCH_S * made for op, made in zip(series.runs, batches, strict=True)]
+    start = len(WARM_UP)
+    disturbed = [
+        s + (0.5 if index % 2 and not made else 0.0)
+        for index, (s, made) in enumerate(zip(seconds[start:], batches[start:], strict=True))
+    ]
+    return Timing(
+        kind=series.kind, start_s=START_S + sum(of_work(op, protocol) for op in WARM_UP), seconds=tuple(disturbed)
+    )
+
+
+def test_every_op_is_in_the_plan_under_a_name_of_its_own() -> None:
+    kinds = [series.kind for series in plan("semi2k")]
+    assert len(set(kinds)) == len(kinds)
+    assert {type(series.sizes[0]) for series in plan("semi2k")} == set(OP_TYPES)
+
+
+def test_known_coefficients_are_found_again() -> None:
+    testbed = fit_testbed("semi2k", Setting(), [timed(series, "semi2k") for series in plan("semi2k")])
+    for op in (ops.Relu(rows=7, features=11), ops.Linear(rows=3, in_features=50, out_features=9, bias=True)):
+        assert seconds_of(op, "secret", testbed) == pytest.approx(of_work(op, "semi2k"), rel=1e-6)
+    assert testbed.start_s == pytest.approx(START_S)
+    assert max(measured.worst_error for measured in testbed.kinds.values()) < 1e-6
+
+
+def test_batches_of_oblivious_transfers_are_charged_by_use() -> None:
+    testbed = fit_testbed("cheetah", Setting(), [timed(series, "cheetah") for series in plan("cheetah")])
+    op = ops.Relu(rows=64, features=256)
+    per_ot = BATCH_S / (BATCH - KEPT)
+    assert seconds_of(op, "secret", testbed) == pytest.approx(
+        of_work(op, "semi2k") + per_ot * cheetah.num_ots(op, Setting())
+    )
+
+
+def test_a_batch_that_took_less_than_others_is_not_taken_off_its_op() -> None:
+    timings = [timed(series, "cheetah") for series in plan("cheetah")]
+    series = next(each for each in plan("cheetah") if each.kind == "Relu")
+    made = cheetah.batches_made(series.runs, Setting())[len(WARM_UP) :]
+    assert 0 < sum(made) < len(made)
+    short = [s - BATCH_S / 2 * batches for s, batches in zip(timed(series, "cheetah").seconds, made, strict=True)]
+    changed = [replace(each, seconds=tuple(short)) if each.kind == "Relu" else each for each in timings]
+    before, after = (fit_testbed("cheetah", Setting(), each).kinds["Relu"] for each in (timings, changed))
+    assert after.fixed_s == pytest.approx(before.fixed_s)
+    assert after.worst_error < 1e-6
+
+
+def test_a_testbed_survives_its_file(tmp_path: Path) -> None:
+    testbed = fit_testbed("aby3", Setting(), [timed(series, "aby3") for series in plan("aby3")])
+    path = tmp_path / "mine.yaml"
+    path.write_text(dump_compute(testbed))
+    loaded = load_compute(path)
+    op = ops.Softmax(heads=2, queries=8, keys=8)
+    assert seconds_of(op, "secret", loaded) == pytest.approx(seconds_of(op, "secret", testbed), rel=1e-3)
+    assert replace(loaded, kinds={}, start_s=0.0) == replace(testbed, kinds={}, start_s=0.0)
+
+
+def test_a_file_of_another_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "old.yaml"
+    path.write_text("{schema_version: 99, coefficients: {}}")
+    with pytest.raises(ValueError, match="`schema_version` must be 1, but got 99"):
+        load_compute(path)
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    asked: list[list[Op]] = []
+
+    def run(runs, *, protocol, setting, link):
+        asked.append(runs)
+        return [Measured(sent_bytes=0, messages=0, seconds=1.0)] * len(runs)
+
+    path = tmp_path / "timings.jsonl"
+    first, second, *_ = measure("semi2k", Setting(), (), run)
+    save(first, path)
+    save(second, path)
+    with path.open("a") as file:
+        file.write('{"kind": "torn')
+    assert saved(path) == (first, second)
+    save(second, path)  # in the place of the torn line
+    assert saved(path) == (first, second, second)
+    asked.clear()
+    everything = list(measure("semi2k", Setting(), saved(path), run))
+    assert len(asked) == len(plan("semi2k")) - 2
+    assert everything[0] == first
+    assert [timing.kind for timing in everything] == [series.kind for series in plan("semi2k")]
+
+
+def test_timings_that_are_none_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "timings.jsonl"
+    path.write_text(json.dumps({"kind": "Relu"}) + "\n")
+    with pytest.raises(ValueError, match="line 1 lacks the key 'start_s'"):
+        saved(path)
+
+
+def test_a_line_that_is_no_json_is_refused_by_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "timings.jsonl"
+    path.write_text('{"kind": "torn{"kind"\n')
+    with pytest.raises(ValueError, match="timings.jsonl, line 1 must be JSON; delete the line"):
+        saved(path)
+
+
+def test_a_timing_of_another_plan_is_measured_again() -> None:
+    def run(runs, *, protocol, setting, link):
+        return [Measured(sent_bytes=0, messages=0, seconds=1.0)] * len(runs)
+
+    first = next(iter(measure("semi2k", Setting(), (), run)))
+    old = replace(first, seconds=first.seconds[:-1])
+    assert next(iter(measure("semi2k", Setting(), (old,), run))) == first
+
+
+def test_a_plan_that_changed_asks_for_new_timings() -> None:
+    timings = [timed(series, "semi2k") for series in plan("semi2k")]
+    with pytest.raises(ValueError, match="must have 42 timings"):
+        fit_testbed("semi2k", Setting(), [replace(timings[0], seconds=(1.0,)), *timings[1:]])
+
+
+def test_a_kind_without_seconds_says_how_to_measure_it() -> None:
+    testbed = fit_testbed("semi2k", Setting(), [timed(series, "semi2k") for series in plan("semi2k")])
+    with pytest.raises(ValueError, match=r"no seconds for Relu; measure it with `python -m costmodel calibrate"):
+        seconds_of(ops.Relu(rows=1, features=1), "secret", replace(testbed, kinds={}))
+
+
+def test_seconds_never_fall_as_an_op_grows() -> None:
+    with pytest.raises(ValueError, match="`elements` must be finite and at least 0"):
+        KindSeconds(fixed_s=0.0, per_unit_s={"elements": -1.0}, num_points=1, worst_error=0.0, held_out_error=0.0)
+
+
+def test_kinds_tell_forms_and_holders_apart() -> None:
+    assert kind(ops.Gelu(rows=1, features=1, form="exact"), "server") == "Gelu.exact"
+    assert kind(ops.Linear(rows=1, in_features=1, out_features=1, bias=True), "server") == "Linear.server"

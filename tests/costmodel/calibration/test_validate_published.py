@@ -1,0 +1,69 @@
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+
+from costmodel.calibration.validate_published import checks, fit_errors, flops_published, left_out_errors
+from costmodel.protocols import load_pricer
+
+PRICER = load_pricer()
+
+
+def test_flops_written_out(rows):
+    # 12 layers, T = 128, d = 768: FFN 16 * 128 * 768^2 * 12 = 14.496 GFLOP, fused 2 * ... = 1.812, pruned by 6 0.906;
+    # attention (8 * 128 * 768^2 + 3 * 128^2 * 768) * 12 = 7.701, simplified (4 ..., 2 ...) * 12 = 3.926.
+    by_name = {row.name: row for row in rows}
+    plain = flops_published(by_name["SM+LN+G L=12 T=128"], ["gelu"] * 12, simplified=False)
+    assert (plain.ffn_gflop, plain.attention_gflop) == (Decimal("14.5"), Decimal("7.7"))
+    pruned = flops_published(by_name["SM+ScFuFFN_i6 L=12 T=128"], ["fused"] * 6 + ["none"] * 6, simplified=False)
+    assert pruned.ffn_gflop == Decimal("0.9")
+    simplified = flops_published(by_name["HH(SM+ScFuFFN) L=12 T=128"], ["fused"] * 12, simplified=True)
+    assert (simplified.ffn_gflop, simplified.attention_gflop) == (Decimal("1.8"), Decimal("3.9"))
+
+
+def test_a_wrong_digit_is_noticed(rows):
+    row = replace(rows[0], ffn_gflop=Decimal("14.6"))
+    assert not flops_published(row, ["gelu"] * 12, simplified=False).matches(row)
+
+
+def test_every_bar_is_met(rows, row_counts):
+    found = checks(rows, row_counts, sent_bytes=PRICER.sent_bytes, latency_s=PRICER.latency_s, num_flops_wrong=0)
+    assert [check.name for check in found if not check.passed] == []
+    bars = {check.name: check.bar for check in found if check.bar is not None}
+    assert list(bars.values()) == [0.0, 0.005, 0.02, 0.05, 0.015, 0.015]
+
+
+def test_coefficients_that_are_off_fail_the_bars(rows, row_counts):
+    dear = {term: 1.06 * value for term, value in PRICER.latency_s.items()}
+    found = checks(rows, row_counts, sent_bytes=PRICER.sent_bytes, latency_s=dear, num_flops_wrong=1)
+    failed = [check.name for check in found if not check.passed]
+    assert failed == [
+        "rows whose FLOPs differ from a printed digit",
+        "latency, mean of 27 rows",
+        "latency, worst of 27 rows",
+    ]
+
+
+def test_every_examined_term_is_needed(rows, row_counts):
+    """What the counts claim: without per-row costs of linears or shaped scores, a bar fails."""
+    found = checks(rows, row_counts, sent_bytes=PRICER.sent_bytes, latency_s=PRICER.latency_s, num_flops_wrong=0)
+    values = {check.name: check.value for check in found}
+    assert values["communication, refitted without linear_rows, worst of 21 own-method rows"] > 0.005
+    assert values["latency, refitted without linear_rows, mean of 27 rows"] > 0.02
+    assert values["latency, refitted without shaped_scores, mean of 27 rows"] > 0.02
+    assert values["latency, refitted without shaped_scores, worst of 27 rows"] > 0.05
+    whole = values["communication, mean of 27 rows"]
+    assert values["communication, refitted without shaped_scores, mean of 27 rows"] > 1.2 * whole
+
+
+def test_errors_are_relative(rows, row_counts):
+    values = {term: 2.0 * value for term, value in PRICER.sent_bytes.items()}
+    once = fit_errors("sent_bytes", rows, row_counts, PRICER.sent_bytes)
+    assert fit_errors("sent_bytes", rows, row_counts, values) == pytest.approx([1 + 2 * error for error in once])
+
+
+def test_leaving_out_sees_less_than_the_fit(rows, row_counts):
+    fitted = fit_errors("latency_s", rows, row_counts, PRICER.latency_s)
+    left_out = left_out_errors("latency_s", rows, row_counts, with_twins=True)
+    assert len(left_out) == len(rows)
+    assert sum(map(abs, left_out)) > sum(map(abs, fitted))

@@ -1,0 +1,72 @@
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from costmodel.config.schema import decode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    kind: Literal["a", "b"] = "a"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    count: int
+    share: float = 0.5
+    name: str | None = None
+    pair: tuple[int, str] = (1, "x")
+    inners: tuple[Inner, ...] = ()
+    weights: dict[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"`count` must be at least 0, but got {self.count}.")
+
+
+def test_plain_data_becomes_nested_dataclasses():
+    data = {"count": 2, "share": 1, "pair": [3, "y"], "inners": [{}, {"kind": "b"}], "weights": {"w": 2}}
+    assert decode(Outer, data, "file") == Outer(
+        count=2, share=1.0, pair=(3, "y"), inners=(Inner(), Inner(kind="b")), weights={"w": 2.0}
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "file must be a mapping of keys to values"),
+        ({}, "file lacks the key 'count'"),
+        ({"count": 1, "size": 1}, "file has the unknown key 'size'; known keys are count, share"),
+        ({"count": "1"}, "`count` of file must be of type int, but got '1'"),
+        ({"count": True}, "`count` of file must be of type int, but got True"),
+        ({"count": 1.0}, "`count` of file must be of type int"),
+        ({"count": 1, "share": "1e9"}, "`share` of file must be of type float, but got '1e9'; write 1000000000.0"),
+        ({"count": 1, "share": "much"}, "`share` of file must be of type float, but got 'much'.$"),
+        ({"count": 1, "share": 10**400}, "`share` of file must be of type float, but is beyond its range"),
+        ({"count": 1, "name": 3}, "`name` of file must be of type str, but got 3"),
+        ({"count": 1, "pair": [1]}, "`pair` of file must have 2 items, but got 1"),
+        ({"count": 1, "pair": "ab"}, "`pair` of file must be a list"),
+        ({"count": 1, "inners": [{"kind": "c"}]}, "`kind` of item 0 of `inners` of file must be one of a, b"),
+        ({"count": 1, "weights": [1]}, "`weights` of file must be a mapping"),
+        ({"count": -1}, "file: `count` must be at least 0, but got -1"),
+    ],
+)
+def test_anything_else_is_refused_with_its_place(data, message):
+    with pytest.raises(ValueError, match=message):
+        decode(Outer, data, "file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versioned:
+    schema_version: int = 2
+    name: str
+
+
+def test_another_schema_version_is_named_before_any_other_complaint():
+    for data in ({"schema_version": 3, "name": "x", "colour": 1}, {"schema_version": 1}, {"schema_version": None}):
+        with pytest.raises(ValueError, match="file: `schema_version` must be 2, but got .*; it was written by another"):
+            decode(Versioned, data, "file")
+    assert decode(Versioned, {"schema_version": 2, "name": "x"}, "file") == Versioned(name="x")
+    with pytest.raises(ValueError, match="unknown key 'colour'"):
+        decode(Versioned, {"name": "x", "colour": 1}, "file")

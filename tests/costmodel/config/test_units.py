@@ -1,0 +1,39 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel.config.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("300s", 300.0), ("5min", 300.0), (" 1.5 h ", 5400.0), ("20ms", 0.02), ("1e2s", 100.0)]
+)
+def test_durations(text, seconds):
+    assert parse_seconds(text, "budget") == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("text", "num_bytes"), [("8GB", 8e9), ("800 MB", 8e8), ("1TB", 1e12), ("12B", 12.0)])
+def test_sizes(text, num_bytes):
+    assert parse_bytes(text, "budget") == pytest.approx(num_bytes)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "5 parsecs", "-5min", "0s", "nan s", "inf min", "1e999s", "min", "5 GB", "1.2.3s"]
+)
+def test_a_duration_needs_a_positive_number_with_a_unit(text):
+    with pytest.raises(ValueError, match="budget must be a positive number with a unit") as error:
+        parse_seconds(text, "budget")
+    assert repr(text) in str(error.value)
+
+
+@given(st.integers(1, 10**6))
+def test_what_is_printed_reads_back(seconds):
+    assert parse_seconds(format_seconds(seconds), "x") == pytest.approx(seconds, rel=0.006)
+
+
+def test_units_for_people():
+    assert format_seconds(285.6) == "4.76 min"
+    assert format_seconds(12.34) == "12.3 s"
+    assert format_seconds(7200) == "2.00 h"
+    assert format_bytes(6.43e9) == "6.43 GB"
+    assert format_bytes(999) == "999 B"

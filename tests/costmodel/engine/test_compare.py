@@ -1,0 +1,310 @@
+"""`python -m costmodel compare`: predicted against measured, and its exit codes; the engine itself is optional here."""
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import costmodel.__main__ as main
+from costmodel.config import cli
+from costmodel.engine import compare, session, spu
+from costmodel.engine.measured_rounds import MeasuredRounds
+from costmodel.engine.spu import EngineError, Measured, Run
+from costmodel.execution import interpreter
+from costmodel.protocols.primitives import NOTHING, Setting
+from costmodel.report import comparisons
+from costmodel.report.estimates import PRICE_KEYS
+
+needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
+TINY = ("--base", "tiny", "--layers", "1", "--vocab", "40", "--seq-len", "6")
+LOGIT_TOLERANCE = 0.02
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """`code, stdout, stderr` of a command line, run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_command(*args):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.run({"compare": main.compare, "estimate": main.estimate}, prog="python -m costmodel", args=args)
+        captured = capsys.readouterr()
+        return exit_info.value.code, captured.out, captured.err
+
+    return run_command
+
+
+@pytest.fixture
+def no_engine(monkeypatch):
+    monkeypatch.setattr(spu, "find_spec", lambda name: None)
+
+
+@pytest.fixture
+def engine_stub(monkeypatch):
+    """An engine that computes in the clear, is off by 0.25 in one logit, and sends 3 bytes in 2 messages per op."""
+
+    def run_stub(graph, weights, tokens, caches, *, protocol, setting, link):
+        logits = interpreter.execute(graph, weights, tokens, caches)
+        logits[0, logits[0].argmin()] -= 0.25
+        cost = Measured(sent_bytes=3, messages=2, seconds=0.1)
+        return Run(logits=logits, by_op=tuple((node, cost) for node in graph))
+
+    monkeypatch.setattr(spu, "check_installed", lambda: None)
+    monkeypatch.setattr(spu, "run", run_stub)
+    monkeypatch.setattr(comparisons, "version", lambda package: "0.0")
+
+
+def check_document(document, protocol):
+    assert list(document) == ["architecture", "base", "seq_len", "protocol", "network", "total", "by_op", "setting"]
+    assert (document["protocol"], document["network"], document["seq_len"]) == (protocol, None, 6)
+    total, by_op = document["total"], document["by_op"]
+    assert list(total) == ["predicted", "measured", "logits_max_abs_error", "top1_agreement"]
+    assert list(total["predicted"]) == [*PRICE_KEYS, "latency_s_range", "prior_share"]
+    assert list(total["measured"]) == [*PRICE_KEYS, "rounds_reason"]
+    for entry in by_op:
+        assert list(entry) == ["op", "layer", "name", "shape", "predicted", "measured"]
+        assert list(entry["predicted"]) == list(entry["measured"]) == list(PRICE_KEYS)
+    for side, known in (
+        ("predicted", set(PRICE_KEYS)),
+        ("measured", {"messages", "sent_bytes", "latency_s"}),
+    ):
+        for key in PRICE_KEYS:
+            parts = [entry[side][key] for entry in by_op]
+            assert (sum(parts) if key in known else None) == total[side][key]
+            assert key in known or set(parts) == {None}
+    assert total["measured"]["rounds_reason"] == "the engine counts messages, not rounds"
+    assert (document["setting"]["ring_bits"], document["setting"]["fraction_bits"]) == (64, 18)
+
+
+def setting_of(run, *args):
+    code, out, _ = run("compare", "SM", *TINY, "--format", "json", *args)
+    assert code == 0
+    setting = json.loads(out)["setting"]
+    common = list(setting)[1 : list(setting).index("weights_seed")]
+    priced = json.loads(run("estimate", "SM", *TINY, "--format", "json", "--protocol", "semi2k")[1])["setting"]
+    assert common == list(priced)  # `estimate` says the same
+    names = ("weights", "weights_seed", "embedding", "projection", "phase", "ring_bits", "fraction_bits")
+    return [setting[name] for name in names]
+
+
+def test_json_records_the_setting(run, engine_stub):
+    assert setting_of(run) == ["secret", 0, "one-hot", "all", "prefill", 64, 18]
+    changed = ("--weights", "server", "--projection", "last", "--fraction-bits", "15")
+    assert setting_of(run, *changed) == ["server", 0, "one-hot", "last", "prefill", 64, 15]
+    assert setting_of(run, "--phase", "decode", "--embedding", "lookup")[2:5] == ["lookup", "all", "decode"]
+
+
+def test_json_has_every_key_and_sums(run, engine_stub):
+    code, out, err = run("compare", "SM+LN+G", *TINY, "--format", "json")
+    document = json.loads(out)
+    assert (code, err) == (0, "running 16 ops under the engine, 492.62 kB to send\n")
+    check_document(document, "semi2k")
+    assert (document["architecture"], document["base"]) == ("SM+LN+G", "tiny")
+    assert document["total"]["measured"]["sent_bytes"] == 3 * len(document["by_op"]) == 48
+    assert document["total"]["logits_max_abs_error"] == pytest.approx(0.25)
+    assert document["total"]["top1_agreement"] == 1.0
+
+
+def test_seconds_of_another_ring_are_not_predicted(run, engine_stub):
+    code, out, _ = run("compare", "SM", *TINY, "--format", "json", "--fraction-bits", "15")
+    assert code == 0
+    predicted = json.loads(out)["total"]["predicted"]
+    assert (predicted["compute_s"], predicted["network_s"], predicted["latency_s"]) == (None, None, None)
+
+
+def test_delays_measure_rounds(run, engine_stub, monkeypatch):
+    def measured(job, *, delays_s):
+        slopes = tuple(float(index) for index, _ in enumerate(job.nodes))
+        return MeasuredRounds(by_op=slopes, seconds=tuple((delay_s, 1.0) for delay_s in delays_s), residual_s=0.5)
+
+    monkeypatch.setattr(compare, "measured_rounds", measured)
+    code, out, _ = run("compare", "SM", *TINY, "--delays", "10ms,20ms,40ms", "--format", "json")
+    assert code == 0
+    document = json.loads(out)
+    by_op = [entry["measured"]["rounds"] for entry in document["by_op"]]
+    assert by_op == [float(index) for index, _ in enumerate(by_op)]
+    assert document["total"]["measured"]["rounds"] == sum(by_op)
+    assert document["total"]["measured"]["rounds_reason"] is None
+    assert document["setting"]["delays_s"] == [0.01, 0.02, 0.04]
+
+
+@pytest.mark.parametrize(
+    ("delays", "message"),
+    [
+        ("10ms,20ms", "at least 3 different one-way delays"),
+        ("10ms,10ms,10ms", "at least 3 different one-way delays"),
+        ("10ms,soon,20ms", "--delays"),
+    ],
+)
+def test_delays_that_give_no_slope_are_refused(run, engine_stub, delays, message):
+    code, out, err = run("compare", "SM", *TINY, "--delays", delays)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_a_table_has_every_op_kind_and_the_total(run, engine_stub):
+    code, out, _ = run("compare", "SM+LN+G", *TINY)
+    assert code == 0
+    assert out.startswith("SM+LN+G on tiny, T=6, protocol semi2k, ring of 64 bits, 18 of them fraction\n")
+    for text in ("layers.0.attention.softmax", "all Gelu", "total", "greatest error 0.25", "not rounds"):
+        assert text in out
+    assert "-100.000%" in out  # the stub sends where a residual sum is predicted to be local
+
+
+@needs_engine
+@pytest.mark.parametrize(
+    ("protocol", "weights", "embedding"),
+    [
+        ("semi2k", "secret", "one-hot"),
+        ("semi2k", "server", "lookup"),
+        ("aby3", "secret", "one-hot"),
+        ("aby3", "server", "lookup"),
+        ("cheetah", "server", "lookup"),
+    ],
+)
+def test_the_engine_agrees(run, protocol, weights, embedding):
+    options = ("--protocol", protocol, "--weights", weights, "--embedding", embedding, "--format", "json")
+    code, out, err = run("compare", "SM(t)+ScFuFFN", *TINY, *options)
+    assert (code, err.count("\n")) == (0, 1)
+    document = json.loads(out)
+    check_document(document, protocol)
+    predicted, measured = document["total"]["predicted"], document["total"]["measured"]
+    assert predicted["messages"] == measured["messages"]
+    assert predicted["sent_bytes"] == pytest.approx(measured["sent_bytes"], rel=1e-3 if protocol == "cheetah" else 0)
+    assert document["total"]["logits_max_abs_error"] < LOGIT_TOLERANCE
+    assert measured["latency_s"] > 0
+
+
+@needs_engine
+def test_a_crash_of_the_engine_is_one_line_with_its_op(run, monkeypatch):
+    # the prediction refuses a ring in which the engine cannot divide; without it, the engine fails
+    monkeypatch.setitem(compare.PREDICTIONS, "semi2k", lambda graph, setting: (NOTHING,) * len(graph.nodes))
+    code, out, err = run("compare", "SM", *TINY, "--ring-bits", "32", "--fraction-bits", "8")
+    assert (code, out) == (1, "")
+    assert "error: the engine failed (status 1) in op 'layers.0.attention.softmax'" in err
+    assert "Traceback" not in err
+
+
+@pytest.fixture
+def weights_of_sm(graph_of):
+    graph = graph_of("SM", seq_len=6, base="tiny", layers=1, vocab=40)
+    drawn = compare.drawn_weights(graph, np.random.default_rng(1))
+    return {name: value.astype(np.float32) for name, value in drawn.items()}
+
+
+def test_weights_come_from_a_file(run, engine_stub, tmp_path, weights_of_sm):
+    weights_of_sm["position.weight"] = np.tile(weights_of_sm["position.weight"], (2, 1))  # of a longer context
+    save_file(weights_of_sm | {"other": np.zeros(1, dtype=np.float32)}, tmp_path / "w.safetensors")
+    assert setting_of(run, "--weights-file", "w.safetensors")[:2] == ["secret", None]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"embed.weight": None}, "must hold 'embed.weight' of shape (40, 16), but it is missing"),
+        ({"embed.weight": np.zeros((40, 3))}, "'embed.weight' must have the shape (40, 16), but has (40, 3)"),
+        ({"embed.weight": np.full((40, 16), np.nan)}, "must be finite, but 640 of its numbers are not"),
+    ],
+)
+def test_weights_that_do_not_fit_are_one_line(run, engine_stub, tmp_path, weights_of_sm, broken, message):
+    weights = {name: value for name, value in (weights_of_sm | broken).items() if value is not None}
+    save_file(weights, tmp_path / "w.safetensors")
+    code, out, err = run("compare", "SM", *TINY, "--weights-file", "w.safetensors")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a safetensors file"])
+def test_a_file_that_is_no_weights_file_is_one_line(run, engine_stub, tmp_path, content):
+    if content is not None:
+        (tmp_path / "w.safetensors").write_bytes(content)
+    code, out, err = run("compare", "SM", *TINY, "--weights-file", "w.safetensors")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "weights file 'w.safetensors' must be a readable safetensors file, but: " in err
+
+
+def test_a_lookup_finds_what_the_one_hot_tokens_select(graph_of):
+    hot = graph_of("SM", seq_len=6, base="tiny", layers=1, vocab=40)
+    first = replace(hot.nodes[0], op=replace(hot.nodes[0].op, encoding="lookup"))
+    weights = compare.drawn_weights(hot, np.random.default_rng(0))
+    tokens = np.array([0, 39, 7, 7, 1, 20])
+    found = interpreter.execute(replace(hot, nodes=(first, *hot.nodes[1:])), weights, tokens)
+    np.testing.assert_array_equal(found, interpreter.execute(hot, weights, tokens))
+
+
+def test_an_engine_that_fails_ends_with_1(run, engine_stub, monkeypatch):
+    def fail(*args, **settings):
+        raise EngineError("the engine failed (status -11) in op 'embed': no output")
+
+    monkeypatch.setattr(spu, "run", fail)
+    code, out, err = run("compare", "SM", *TINY)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[1:] == ["error: the engine failed (status -11) in op 'embed': no output"]
+
+
+def test_the_last_words_of_a_killed_engine_are_not_its_profile():
+    profile = "[info] [api.cc:233] Link details: total send bytes 0, recv bytes 0, send actions 0, recv actions 0\n"
+    assert session.last_words(profile) == "no output"
+    assert session.last_words("what(): out of memory\n" + profile) == "what(): out of memory"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--protocol", "published"], "protocol published has no engine to compare with; choose one of semi2k, aby3, "),
+        (["--protocol", "spdz"], "protocol must be one of semi2k, aby3, cheetah, but got 'spdz'."),
+        ([], "it needs Python < 3.12 and numpy < 2; run: python3.11 -m pip install 'spu==0.9.5' 'numpy<2'"),
+        (["--layers", "0"], "`layers` must be"),
+        (["--heads", "0"], "`num_heads` must be at least 1, but got 0"),
+        (["--d-ff=-1"], "`d_ff` must be at least 1, but got -1"),
+        (["--vocab", "0"], "`vocab_size` must be at least 1, but got 0"),
+        (["--seq-len", "0"], "`seq_len` must be between 1 and the context 128, but got 0"),
+        (["--seq-len", "129"], "`seq_len` must be between 1 and the context 128, but got 129"),
+        (["--ring-bits", "48"], "`ring_bits` must be 32, 64 or 128, but got 48"),
+        (["--fraction-bits", "32"], "`fraction_bits` must be from 1 to 31 in a ring of 64 bits"),
+        (["--ring-bits", "32", "--fraction-bits", "8"], "`ring_bits` must be at least 64 for division"),
+        (["--ring-bits", "128", "--protocol", "cheetah"], "priced in a ring of 64 bits, but got 128"),
+        (["--weights", "client"], "--weights must be one of ['secret', 'server']"),
+        (["--format", "xml"], "--format must be one of ['table', 'json']"),
+    ],
+)
+def test_bad_input_is_one_line(run, no_engine, tmp_path, args, message):
+    code, out, err = run("compare", "SM", "--base", "tiny", *args)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_python_without_a_wheel_is_named(run, no_engine, monkeypatch):
+    monkeypatch.setattr(spu.sys, "version_info", (3, 13, 0))
+    code, _, err = run("compare", "SM", "--base", "tiny")
+    assert code == 2
+    assert "has no wheel for this Python 3.13, but for 3.11" in err
+
+
+def test_predictions_do_not_need_the_engine(no_engine, graph_of):
+    graph = graph_of("SM+LN+G", seq_len=4, base="tiny")
+    for protocol in compare.PREDICTIONS:
+        assert len(compare.predict(graph, protocol, Setting())) == len(graph.nodes)
+
+
+def test_every_engine_protocol_is_compared():
+    assert set(compare.PREDICTIONS) == set(spu.NUM_PARTIES)
+
+
+@pytest.mark.parametrize("name", ["SM", "SM+LN+G", "HH(SM+ScFuFFN)", "SM(t)+ScFFN"])
+@pytest.mark.parametrize("base", ["tiny", "pythia-70m"])
+def test_drawn_weights_give_moderate_logits(name, base, graph_of):
+    graph = graph_of(name, seq_len=16, base=base, layers=12, heads=4, d_model=64, vocab=300)
+    generator = np.random.default_rng(0)
+    weights, tokens = compare.drawn_weights(graph, generator), compare.drawn_tokens(graph, generator)
+    logits = interpreter.execute(graph, weights, tokens)
+    assert 0.3 < logits.std() < 3
+    assert np.abs(logits).max() < 10
+    again = compare.drawn_weights(graph, np.random.default_rng(0))
+    assert all((again[key] == value).all() for key, value in weights.items())

@@ -1,0 +1,178 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel import ops
+from costmodel.calibration.microbenchmark import plan
+from costmodel.estimate import estimate
+from costmodel.network import NETWORKS
+from costmodel.protocols import load_pricer
+from costmodel.protocols.compute_testbed import ComputeTestbed, KindSeconds, dump_compute
+from costmodel.protocols.derived import COMM, load
+from costmodel.protocols.primitives import Setting
+from search_spaces.bases import BASES
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+
+PROTOCOLS = list(COMM)
+GRAPH = lower(parse("SM+LN+G", BASES["tiny"]).architecture, 8)
+SETTING = Setting()
+
+
+@pytest.fixture(scope="module")
+def testbeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One second per op and a microsecond per unit of work, ten to start; 10 % off on what was held out."""
+    folder, paths = tmp_path_factory.mktemp("testbeds"), {}
+    for protocol in PROTOCOLS:
+        kinds = {
+            series.kind: KindSeconds(
+                fixed_s=1.0,
+                per_unit_s=dict.fromkeys(("elements", "rows", "products", "heads", "results", "switches"), 1e-6),
+                num_points=6,
+                worst_error=0.0,
+                held_out_error=0.1,
+            )
+            for series in plan(protocol)
+        }
+        testbed = ComputeTestbed(
+            protocol=protocol, engine="e", machine="m", measured_on="d", ring_bits=64, fraction_bits=18, start_s=10.0,
+            kinds=kinds,
+        )  # fmt: skip
+        paths[protocol] = folder / f"{protocol}.yaml"
+        paths[protocol].write_text(dump_compute(testbed))
+    return paths
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_latency_is_the_sum_of_its_parts(protocol: str, testbeds: dict[str, Path]) -> None:
+    op = ops.Relu(rows=32, features=64)
+    price, comm = load(protocol, "wan", testbeds[protocol]).price(op), COMM[protocol](op, SETTING)
+    wan = NETWORKS["wan"]
+    assert price.compute_s == pytest.approx(1.0 + 1e-6 * 32 * 64)
+    wire_s = comm.waited_bytes * 8 / wan.bandwidth_bits_per_s + comm.rounds * wan.rtt_s / 2
+    assert price.network_s == pytest.approx(wire_s)
+    assert price.latency_s == price.compute_s + price.network_s
+    assert price.sent_bytes == comm.online_bytes + comm.setup_bytes
+    assert (price.rounds, price.messages) == (comm.rounds, comm.messages)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_decoder_starts_once(protocol: str, testbeds: dict[str, Path]) -> None:
+    whole = estimate(GRAPH, load(protocol, "loopback", testbeds[protocol]))
+    seconds = [price.compute_s - 1.0 for _, price in whole.by_op]
+    assert seconds[0] > 10.0
+    assert max(seconds[1:]) < 0.5
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_totals_add_up_exactly(protocol: str, testbeds: dict[str, Path]) -> None:
+    whole = estimate(GRAPH, load(protocol, None, testbeds[protocol]))
+    assert whole.network == "lan"
+    for name in ("latency_s", "sent_bytes", "rounds", "messages", "compute_s", "network_s"):
+        parts = [getattr(price, name) for _, price in whole.by_op]
+        assert sum(parts) == getattr(whole.total, name)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_range_is_as_wide_as_held_out_errors(protocol: str, testbeds: dict[str, Path]) -> None:
+    whole = estimate(GRAPH, load(protocol, "lan", testbeds[protocol]))
+    assert whole.latency_s_range is not None
+    low, high = whole.latency_s_range
+    compute_s = whole.total.compute_s - 10.0  # starting has no held-out error
+    assert (low, high) == pytest.approx(
+        (whole.total.latency_s - 0.1 * compute_s, whole.total.latency_s + 0.1 * compute_s)
+    )
+
+
+def test_an_error_above_100_percent_leaves_the_network_in_the_range(testbeds: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "rough.yaml"
+    path.write_text(testbeds["semi2k"].read_text().replace("held_out_error: 0.1", "held_out_error: 3.0"))
+    whole = estimate(GRAPH, load("semi2k", "wan", path))
+    assert whole.latency_s_range is not None
+    assert whole.latency_s_range[0] == pytest.approx(whole.total.network_s + 10.0)
+
+
+@given(bandwidths=st.lists(st.floats(1e6, 1e11), min_size=2, max_size=2), protocol=st.sampled_from(PROTOCOLS))
+def test_more_bandwidth_is_never_slower(
+    bandwidths: list[float], protocol: str, tmp_path_factory: pytest.TempPathFactory, testbeds: dict[str, Path]
+) -> None:
+    folder, latencies = tmp_path_factory.mktemp("networks"), []
+    for index, bandwidth in enumerate(sorted(bandwidths)):
+        path = folder / f"{index}.yaml"
+        path.write_text(f"{{name: link, bandwidth_bits_per_s: {bandwidth!r}, rtt_s: 0.01, source: drawn}}")
+        latencies.append(estimate(GRAPH, load(protocol, str(path), testbeds[protocol])).total.latency_s)
+    assert latencies[1] <= latencies[0]
+
+
+def test_the_fingerprint_tells_networks_testbeds_and_settings_apart(testbeds: dict[str, Path], tmp_path: Path) -> None:
+    path = testbeds["semi2k"]
+    other = tmp_path / "other.yaml"
+    other.write_text(path.read_text().replace("start_s: 10.0", "start_s: 11.0"))
+    pricers = [
+        load("semi2k", "lan", path),
+        load("semi2k", "wan", path),
+        load("semi2k", "lan", other),
+        load("semi2k", "lan", path, Setting(weights="server")),
+        load("aby3", "lan", testbeds["aby3"]),
+    ]
+    assert len({pricer.cost_model_id for pricer in pricers}) == len(pricers)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("aby3", None, "semi2k"), "`protocol` of testbed .*semi2k.yaml must be aby3, but got semi2k"),
+        (("semi2k", "moon", "semi2k"), "network must be one of loopback"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments: tuple[str, str | None, str], error: str, testbeds) -> None:
+    protocol, network, testbed = arguments
+    with pytest.raises(ValueError, match=error):
+        load(protocol, network, testbeds[testbed])
+
+
+def test_sums_stay_exact_at_days_of_latency(testbeds: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "slow.yaml"
+    path.write_text("{name: slow, bandwidth_bits_per_s: 7.777, rtt_s: 3.3, source: nobody}")
+    whole = estimate(GRAPH, load("semi2k", str(path), testbeds["semi2k"]))
+    assert whole.total.latency_s > 20 * 3600
+    assert sum(price.latency_s for _, price in whole.by_op[::-1]) == whole.total.latency_s
+
+
+def test_seconds_beyond_all_numbers_are_refused(testbeds: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "no-link.yaml"
+    path.write_text("{name: none, bandwidth_bits_per_s: 1.0e-307, rtt_s: 0.0, source: nobody}")
+    with pytest.raises(ValueError, match="takes inf s on this testbed and network"):
+        estimate(GRAPH, load("semi2k", str(path), testbeds["semi2k"]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("held_out_error: 0.1", "held_out_error: .nan", "`held_out_error` must be finite and at least 0, but got nan"),
+        ("rows: ", "lines: ", "of the testbed has seconds per .*, but none per rows; measure it with"),
+        ("fixed_s: 1.0", "fixed_s: 1e-3", "`fixed_s` of .* must be of type float, but got '1e-3'; write 0.001"),
+        ("start_s: 10.0", "", "lacks the key 'start_s'"),
+    ],
+)
+def test_testbeds_that_cannot_be_used_are_refused(
+    old: str, new: str, error: str, testbeds: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(testbeds["semi2k"].read_text().replace(old, new))
+    with pytest.raises(ValueError, match=error):
+        estimate(GRAPH, load("semi2k", None, path))
+
+
+def test_a_testbed_of_another_ring_is_refused(testbeds: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="`ring_bits` of testbed .* must be 128, but got 64"):
+        load("semi2k", None, testbeds["semi2k"], Setting(ring_bits=128))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_committed_testbeds_price_every_kind(protocol: str) -> None:
+    pricer = load_pricer(protocol)
+    for series in plan(protocol):
+        assert 0 < pricer.price(series.sizes[-1]).latency_s < 3600

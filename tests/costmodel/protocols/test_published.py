@@ -1,0 +1,284 @@
+from dataclasses import MISSING, fields, replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel import ops
+from costmodel.calibration.fit_published import MARGINAL_S_PER_BYTE
+from costmodel.cost import Budget, Price, total
+from costmodel.estimate import estimate
+from costmodel.protocols import PROTOCOLS, load_pricer, published
+
+PRICER = load_pricer()
+FIVE_MINUTES = Budget(latency_s=300.0)
+LOCAL = (
+    ops.PositionEmbedding, ops.PackHeads, ops.Rotary, ops.RepeatHeads, ops.KeyValueCache, ops.Temperature, ops.Add,
+    ops.ScaledAdd, ops.LastRow,
+)  # fmt: skip
+DIMENSION = st.integers(1, 4096)
+
+
+def an_op(kind, sizes):
+    """An op of a type with the given dimensions, any value of its flags, and what else has a default."""
+    others = {"bias": True, "form": "tanh"}
+    names = [field.name for field in fields(kind) if field.default is MISSING]
+    dimensions = dict(zip([name for name in names if name not in others], sizes, strict=False))
+    return kind(**dimensions, **{name: others[name] for name in names if name in others})
+
+
+def price_of(graph):
+    return total(PRICER.price(node.op) for node in graph)
+
+
+def within(budget: Budget, price: Price) -> bool:
+    return budget.admits(latency_s=price.latency_s, sent_bytes=price.sent_bytes)
+
+
+def test_every_op_type_has_counts_of_known_terms():
+    assert set(ops.OP_TYPES) - set(published.COUNTS) == {ops.RmsNorm, ops.Silu, ops.Multiply}  # in no printed row
+    for kind in published.COUNTS:
+        assert set(published.counts(an_op(kind, [2] * 4))) <= set(published.TERMS)
+
+
+def test_an_unknown_op_is_an_error_and_never_free():
+    with pytest.raises(ValueError, match="no formula for SimpleNamespace"):
+        PRICER.price(SimpleNamespace(rows=1, features=1))
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        (ops.Gelu(rows=1, features=1, form="piecewise"), "Gelu with `form` tanh or exact only, but got 'piecewise'; "),
+        (ops.Softmax(heads=1, queries=1, keys=1, form="relu"), "Softmax with `form` exact only, but got 'relu'; "),
+        (ops.TokenEmbedding(tokens=1, vocab=1, features=1, encoding="lookup"), "`encoding` one-hot only, but got 'lo"),
+    ],
+)
+def test_forms_without_a_printed_row_are_refused(op, message):
+    with pytest.raises(ValueError, match=f"{message}.*choose protocol semi2k, aby3 or cheetah"):
+        PRICER.price(op)
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+def test_local_ops_are_free(kind):
+    price = PRICER.price(an_op(kind, [128] * 4))
+    assert (price.latency_s, price.sent_bytes) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in published.COUNTS if kind not in LOCAL])
+def test_other_ops_are_not_free(kind):
+    price = PRICER.price(an_op(kind, [1] * 4))
+    assert price.latency_s > 0
+    assert price.sent_bytes > 0
+
+
+@pytest.mark.parametrize("kind", list(published.COUNTS))
+@given(sizes=st.lists(DIMENSION, min_size=4, max_size=4), grown=st.integers(0, 3), by=st.integers(1, 100))
+def test_price_is_monotone_in_every_dimension(kind, sizes, grown, by):
+    larger = [size + by * (index == grown) for index, size in enumerate(sizes)]
+    small, large = PRICER.price(an_op(kind, sizes)), PRICER.price(an_op(kind, larger))
+    assert large.latency_s >= small.latency_s
+    assert large.sent_bytes >= small.sent_bytes
+
+
+@given(rows=DIMENSION, features=DIMENSION)
+def test_a_leaky_relu_costs_a_relu(rows, features):
+    relu, leaky = ops.Relu(rows=rows, features=features), ops.LeakyRelu(rows=rows, features=features)
+    assert PRICER.price(relu) == PRICER.price(leaky)
+
+
+def test_only_latency_and_bytes_are_known():
+    price = PRICER.price(ops.Softmax(heads=1, queries=1, keys=1))
+    unknown = {field.name: getattr(price, field.name) for field in fields(price)}
+    assert {name for name, value in unknown.items() if value is None} == set(unknown) - {"latency_s", "sent_bytes"}
+
+
+def test_counts_of_gpt2_small_written_out(graph_of):
+    # 12 layers, T = 128, d = 768, d_ff = 3072, 12 heads of 64, vocabulary 50,000.
+    assert published.graph_counts(graph_of("SM+LN+G")) == {
+        "linear_elements": 12 * 128 * ((768 + 3 * 768) + (768 + 768) + 2 * (768 + 3072)),
+        "linear_rows": 12 * 4 * 128,  # QKV, output, up, down
+        "attention_elements": 12 * 2 * 12 * (128 + 128) * 64,
+        "softmax_scores": 12 * 12 * 128 * 128,
+        "shaped_scores": 0,
+        "layernorm_elements": (2 * 12 + 1) * 128 * 768,  # two a layer and the final one
+        "gelu_elements": 12 * 128 * 3072,
+        "relu_elements": 0,
+        "vocabulary_elements": 2 * 128 * 50_000,
+    }
+
+
+def test_counts_of_the_simplified_block_written_out(graph_of):
+    # 12 layers of QK (768 -> 1536) and one fused FFN linear, V in layer 0 only, shaped attention, one LayerNorm.
+    assert published.graph_counts(graph_of("HH(SM+ScFuFFN)")) == {
+        "linear_elements": 128 * (12 * (768 + 2 * 768) + 12 * (768 + 768) + (768 + 768)),
+        "linear_rows": (12 + 12 + 1) * 128,
+        "attention_elements": 12 * 2 * 12 * (128 + 128) * 64,
+        "softmax_scores": 12 * 12 * 128 * 128,
+        "shaped_scores": 12 * 12 * 128 * 128,
+        "layernorm_elements": 128 * 768,
+        "gelu_elements": 0,
+        "relu_elements": 0,
+        "vocabulary_elements": 2 * 128 * 50_000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("unscaled", "scaled"), [("12xoSoFo", "SM+ScFuFFN"), ("SM", "SM+ScFFN"), ("12xLSLGo", "12xLSLGs")]
+)
+def test_a_scaled_residual_costs_what_a_plain_one_costs(graph_of, unscaled, scaled):
+    assert price_of(graph_of(unscaled)) == price_of(graph_of(scaled))
+
+
+def test_a_packed_linear_pays_its_rows_once(graph_of):
+    # Two linears of half the outputs cost one more input of 128 x 768 elements and 128 more rows.
+    def linear(out_features):
+        return PRICER.price(ops.Linear(rows=128, in_features=768, out_features=out_features, bias=True))
+
+    whole, half = linear(1536), linear(768)
+    for quantity in ("latency_s", "sent_bytes"):
+        constants = getattr(PRICER, quantity)
+        more = 128 * 768 * constants["linear_elements"] + 128 * constants["linear_rows"]
+        assert 2 * getattr(half, quantity) - getattr(whole, quantity) == pytest.approx(more)
+
+
+def test_gelu_instead_of_relu_costs_the_printed_difference(graph_of):
+    # arXiv 2410.13060 table 3, T = 128: (25.32 - 9.44) GB over 12 x 128 x 3072 FFN elements = 3365 bytes each.
+    gelu, relu = price_of(graph_of("SM+LN+G")), price_of(graph_of("SM+LN+R"))
+    assert (gelu.sent_bytes - relu.sent_bytes) / (12 * 128 * 3072) == pytest.approx(3365, rel=0.002)
+
+
+def test_what_fits_five_minutes_at_128_tokens(graph_of, rows):
+    printed = {row.notation for row in rows if row.num_layers == 12 and row.seq_len == 128}
+    fitting = {name for name in printed if within(FIVE_MINUTES, price_of(graph_of(name)))}
+    assert fitting == {
+        "SM+ScFuFFN",
+        "SM+ScFuFFN_i6",
+        "EReg(SM(t)+ScFuFFN)",
+        "EReg(SM(t)+ScFuFFN_i6)",
+        "HH(SM+ScFuFFN)",
+        "HH(SM+ScFuFFN_i4)",
+    }
+
+
+def test_nothing_fits_five_minutes_at_256_tokens(graph_of):
+    names = ["SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", *(f"SM+ScFuFFN_i{p}" for p in range(1, 12))]
+    assert not [name for name in names if within(FIVE_MINUTES, price_of(graph_of(name, seq_len=256)))]
+
+
+def test_every_printed_row_lies_within_the_bars(rows, row_graphs):
+    for row in rows:
+        price = price_of(row_graphs[row.name])
+        assert price.latency_s == pytest.approx(row.latency_s, rel=0.05)
+        if row.own_method:
+            assert price.sent_bytes == pytest.approx(row.sent_bytes, rel=0.005)
+
+
+def test_seconds_of_nonlinear_ops_are_in_proportion_to_their_bytes():
+    """Data give these seconds, and MARGINAL_S_PER_BYTE comes from other differences: they agree within 2.5 times."""
+    for term in ("softmax_scores", "layernorm_elements", "gelu_elements"):
+        s_per_byte = PRICER.latency_s[term] / PRICER.sent_bytes[term]
+        assert MARGINAL_S_PER_BYTE / 2.5 < s_per_byte < MARGINAL_S_PER_BYTE * 2.5
+
+
+def test_halving_the_vocabulary_halves_embedding_and_projection_exactly(graph_of):
+    whole, half = (dict(estimate(graph_of("SM+LN+G", vocab=v), PRICER).by_layer) for v in (50_000, 25_000))
+    for node_type in (ops.TokenEmbedding, ops.VocabProjection):
+        prices = [
+            total(PRICER.price(n.op) for n in graph_of("SM+LN+G", vocab=v) if isinstance(n.op, node_type))
+            for v in (50_000, 25_000)
+        ]
+        assert prices[0].latency_s == 2 * prices[1].latency_s
+        assert prices[0].sent_bytes == 2 * prices[1].sent_bytes
+    assert whole["embed"].latency_s == 2 * half["embed"].latency_s
+
+
+def test_layers_add_exactly(graph_of):
+    twelve, thirteen = price_of(graph_of("SM+ScFFN")), price_of(graph_of("SM+ScFFN", layers=13))
+    layer = dict(estimate(graph_of("SM+ScFFN"), PRICER).by_layer)[0]
+    assert thirteen.latency_s - twelve.latency_s == layer.latency_s
+    assert thirteen.sent_bytes - twelve.sent_bytes == layer.sent_bytes
+
+
+def test_names_of_nodes_do_not_matter(graph_of):
+    graph = graph_of("SM+LN+R")
+    renamed = {node.name: f"n{index}" for index, node in enumerate(graph)} | {"tokens": "tokens"}
+    nodes = tuple(
+        replace(node, name=renamed[node.name], inputs=tuple(renamed[name] for name in node.inputs)) for node in graph
+    )
+    assert price_of(ops.OpGraph(nodes=nodes)) == price_of(graph)
+
+
+@pytest.mark.parametrize(
+    ("mixed", "ends"), [("6xLSLGo-6xoSoFs", ("12xLSLGo", "12xoSoFs")), ("LSLRo-oSoIs", ("SM+LN+R", "SM+ScFFN"))]
+)
+def test_a_mixed_placement_lies_between_its_uniform_relatives(graph_of, mixed, ends):
+    middle, (dear, cheap) = price_of(graph_of(mixed)), [price_of(graph_of(end)) for end in ends]
+    assert cheap.latency_s < middle.latency_s < dear.latency_s
+    assert cheap.sent_bytes < middle.sent_bytes < dear.sent_bytes
+
+
+@given(
+    seq_len=st.integers(1, 1023),
+    layers=st.integers(1, 20),
+    vocab=st.integers(1, 60_000),
+    d_ff=st.integers(1, 5000),
+    name=st.sampled_from(["SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN_i1", "HH(SM+ScFFN)"]),
+)
+def test_models_cost_more_in_every_dimension(graph_of, seq_len, layers, vocab, d_ff, name):
+    sizes = {"seq_len": seq_len, "layers": layers, "vocab": vocab, "d_ff": d_ff, "heads": 4, "d_model": 64}
+    price = price_of(graph_of(name, **sizes))
+    steps = {"seq_len": 1, "layers": 1, "vocab": 1, "d_ff": 1, "heads": 4, "d_model": 4}
+    for dimension, step in steps.items():
+        larger = price_of(graph_of(name, **{**sizes, dimension: sizes[dimension] + step}))
+        assert larger.latency_s >= price.latency_s
+        assert larger.sent_bytes >= price.sent_bytes
+
+
+@pytest.mark.parametrize("name", ["SM+LN+G", "SM+LN+R", "SM+ScFuFFN_i6", "HH(SM+ScFFN)", "6xLSLGo-6xoSoFs"])
+@pytest.mark.parametrize("sizes", [{}, {"seq_len": 256}, {"d_model": 192, "vocab": 1000, "heads": 3}])
+def test_the_point_lies_in_its_range(graph_of, name, sizes):
+    graph = graph_of(name, **sizes)
+    low, high = PRICER.latency_s_range(graph)
+    assert 0 < low <= price_of(graph).latency_s <= high
+    assert high > low
+
+
+def test_the_range_is_no_wider_than_the_tolerance_on_a_printed_row(rows, row_graphs):
+    for row in rows:
+        low, high = PRICER.latency_s_range(row_graphs[row.name])
+        assert low >= row.latency_s * (1 - PRICER.latency_tolerance - 1e-6)
+        assert high <= row.latency_s * (1 + PRICER.latency_tolerance + 1e-6)
+
+
+def test_a_wider_prior_widens_the_range(graph_of):
+    wider = replace(PRICER, latency_bounds_s={"relu_elements": (0.0, 1e-4)})
+    graph = ops.OpGraph(
+        nodes=(ops.Node(name="relu", layer=0, op=ops.Relu(rows=128, features=3072), inputs=("tokens",)),)
+    )
+    (low, high), (wide_low, wide_high) = PRICER.latency_s_range(graph), wider.latency_s_range(graph)
+    assert wide_low < low
+    assert high < wide_high
+
+
+def test_prior_share_is_the_share_of_relus(graph_of):
+    graph = graph_of("SM+LN+R")
+    relus = sum(PRICER.price(node.op).latency_s for node in graph if isinstance(node.op, ops.Relu))
+    assert PRICER.prior_share(graph) == pytest.approx(relus / price_of(graph).latency_s)
+    assert PRICER.prior_share(graph_of("SM+ScFuFFN")) == 0.0
+
+
+def test_cost_model_id_changes_with_the_coefficients(tmp_path, monkeypatch):
+    changed = tmp_path / "published.yaml"
+    changed.write_text(published.TESTBED.read_text() + "# a comment\n")
+    monkeypatch.setattr(published, "TESTBED", changed)
+    assert load_pricer().cost_model_id != PRICER.cost_model_id
+
+
+def test_protocols_by_name():
+    assert PROTOCOLS == ("published", "semi2k", "aby3", "cheetah")
+    with pytest.raises(ValueError, match="protocol must be one of published, semi2k, aby3, cheetah, but got 'semi9k'"):
+        load_pricer(protocol="semi9k")
+    with pytest.raises(ValueError, match="has its network fitted in, but got network 'lan'"):
+        load_pricer(network="lan")

@@ -1,0 +1,62 @@
+"""Variants of whole decoders under the engine: the clear logits, and the predicted bytes and messages."""
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from costmodel.engine import spu
+from costmodel.engine.compare import drawn_caches, drawn_tokens, drawn_weights, predict
+from costmodel.execution import interpreter
+from costmodel.ops import OpGraph
+from costmodel.protocols.primitives import Setting
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import Deployment, lower
+from search_spaces.notation import parse
+
+needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
+LOGIT_TOLERANCE = 0.02
+CHEETAH_TOLERANCE = 1e-3  # compressed ciphertexts vary in size
+DECODE, LAST = Deployment(phase="decode"), Deployment(projection="last")
+VARIANTS = {
+    "forms": ("SM+G", "tiny", Dimensions(softmax="2quad", gelu="piecewise"), Deployment()),
+    "last": ("SM+LN+R", "tiny", Dimensions(softmax="relu"), LAST),
+    "decode": ("SM(t)+R", "tiny", Dimensions(), DECODE),
+    "decode rotary": ("SM+G", "pythia-70m", Dimensions(softmax="2quad", gelu="piecewise"), DECODE),
+    "decode simplified": ("HH(SM+ScFuFFN)", "tiny", Dimensions(softmax="relu", layers=2), DECODE),
+}
+CASES = [
+    ("semi2k", "forms"),
+    ("semi2k", "last"),
+    ("semi2k", "decode simplified"),
+    ("aby3", "decode"),
+    ("aby3", "decode rotary"),
+    pytest.param("cheetah", "forms", marks=pytest.mark.slow),
+    pytest.param("cheetah", "decode rotary", marks=pytest.mark.slow),
+]
+
+
+def graph_of(variant: str, seq_len: int) -> OpGraph:
+    name, base, forms, deployment = VARIANTS[variant]
+    small = replace(forms, layers=forms.layers or 1, vocab=30, heads=2, d_model=8, d_ff=16)
+    return lower(parse(name, base_architecture(base, small)).architecture, seq_len, deployment)
+
+
+@needs_engine
+@pytest.mark.parametrize(("protocol", "variant"), CASES)
+def test_the_engine_computes_the_clear_logits_at_the_predicted_cost(protocol: str, variant: str) -> None:
+    graph, generator = graph_of(variant, seq_len=9), np.random.default_rng(0)
+    weights = drawn_weights(graph, generator)
+    tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
+    clear = interpreter.execute(graph, weights, tokens, caches)
+    run = spu.run(graph, weights, tokens, caches, protocol=protocol, setting=Setting())
+    assert np.abs(run.logits - clear).max() < LOGIT_TOLERANCE
+    assert (run.logits.argmax(axis=1) == clear.argmax(axis=1)).all()
+    predicted = predict(graph, protocol, Setting())
+    assert [cost.messages for _, cost in run.by_op] == [comm.messages for comm in predicted]
+    sent = [comm.online_bytes + comm.setup_bytes for comm in predicted]
+    if protocol == "cheetah":
+        assert abs(sum(sent) / run.total.sent_bytes - 1) < CHEETAH_TOLERANCE
+    else:
+        assert [cost.sent_bytes for _, cost in run.by_op] == sent

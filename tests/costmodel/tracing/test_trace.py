@@ -1,0 +1,313 @@
+"""Models that nobody here wrote: transformers' decoders, plain modules, and what cannot be traced."""
+
+import json
+import math
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import costmodel.__main__ as main
+from costmodel import ops
+from costmodel.config import cli
+from costmodel.execution.interpreter import execute
+from costmodel.protocols import aby3, published, semi2k
+from costmodel.protocols.primitives import Setting
+from costmodel.tracing.trace import trace
+
+transformers = pytest.importorskip("transformers")
+
+SEQ_LEN, VOCAB = 9, 40
+
+
+def gpt2(attention="sdpa"):
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=4, n_embd=32, vocab_size=VOCAB, n_positions=32, attn_implementation=attention,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def pythia(attention="sdpa"):
+    config = transformers.GPTNeoXConfig(
+        num_hidden_layers=2, num_attention_heads=2, hidden_size=32, intermediate_size=128, vocab_size=VOCAB,
+        max_position_embeddings=32, attn_implementation=attention, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return transformers.GPTNeoXForCausalLM(config)
+
+
+def llama(key_heads=2, attention="sdpa"):
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=key_heads, hidden_size=32,
+        intermediate_size=48, vocab_size=VOCAB, attn_implementation=attention, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+class Small(nn.Module):
+    """A table, something in between, and a projection."""
+
+    def __init__(self, between, **modules):
+        super().__init__()
+        self.table, self.head = nn.Embedding(VOCAB, 32), nn.Linear(32, VOCAB, bias=False)
+        self.between = between
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, tokens):
+        return self.head(self.between(self, self.table(tokens)))
+
+
+def middle(model):
+    """The ops between table and projection."""
+    return [node.op for node in trace(model, SEQ_LEN)][1:-1]
+
+
+def sent(graph, comm):
+    """Bytes, messages and rounds by type of op."""
+    counts = Counter()
+    for node in graph:
+        cost = comm(node.op, Setting())
+        for key in ("online_bytes", "messages", "rounds"):
+            counts[type(node.op), key] += getattr(cost, key)
+    return counts
+
+
+DIMENSIONS = {"layers": 2, "d_model": 32, "vocab": VOCAB}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("make", "base", "heads", "gelu"), [(gpt2, "gpt2-small", 4, "tanh"), (pythia, "pythia-70m", 2, "exact")]
+)
+def test_transformers_models_cost_what_ours_do(graph_of, make, base, heads, gelu, attention):
+    traced = trace(make(attention), SEQ_LEN)
+    ours = graph_of("SM+LN+G", SEQ_LEN, base, heads=heads, gelu=gelu, **DIMENSIONS)
+    assert Counter((node.layer, node.op) for node in traced) == Counter((node.layer, node.op) for node in ours)
+    assert published.graph_counts(traced) == published.graph_counts(ours)
+    for comm in (semi2k.comm, aby3.comm):
+        assert sent(traced, comm) == sent(ours, comm)
+
+
+def in_our_layout(model):
+    """The weights of a transformers model as `costmodel.execution.interpreter` takes them."""
+    weights = {}
+    for name, value in model.state_dict().items():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if type(owner).__name__ == "Conv1D" and value.ndim == 2:
+            value = value.T  # in_features x out_features
+        if ".query_key_value." in name:  # heads x parts, where ours has parts x heads
+            value = value.reshape(2, 3, 16, -1).transpose(0, 1).reshape(value.shape)
+        weights[name] = value.numpy()
+    return weights
+
+
+@pytest.mark.parametrize("make", [gpt2, pythia, llama, lambda: llama(key_heads=4)])
+def test_a_traced_graph_in_the_clear_is_the_model(make):
+    torch.manual_seed(0)
+    model = make().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    tokens = np.random.default_rng(0).integers(VOCAB, size=SEQ_LEN)
+    ours = execute(trace(model, SEQ_LEN), in_our_layout(model), tokens)
+    with torch.no_grad():
+        theirs = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
+
+
+def test_shared_key_heads_are_repeated_after_their_rotation():
+    nodes = {node.name: node for node in trace(llama(), SEQ_LEN)}
+    packed, rotary, repeat = (nodes[f"model.layers.1.self_attn.{part}"] for part in ("packed", "rotary", "repeat"))
+    assert packed.inputs == tuple(f"model.layers.1.self_attn.{part}_proj" for part in "qkv")
+    assert rotary.op == ops.Rotary(rows=SEQ_LEN, heads=4, rotary_dim=8, key_heads=2)
+    assert repeat.op == ops.RepeatHeads(rows=SEQ_LEN, heads=4, key_heads=2, head_dim=8)
+    assert (rotary.inputs, repeat.inputs) == ((packed.name,), (rotary.name,))
+
+
+def test_nodes_are_named_by_modules_and_belong_to_layers():
+    layers = {node.name: node.layer for node in trace(gpt2(), SEQ_LEN)}
+    assert [layers["transformer.wte"], layers["transformer.wpe"]] == ["embed", "embed"]
+    assert [layers["transformer.h.0.attn.softmax"], layers["transformer.h.1.mlp.c_fc"]] == [0, 1]
+    assert [layers["transformer.ln_f"], layers["lm_head"]] == ["head", "head"]
+
+
+ROWS = {"rows": SEQ_LEN, "features": 32}
+SPELLED = {
+    "gelu": (functional.gelu, ops.Gelu(**ROWS, form="exact")),
+    "gelu by erf": (lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)), ops.Gelu(**ROWS, form="exact")),
+    "fast gelu": (
+        lambda x: 0.5 * x * (1 + torch.tanh(x * 0.7978845608 * (1 + 0.044715 * x * x))),
+        ops.Gelu(**ROWS, form="tanh"),
+    ),
+    "silu": (lambda x: x * torch.sigmoid(x), ops.Silu(**ROWS)),
+    "relu": (lambda x: x.clamp(min=0), ops.Relu(**ROWS)),
+    "leaky relu": (lambda x: functional.leaky_relu(x, 0.1), ops.LeakyRelu(**ROWS)),
+}
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_activations_are_told_by_their_values(name):
+    function, op = SPELLED[name]
+    assert middle(Small(lambda model, x: function(x))) == [op]
+
+
+def test_norms():
+    norms = nn.ModuleList([nn.RMSNorm(32), nn.LayerNorm(32), nn.LayerNorm(32, elementwise_affine=False)])
+    found = middle(Small(lambda model, x: nn.Sequential(*model.norms)(x), norms=norms))
+    assert found == [ops.RmsNorm(**ROWS), ops.LayerNorm(**ROWS), ops.LayerNorm(**ROWS, affine=False)]
+
+
+def test_learned_scalars_scale_a_sum():
+    scales = nn.ParameterList([torch.ones(()), torch.ones(1)])
+    found = middle(Small(lambda model, x: model.scales[0] * x + x / model.scales[1], scales=scales))
+    assert found == [ops.ScaledAdd(**ROWS)]
+
+
+def test_attention_by_hand_with_a_temperature_and_no_scale():
+    def attend(model, x):
+        queries, keys, values = (linear(x).view(SEQ_LEN, 4, 8).transpose(0, 1) for linear in model.linears)
+        scores = torch.bmm(queries, keys.transpose(1, 2)) / model.temperature
+        scores = scores + torch.full((SEQ_LEN, SEQ_LEN), -math.inf).triu(1)
+        return torch.bmm(scores.softmax(-1), values).transpose(0, 1).reshape(1, SEQ_LEN, 32)
+
+    linears = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+    temperature = nn.Parameter(torch.ones(4, SEQ_LEN, 1))
+    found = middle(Small(attend, linears=linears, temperature=temperature))
+    square = {"heads": 4, "queries": SEQ_LEN, "keys": SEQ_LEN}
+    assert found[4:] == [
+        ops.AttentionScores(**square, head_dim=8, scaled=False),
+        ops.Temperature(**square),
+        ops.Softmax(**square),
+        ops.AttentionMix(**square, head_dim=8),
+    ]
+
+
+def test_columns_that_nobody_reads_are_not_priced():
+    def attend(model, x):
+        heads = x.view(1, SEQ_LEN, 4, 8).transpose(1, 2)
+        both = functional.scaled_dot_product_attention(heads, heads, torch.cat((heads, heads), dim=-1), is_causal=True)
+        return both[..., :8].transpose(1, 2).reshape(1, SEQ_LEN, 32)
+
+    assert middle(Small(attend))[-1] == ops.AttentionMix(heads=4, queries=SEQ_LEN, keys=SEQ_LEN, head_dim=8)
+
+
+def test_what_does_not_depend_on_the_tokens_is_free():
+    def add_sines(model, x):
+        positions = torch.arange(x.shape[1])[:, None] * torch.exp(-torch.arange(32) / 32)
+        return x + torch.sin(positions) * model.gain.softmax(0)
+
+    assert middle(Small(add_sines, gain=nn.Parameter(torch.ones(32)))) == [ops.PositionEmbedding(**ROWS)]
+
+
+def test_all_unsupported_operations_are_listed_with_their_places():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return torch.sort(x * torch.sigmoid(1.702 * x)).values.cumsum(-1)
+
+    model = Small(lambda model, x: model.layers(x), layers=nn.Sequential(Odd(), Odd()))
+    with pytest.raises(ValueError, match=re.escape("model 'mine' has operations on secret values")) as refusal:
+        trace(model, SEQ_LEN, name="mine")
+    message = str(refusal.value)
+    assert "\n" not in message
+    for target in ("aten.mul.Tensor", "aten.sigmoid.default", "aten.sort.default", "aten.cumsum.default"):
+        assert f"{target} (2x, in layers.0, layers.1)" in message
+
+
+def test_joined_features_are_not_dropped():
+    joined = Small(lambda model, x: model.mix(torch.cat((x, functional.gelu(x)), dim=-1)), mix=nn.Linear(64, 32))
+    with pytest.raises(ValueError, match=r"aten\.cat\.default \(1x, in the model itself\)"):
+        trace(joined, SEQ_LEN)
+
+
+def test_a_mask_made_of_tokens_is_not_free():
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Small(lambda model, x: x)
+
+        def forward(self, tokens):
+            return self.inner(tokens) * (tokens != 0).unsqueeze(-1)
+
+    with pytest.raises(ValueError, match=r"aten\.ne\.Scalar \(1x, in the model itself\)"):
+        trace(Padded(), SEQ_LEN)
+
+
+def test_numbers_written_in_place_are_followed():
+    def fill(model, x):
+        filled = torch.zeros(1, SEQ_LEN, 32)
+        filled[..., :16] = functional.gelu(x[..., :16])
+        return filled
+
+    with pytest.raises(ValueError, match="no op stands for"):
+        trace(Small(fill), SEQ_LEN)
+    doubled = middle(Small(lambda model, x: functional.gelu(x).add_(x)))
+    assert [type(op) for op in doubled] == [ops.Gelu, ops.Add]
+
+
+class TwoInputs(nn.Module):
+    def forward(self, tokens, mask):
+        return tokens
+
+
+class Constant(nn.Module):
+    def forward(self, tokens):
+        return torch.ones(1, tokens.shape[1], 4)
+
+
+class Dynamic(Small):
+    def forward(self, tokens):
+        return super().forward(tokens) if tokens.sum() > 3 else self.table(tokens)
+
+
+@pytest.mark.parametrize(
+    ("make", "seq_len", "message"),
+    [
+        (lambda: 3, 8, "'m' must be an Architecture or a torch.nn.Module, but is int"),
+        (gpt2, 0, "`seq_len` must be at least 1, but got 0"),
+        (gpt2, 33, "must fit its table of 32 positions, but it has 33 tokens, the last at position 32"),
+        (TwoInputs, 8, "but that raised TypeError: .*missing 1 required positional argument: 'mask'"),
+        (Constant, 8, "the logits of model 'm' must be computed from its tokens, but they are not"),
+        (nn.Identity, 8, "the logits of model 'm' must be computed from its tokens, but they are not"),
+        (lambda: Dynamic(lambda model, x: x), 8, "exportable by torch.export, but that raised "),
+        (lambda: Small(lambda model, x: model.absent(x)), 8, "raised AttributeError: .*has no attribute 'absent'"),
+    ],
+)
+def test_models_that_cannot_be_traced(make, seq_len, message):
+    with pytest.raises(ValueError, match=message) as refusal:
+        trace(make(), seq_len, name="m")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_model_is_traced_as_it_is_used_and_left_as_it_was():
+    model = gpt2().train()
+    trace(model, SEQ_LEN)
+    assert model.training
+    assert not any("dropout" in node.name for node in trace(model, SEQ_LEN))
+
+
+def test_estimate_prices_a_module(capsys, tmp_path, monkeypatch):
+    (tmp_path / "some_modules.py").write_text(
+        "from torch import nn\n"
+        "def small():\n"
+        "    print('made')\n"
+        "    return nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 20, bias=False))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(*args):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.run({"estimate": main.estimate}, prog="costmodel", args=["estimate", "some_modules:small", *args])
+        return exit_info.value.code, *capsys.readouterr()
+
+    code, out, err = run("--seq-len", "4", "--format", "json")
+    document = json.loads(out)
+    assert (code, err, document["architecture"], document["base"]) == (0, "made\n", "some_modules:small", None)
+    assert [entry["op"] for entry in document["by_op"]] == ["TokenEmbedding", "Linear", "Relu", "VocabProjection"]
+    code, out, err = run("--projection", "last")
+    assert (code, out) == (2, "")
+    assert "is priced as it is traced; leave out the flags that change its deployment" in err

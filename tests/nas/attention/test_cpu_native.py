@@ -1,0 +1,164 @@
+"""The C++ kernel against textbook formulas in float64, at the edges of its tiles, strips and blocks."""
+
+import math
+import platform
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+
+from nas.attention import cpu_native
+from nas.attention.causal import attention_reference, causal_attention
+from nas.attention.compile_cpp import FLAGS
+
+CPUINFO = Path("/proc/cpuinfo")
+HAS_REGISTERS = platform.machine() == "aarch64" or (CPUINFO.exists() and " avx2 " in CPUINFO.read_text())
+pytestmark = pytest.mark.skipif(not (shutil.which("g++") and HAS_REGISTERS), reason="needs g++, and AVX2 or NEON")
+
+
+def operands(*shape: int, seed: int = 0, scale: float = 1.0) -> list[torch.Tensor]:
+    """Queries, keys, values and their output's gradient, with tokens outermost as a model has them."""
+    batch, num_heads, length, head_dim = shape
+    generator = torch.Generator().manual_seed(seed)
+    parts = scale * torch.randn(4, batch, length, num_heads, head_dim, generator=generator)
+    return [part.transpose(1, 2).requires_grad_() for part in parts]
+
+
+def results(attend, parts: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Output, entropy and the gradients of a sum that weighs both."""
+    *inputs, weights = parts
+    output, entropy = attend(*inputs)
+    total = (output * weights).sum() + (entropy * weights[..., 0]).sum()
+    return output, entropy, *torch.autograd.grad(total, inputs)
+
+
+def assert_exact(parts: list[torch.Tensor]) -> None:
+    """Within rounding of fp32, relative to the largest number of each result."""
+    expected = results(attention_reference, [part.double() for part in parts])
+    for ours, theirs in zip(results(cpu_native.attend, parts), expected, strict=True):
+        bound = 3e-6 * max(1.0, theirs.abs().max().item())
+        assert (ours - theirs).abs().max().item() < bound
+
+
+@pytest.mark.parametrize("head_dim", [1, 8, 9, 16, 24, 40, 64, 128])
+@pytest.mark.parametrize("length", [1, 7, 16, 17, 130])
+def test_values_and_gradients_are_the_textbooks(head_dim: int, length: int) -> None:
+    assert_exact(operands(2, 3, length, head_dim))
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 300), st.sampled_from([8, 16]), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_any_length_and_any_number_of_heads(batch: int, num_heads: int, length: int, head_dim: int, seed: int) -> None:
+    assert_exact(operands(batch, num_heads, length, head_dim, seed=seed))
+
+
+WITHOUT_AVX512 = ["-mno-avx512f"] if "avx512f" in CPUINFO.read_text() else []
+
+
+@pytest.mark.parametrize("length", [5, 130])
+def test_without_avx512_too(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nas.attention.compile_cpp.FLAGS", (*FLAGS, *WITHOUT_AVX512))
+    cpu_native.compiled.cache_clear()
+    for head_dim in (8, 20):
+        assert_exact(operands(1, 2, length, head_dim))
+    cpu_native.compiled.cache_clear()
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5, 8), (2, 0, 5, 8), (2, 3, 0, 8)])
+def test_of_nothing_comes_nothing(shape: tuple[int, ...]) -> None:
+    for result in results(cpu_native.attend, operands(*shape)):
+        assert result.numel() == 0
+
+
+def test_repeated_operands_and_gradients_need_no_memory_of_their_own() -> None:
+    queries, keys, values, weights = operands(2, 3, 20, 8)
+    repeated = [queries, keys[:1].expand_as(keys), values[:, :1].expand_as(values), weights]
+    assert_exact(repeated)
+    gradient = torch.autograd.grad(cpu_native.attend(*repeated[:3])[0].sum(), queries)[0]
+    expected = torch.autograd.grad(attention_reference(*repeated[:3]).output.sum(), queries)[0]
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("other", [(2, 3, 21, 8), (2, 1, 20, 8), (2, 3, 20, 4)])
+def test_operands_that_do_not_fit_are_refused(other: tuple[int, ...]) -> None:
+    queries, keys, *_ = operands(2, 3, 20, 8)
+    with pytest.raises(ValueError, match="operands of attention must be fp32"):
+        cpu_native.attend(queries, keys, operands(*other)[2])
+    with pytest.raises(ValueError, match="float64"):
+        cpu_native.attend(queries, keys, keys.double())
+
+
+def test_a_temperature_in_fp64_cools_queries_in_fp32() -> None:
+    queries, keys, values, _ = (part.detach() for part in operands(2, 3, 20, 8))
+    temperature = torch.rand(3, 20, dtype=torch.float64) + 0.5
+    ours = causal_attention(queries, keys, values, temperature=temperature)
+    for one, other in zip(ours, attention_reference(queries, keys, values, temperature=temperature), strict=True):
+        torch.testing.assert_close(one, other.float())
+
+
+def test_tensors_without_numbers_are_left_to_torch() -> None:
+    with FakeTensorMode():
+        parts = [torch.empty(2, 3, 20, 8) for _ in range(3)]
+        for with_entropy in (False, True):
+            assert causal_attention(*parts, with_entropy=with_entropy).output.shape == (2, 3, 20, 8)
+
+
+def test_large_scores_and_gradients_do_not_reach_what_is_hidden() -> None:
+    queries, _, values, _ = operands(1, 1, 4, 8, scale=1e12)
+    output, entropy = cpu_native.attend(queries, -queries, values)
+    torch.testing.assert_close(output[0, 0, 0], values[0, 0, 0])
+    gradients = torch.autograd.grad(1e25 * entropy.sum(), [queries])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_threads_do_not_change_a_bit() -> None:
+    parts, before = operands(2, 3, 100, 8), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = results(cpu_native.attend, parts)
+        torch.set_num_threads(2)
+        together = results(cpu_native.attend, parts)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(alone, together, strict=True))
+
+
+def test_operands_may_lie_in_memory_in_any_order() -> None:
+    parts = operands(2, 3, 20, 8)
+    turned = [part.detach().mT.contiguous().mT.requires_grad_() for part in parts]
+    for ours, theirs in zip(*(results(cpu_native.attend, each) for each in (parts, turned)), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_later_token_changes_nothing_before_it() -> None:
+    queries, keys, values, _ = (part.detach() for part in operands(1, 2, 40, 8))
+    before = cpu_native.attend(queries, keys, values)
+    keys[:, :, 30:], values[:, :, 30:] = 1e3, -1e3
+    for one, other in zip(before, cpu_native.attend(queries, keys, values), strict=True):
+        assert torch.equal(one[:, :, :30], other[:, :, :30])
+        assert not torch.equal(one[:, :, 30:], other[:, :, 30:])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_not_hidden(value: float) -> None:
+    queries, keys, values, _ = (part.detach() for part in operands(1, 1, 20, 8))
+    keys[0, 0, 5, 3] = value
+    output, entropy = cpu_native.attend(queries, keys, values)
+    expected = attention_reference(queries, keys, values)
+    for ours, theirs in ((output, expected.output), (entropy, expected.entropy)):
+        assert ours[0, 0, 5:].isnan().any()
+        assert torch.equal(ours[0, 0, :5].isfinite(), theirs[0, 0, :5].isfinite())
+
+
+def test_it_is_what_causal_attention_uses_for_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(cpu_native, "attend", lambda *parts: calls.append(parts) or (parts[2], parts[2][..., 0]))
+    parts = [part.detach() for part in operands(1, 1, 4, 8)[:3]]
+    causal_attention(*parts)
+    causal_attention(*parts, with_entropy=False)
+    causal_attention(*(part.double() for part in parts))
+    assert len(calls) == 2

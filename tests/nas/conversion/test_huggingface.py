@@ -1,0 +1,184 @@
+"""Our models are transformers' models: the same logits with the same weights, in both directions."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers")
+
+from nas.conversion.huggingface import load_pretrained, save_model, to_transformers  # noqa: E402
+from nas.model.decoder import Decoder, build  # noqa: E402
+from nas.model.weights import deployed_weights, load_deployed  # noqa: E402
+from search_spaces.architecture import Architecture  # noqa: E402
+from search_spaces.bases import Dimensions, base_architecture  # noqa: E402
+from search_spaces.notation import parse  # noqa: E402
+
+GPT2 = base_architecture("tiny", Dimensions(vocab=40, context=16))
+PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40, context=16))
+PLAIN = [
+    (GPT2, "SM+LN+G", "GPT2LMHeadModel"),
+    (GPT2, "SM+LN+R", "GPT2LMHeadModel"),
+    (PYTHIA, "SM+LN+G", "GPTNeoXForCausalLM"),
+    (PYTHIA, "SM+LN+R", "GPTNeoXForCausalLM"),
+]
+OTHERS = [(GPT2, "SM+ScFuFFN_i1"), (GPT2, "HH(SM(t)+ScFFN)"), (PYTHIA, "SM(t)+R"), (GPT2, "1xLSoGo-1xoSLKs")]
+
+
+def made(base: Architecture, name: str) -> Decoder:
+    model = build(parse(name, base).architecture, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def some_tokens() -> Tensor:
+    return torch.randint(40, (2, 11), generator=torch.Generator().manual_seed(1))
+
+
+def assert_same_logits(theirs: torch.nn.Module, ours: Decoder) -> None:
+    with torch.no_grad():
+        logits = ours(some_tokens()).logits
+        torch.testing.assert_close(theirs(some_tokens()).logits, logits, rtol=1e-5, atol=1e-5 * logits.abs().max())
+
+
+@pytest.mark.parametrize(("base", "name", "kind"), PLAIN)
+def test_plain_models_are_those_of_transformers_both_ways(
+    base: Architecture, name: str, kind: str, tmp_path: Path
+) -> None:
+    model = made(base, name)
+    theirs = to_transformers(model.architecture, deployed_weights(model))
+    assert type(theirs).__name__ == kind
+    assert_same_logits(theirs, model)
+    theirs.save_pretrained(tmp_path)
+    source = load_pretrained(str(tmp_path))
+    assert source.architecture.layers == model.architecture.layers
+    again = Decoder(source.architecture)
+    load_deployed(again, source.weights)
+    torch.testing.assert_close(again(some_tokens()).logits, model(some_tokens()).logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("base", "name"), OTHERS)
+def test_other_placements_are_models_of_our_own_class(base: Architecture, name: str, tmp_path: Path) -> None:
+    model = made(base, name)
+    theirs = to_transformers(model.architecture, deployed_weights(model))
+    assert type(theirs).__name__ == "DecoderForCausalLM"
+    assert_same_logits(theirs, model)
+    theirs.save_pretrained(tmp_path)
+    source = load_pretrained(str(tmp_path))
+    expected = deployed_weights(model)
+    assert set(source.weights) == set(expected)
+    for key, value in source.weights.items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-6, atol=0)
+
+
+LOAD_AND_GENERATE = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
+encoded = tokenizer("ab ab", return_tensors="pt")
+tokens = encoded.input_ids
+out = model.generate(**encoded, max_new_tokens=20, do_sample=False)
+greedy = model(out[:, :16]).logits.argmax(-1)
+assert torch.equal(greedy[0, tokens.shape[1] - 1 : 15], out[0, tokens.shape[1] : 16])
+loss = model(out[:, :16], labels=out[:, :16]).loss
+assert loss.isfinite()
+print(type(model).__module__, out.shape[1] - tokens.shape[1], tokenizer.decode(out[0]) != "")
+"""
+
+
+def test_a_saved_model_generates_in_a_process_that_knows_only_its_folder(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    model = made(PYTHIA, "SM+ScFFN")
+    vocabulary = {token: index for index, token in enumerate(["<|endoftext|>", "ab", "c"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="c"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    folder = tmp_path / "saved"
+    save_model(model.architecture, deployed_weights(model), tmp_path / "tokenizer.json", folder)
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_AND_GENERATE, str(folder)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[1:] == ["20", "True"]
+    assert "transformers_modules" in done.stdout
+
+
+def test_padding_is_refused() -> None:
+    model = made(GPT2, "SM")
+    theirs = to_transformers(model.architecture, deployed_weights(model))
+    with pytest.raises(ValueError, match="`attention_mask` must be all ones"):
+        theirs(some_tokens(), attention_mask=torch.tensor([[0] + [1] * 10, [1] * 11]))
+
+
+def saved(tmp_path: Path) -> Path:
+    model = made(GPT2, "SM+LN+G")
+    to_transformers(model.architecture, deployed_weights(model)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("activation_function", "silu", "the activation of .* must be one of gelu_new"),
+        ("layer_norm_epsilon", 1e-6, "`layer_norm_epsilon` of .* must be 1e-05, but is 1e-06"),
+        ("n_embd", 32, "that can be read, but"),
+        ("n_layer", 3, "must hold all weights of its config.json"),
+        ("model_type", "llama", "must be a model of type gpt2, gpt_neox or an export of ours, but is 'llama'"),
+    ],
+)
+def test_models_that_are_not_ours_are_refused(tmp_path: Path, setting: str, value: object, message: str) -> None:
+    folder = saved(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {setting: value}))
+    with pytest.raises(ValueError, match=message):
+        load_pretrained(str(folder))
+
+
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = saved(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.h.0.ln_1.weight"][2] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="weights must be finite floating-point numbers, but 'transformer.h.0.ln_1"):
+        load_pretrained(str(folder))
+    (folder / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(ValueError, match="that can be read, but"):
+        load_pretrained(str(folder))
+
+
+def test_no_model_and_no_network_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("We couldn't connect to 'https://huggingface.co'\nto load the files.")
+
+    with pytest.raises(ValueError, match="the folder has no config.json"):
+        load_pretrained(str(tmp_path))
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
+    with pytest.raises(
+        ValueError, match="'no-one/no-model' must be a folder of save_pretrained or a model id"
+    ) as error:
+        load_pretrained("no-one/no-model")
+    assert "\n" not in str(error.value)
+
+
+def test_the_tokenizer_must_be_there(tmp_path: Path) -> None:
+    model = made(GPT2, "SM")
+    with pytest.raises(ValueError, match="the tokenizer of the corpus must be in"):
+        save_model(model.architecture, deployed_weights(model), tmp_path / "tokenizer.json", tmp_path / "out")

@@ -1,0 +1,94 @@
+"""A training that starts from weights: of an export of ours, and of a folder of transformers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from nas import train
+from nas.conversion.load import load_initial
+from nas.conversion.pretrained import read_export
+from nas.corpus.corpus import prepare, tokenizer_file
+from nas.model.decoder import build
+from nas.model.weights import deployed_weights
+from search_spaces.architecture import dump_architecture
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.notation import parse
+
+TINY = base_architecture("tiny", Dimensions(vocab=300, context=32))
+
+
+def write_export(folder: Path, name: str = "SM+LN+G", **changes: torch.Tensor) -> Path:
+    model = build(parse(name, TINY).architecture, torch.Generator().manual_seed(0))
+    folder.mkdir()
+    weights = {key: value.clone() for key, value in deployed_weights(model).items()} | changes
+    save_file(weights, folder / "weights.safetensors")
+    (folder / "trained.yaml").write_text(dump_architecture(model.architecture))
+    return folder
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for index in range(30):
+        (folder / f"m{index}.py").write_text(f"def f{index}(a, b):\n    return a * {index} + b\n" * 40)
+    return str(folder)
+
+
+def test_an_export_is_read_back(tmp_path: Path) -> None:
+    source = load_initial(str(write_export(tmp_path / "export")))
+    assert source.architecture == TINY
+    assert set(source.weights) == set(deployed_weights(build(TINY, torch.Generator())))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"embed.weight": torch.zeros(5, 16)}, "must hold 'embed.weight' of shape .300, 16., .* but has .5, 16."),
+        ({"embed.weight": torch.full((300, 16), torch.nan)}, "finite floating-point numbers, but 'embed.weight'"),
+        ({"embed.weight": torch.zeros(300, 16, dtype=torch.int8)}, "finite floating-point numbers"),
+    ],
+)
+def test_a_damaged_export_is_refused(tmp_path: Path, weights: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_export(write_export(tmp_path / "export", **weights))
+
+
+def test_missing_weights_are_named(tmp_path: Path) -> None:
+    folder = write_export(tmp_path / "export")
+    (folder / "weights.safetensors").unlink()
+    with pytest.raises(ValueError, match="weights.safetensors must be the weights of trained.yaml beside it"):
+        read_export(folder)
+
+
+def test_a_gpt2_is_linearised_and_fine_tuned(tmp_path: Path, corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its tokenizer goes with it, and the FFNs start as products of its linears."""
+    pytest.importorskip("transformers")
+    from nas.conversion.huggingface import save_model
+
+    model = build(TINY, torch.Generator().manual_seed(0))
+    prepared = prepare(corpus, vocab_size=300)
+    save_model(TINY, deployed_weights(model), Path(prepared.folder, "tokenizer.json"), tmp_path / "gpt2")
+    args = ["SM+ScFuFFN", "--init-from", str(tmp_path / "gpt2"), "--scale", "smoke", "--tokens", "512"]
+    assert train.main([*args, "--data", corpus, "--output-dir", str(tmp_path / "out")]) == 0, capsys.readouterr().err
+    assert "training SM+ScFuFFN at width 16" in capsys.readouterr().out
+
+
+def test_weights_without_their_tokenizer_are_refused_and_with_it_are_trained(
+    tmp_path: Path, corpus: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tokenizer trained on the corpus would have as many tokens as the weights know, and other ones."""
+    folder = write_export(tmp_path / "export")
+    args = ["SM", "--init-from", str(folder), "--scale", "smoke", "--tokens", "512", "--data", corpus]
+    assert train.main([*args, "--output-dir", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "but is in those of bpe-" in error
+    assert "put the tokenizer.json of the weights beside them" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    tokenizer = tokenizer_file(prepare(corpus, vocab_size=300).fingerprint)
+    (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+    assert train.main([*args, "--output-dir", str(tmp_path / "out")]) == 0, capsys.readouterr().err

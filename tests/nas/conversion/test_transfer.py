@@ -1,0 +1,96 @@
+"""A trained placement as the start of another one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from nas.conversion.transfer import transferred
+from nas.model.decoder import Decoder, build
+from nas.model.weights import deployed_weights, load_deployed
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.notation import parse
+
+TINY = base_architecture("tiny", Dimensions(vocab=40, context=16))
+
+
+def made(name: str, seed: int = 0, context: int = 16) -> Decoder:
+    model = build(replace(parse(name, TINY).architecture, context=context), torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+    return model
+
+
+def started(name: str, source: Decoder, context: int = 16) -> Decoder:
+    model = build(replace(parse(name, TINY).architecture, context=context), torch.Generator().manual_seed(9))
+    load_deployed(model, transferred(source.architecture, deployed_weights(source), model.architecture))
+    return model
+
+
+def some_tokens() -> Tensor:
+    return torch.randint(40, (2, 9), generator=torch.Generator().manual_seed(1))
+
+
+def assert_same(model: Decoder, other: Decoder) -> None:
+    torch.testing.assert_close(model(some_tokens()).logits, other(some_tokens()).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["SM+LN+G", "SM", "SM+LN+LR"])
+def test_the_same_placement_starts_as_it_ended(name: str) -> None:
+    source = made(name)
+    assert_same(started(name, source), source)
+
+
+def test_a_fused_ffn_starts_as_the_product_of_two_linears() -> None:
+    source = made("SM+LN")
+    assert_same(started("2xLSLFo", source), source)
+
+
+def test_a_temperature_starts_at_one() -> None:
+    source = made("SM+LN+G")
+    assert_same(started("SM(t)+LN+G", source), source)
+
+
+def test_linears_are_kept_whatever_is_between_them_and_what_is_missing_is_dropped() -> None:
+    source = made("SM+LN+G")
+    weights, before = deployed_weights(started("1xoSoRs-1xoSooo", source)), deployed_weights(source)
+    assert {name for name in weights if name not in before} == {
+        "layers.0.ffn.residual.alpha",
+        "layers.0.ffn.residual.beta",
+    }
+    assert all(torch.equal(before[name], value) for name, value in weights.items() if name in before)
+
+
+def test_a_shorter_context_keeps_its_positions() -> None:
+    source = made("SM+LN+G")
+    assert_same(started("SM+LN+G", source, context=9), source)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "changes", "message"),
+    [
+        ("SM+LN+G", "SM", {"vocab_size": 41}, "`vocab_size` must be that of the weights, 40, but is 41"),
+        ("SM+LN+G", "SM", {"d_model": 32}, "`d_model` must be that of the weights"),
+        ("SM+LN+G", "SM", {"d_ff": 32}, "must have the shape"),
+        ("SM+LN+G", "SM", {"context": 17}, "`context` must be at most that of the weights, 16, but is 17"),
+        ("SM+LN+G", "HH(SM+ScFFN)", {}, "`block` must be that of the weights, 'gpt2', but is 'sas'"),
+        ("SM+ScFuFFN", "SM+G", {}, "the weights must hold 'layers.0.ffn.up.weight'"),
+        ("SM_i2", "SM+ScFuFFN", {}, "the weights must hold 'layers.0.ffn.fused.weight'"),
+    ],
+)
+def test_weights_of_other_dimensions_are_refused(source: str, target: str, changes: dict, message: str) -> None:
+    model = made(source)
+    architecture = replace(parse(target, TINY).architecture, **changes)
+    with pytest.raises(ValueError, match=message):
+        transferred(model.architecture, deployed_weights(model), architecture)
+
+
+def test_weights_that_are_not_numbers_are_refused() -> None:
+    model = made("SM")
+    weights = deployed_weights(model)
+    weights["embed.weight"] = weights["embed.weight"].clone()
+    weights["embed.weight"][3, 1] = torch.nan
+    with pytest.raises(ValueError, match="weights must be finite, but 'embed.weight' holds NaN or infinity"):
+        load_deployed(model, weights)

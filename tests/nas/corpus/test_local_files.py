@@ -1,0 +1,183 @@
+"""Documents: split without leakage, every row once, and one clear line for what cannot be read."""
+
+import json
+import sysconfig
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from nas.corpus.corpus import prepare
+from nas.corpus.documents import by_hash, texts
+from nas.corpus.sources import open_source
+
+
+def write_files(folder: Path) -> Path:
+    """60 different files."""
+    folder.mkdir()
+    for index in range(60):
+        (folder / f"module_{index}.py").write_text(f"x = {index}\n" * 20)
+    return folder
+
+
+def all_texts(path: Path) -> list[str]:
+    source = open_source(str(path))
+    return [text for split in ("train", "validation") for text in texts(source, split)]
+
+
+def write_parquet(path: Path, **columns: list) -> None:
+    parquet.write_table(pa.table(columns), path, row_group_size=50)
+
+
+def test_no_file_is_in_both_splits_nor_left_out(tmp_path: Path) -> None:
+    source = open_source(str(write_files(tmp_path / "files")))
+    train, validation = list(texts(source, "train")), list(texts(source, "validation"))
+    assert len(train) + len(validation) == 60
+    assert validation
+    assert not set(train) & set(validation)
+
+
+def test_exact_copies_are_read_once(tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "files")
+    for path in list(folder.iterdir()):
+        (folder / f"copy_of_{path.name}").write_bytes(path.read_bytes())
+    source = open_source(str(folder))
+    found = [text for split in ("train", "validation") for text in texts(source, split)]
+    assert len(found) == len(set(found)) == 60
+
+
+def test_rows_with_equal_text_fall_on_one_side(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"text": f"row {index % 100} " * 5} for index in range(300)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    source = open_source(str(path))
+    train, validation = (Counter(texts(source, split)) for split in ("train", "validation"))
+    assert not train.keys() & validation.keys()
+    assert set((train + validation).values()) == {3}
+    assert validation
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0c", "\r"])
+def test_only_a_newline_ends_a_row(tmp_path: Path, separator: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"text": f"row {index}{separator}goes on"} for index in range(60)]
+    ends = ["\r\n" if index % 2 else "\n\n" for index in range(60)]  # as written elsewhere; blank lines are no rows
+    lines = [json.dumps(row, ensure_ascii=separator < " ") + end for row, end in zip(rows, ends, strict=True)]
+    path.write_bytes("".join(lines).encode())
+    assert sorted(all_texts(path)) == sorted(row["text"] for row in rows)
+
+
+def test_a_parquet_file_gives_its_texts(tmp_path: Path) -> None:
+    rows = [f"row {index}" for index in range(200)]
+    write_parquet(tmp_path / "rows.parquet", number=list(range(201)), content=[*rows, None])
+    assert sorted(all_texts(tmp_path / "rows.parquet")) == sorted(rows)
+    train, validation = (set(texts(open_source(str(tmp_path / "rows.parquet")), s)) for s in ("train", "validation"))
+    assert validation
+    assert not train & validation
+
+
+@pytest.mark.parametrize("columns", [{"title": ["x"]}, {"text": [1, 2]}])
+def test_a_parquet_file_without_texts_is_refused(tmp_path: Path, columns: dict) -> None:
+    write_parquet(tmp_path / "rows.parquet", **columns)
+    with pytest.raises(ValueError, match="rows.parquet must have a column of texts named 'text' or 'content'"):
+        prepare(str(tmp_path / "rows.parquet"), 300, tmp_path / "cache")
+
+
+def test_a_parquet_file_damaged_in_the_middle_is_one_line_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    write_parquet(path, text=[f"row {index}" for index in range(500)])
+    raw = bytearray(path.read_bytes())
+    raw[5:60] = b"\xff" * 55
+    path.write_bytes(raw)
+    for name in (path, tmp_path):
+        with pytest.raises(ValueError, match="rows.parquet must be a whole parquet file") as error:
+            prepare(str(name), 300, tmp_path / "cache")
+        assert "\n" not in str(error.value)
+
+
+def test_a_folder_is_read_with_its_tables(tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "files")
+    plain = open_source(str(folder)).fingerprint
+    (folder / "more").mkdir()
+    rows = [f"json {index}" for index in range(100)]
+    (folder / "more" / "rows.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows))
+    (folder / "more" / "copy.jsonl").write_bytes((folder / "more" / "rows.jsonl").read_bytes())
+    write_parquet(folder / "rows.parquet", text=[f"table {index}" for index in range(100)])
+    found = all_texts(folder)
+    assert len(found) == len(set(found)) == 260
+    assert {*rows, "table 0", "table 99"} < set(found)
+    assert open_source(str(folder)).fingerprint != plain
+    assert prepare(str(folder), 300, tmp_path / "cache").num_validation_tokens
+
+
+@pytest.mark.parametrize("files", [{}, {"image.png": b"x"}, {"empty.txt": b""}, {"bytes.txt": b"\xff\xfe"}])
+def test_a_folder_without_text_is_one_clear_line(tmp_path: Path, files: dict[str, bytes]) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for name, raw in files.items():
+        (folder / name).write_bytes(raw)
+    with pytest.raises(
+        ValueError, match=r"files must hold text in \.txt, \.py, \.md, \.jsonl, \.parquet files"
+    ) as error:
+        open_source(str(folder))
+    assert "\n" not in str(error.value)
+
+
+def test_equal_bytes_read_in_another_way_have_another_fingerprint(tmp_path: Path) -> None:
+    for suffix in (".txt", ".jsonl"):
+        (tmp_path / f"rows{suffix}").write_text('{"text": "x"}\n')
+    assert len({open_source(str(path)).fingerprint for path in tmp_path.iterdir()}) == 2
+
+
+def test_a_txt_file_is_cut_near_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("".join(f"line {index}\n" for index in range(100)))
+    source = open_source(str(path))
+    assert next(texts(source, "train")).endswith("line 94\n")
+    assert next(texts(source, "validation")).startswith("line 95\n")
+
+
+def test_the_standard_library_comes_without_tests_and_packages() -> None:
+    source = open_source("stdlib")
+    found = "".join(texts(source, "train")) + "".join(texts(source, "validation"))
+    root = Path(sysconfig.get_paths()["stdlib"])
+    assert 5e6 < len(found) < 30e6
+    assert (root / "argparse.py").read_text() in found
+    excluded = [root / "idlelib" / "pyshell.py", root / "test" / "test_argparse.py"]
+    assert not any(path.exists() and path.read_text() in found for path in excluded)
+
+
+def test_the_split_of_a_file_depends_on_its_path_alone() -> None:
+    held_out = [index for index in range(2_000) if by_hash(f"file_{index}") == "validation"]
+    assert 0.03 < len(held_out) / 2_000 < 0.07
+    assert by_hash("a") == "train"
+
+
+def test_a_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="must be text in UTF-8"):
+        open_source(str(tmp_path / "book.txt"))
+
+
+def test_a_stream_opened_at_a_position_goes_on_as_if_read_through(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("nas.corpus.documents.BATCH_DOCUMENTS", 7)  # batches end within files and between them
+    folder = write_files(tmp_path / "files")
+    (folder / "rows.jsonl").write_text("\n".join(json.dumps({"text": f"row {index}"}) for index in range(40)))
+    write_parquet(folder / "rows.parquet", text=[f"table {index}" for index in range(40)])
+    (stream,) = open_source(str(folder)).streams
+    batches = list(stream.batches(None))
+    assert len(batches) == 20
+    assert 0.9 < batches[-1].share <= 1  # the last file may not be finished
+    for index, batch in enumerate(batches):
+        position = json.loads(json.dumps(batch.position))
+        assert list(stream.batches(position)) == batches[index + 1 :]
+
+
+def test_a_batch_of_books_is_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("nas.corpus.documents.BATCH_CHARACTERS", 100)
+    (stream,) = open_source(str(write_files(tmp_path / "files"))).streams
+    assert {len(batch.documents) for batch in stream.batches(None)} == {1}

@@ -1,0 +1,176 @@
+"""The papers' corpora: from the hub (here a local folder, read by the same calls) or from a local copy."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from nas.corpus.corpus import open_corpus, prepare
+from nas.corpus.sources import PAPER_CORPORA, HubDataset, open_source
+from nas.training.batches import num_sequences, train_batch
+
+SEQ_LEN = 16
+LENGTHS = [1, 15, 16, 17, 32, 33, 50]  # tokens of a document, over and over
+
+
+def row(index: int) -> str:
+    """A text of as many words, each a token."""
+    return " ".join(f"w{(index + place) % 50}" for place in range(LENGTHS[index % len(LENGTHS)]))
+
+
+def write_tokenizer(path: Path, end: str = "<|endoftext|>") -> None:
+    tokenizer = Tokenizer(models.WordLevel(unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(vocab_size=400, special_tokens=[end, "?"], show_progress=False)
+    tokenizer.train_from_iterator([f"w{index}" for index in range(398)], trainer)
+    assert tokenizer.get_vocab_size() == 400
+    path.write_text(tokenizer.to_str())
+
+
+def write_rows(folder: Path, rows: list[str], *, column: str = "content", files: int = 2) -> None:
+    folder.mkdir(parents=True)
+    for index in range(files):
+        parquet.write_table(pa.table({column: rows[index::files]}), folder / f"part-{index}.parquet", row_group_size=20)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Three repositories in a folder, which `codeparrot` now names."""
+    write_rows(tmp_path / "train", [row(index) for index in range(700)])
+    write_rows(tmp_path / "valid", [row(index) for index in range(70)])
+    (tmp_path / "tokenizer").mkdir()
+    write_tokenizer(tmp_path / "tokenizer" / "tokenizer.json")
+    dataset = HubDataset(
+        train=str(tmp_path / "train"),
+        validation=str(tmp_path / "valid"),
+        tokenizer=str(tmp_path / "tokenizer"),
+        field="content",
+    )
+    corpus = replace(PAPER_CORPORA["codeparrot"], hub=dataset, vocab_size=400)
+    monkeypatch.setitem(PAPER_CORPORA, "codeparrot", corpus)
+    return tmp_path
+
+
+def test_codeparrot_is_cut_into_whole_sequences_within_documents(hub: Path) -> None:
+    corpus = prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
+    assert corpus.tokenizer.startswith("codeparrot-400-")
+    assert corpus.chunk_len == SEQ_LEN
+    # per seven documents: 17 -> 1, 32 -> 1, 33 -> 2, 50 -> 3 sequences of 16 tokens and the one after
+    assert num_sequences(corpus, "train", SEQ_LEN) == 7 * 100
+    assert num_sequences(corpus, "validation", SEQ_LEN) == 7 * 10
+    tokenizer = Tokenizer.from_file(str(Path(corpus.folder) / "tokenizer.json"))
+    for step in range(7):
+        inputs, targets = train_batch(corpus, step=step, batch=100, seq_len=SEQ_LEN, seed=0)
+        assert inputs[:, 1:].equal(targets[:, :-1])
+        for sequence in inputs.tolist():
+            words = [int(word[1:]) for word in tokenizer.decode(sequence).split()]
+            assert words == [(words[0] + place) % 50 for place in range(SEQ_LEN)]  # of one document
+
+
+def test_a_smaller_vocabulary_trains_a_tokenizer_of_its_own(hub: Path) -> None:
+    corpus = prepare("codeparrot", 300, hub / "cache", seq_len=SEQ_LEN)
+    assert corpus.tokenizer.startswith("bpe-")
+    assert corpus.chunk_len == SEQ_LEN
+
+
+def test_what_a_corpus_depends_on_is_in_its_fingerprint(hub: Path) -> None:
+    def fingerprint(vocab_size: int = 400, seq_len: int = SEQ_LEN) -> str:
+        return prepare("codeparrot", vocab_size, hub / "cache", seq_len=seq_len).fingerprint
+
+    first = fingerprint()
+    assert fingerprint(vocab_size=500) == first  # the same tokenizer
+    found = {first, fingerprint(vocab_size=300), fingerprint(seq_len=8)}
+    write_tokenizer(hub / "tokenizer" / "tokenizer.json", end="<|other|>")
+    text = (hub / "tokenizer" / "tokenizer.json").read_text().replace("<|other|>", "<|endoftext|>").replace("w397", "x")
+    (hub / "tokenizer" / "tokenizer.json").write_text(text)
+    assert len({*found, fingerprint()}) == 4
+
+
+def test_sequences_of_another_length_are_refused(hub: Path) -> None:
+    corpus = prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
+    with pytest.raises(ValueError, match="was prepared in sequences of 16 tokens, not of 8"):
+        train_batch(corpus, step=0, batch=1, seq_len=8, seed=0)
+    with pytest.raises(ValueError, match="`seq_len` must be given"):
+        prepare("codeparrot", 400, hub / "cache")
+
+
+def test_a_corpus_of_documents_shorter_than_a_sequence_is_one_line(hub: Path) -> None:
+    with pytest.raises(ValueError, match="is empty: it has no document as long as a sequence"):
+        prepare("codeparrot", 400, hub / "cache", seq_len=1_000)
+    assert not list((hub / "cache").iterdir())
+
+
+def test_a_missing_column_is_named(hub: Path) -> None:
+    for path in (hub / "train").iterdir():
+        parquet.write_table(pa.table({"title": ["x"], "size": [1]}), path)
+    with pytest.raises(ValueError, match="must have a column of texts 'content', but its columns are title, size"):
+        prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda text: text.replace("<|endoftext|>", "<|end|>"), "must have the token <|endoftext|>"),
+        (lambda text: text[:100], "must be a whole tokenizer.json"),
+        (lambda text: text.replace('"w397":', '"w397":401,"w398":'), "has 401 entries, but the model's .* only 400"),
+    ],
+)
+def test_a_tokenizer_that_does_not_fit_is_one_line(hub: Path, change, rule: str) -> None:
+    path = hub / "tokenizer" / "tokenizer.json"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ValueError, match=rule.replace("|", r"\|")) as error:
+        prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
+    assert "\n" not in str(error.value)
+
+
+def test_a_local_copy_gives_the_sequences_of_the_hub(hub: Path) -> None:
+    copy = hub / "copy"
+    write_rows(copy / "train", [row(index) for index in range(700)], files=1)
+    (copy / "validation").mkdir()
+    lines = [json.dumps({"text": row(index)}) for index in range(70)]
+    (copy / "validation" / "rows.jsonl").write_text("\n".join(lines))
+    write_tokenizer(copy / "tokenizer.json")
+    one = prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
+    other = prepare(f"codeparrot:{copy}", 400, hub / "cache", seq_len=SEQ_LEN)
+    assert other.tokenizer == one.tokenizer
+    for split in ("train", "validation"):  # read in another order
+        rows = [sorted(each.tokens(split).reshape(-1, SEQ_LEN + 1).tolist()) for each in (one, other)]
+        assert rows[0] == rows[1]
+
+
+def test_a_copy_without_a_split_or_a_tokenizer_names_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "validation").mkdir()
+    (tmp_path / "validation" / "book.txt").write_text("words")
+    with pytest.raises(ValueError, match="texts in .*/train, but there is no such folder"):
+        prepare(f"languini:{tmp_path}", 16_384, tmp_path / "cache")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "book.txt").write_text("other words")
+    with pytest.raises(ValueError, match="must hold the tokenizer .*/books_16384.model: No such file"):
+        prepare(f"languini:{tmp_path}", 16_384, tmp_path / "cache")
+
+
+def test_languini_says_why_it_cannot_be_downloaded_and_what_to_do() -> None:
+    with pytest.raises(
+        ValueError, match=r"withdrawn .*books_16384.model in a FOLDER and give languini:FOLDER"
+    ) as error:
+        open_source("languini")
+    assert "\n" not in str(error.value)
+
+
+def test_a_copy_of_languini_is_documents_in_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    corpus = replace(PAPER_CORPORA["languini"], vocab_size=400, tokenizer_file="tokenizer.json")
+    monkeypatch.setitem(PAPER_CORPORA, "languini", corpus)
+    for split in ("train", "validation"):
+        (tmp_path / split).mkdir()
+        for index in range(3):
+            (tmp_path / split / f"{index}.txt").write_text(f"w{index} {split[0]}")
+    write_tokenizer(tmp_path / "tokenizer.json", end="<D>")
+    prepared = prepare(f"languini:{tmp_path}", 400, tmp_path / "cache")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    decoded = tokenizer.decode(prepared.tokens("train").tolist(), skip_special_tokens=False)
+    assert decoded == "w0 ? <D> w1 ? <D> w2 ? <D>"
+    assert open_corpus(Path(prepared.folder)) == prepared

@@ -1,0 +1,219 @@
+"""The model is the op graph: same weights by name and shape, and the computation the graph describes."""
+
+import math
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from costmodel import ops
+from nas.attention.causal import attention_reference
+from nas.model.decoder import Decoder, build
+from nas.model.weights import deployed_weights, num_parameters, weight_shapes
+from search_spaces.architecture import Architecture, Layer
+from search_spaces.bases import BASES, Dimensions, base_architecture
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+
+TINY = base_architecture("tiny", Dimensions(vocab=40, context=16))
+TINY_PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40, context=16))
+NAMES = (
+    "SM+LN+G",
+    "SM+LN+R",
+    "SM+LN",
+    "SM+G",
+    "SM+R",
+    "SM",
+    "SM+LR",
+    "SM(t)+LN+LR",
+    "SM+ScFFN",
+    "SM+ScFuFFN",
+    "SM+ScFuFFN_i1",
+    "SM(t)+ScFuFFN_i2",
+    "1xLSoGo-1xoTLRs",
+    "1xLTLIs-1xoSooo",
+)
+SIMPLIFIED = ("HH(SM+G)", "HH(SM+ScFFN)", "HH(SM(t)+ScFuFFN_i1)", "HH(1xLSoFs-1xoSLRo)")
+VARIANTS = [*product((TINY, TINY_PYTHIA), NAMES), *product((TINY,), SIMPLIFIED)]
+
+
+def seeded(architecture: Architecture, seed: int = 0) -> Decoder:
+    return build(architecture, torch.Generator().manual_seed(seed), temperature_init=0.5)
+
+
+def some_tokens(architecture: Architecture, batch: int = 2, length: int = 16, seed: int = 1) -> Tensor:
+    return torch.randint(architecture.vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("base", "name"), VARIANTS)
+def test_weights_are_those_of_the_op_graph(base: Architecture, name: str) -> None:
+    architecture = parse(name, base).architecture
+    weights = deployed_weights(seeded(architecture))
+    expected = {
+        f"{node.name}.{suffix}": shape
+        for node in lower(architecture, architecture.context)
+        for suffix, shape in weight_shapes(node.op).items()
+    }
+    assert {key: tuple(value.shape) for key, value in weights.items()} == expected
+
+
+@pytest.mark.parametrize(("base", "name"), VARIANTS)
+def test_parameters_are_as_many_as_the_formula_says(base: Architecture, name: str) -> None:
+    architecture = parse(name, base).architecture
+    assert sum(parameter.numel() for parameter in seeded(architecture).parameters()) == num_parameters(architecture)
+
+
+def test_gpt2_small_has_gpt2s_parameters() -> None:
+    # Radford et al. 2019's released small model: 124,439,808 with 50,257 tokens and 1,024 positions.
+    architecture = replace(BASES["gpt2-small"], vocab_size=50_257)
+    assert num_parameters(architecture) == 124_439_808
+
+
+def execute(architecture: Architecture, weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
+    """Logits of one sequence, node by node over the op graph: written from the ops' definitions, not from the model."""
+    values: dict[str, Tensor] = {"tokens": tokens}
+    length, heads, head_dim = len(tokens), architecture.num_heads, architecture.head_dim
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    for node in lower(architecture, length):
+        first, *others = (values[name] for name in node.inputs)
+        own = {suffix: weights.get(f"{node.name}.{suffix}") for suffix in ("weight", "bias", "slope", "alpha", "beta")}
+        op = node.op
+        if isinstance(op, ops.TokenEmbedding):
+            out = own["weight"][first]
+        elif isinstance(op, ops.PositionEmbedding):
+            out = first + own["weight"][:length]
+        elif isinstance(op, ops.LayerNorm):
+            variance, mean = torch.var_mean(first, dim=-1, correction=0, keepdim=True)
+            out = (first - mean) / torch.sqrt(variance + 1e-5) * own["weight"] + own["bias"]
+        elif isinstance(op, ops.Linear):
+            out = first @ own["weight"].T + own["bias"]
+        elif isinstance(op, ops.Rotary):
+            out = rotated(first, op, head_dim)
+        elif isinstance(op, ops.AttentionScores):
+            queries, keys = first.view(length, -1, heads, head_dim)[:, :2].permute(1, 2, 0, 3)
+            out = queries @ keys.transpose(1, 2) / math.sqrt(head_dim)
+        elif isinstance(op, ops.Temperature):
+            out = first / own["weight"][:, :length, None]
+        elif isinstance(op, ops.Softmax):
+            out = torch.softmax(first.masked_fill(later, -math.inf), dim=-1)
+        elif isinstance(op, ops.AttentionMix):
+            parts = others[0].view(length, -1, heads, head_dim)  # values come last
+            out = (first @ parts[:, -1].transpose(0, 1)).transpose(0, 1).flatten(1)
+        elif isinstance(op, ops.ShapedAttention):
+            a, b, c = (weights[f"{node.name}.{suffix}"].view(-1, 1, 1) for suffix in ("identity", "softmax", "uniform"))
+            uniform = torch.ones(length, length).tril() / torch.arange(1, length + 1).unsqueeze(1)
+            out = a * torch.eye(length) + b * first - c * uniform
+        elif isinstance(op, ops.Gelu):
+            out = functional.gelu(first, approximate="tanh" if op.form == "tanh" else "none")
+        elif isinstance(op, ops.Relu):
+            out = first.clamp(min=0)
+        elif isinstance(op, ops.LeakyRelu):
+            out = torch.where(first > 0, first, own["slope"] * first)
+        elif isinstance(op, ops.Add):
+            out = first + others[0]
+        elif isinstance(op, ops.ScaledAdd):
+            out = own["beta"] * first + others[0] / own["alpha"]
+        elif isinstance(op, ops.VocabProjection):
+            out = first @ own["weight"].T
+        else:
+            raise AssertionError(op)
+        values[node.name] = out
+    return out
+
+
+def rotated(packed: Tensor, op: ops.Rotary, head_dim: int) -> Tensor:
+    """Pair (f, f + rotary_dim / 2) of queries and keys at position p turns by p / 10000^(2 f / rotary_dim)."""
+    length, half = len(packed), op.rotary_dim // 2
+    out = packed.view(length, 3, op.heads, head_dim).clone()
+    for position in range(length):
+        for feature in range(half):
+            angle = position / 10_000 ** (2 * feature / op.rotary_dim)
+            x, y = packed.view(length, 3, op.heads, head_dim)[position, :2, :, [feature, feature + half]].unbind(-1)
+            out[position, :2, :, feature] = x * math.cos(angle) - y * math.sin(angle)
+            out[position, :2, :, feature + half] = y * math.cos(angle) + x * math.sin(angle)
+    return out.flatten(1)
+
+
+@pytest.mark.parametrize(("base", "name"), VARIANTS)
+def test_logits_are_those_of_the_op_graph(base: Architecture, name: str) -> None:
+    model = seeded(parse(name, base).architecture).double()
+    with torch.no_grad():
+        for parameter in model.parameters():  # no scalar at its initial value, so that each one matters
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+    weights = deployed_weights(model)
+    tokens = some_tokens(model.architecture, length=11)
+    for sequence, logits in zip(tokens, model(tokens).logits, strict=True):
+        torch.testing.assert_close(execute(model.architecture, weights, sequence), logits, rtol=1e-6, atol=1e-6)
+
+
+def test_entropies_are_those_of_every_layer_and_head() -> None:
+    architecture = parse("SM", TINY).architecture
+    model = seeded(architecture)
+    tokens = some_tokens(architecture)
+    entropies = model(tokens).entropies
+    assert entropies.shape == (2, 2, 2, 16)  # layers x batch x heads x T
+    stream = model.embed(tokens) + model.position.weight[:16]
+    queries, keys, values = model.layers[0].attention.qkv(stream).view(2, 16, 3, 2, 8).permute(2, 0, 3, 1, 4)
+    torch.testing.assert_close(entropies[0], attention_reference(queries, keys, values).entropy, rtol=1e-4, atol=1e-5)
+
+
+def test_a_token_does_not_see_the_ones_after_it() -> None:
+    for base in (TINY, TINY_PYTHIA):
+        model = seeded(base)
+        tokens = some_tokens(base)
+        changed = tokens.clone()
+        changed[:, 9] = (changed[:, 9] + 1) % base.vocab_size
+        before, after = model(tokens).logits, model(changed).logits
+        torch.testing.assert_close(before[:, :9], after[:, :9], rtol=0, atol=1e-6)
+        assert (before[:, 9:] - after[:, 9:]).abs().max() > 1e-3
+
+
+def test_one_seed_one_model() -> None:
+    first, again, other = (seeded(TINY, seed).state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["embed.weight"], other["embed.weight"])
+
+
+def test_a_fresh_model_predicts_nothing_yet() -> None:
+    loss = functional.cross_entropy(
+        seeded(TINY)(some_tokens(TINY)).logits.flatten(0, 1), some_tokens(TINY, seed=5).flatten()
+    )
+    assert loss.item() == pytest.approx(math.log(40), rel=0.2)
+
+
+def test_a_fresh_simplified_block_passes_the_stream_on() -> None:
+    model = seeded(parse("HH(SM+ScFuFFN)", TINY).architecture)
+    stream = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(2))
+    attended, entropy = model.layers[1].attention(stream)
+    torch.testing.assert_close(attended, stream)  # I + softmax - C with queries of 0
+    torch.testing.assert_close(entropy, torch.arange(1, 10).log().expand(2, 2, 9))
+    assert model.layers[1].ffn.residual.alpha.item() == pytest.approx(10)
+
+
+def test_every_parameter_of_the_simplified_block_learns() -> None:
+    model = seeded(parse("HH(SM(t)+ScFFN)", TINY).architecture)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):  # keys and temperatures have no gradient before the queries have left 0
+        optimizer.zero_grad()
+        functional.cross_entropy(model(some_tokens(TINY)).logits.flatten(0, 1), some_tokens(TINY).flatten()).backward()
+        optimizer.step()
+    assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
+
+
+def test_one_slope_for_all_layers_is_learned_once() -> None:
+    architecture = parse("SM+LR", TINY).architecture
+    model = build(architecture, torch.Generator().manual_seed(0), slopes="global")
+    assert sum(name.endswith("slope") for name, _ in model.named_parameters()) == 1
+    with torch.no_grad():
+        model.layers[1].ffn.activation.slope.fill_(0.5)
+    weights = deployed_weights(model)
+    assert [weights[f"layers.{index}.ffn.activation.slope"].item() for index in (0, 1)] == [0.5, 0.5]
+
+
+def test_rotary_over_an_odd_number_of_features_is_refused() -> None:
+    odd = replace(TINY_PYTHIA, num_heads=2, d_model=24, layers=(Layer(),))  # head_dim 12, a quarter of which is 3
+    with pytest.raises(ValueError, match="must be even"):
+        Decoder(odd)

@@ -1,0 +1,130 @@
+"""The op graph in the clear is the torch model: what is priced is what is trained."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from costmodel.execution import interpreter
+from costmodel.execution.op_functions import FUNCTIONS
+from nas.model.decoder import Decoder
+from nas.model.weights import deployed_weights, weight_shapes
+from search_spaces.architecture import Architecture
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import Deployment, lower
+from search_spaces.notation import parse
+
+GPT2 = base_architecture("tiny", Dimensions(vocab=40, context=16))
+PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40, context=16))
+NAMES = ("SM+LN+G", "SM+LN+R", "SM", "SM(t)+LN+LR", "SM+ScFFN", "SM+ScFuFFN_i1", "1xLSoGo-1xoTLRs", "1xoTLKs-1xoSooo")
+SIMPLIFIED = ("HH(SM+G)", "HH(SM+ScFFN)", "HH(SM(t)+ScFuFFN_i1)", "HH(1xLSoFs-1xoSLRo)")
+MEMBERS = [*product((GPT2, PYTHIA), NAMES), *product((GPT2,), SIMPLIFIED)]
+FORMS = [("2quad", "piecewise"), ("relu", "piecewise"), ("2quad", "exact")]
+BLOCKS = [(GPT2, "SM(t)+LN+G"), (PYTHIA, "SM+G"), (GPT2, "HH(SM(t)+G)")]
+RELATIVE_TOLERANCE = 1e-4
+
+
+def drawn(architecture: Architecture, seed: int = 0) -> Decoder:
+    """A model whose every weight matters: no gain, slope or scale at its initial value."""
+    model = Decoder(architecture, temperature_init=0.5).double()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def some_tokens(architecture: Architecture, length: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(architecture.vocab_size, size=length)
+
+
+def torch_run(architecture: Architecture, length: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Deployed weights, tokens and logits of a drawn model."""
+    model = drawn(architecture)
+    tokens = some_tokens(architecture, length)
+    weights = {name: value.numpy() for name, value in deployed_weights(model).items()}
+    with torch.no_grad():
+        return weights, tokens, model(torch.from_numpy(tokens)[None]).logits[0].numpy()
+
+
+def assert_close(ours: np.ndarray, theirs: np.ndarray) -> None:
+    np.testing.assert_allclose(ours, theirs, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize(("base", "name"), MEMBERS)
+def test_logits_are_the_torch_models(base: Architecture, name: str) -> None:
+    architecture = parse(name, base).architecture
+    weights, tokens, logits = torch_run(architecture, length=11)
+    assert_close(interpreter.execute(lower(architecture, 11), weights, tokens), logits)
+
+
+@pytest.mark.parametrize(("base", "name"), BLOCKS)
+@pytest.mark.parametrize(("softmax", "gelu"), FORMS)
+def test_other_forms_are_the_torch_models(base: Architecture, name: str, softmax: str, gelu: str) -> None:
+    architecture = replace(parse(name, base).architecture, softmax=softmax, gelu=gelu)
+    weights, tokens, logits = torch_run(architecture, length=11)
+    assert_close(interpreter.execute(lower(architecture, 11), weights, tokens), logits)
+    plain = interpreter.execute(lower(parse(name, base).architecture, 11), weights, tokens)
+    assert np.abs(plain - logits).max() > 1e-2 * np.abs(logits).max()  # the forms are different functions
+
+
+@pytest.mark.parametrize(("base", "name"), BLOCKS)
+@pytest.mark.parametrize("softmax", ["exact", "2quad", "relu"])
+def test_a_token_against_kept_keys_and_values_is_the_last_of_the_whole_sequence(
+    base: Architecture, name: str, softmax: str
+) -> None:
+    architecture = replace(parse(name, base).architecture, softmax=softmax)
+    weights, tokens, logits = torch_run(architecture, length=11)
+    earlier = interpreter.values(lower(architecture, 10), weights, tokens[:10])
+    graph = lower(architecture, 11, Deployment(phase="decode"))
+    decoded = interpreter.execute(graph, weights, tokens[10:], interpreter.kept(graph, earlier))
+    assert decoded.shape == (1, architecture.vocab_size)
+    assert_close(decoded, logits[-1:])
+
+
+@pytest.mark.parametrize(("base", "name"), BLOCKS)
+def test_projecting_the_last_token_gives_the_last_logits(base: Architecture, name: str) -> None:
+    architecture = parse(name, base).architecture
+    weights, tokens, logits = torch_run(architecture, length=11)
+    assert_close(
+        interpreter.execute(lower(architecture, 11, Deployment(projection="last")), weights, tokens), logits[-1:]
+    )
+
+
+def test_caches_must_be_all_there_and_long_enough() -> None:
+    weights, tokens, _ = torch_run(GPT2, length=11)
+    graph = lower(GPT2, 11, Deployment(phase="decode"))
+    caches = interpreter.kept(graph, interpreter.values(lower(GPT2, 10), weights, tokens[:10]))
+    name = "layers.1.attention.keys_values.earlier"
+    with pytest.raises(ValueError, match=rf"`caches` must hold '{name}' of shape \(10, 32\), but it is missing"):
+        interpreter.execute(graph, weights, tokens[10:], {key: value for key, value in caches.items() if key != name})
+    with pytest.raises(ValueError, match=rf"cache '{name}' must have the shape \(10, 32\), but has \(9, 32\)"):
+        interpreter.execute(graph, weights, tokens[10:], caches | {name: caches[name][1:]})
+    with pytest.raises(ValueError, match="keeps 10 tokens, but the run had 9"):
+        interpreter.kept(graph, interpreter.values(lower(GPT2, 9), weights, tokens[:9]))
+
+
+def test_every_op_of_the_blocks_is_run() -> None:
+    graphs = [lower(parse(name, base).architecture, 4) for base, name in MEMBERS]
+    run = {type(node.op) for graph in graphs for node in graph}
+    deployed = {"KeyValueCache", "LastRow"}
+    foreign = {"RmsNorm", "Silu", "Multiply", "PackHeads", "RepeatHeads"}  # of traced models
+    assert {op.__name__ for op in set(FUNCTIONS) - run} <= deployed | foreign
+
+
+def test_weights_are_named_and_shaped_as_the_torch_models() -> None:
+    for base, name in MEMBERS:
+        for node in lower(parse(name, base).architecture, 16):
+            assert interpreter.shapes(node.op) == weight_shapes(node.op)
+
+
+def test_the_parity_can_fail() -> None:
+    architecture = parse("SM+LN+G", GPT2).architecture
+    model = drawn(architecture)
+    weights = {name: value.numpy() for name, value in deployed_weights(model).items()}
+    tokens = some_tokens(architecture, 11)
+    logits = interpreter.execute(lower(architecture, 11), weights, tokens)
+    weights["layers.1.ffn.up.bias"] = weights["layers.1.ffn.up.bias"] + 0.01
+    assert np.abs(interpreter.execute(lower(architecture, 11), weights, tokens) - logits).max() > 1e-3

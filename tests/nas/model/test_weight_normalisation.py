@@ -1,0 +1,133 @@
+"""Normalised linears train as torch's own parametrisations do, and leave nothing behind in the deployed model."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from costmodel.execution import interpreter
+from nas.model.decoder import Decoder, build
+from nas.model.weight_normalisation import LINEARS, normalise
+from nas.model.weights import deployed_weights, load_deployed, load_stored, stored_weights
+from nas.recipe.candidate import Candidate
+from nas.recipe.recipe import SCALES, Normalisation, Recipe
+from nas.training.objective import Objective
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+
+TINY = base_architecture("tiny", Dimensions(vocab=40, context=16))
+KINDS = ("weight", "spectral")
+
+
+def made(kind: str, linears: str, name: str = "SM") -> Decoder:
+    generator = torch.Generator().manual_seed(0)
+    model = build(parse(name, TINY).architecture, generator)
+    normalise(model, Normalisation(kind=kind, linears=linears), generator)
+    return model
+
+
+def some_tokens(seed: int = 1) -> Tensor:
+    return torch.randint(40, (2, 11), generator=torch.Generator().manual_seed(seed))
+
+
+def train_a_little(model: nn.Module, steps: int = 3) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        optimizer.zero_grad()
+        logits = model(some_tokens(step)).logits
+        nn.functional.cross_entropy(logits.flatten(0, 1), some_tokens(step + 1).flatten()).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("kind", "linears", "name"), list(product(KINDS, LINEARS, ("SM", "SM+LN+G", "SM+ScFuFFN"))))
+def test_the_deployed_op_graph_is_the_trained_model(kind: str, linears: str, name: str) -> None:
+    model = made(kind, linears, name)
+    train_a_little(model)
+    tokens = some_tokens()
+    with torch.no_grad():
+        logits = model(tokens).logits[0]
+    weights = {name: value.double().numpy() for name, value in deployed_weights(model).items()}
+    again = interpreter.execute(lower(model.architecture, 11), weights, tokens[0].numpy())
+    np.testing.assert_allclose(again, logits.numpy(), rtol=1e-5, atol=1e-5 * logits.abs().max().item())
+
+
+@pytest.mark.parametrize("linears", LINEARS)
+def test_the_listed_linears_are_normalised_and_no_others(linears: str) -> None:
+    plain, normed = build(TINY, torch.Generator().manual_seed(0)), made("spectral", linears, "SM+LN+G")
+    before, after = deployed_weights(plain), deployed_weights(normed)
+    changed = {name for name in before if not torch.allclose(before[name], after[name], rtol=1e-5)}
+    expected = {f"layers.{index}.{name}.weight" for index, name in product((0, 1), LINEARS[linears])}
+    assert changed == {name for name in expected if "fused" not in name}
+    if linears.startswith("qk"):
+        queries, keys, values = after["layers.0.attention.qkv.weight"].chunk(3)
+        for matrix in (queries, keys, values) if linears.startswith("qkv") else (queries, keys):
+            assert torch.linalg.matrix_norm(matrix, 2).item() == pytest.approx(1, abs=0.1)
+        _, _, before_values = before["layers.0.attention.qkv.weight"].chunk(3)
+        assert torch.equal(before_values, values) != linears.startswith("qkv")
+
+
+def test_weight_normalisation_starts_at_the_weight_and_trains_as_torchs_own() -> None:
+    ours, theirs = made("weight", "ffn"), build(parse("SM", TINY).architecture, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(ours(some_tokens()).logits, theirs(some_tokens()).logits)
+    for layer in theirs.layers:
+        for linear in (layer.ffn.up, layer.ffn.down):
+            parametrizations.weight_norm(linear)
+    for model in (ours, theirs):
+        train_a_little(model)
+    torch.testing.assert_close(ours(some_tokens()).logits, theirs(some_tokens()).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_spectral_normalisation_is_torchs_own_once_the_power_method_has_settled() -> None:
+    ours, theirs = made("spectral", "ffn"), build(parse("SM", TINY).architecture, torch.Generator().manual_seed(0))
+    for layer in theirs.layers:
+        for linear in (layer.ffn.up, layer.ffn.down):
+            parametrizations.spectral_norm(linear)
+    for _ in range(60):
+        logits = ours(some_tokens()).logits, theirs(some_tokens()).logits
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
+
+
+def test_validation_moves_no_singular_vector() -> None:
+    model = made("spectral", "qkvo+ffn")
+    before = {name: value.clone() for name, value in stored_weights(model).items()}
+    with torch.no_grad():
+        model(some_tokens())
+    assert all(torch.equal(before[name], value) for name, value in stored_weights(model).items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stored_model_goes_on_as_if_it_had_not_been_stored(kind: str) -> None:
+    model, again = made(kind, "qkvo+ffn", "SM+LN+G"), made(kind, "qkvo+ffn", "SM+LN+G")
+    train_a_little(model)
+    load_stored(again, {name: value.clone() for name, value in stored_weights(model).items()})
+    for one in (model, again):
+        train_a_little(one)
+    assert torch.equal(model(some_tokens()).logits, again(some_tokens()).logits)
+
+
+def test_weights_from_elsewhere_are_divided_by_their_own_singular_values() -> None:
+    model, other = made("spectral", "qk"), build(TINY, torch.Generator().manual_seed(7))
+    load_deployed(model, {name: 3 * value for name, value in deployed_weights(other).items() if "qkv" in name})
+    for matrix in deployed_weights(model)["layers.0.attention.qkv.weight"].chunk(3)[:2]:
+        assert torch.linalg.matrix_norm(matrix, 2).item() == pytest.approx(1, abs=0.1)
+
+
+def test_a_recipe_normalises_its_candidate() -> None:
+    recipe = Recipe(scale=SCALES["smoke"], normalisation=Normalisation(kind="weight", linears="qk"), slopes="global")
+    objective = Objective(
+        Candidate(architecture=base_architecture("tiny"), recipe=recipe), torch.Generator().manual_seed(0)
+    )
+    assert "layers.1.attention.qkv.parametrizations.weight.original0" in stored_weights(objective.model)
+
+
+@pytest.mark.parametrize(
+    ("name", "linears", "message"),
+    [("HH(SM+ScFFN)", "qk", "needs block 'gpt2' or 'pythia'"), ("SM_i2", "ffn", "has nothing to act on")],
+)
+def test_what_cannot_be_normalised_is_refused(name: str, linears: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        made("weight", linears, name)

@@ -1,0 +1,47 @@
+from dataclasses import fields, replace
+
+import pytest
+
+from nas.recipe.overrides import EntropyChanges, RecipeChanges, ScaleChanges, changed
+from nas.recipe.recipe import EntropyRegularisation, Recipe, Scale
+
+REGULARISED = Recipe(entropy=EntropyRegularisation())
+
+
+def test_nothing_stated_changes_nothing():
+    assert changed(REGULARISED, RecipeChanges()) == REGULARISED
+
+
+def test_every_change_lands_where_it_belongs():
+    changes = RecipeChanges(
+        scale=ScaleChanges(learning_rate=0.5), entropy=EntropyChanges(weight=0.0), weight_decay=0.0, schedule="linear"
+    )
+    made = changed(REGULARISED, changes)
+    assert (made.scale.learning_rate, made.entropy.weight) == (0.5, 0.0)
+    assert (made.weight_decay, made.schedule) == (0.0, "linear")
+    assert (made.beta2, made.scale.batch) == (REGULARISED.beta2, REGULARISED.scale.batch)
+
+
+@pytest.mark.parametrize(
+    ("changes", "target"), [(RecipeChanges, Recipe), (ScaleChanges, Scale), (EntropyChanges, EntropyRegularisation)]
+)
+def test_there_is_a_field_for_every_change(changes, target):
+    assert {field.name for field in fields(changes)} <= {field.name for field in fields(target)}
+
+
+def test_a_regulariser_that_is_not_there_cannot_be_changed():
+    with pytest.raises(ValueError, match=r"\(margin\) need an architecture named EReg"):
+        changed(Recipe(), RecipeChanges(entropy=EntropyChanges(margin=0.1)))
+
+
+def test_the_published_form_needs_a_weight_of_its_own():
+    form = EntropyChanges(form="published-code")
+    with pytest.raises(ValueError, match="state --recipe.entropy.weight"):
+        changed(REGULARISED, RecipeChanges(entropy=form))
+    weighted = changed(REGULARISED, RecipeChanges(entropy=replace(form, weight=1e-5)))
+    assert (weighted.entropy.form, weighted.entropy.weight) == ("published-code", 1e-5)
+
+
+def test_values_are_checked_as_those_of_a_recipe():
+    with pytest.raises(ValueError, match="`micro_batch` must divide `batch`"):
+        changed(Recipe(), RecipeChanges(scale=ScaleChanges(micro_batch=3)))

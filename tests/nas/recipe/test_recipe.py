@@ -1,0 +1,99 @@
+"""Scales, recipes and the names of candidates and trials."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from nas.recipe.candidate import Candidate, candidate_id, trial_id
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale, trained_architecture
+from search_spaces.bases import BASES
+from search_spaces.notation import parse
+
+GPT2 = BASES["gpt2-small"]
+
+
+def candidate(name: str = "SM+ScFuFFN", **recipe) -> Candidate:
+    return Candidate(architecture=parse(name, GPT2).architecture, recipe=Recipe(**recipe))
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=lambda scale: scale.name)
+@pytest.mark.parametrize("base", ["gpt2-small", "pythia-70m"])
+def test_a_scale_changes_size_and_nothing_else(scale: Scale, base: str) -> None:
+    architecture = BASES[base]
+    trained = trained_architecture(architecture, scale)
+    assert trained.layers == architecture.layers
+    assert (trained.block, trained.num_heads) == (architecture.block, architecture.num_heads)
+    assert trained.d_ff == 4 * trained.d_model
+    assert trained.context >= scale.seq_len
+    if scale.name == "paper":
+        assert trained == architecture
+    else:
+        assert trained.d_model == architecture.num_heads * scale.head_dim
+
+
+def test_rungs_end_with_the_last_step_and_are_distinct() -> None:
+    for scale in SCALES.values():
+        assert scale.rung_steps[-1] == scale.num_steps
+        assert len(scale.rung_steps) == len(scale.rungs)
+    short = replace(SCALES["smoke"], tokens=256, rungs=(0.1, 0.2, 1.0))
+    assert short.num_steps == 1
+    assert short.rung_steps == (1,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"tokens": 0}, "`tokens` of a scale must be at least 1"),
+        ({"batch": 3, "micro_batch": 2}, "`micro_batch` must divide `batch`"),
+        ({"learning_rate": float("nan")}, "`learning_rate` must be positive"),
+        ({"warmup_share": 1.0}, "`warmup_share`"),
+        ({"rungs": (0.5, 0.25, 1.0)}, "`rungs` must rise"),
+        ({"rungs": (0.5,)}, "`rungs` must rise"),
+        ({"rungs": ()}, "`rungs` must rise"),
+    ],
+)
+def test_impossible_scales_are_refused(changes: dict, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        replace(SCALES["smoke"], **changes)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"clip_norm": 0.0}, {"beta1": 1.0}, {"beta2": 1.5}, {"weight_decay": -1.0}, {"eps": float("nan")}]
+)
+def test_impossible_recipes_are_refused(changes: dict) -> None:
+    with pytest.raises(ValueError, match=f"`{next(iter(changes))}`"):
+        Recipe(**changes)
+
+
+def test_a_context_shorter_than_the_sequences_is_refused() -> None:
+    with pytest.raises(ValueError, match="context must cover"):
+        trained_architecture(replace(GPT2, context=64), SCALES["paper"])
+
+
+def test_ids_tell_architecture_and_recipe_apart_and_nothing_else() -> None:
+    plain = candidate()
+    assert candidate_id(plain) == candidate_id(candidate())
+    regularised = candidate(entropy=EntropyRegularisation())
+    longer = candidate(scale=replace(SCALES["proxy"], tokens=10_000_000))
+    others = [regularised, longer, candidate("SM+ScFuFFN_i6")]
+    assert len({candidate_id(one) for one in [plain, *others]}) == 4
+
+
+def test_trial_ids_are_safe_as_folder_names() -> None:
+    name = trial_id(candidate(), seed=3, attempt=1)
+    assert name == f"{candidate_id(candidate())}-s3-a1"
+    assert name.replace("-", "").isalnum()
+    with pytest.raises(ValueError, match="must not be negative"):
+        trial_id(candidate(), seed=-1)
+
+
+def test_names_say_whether_entropy_is_regularised() -> None:
+    assert candidate("SM(t)+ScFuFFN_i6").name == "SM(t)+ScFuFFN_i6"
+    assert candidate(entropy=EntropyRegularisation()).name == "EReg(SM+ScFuFFN)"
+
+
+def test_candidates_and_data_need_no_torch() -> None:
+    code = "import sys, nas.recipe.candidate, nas.training.outcome, nas.corpus.corpus; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,83 @@
+"""What the perplexity-latency figures show, without a pixel."""
+
+import math
+
+import pytest
+
+from costmodel.cost import Budget
+from costmodel.protocols.published_rows import published_rows
+from nas.report.front_figures import front_figure, label, what_if_figure
+from nas.results.reprice import WhatIf
+
+BUDGET = Budget(latency_s=300.0)
+
+
+@pytest.fixture
+def records(make_record):
+    """A front of two, one dominated, one baseline over budget, one stopped, one diverged."""
+    return [
+        make_record(0, latency_s=120.0, val_loss=3.0, perplexity=math.exp(3.0), latency_s_range=(60.0, 180.0)),
+        make_record(1, latency_s=240.0, val_loss=2.0, perplexity=math.exp(2.0), latency_s_range=None),
+        make_record(2, latency_s=270.0, val_loss=2.5, perplexity=math.exp(2.5), latency_s_range=(269.9, 270.1)),
+        make_record(3, latency_s=480.0, val_loss=1.0, perplexity=math.e, role="baseline", notation="SM+LN+G"),
+        make_record(4, latency_s=60.0, val_loss=0.5, status="stopped"),
+        make_record(5, latency_s=30.0, val_loss=None, perplexity=None, status="diverged"),
+    ]
+
+
+def test_every_trial_is_in_its_group(records) -> None:
+    data = front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128)
+    assert data.budget_min == 5.0
+    assert data.front.latency_min == (2.0, 4.0)
+    assert data.front.perplexity == pytest.approx((math.exp(3.0), math.exp(2.0)))
+    assert data.dominated.latency_min == (4.5,)
+    assert (data.baselines.names, data.baselines.latency_min) == (("SM+LN+G",), (8.0,))
+    assert (data.stopped_min, data.diverged_min) == ((1.0,), (0.5,))
+
+
+def test_a_range_narrower_than_its_marker_is_left_out(records) -> None:
+    data = front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128)
+    assert data.front.range_min == ((1.0, 3.0), None)
+    assert data.dominated.range_min == (None,)  # 0.2 s of 270 s
+
+
+def test_published_rows_are_those_of_the_depth_and_prompt(records) -> None:
+    data = front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128)
+    assert dict(zip(data.published.names, data.published.latency_min, strict=True))["SM+LN+G"] == pytest.approx(8.21)
+    assert front_figure(records, BUDGET, published_rows(), num_layers=13, seq_len=128).published.names == ()
+
+
+def test_long_placements_are_labelled_by_id(make_record) -> None:
+    assert label(make_record(7, notation="SM+LN+G")) == "SM+LN+G"
+    assert label(make_record(7, notation="1xLSLGo-" * 4)) == "a7"
+
+
+def test_a_trial_has_one_number_in_both_panels(records, make_record) -> None:
+    """The first gets dearer and leaves, the baseline gets cheap and enters, the second stays."""
+    trials = tuple(records[:4])
+    prices = (400.0, 200.0, 270.0, 220.0)
+    after = tuple(
+        make_record(index, latency_s=latency_s, val_loss=one.val_loss, perplexity=one.perplexity, role=one.role)
+        for index, (one, latency_s) in enumerate(zip(trials, prices, strict=True))
+    )
+    found = WhatIf(
+        trials=trials,
+        repriced=after,
+        before=trials[:2],
+        after=(after[1], after[3]),
+        budget_before=BUDGET,
+        budget_after=Budget(),
+        seq_len_before=128,
+        seq_len_after=64,
+    )
+    data = what_if_figure(found)
+    assert (data.before.budget_min, data.after.budget_min) == (5.0, None)
+    assert "T=128" in data.before.title
+    assert "T=64" in data.after.title
+    for panel, minutes in ((data.before, (240 / 60, 120 / 60, 480 / 60)), (data.after, (200 / 60, 400 / 60, 220 / 60))):
+        assert (panel.kept.names, panel.gone.names, panel.new.names) == (("1",), ("3",), ("2",))
+        groups = (panel.kept, panel.gone, panel.new)
+        assert tuple(group.latency_min[0] for group in groups) == pytest.approx(minutes)
+        assert len(panel.others.names) == 1
+    assert data.before.front_min == (2.0, 4.0)
+    assert data.after.front_min == pytest.approx((200 / 60, 220 / 60))

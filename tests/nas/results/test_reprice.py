@@ -1,0 +1,171 @@
+"""A run under other prices: the front is found again, nothing else moves."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from costmodel.cost import Budget
+from costmodel.estimate import estimate
+from costmodel.protocols import load_pricer
+from nas.plot import plot
+from nas.report.reprice_lines import what_if_lines, what_if_table
+from nas.results import ledger
+from nas.results.reprice import WhatIf, fate, what_if
+from nas.study.config import StudyConfig
+from nas.study.run_folder import write_config
+from search_spaces.architecture import arch_id
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+from search_spaces.space import load_space
+
+SPACE = load_space("gpt2-small")
+UNBOUNDED = Budget()
+PUBLISHED, SEMI2K = load_pricer(), load_pricer("semi2k", "wan")
+# (name, role, nats): under `published` ScFFN costs more than ReLU's neighbours, and i6 is the cheapest
+TRIALS = [
+    ("SM+LN+G", "baseline", 1.0),
+    ("SM+ScFuFFN", "candidate", 2.0),
+    ("EReg(SM+ScFuFFN_i6)", "candidate", 2.5),
+    ("SM_i12", "candidate", 3.0),
+    ("SM+ScFFN", "candidate", 2.2),
+]
+
+
+@pytest.fixture
+def records(make_record):
+    """Trials at the prices of `published`, T=128; a stopped one, which is never on a front, is much the best."""
+
+    def record(index: int, name: str, role: str, loss: float, **changes):
+        named = parse(name, SPACE.base)
+        price = estimate(lower(named.architecture, 128), PUBLISHED).total
+        return make_record(
+            index,
+            notation=name,
+            arch_id=arch_id(named.architecture),
+            role=role,
+            val_loss=loss,
+            perplexity=2.718281828**loss,
+            latency_s=price.latency_s,
+            sent_bytes=price.sent_bytes,
+            **changes,
+        )
+
+    done = [record(index, *trial) for index, trial in enumerate(TRIALS)]
+    return [*done, record(9, "SM+ScFuFFN_i4", "candidate", 0.1, status="stopped")]
+
+
+def priced(records, pricer=SEMI2K, seq_len: int = 128, budget: Budget = UNBOUNDED) -> WhatIf:
+    return what_if(records, SPACE, pricer, seq_lens=(128, seq_len), budgets=(Budget(latency_s=300.0), budget))
+
+
+def names(members) -> list[str]:
+    return [member.notation for member in members]
+
+
+def test_every_completed_trial_costs_what_estimate_says(records) -> None:
+    found = priced(records, seq_len=64)
+    assert names(found.repriced) == [name for name, _, _ in TRIALS]
+    for before, after in zip(found.trials, found.repriced, strict=True):
+        whole = estimate(lower(parse(after.notation, SPACE.base).architecture, 64), SEMI2K).total
+        assert (after.latency_s, after.sent_bytes, after.rounds) == (whole.latency_s, whole.sent_bytes, whole.rounds)
+        assert (after.protocol, after.network, after.cost_model_id) == ("semi2k", "wan", SEMI2K.cost_model_id)
+        assert (after.val_loss, after.trial_id, after.role) == (before.val_loss, before.trial_id, before.role)
+
+
+def test_the_front_is_found_again_with_baselines(records) -> None:
+    found = priced(records)
+    assert names(found.before) == ["SM_i12", "EReg(SM+ScFuFFN_i6)", "SM+ScFuFFN"]
+    assert names(found.after)[-1] == "SM+LN+G"  # the best perplexity at any price
+    fates = {member.notation: fate(found, member) for member in found.shown}
+    assert fates == {
+        "SM_i12": "stays", "EReg(SM+ScFuFFN_i6)": "stays", "SM+ScFuFFN": "stays", "SM+LN+G": "enters",
+    }  # fmt: skip
+
+
+def test_equal_prices_and_budget_leave_the_front_as_it_is(records) -> None:
+    found = priced(records, PUBLISHED, budget=Budget(latency_s=300.0))
+    assert [one.trial_id for one in found.after] == [one.trial_id for one in found.before]
+    assert {fate(found, member) for member in found.shown} == {"stays"}
+
+
+def test_a_budget_takes_members_out(records) -> None:
+    every = priced(records).repriced
+    bound = next(one.sent_bytes for one in every if one.notation == "EReg(SM+ScFuFFN_i6)")
+    found = priced(records, budget=Budget(sent_bytes=bound))
+    assert names(found.after) == ["SM_i12", "EReg(SM+ScFuFFN_i6)"]
+    assert {one.notation: fate(found, one) for one in found.shown}["SM+ScFuFFN"] == "over budget"
+
+
+def test_a_member_that_another_overtakes_is_said_to_be_dominated(records) -> None:
+    """SM+ScFFN is made the cheapest: it then dominates whatever is worse."""
+
+    class Odd(type(SEMI2K)):  # type: ignore[misc]
+        def price(self, op):  # type: ignore[no-untyped-def]
+            price = super().price(op)
+            identity = type(op).__name__ == "Linear" and op.out_features == 3072
+            return replace(price, latency_s=0.0 if identity else 1.0)
+
+    odd = Odd(**{name: getattr(SEMI2K, name) for name in SEMI2K.__dataclass_fields__})
+    found = priced([replace(one, val_loss=1.5) if one.notation == "SM+ScFFN" else one for one in records], odd)
+    table = Console(record=True, width=200)
+    table.print(what_if_table(found))
+    assert "dominated" in {fate(found, member) for member in found.shown}
+    assert "dominated by " in table.export_text()
+
+
+def test_the_words_say_what_survives(records) -> None:
+    text = "\n".join(what_if_lines(priced(records, seq_len=64)))
+    assert "then: published, T=128, within 5.00 min a token" in text
+    assert "now:  semi2k on wan, T=64, no budget" in text
+    assert "perplexities are of T=128, at which all trials were trained, not of T=64" in text
+    assert "front: 3 of 3 members stay, 1 enter" in text
+    assert "best: " in text
+    assert "SM+LN+G, " in text
+    assert "perplexities are of" not in "\n".join(what_if_lines(priced(records)))
+
+
+def test_where_nothing_fits_the_cheapest_is_named(records) -> None:
+    text = "\n".join(what_if_lines(priced(records, budget=Budget(latency_s=0.001))))
+    assert "no completed trial is within the budget; the cheapest, SM_i12, costs " in text
+    assert "knee" not in text
+
+
+def test_a_run_without_completed_trials_is_refused(records) -> None:
+    with pytest.raises(ValueError, match="no completed trial yet"):
+        priced(records[-1:])
+
+
+@pytest.fixture
+def run(records, tmp_path: Path) -> Path:
+    write_config(tmp_path, StudyConfig(budget_latency="5min"))
+    for record in records:
+        ledger.append(tmp_path / ledger.FILE_NAME, record)
+    return tmp_path
+
+
+def test_plotting_leaves_the_run_as_it_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (run / ledger.FILE_NAME).read_bytes()
+    plot(str(run), protocol="semi2k", network="wan", seq_len=64, budget_latency="5min")
+    out = capsys.readouterr().out
+    assert "enters" in out
+    drawn = {"what-if-semi2k-wan-T64", "breakdown-semi2k-wan-T64", "sensitivity-semi2k-wan-T64"}
+    assert {path.name for path in (run / "plots").iterdir()} == {
+        f"{name}.{kind}" for name in drawn for kind in ("png", "svg")
+    }
+    assert all(str(path) in out for path in (run / "plots").iterdir())
+    assert (run / ledger.FILE_NAME).read_bytes() == before
+    assert not (run / "pareto.csv").exists()
+
+
+def test_a_run_is_priced_anew_without_torch(run: Path) -> None:
+    code = (
+        "import sys; from nas.plot import plot; "
+        f"plot({str(run)!r}, protocol='semi2k'); "
+        "sys.exit(sum(name in sys.modules for name in ('torch', 'ray', 'jax')))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
+    assert (run / "plots" / "what-if-semi2k-lan-T128.png").exists()

@@ -1,0 +1,140 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nas.corpus.corpus import Corpus
+from nas.results import ledger
+from nas.study.config import StudyConfig
+from nas.study.searcher import SEARCHERS, Schedule
+from nas.study.trials import Setting, TrialEvent, Trials
+
+CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=6)
+CORPUS = Corpus(
+    folder="corpus",
+    data="stdlib",
+    fingerprint="f" * 16,
+    tokenizer="bpe-512",
+    vocab_size=512,
+    num_train_tokens=10_000,
+    num_validation_tokens=1_000,
+    unigram_loss=5.0,
+)
+
+
+def make_trials(feasible, folder: Path, records=(), config=CONFIG) -> Trials:
+    schedule = Schedule(
+        strategy=SEARCHERS[config.searcher](feasible, ()), seed=config.seed, num_trials=config.num_trials
+    )
+    setting = Setting(config=config, folder=folder, corpus=CORPUS, device="cpu", threads=1, versions={"python": "3"})
+    return Trials(schedule, feasible.priced.pricer, setting, records)
+
+
+def rung(index: int, val_loss: float) -> TrialEvent:
+    return TrialEvent(event="rung", status="running", rung=index, val_loss=val_loss, perplexity=val_loss)
+
+
+DONE = TrialEvent(event="finished", status="completed", steps=8, tokens=64, val_loss=3.0, perplexity=20.0)
+
+
+def run_until(trials: Trials, stop_after: int) -> list[str]:
+    """Runs trials one at a time; returns the ids handed out."""
+    handed = []
+    while len(handed) < stop_after and (spec := trials.next_spec()) is not None:
+        handed.append(spec.trial_id)
+        trials.started(spec)
+        trials.happened(spec, rung(0, 4.0))
+        trials.happened(spec, DONE)
+    return handed
+
+
+def test_a_resumed_run_hands_out_only_what_did_not_finish(feasible, tmp_path):
+    (tmp_path / "a").mkdir()
+    whole = run_until(make_trials(feasible, tmp_path / "a"), 100)
+    (tmp_path / "b").mkdir()
+    first = make_trials(feasible, tmp_path / "b")
+    before = run_until(first, 3)
+    interrupted = first.next_spec()
+    first.started(interrupted)
+    first.happened(interrupted, rung(0, 4.0))
+    resumed = make_trials(feasible, tmp_path / "b", ledger.recover(first.path))
+    after = run_until(resumed, 100)
+    assert after[0] == interrupted.trial_id
+    assert before + after == whole
+    assert resumed.finished
+
+
+def test_a_rung_reported_again_by_a_resumed_trial_is_recorded_once(feasible, tmp_path):
+    trials = make_trials(feasible, tmp_path)
+    spec = trials.next_spec()
+    trials.started(spec)
+    for _ in range(2):
+        trials.happened(spec, rung(0, 4.0))
+    assert [one.event for one in ledger.read(trials.path)] == ["started", "rung"]
+
+
+def test_rivals_reach_later_trials_with_their_rungs(feasible, tmp_path):
+    trials = make_trials(feasible, tmp_path, config=replace(CONFIG, num_trials=16))
+    run_until(trials, 12)
+    spec = trials.next_spec()
+    assert [rival.rung_losses for rival in spec.rivals] == [(4.0,)] * 8
+
+
+def test_a_lost_worker_is_a_failed_trial_and_the_run_goes_on(feasible, tmp_path):
+    trials = make_trials(feasible, tmp_path)
+    spec = trials.next_spec()
+    trials.started(spec)
+    trials.lost(spec, "the worker process died")
+    assert ledger.read(trials.path)[-1].status == "failed"
+    assert trials.next_spec() is not None
+
+
+def test_a_failure_is_tried_again_on_resume_under_another_name(feasible, tmp_path):
+    trials = make_trials(feasible, tmp_path)
+    spec = trials.next_spec()
+    trials.started(spec)
+    trials.lost(spec, "the worker process died")
+    again = make_trials(feasible, tmp_path, ledger.read(trials.path)).next_spec()
+    assert (again.candidate, again.trial_id) == (spec.candidate, spec.trial_id.replace("-a0", "-a1"))
+
+
+def test_a_failure_that_later_proposals_depend_on_is_final(feasible, tmp_path):
+    config = replace(CONFIG, num_trials=12)
+    trials = make_trials(feasible, tmp_path, config=config)
+    spec = trials.next_spec()
+    trials.started(spec)
+    trials.lost(spec, "the worker process died")
+    run_until(trials, 8)  # the eighth is of generation 2, proposed knowing that the first had failed
+    resumed = make_trials(feasible, tmp_path, ledger.read(trials.path), config=config)
+    assert resumed.next_spec().proposal.index == 9
+
+
+def test_a_halt_records_no_end_so_the_trial_is_resumable(feasible, tmp_path):
+    trials = make_trials(feasible, tmp_path)
+    spec = trials.next_spec()
+    trials.started(spec)
+    trials.happened(spec, TrialEvent(event=None, status="failed", halted=True, reason="disk full"))
+    trials.lost(spec, "the worker process died")
+    assert trials.halted == "disk full"
+    assert [one.event for one in ledger.read(trials.path)] == ["started"]
+
+
+def test_a_ledger_that_cannot_be_written_halts_the_run(feasible, tmp_path):
+    trials = make_trials(feasible, tmp_path / "missing")
+    trials.started(trials.next_spec())
+    assert "cannot write" in trials.halted
+
+
+def test_a_ledger_of_other_candidates_is_refused(feasible, tmp_path, make_record):
+    trials = make_trials(feasible, tmp_path, (make_record(0, candidate_id="0" * 12),))
+    with pytest.raises(ValueError, match="must be candidate .* the ledger holds 000000000000"):
+        trials.next_spec()
+
+
+def test_records_carry_price_and_provenance(feasible, tmp_path):
+    trials = make_trials(feasible, tmp_path)
+    run_until(trials, 1)
+    record = ledger.read(trials.path)[-1]
+    assert record.latency_s <= 25.0
+    assert (record.corpus, record.tokenizer, record.split) == (CORPUS.fingerprint, "bpe-512", "validation")
+    assert (record.protocol, record.cost_model_id, record.scale, record.width) == ("toy", "0", "smoke", 8)

@@ -1,0 +1,121 @@
+"""What a diagnosis tells of a model, and when one is made."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nas.corpus.corpus import Corpus
+from nas.recipe.candidate import Candidate
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe
+from nas.training.diagnostics import NUM_DIAGNOSES, diagnose, is_due
+from nas.training.objective import Objective
+from nas.training.trainer import train
+from search_spaces.bases import BASES
+from search_spaces.notation import parse
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SCALE = replace(
+    SCALES["smoke"], seq_len=16, vocab_size=300, tokens=16 * 4 * 16, batch=4, micro_batch=4, validation_tokens=128
+)  # 16 steps of 64 tokens
+TOKENS = torch.arange(4 * 16).view(4, 16)
+
+
+def candidate(name: str, entropy: EntropyRegularisation | None = None) -> Candidate:
+    return Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=Recipe(scale=SCALE, entropy=entropy))
+
+
+def objective_with_gradients(name: str, entropy: EntropyRegularisation | None = None) -> Objective:
+    objective = Objective(candidate(name, entropy), torch.Generator().manual_seed(0))
+    objective.backward(TOKENS, TOKENS, num_parts=1, penalty_weight=0.16)
+    return objective
+
+
+@pytest.mark.parametrize("num_steps", [1, 7, NUM_DIAGNOSES, 30, 1000])
+def test_diagnoses_are_spread_over_a_run_and_end_with_it(num_steps: int) -> None:
+    scale = replace(SCALE, tokens=num_steps * 64)
+    due = [step for step in range(1, num_steps + 1) if is_due(step, scale)]
+    assert len(due) == min(num_steps, NUM_DIAGNOSES)
+    assert due[-1] == num_steps
+
+
+def test_everything_learned_is_told_with_the_models_entropies() -> None:
+    objective = objective_with_gradients("SM(t)+ScFuFFN", EntropyRegularisation())
+    found = diagnose(objective, TOKENS, step=3)
+    means = objective.model(TOKENS).entropies.mean(dim=(1, 3))
+    torch.testing.assert_close(torch.tensor(found.head_entropies), means)
+    assert sum(found.quarter_shares) == pytest.approx(1)
+    assert found.num_nan == [0, 0]
+    assert found.thresholds == [[pytest.approx(0.36)] * 2] * 2
+    assert found.temperatures == {f"layers.{index}": [pytest.approx(0.1)] * 2 for index in range(2)}
+    assert found.scalars == {
+        f"layers.{index}.ffn.residual.{name}": [1.0] for index in range(2) for name in ("alpha", "beta")
+    }
+
+
+def test_slopes_are_told_and_a_model_without_extras_has_none() -> None:
+    assert diagnose(objective_with_gradients("2xoSoKo"), TOKENS, step=1).scalars == {
+        f"layers.{index}.ffn.activation.slope": [pytest.approx(0.01)] for index in range(2)
+    }
+    plain = diagnose(objective_with_gradients("SM+LN+G"), TOKENS, step=1)
+    assert (plain.thresholds, plain.temperatures, plain.scalars) == (None, {}, {})
+
+
+def test_gradient_norms_add_up_to_the_whole() -> None:
+    objective = objective_with_gradients("SM+LN+G", EntropyRegularisation())
+    norms = diagnose(objective, TOKENS, step=1).gradient_norms
+    assert {"embed", "position", "layers.0", "layers.1", "penalty"} <= set(norms)
+    whole = math.sqrt(sum(float(each.grad.square().sum()) for each in objective.parameters()))
+    assert math.sqrt(sum(norm**2 for norm in norms.values())) == pytest.approx(whole, rel=1e-5)
+
+
+def test_nans_are_counted_by_layer_and_written_as_null() -> None:
+    objective = objective_with_gradients("SM+LN+G")
+    objective.model.layers[1].attention.qkv.weight.data[0, 0] = math.nan
+    objective.model.embed.weight.grad[0, 0] = math.inf
+    found = diagnose(objective, TOKENS, step=1)
+    assert found.num_nan == [0, 4 * 16]  # head 0 of layer 1, all 4 x 16 rows
+    assert found.head_entropies[1][0] is None
+    assert found.gradient_norms["embed"] is None
+    assert (found.quarter_shares, found.flags) == (None, ())
+
+
+def diagnoses(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_writes_its_diagnoses_and_they_change_nothing(corpus: Corpus, tmp_path: Path) -> None:
+    made = candidate("SM(t)+ScFuFFN", EntropyRegularisation())
+    *_, kept = train(made, corpus, seed=0, folder=tmp_path)
+    *_, unkept = train(made, corpus, seed=0)
+    assert kept.val_loss == unkept.val_loss
+    assert [each["step"] for each in diagnoses(tmp_path)] == list(range(1, 17))
+
+
+def test_the_step_that_diverged_is_looked_into(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Objective.backward
+
+    def backward(self, inputs, targets, **rest):
+        self.model.layers[1].attention.qkv.weight.data[0, 0] = math.nan
+        return original(self, inputs, targets, **rest)
+
+    monkeypatch.setattr(Objective, "backward", backward)
+    *_, outcome = train(candidate("SM+LN+G"), corpus, seed=0, folder=tmp_path)
+    assert outcome.status == "diverged"
+    assert [(each["step"], each["num_nan"]) for each in diagnoses(tmp_path)] == [(1, [0, 64])]
+
+
+def test_the_weight_of_the_penalty_follows_its_schedule(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, weights = Objective.backward, []
+
+    def backward(self, inputs, targets, *, penalty_weight, **rest):
+        weights.append(penalty_weight)
+        return original(self, inputs, targets, penalty_weight=penalty_weight, **rest)
+
+    monkeypatch.setattr(Objective, "backward", backward)
+    list(train(candidate("SM", EntropyRegularisation(weight=0.4, warmup_share=0.25)), corpus, seed=0))
+    assert weights == pytest.approx([0.1, 0.2, 0.3, *[0.4] * 13])

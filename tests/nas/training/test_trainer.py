@@ -1,0 +1,383 @@
+"""Training end to end on a tiny model: records, divergence, determinism, interruption."""
+
+import csv
+import errno
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from nas.corpus.corpus import Corpus
+from nas.recipe.candidate import Candidate
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale
+from nas.training import checkpoint, trainer
+from nas.training.objective import Objective
+from nas.training.outcome import Outcome, RungRecord
+from nas.training.trainer import train
+from search_spaces.bases import BASES
+from search_spaces.notation import parse
+
+SCALE = replace(
+    SCALES["smoke"], seq_len=16, vocab_size=300, tokens=16 * 4 * 16, batch=4, micro_batch=4, validation_tokens=128
+)  # 16 steps of 64 tokens
+BOTH_BLOCKS = ("tiny", "pythia-70m")
+NAMES = ("SM+LN+G", "SM+LR", "SM", "SM(t)+ScFFN")
+REGULARISED = EntropyRegularisation()
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def candidate(
+    name: str = "SM(t)+ScFuFFN", scale: Scale = SCALE, entropy: EntropyRegularisation | None = None, base: str = "tiny"
+) -> Candidate:
+    return Candidate(architecture=parse(name, BASES[base]).architecture, recipe=Recipe(scale=scale, entropy=entropy))
+
+
+def timeless(events: Iterable) -> list:
+    return [replace(event, seconds=0.0) for event in events]
+
+
+def curve(folder: Path) -> list[dict[str, str]]:
+    """metrics.csv but for the seconds."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
+
+
+def test_a_run_yields_its_rungs_and_completes(corpus: Corpus, tmp_path: Path) -> None:
+    *rungs, outcome = train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path)
+    assert [rung.steps for rung in rungs] == list(SCALE.rung_steps) == [4, 8, 16]
+    assert [rung.tokens for rung in rungs] == [256, 512, 1024]
+    assert (outcome.status, outcome.steps, outcome.tokens) == ("completed", 16, 1024)
+    assert outcome.val_loss == rungs[-1].val_loss < rungs[0].val_loss < math.log(300) + 0.1
+    assert outcome.perplexity == pytest.approx(math.exp(outcome.val_loss))
+    assert [len(heads) for heads in outcome.entropy.head_means] == [2, 2]
+    rows = curve(tmp_path)
+    assert [int(row["step"]) for row in rows] == list(range(1, 17))
+    assert [row["step"] for row in rows if row["val_loss"]] == ["4", "8", "16"]
+    assert any(float(row["penalty"]) > 0 for row in rows)
+    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+@pytest.mark.parametrize(("base", "name"), list(product(BOTH_BLOCKS, NAMES)))
+def test_every_kind_of_layer_trains(corpus: Corpus, base: str, name: str) -> None:
+    short = replace(SCALE, tokens=3 * 64, head_dim=8)
+    events = list(train(candidate(name, short, REGULARISED, base), corpus, seed=0))
+    assert events[-1].status == "completed"
+    assert math.isfinite(events[-1].val_loss)
+
+
+def test_every_parameter_gets_a_gradient(corpus: Corpus) -> None:
+    for name in ("1xLTLKs-1xoSoFs", "SM+LN+G"):
+        objective = Objective(candidate(name, entropy=REGULARISED), torch.Generator().manual_seed(0))
+        tokens = torch.arange(4 * 16).view(4, 16)
+        objective.backward(tokens, tokens, num_parts=1, penalty_weight=0.16)
+        assert [key for key, value in objective.named_parameters() if value.grad is None] == []
+
+
+IN_ANOTHER_PROCESS = """
+import os, signal, sys, torch
+from dataclasses import replace
+from pathlib import Path
+from nas.training import trainer
+from nas.corpus.corpus import open_corpus
+from nas.recipe.candidate import Candidate
+from nas.recipe.recipe import SCALES, Recipe
+from search_spaces.bases import BASES
+from search_spaces.notation import parse
+
+torch.set_num_threads(1)
+sizes = dict(seq_len=16, vocab_size=300, tokens=1024, batch=4, micro_batch=4, validation_tokens=128)
+architecture = parse("SM(t)+ScFuFFN", BASES["tiny"]).architecture
+made = Candidate(architecture=architecture, recipe=Recipe(scale=replace(SCALES["smoke"], **sizes)))
+original, last = trainer.train_batch, int(sys.argv[3])
+def train_batch(corpus, *, step, **rest):
+    if step == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(corpus, step=step, **rest)
+trainer.train_batch = train_batch
+for event in trainer.train(made, open_corpus(Path(sys.argv[1])), seed=5, folder=Path(sys.argv[2])):
+    pass
+"""
+
+
+@pytest.mark.parametrize("killed_before_step", [6, 99])
+def test_one_seed_one_curve_in_another_process_too(corpus: Corpus, tmp_path: Path, killed_before_step: int) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        IN_ANOTHER_PROCESS,
+        corpus.folder,
+        str(tmp_path / "other"),
+        str(killed_before_step),
+    ]
+    code = subprocess.run(command, check=False, timeout=120).returncode
+    assert code == (-signal.SIGKILL if killed_before_step == 6 else 0)
+    here = list(train(candidate(), corpus, seed=5, folder=tmp_path / "here"))
+    other = list(train(candidate(), corpus, seed=5, folder=tmp_path / "other"))  # resumed, or told again
+    assert timeless(other) == timeless(here)
+    assert curve(tmp_path / "here") == curve(tmp_path / "other")
+
+
+def test_another_seed_is_another_curve(corpus: Corpus) -> None:
+    first, other = (timeless(train(candidate(), corpus, seed=seed)) for seed in (5, 6))
+    assert first != other
+
+
+@pytest.mark.parametrize("entropy", [None, REGULARISED, replace(REGULARISED, form="published-code")])
+def test_accumulated_gradients_are_those_of_the_whole_batch(
+    corpus: Corpus, entropy: EntropyRegularisation | None
+) -> None:
+    tokens = torch.randint(300, (8, 17), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for num_parts in (1, 4):
+        objective = Objective(candidate(entropy=entropy), torch.Generator().manual_seed(0))
+        losses = objective.backward(tokens[:, :-1], tokens[:, 1:], num_parts=num_parts, penalty_weight=0.16)
+        gradients.append([*losses, *(parameter.grad for parameter in objective.parameters())])
+    for whole, accumulated in zip(*gradients, strict=True):
+        torch.testing.assert_close(whole, accumulated, rtol=1e-5, atol=1e-6)
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL: nothing of ours catches it."""
+
+
+def killed_run(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, folder: Path, *, before_step: int, every_s: float
+) -> None:
+    """Trains into `folder` until the process would take step `before_step` (0, 1, ...), then dies."""
+    original = trainer.train_batch
+
+    def train_batch(corpus, *, step, **rest):
+        if step == before_step:
+            raise Killed
+        return original(corpus, step=step, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "train_batch", train_batch)
+        patch.setattr(trainer, "CHECKPOINT_INTERVAL_S", every_s)
+        with pytest.raises(Killed):
+            list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=folder))
+
+
+@pytest.mark.parametrize("before_step", [2, 4, 7, 15])
+@pytest.mark.parametrize("every_s", [0.0, math.inf])
+def test_a_killed_run_resumes_to_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path, before_step: int, every_s: float
+) -> None:
+    whole = list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path / "whole"))
+    killed_run(monkeypatch, corpus, tmp_path / "killed", before_step=before_step, every_s=every_s)
+    resumed = list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path / "killed"))
+    assert timeless(resumed) == timeless(whole)
+    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
+    diagnoses = [(tmp_path / name / "diagnostics.jsonl").read_text() for name in ("whole", "killed")]
+    assert diagnoses[0] == diagnoses[1]
+    ends = [checkpoint.load_latest(tmp_path / name) for name in ("whole", "killed")]
+    assert all(torch.equal(ends[0].weights[key], ends[1].weights[key]) for key in ends[0].weights)
+
+
+def test_resuming_starts_where_the_checkpoint_is(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
+) -> None:
+    killed_run(monkeypatch, corpus, tmp_path, before_step=7, every_s=math.inf)
+    steps = []
+    original = trainer.train_batch
+    monkeypatch.setattr(
+        trainer, "train_batch", lambda corpus, **rest: steps.append(rest["step"]) or original(corpus, **rest)
+    )
+    list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path))
+    assert steps == list(range(4, 16))  # from the checkpoint of the first rung, after 4 steps
+
+
+def test_a_finished_run_is_told_again_without_training(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
+) -> None:
+    first = list(train(candidate(), corpus, seed=0, folder=tmp_path))
+    monkeypatch.setattr(trainer, "train_batch", lambda *args, **rest: pytest.fail("trained again"))
+    assert list(train(candidate(), corpus, seed=0, folder=tmp_path)) == first
+
+
+def test_a_run_that_is_asked_to_stop_saves_the_step_it_is_at(corpus: Corpus, tmp_path: Path) -> None:
+    whole = list(train(candidate(), corpus, seed=0, folder=tmp_path / "whole"))
+    asked = iter([False] * 5)
+    events = list(train(candidate(), corpus, seed=0, folder=tmp_path / "run", stop=lambda: next(asked, True)))
+    assert [event.steps for event in events] == [4]
+    assert checkpoint.load_latest(tmp_path / "run").step == 6
+    assert timeless(train(candidate(), corpus, seed=0, folder=tmp_path / "run")) == timeless(whole)
+    assert curve(tmp_path / "run") == curve(tmp_path / "whole")
+
+
+def test_closing_the_generator_stops_the_run_and_it_can_go_on(corpus: Corpus, tmp_path: Path) -> None:
+    run = train(candidate(), corpus, seed=0, folder=tmp_path)
+    first = next(run)
+    run.close()
+    assert [int(row["step"]) for row in curve(tmp_path)] == [1, 2, 3, 4]
+    again = list(train(candidate(), corpus, seed=0, folder=tmp_path))
+    assert again[0] == first
+    assert again[-1].status == "completed"
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus: Corpus, tmp_path: Path) -> None:
+    whole = list(train(candidate(), corpus, seed=0, folder=tmp_path / "whole"))
+    run = train(candidate(), corpus, seed=0, folder=tmp_path / "stopped")
+    assert [next(run).steps, next(run).steps] == [4, 8]
+    run.close()
+    older, newest = sorted((tmp_path / "stopped" / "checkpoints").iterdir())
+    assert (older.name, newest.name) == ("step-000000004", "step-000000008")
+    (newest / "weights.safetensors").write_bytes(b"torn")
+    with pytest.warns(UserWarning, match="is damaged and passed over"):
+        again = list(train(candidate(), corpus, seed=0, folder=tmp_path / "stopped"))
+    assert timeless(again) == timeless(whole)
+
+
+def test_a_damaged_newest_checkpoint_never_outlives_the_one_before(corpus: Corpus, tmp_path: Path) -> None:
+    run = train(candidate(), corpus, seed=0, folder=tmp_path)
+    assert [next(run).steps, next(run).steps] == [4, 8]
+    run.close()
+    (tmp_path / "checkpoints" / "step-000000008" / "state.json").write_text("{")
+    with pytest.warns(UserWarning, match="is damaged and passed over"):
+        checkpoint.finish(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000004-end"]
+
+
+def files_left(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_completed_run_keeps_one_checkpoint_without_optimizer_state(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
+) -> None:
+    first = list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path))
+    assert files_left(tmp_path / "checkpoints") == [
+        "step-000000016-end/state.json",
+        "step-000000016-end/weights.safetensors",
+    ]
+    found = checkpoint.load_latest(tmp_path)
+    assert (found.step, found.optimizer) == (16, None)
+    assert found.weights["embed.weight"].shape == (300, candidate().trained.d_model)
+    assert list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path)) == first
+
+
+def test_a_run_stopped_for_good_keeps_its_weights_and_rungs_and_cannot_go_on(corpus: Corpus, tmp_path: Path) -> None:
+    checkpoint.finish(tmp_path)  # nothing there yet
+    run = train(candidate(), corpus, seed=0, folder=tmp_path)
+    rungs = [next(run), next(run)]
+    run.close()
+    before = checkpoint.load_latest(tmp_path)
+    for _ in range(2):
+        checkpoint.finish(tmp_path)
+        assert files_left(tmp_path / "checkpoints") == [
+            "step-000000008-end/state.json",
+            "step-000000008-end/weights.safetensors",
+        ]
+    after = checkpoint.load_latest(tmp_path)
+    assert all(torch.equal(after.weights[name], before.weights[name]) for name in before.weights)
+    again = train(candidate(), corpus, seed=0, folder=tmp_path)
+    assert [next(again), next(again)] == rungs
+    with pytest.raises(ValueError, match="was stopped for good at step 8; use another folder"):
+        next(again)
+
+
+def test_drafts_of_killed_processes_are_removed(corpus: Corpus, tmp_path: Path) -> None:
+    for step in (2, 4):
+        draft = tmp_path / "checkpoints" / f"step-{step:09d}.draft"
+        draft.mkdir(parents=True)
+        (draft / "weights.safetensors").write_bytes(b"half")
+    next(train(candidate(), corpus, seed=0, folder=tmp_path))
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000004"]
+
+
+def test_without_any_whole_checkpoint_a_run_starts_over(corpus: Corpus, tmp_path: Path) -> None:
+    whole = list(train(candidate(), corpus, seed=0, folder=tmp_path))
+    for folder in (tmp_path / "checkpoints").iterdir():
+        (folder / "state.json").write_text("{")
+    with (
+        pytest.warns(UserWarning, match="is damaged and passed over"),
+        pytest.warns(UserWarning, match="no whole checkpoint left; the run starts over"),
+    ):
+        again = list(train(candidate(), corpus, seed=0, folder=tmp_path))
+    assert timeless(again) == timeless(whole)
+    assert len(curve(tmp_path)) == 16
+
+
+def test_a_checkpoint_of_another_run_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    list(train(candidate(), corpus, seed=0, folder=tmp_path))
+    for other, seed, subject in ((candidate("SM+G"), 0, "candidate"), (candidate(), 1, "seed")):
+        with pytest.raises(ValueError, match=f"must be of {subject}"):
+            list(train(other, corpus, seed=seed, folder=tmp_path))
+    with pytest.raises(ValueError, match="must be of corpus"):
+        list(train(candidate(), replace(corpus, fingerprint="0" * 16), seed=0, folder=tmp_path))
+
+
+def test_a_full_disk_reaches_the_caller_and_keeps_the_last_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
+) -> None:
+    def full(path: Path, raw: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = train(candidate(), corpus, seed=0, folder=tmp_path)
+    next(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_through", full)
+        with pytest.raises(OSError, match="No space left"):
+            list(run)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000004"]
+    assert list(train(candidate(), corpus, seed=0, folder=tmp_path))[-1].status == "completed"
+
+
+def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(corpus: Corpus) -> None:
+    with pytest.raises(ValueError, match="must cover the tokenizer's"):
+        next(train(candidate(scale=replace(SCALE, vocab_size=280)), corpus, seed=0))
+
+
+def test_bfloat16_trains_with_entropies_in_fp32(corpus: Corpus) -> None:
+    made = candidate(entropy=REGULARISED)
+    lowered = replace(made, recipe=replace(made.recipe, precision="bfloat16"))
+    *_, outcome = train(lowered, corpus, seed=0)
+    assert outcome.status == "completed"
+
+
+def test_records_are_what_they_say(corpus: Corpus) -> None:
+    events = list(train(candidate(), corpus, seed=0))
+    assert [type(event) for event in events] == [RungRecord, RungRecord, RungRecord, Outcome]
+    assert [event.seconds for event in events] == sorted(event.seconds for event in events)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_memory_that_runs_out_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path, error: Exception
+) -> None:
+    def exhausted(self: Objective, *args: object, **rest: object) -> None:
+        raise error
+
+    whole = list(train(candidate(), corpus, seed=0, folder=tmp_path / "whole"))
+    run = train(candidate(), corpus, seed=0, folder=tmp_path / "run")
+    next(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(Objective, "backward", exhausted)
+        with pytest.raises(trainer.TooLargeError, match="on cpu with 4 sequences of 16 tokens .*; lower `micro_batch`"):
+            list(run)
+    assert timeless(train(candidate(), corpus, seed=0, folder=tmp_path / "run")) == timeless(whole)
+
+
+def test_another_error_keeps_its_type(monkeypatch: pytest.MonkeyPatch, corpus: Corpus) -> None:
+    def broken(self: Objective, *args: object, **rest: object) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(Objective, "backward", broken)
+    with pytest.raises(RuntimeError, match="^shapes do not fit$"):
+        list(train(candidate(), corpus, seed=0))

@@ -1,0 +1,162 @@
+import re
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel.cost import Budget, InfeasibleError, Price
+from costmodel.estimate import Pricer
+from search_spaces.budget.feasible import FeasibleSpace, check_feasible, within_budget
+from search_spaces.budget.priced_space import PricedSpace, cheapest, dearest, price_of, price_space
+from search_spaces.notation import parse
+from search_spaces.space import SearchSpace, load_space, members, num_members
+
+
+def budget_at(priced: PricedSpace, latency: float | None, sent: float | None) -> Budget:
+    """A budget at these shares of the way from the cheapest to the dearest member, in half steps of the prices.
+
+    Prices of the fixture are whole seconds and hundreds of bytes: budgets meet them exactly or miss them by far more
+    than the slack of half a unit an op.
+    """
+    bounds = {}
+    for measure, share, step in (("latency_s", latency, 0.5), ("sent_bytes", sent, 50.0)):
+        if share is not None:
+            least, most = (getattr(price_of(priced, end(priced, measure)), measure) for end in (cheapest, dearest))
+            bounds[measure] = max(step, step * round((least + share * (most - least)) / step))
+    return Budget(**bounds)
+
+
+SHARES = st.none() | st.floats(-0.1, 1.1) | st.sampled_from([0.0, 0.5, 1.0])
+
+
+def _admits(budget: Budget, cost: Price) -> bool:
+    return budget.admits(latency_s=cost.latency_s, sent_bytes=cost.sent_bytes)
+
+
+@pytest.fixture(scope="module")
+def agrees(small_space: SearchSpace, pricer: Pricer) -> Callable[[Budget], bool]:
+    """Whether count and list of the members within a budget are those found by pricing every member."""
+    priced = price_space(small_space, pricer, 8)
+    costs = {member: price_of(priced, member) for member in members(small_space)}
+
+    def check(budget: Budget) -> bool:
+        feasible = within_budget(priced, budget)
+        admitted = {member for member, cost in costs.items() if _admits(budget, cost)}
+        listed = list(feasible.members())
+        return feasible.num_feasible == len(listed) and len(admitted) == len(listed) and admitted == set(listed)
+
+    return check
+
+
+@given(latency=SHARES, sent=SHARES)
+def test_the_count_is_exact(
+    small_space: SearchSpace,
+    pricer: Pricer,
+    agrees: Callable[[Budget], bool],
+    latency: float | None,
+    sent: float | None,
+) -> None:
+    assert agrees(budget_at(price_space(small_space, pricer, 8), latency, sent))
+
+
+def assert_uniform(feasible: FeasibleSpace) -> None:
+    """Chi-square over the feasible members, 30 draws expected of each; beyond +-5 standard deviations is a bug."""
+    size, expected, rng = feasible.num_feasible, 30, np.random.default_rng(0)
+    counts = Counter(feasible.sample(rng) for _ in range(size * expected))
+    assert (
+        set(counts)
+        == set(feasible.members())
+        == {member for member in members(feasible.space) if feasible.fits(member)}
+    )
+    statistic = sum((count - expected) ** 2 / expected for count in counts.values())
+    assert abs(statistic - (size - 1)) < 5 * (2 * (size - 1)) ** 0.5
+
+
+@pytest.mark.parametrize("shares", [(0.4, None), (None, 0.3), (0.5, 0.4)])
+def test_sampling_within_budget_is_uniform(
+    small_space: SearchSpace, pricer: Pricer, shares: tuple[float | None, float | None]
+) -> None:
+    priced = price_space(small_space, pricer, 8)
+    feasible = within_budget(priced, budget_at(priced, *shares))
+    assert 20 < feasible.num_feasible < num_members(small_space)
+    assert_uniform(feasible)
+
+
+def test_sampling_is_uniform_where_ways_of_equal_cost_differ_in_number(
+    make_space: Callable[..., SearchSpace], pricer: Pricer
+) -> None:
+    """Two layers before the cut reach one cost in several ways, each standing for a different number of layers."""
+    space = make_space(num_layers=4)
+    priced = price_space(space, pricer, 8)
+    feasible = within_budget(priced, Budget(latency_s=7 + 4 * 3 + 11 + 8))  # 8 s for norms and activations
+    assert 500 < feasible.num_feasible < 1500
+    assert_uniform(feasible)
+
+
+def test_a_share_of_the_large_space(pricer: Pricer) -> None:
+    """Of 84^12 placements, those of the least latency: no norm, no GELU, no ReLU, so linear or no FFN."""
+    space = load_space("gpt2-small")
+    priced = price_space(space, pricer, 128)
+    exactly = price_of(priced, cheapest(priced)).latency_s
+    feasible = within_budget(priced, Budget(latency_s=exactly))
+    assert feasible.num_feasible == 2 * (2 * (2 * 2 + 1)) ** 12  # recipes x (attention x (FFN x stabiliser + none))
+    assert within_budget(priced, Budget(latency_s=1e300, sent_bytes=1e300)).num_feasible == num_members(space)
+    assert within_budget(priced, Budget()).num_feasible == num_members(space)
+    rng = np.random.default_rng(0)
+    assert all(price_of(priced, feasible.sample(rng)).latency_s == exactly for _ in range(20))
+
+
+def test_a_member_costing_the_budget_exactly_fits(pricer: Pricer) -> None:
+    """Whatever the rounding: prices here are no whole number of the units costs are counted in."""
+
+    class Thirds(type(pricer)):  # type: ignore[misc]
+        def price(self, op):  # type: ignore[no-untyped-def]
+            price = super().price(op)
+            return type(price)(latency_s=price.latency_s / 3e12, sent_bytes=price.sent_bytes / 700)
+
+    space = load_space("tiny")
+    priced = price_space(space, Thirds(), 8)
+    for member in members(space):
+        price = price_of(priced, member)
+        assert within_budget(priced, Budget(latency_s=price.latency_s, sent_bytes=price.sent_bytes)).fits(member)
+
+
+def test_prices_beyond_64_bits_are_refused(pricer: Pricer) -> None:
+    class Ages(type(pricer)):  # type: ignore[misc]
+        def price(self, op):  # type: ignore[no-untyped-def]
+            return type(super().price(op))(latency_s=1e8, sent_bytes=0.0)
+
+    with pytest.raises(ValueError, match="members of space 'tiny' must cost less than 194 days and 288 PB"):
+        within_budget(price_space(load_space("tiny"), Ages(), 8), Budget(latency_s=1e9))
+
+
+def test_outsiders_do_not_fit(pricer: Pricer) -> None:
+    feasible = within_budget(price_space(load_space("tiny"), pricer, 8), Budget(latency_s=1e6))
+    assert not feasible.fits(parse("SM+LN+G", feasible.space.base))
+
+
+def test_infeasible_names_the_cheapest_and_its_cost(pricer: Pricer) -> None:
+    feasible = within_budget(price_space(load_space("ladder"), pricer, 8), Budget(latency_s=50))
+    assert feasible.num_feasible == 0
+    message = (
+        "no member of space 'ladder' is within the budget of 50 s at sequence length 8 under 'round'; "
+        "the cheapest, SM+ScFFN, costs 54 s and 500 B; raise the budget or shorten the sequence."
+    )
+    for use in (lambda: check_feasible(feasible), lambda: feasible.sample(np.random.default_rng(0))):
+        with pytest.raises(InfeasibleError, match=re.escape(message)):
+            use()
+
+
+def test_infeasible_in_both_names_the_cheapest_in_each(pricer: Pricer, small_space: SearchSpace) -> None:
+    """GELU is the dear one in seconds, ReLU in bytes; a budget below both ends admits neither."""
+    priced = price_space(small_space, pricer, 8)
+    feasible = within_budget(priced, Budget(latency_s=1, sent_bytes=1))
+    with pytest.raises(InfeasibleError, match=r"within the budget of 1 s and 1 B at .* the cheapest, SM_i3, costs"):
+        check_feasible(feasible)
+
+
+def test_a_feasible_budget_passes_the_check(pricer: Pricer) -> None:
+    check_feasible(within_budget(price_space(load_space("tiny"), pricer, 8), Budget(latency_s=1e6)))
