@@ -25,13 +25,13 @@ from costmodel.engine import spu as mpc_engine
 from costmodel.engine.compare import compare as run_both
 from costmodel.engine.compare import predict
 from costmodel.engine.measured_rounds import parse_delays
+from costmodel.errors import StoppedError, UserError
 from costmodel.estimate import estimate as price_graph
 from costmodel.execution.weights_file import load_weights
 from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
 from costmodel.protocols import load_pricer, published
 from costmodel.protocols.compute_testbed import dump_compute
-from costmodel.protocols.primitives import Comm, Holder, Setting
-from costmodel.protocols.primitives import total as total_comm
+from costmodel.protocols.primitives import Comm, EngineSetting, Holder, total_comm
 from costmodel.protocols.published_rows import PublishedRow, published_rows
 from costmodel.protocols.published_testbed import load_testbed
 from costmodel.report import comparisons, estimates
@@ -44,7 +44,7 @@ from search_spaces.resolve import call_factory, is_factory, is_notation, resolve
 
 PIPE_WIDTH = 140  # columns of a table that no terminal limits
 LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
-DEFAULT_SETTING = Setting()
+DEFAULT_SETTING = EngineSetting()
 DEFAULT_DEPLOYMENT = Deployment()
 
 
@@ -97,7 +97,7 @@ def estimate(
     )
     deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
     title, graph = _lowered(arch, base, dimensions, seq_len, deployment)
-    asked = None if weights is None else Setting(weights=weights)
+    asked = None if weights is None else EngineSetting(weights=weights)
     priced = price_graph(graph, load_pricer(protocol, network, testbed, asked))
     setting = None if protocol == "published" else asked or DEFAULT_SETTING
     if format == "json":
@@ -165,7 +165,7 @@ def compare(
     )
     deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
     title, graph = _lowered(arch, base, dimensions, seq_len, deployment)
-    setting = Setting(ring_bits=ring_bits, fraction_bits=fraction_bits, weights=weights)
+    setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction_bits, weights=weights)
     predicted = predict(graph, protocol, setting)
     read = None if weights_file is None else load_weights(weights_file, graph)
     delays_s = None if delays is None else parse_delays(delays)
@@ -174,7 +174,7 @@ def compare(
     try:
         comparison = run_both(graph, predicted, protocol=protocol, setting=setting, weights=read, delays_s=delays_s)
     except mpc_engine.EngineError as error:
-        raise cli.StoppedError(str(error)) from None
+        raise StoppedError(str(error)) from None
     if format == "json":
         print(json.dumps(comparisons.document(comparison, **title), allow_nan=False))
         return
@@ -257,15 +257,15 @@ def calibrate(
         output: the file to write; for published, by default the committed one.
     """
     if (protocol == "published") != (engine is None):
-        raise ValueError(f"--protocol {protocol} must be fitted with{'out' if engine else ''} --engine spu.")
+        raise UserError(f"--protocol {protocol} must be fitted with{'out' if engine else ''} --engine spu.")
     if engine is None:
         rows = published_rows()
         _write(output or published.TESTBED, dump_testbed(fit_testbed(rows, {row.name: _graph(row) for row in rows})))
         return
     if output is None:
-        raise ValueError(f"--output is required for protocol {protocol}: the .yaml file to write.")
+        raise UserError(f"--output is required for protocol {protocol}: the .yaml file to write.")
     if output.is_dir() or not os.access(output.parent, os.W_OK):  # before it is measured for minutes
-        raise ValueError(f"--output {output} must be a file in a folder that can be written to.")
+        raise UserError(f"--output {output} must be a file in a folder that can be written to.")
     mpc_engine.check_installed()
     timings = output.with_suffix(f".{protocol}.timings.jsonl")
     _write(output, _measured_testbed(protocol, timings))
@@ -274,7 +274,7 @@ def calibrate(
 
 def _measured_testbed(protocol: str, path: Path) -> str:
     """The text of a testbed; every timing is saved in a file as soon as it is there."""
-    setting = Setting()
+    setting = EngineSetting()
     known = microbenchmark.saved(path)
     timings = []
     console, total = Console(stderr=True, highlight=False, soft_wrap=True), len(microbenchmark.plan(protocol))
@@ -291,7 +291,7 @@ def _measured_testbed(protocol: str, path: Path) -> str:
                     eta = "" if left_s is None else f", about {format_seconds(left_s)} left"
                     console.print(f"{protocol}: {timing.kind}, {len(timings)} of {total} kinds of op{eta}")
         except mpc_engine.EngineError as error:
-            raise cli.StoppedError(f"{error} Timings so far are in {path}; run the command again to go on.") from None
+            raise StoppedError(f"{error} Timings so far are in {path}; run the command again to go on.") from None
     return dump_compute(fit_compute(protocol, setting, timings))
 
 
@@ -299,7 +299,7 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"--output {path} cannot be written: {error.strerror}.") from None
+        raise UserError(f"--output {path} cannot be written: {error.strerror}.") from None
     _console().print(f"wrote {path}")
 
 
@@ -315,13 +315,13 @@ class _Title(TypedDict):
 def _lowered(
     arch: str, base: str, dimensions: Dimensions, seq_len: int, deployment: Deployment = DEFAULT_DEPLOYMENT
 ) -> tuple[_Title, OpGraph]:
-    """Raises ValueError for an unknown architecture or base, or dimensions that do not fit."""
+    """Raises UserError for an unknown architecture or base, or dimensions that do not fit."""
     named_base = base if is_notation(arch) else None
     if named_base is None and dimensions != Dimensions():
-        raise ValueError(f"architecture {arch!r} brings its own dimensions; leave out the flags that change them.")
+        raise UserError(f"architecture {arch!r} brings its own dimensions; leave out the flags that change them.")
     if is_factory(arch) and not isinstance(made := call_factory(arch), Architecture):
         if deployment != DEFAULT_DEPLOYMENT:
-            raise ValueError(
+            raise UserError(
                 f"model {arch!r} is priced as it is traced; leave out the flags that change its deployment."
             )
         deployed = {"embedding": "one-hot", "projection": None, "phase": None}  # the model decides

@@ -12,9 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-
-class InfeasibleError(ValueError):
-    """A budget that no model meets; the text names the cheapest one and its cost."""
+from costmodel.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,14 +33,14 @@ class Price:
     network_s: float | None = None
 
 
-def total(prices: Iterable[Price]) -> Price:
+def total_price(prices: Iterable[Price]) -> Price:
     """The sum of prices, field by field; a field that any part does not know is None.
 
-    Raises ValueError if there is nothing to sum.
+    Raises UserError if there is nothing to sum.
     """
     parts = list(prices)
     if not parts:
-        raise ValueError("a total needs at least one price, but got none.")
+        raise UserError("a total needs at least one price, but got none.")
     sums: dict[str, Any] = {}
     for name in (field.name for field in fields(Price)):
         column = [getattr(part, name) for part in parts]
@@ -54,7 +52,7 @@ def total(prices: Iterable[Price]) -> Price:
 class Budget:
     """Upper bounds a model must meet; None is no bound.
 
-    Raises ValueError if a bound is not positive and finite.
+    Raises UserError if a bound is not positive and finite.
     """
 
     latency_s: float | None = None
@@ -64,7 +62,7 @@ class Budget:
         for field in fields(self):
             bound = getattr(self, field.name)
             if bound is not None and not 0 < bound < float("inf"):
-                raise ValueError(f"budget `{field.name}` must be positive and finite, but got {bound}.")
+                raise UserError(f"budget `{field.name}` must be positive and finite, but got {bound}.")
 
     def admits(self, *, latency_s: float, sent_bytes: float) -> bool:
         return (self.latency_s is None or latency_s <= self.latency_s) and (

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from costmodel.cost import Price, total
+from costmodel.cost import Price, total_price
 from costmodel.ops import LayerId, Node, Op, OpGraph
 
 
@@ -22,7 +22,7 @@ class Pricer(ABC):
 
     @abstractmethod
     def price(self, op: Op) -> Price:
-        """The cost of one op. Raises ValueError for an op the protocol has no formula for."""
+        """The cost of one op. Raises UserError for an op the protocol has no formula for."""
 
     @abstractmethod
     def latency_s_range(self, graph: OpGraph) -> tuple[float, float] | None:
@@ -48,17 +48,17 @@ class Estimate:
 
 
 def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
-    """Prices every node of the graph. Raises ValueError for an op the protocol has no formula for."""
+    """Prices every node of the graph. Raises UserError for an op the protocol has no formula for."""
     prices = {op: pricer.price(op) for op in dict.fromkeys(node.op for node in graph)}  # layers repeat their ops
     by_op = tuple((node, prices[node.op]) for node in graph)
     layers: dict[LayerId, list[Price]] = {}
     for node, price in by_op:
         layers.setdefault(node.layer, []).append(price)
-    by_layer = tuple((layer, total(prices)) for layer, prices in layers.items())
+    by_layer = tuple((layer, total_price(prices)) for layer, prices in layers.items())
     return Estimate(
         protocol=pricer.protocol,
         network=pricer.network,
-        total=total(price for _, price in by_layer),
+        total=total_price(price for _, price in by_layer),
         by_layer=by_layer,
         by_op=by_op,
         latency_s_range=pricer.latency_s_range(graph),

@@ -14,6 +14,7 @@ from typing import Literal
 
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
+from costmodel.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +25,7 @@ class Network:
     carries, headers and slow start left out. rtt_s: of an empty message.
     source: where the figures come from.
 
-    Raises ValueError for a bandwidth that is not positive, or an RTT that is negative or not finite.
+    Raises UserError for a bandwidth that is not positive, or an RTT that is negative or not finite.
     """
 
     name: str
@@ -35,9 +36,9 @@ class Network:
 
     def __post_init__(self) -> None:
         if not self.bandwidth_bits_per_s > 0:
-            raise ValueError(f"`bandwidth_bits_per_s` must be positive, but got {self.bandwidth_bits_per_s}.")
+            raise UserError(f"`bandwidth_bits_per_s` must be positive, but got {self.bandwidth_bits_per_s}.")
         if not 0 <= self.rtt_s < math.inf:
-            raise ValueError(f"`rtt_s` must be at least 0 and finite, but got {self.rtt_s}.")
+            raise UserError(f"`rtt_s` must be at least 0 and finite, but got {self.rtt_s}.")
 
 
 NETWORKS: dict[str, Network] = {
@@ -88,16 +89,16 @@ DEFAULT = "lan"
 def load_network(name_or_path: str) -> Network:
     """A preset by name, or the network in a `.yaml` file, whose keys are the fields of `Network`.
 
-    Raises ValueError if it is neither, or not valid.
+    Raises UserError if it is neither, or not valid.
     """
     if name_or_path in NETWORKS:
         return NETWORKS[name_or_path]
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
-        raise ValueError(f"network must be one of {', '.join(NETWORKS)} or a .yaml file, but got {name_or_path!r}.")
+        raise UserError(f"network must be one of {', '.join(NETWORKS)} or a .yaml file, but got {name_or_path!r}.")
     if not path.is_file():
         keys = ", ".join(field.name for field in fields(Network))
-        raise ValueError(f"network {name_or_path!r} must be an existing file with the keys {keys}.")
+        raise UserError(f"network {name_or_path!r} must be an existing file with the keys {keys}.")
     return decode(Network, load_mapping(path), str(path))
 
 

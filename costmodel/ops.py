@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias, get_args
 
+from costmodel.errors import UserError
+
 LayerId: TypeAlias = int | Literal["embed", "head"]
 GeluForm = Literal["tanh", "exact", "piecewise"]
 Encoding = Literal["one-hot", "lookup"]
@@ -33,11 +35,11 @@ class TokenEmbedding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PositionEmbedding:
-    """Adds the learned positions of `rows` tokens (`rows x features`) that follow `earlier` others; local."""
+    """Adds the learned positions of `rows` tokens (`rows x features`) that follow `past_len` others; local."""
 
     rows: int
     features: int
-    earlier: int = 0
+    past_len: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +86,7 @@ class PackHeads:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotary:
-    """Rotates the first `rotary_dim` features of every query and key head by public angles, `earlier` tokens on.
+    """Rotates the first `rotary_dim` features of every query and key head by public angles, `past_len` tokens on.
 
     key_heads: heads of the keys, and of the values behind them, where there are fewer than of the queries.
 
@@ -94,7 +96,7 @@ class Rotary:
     rows: int
     heads: int
     rotary_dim: int
-    earlier: int = 0
+    past_len: int = 0
     key_heads: int | None = None
 
 
@@ -113,12 +115,12 @@ class RepeatHeads:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyValueCache:
-    """The keys and values of `earlier` tokens, an input of the graph, followed by those of `rows` new tokens (local).
+    """The keys and values of `past_len` tokens, an input of the graph, followed by those of `rows` new tokens (local).
 
     features: of the keys and values of one token together, or of the keys or the values alone.
     """
 
-    earlier: int
+    past_len: int
     rows: int
     features: int
 
@@ -294,7 +296,7 @@ OP_TYPES: tuple[type, ...] = get_args(Op)
 def shape(op: Op) -> dict[str, int]:
     """The dimensions of an op by name; flags, forms and offsets of 0 left out."""
     values = {field.name: getattr(op, field.name) for field in fields(op)}
-    return {name: value for name, value in values.items() if type(value) is int and (name, value) != ("earlier", 0)}
+    return {name: value for name, value in values.items() if type(value) is int and (name, value) != ("past_len", 0)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,7 +325,7 @@ class Input:
 class OpGraph:
     """Nodes in execution order; the last one holds the logits. inputs: what it reads beside `tokens`.
 
-    Raises ValueError for a repeated name, an input that no earlier node produces, or a dimension below 1.
+    Raises UserError for a repeated name, an input that no earlier node produces, or a dimension below 1.
     """
 
     nodes: tuple[Node, ...]
@@ -333,12 +335,12 @@ class OpGraph:
         known = {"tokens"} | {each.name for each in self.inputs}
         for node in self.nodes:
             if node.name in known:
-                raise ValueError(f"node names must be unique, but {node.name!r} appears twice.")
+                raise UserError(f"node names must be unique, but {node.name!r} appears twice.")
             if missing := [name for name in node.inputs if name not in known]:
-                raise ValueError(f"node {node.name!r} reads {missing}, which no earlier node produces.")
+                raise UserError(f"node {node.name!r} reads {missing}, which no earlier node produces.")
             for name, value in shape(node.op).items():
                 if value < 1:
-                    raise ValueError(f"`{name}` of node {node.name!r} must be at least 1, but got {value}.")
+                    raise UserError(f"`{name}` of node {node.name!r} must be at least 1, but got {value}.")
             known.add(node.name)
 
     def __iter__(self) -> Iterator[Node]:

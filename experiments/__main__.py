@@ -9,6 +9,7 @@ from rich.console import Console
 
 from costmodel.config import cli
 from costmodel.config.strict_yaml import load_mapping
+from costmodel.errors import UserError
 from experiments import fidelity, link_seconds, population, pricing, search_baseline, step_cost, throughput
 from nas.recipe.recipe import ScaleName
 
@@ -49,7 +50,7 @@ def run(name: str, scale: ScaleName | None = None) -> None:
     """
     known = definitions()
     if name not in known:
-        raise ValueError(f"experiment must be one of {', '.join(known)}, but got {name!r}.")
+        raise UserError(f"experiment must be one of {', '.join(known)}, but got {name!r}.")
     settings = load_mapping(known[name])
     kind = settings.pop("kind")
     console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
+from costmodel.errors import UserError
 from experiments.stacked_decoder import Joint, Joints, StackedDecoder
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
@@ -21,7 +22,7 @@ from nas.recipe.recipe import Recipe
 from nas.training.batches import Validation, validation_batches
 from nas.training.optimizer import MOMENTS, adamw_over, decays
 from nas.training.outcome import Outcome, RungRecord
-from nas.training.trainer import Run
+from nas.training.trainer import TrainingRun
 from search_spaces.architecture import Architecture
 
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grads_with_norm_
@@ -35,10 +36,12 @@ def train_population(
 
     Seconds in the records are those of the whole group since its start.
 
-    Raises ValueError if a candidate cannot be trained this way or beside the others, or does not fit the corpus.
+    Raises UserError if a candidate cannot be trained this way or beside the others, or does not fit the corpus.
     """
     check(candidates)
-    runs = [Run(candidate, corpus, seed=seed, folder=None, device=device, initial={}) for candidate in candidates]
+    runs = [
+        TrainingRun(candidate, corpus, seed=seed, folder=None, device=device, initial={}) for candidate in candidates
+    ]
     population = Population(runs)
     while population.runs:
         before = population.runs
@@ -52,24 +55,24 @@ def train_population(
 
 
 def check(candidates: Sequence[Candidate]) -> None:
-    """Raises ValueError, naming the candidate, unless all can be trained as one program."""
+    """Raises UserError, naming the candidate, unless all can be trained as one program."""
     if not candidates:
-        raise ValueError("a population needs at least one candidate, but got none.")
+        raise UserError("a population needs at least one candidate, but got none.")
     first = candidates[0]
     penalised = next((one.recipe.entropy for one in candidates if one.recipe.entropy), None)
     for candidate in candidates:
         for name, value, wanted in _requirements(candidate):
             if value != wanted:
-                raise ValueError(
+                raise UserError(
                     f"a population trains only {name}={wanted!r}, but {candidate.name} has {value!r}; train it alone."
                 )
         if _shape(candidate.trained) != _shape(first.trained) or _shared(candidate.recipe) != _shared(first.recipe):
-            raise ValueError(
+            raise UserError(
                 f"members of a population must agree in dimensions and recipe, entropy regularisation or not aside, "
                 f"but {first.name} and {candidate.name} do not; train them apart."
             )
         if candidate.recipe.entropy not in (None, penalised):
-            raise ValueError(
+            raise UserError(
                 f"members of a population must agree in the settings of entropy regularisation, "
                 f"but {candidate.name} has {candidate.recipe.entropy}, not {penalised}; train them apart."
             )
@@ -103,7 +106,7 @@ def _shared(recipe: Recipe) -> Recipe:
 class Population:
     """Runs whose parameters, gradients and optimizer states are slices of common tensors, between two steps."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[TrainingRun]) -> None:
         self.runs = sorted(runs, key=lambda run: run.recipe.entropy is None)  # those with entropies first
         self._join()
 
@@ -119,7 +122,7 @@ class Population:
         if self.runs:
             self._update(metrics[0].learning_rate, norms[kept])
 
-    def validate_if_due(self) -> dict[Run, RungRecord]:
+    def validate_if_due(self) -> dict[TrainingRun, RungRecord]:
         """The records of a rung that ends with this step; members that complete with it leave."""
         if not self.runs or self.runs[0].progress.step not in self.runs[0].scale.rung_steps:
             return {}
@@ -130,7 +133,7 @@ class Population:
 
     @torch.no_grad()
     def _validate(self) -> list[Validation]:
-        """As `nas.training.batches.validate`, of every member."""
+        """Validates every member as `batches.validate` does."""
         members, first = len(self.runs), self.runs[0]
         losses = torch.zeros(members, dtype=torch.float64, device=first.device)
         entropies = torch.zeros((), dtype=torch.float64, device=first.device)
@@ -144,7 +147,7 @@ class Population:
         pairs = zip((losses / count).tolist(), (entropies / count).cpu(), strict=True)
         return [Validation(loss, head_means) for loss, head_means in pairs]
 
-    def leave(self, leaving: Sequence[Run]) -> None:
+    def leave(self, leaving: Sequence[TrainingRun]) -> None:
         """Takes runs out; their parameters stay as they are, in memory of their own."""
         if not leaving:
             return
@@ -228,7 +231,7 @@ class Population:
 
 
 def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
-    """Of every member, nats per token. logits: members x batch x T x vocab; targets: batch x T."""
+    """Cross-entropy of every member, nats per token. logits: members x batch x T x vocab; targets: batch x T."""
     members = len(logits)
     wanted = targets.flatten().repeat(members)
     return functional.cross_entropy(logits.flatten(0, 2), wanted, reduction="none").view(members, -1).mean(dim=1)

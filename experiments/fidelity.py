@@ -18,6 +18,7 @@ from rich.console import Console
 
 from costmodel.config.schema import decode
 from costmodel.config.units import format_seconds
+from costmodel.errors import UserError
 from experiments.ranking import correlation_table, perplexity_table, verdicts
 from nas.corpus.corpus import prepare
 from nas.recipe.candidate import Candidate, trial_id
@@ -52,7 +53,7 @@ class Settings:
 
     rows: published perplexity by notation, None where training diverged. variants: by the name of a column.
 
-    Raises ValueError for fewer than two rows or a variant without seeds.
+    Raises UserError for fewer than two rows or a variant without seeds.
     """
 
     scale: ScaleName
@@ -63,9 +64,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if len(self.rows) < 2:
-            raise ValueError(f"`rows` must hold at least 2 rows to rank, but got {', '.join(self.rows) or 'none'}.")
+            raise UserError(f"`rows` must hold at least 2 rows to rank, but got {', '.join(self.rows) or 'none'}.")
         if empty := [name for name, variant in self.variants.items() if not variant.seeds] or not self.variants:
-            raise ValueError(f"`variants` must hold at least one, each with seeds, but got {empty=}.")
+            raise UserError(f"`variants` must hold at least one, each with seeds, but got {empty=}.")
 
 
 class Job(NamedTuple):
@@ -79,7 +80,7 @@ class Job(NamedTuple):
 def run(name: str, data: dict[str, Any], console: Console) -> None:
     """Trains what is not trained yet, one thread on every core, then prints tables and verdicts.
 
-    Raises ValueError for bad settings or if another process is running the experiment.
+    Raises UserError for bad settings or if another process is running the experiment.
     """
     settings = decode(Settings, data, f"experiment {name}")
     folder = RUNS / "experiments" / name / settings.scale
@@ -148,14 +149,14 @@ def _train_all(settings: Settings, folder: Path, console: Console) -> dict[Job, 
             outcomes[job] = future.result()
             left_s = _seconds_left(settings, jobs, outcomes) / workers
             console.print(
-                f"{job.variant} seed {job.seed} {job.row}: {_told(outcomes[job])}; "
+                f"{job.variant} seed {job.seed} {job.row}: {_describe(outcomes[job])}; "
                 f"{len(outcomes)} of {len(jobs)}, about {format_seconds(left_s)} left"
             )
     return outcomes
 
 
 def _seconds_left(settings: Settings, jobs: Sequence[Job], outcomes: Mapping[Job, Outcome]) -> float:
-    """Of one core, at the mean seconds a token of what is finished."""
+    """Seconds left of one core, at the mean seconds a token of what is finished."""
     done = outcomes.values()
     rate = sum(outcome.seconds for outcome in done) / sum(outcome.tokens for outcome in done)
     return rate * sum(scale_of(settings, settings.variants[job.variant]).tokens for job in jobs if job not in outcomes)
@@ -166,6 +167,6 @@ def _perplexity(value: float | None) -> float:
     return math.inf if value is None else value
 
 
-def _told(outcome: Outcome) -> str:
+def _describe(outcome: Outcome) -> str:
     end = f"diverged, {outcome.reason}" if outcome.perplexity is None else f"perplexity {outcome.perplexity:.2f}"
     return f"{end} in {format_seconds(outcome.seconds)}"

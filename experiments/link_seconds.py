@@ -22,7 +22,7 @@ from costmodel.estimate import estimate
 from costmodel.network import Network
 from costmodel.ops import OpGraph
 from costmodel.protocols.derived import load
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -68,7 +68,7 @@ def run(name: str, settings: dict[str, Any], console: Console) -> None:
 
 
 def predicted(graph: OpGraph, protocol: str, condition: Condition) -> Price:
-    """Of the whole graph, on the committed testbed and such a link."""
+    """Predicted seconds of the whole graph, on the committed testbed and such a link."""
     assert condition.bandwidth_bits_per_s is not None
     link = Network(
         name="shaped",
@@ -83,7 +83,7 @@ def measured_s(graph: OpGraph, protocol: str, condition: Condition, repeats: int
     """Seconds of the fastest of several fresh runs."""
     generator = np.random.default_rng(SEED)
     weights, tokens = drawn_weights(graph, generator), drawn_tokens(graph, generator)
-    job = graph_job(graph, weights, tokens, protocol=protocol, setting=Setting())
+    job = graph_job(graph, weights, tokens, protocol=protocol, setting=EngineSetting())
     return min(passes(job, shaped, [condition])[0][0].seconds for _ in range(repeats))
 
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from costmodel.config.schema import decode
+from costmodel.errors import UserError
 from experiments.batched_training import train_population
 from nas.corpus.corpus import Corpus, prepare
 from nas.recipe.candidate import Candidate
@@ -38,7 +39,7 @@ class Settings:
     tokens: of each training. sizes: members of the groups. required_ratio: of the candidates an hour, together over
     alone.
 
-    Raises ValueError if there is no group or no round.
+    Raises UserError if there is no group or no round.
     """
 
     space: str
@@ -53,7 +54,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1 or self.rounds < 1:
-            raise ValueError(f"`sizes` and `rounds` must be at least 1, but got {self.sizes=}, {self.rounds=}.")
+            raise UserError(f"`sizes` and `rounds` must be at least 1, but got {self.sizes=}, {self.rounds=}.")
 
     @property
     def short(self) -> Scale:
@@ -104,7 +105,7 @@ def measure(settings: Settings) -> Trainings:
 
 
 def draw(settings: Settings) -> list[Candidate]:
-    """As many different members of the space as the largest group has."""
+    """Draws as many different members of the space as the largest group has."""
     rng, space = np.random.default_rng(settings.seed), load_space(settings.space)
     recipe = Recipe(scale=settings.short, data=settings.data)
     return [
@@ -124,7 +125,7 @@ def train_alone(candidates: Sequence[Candidate], corpus: Corpus, seed: int, devi
 
 
 def train_together(candidates: Sequence[Candidate], corpus: Corpus, seed: int, device: str) -> None:
-    """As one program."""
+    """Trains as one program."""
     for _ in train_population(candidates, corpus, seed=seed, device=device):
         pass
 

@@ -17,8 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from costmodel.config.cli import StoppedError
 from costmodel.config.schema import decode
+from costmodel.errors import StoppedError, UserError
 from costmodel.estimate import estimate
 from costmodel.protocols import load_pricer
 from search_spaces.budget.price_table import member_of_row, price_many, price_table, rows_of
@@ -61,7 +61,7 @@ class Figure(NamedTuple):
 
 
 def run(name: str, data: dict[str, Any], console: Console) -> None:
-    """Measures and prints every figure. Raises StoppedError if a bar is missed, ValueError for bad settings."""
+    """Measures and prints every figure. Raises StoppedError if a bar is missed, UserError for bad settings."""
     settings = decode(Settings, data, f"experiment {name}")
     space = load_space(settings.space)
     figures = []
@@ -77,7 +77,7 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
 def vectorised(settings: Settings, space: SearchSpace, protocol: str) -> Figure:
     """Architectures priced a second, drawn uniformly; some are priced by their op graphs too, which must agree.
 
-    Raises ValueError if one does not.
+    Raises UserError if one does not.
     """
     pricer = load_pricer(protocol)
     table, rng = price_table(price_space(space, pricer, settings.seq_len)), np.random.default_rng(0)
@@ -85,7 +85,7 @@ def vectorised(settings: Settings, space: SearchSpace, protocol: str) -> Figure:
     for row, sent_bytes in zip(drawn[:CHECKED_ROWS], price_many(table, drawn).sent_bytes[:CHECKED_ROWS], strict=True):
         graph = lower(member_of_row(table, row).architecture, settings.seq_len)
         if (whole := estimate(graph, pricer).total.sent_bytes) != sent_bytes:
-            raise ValueError(f"row {row.tolist()} must send its op graph's {whole} bytes, but is priced {sent_bytes}.")
+            raise UserError(f"row {row.tolist()} must send its op graph's {whole} bytes, but is priced {sent_bytes}.")
     rows = drawn[rng.integers(len(drawn), size=settings.rows)]
     per_s = settings.rows / _median_s(lambda: price_many(table, rows), settings.repeats)
     bar = settings.least_architectures_per_s
@@ -105,7 +105,7 @@ def single(settings: Settings, space: SearchSpace, protocol: str) -> Figure:
 
 
 def imported(settings: Settings) -> Figure:
-    """Seconds that importing adds to starting Python. Raises ValueError if it brings what it must not."""
+    """Seconds that importing adds to starting Python. Raises UserError if it brings what it must not."""
     code = f"import {IMPORTED}, sys; sys.exit(any(name in sys.modules for name in {HEAVY}))"
     pairs = [(_child_s("pass"), _child_s(code)) for _ in range(settings.repeats)]
     found = statistics.median(second - first for first, second in pairs)
@@ -139,6 +139,6 @@ def _child_s(code: str) -> float:
     before = os.times()
     done = subprocess.run([sys.executable, "-c", code], check=False)
     if done.returncode:
-        raise ValueError(f"importing {IMPORTED} must work and bring none of {', '.join(HEAVY)}, but {code!r} failed.")
+        raise UserError(f"importing {IMPORTED} must work and bring none of {', '.join(HEAVY)}, but {code!r} failed.")
     after = os.times()
     return after.children_user + after.children_system - before.children_user - before.children_system

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from costmodel.config.cli import StoppedError
 from costmodel.config.schema import decode
+from costmodel.errors import StoppedError
 from costmodel.protocols import load_pricer
 from nas.corpus.corpus import prepare
 from nas.recipe.recipe import SCALES, ScaleName
@@ -54,7 +54,7 @@ class Settings:
 def run(name: str, data: dict[str, Any], console: Console) -> None:
     """Trains what is not trained yet and prints the table.
 
-    Raises ValueError for bad settings, StoppedError if a study cannot go on (run it again to resume).
+    Raises UserError for bad settings, StoppedError if a study cannot go on (run it again to resume).
     """
     settings = decode(Settings, data, f"experiment {name}")
     jobs = {

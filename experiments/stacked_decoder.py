@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nas.attention.causal import causal_attention, cooled
+from nas.attention.causal import causal_attention, scale_by_temperature
 from nas.model.decoder import ACTIVATIONS
 from search_spaces.architecture import Architecture, Ffn
 
@@ -28,7 +28,7 @@ class StackedPrediction(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
+class MemberRows:
     """Some members of `total`; `index` holds their places in order, or is None if they are all."""
 
     total: int
@@ -53,7 +53,7 @@ class Joint:
     """One parameter of some members. value: members x its shape; parts: the members' own, in the same memory."""
 
     name: str
-    rows: Rows
+    rows: MemberRows
     value: nn.Parameter
     parts: tuple[nn.Parameter, ...]
 
@@ -66,17 +66,17 @@ class Joints:
         self.device = next(modules[0].parameters()).device
         self.all: list[Joint] = []
 
-    def rows(self, places: Sequence[int]) -> Rows:
+    def rows(self, places: Sequence[int]) -> MemberRows:
         """The members at these places."""
         total = len(self._named)
         index = None if len(places) == total else torch.tensor(places, device=self.device)
-        return Rows(total=total, places=tuple(places), index=index)
+        return MemberRows(total=total, places=tuple(places), index=index)
 
-    def owners(self, name: str) -> Rows:
+    def owners(self, name: str) -> MemberRows:
         """The members that have such a parameter."""
         return self.rows([place for place, named in enumerate(self._named) if name in named])
 
-    def join(self, name: str, rows: Rows | None = None) -> nn.Parameter | None:
+    def join(self, name: str, rows: MemberRows | None = None) -> nn.Parameter | None:
         """The parameter of these members, by default of all its owners; None if there are none. Keeps gradients."""
         rows = self.owners(name) if rows is None else rows
         parts = tuple(self._named[place][name] for place in rows.places if name in self._named[place])
@@ -151,7 +151,7 @@ class _LayerNorms:
 class _Linears:
     """A linear of some members, by default of all."""
 
-    def __init__(self, joints: Joints, prefix: str, rows: Rows | None = None) -> None:
+    def __init__(self, joints: Joints, prefix: str, rows: MemberRows | None = None) -> None:
         self.weight = _present(joints.join(f"{prefix}.weight", rows))
         self.bias = joints.join(f"{prefix}.bias", rows)
 
@@ -187,7 +187,7 @@ class _Attentions:
         packed = self.qkv(source).view(members, batch, tokens // batch, 3, self.num_heads, d_model // self.num_heads)
         queries, keys, values = packed.permute(3, 0, 1, 4, 2, 5)  # each members x batch x heads x T x head_dim
         if (logs := self.log_temperature()) is not None:
-            queries = cooled(queries, logs[..., : queries.shape[-2]].exp().unsqueeze(1))
+            queries = scale_by_temperature(queries, logs[..., : queries.shape[-2]].exp().unsqueeze(1))
         mixed, entropy = _attend((queries, keys, values), num_with_entropies)
         return self.out(mixed.transpose(2, 3).reshape(source.shape)), entropy
 
@@ -235,7 +235,7 @@ class _Ffns:
 class _FfnGroup:
     """The FFN of those members that have one of this kind in a layer."""
 
-    def __init__(self, shape: Architecture, kind: Ffn, joints: Joints, prefix: str, rows: Rows) -> None:
+    def __init__(self, shape: Architecture, kind: Ffn, joints: Joints, prefix: str, rows: MemberRows) -> None:
         self.rows = rows
         self.fused = _Linears(joints, f"{prefix}fused", rows) if kind == "fused" else None
         if self.fused is None:

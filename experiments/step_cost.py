@@ -56,7 +56,7 @@ class Settings:
 
 
 def run(name: str, data: dict[str, Any], console: Console) -> None:
-    """Measures and prints the tables. Raises ValueError for bad settings."""
+    """Measures and prints the tables. Raises UserError for bad settings."""
     settings = decode(Settings, data, f"experiment {name}")
     seconds: dict[int, dict[Variant, list[float]]] = {}
     for seq_len in settings.seq_lens:
@@ -179,7 +179,9 @@ class PublishedObjective(nn.Module):
 
 
 def published_penalty(attentions: tuple[Tensor, ...], thresholds: Tensor, margin: float) -> Tensor:
-    """Of attention weights, one batch x heads x T x T a layer: head by head, squares summed over batch and rows."""
+    """The published penalty of attention weights, one batch x heads x T x T a layer: head by head,
+    squares summed over batch and rows.
+    """
     largest = row_bounds(attentions[0].shape[-1])[-1].item()
     layers = []
     for weights, layer_thresholds in zip(attentions, thresholds, strict=True):

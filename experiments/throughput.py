@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from costmodel import ops
 from costmodel.config.schema import decode
+from costmodel.errors import UserError
 from nas.attention import causal
 from nas.model.weights import weight_shapes
 from nas.recipe.candidate import Candidate
@@ -66,7 +67,7 @@ class Way:
 class Settings:
     """The experiment as its YAML states it. required_ratio: of `ours` over `plain`.
 
-    Raises ValueError if one of the two is missing, or a way is over one that is not there.
+    Raises UserError if one of the two is missing, or a way is over one that is not there.
     """
 
     architecture: str
@@ -80,7 +81,7 @@ class Settings:
     def __post_init__(self) -> None:
         wanted = {"plain", "ours"} | {way.over for way in self.ways.values() if way.over is not None}
         if missing := sorted(wanted - set(self.ways)):
-            raise ValueError(f"`ways` must hold {', '.join(missing)}, but has {', '.join(self.ways)}.")
+            raise UserError(f"`ways` must hold {', '.join(missing)}, but has {', '.join(self.ways)}.")
 
     def candidate(self, way: Way) -> Candidate:
         scale = SCALES[self.scale]
@@ -137,7 +138,9 @@ def table(settings: Settings, rates: Mapping[str, list[float]], peak: float) -> 
 
 
 def flop_per_token(candidate: Candidate) -> float:
-    """Of one training step, forward and backward: linears, logits and the causal half of attention's two products."""
+    """FLOPs of one training step, forward and backward: linears, logits and the causal half of attention's two
+    products.
+    """
     architecture, seq_len = candidate.trained, candidate.recipe.scale.seq_len
     matrices = [
         node.op for node in lower(architecture, seq_len) if isinstance(node.op, ops.Linear | ops.VocabProjection)
@@ -147,7 +150,7 @@ def flop_per_token(candidate: Candidate) -> float:
 
 
 def peak_flop_per_s() -> float:
-    """Of a product of large fp32 matrices on as many threads as this process may use cores."""
+    """Rate of a product of large fp32 matrices on as many threads as this process may use cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     left, right = torch.ones(PEAK_SIZE, PEAK_SIZE), torch.ones(PEAK_SIZE, PEAK_SIZE)

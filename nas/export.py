@@ -29,6 +29,7 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump
 from costmodel.config.units import format_seconds
+from costmodel.errors import UserError
 from costmodel.estimate import Estimate, Pricer, estimate
 from costmodel.protocols import load_pricer
 from nas.conversion.fold import fold as folded
@@ -46,7 +47,7 @@ from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint
 from nas.training.manifest import is_training, read_training
 from nas.training.objective import Objective
-from nas.training.trainer import Progress
+from nas.training.trainer import TrainingProgress
 from search_spaces.architecture import Architecture, arch_id, dump_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import name_of, parse
@@ -105,28 +106,28 @@ def export(
 def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Path]:
     """Writes an export and returns its files.
 
-    Raises ValueError if `target` is not empty or cannot be written or, for `hf`, the tokenizer is gone or transformers
+    Raises UserError if `target` is not empty or cannot be written or, for `hf`, the tokenizer is gone or transformers
     is not installed.
     """
     try:
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
-            raise ValueError(f"--output-dir {target} must be new or empty, but holds files; choose another folder.")
+            raise UserError(f"--output-dir {target} must be new or empty, but holds files; choose another folder.")
         (target / "export.yaml").write_text(dump(made.facts), encoding="utf-8")
         FORMATS[format](made, target)
     except OSError as error:
         _clear(target)
-        raise ValueError(f"--output-dir {target} must be a folder we can write to: {error.strerror}.") from None
+        raise UserError(f"--output-dir {target} must be a folder we can write to: {error.strerror}.") from None
     return sorted(target.iterdir())
 
 
 def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: bool = False) -> Export:
-    """What a completed trial's export holds. Raises ValueError if the trial's last checkpoint is gone."""
+    """What a completed trial's export holds. Raises UserError if the trial's last checkpoint is gone."""
     candidate = study_candidate(config, parse(record.notation, run_space(folder, config).base))
     trial = folder / "trials" / record.trial_id
     found = checkpoint.load_latest(trial, {"candidate": candidate_id(candidate)})
     if found is None or found.step != record.steps:
-        raise ValueError(f"{trial} must have a whole checkpoint of step {record.steps}, but has none to export.")
+        raise UserError(f"{trial} must have a whole checkpoint of step {record.steps}, but has none to export.")
     result = {
         "perplexity": record.perplexity,
         "val_loss": record.val_loss,
@@ -148,12 +149,12 @@ def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: b
 
 
 def training_export(folder: Path, *, fold: bool = False) -> Export:
-    """What the last checkpoint of a training holds, priced under `published`. Raises ValueError if there is none."""
+    """What the last checkpoint of a training holds, priced under `published`. Raises UserError if there is none."""
     training = read_training(folder)
     found = checkpoint.load_latest(folder, {"candidate": candidate_id(training.candidate)})
     if found is None:
-        raise ValueError(f"{folder} must have a whole checkpoint, but has none to export; train on with --resume.")
-    progress = decode(Progress, found.progress, "the progress of a checkpoint")
+        raise UserError(f"{folder} must have a whole checkpoint, but has none to export; train on with --resume.")
+    progress = decode(TrainingProgress, found.progress, "the progress of a checkpoint")
     last = progress.rungs[-1] if progress.rungs else None
     result = {
         "perplexity": last and last.perplexity,

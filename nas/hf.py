@@ -16,6 +16,6 @@ __all__ = ["Decoder", "load_decoder", "rotary_tables"]
 def load_decoder(architecture: dict[str, Any] | None) -> Decoder:
     """A decoder with fresh weights. architecture: as `search_spaces.architecture.canonical` gives it.
 
-    Raises ValueError if it is none.
+    Raises UserError if it is none.
     """
     return Decoder(decode(Architecture, architecture, "`architecture` of config.json"))

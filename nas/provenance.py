@@ -7,5 +7,5 @@ VERSIONED = ("private-inference-nas", "torch", "ray", "tokenizers", "numpy")
 
 
 def versions() -> dict[str, str]:
-    """Of everything a result may depend on."""
+    """The version of each package, and of Python."""
     return {name: version(name) for name in VERSIONED} | {"python": platform.python_version()}

@@ -14,10 +14,11 @@ from jsonargparse import Namespace
 from rich.console import Console
 
 from costmodel.config import cli
+from costmodel.errors import UserError
 from nas.study.config import StudyConfig, flag
 from nas.study.run_folder import find_run, read_config, run_pricer, run_space
 from search_spaces.budget.feasible import FeasibleSpace, check_feasible, format_budget, format_price, within_budget
-from search_spaces.budget.priced_space import cheapest, dearest, price_of, price_space
+from search_spaces.budget.priced_space import cheapest, most_expensive, price_of, price_space
 from search_spaces.notation import name_of
 from search_spaces.space import num_members
 
@@ -36,7 +37,7 @@ class Request:
 
 
 def parse(args: Sequence[str]) -> Request:
-    """The request of a command line. Raises ValueError (or the parser's own error) for bad input."""
+    """The request of a command line. Raises UserError (or the parser's own error) for bad input."""
     parser = cli.Parser(prog="python -m nas.search", description=__doc__)
     parser.add_argument("--config", action="config")
     parser.add_argument("--budget_latency", type=str, help="most seconds per token, with a unit, such as 5min")
@@ -49,26 +50,26 @@ def parse(args: Sequence[str]) -> Request:
     given.pop("config", None)
     if resume is not None:
         if output_dir is not None:
-            raise ValueError("--output-dir does not go with --resume: a resumed run stays in its folder.")
+            raise UserError("--output-dir does not go with --resume: a resumed run stays in its folder.")
         folder = find_run(resume)
         return Request(config=_resumed(folder, given), folder=folder, output_dir=None, dry_run=dry_run)
     if "budget_latency" not in given:
-        raise ValueError("--budget-latency is required, with a unit, such as --budget-latency 5min.")
+        raise UserError("--budget-latency is required, with a unit, such as --budget-latency 5min.")
     config = StudyConfig(**given.as_dict())
     return Request(config=config, folder=None, output_dir=output_dir and Path(output_dir), dry_run=dry_run)
 
 
 def _resumed(folder: Path, given: Namespace) -> StudyConfig:
-    """The run's own configuration with what may change. Raises ValueError for a flag that may not."""
+    """The run's own configuration with what may change. Raises UserError for a flag that may not."""
     config = read_config(folder)
     for name, value in given.as_dict().items():
         if name not in RESUMABLE and value != getattr(config, name):
-            raise ValueError(
+            raise UserError(
                 f"{flag(name)} of a resumed run must stay {getattr(config, name)!r}, but got {value!r}; "
                 f"start a new run, or change only {', '.join(map(flag, RESUMABLE))}."
             )
     if given.get("num_trials", config.num_trials) < config.num_trials:
-        raise ValueError(
+        raise UserError(
             f"--num-trials of a resumed run can only be raised from {config.num_trials}, but got {given.num_trials}."
         )
     return replace(config, **given.as_dict())
@@ -77,7 +78,7 @@ def _resumed(folder: Path, given: Namespace) -> StudyConfig:
 def search(request: Request, console: Console) -> None:
     """Prices the space, then, unless it is a dry run, trains candidates and writes the run folder.
 
-    Raises ValueError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError
+    Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError
     or OSError if the run cannot go on.
     """
     config = request.config
@@ -94,7 +95,7 @@ def search(request: Request, console: Console) -> None:
 
 
 def overview(feasible: FeasibleSpace) -> list[str]:
-    """What is known before anything is trained: size, feasible share, cheapest and dearest member."""
+    """What is known before anything is trained: size, feasible share, cheapest and most expensive member."""
     priced = feasible.priced
     size, within = num_members(priced.space), feasible.num_feasible
     lines = [
@@ -102,7 +103,7 @@ def overview(feasible: FeasibleSpace) -> list[str]:
         f"{format_budget(feasible.budget)} per token at T={priced.seq_len}, protocol {priced.pricer.protocol}"
         + (f" on {priced.pricer.network}" if priced.pricer.network else "")
     ]
-    for title, member in (("cheapest", cheapest(priced)), ("dearest", dearest(priced))):
+    for title, member in (("cheapest", cheapest(priced)), ("most expensive", most_expensive(priced))):
         name = name_of(member.architecture, entropy_regularised=member.entropy_regularised)
         lines.append(f"{title}: {name}, {format_price(price_of(priced, member))}")
     return lines

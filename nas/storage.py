@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from costmodel.errors import UserError
+
 RUNS = Path("runs")
 LOCK_FILE = ".lock"
 LOCK_PATIENCE_S = 1.0  # a reader that asks whether a run is held holds it for a moment itself
@@ -35,12 +37,12 @@ def write_through(path: Path, content: bytes) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds the run for this process. Raises ValueError if another process is running it."""
+    """Holds the run for this process. Raises UserError if another process is running it."""
     with (folder / LOCK_FILE).open("w") as file:
         deadline = time.monotonic() + LOCK_PATIENCE_S
         while not _took(file.fileno(), fcntl.LOCK_EX):
             if time.monotonic() >= deadline:
-                raise ValueError(f"{folder} is being run by another process; wait for it or stop it first.")
+                raise UserError(f"{folder} is being run by another process; wait for it or stop it first.")
             time.sleep(LOCK_PATIENCE_S / 20)
         yield
 

@@ -16,12 +16,12 @@ import torch
 from rich.console import Console
 
 from costmodel.config import cli
-from costmodel.config.cli import StoppedError
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.units import format_seconds
+from costmodel.errors import StoppedError, UserError
 from nas.conversion.load import load_initial
-from nas.conversion.pretrained import Source, require_vocabulary
+from nas.conversion.pretrained import Pretrained, require_vocabulary
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
 from nas.model.decoder import Decoder
@@ -34,7 +34,7 @@ from nas.storage import RUNS, locked, replace_file
 from nas.training.distributed import Team, joined
 from nas.training.interrupt import deferred_interrupt
 from nas.training.malloc import keep_freed_memory
-from nas.training.manifest import Training, write_training
+from nas.training.manifest import TrainingManifest, write_training
 from nas.training.outcome import Outcome, RungRecord
 from nas.training.trainer import TooLargeError, check, train
 from search_spaces.bases import base_architecture
@@ -82,11 +82,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:
-            raise ValueError(f"--seed must be from 0 to {MAX_SEED}, but got {self.seed}.")
+            raise UserError(f"--seed must be from 0 to {MAX_SEED}, but got {self.seed}.")
 
 
 def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
-    """(configuration, folder to resume or None, new output folder or None). Raises ValueError for bad input."""
+    """(configuration, folder to resume or None, new output folder or None). Raises UserError for bad input."""
     parser = cli.Parser(prog="python -m nas.train", description=__doc__)
     parser.add_argument("--config", action="config")
     parser.add_argument("ARCH", nargs="?", type=str, help="notation such as 'EReg(SM(t)+ScFuFFN)', or a .yaml file")
@@ -101,28 +101,28 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
     arch, resume, output_dir = (given.pop(name, None) for name in ("ARCH", "resume", "output_dir"))
     if resume is not None:
         if arch is not None or output_dir is not None or given:
-            raise ValueError("--resume DIR takes everything from DIR; drop the other arguments.")
+            raise UserError("--resume DIR takes everything from DIR; drop the other arguments.")
         folder = _latest() if resume == "latest" else Path(resume)
         path = folder / CONFIG_FILE
         return decode(TrainConfig, load_mapping(path), str(path)), folder, None
     if arch is None:
-        raise ValueError("an architecture is required, such as python -m nas.train SM+ScFuFFN.")
+        raise UserError("an architecture is required, such as python -m nas.train SM+ScFuFFN.")
     config = decode(TrainConfig, {"arch": arch, **given}, "the configuration")
     return config, None, Path(output_dir) if output_dir else None
 
 
 def _latest() -> Path:
-    """The training that was started last. Raises ValueError if there is none."""
+    """The training that was started last. Raises UserError if there is none."""
     trainings = sorted(RUNS.glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
     if not trainings:
-        raise ValueError(f"there is no training under {RUNS}/ yet; start one with python -m nas.train ARCH.")
+        raise UserError(f"there is no training under {RUNS}/ yet; start one with python -m nas.train ARCH.")
     return trainings[-1].parent
 
 
 def run(args: Sequence[str], console: Console) -> None:
     """Trains until the tokens are used up, in every process that `torchrun` started.
 
-    Raises ValueError for bad input, StoppedError if training diverges or memory runs out.
+    Raises UserError for bad input, StoppedError if training diverges or memory runs out.
     """
     config, resumed, output_dir = parse(args)
     _check_device(config.device)
@@ -142,11 +142,11 @@ def _train(
         model = Decoder(candidate.trained)
     if candidate.recipe.normalisation is not None:
         chosen_linears(model, candidate.recipe.normalisation)
-    corpus = team.told(lambda: _corpus(config, candidate, source, console))
+    corpus = team.broadcast_from_leader(lambda: _corpus(config, candidate, source, console))
     if source is not None:
         require_vocabulary(source, str(config.init_from), corpus)
     check(candidate, corpus, team)
-    folder = team.told(lambda: resumed or _new_folder(config, output_dir, candidate, corpus))
+    folder = team.broadcast_from_leader(lambda: resumed or _new_folder(config, output_dir, candidate, corpus))
     console.print(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
         f"{corpus.tokenizer}, {corpus.split}",
@@ -157,7 +157,7 @@ def _train(
     with locked(folder) if team.leads else nullcontext(), deferred_interrupt() if alone else _never() as interrupted:
         try:
             for record in records(team=team, stop=interrupted):
-                _tell(record, candidate, folder, console)
+                _report(record, candidate, folder, console)
             if interrupted():
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
@@ -175,7 +175,7 @@ def _never() -> Iterator[Callable[[], bool]]:
     yield lambda: False
 
 
-def _corpus(config: TrainConfig, candidate: Candidate, source: Source | None, console: Console) -> Corpus:
+def _corpus(config: TrainConfig, candidate: Candidate, source: Pretrained | None, console: Console) -> Corpus:
     scale = candidate.recipe.scale
     return prepare(
         config.data,
@@ -188,9 +188,9 @@ def _corpus(config: TrainConfig, candidate: Candidate, source: Source | None, co
 
 
 def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus) -> Path:
-    """The folder of a new training, with what it is. Raises ValueError if it cannot be one."""
+    """The folder of a new training, with what it is. Raises UserError if it cannot be one."""
     now = datetime.now(UTC)
-    training = Training(
+    training = TrainingManifest(
         candidate=candidate,
         seed=config.seed,
         corpus=corpus.fingerprint,
@@ -206,17 +206,17 @@ def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candida
             if (folder / CONFIG_FILE).exists()
             else "must be new or empty, but holds files; choose another"
         )
-        raise ValueError(f"--output-dir {folder} {held}.")
+        raise UserError(f"--output-dir {folder} {held}.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_training(folder, training)
         replace_file(folder / CONFIG_FILE, dump(asdict(config)))
     except OSError as error:
-        raise ValueError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
+        raise UserError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
     return folder
 
 
-def _candidate(config: TrainConfig, source: Source | None) -> Candidate:
+def _candidate(config: TrainConfig, source: Pretrained | None) -> Candidate:
     """With given weights the scale does not change the width."""
     base = source.architecture if source and config.base is None else base_architecture(config.base or BASE)
     member = resolve(config.arch, base)
@@ -228,19 +228,17 @@ def _candidate(config: TrainConfig, source: Source | None) -> Candidate:
     if source is not None:
         for name in ("head_dim", "vocab_size"):
             if getattr(config.recipe.scale, name) is not None:
-                raise ValueError(f"--recipe.scale.{name} is that of the weights of --init-from; leave it out.")
+                raise UserError(f"--recipe.scale.{name} is that of the weights of --init-from; leave it out.")
         recipe = replace(recipe, scale=replace(recipe.scale, head_dim=None, vocab_size=None))
     return replace(candidate, recipe=recipe)
 
 
 def _check_device(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "--device cuda needs a CUDA device, but there is none; leave the flag out to train on the CPU."
-        )
+        raise UserError("--device cuda needs a CUDA device, but there is none; leave the flag out to train on the CPU.")
 
 
-def _tell(record: RungRecord | Outcome, candidate: Candidate, folder: Path, console: Console) -> None:
+def _report(record: RungRecord | Outcome, candidate: Candidate, folder: Path, console: Console) -> None:
     if isinstance(record, Outcome):
         if record.status == "diverged":
             raise StoppedError(f"{candidate.name} diverged: {record.reason}")

@@ -9,12 +9,13 @@ from typing import Any, Literal
 from costmodel.config import cli
 from costmodel.config.units import parse_bytes, parse_seconds
 from costmodel.cost import Budget, Price
+from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from search_spaces.architecture import arch_id
 from search_spaces.budget.feasible import FeasibleSpace, check_feasible, format_budget, format_price, within_budget
-from search_spaces.budget.priced_space import PricedSpace, cheapest, dearest, price_of, price_space
-from search_spaces.notation import Named, name_of
+from search_spaces.budget.priced_space import PricedSpace, cheapest, most_expensive, price_of, price_space
+from search_spaces.notation import Member, name_of
 from search_spaces.space import load_space, members, num_architectures, num_members
 
 
@@ -28,7 +29,7 @@ def count(
     testbed: Path | None = None,
     format: Literal["text", "json"] = "text",
 ) -> None:
-    """Print the size of a space, its feasible share, its cheapest and its dearest member.
+    """Print the size of a space, its feasible share, its cheapest and its most expensive member.
 
     Args:
         space: gpt2-small, ladder, tiny or a .yaml file.
@@ -42,14 +43,14 @@ def count(
     """
     feasible = _feasible(space, budget_latency, budget_comm, seq_len, load_pricer(protocol, network, testbed))
     priced, size = feasible.priced, num_members(feasible.space)
-    ends = {"cheapest": _member(priced, cheapest(priced)), "dearest": _member(priced, dearest(priced))}
+    ends = {"cheapest": _member(priced, cheapest(priced)), "dearest": _member(priced, most_expensive(priced))}
     if format == "json":
         share = feasible.num_feasible / size
         print(_json({**_setting(feasible), "feasible_share": share, **ends}))
     else:
         print(f"{feasible.space.name}: {size:,} members, {_architectures(feasible)}")
         print(_within(feasible))
-        for title, member in ends.items():
+        for title, member in zip(("cheapest", "most expensive"), ends.values(), strict=True):
             print(f"{title}: {_line(member)}")
     check_feasible(feasible)
 
@@ -79,7 +80,7 @@ def list_members(
         format: lines for people or one JSON document in SI units.
     """
     if limit < 1:
-        raise ValueError(f"--limit must be at least 1, but got {limit}.")
+        raise UserError(f"--limit must be at least 1, but got {limit}.")
     feasible = _feasible(space, budget_latency, budget_comm, seq_len, load_pricer(protocol, network, testbed))
     check_feasible(feasible)
     found = members(feasible.space) if feasible.budget == Budget() else feasible.members()
@@ -140,7 +141,7 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
     }
 
 
-def _member(priced: PricedSpace, member: Named) -> dict[str, Any]:
+def _member(priced: PricedSpace, member: Member) -> dict[str, Any]:
     price = price_of(priced, member)
     return {
         "name": name_of(member.architecture, entropy_regularised=member.entropy_regularised),

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.errors import UserError
 from costmodel.ops import GeluForm, SoftmaxForm
 
 Block = Literal["gpt2", "pythia", "sas"]
@@ -30,7 +31,7 @@ class Layer:
     ffn: the activation between two linears; `fused` is one trained d x d linear; `none` removes the FFN.
     stabiliser: `scaled` gives the FFN sub-block `beta * A + FFN(A) / alpha` with one learned pair.
 
-    Raises ValueError if the FFN is removed but its norm or stabiliser is kept.
+    Raises UserError if the FFN is removed but its norm or stabiliser is kept.
     """
 
     norm1: Norm = "none"
@@ -41,7 +42,7 @@ class Layer:
 
     def __post_init__(self) -> None:
         if self.ffn == "none" and (self.norm2 != "none" or self.stabiliser != "none"):
-            raise ValueError(
+            raise UserError(
                 f"a layer with ffn 'none' has nothing to normalise or scale, but got norm2={self.norm2!r}, "
                 f"stabiliser={self.stabiliser!r}; set both to 'none'."
             )
@@ -62,7 +63,7 @@ class Architecture:
     folded: whether the linears have taken up the gains and biases of the blocks' LayerNorms and the factor
         1/sqrt(head_dim) of the scores.
 
-    Raises ValueError if a dimension is below 1 or `num_heads` does not divide `d_model`.
+    Raises UserError if a dimension is below 1 or `num_heads` does not divide `d_model`.
     """
 
     block: Block = "gpt2"
@@ -82,11 +83,11 @@ class Architecture:
     def __post_init__(self) -> None:
         for name in ("num_heads", "d_model", "d_ff", "vocab_size", "context"):
             if (value := getattr(self, name)) < 1:
-                raise ValueError(f"`{name}` must be at least 1, but got {value}.")
+                raise UserError(f"`{name}` must be at least 1, but got {value}.")
         if not self.layers:
-            raise ValueError("an architecture needs at least one layer, but `layers` is empty.")
+            raise UserError("an architecture needs at least one layer, but `layers` is empty.")
         if self.d_model % self.num_heads:
-            raise ValueError(
+            raise UserError(
                 f"`num_heads` must divide `d_model`, but got num_heads={self.num_heads}, d_model={self.d_model}."
             )
 
@@ -133,7 +134,7 @@ def scaled(architecture: Architecture, *, d_model: int, vocab_size: int, context
 
 
 def load_architecture(path: Path) -> Architecture:
-    """The architecture in a YAML file, written by `dump_architecture`. Raises ValueError, naming the file."""
+    """The architecture in a YAML file, written by `dump_architecture`. Raises UserError, naming the file."""
     return decode(Architecture, load_mapping(path), str(path))
 
 

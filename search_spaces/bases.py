@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from costmodel.errors import UserError
 from costmodel.ops import GeluForm, SoftmaxForm
 from search_spaces.architecture import Architecture, Block, Layer
 
@@ -61,14 +62,14 @@ class Dimensions:
 def base_architecture(name: str, dimensions: Dimensions = Dimensions()) -> Architecture:
     """The named base with free dimensions.
 
-    Raises ValueError for an unknown base or an impossible dimension.
+    Raises UserError for an unknown base or an impossible dimension.
     """
     if name not in BASES:
-        raise ValueError(f"base must be one of {', '.join(BASES)}, but got {name!r}.")
+        raise UserError(f"base must be one of {', '.join(BASES)}, but got {name!r}.")
     base = BASES[name]
     num_layers = base.num_layers if dimensions.layers is None else dimensions.layers
     if not 1 <= num_layers <= MAX_LAYERS:
-        raise ValueError(f"`layers` must be from 1 to {MAX_LAYERS}, but got {num_layers}.")
+        raise UserError(f"`layers` must be from 1 to {MAX_LAYERS}, but got {num_layers}.")
     d_model = base.d_model if dimensions.d_model is None else dimensions.d_model
     return replace(
         base,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
+from costmodel.errors import UserError
 from search_spaces.architecture import Attention, Ffn, Layer, Norm, Stabiliser
 from search_spaces.bases import Dimensions
 from search_spaces.graph import ConstraintName
@@ -17,7 +18,7 @@ SHIPPED = ("gpt2-small", "ladder", "tiny")
 class Choices:
     """What every layer may choose from, in the order of enumeration.
 
-    Raises ValueError for a list that is empty or names a choice twice.
+    Raises UserError for a list that is empty or names a choice twice.
     """
 
     norm1: tuple[Norm, ...]
@@ -41,7 +42,7 @@ class Definition:
     constraints: rules that leave out some placements; none unless stated.
     entropy_regularisation: which training recipes are searched: plain (false), regularised (true) or both.
 
-    Raises ValueError unless exactly one of `choices` and `members` is given, constraints only with choices, and
+    Raises UserError unless exactly one of `choices` and `members` is given, constraints only with choices, and
     every list is without repetition.
     """
 
@@ -55,9 +56,9 @@ class Definition:
 
     def __post_init__(self) -> None:
         if (self.choices is None) == (self.members is None):
-            raise ValueError("a space must have either `choices` or `members`, and not both.")
+            raise UserError("a space must have either `choices` or `members`, and not both.")
         if self.members is not None and self.constraints:
-            raise ValueError("`constraints` go with `choices`, but the space lists its `members`; drop one of them.")
+            raise UserError("`constraints` go with `choices`, but the space lists its `members`; drop one of them.")
         _check_distinct("entropy_regularisation", self.entropy_regularisation)
         if self.members is not None:
             _check_distinct("members", self.members)
@@ -68,14 +69,14 @@ class Definition:
 def load_definition(name_or_path: str) -> Definition:
     """The definition of a shipped space, or of the one in a `.yaml` file.
 
-    Raises ValueError for an unknown name, or a file that is not a valid definition.
+    Raises UserError for an unknown name, or a file that is not a valid definition.
     """
     if name_or_path in SHIPPED:
         path = Path(__file__).parent / "spaces" / f"{name_or_path}.yaml"
     elif name_or_path.endswith((".yaml", ".yml")):
         path = Path(name_or_path)
     else:
-        raise ValueError(
+        raise UserError(
             f"space must be one of {', '.join(SHIPPED)} or the path of a .yaml file, but got {name_or_path!r:.80}."
         )
     return decode(Definition, load_mapping(path), str(path))
@@ -96,6 +97,6 @@ def alphabet(choices: Choices) -> list[Layer]:
 
 def _check_distinct(name: str, items: tuple[object, ...]) -> None:
     if not items:
-        raise ValueError(f"`{name}` must list at least one item, but is empty.")
+        raise UserError(f"`{name}` must list at least one item, but is empty.")
     if repeated := [item for index, item in enumerate(items) if item in items[:index]]:
-        raise ValueError(f"`{name}` must list each item once, but lists {repeated[0]!r} twice.")
+        raise UserError(f"`{name}` must list each item once, but lists {repeated[0]!r} twice.")

@@ -14,10 +14,11 @@ from typing import Literal, TypeAlias
 
 import networkx as nx
 
+from costmodel.errors import UserError
 from search_spaces.architecture import Layer, Norm, default_final_norm
 
 State: TypeAlias = tuple[int, ...]
-Step: TypeAlias = Callable[[State, Layer], State | None]
+Transition: TypeAlias = Callable[[State, Layer], State | None]
 ConstraintName = Literal["ffn-removed-only-in-deepest-suffix"]
 
 SINK: Literal["sink"] = "sink"
@@ -67,7 +68,7 @@ CONSTRAINTS: dict[ConstraintName, Callable[[int, Layer], int | None]] = {
 def free_graph(num_layers: int, alphabet: Sequence[Layer], constraints: Sequence[ConstraintName]) -> nx.DiGraph:
     """Any layer of the alphabet at any depth, as far as the constraints allow.
 
-    Raises ValueError if no placement is left.
+    Raises UserError if no placement is left.
     """
 
     def step(state: State, layer: Layer) -> State | None:
@@ -82,11 +83,11 @@ def listed_graph(members: Iterable[tuple[Layer, ...]]) -> nx.DiGraph:
     """Exactly the given placements, all of one length; a placement given twice is one path.
 
     The state is the set of endings still possible (as a number), so that placements share their common ends.
-    Raises ValueError if there is no placement, or if their lengths differ.
+    Raises UserError if there is no placement, or if their lengths differ.
     """
     words = list(dict.fromkeys(members))
     if len({len(word) for word in words}) != 1:
-        raise ValueError("members must be at least one and have the same number of layers.")
+        raise UserError("members must be at least one and have the same number of layers.")
     endings = [frozenset(words)]
     numbers = {endings[0]: 0}
 
@@ -140,7 +141,7 @@ def _norm_used(state: State, layer: Layer) -> int:
     return int(state[0] or default_final_norm((layer,)) != "none")
 
 
-def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, step: Step) -> nx.DiGraph:
+def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, step: Transition) -> nx.DiGraph:
     graph = nx.DiGraph()
     level = [Boundary(depth=0, state=initial)]
     graph.add_node(level[0])
@@ -158,7 +159,7 @@ def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, s
         graph.add_edge(boundary, Head(final_norm="layernorm" if boundary.state[0] else "none"))
     graph.add_edges_from([(vertex, SINK) for vertex in list(graph) if isinstance(vertex, Head)])
     if SINK not in graph:
-        raise ValueError("the choices and constraints leave no architecture in the space; allow more of them.")
+        raise UserError("the choices and constraints leave no architecture in the space; allow more of them.")
     reaching = nx.ancestors(graph, SINK)
     graph.remove_nodes_from([vertex for vertex in list(graph) if vertex not in reaching and vertex != SINK])
     return graph

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from costmodel import ops
+from costmodel.errors import UserError
 from costmodel.ops import Encoding, Input, LayerId, Node, Op, OpGraph
 from search_spaces.architecture import Architecture, Layer
 
@@ -35,12 +36,12 @@ class Deployment:
 class _Builder:
     """Collects nodes of the layer under construction; every method returns the name of the node it added.
 
-    rows: new tokens; earlier: tokens whose keys and values are inputs of the graph.
+    rows: new tokens; past_len: tokens whose keys and values are inputs of the graph.
     """
 
     architecture: Architecture
     rows: int
-    earlier: int
+    past_len: int
     nodes: list[Node] = field(default_factory=list)
     inputs: list[Input] = field(default_factory=list)
     layer: LayerId = "embed"
@@ -66,23 +67,23 @@ class _Builder:
 
     def cache(self, name: str, source: str, features: int) -> str:
         """The last features of the source behind those of earlier tokens; the source itself where there are none."""
-        if self.earlier == 0:
+        if self.past_len == 0:
             return source
-        earlier = Input(name=self.named(f"{name}.earlier"), shape=(self.earlier, features))
-        self.inputs.append(earlier)
-        op = ops.KeyValueCache(earlier=self.earlier, rows=self.rows, features=features)
-        return self.add(name, op, earlier.name, source)
+        past = Input(name=self.named(f"{name}.past"), shape=(self.past_len, features))
+        self.inputs.append(past)
+        op = ops.KeyValueCache(past_len=self.past_len, rows=self.rows, features=features)
+        return self.add(name, op, past.name, source)
 
 
 def lower(architecture: Architecture, seq_len: int, deployment: Deployment = Deployment()) -> OpGraph:
     """The op graph of `architecture` for `seq_len` tokens: a prompt, or in phase `decode` the last of them.
 
-    Raises ValueError if seq_len is below 1 or beyond the model's context.
+    Raises UserError if seq_len is below 1 or beyond the model's context.
     """
     if not 1 <= seq_len <= architecture.context:
-        raise ValueError(f"`seq_len` must be between 1 and the context {architecture.context}, but got {seq_len}.")
+        raise UserError(f"`seq_len` must be between 1 and the context {architecture.context}, but got {seq_len}.")
     rows = 1 if deployment.phase == "decode" else seq_len
-    builder = _Builder(architecture=architecture, rows=rows, earlier=seq_len - rows)
+    builder = _Builder(architecture=architecture, rows=rows, past_len=seq_len - rows)
     stream = _embed(builder, deployment)
     for index, layer in enumerate(architecture.layers):
         builder.layer = index
@@ -98,7 +99,7 @@ def _embed(builder: _Builder, deployment: Deployment) -> str:
     stream = builder.add("embed", embedding, "tokens")
     if builder.architecture.block == "pythia":
         return stream
-    positions = ops.PositionEmbedding(rows=rows, features=d_model, earlier=builder.earlier)
+    positions = ops.PositionEmbedding(rows=rows, features=d_model, past_len=builder.past_len)
     return builder.add("position", positions, stream)
 
 
@@ -161,7 +162,7 @@ def _self_attention(builder: _Builder, layer: Layer, source: str) -> str:
 def _rotate(builder: _Builder, packed: str) -> str:
     rotary_dim = max(2, builder.architecture.head_dim // PYTHIA_ROTARY_SHARE)
     heads = builder.architecture.num_heads
-    rotary = ops.Rotary(rows=builder.rows, heads=heads, rotary_dim=rotary_dim, earlier=builder.earlier)
+    rotary = ops.Rotary(rows=builder.rows, heads=heads, rotary_dim=rotary_dim, past_len=builder.past_len)
     return builder.add("attention.rotary", rotary, packed)
 
 
@@ -176,7 +177,7 @@ def _attention_weights(builder: _Builder, layer: Layer, packed: str, keys: str) 
 
 
 def _heads(builder: _Builder) -> dict[str, int]:
-    return {"heads": builder.architecture.num_heads, "queries": builder.rows, "keys": builder.earlier + builder.rows}
+    return {"heads": builder.architecture.num_heads, "queries": builder.rows, "keys": builder.past_len + builder.rows}
 
 
 def _ffn(builder: _Builder, layer: Layer, source: str) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
+from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, Stabiliser, default_final_norm
 
 NORM_LETTERS: dict[Norm, str] = {"layernorm": "L", "none": "o"}
@@ -52,17 +53,17 @@ _GROUP = re.compile(r"(?:(?P<count>[0-9]{1,4})x)?(?P<letters>[A-Za-z]{5})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Named:
+class Member:
     """What a name stands for: an architecture, and whether it is trained with the entropy regulariser."""
 
     architecture: Architecture
     entropy_regularised: bool
 
 
-def parse(text: str, base: Architecture) -> Named:
+def parse(text: str, base: Architecture) -> Member:
     """The named model on the dimensions of `base` (its own layer choices are replaced).
 
-    Raises ValueError for a name outside the grammar, `_ip` with p above the number of layers, or a placement
+    Raises UserError for a name outside the grammar, `_ip` with p above the number of layers, or a placement
     that does not tile the layers.
     """
     inner, entropy_regularised = _unwrap(text, "EReg")
@@ -72,7 +73,7 @@ def parse(text: str, base: Architecture) -> Named:
     elif groups := _groups(inner):
         layers = _tiled(text, groups, base.num_layers)
     else:
-        raise ValueError(
+        raise UserError(
             f"architecture must be a name like SM+LN+G, SM+ScFuFFN_i6, EReg(SM(t)+ScFuFFN) or HH(SM+ScFFN), "
             f"a placement like 6xLSLGo-6xoSoFs, or the path of a .yaml file, but got {text!r:.80}."
         )
@@ -82,7 +83,7 @@ def parse(text: str, base: Architecture) -> Named:
         block="sas" if simplified else base.block,
         final_norm="none" if simplified else default_final_norm(layers),
     )
-    return Named(architecture=architecture, entropy_regularised=entropy_regularised)
+    return Member(architecture=architecture, entropy_regularised=entropy_regularised)
 
 
 def name_of(architecture: Architecture, *, entropy_regularised: bool = False) -> str:
@@ -114,7 +115,7 @@ def _named_layers(text: str, match: re.Match[str], num_layers: int, simplified: 
     ffn, stabiliser = FFN_NAMES[match["ffn"] or ""]
     pruned = int(match["pruned"] or 0)
     if pruned > num_layers:
-        raise ValueError(
+        raise UserError(
             f"`_i{pruned}` of {text!r} removes more FFNs than there are layers ({num_layers}); "
             f"use a number from 0 to {num_layers}."
         )
@@ -135,7 +136,7 @@ def _groups(text: str) -> list[tuple[int, str]]:
 def _tiled(text: str, groups: list[tuple[int, str]], num_layers: int) -> tuple[Layer, ...]:
     length = sum(count for count, _ in groups)
     if min(count for count, _ in groups) < 1 or length > num_layers or num_layers % length:
-        raise ValueError(
+        raise UserError(
             f"placement {text!r:.80} has groups of {', '.join(str(count) for count, _ in groups):.40} layers, which do "
             f"not tile the model's {num_layers} layers; every group needs at least one, and their sum must divide it."
         )
@@ -167,7 +168,7 @@ def _choice(table: dict[Choice, str], letters: str, position: int, text: str) ->
     for choice, letter in table.items():
         if letter == letters[position]:
             return choice
-    raise ValueError(
+    raise UserError(
         f"letter {position + 1} of {letters!r} in {text!r:.80} must be one of {''.join(table.values())}, "
         f"but got {letters[position]!r}."
     )

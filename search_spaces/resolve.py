@@ -5,8 +5,9 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, load_architecture
-from search_spaces.notation import Named, parse
+from search_spaces.notation import Member, parse
 
 
 def is_notation(text: str) -> bool:
@@ -19,36 +20,36 @@ def is_factory(text: str) -> bool:
     return not _is_file(text) and ":" in text
 
 
-def resolve(text: str, base: Architecture) -> Named:
+def resolve(text: str, base: Architecture) -> Member:
     """The architecture of an existing .yaml path; else, with a colon, of `module:factory`; else of a notation.
 
     base: dimensions that a notation is placed on; a file and a factory bring their own.
 
-    Raises ValueError if the text is none of these, or what it names is not an architecture.
+    Raises UserError if the text is none of these, or what it names is not an architecture.
     """
     if _is_file(text):
-        return Named(architecture=load_architecture(Path(text)), entropy_regularised=False)
+        return Member(architecture=load_architecture(Path(text)), entropy_regularised=False)
     if is_factory(text):
         made = call_factory(text)
         if not isinstance(made, Architecture):
-            raise ValueError(f"architecture {text!r} must return an Architecture, but returned {type(made).__name__}.")
-        return Named(architecture=made, entropy_regularised=False)
+            raise UserError(f"architecture {text!r} must return an Architecture, but returned {type(made).__name__}.")
+        return Member(architecture=made, entropy_regularised=False)
     if text.endswith(".yaml"):
-        raise ValueError(f"architecture file {text!r} does not exist; give the path of a .yaml file or a name.")
+        raise UserError(f"architecture file {text!r} does not exist; give the path of a .yaml file or a name.")
     return parse(text, base)
 
 
 def call_factory(text: str) -> object:
     """What the factory `module:factory` returns; what it prints goes to stderr.
 
-    Raises ValueError if there is no such callable without arguments, or it raises.
+    Raises UserError if there is no such callable without arguments, or it raises.
     """
     module_name, _, factory_name = text.partition(":")
     try:
         with redirect_stdout(sys.stderr):
             return getattr(importlib.import_module(module_name), factory_name)()
     except (Exception, SystemExit) as error:  # whatever foreign code raises is the user's bad input
-        raise ValueError(
+        raise UserError(
             f"architecture {text!r} must be module:factory, a callable without arguments that returns an Architecture "
             f"or a torch module, but it raised {type(error).__name__}: {error}"
         ) from None

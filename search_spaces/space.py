@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 import networkx as nx
 import numpy as np
 
+from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Layer, default_final_norm
 from search_spaces.bases import base_architecture
 from search_spaces.definition import Definition, alphabet, load_definition
 from search_spaces.graph import Choice, Vertex, after, boundaries, completions, free_graph, listed_graph, source
-from search_spaces.notation import Named, parse
+from search_spaces.notation import Member, parse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -42,12 +43,12 @@ class SearchSpace:
 
 
 def load_space(name_or_path: str) -> SearchSpace:
-    """A shipped space by name, or the one in a `.yaml` file. Raises ValueError if it is unknown or not valid."""
+    """A shipped space by name, or the one in a `.yaml` file. Raises UserError if it is unknown or not valid."""
     return build_space(load_definition(name_or_path))
 
 
 def build_space(definition: Definition) -> SearchSpace:
-    """The space of a definition. Raises ValueError for an unknown base or member, or if nothing is left in it."""
+    """The space of a definition. Raises UserError for an unknown base or member, or if nothing is left in it."""
     base = base_architecture(definition.base, definition.dimensions)
     if definition.choices is not None:
         graph = free_graph(base.num_layers, alphabet(definition.choices), definition.constraints)
@@ -66,15 +67,15 @@ def num_members(space: SearchSpace) -> int:
     return num_architectures(space) * len(space.recipes)
 
 
-def members(space: SearchSpace) -> Iterator[Named]:
+def members(space: SearchSpace) -> Iterator[Member]:
     """Every member once, in the order of their numbers."""
     return (member_at(space, index) for index in range(num_members(space)))
 
 
-def member_at(space: SearchSpace, index: int) -> Named:
-    """The member of that number. Raises ValueError if there is none."""
+def member_at(space: SearchSpace, index: int) -> Member:
+    """The member of that number. Raises UserError if there is none."""
     if not 0 <= index < num_members(space):
-        raise ValueError(f"member index must be from 0 to {num_members(space) - 1}, but got {index}.")
+        raise UserError(f"member index must be from 0 to {num_members(space) - 1}, but got {index}.")
     rest, recipe = divmod(index, len(space.recipes))
     boundary, layers = source(space.graph), list[Layer]()
     while boundary.depth < space.base.num_layers:
@@ -87,14 +88,14 @@ def member_at(space: SearchSpace, index: int) -> Named:
     return member_of(space, layers, entropy_regularised=space.recipes[recipe])
 
 
-def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularised: bool) -> Named:
+def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularised: bool) -> Member:
     """These layers on the base of the space, whether or not they are in it."""
     placed = tuple(layers)
     architecture = replace(space.base, layers=placed, final_norm=default_final_norm(placed))
-    return Named(architecture=architecture, entropy_regularised=entropy_regularised)
+    return Member(architecture=architecture, entropy_regularised=entropy_regularised)
 
 
-def contains(space: SearchSpace, member: Named) -> bool:
+def contains(space: SearchSpace, member: Member) -> bool:
     """Whether the member is in the space: its layers are a path, all else is the base's, its recipe is searched."""
     layers = member.architecture.layers
     return (
@@ -105,7 +106,7 @@ def contains(space: SearchSpace, member: Named) -> bool:
     )
 
 
-def sample(space: SearchSpace, rng: np.random.Generator) -> Named:
+def sample(space: SearchSpace, rng: np.random.Generator) -> Member:
     """A member drawn uniformly."""
     return member_at(space, random_below(num_members(space), rng))
 
@@ -121,10 +122,10 @@ def random_below(bound: int, rng: np.random.Generator) -> int:
 
 
 def path_of(space: SearchSpace, layers: Sequence[Layer]) -> list[Vertex]:
-    """The vertices of these layers, source first, without the sink. Raises ValueError if they are not in the space."""
+    """The vertices of these layers, source first, without the sink. Raises UserError if they are not in the space."""
     passed = boundaries(space.graph, source(space.graph), layers)
     if passed is None or len(layers) != space.base.num_layers:
-        raise ValueError(f"these layers are not in space {space.name!r}: {layers!r:.200}.")
+        raise UserError(f"these layers are not in space {space.name!r}: {layers!r:.200}.")
     path: list[Vertex] = []
     for boundary, layer in zip(passed, layers, strict=False):
         path += [boundary, Choice(depth=boundary.depth, layer=layer, state=boundary.state)]
@@ -134,7 +135,7 @@ def path_of(space: SearchSpace, layers: Sequence[Layer]) -> list[Vertex]:
 def _listed_layers(name: str, base: Architecture) -> tuple[Layer, ...]:
     named = parse(name, base)
     if named.entropy_regularised:
-        raise ValueError(f"member {name!r} must be without EReg(...); say so in `entropy_regularisation` instead.")
+        raise UserError(f"member {name!r} must be without EReg(...); say so in `entropy_regularisation` instead.")
     if named.architecture.block != base.block:
-        raise ValueError(f"member {name!r} must keep the {base.block!r} block of its base, so without HH(...).")
+        raise UserError(f"member {name!r} must keep the {base.block!r} block of its base, so without HH(...).")
     return named.architecture.layers

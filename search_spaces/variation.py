@@ -7,21 +7,22 @@ from typing import TypeVar
 
 import numpy as np
 
+from costmodel.errors import UserError
 from search_spaces.architecture import Layer
 from search_spaces.graph import Boundary, after, boundaries, source
-from search_spaces.notation import Named
+from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, contains, member_of, num_architectures, num_members, random_below
 
 Item = TypeVar("Item")
 
 
-def mutate(space: SearchSpace, member: Named, rng: np.random.Generator) -> Named:
+def mutate(space: SearchSpace, member: Member, rng: np.random.Generator) -> Member:
     """Another member: one or two neighbouring layers drawn anew, or the recipe changed.
 
     Where the rest of the placement allows no other choice there, as many more layers are drawn anew as needed;
     so in a space that lists its members, the move is to one that shares many layers. The recipe is changed once
     in `num_layers + 1` moves. A space of one member has no other, and gives that one back.
-    Raises ValueError if the member is not in the space.
+    Raises UserError if the member is not in the space.
     """
     _check_member(space, member)
     if num_members(space) == 1:
@@ -33,11 +34,11 @@ def mutate(space: SearchSpace, member: Named, rng: np.random.Generator) -> Named
     return member_of(space, layers, entropy_regularised=member.entropy_regularised)
 
 
-def crossover(space: SearchSpace, first: Named, second: Named, rng: np.random.Generator) -> Named:
+def crossover(space: SearchSpace, first: Member, second: Member, rng: np.random.Generator) -> Member:
     """A run of layers of `second` put into `first`, at cuts the space allows; the recipe is that of either.
 
     Drawn uniformly from all distinct children that differ from both parents; where there is none, the layers are
-    those of one parent. Raises ValueError if a parent is not in the space.
+    those of one parent. Raises UserError if a parent is not in the space.
     """
     _check_member(space, first)
     _check_member(space, second)
@@ -112,6 +113,6 @@ def _boundary(space: SearchSpace, layers: tuple[Layer, ...], depth: int) -> Boun
     return passed[-1]
 
 
-def _check_member(space: SearchSpace, member: Named) -> None:
+def _check_member(space: SearchSpace, member: Member) -> None:
     if not contains(space, member):
-        raise ValueError(f"only a member of space {space.name!r} can be varied, but got {member!r:.200}.")
+        raise UserError(f"only a member of space {space.name!r} can be varied, but got {member!r:.200}.")

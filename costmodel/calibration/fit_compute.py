@@ -15,26 +15,27 @@ from pathlib import Path
 from statistics import median
 
 from costmodel.calibration.microbenchmark import WARM_UP, Series, Timing, plan
+from costmodel.errors import UserError
 from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_preprocessing import BATCH, KEPT
 from costmodel.protocols.compute_testbed import ComputeTestbed, KindSeconds, seconds_of, work
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 
 FIXED = "fixed"
 LEAST_S = 1e-6  # what is left of a run without the batches it made is never less
 
 
-def fit_testbed(protocol: str, setting: Setting, timings: Sequence[Timing]) -> ComputeTestbed:
+def fit_testbed(protocol: str, setting: EngineSetting, timings: Sequence[Timing]) -> ComputeTestbed:
     """Coefficients of every kind of the plan.
 
-    Raises ValueError if a kind has no timing, or one of another number of runs.
+    Raises UserError if a kind has no timing, or one of another number of runs.
     """
     series = {each.kind: each for each in plan(protocol)}
     by_kind = {timing.kind: timing for timing in timings}
     for name, each in series.items():
         runs = len(each.runs) - len(WARM_UP)
         if name not in by_kind or len(by_kind[name].seconds) != runs:
-            raise ValueError(f"kind {name} must have {runs} timings, one for each run of the plan; measure it again.")
+            raise UserError(f"kind {name} must have {runs} timings, one for each run of the plan; measure it again.")
     pairs = [(each, by_kind[name]) for name, each in series.items()]
     batch_s = _batch_s(pairs, setting) if protocol == "cheetah" else 0.0
     kinds = {}
@@ -63,7 +64,7 @@ def _with_start(testbed: ComputeTestbed, warm_up_s: float) -> ComputeTestbed:
     return replace(testbed, start_s=max(0.0, warm_up_s - own_s))
 
 
-def _without_batches(series: Series, timing: Timing, setting: Setting, batch_s: float) -> list[float]:
+def _without_batches(series: Series, timing: Timing, setting: EngineSetting, batch_s: float) -> list[float]:
     """Seconds of each op with its share of OT batches, whether or not a run of it happened to make one.
 
     Of the repeats, those that made the fewest count: batches differ by more than most ops take.
@@ -77,7 +78,7 @@ def _without_batches(series: Series, timing: Timing, setting: Setting, batch_s: 
     return found
 
 
-def _batch_s(pairs: Sequence[tuple[Series, Timing]], setting: Setting) -> float:
+def _batch_s(pairs: Sequence[tuple[Series, Timing]], setting: EngineSetting) -> float:
     """Seconds of a batch: how much longer a run of an op took than another that made fewer of them."""
     longer: list[float] = []
     for series, timing in pairs:
@@ -88,11 +89,11 @@ def _batch_s(pairs: Sequence[tuple[Series, Timing]], setting: Setting) -> float:
     return max(0.0, median(longer)) if longer else 0.0
 
 
-def _batches_made(series: Series, setting: Setting) -> list[int]:
+def _batches_made(series: Series, setting: EngineSetting) -> list[int]:
     return list(cheetah.batches_made(series.runs, _held(series, setting)))[len(WARM_UP) :]
 
 
-def _held(series: Series, setting: Setting) -> Setting:
+def _held(series: Series, setting: EngineSetting) -> EngineSetting:
     return replace(setting, weights=series.weights)
 
 

@@ -9,7 +9,7 @@ from costmodel.config import strict_yaml
 from costmodel.ops import OpGraph, Relu
 from costmodel.protocols import cheetah
 from costmodel.protocols.linear_fit import fit
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published import TERMS, graph_counts
 from costmodel.protocols.published_rows import PublishedRow
 from costmodel.protocols.published_testbed import Constant, FittedRow, Testbed
@@ -22,7 +22,7 @@ MARGINAL_S_PER_BYTE = (
 
 # Bytes per ReLU element by the formulas of protocol cheetah, a sign and a selection: of GPT-2 small's FFN at T=128.
 RELU = Relu(rows=128, features=3072)
-RELU_COMM = cheetah.comm(RELU, Setting())
+RELU_COMM = cheetah.comm(RELU, EngineSetting())
 RELU_BYTES = (RELU_COMM.online_bytes + RELU_COMM.setup_bytes) / (RELU.rows * RELU.features)
 
 RELU_SENT_BYTES = Constant(

@@ -15,9 +15,10 @@ from typing import Literal, TypeVar
 from costmodel import ops
 from costmodel.config.schema import decode
 from costmodel.engine import spu
+from costmodel.errors import UserError
 from costmodel.ops import Op
 from costmodel.protocols.compute_testbed import WEIGHTED, kind
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 
 T = TypeVar("T")
 
@@ -82,7 +83,7 @@ def plan(protocol: str) -> tuple[Series, ...]:
         tuple(ops.Rotary(rows=m, heads=4, rotary_dim=max(2, n // 8)) for m, n in ELEMENTS[1:]),
         _by_elements(lambda rows, features: ops.PackHeads(rows=rows, query_features=features, key_features=features)),
         _by_elements(lambda rows, features: ops.RepeatHeads(rows=rows, heads=4, key_heads=2, head_dim=features // 4)),
-        _by_elements(lambda rows, features: ops.KeyValueCache(rows=1, features=features, earlier=rows)),
+        _by_elements(lambda rows, features: ops.KeyValueCache(rows=1, features=features, past_len=rows)),
         _by_heads(ops.AttentionScores),
         _by_scores(ops.Temperature),
         _by_scores(ops.Softmax, form="exact"),
@@ -111,20 +112,20 @@ def plan(protocol: str) -> tuple[Series, ...]:
 
 def measure(
     protocol: str,
-    setting: Setting,
+    setting: EngineSetting,
     known: Iterable[Timing],
     run: Callable[..., Sequence[spu.Measured]] = spu.measure,
 ) -> Iterator[Timing]:
     """The timing of every series of the plan, in its order; the engine runs those not `known`, or of another plan.
 
-    Raises ValueError if the engine is not installed, EngineError if it fails.
+    Raises UserError if the engine is not installed, EngineError if it fails.
     """
     found = {(timing.kind, len(timing.seconds)): timing for timing in known}
     for series in plan(protocol):
         yield found.get((series.kind, len(series.runs) - len(WARM_UP))) or _timed(series, protocol, setting, run)
 
 
-def _timed(series: Series, protocol: str, setting: Setting, run: Callable[..., Sequence[spu.Measured]]) -> Timing:
+def _timed(series: Series, protocol: str, setting: EngineSetting, run: Callable[..., Sequence[spu.Measured]]) -> Timing:
     costs = run(series.runs, protocol=protocol, setting=replace(setting, weights=series.weights), link="tcp")
     seconds = [cost.seconds for cost in costs]
     start = len(WARM_UP)
@@ -142,7 +143,7 @@ def save(timing: Timing, path: Path) -> None:
 def saved(path: Path) -> tuple[Timing, ...]:
     """The timings of a file, none if there is no file; a torn last line is left out.
 
-    Raises ValueError, naming file and line, for a line that is not a timing.
+    Raises UserError, naming file and line, for a line that is not a timing.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return tuple(
@@ -154,7 +155,7 @@ def _timing(line: bytes, where: str) -> Timing:
     try:
         data = json.loads(line)
     except ValueError:
-        raise ValueError(f"{where} must be JSON; delete the line to measure what it held again.") from None
+        raise UserError(f"{where} must be JSON; delete the line to measure what it held again.") from None
     return decode(Timing, data, where)
 
 

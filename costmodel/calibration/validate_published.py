@@ -8,7 +8,7 @@ from costmodel import ops
 from costmodel.calibration.fit_published import QUANTITIES, coefficients
 from costmodel.ops import Op
 from costmodel.protocols import cheetah, published
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published_rows import PublishedRow
 
 RowCounts = Mapping[str, Mapping[str, int]]  # row name -> term -> count
@@ -52,7 +52,7 @@ def derived_terms() -> list[Derived]:
     found = []
     for term, forms in NONLINEAR.items():
         for op in forms:
-            num_bytes = cheetah.by_primitive(op, Setting())
+            num_bytes = cheetah.by_primitive(op, EngineSetting())
             whole = sum(num_bytes.values())
             found.append(
                 Derived(

@@ -16,17 +16,13 @@ from typing import Any, NoReturn, TypeAlias
 from jsonargparse import ArgumentParser, Namespace, auto_cli
 
 from costmodel.config.strict_yaml import load_mapping
-from costmodel.cost import InfeasibleError
+from costmodel.errors import InfeasibleError, StoppedError, UserError
 
 Command: TypeAlias = Callable[..., int | None]
 
 _NO_KEYS = ("help", "config", "print_config", "print_shtab")  # flags that a file cannot set
 
 STOPPED, USAGE, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
-
-
-class StoppedError(RuntimeError):
-    """A command that started and cannot go on (disk full, no completed trial, engine crash); exit code 1."""
 
 
 class Parser(ArgumentParser):
@@ -46,7 +42,7 @@ class Parser(ArgumentParser):
     def parse_args(  # type: ignore[override]  # the overloads differ in ways that we do not use
         self, args: Sequence[str] | None = None, *rest: Any, **settings: Any
     ) -> Any:
-        """Raises ValueError if the file of a `--config` is not plain YAML, ArgumentError for the rest."""
+        """Raises UserError if the file of a `--config` is not plain YAML, ArgumentError for the rest."""
         arguments = _with_underscores(sys.argv[1:] if args is None else args)
         for path in _config_files(arguments):
             _check_config(path)
@@ -130,7 +126,7 @@ def _check_config(path: Path) -> None:
     """What the parser's own reader lets pass: aliases, duplicate keys, and a file that has a further one read."""
     data = load_mapping(path)
     if any("config" in keys for keys in (data, *data.values()) if isinstance(keys, dict)):
-        raise ValueError(f"{path} must not have the key 'config'; give --config once for each file.")
+        raise UserError(f"{path} must not have the key 'config'; give --config once for each file.")
 
 
 def _hyphened(text: str) -> str:

@@ -5,38 +5,40 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from costmodel.errors import UserError
+
 T = TypeVar("T")
 
 
 def decode(kind: type[T], data: object, where: str) -> T:
     """An instance of the dataclass `kind` from a mapping; `where` names the data in errors.
 
-    Raises ValueError for another `schema_version` than the field's default (before any other complaint), an unknown or
+    Raises UserError for another `schema_version` than the field's default (before any other complaint), an unknown or
     missing key, a value of the wrong type, or what `kind` itself refuses.
     """
     if not isinstance(data, Mapping):
-        raise ValueError(f"{where} must be a mapping of keys to values, but got {data!r:.80}.")
+        raise UserError(f"{where} must be a mapping of keys to values, but got {data!r:.80}.")
     hints = get_type_hints(kind)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     if version := known.get("schema_version"):
         _check_version(version.default, data, where)
     if unknown := [str(key) for key in data if key not in known]:
-        raise ValueError(f"{where} has the unknown key {unknown[0]!r}; known keys are {', '.join(known)}.")
+        raise UserError(f"{where} has the unknown key {unknown[0]!r}; known keys are {', '.join(known)}.")
     for name, field in known.items():
         if name not in data and field.default is MISSING and field.default_factory is MISSING:
-            raise ValueError(f"{where} lacks the key {name!r}.")
+            raise UserError(f"{where} lacks the key {name!r}.")
     values = {name: _value(hints[name], value, f"`{name}` of {where}") for name, value in data.items()}
     try:
         return kind(**values)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise UserError(f"{where}: {error}") from None
 
 
 def _check_version(supported: object, data: Mapping[Any, Any], where: str) -> None:
     """A field without a default has no supported version to compare with."""
     found = data.get("schema_version", supported)
     if supported is not MISSING and found != supported:
-        raise ValueError(
+        raise UserError(
             f"{where}: `schema_version` must be {supported}, but got {found!r:.80}; "
             f"it was written by another version of this package."
         )
@@ -48,7 +50,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return decode(hint, value, where)
     if origin is Literal:
         if not isinstance(value, str | int) or value not in get_args(hint):
-            raise ValueError(f"{where} must be one of {', '.join(map(str, get_args(hint)))}, but got {value!r:.80}.")
+            raise UserError(f"{where} must be one of {', '.join(map(str, get_args(hint)))}, but got {value!r:.80}.")
         return value
     if origin in (Union, UnionType):
         return _union(get_args(hint), value, where)
@@ -56,16 +58,16 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return _tuple(get_args(hint), value, where)
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise ValueError(f"{where} must be a mapping, but got {value!r:.80}.")
+            raise UserError(f"{where} must be a mapping, but got {value!r:.80}.")
         return {key: _value(get_args(hint)[1], item, f"{key!r} in {where}") for key, item in value.items()}
     if hint is float and type(value) is int:
         try:
             return float(value)
         except OverflowError:
-            raise ValueError(f"{where} must be of type float, but is beyond its range.") from None
+            raise UserError(f"{where} must be of type float, but is beyond its range.") from None
     if type(value) is not hint:
         remedy = _with_point(value) if hint is float else ""
-        raise ValueError(f"{where} must be of type {hint.__name__}, but got {value!r:.80}{remedy}.")
+        raise UserError(f"{where} must be of type {hint.__name__}, but got {value!r:.80}{remedy}.")
     return value
 
 
@@ -92,9 +94,9 @@ def _union(options: tuple[Any, ...], value: Any, where: str) -> Any:
 
 def _tuple(items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{where} must be a list, but got {value!r:.80}.")
+        raise UserError(f"{where} must be a list, but got {value!r:.80}.")
     if len(items) == 2 and items[1] is Ellipsis:
         return tuple(_value(items[0], item, f"item {index} of {where}") for index, item in enumerate(value))
     if len(items) != len(value):
-        raise ValueError(f"{where} must have {len(items)} items, but got {len(value)}.")
+        raise UserError(f"{where} must have {len(items)} items, but got {len(value)}.")
     return tuple(_value(hint, item, where) for hint, item in zip(items, value, strict=True))

@@ -5,6 +5,8 @@ from typing import Any
 
 import yaml
 
+from costmodel.errors import UserError
+
 MAX_BYTES = 4_000_000  # far above any file of ours; a larger one is a mistake
 
 
@@ -32,7 +34,7 @@ class _StrictLoader(yaml.SafeLoader):
 def load_mapping(path: Path) -> dict[str, Any]:
     """The mapping at the top of a YAML file.
 
-    Raises ValueError, naming the file and the place, if it cannot be read or is not a plain mapping.
+    Raises UserError, naming the file and the place, if it cannot be read or is not a plain mapping.
     """
     text = _text(path)
     try:
@@ -40,25 +42,25 @@ def load_mapping(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{path} is not valid YAML: {error.problem}{place}.") from None
+        raise UserError(f"{path} is not valid YAML: {error.problem}{place}.") from None
     except ValueError as error:  # a scalar that looks like a date or a number but is none
-        raise ValueError(f"{path} is not valid YAML: {error!s:.120}.") from None
+        raise UserError(f"{path} is not valid YAML: {error!s:.120}.") from None
     except (yaml.YAMLError, RecursionError):
-        raise ValueError(f"{path} must be YAML text, but cannot be parsed.") from None
+        raise UserError(f"{path} must be YAML text, but cannot be parsed.") from None
     if not isinstance(data, dict):
-        raise ValueError(f"{path} must hold a mapping of keys to values, but holds {type(data).__name__}.")
+        raise UserError(f"{path} must hold a mapping of keys to values, but holds {type(data).__name__}.")
     return data
 
 
 def _text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"{path} must be at most {MAX_BYTES} bytes, but has {path.stat().st_size}.")
+            raise UserError(f"{path} must be at most {MAX_BYTES} bytes, but has {path.stat().st_size}.")
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path} must be YAML text in UTF-8, but holds binary data.") from None
+        raise UserError(f"{path} must be YAML text in UTF-8, but holds binary data.") from None
 
 
 def dump(data: dict[str, Any]) -> str:

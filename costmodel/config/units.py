@@ -3,6 +3,8 @@
 import math
 import re
 
+from costmodel.errors import UserError
+
 SECONDS: dict[str, float] = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 BYTES: dict[str, float] = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
@@ -10,12 +12,12 @@ _QUANTITY = re.compile(r"\s*(?P<number>[-+0-9.eE]+|[-+]?(?:nan|inf(?:inity)?))\s
 
 
 def parse_seconds(text: str, subject: str) -> float:
-    """Seconds of a duration such as `300s` or `5min`. Raises ValueError naming `subject`."""
+    """Seconds of a duration such as `300s` or `5min`. Raises UserError naming `subject`."""
     return _parse(text, subject, SECONDS, "300s or 5min")
 
 
 def parse_bytes(text: str, subject: str) -> float:
-    """Bytes of a size such as `8GB` (1e9 bytes each). Raises ValueError naming `subject`."""
+    """Bytes of a size such as `8GB` (1e9 bytes each). Raises UserError naming `subject`."""
     return _parse(text, subject, BYTES, "800MB or 8GB")
 
 
@@ -23,13 +25,13 @@ def _parse(text: str, subject: str, units: dict[str, float], example: str) -> fl
     rule = f"{subject} must be a positive number with a unit ({', '.join(units)}), such as {example}"
     match = _QUANTITY.fullmatch(text)
     if match is None or match["unit"] not in units:
-        raise ValueError(f"{rule}, but got {text!r}.")
+        raise UserError(f"{rule}, but got {text!r}.")
     try:
         value = float(match["number"]) * units[match["unit"]]
     except ValueError:
-        raise ValueError(f"{rule}, but got {text!r}.") from None
+        raise UserError(f"{rule}, but got {text!r}.") from None
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{rule}, but got {text!r}.")
+        raise UserError(f"{rule}, but got {text!r}.")
     return value
 
 

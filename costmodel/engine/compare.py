@@ -15,26 +15,27 @@ from costmodel import ops
 from costmodel.engine import spu
 from costmodel.engine.job import graph_job
 from costmodel.engine.measured_rounds import MeasuredRounds, measured_rounds
+from costmodel.errors import UserError
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols import PROTOCOLS, aby3, cheetah, derived, semi2k
-from costmodel.protocols.primitives import Comm, Setting, total
+from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
 
 SEED = 0
 
 
-def _op_by_op(comm: Callable[[Op, Setting], Comm], graph: OpGraph, setting: Setting) -> tuple[Comm, ...]:
+def _op_by_op(comm: Callable[[Op, EngineSetting], Comm], graph: OpGraph, setting: EngineSetting) -> tuple[Comm, ...]:
     return tuple(comm(node.op, setting) for node in graph)
 
 
-def _in_order(graph: OpGraph, setting: Setting) -> tuple[Comm, ...]:
+def _in_order(graph: OpGraph, setting: EngineSetting) -> tuple[Comm, ...]:
     """Set-up is in the first op that needs it, as the engine has it."""
     return cheetah.walk([node.op for node in graph], setting)
 
 
 # protocol -> the cost of every op of a graph, in order
-PREDICTIONS: dict[str, Callable[[OpGraph, Setting], tuple[Comm, ...]]] = {
+PREDICTIONS: dict[str, Callable[[OpGraph, EngineSetting], tuple[Comm, ...]]] = {
     "semi2k": partial(_op_by_op, semi2k.comm),
     "aby3": partial(_op_by_op, aby3.comm),
     "cheetah": _in_order,
@@ -64,7 +65,7 @@ class Comparison:
     """
 
     protocol: str
-    setting: Setting
+    setting: EngineSetting
     drawn_weights: bool
     by_op: tuple[tuple[Node, Comm, spu.Measured], ...]
     logits_max_abs_error: float
@@ -74,23 +75,23 @@ class Comparison:
 
     @property
     def predicted(self) -> Comm:
-        return total(comm for _, comm, _ in self.by_op)
+        return total_comm(comm for _, comm, _ in self.by_op)
 
     @property
     def measured(self) -> spu.Measured:
-        return spu.total(cost for _, _, cost in self.by_op)
+        return spu.total_measured(cost for _, _, cost in self.by_op)
 
 
-def predict(graph: OpGraph, protocol: str, setting: Setting) -> tuple[Comm, ...]:
+def predict(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[Comm, ...]:
     """The cost of every op, in order; needs no engine.
 
-    Raises ValueError for a protocol without engine, an op without formula, or a ring too small for an op.
+    Raises UserError for a protocol without engine, an op without formula, or a ring too small for an op.
     """
     if protocol not in PREDICTIONS:
         known = ", ".join(PREDICTIONS)
         if protocol in PROTOCOLS:
-            raise ValueError(f"protocol {protocol} has no engine to compare with; choose one of {known}.")
-        raise ValueError(f"protocol must be one of {known}, but got {protocol!r}.")
+            raise UserError(f"protocol {protocol} has no engine to compare with; choose one of {known}.")
+        raise UserError(f"protocol must be one of {known}, but got {protocol!r}.")
     return PREDICTIONS[protocol](graph, setting)
 
 
@@ -99,7 +100,7 @@ def compare(
     predicted: tuple[Comm, ...],
     *,
     protocol: str,
-    setting: Setting,
+    setting: EngineSetting,
     weights: Weights | None = None,
     delays_s: Sequence[float] | None = None,
 ) -> Comparison:
@@ -108,7 +109,7 @@ def compare(
     predicted: what `predict` says of the same graph, protocol and setting. weights: as `interpreter.execute`
     takes them; drawn with seed 0 if None. delays_s: one-way delays to measure rounds at, by more runs.
 
-    Raises ValueError if the engine is not installed or a weight does not fit; EngineError if the engine fails.
+    Raises UserError if the engine is not installed or a weight does not fit; EngineError if the engine fails.
     """
     generator = np.random.default_rng(SEED)
     drawn = drawn_weights(graph, generator)
@@ -132,9 +133,9 @@ def compare(
     )
 
 
-def predicted_seconds(graph: OpGraph, protocol: str, setting: Setting) -> tuple[float, ...] | None:
+def predicted_seconds(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[float, ...] | None:
     """Compute seconds of every op, those of starting in the first; None in another ring than the testbed's."""
-    ring = Setting(weights=setting.weights)
+    ring = EngineSetting(weights=setting.weights)
     if setting != ring:
         return None
     pricer = derived.load(protocol, "loopback", setting=setting)
@@ -164,7 +165,7 @@ def _drawn(op: Op, suffix: str, shape: tuple[int, ...], generator: np.random.Gen
 
 
 def drawn_tokens(graph: OpGraph, generator: np.random.Generator) -> Array:
-    """As many tokens as the graph was lowered for, uniform over its vocabulary."""
+    """Draws as many tokens as the graph was lowered for, uniform over its vocabulary."""
     op = next(node.op for node in graph if isinstance(node.op, ops.TokenEmbedding))
     return generator.integers(op.vocab, size=op.tokens)
 

@@ -6,6 +6,7 @@ from costmodel.engine.job import Job
 from costmodel.engine.links import UNHINDERED, Condition, Link
 from costmodel.engine.shaped_link import shaped
 from costmodel.engine.spu import EngineError, Pass, passes
+from costmodel.errors import UserError
 from costmodel.protocols.cheetah_preprocessing import BATCH_MESSAGES
 
 REPEATS = 2
@@ -20,11 +21,11 @@ def least_passes(
     Passes that made a batch of oblivious transfers ahead, which shows in their messages, are left out; triples for
     small products, which cheetah makes in small batches, are not.
 
-    Raises ValueError for fewer repeats than one, a condition that the link does not have, or an engine that is not
+    Raises UserError for fewer repeats than one, a condition that the link does not have, or an engine that is not
     installed; EngineError if the engine fails, or all passes under a condition made transfers ahead.
     """
     if repeats < 1:
-        raise ValueError(f"`repeats` must be at least 1, but got {repeats}.")
+        raise UserError(f"`repeats` must be at least 1, but got {repeats}.")
     done, _ = passes(job, link, [*[UNHINDERED] * WARM_UPS, *list(conditions) * repeats], timeout_s=timeout_s)
     rest = done[WARM_UPS:]
     most = min(map(_messages, rest)) + BATCH_MESSAGES - 1
@@ -44,7 +45,7 @@ def measure_on_link(
 ) -> Pass:
     """Seconds of a pass, and of every op in it, on a link of a bandwidth (None: no limit) and a one-way delay.
 
-    Raises ValueError, with the reason, where no such link can be made; else as `least_passes`.
+    Raises UserError, with the reason, where no such link can be made; else as `least_passes`.
     """
     condition = Condition(bandwidth_bits_per_s=bandwidth_bits_per_s, delay_s=delay_s)
     return least_passes(job, shaped, [condition], repeats=repeats, timeout_s=timeout_s)[0]

@@ -5,29 +5,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from costmodel.errors import UserError
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols.derived import NUM_PARTIES
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Job:
     """nodes: in order. inputs: what they read from outside, by name; operands: their own arrays, by node and suffix.
 
-    Raises ValueError for a protocol that no engine runs.
+    Raises UserError for a protocol that no engine runs.
     """
 
     protocol: str
-    setting: Setting
+    setting: EngineSetting
     nodes: tuple[Node, ...]
     inputs: Mapping[str, Array]
     operands: Mapping[str, Mapping[str, Array]]
 
     def __post_init__(self) -> None:
         if self.protocol not in NUM_PARTIES:
-            raise ValueError(f"an engine protocol must be one of {', '.join(NUM_PARTIES)}, but got {self.protocol!r}.")
+            raise UserError(f"an engine protocol must be one of {', '.join(NUM_PARTIES)}, but got {self.protocol!r}.")
 
     @property
     def num_parties(self) -> int:
@@ -41,11 +42,11 @@ def graph_job(
     caches: Mapping[str, Array] | None = None,
     *,
     protocol: str,
-    setting: Setting,
+    setting: EngineSetting,
 ) -> Job:
     """One forward pass of a sequence; weights, tokens and caches as `interpreter.execute` takes them.
 
-    Raises ValueError for an unknown protocol or inputs that do not fit the graph.
+    Raises UserError for an unknown protocol or inputs that do not fit the graph.
     """
     return Job(
         protocol=protocol,
@@ -56,8 +57,8 @@ def graph_job(
     )
 
 
-def ops_job(ops: Sequence[Op], *, protocol: str, setting: Setting, seed: int = 0) -> Job:
-    """Each op by itself, on random numbers. Raises ValueError for an unknown protocol."""
+def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting, seed: int = 0) -> Job:
+    """Each op by itself, on random numbers. Raises UserError for an unknown protocol."""
     generator = np.random.default_rng(seed)
     nodes: list[Node] = []
     inputs: dict[str, Array] = {}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from costmodel.engine.relay import Relay, started_relay
+from costmodel.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 
@@ -21,7 +22,7 @@ class Condition:
 
     bandwidth_bits_per_s: per direction between two parties; None is no limit.
 
-    Raises ValueError for a negative delay, or a bandwidth that is not positive.
+    Raises UserError for a negative delay, or a bandwidth that is not positive.
     """
 
     delay_s: float = 0.0
@@ -29,20 +30,18 @@ class Condition:
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay_s < float("inf"):
-            raise ValueError(f"`delay_s` must be finite and not negative, but got {self.delay_s}.")
+            raise UserError(f"`delay_s` must be finite and not negative, but got {self.delay_s}.")
         if self.bandwidth_bits_per_s is not None and not 0 < self.bandwidth_bits_per_s < float("inf"):
-            raise ValueError(
-                f"`bandwidth_bits_per_s` must be positive and finite, but got {self.bandwidth_bits_per_s}."
-            )
+            raise UserError(f"`bandwidth_bits_per_s` must be positive and finite, but got {self.bandwidth_bits_per_s}.")
 
 
 UNHINDERED = Condition()
 
 
 def refuse_condition(condition: Condition) -> None:
-    """Of a link that only carries. Raises ValueError for any other condition than none."""
+    """Conditions of a link that only carries. Raises UserError for any other condition than none."""
     if condition != UNHINDERED:
-        raise ValueError(f"this link neither delays nor limits messages, but got {condition}.")
+        raise UserError(f"this link neither delays nor limits messages, but got {condition}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,7 +77,7 @@ def tcp(num_parties: int) -> Iterator[Wiring]:
 
 @contextmanager
 def delayed(num_parties: int) -> Iterator[Wiring]:
-    """As `tcp`, but every connection passes a relay that can hold what it carries, in both directions."""
+    """Links as `tcp` does, but every connection passes a relay that can hold what it carries, in both directions."""
     addresses = free_addresses(num_parties)
     with started_relay((sys.executable,)) as relay:
         yield Wiring(
@@ -98,7 +97,7 @@ def _relayed(relay: Relay, rank: int, addresses: tuple[str, ...]) -> tuple[str, 
 
 def _delay(relay: Relay, condition: Condition) -> None:
     if condition.bandwidth_bits_per_s is not None:
-        raise ValueError(f"this link limits no bandwidth, but got {condition}; use `costmodel.engine.shaped_link`.")
+        raise UserError(f"this link limits no bandwidth, but got {condition}; use `costmodel.engine.shaped_link`.")
     relay.set_delay(condition.delay_s)
 
 

@@ -16,6 +16,7 @@ from costmodel.engine.fastest_pass import REPEATS, least_passes
 from costmodel.engine.job import Job
 from costmodel.engine.links import Condition, delayed
 from costmodel.engine.spu import Pass
+from costmodel.errors import UserError
 
 LEAST_DELAYS = 3  # any two times lie on a line
 
@@ -33,21 +34,21 @@ class MeasuredRounds:
 
     @property
     def rounds(self) -> float:
-        """Of the whole."""
+        """Rounds of the whole."""
         return sum(self.by_op)
 
 
 def check_delays(delays_s: Sequence[float]) -> None:
-    """Raises ValueError for fewer than three different delays, or a negative one."""
+    """Raises UserError for fewer than three different delays, or a negative one."""
     if len(set(delays_s)) < LEAST_DELAYS or min(delays_s) < 0:
-        raise ValueError(
+        raise UserError(
             f"rounds are a slope over at least {LEAST_DELAYS} different one-way delays, but got {list(delays_s)} s; "
             "10ms, 20ms and 40ms will do."
         )
 
 
 def parse_delays(text: str) -> tuple[float, ...]:
-    """Seconds of delays such as `10ms,20ms,40ms`. Raises ValueError as `check_delays`, or for what is no duration."""
+    """Seconds of delays such as `10ms,20ms,40ms`. Raises UserError as `check_delays`, or for what is no duration."""
     delays_s = tuple(parse_seconds(part, "--delays") for part in text.split(","))
     check_delays(delays_s)
     return delays_s
@@ -60,7 +61,7 @@ def measured_rounds(
 
     What cheetah waits for while it makes triples for small products is in them, where a pass makes some.
 
-    Raises ValueError for fewer than three different delays, or an engine that is not installed; EngineError.
+    Raises UserError for fewer than three different delays, or an engine that is not installed; EngineError.
     """
     check_delays(delays_s)
     delays = sorted(set(delays_s))

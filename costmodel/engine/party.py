@@ -76,10 +76,10 @@ def _share(process: Process) -> None:
     owner = SERVER if job.setting.weights == "server" else SHARED
     shares: list[dict[str, Any]] = [{} for _ in range(job.num_parties)]
     for name, value in job.inputs.items():
-        _deal(process, name, value, libspu.Visibility.VIS_SECRET, SHARED, shares)
+        _share_array(process, name, value, libspu.Visibility.VIS_SECRET, SHARED, shares)
     for node in job.nodes:
         for suffix, value in job.operands[node.name].items():
-            _deal(process, f"{node.name}.{suffix}", value, _operand_visibility(node.op), owner, shares)
+            _share_array(process, f"{node.name}.{suffix}", value, _operand_visibility(node.op), owner, shares)
     programs = _compile_all(process)
     for rank in range(job.num_parties):
         packet = Packet(programs=programs, shares=shares[rank])
@@ -89,7 +89,9 @@ def _share(process: Process) -> None:
             _packet_file(process.folder, rank).write_bytes(pickle.dumps(packet))
 
 
-def _deal(process: Process, name: str, value: Array, visibility: Any, owner: int, shares: list[dict[str, Any]]) -> None:
+def _share_array(
+    process: Process, name: str, value: Array, visibility: Any, owner: int, shares: list[dict[str, Any]]
+) -> None:
     """Adds every party's share of an array; of a secret with an owner, the others hold nothing."""
     dealt = _io(process.job).make_shares(np.asarray(value, dtype=np.float32), visibility, owner)
     for own, share in zip(shares, dealt, strict=True):

@@ -75,7 +75,7 @@ class _Session:
 def run_passes(job: Job, link: Link, conditions: Sequence[Condition], timeout_s: float | None) -> Passes:
     """Passes of a job, each under its condition of the link; what the engine sets up once is in the first.
 
-    Raises EngineError if the engine fails or all of it takes longer than `timeout_s`; ValueError from the link.
+    Raises EngineError if the engine fails or all of it takes longer than `timeout_s`; UserError from the link.
     """
     for attempt in range(STARTS):
         try:

@@ -17,6 +17,7 @@ from itertools import combinations
 
 from costmodel.engine.links import Condition, Wiring, apart
 from costmodel.engine.relay import Relay, started_relay
+from costmodel.errors import UserError
 
 PROGRAMS = ("ip", "tc", "unshare", "nsenter")
 PORT = 9100  # of every party: a namespace has all its ports free
@@ -40,10 +41,10 @@ def why_not() -> str | None:
 def shaped(num_parties: int) -> Iterator[Wiring]:
     """A process per party, each in a network namespace of its own.
 
-    Raises ValueError, with the reason, where that is not possible.
+    Raises UserError, with the reason, where that is not possible.
     """
     if (reason := why_not()) is not None:
-        raise ValueError(f"{reason}.")
+        raise UserError(f"{reason}.")
     with ExitStack() as stack:
         relays = [stack.enter_context(_namespace()) for _ in range(num_parties)]
         for one, other in combinations(range(num_parties), 2):
@@ -97,7 +98,7 @@ def _set(condition: Condition, relays: list[Relay]) -> None:
 
 
 def _limit(relay: Relay, interface: str, bandwidth_bits_per_s: float | None) -> None:
-    """Of what leaves by an interface."""
+    """Limits what leaves by an interface."""
     if bandwidth_bits_per_s is None:
         queue = ["pfifo", "limit", str(QUEUE_PACKETS)]
     else:
@@ -114,4 +115,4 @@ def _inside(relay: Relay) -> tuple[str, ...]:
 def _in(relay: Relay, *command: str) -> None:
     done = subprocess.run([*_inside(relay), *command], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ValueError(f"a rate-limited link is not possible here: `{' '.join(command)}`: {done.stderr.strip()}")
+        raise UserError(f"a rate-limited link is not possible here: `{' '.join(command)}`: {done.stderr.strip()}")

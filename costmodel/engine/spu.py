@@ -19,12 +19,13 @@ from importlib.util import find_spec
 from costmodel.engine.job import Job, graph_job, ops_job
 from costmodel.engine.links import LINKS, UNHINDERED, Condition, Link
 from costmodel.engine.session import EngineError, run_passes
+from costmodel.errors import UserError
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols.derived import NUM_PARTIES
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 
-__all__ = ["NUM_PARTIES", "EngineError", "Measured", "Pass", "Run", "check_installed", "measure", "passes", "run"]
+__all__ = ["NUM_PARTIES", "EngineError", "EngineRun", "Measured", "Pass", "check_installed", "measure", "passes", "run"]
 
 INSTALL = "python3.11 -m pip install 'spu==0.9.5' 'numpy<2'"
 NEWEST_PYTHON = (3, 11)  # the engine has wheels for 3.10 and 3.11
@@ -47,7 +48,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Run:
+class EngineRun:
     """by_op: in the graph's order. logits: tokens x vocab, opened after the run."""
 
     logits: Array
@@ -55,7 +56,7 @@ class Run:
 
     @property
     def total(self) -> Measured:
-        return total(cost for _, cost in self.by_op)
+        return total_measured(cost for _, cost in self.by_op)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +67,7 @@ class Pass:
     by_op: tuple[Measured, ...]
 
 
-def total(costs: Iterable[Measured]) -> Measured:
+def total_measured(costs: Iterable[Measured]) -> Measured:
     """What ops that follow one another cost together."""
     parts = list(costs)
     return Measured(
@@ -83,27 +84,27 @@ def run(
     caches: Mapping[str, Array] | None = None,
     *,
     protocol: str,
-    setting: Setting,
+    setting: EngineSetting,
     link: str = "memory",
     timeout_s: float | None = None,
-) -> Run:
+) -> EngineRun:
     """One forward pass of a sequence under the engine.
 
     weights, tokens, caches: as `interpreter.execute` takes them. link: a key of `links.LINKS`.
 
-    Raises ValueError for an unknown protocol or link, inputs that do not fit the graph, or an engine that is not
+    Raises UserError for an unknown protocol or link, inputs that do not fit the graph, or an engine that is not
     installed; EngineError if the engine fails or takes longer than `timeout_s`.
     """
     job = graph_job(graph, weights, tokens, caches, protocol=protocol, setting=setting)
     (only,), logits = passes(job, _link(link), [UNHINDERED], timeout_s=timeout_s)
-    return Run(logits=logits, by_op=tuple(zip(graph.nodes, only.by_op, strict=True)))
+    return EngineRun(logits=logits, by_op=tuple(zip(graph.nodes, only.by_op, strict=True)))
 
 
 def measure(
     ops: Sequence[Op],
     *,
     protocol: str,
-    setting: Setting,
+    setting: EngineSetting,
     seed: int = 0,
     link: str = "memory",
     timeout_s: float | None = None,
@@ -112,7 +113,7 @@ def measure(
 
     Set-up that the engine does once, at the first op that needs it, is in that op's cost.
 
-    Raises ValueError for an unknown protocol or link or an engine that is not installed; EngineError as `run`.
+    Raises UserError for an unknown protocol or link or an engine that is not installed; EngineError as `run`.
     """
     job = ops_job(ops, protocol=protocol, setting=setting, seed=seed)
     (only,), _ = passes(job, _link(link), [UNHINDERED], timeout_s=timeout_s)
@@ -124,7 +125,7 @@ def passes(
 ) -> tuple[tuple[Pass, ...], Array]:
     """The same job several times by the same parties, each time under a condition of the link; and the last result.
 
-    Raises ValueError for an engine that is not installed or a condition that the link does not have; EngineError.
+    Raises UserError for an engine that is not installed or a condition that the link does not have; EngineError.
     """
     check_installed()
     done = run_passes(job, link, conditions, timeout_s)
@@ -149,19 +150,19 @@ def _pass(traffic: Sequence[tuple[int, int]], times: Sequence[Sequence[tuple[flo
 
 def _link(name: str) -> Link:
     if name not in LINKS:
-        raise ValueError(f"`link` must be one of {', '.join(LINKS)}, but got {name!r}.")
+        raise UserError(f"`link` must be one of {', '.join(LINKS)}, but got {name!r}.")
     return LINKS[name]
 
 
 def check_installed() -> None:
-    """Raises ValueError, with the command to run, if the engine cannot be imported here."""
+    """Raises UserError, with the command to run, if the engine cannot be imported here."""
     if find_spec("spu") is None:
         have = ".".join(map(str, sys.version_info[:2]))
         old = (
             "" if sys.version_info[:2] <= NEWEST_PYTHON else f", and has no wheel for this Python {have}, but for 3.11"
         )
         needs = "it needs Python < 3.12 and numpy < 2"
-        raise ValueError(f"the MPC engine SecretFlow-SPU is not installed{old}; {needs}; run: {INSTALL}")
+        raise UserError(f"the MPC engine SecretFlow-SPU is not installed{old}; {needs}; run: {INSTALL}")
 
 
 def _traffic(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from costmodel import ops
+from costmodel.errors import UserError
 from costmodel.execution.op_functions import Array as Array
 from costmodel.execution.op_functions import Weights as Weights
 from costmodel.execution.op_functions import evaluate, numpy_library
@@ -31,9 +32,9 @@ def values(
 
     weights: by `<node>.<suffix>`, as deployed (a temperature is t, a linear weight is out_features x in_features).
     tokens: integer array of as many tokens as the graph was lowered for.
-    caches: the graph's inputs beside the tokens, by name, where it has any; see `kept`.
+    caches: the graph's inputs beside the tokens, by name, where it has any; see `kv_cache`.
 
-    Raises ValueError for a weight or cache that is missing or of another shape, tokens of another length or outside
+    Raises UserError for a weight or cache that is missing or of another shape, tokens of another length or outside
     the vocabulary, or an op without a function.
     """
     library = numpy_library()
@@ -48,26 +49,26 @@ def inputs(graph: OpGraph, tokens: Array, caches: Mapping[str, Array] | None = N
     found = {"tokens": _encoded(graph, tokens)}
     for each in graph.inputs:
         if caches is None or each.name not in caches:
-            raise ValueError(f"`caches` must hold {each.name!r} of shape {each.shape}, but it is missing.")
+            raise UserError(f"`caches` must hold {each.name!r} of shape {each.shape}, but it is missing.")
         value = np.asarray(caches[each.name], dtype=np.float64)
         if value.shape != each.shape:
-            raise ValueError(f"cache {each.name!r} must have the shape {each.shape}, but has {value.shape}.")
+            raise UserError(f"cache {each.name!r} must have the shape {each.shape}, but has {value.shape}.")
         found[each.name] = value
     return found
 
 
-def kept(graph: OpGraph, earlier: Mapping[str, Array]) -> dict[str, Array]:
+def kv_cache(graph: OpGraph, past: Mapping[str, Array]) -> dict[str, Array]:
     """The caches of a graph of phase `decode`, from the `values` of a run of the same model over earlier tokens.
 
-    Raises ValueError if that run was over fewer tokens than the graph has cached.
+    Raises UserError if that run was over fewer tokens than the graph has cached.
     """
     found = {}
     for node in graph:
         if isinstance(node.op, ops.KeyValueCache):
             cache, source = node.inputs
-            if len(earlier[source]) < node.op.earlier:
-                raise ValueError(f"{cache!r} keeps {node.op.earlier} tokens, but the run had {len(earlier[source])}.")
-            found[cache] = earlier[source][: node.op.earlier, -node.op.features :]
+            if len(past[source]) < node.op.past_len:
+                raise UserError(f"{cache!r} keeps {node.op.past_len} tokens, but the run had {len(past[source])}.")
+            found[cache] = past[source][: node.op.past_len, -node.op.features :]
     return found
 
 
@@ -76,11 +77,9 @@ def _encoded(graph: OpGraph, tokens: Array) -> Array:
     op = next(node.op for node in graph if isinstance(node.op, ops.TokenEmbedding))
     tokens = np.asarray(tokens)
     if tokens.shape != (op.tokens,):
-        raise ValueError(
-            f"`tokens` must be {op.tokens} integers, as the graph was lowered for, but got {tokens.shape}."
-        )
+        raise UserError(f"`tokens` must be {op.tokens} integers, as the graph was lowered for, but got {tokens.shape}.")
     if tokens.min() < 0 or tokens.max() >= op.vocab:
-        raise ValueError(f"`tokens` must be from 0 to {op.vocab - 1}, but got {tokens.min()} to {tokens.max()}.")
+        raise UserError(f"`tokens` must be from 0 to {op.vocab - 1}, but got {tokens.min()} to {tokens.max()}.")
     return tokens.astype(np.float64) if op.encoding == "lookup" else np.eye(op.vocab)[tokens]
 
 
@@ -88,7 +87,7 @@ def _encoded(graph: OpGraph, tokens: Array) -> Array:
 # of positions are as long as the op needs
 SHAPES: dict[type, Callable[[Any], dict[str, tuple[int, ...]]]] = {
     ops.TokenEmbedding: lambda op: {"weight": (op.vocab, op.features)},
-    ops.PositionEmbedding: lambda op: {"weight": (op.earlier + op.rows, op.features)},
+    ops.PositionEmbedding: lambda op: {"weight": (op.past_len + op.rows, op.features)},
     ops.LayerNorm: lambda op: {"weight": (op.features,), "bias": (op.features,)} if op.affine else {},
     ops.RmsNorm: lambda op: {"weight": (op.features,)},
     ops.Linear: lambda op: {
@@ -111,7 +110,7 @@ INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
     ops.PackHeads: lambda op: ((op.rows, op.query_features), *((op.rows, op.key_features),) * 2),
     ops.Rotary: lambda op: ((op.rows, (op.heads + 2 * (op.key_heads or op.heads)) * op.rotary_dim),),
     ops.RepeatHeads: lambda op: ((op.rows, (op.heads + 2 * op.key_heads) * op.head_dim),),
-    ops.KeyValueCache: lambda op: ((op.earlier, op.features), (op.rows, op.features)),
+    ops.KeyValueCache: lambda op: ((op.past_len, op.features), (op.rows, op.features)),
     ops.AttentionScores: lambda op: (
         (op.queries, 3 * op.heads * op.head_dim),
         *([(op.keys, 2 * op.heads * op.head_dim)] if op.queries < op.keys else []),
@@ -132,7 +131,7 @@ INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
 }
 # Tables that are learned for the whole context and read for some of its tokens: the axis of tokens, and which of them.
 READ_TOKENS: dict[type, tuple[int, Callable[[Any], range]]] = {
-    ops.PositionEmbedding: (0, lambda op: range(op.earlier, op.earlier + op.rows)),
+    ops.PositionEmbedding: (0, lambda op: range(op.past_len, op.past_len + op.rows)),
     ops.Temperature: (1, lambda op: range(op.keys - op.queries, op.keys)),
 }
 # Operands that the owner of the weights inverts before the run, since a division is dear where a product is not.
@@ -149,19 +148,19 @@ def shapes(op: Op) -> dict[str, tuple[int, ...]]:
 def operands(node: Node, weights: Weights) -> dict[str, Array]:
     """A node's operands by suffix, as its function takes them: cut to its tokens, and inverted where that is cheaper.
 
-    Raises ValueError for a weight that is missing or of another shape.
+    Raises UserError for a weight that is missing or of another shape.
     """
     found = {}
     for suffix, shape in shapes(node.op).items():
         name = f"{node.name}.{suffix}"
         if name not in weights:
-            raise ValueError(f"`weights` must hold {name!r} of shape {shape}, but it is missing.")
+            raise UserError(f"`weights` must hold {name!r} of shape {shape}, but it is missing.")
         value = np.asarray(weights[name], dtype=np.float64)
         axis, tokens = READ_TOKENS.get(type(node.op), (0, None))
         if tokens is not None and value.ndim == len(shape):  # whatever is beyond the op's tokens is not read
             value = value.take(range(min(shape[axis], value.shape[axis])), axis)
         if value.shape != shape:
-            raise ValueError(f"weight {name!r} must have the shape {shape}, but has {value.shape}.")
+            raise UserError(f"weight {name!r} must have the shape {shape}, but has {value.shape}.")
         if tokens is not None:
             value = value.take(tokens(node.op), axis)
         found[suffix] = 1 / value if (type(node.op), suffix) in INVERTED else value

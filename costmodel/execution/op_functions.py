@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from costmodel import ops
+from costmodel.errors import UserError
 from costmodel.execution import piecewise_gelu
 from costmodel.ops import Op
 
@@ -43,9 +44,9 @@ def numpy_library() -> Library:
 
 
 def evaluate(op: Op, library: Library, own: Weights, *inputs: Array) -> Array:
-    """The output of one op from its operands by suffix and its inputs. Raises ValueError for an op of no function."""
+    """The output of one op from its operands by suffix and its inputs. Raises UserError for an op of no function."""
     if type(op) not in FUNCTIONS:
-        raise ValueError(f"no function runs {type(op).__name__}; add one to FUNCTIONS.")
+        raise UserError(f"no function runs {type(op).__name__}; add one to FUNCTIONS.")
     return FUNCTIONS[type(op)](op, library, own, *inputs)
 
 
@@ -82,7 +83,7 @@ def _linear(op: ops.Linear, library: Library, own: Weights, source: Array) -> Ar
 def _rotary(op: ops.Rotary, library: Library, own: Weights, packed: Array) -> Array:
     """Pair (f, f + rotary_dim / 2) of queries and keys at position p turns by p * base^(-2 f / rotary_dim)."""
     rates = ROTARY_BASE ** -(np.arange(0, op.rotary_dim, 2) / op.rotary_dim)
-    angles = np.arange(op.earlier, op.earlier + op.rows)[:, None] * rates  # rows x rotary_dim / 2
+    angles = np.arange(op.past_len, op.past_len + op.rows)[:, None] * rates  # rows x rotary_dim / 2
     cosines, sines = (np.tile(table(angles), 2)[:, None, :].astype(packed.dtype) for table in (np.cos, np.sin))
     key_heads = op.key_heads or op.heads
     heads = packed.reshape(op.rows, op.heads + 2 * key_heads, -1)  # queries, keys, values

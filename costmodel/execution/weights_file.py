@@ -6,6 +6,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from costmodel.errors import UserError
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array
 from costmodel.ops import OpGraph
@@ -14,12 +15,12 @@ from costmodel.ops import OpGraph
 def load_weights(path: Path, graph: OpGraph) -> dict[str, Array]:
     """The tensors of a file by name, `<node>.<suffix>` as `interpreter` takes them; names no node has are left.
 
-    Raises ValueError for a file that cannot be read, or a weight that is missing, of another shape or not finite.
+    Raises UserError for a file that cannot be read, or a weight that is missing, of another shape or not finite.
     """
     try:
         weights = load_file(path)
     except (OSError, SafetensorError, TypeError, KeyError) as error:
-        raise ValueError(f"weights file {str(path)!r} must be a readable safetensors file, but: {error}.") from None
+        raise UserError(f"weights file {str(path)!r} must be a readable safetensors file, but: {error}.") from None
     found = {}
     for node in graph:
         interpreter.operands(node, weights)
@@ -27,5 +28,5 @@ def load_weights(path: Path, graph: OpGraph) -> dict[str, Array]:
             name = f"{node.name}.{suffix}"
             found[name] = weights[name]
             if bad := int(np.size(found[name]) - np.isfinite(found[name]).sum()):
-                raise ValueError(f"weight {name!r} of {str(path)!r} must be finite, but {bad} of its numbers are not.")
+                raise UserError(f"weight {name!r} of {str(path)!r} must be finite, but {bad} of its numbers are not.")
     return found

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import derived, published
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 
 PROTOCOLS = ("published", *derived.COMM)
 
@@ -13,20 +14,20 @@ def load_pricer(
     protocol: str = "published",
     network: str | None = None,
     testbed: Path | None = None,
-    setting: Setting | None = None,
+    setting: EngineSetting | None = None,
 ) -> Pricer:
     """The pricer of a protocol; None is the protocol's own network, testbed and setting.
 
-    Raises ValueError for an unknown protocol, or a network, testbed or setting that the protocol cannot take.
+    Raises UserError for an unknown protocol, or a network, testbed or setting that the protocol cannot take.
     """
     if protocol not in PROTOCOLS:
-        raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, but got {protocol!r}.")
+        raise UserError(f"protocol must be one of {', '.join(PROTOCOLS)}, but got {protocol!r}.")
     if protocol != "published":
         return derived.load(protocol, network, testbed, setting)
     given = {"network": network, "testbed": testbed, "weights": setting and setting.weights}
     for name, value in given.items():
         if value is not None:
-            raise ValueError(
+            raise UserError(
                 f"protocol published has its {name} fitted in, but got {name} {str(value)!r}; leave it out."
             )
     return published.load()

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from costmodel.ops import Op
 from costmodel.protocols.op_programs import calls_of
-from costmodel.protocols.primitives import Call, Comm, Setting, halves, price_calls, stored_bytes, total
+from costmodel.protocols.primitives import Call, Comm, EngineSetting, halves, price_calls, stored_bytes, total_comm
 
 NUM_PARTIES = 3
 OBLIVIOUS_BITS = 8  # conversion.cc, B2ASelector: up to so many bits by oblivious transfer, wider ones by an adder
 
 
-def comm(op: Op, setting: Setting) -> Comm:
-    """Rounds, messages and bytes of one op. Raises ValueError for an op without a program."""
+def comm(op: Op, setting: EngineSetting) -> Comm:
+    """Rounds, messages and bytes of one op. Raises UserError for an op without a program."""
     return price_calls(calls_of(op, setting, share_bytes=2 * setting.ring_bits // 8), setting, PRICES)
 
 
@@ -25,7 +25,7 @@ def _passed_on(num_bytes: int) -> Comm:
     return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes, waited_bytes=num_bytes)
 
 
-def _product(call: Call, setting: Setting) -> Comm:
+def _product(call: Call, setting: EngineSetting) -> Comm:
     """Each party computes one additive part and re-shares it; so also for matrices, whatever their inner dimension.
 
     Source: arithmetic.cc, MulAA and MatMulAA; ABY3 section 5.1.
@@ -33,20 +33,20 @@ def _product(call: Call, setting: Setting) -> Comm:
     return _passed_on(call.elements * setting.ring_bits // 8)
 
 
-def _multiply(call: Call, setting: Setting) -> Comm:
+def _multiply(call: Call, setting: EngineSetting) -> Comm:
     """A factor that one party holds is shared first. Source: api.cc, mul_sv."""
-    return total([*([_deal(call, setting)] if call.private else []), _product(call, setting)])
+    return total_comm([*([_input(call, setting)] if call.private else []), _product(call, setting)])
 
 
-def _matmul(call: Call, setting: Setting) -> Comm:
-    """As `_multiply`. Source: api.cc, mmul_sv."""
+def _matmul(call: Call, setting: EngineSetting) -> Comm:
+    """Costs what `_multiply` does. Source: api.cc, mmul_sv."""
     if not call.private:
         return _product(call, setting)
     rows, columns = call.factors
-    return total([_dealt(call.operands // (rows + columns) * columns, setting), _product(call, setting)])
+    return total_comm([_dealt(call.operands // (rows + columns) * columns, setting), _product(call, setting)])
 
 
-def _truncate(call: Call, setting: Setting) -> Comm:
+def _truncate(call: Call, setting: EngineSetting) -> Comm:
     """Two parties hold x and get the wrap bit by a product that the third helps with, then re-share the result.
 
     Round 1: two masked bits and the helper's correction, in the least ring that holds the cut bits. Round 2: two
@@ -57,7 +57,7 @@ def _truncate(call: Call, setting: Setting) -> Comm:
     return Comm(rounds=2, messages=5, online_bytes=sent, waited_bytes=waited)
 
 
-def _select(call: Call, setting: Setting) -> Comm:
+def _mux(call: Call, setting: EngineSetting) -> Comm:
     """Two oblivious transfers between three parties (two masked messages and the chosen mask), each result passed on.
 
     Source: arithmetic.cc, MulA1B; ot.cc; ABY3 section 5.4.1.
@@ -66,26 +66,26 @@ def _select(call: Call, setting: Setting) -> Comm:
     return Comm(rounds=2, messages=8, online_bytes=8 * num_bytes, waited_bytes=3 * num_bytes)
 
 
-def _conjoin(call: Call, setting: Setting) -> Comm:
-    """As a product, on bits. Source: boolean.cc, AndBB."""
+def _and_call(call: Call, setting: EngineSetting) -> Comm:
+    """Costs what a product does, on bits. Source: boolean.cc, AndBB."""
     return _passed_on(call.elements * stored_bytes(call.bits))
 
 
-def _sign(call: Call, setting: Setting) -> Comm:
+def _msb(call: Call, setting: EngineSetting) -> Comm:
     """One party's sum of two parts becomes boolean shares; then an AND, and per level of the carry tree two at once.
 
     Source: conversion.cc, MsbA2B; ab_api.cc, carry_a2b.
     """
     share, generate = _and(call.elements, setting.ring_bits), _and(call.elements, setting.ring_bits)
-    return total([share, generate, *(_and(2 * call.elements, bits) for bits in halves(setting))])
+    return total_comm([share, generate, *(_and(2 * call.elements, bits) for bits in halves(setting))])
 
 
-def _to_bits(call: Call, setting: Setting) -> Comm:
-    """As `_sign`, with a Kogge-Stone adder. Source: conversion.cc, A2B; ab_api.cc, ppa_kogge_stone."""
-    return total([_and(call.elements, setting.ring_bits), _adder(call.elements, setting)])
+def _a2b(call: Call, setting: EngineSetting) -> Comm:
+    """Costs what `_msb` does, with a Kogge-Stone adder. Source: conversion.cc, A2B; ab_api.cc, ppa_kogge_stone."""
+    return total_comm([_and(call.elements, setting.ring_bits), _adder(call.elements, setting)])
 
 
-def _to_arithmetic(call: Call, setting: Setting) -> Comm:
+def _b2a(call: Call, setting: EngineSetting) -> Comm:
     """Source: conversion.cc, B2AByOT and B2AByPPA; ABY3 section 5.4."""
     word = setting.ring_bits // 8
     if call.bits <= OBLIVIOUS_BITS:  # per bit three messages of a word, then the chosen sum goes back
@@ -94,10 +94,10 @@ def _to_arithmetic(call: Call, setting: Setting) -> Comm:
     # a random number becomes boolean shares and is added; one part of the sum is opened to one party, which re-shares
     share, reshare = _passed_on(call.elements * word), _passed_on(call.elements * word)
     opened = Comm(rounds=1, messages=1, online_bytes=call.elements * word, waited_bytes=call.elements * word)
-    return total([share, _adder(call.elements, setting), opened, reshare])
+    return total_comm([share, _adder(call.elements, setting), opened, reshare])
 
 
-def _equal(call: Call, setting: Setting) -> Comm:
+def _equal(call: Call, setting: EngineSetting) -> Comm:
     """One party deals a mask; the other two open the masked difference, and its bits are joined by halves.
 
     Rounds 1 to 3: the mask in two sharings, a masked share, a re-sharing. The result is kept, and becomes arithmetic,
@@ -106,45 +106,45 @@ def _equal(call: Call, setting: Setting) -> Comm:
     num_bytes = 4 * call.elements * setting.ring_bits // 8
     opened = Comm(rounds=3, messages=4, online_bytes=num_bytes, waited_bytes=num_bytes)
     joined = [_and(call.elements, bits) for bits in halves(setting)]
-    return total([opened, *joined, _to_arithmetic(replace(call, bits=OBLIVIOUS_BITS), setting)])
+    return total_comm([opened, *joined, _b2a(replace(call, bits=OBLIVIOUS_BITS), setting)])
 
 
-def _share(call: Call, setting: Setting) -> Comm:
+def _share(call: Call, setting: EngineSetting) -> Comm:
     """A sharing of zero hides the public number; its parts are passed on. Source: arithmetic.cc, P2A."""
     return _passed_on(call.elements * setting.ring_bits // 8)
 
 
-def _deal(call: Call, setting: Setting) -> Comm:
+def _input(call: Call, setting: EngineSetting) -> Comm:
     return _dealt(call.elements, setting)
 
 
-def _dealt(elements: int, setting: Setting) -> Comm:
+def _dealt(elements: int, setting: EngineSetting) -> Comm:
     """The owner sends a part to each other party, at once. Source: arithmetic.cc, V2A."""
     num_bytes = elements * setting.ring_bits // 8
     return Comm(rounds=1, messages=2, online_bytes=2 * num_bytes, waited_bytes=num_bytes)
 
 
-def _adder(elements: int, setting: Setting) -> Comm:
+def _adder(elements: int, setting: EngineSetting) -> Comm:
     """Kogge-Stone: an AND of all bits, then two at once for every doubling."""
     levels = (setting.ring_bits - 1).bit_length()
-    return total([_and(elements, setting.ring_bits), *[_and(2 * elements, setting.ring_bits)] * levels])
+    return total_comm([_and(elements, setting.ring_bits), *[_and(2 * elements, setting.ring_bits)] * levels])
 
 
 def _and(elements: int, bits: int) -> Comm:
     return _passed_on(elements * stored_bytes(bits))
 
 
-PRICES: dict[str, Callable[[Call, Setting], Comm]] = {
+PRICES: dict[str, Callable[[Call, EngineSetting], Comm]] = {
     "multiply": _multiply,
     "square": _product,
     "matmul": _matmul,
     "truncate": _truncate,
-    "sign": _sign,
-    "select": _select,
-    "to_bits": _to_bits,
-    "to_arithmetic": _to_arithmetic,
+    "msb": _msb,
+    "mux": _mux,
+    "a2b": _a2b,
+    "b2a": _b2a,
     "equal": _equal,
-    "conjoin": _conjoin,
+    "and": _and_call,
     "share": _share,
-    "deal": _deal,
+    "input": _input,
 }

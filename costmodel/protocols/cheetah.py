@@ -19,6 +19,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import ceil
 
+from costmodel.errors import UserError
 from costmodel.ops import Op, TokenEmbedding
 from costmodel.protocols.cheetah_packing import DEGREE, Block, best_block, key_switches
 from costmodel.protocols.cheetah_preprocessing import (
@@ -29,14 +30,14 @@ from costmodel.protocols.cheetah_preprocessing import (
     PRODUCT_ANSWER_BYTES,
     PRODUCT_KEYS,
     PRODUCT_SENT_BYTES,
-    Account,
-    Ledger,
-    Shares,
+    AmortisedSetup,
+    Setup,
+    SetupState,
     ot_batches,
     triple_batches,
 )
 from costmodel.protocols.op_programs import calls_of
-from costmodel.protocols.primitives import NOTHING, Call, Calls, Comm, Setting, total
+from costmodel.protocols.primitives import NOTHING, Call, Calls, Comm, EngineSetting, total_comm
 
 RING_BITS = 64  # parameters of the encryption are those for this ring
 WORD_BYTES = 8
@@ -56,127 +57,127 @@ ACKNOWLEDGED = 16  # ciphertexts are sent in groups of so many, one of which wai
 ONCE = (PRODUCT_KEYS, MATRIX_KEYS, OT_START, *[ot_batches(1)] * 2, triple_batches(1 / 2))
 
 
-def walk(ops: Iterable[Op], setting: Setting) -> tuple[Comm, ...]:
+def walk(ops: Iterable[Op], setting: EngineSetting) -> tuple[Comm, ...]:
     """The cost of each op in a fresh run of all of them, in order.
 
-    Raises ValueError for a ring that is not of 64 bits, or an op without a program.
+    Raises UserError for a ring that is not of 64 bits, or an op without a program.
     """
-    ledger = Ledger()
-    return tuple(_price(_calls(op, setting), ledger) for op in ops)
+    state = SetupState()
+    return tuple(_price(_calls(op, setting), state) for op in ops)
 
 
-def comm(op: Op, setting: Setting) -> Comm:
+def comm(op: Op, setting: EngineSetting) -> Comm:
     """The cost of one op wherever it runs, so that the cost of a model is a sum in any order.
 
     Rounds are those of the op alone; in a sequence it may take one less. Online bytes are those of `walk`. Of set-up,
     an op pays its share of the batches of OTs and triples, to whole bytes; `TokenEmbedding`, which every decoder has
     once, also pays for what a run makes once.
 
-    Raises ValueError for a ring that is not of 64 bits, or an op without a program.
+    Raises UserError for a ring that is not of 64 bits, or an op without a program.
     """
-    shares = Shares()
-    online = _price(_calls(op, setting), shares)
-    return total([online, shares.comm(), *(ONCE if isinstance(op, TokenEmbedding) else ())])
+    amortised = AmortisedSetup()
+    online = _price(_calls(op, setting), amortised)
+    return total_comm([online, amortised.comm(), *(ONCE if isinstance(op, TokenEmbedding) else ())])
 
 
-def by_primitive(op: Op, setting: Setting) -> dict[str, int]:
+def by_primitive(op: Op, setting: EngineSetting) -> dict[str, int]:
     """Bytes of one op, its share of what is made in batches included, by the primitive that sends them."""
     num_bytes: dict[str, int] = {}
     for call in _calls(op, setting):
-        shares = Shares()
-        part = total([PRICES[call.primitive](call, shares), shares.comm()])
+        amortised = AmortisedSetup()
+        part = total_comm([PRICES[call.primitive](call, amortised), amortised.comm()])
         num_bytes[call.primitive] = num_bytes.get(call.primitive, 0) + part.online_bytes + part.setup_bytes
     return num_bytes
 
 
-def num_ots(op: Op, setting: Setting) -> int:
+def num_ots(op: Op, setting: EngineSetting) -> int:
     """Oblivious transfers that one op uses, of both directions together."""
-    shares = Shares()
-    _price(_calls(op, setting), shares)
-    return shares.num_ots
+    amortised = AmortisedSetup()
+    _price(_calls(op, setting), amortised)
+    return amortised.num_ots
 
 
-def batches_made(ops: Iterable[Op], setting: Setting) -> tuple[int, ...]:
+def batches_made(ops: Iterable[Op], setting: EngineSetting) -> tuple[int, ...]:
     """Batches of OTs made in each op of a fresh run of all of them, in order."""
-    ledger, made = Ledger(), [0]
+    state, made = SetupState(), [0]
     for op in ops:
-        _price(_calls(op, setting), ledger)
-        made.append(ledger.num_batches)
+        _price(_calls(op, setting), state)
+        made.append(state.num_batches)
     return tuple(after - before for before, after in pairwise(made))
 
 
-def _calls(op: Op, setting: Setting) -> Calls:
+def _calls(op: Op, setting: EngineSetting) -> Calls:
     if setting.ring_bits != RING_BITS:
-        raise ValueError(f"protocol cheetah is priced in a ring of {RING_BITS} bits, but got {setting.ring_bits}.")
+        raise UserError(f"protocol cheetah is priced in a ring of {RING_BITS} bits, but got {setting.ring_bits}.")
     return calls_of(op, setting, share_bytes=WORD_BYTES)
 
 
-def _price(calls: Calls, account: Account) -> Comm:
-    start = max(account.clocks)
-    comm = total(PRICES[call.primitive](call, account) for call in calls)
-    return replace(comm, rounds=max(account.clocks) - start)
+def _price(calls: Calls, setup: Setup) -> Comm:
+    start = max(setup.clocks)
+    comm = total_comm(PRICES[call.primitive](call, setup) for call in calls)
+    return replace(comm, rounds=max(setup.clocks) - start)
 
 
-def _multiply(call: Call, account: Account) -> Comm:
+def _multiply(call: Call, setup: Setup) -> Comm:
     """Large: each half is encrypted by one party, both factors, and answered. Small: Beaver, with cached triples.
 
     A factor that the server holds is encrypted by it, and multiplied with the other party's share.
     Source: arithmetic.cc, MulAA and MulAV; arith/cheetah_mul.cc, MulShare; state.cc, makeSureCacheSize.
     """
-    keys = account.product_keys()
+    keys = setup.product_keys()
     if call.private:
-        return total([keys, _encrypted([call.elements], 1, account)])
+        return total_comm([keys, _encrypted([call.elements], 1, setup)])
     if call.elements >= CACHED_ELEMENTS:
         half = call.elements // 2
-        return total([keys, _encrypted([half, call.elements - half], 2, account)])
-    made = account.take_triples(call.elements)
-    account.exchange()
-    return total([keys, made, _both_ways(NUM_PARTIES, NUM_PARTIES * 2 * WORD_BYTES * call.elements)])
+        return total_comm([keys, _encrypted([half, call.elements - half], 2, setup)])
+    made = setup.take_triples(call.elements)
+    setup.exchange()
+    return total_comm([keys, made, _both_ways(NUM_PARTIES, NUM_PARTIES * 2 * WORD_BYTES * call.elements)])
 
 
-def _square(call: Call, account: Account) -> Comm:
+def _square(call: Call, setup: Setup) -> Comm:
     """Twice the product of the two shares: one factor is encrypted. Source: arithmetic.cc, SquareA."""
     half = call.elements // 2 if call.elements > SQUARE_HALVED else call.elements
     parts = [half, call.elements - half] if half < call.elements else [half]
-    return total([account.product_keys(), _encrypted(parts, 1, account)])
+    return total_comm([setup.product_keys(), _encrypted(parts, 1, setup)])
 
 
-def _encrypted(parts: list[int], factors: int, account: Account) -> Comm:
+def _encrypted(parts: list[int], factors: int, setup: Setup) -> Comm:
     """Vectors are encrypted, sent, multiplied with the other party's and answered; the parts go opposite ways at once.
 
     The first ciphertext of a group waits for its receipt, two rounds, before the others are sent.
     """
-    clocks, num_vectors = account.clocks, 0
+    clocks, num_vectors = setup.clocks, 0
     for sender, part in zip((1, 0), parts, strict=False):
         vectors = NUM_MODULI * ceil(part / DEGREE)
         waits = 2 * ceil(vectors / ACKNOWLEDGED)
         received = max(clocks[1 - sender], clocks[sender] + factors * waits + 1)
-        account.advance(sender, received + waits + 1, received + waits)
+        setup.advance(sender, received + waits + 1, received + waits)
         num_vectors += vectors
     sent = _both_ways if len(parts) > 1 else _in_turn
     return sent(num_vectors * (factors + 1), num_vectors * (factors * PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES))
 
 
-def _matmul(call: Call, account: Account) -> Comm:
+def _matmul(call: Call, setup: Setup) -> Comm:
     """Per cross term, the factor of fewer blocks is encrypted and sent, and the products are answered.
 
     There are two cross terms of shares, at once, and one where the server holds a factor.
     Source: arith/cheetah_dot.cc, doDotOLE; arithmetic.cc, MatMulAA and MatMulAV.
     """
-    keys = account.matrix_keys()
+    keys = setup.matrix_keys()
     sent, answers, answer_bytes = _ciphertexts(call)
-    clocks, waits = account.clocks, 2 * (ceil(sent / ACKNOWLEDGED) - 1)
+    clocks, waits = setup.clocks, 2 * (ceil(sent / ACKNOWLEDGED) - 1)
     for sender in (0,) if call.private else (0, 1):
         received = max(clocks[1 - sender], clocks[sender] + waits + 1)
-        account.advance(sender, received + 1, received)
+        setup.advance(sender, received + 1, received)
     num_messages, num_bytes = sent + answers, sent * MATRIX_SENT_BYTES + answer_bytes
     if call.private:
-        return total([keys, _in_turn(num_messages, num_bytes)])
-    return total([keys, _both_ways(NUM_PARTIES * num_messages, NUM_PARTIES * num_bytes)])
+        return total_comm([keys, _in_turn(num_messages, num_bytes)])
+    return total_comm([keys, _both_ways(NUM_PARTIES * num_messages, NUM_PARTIES * num_bytes)])
 
 
 def _ciphertexts(call: Call) -> tuple[int, int, int]:
-    """Of one cross term: blocks sent, answers, and their bytes; where there are several answers, they are packed."""
+    """Traffic of one cross term: blocks sent, answers, and their bytes; several answers are packed."""
     rows, columns = call.factors
     inner = call.operands // (rows + columns)
     block, packed = _blocks(rows, inner, columns)
@@ -206,7 +207,7 @@ def matrix_work(op: Op) -> dict[str, int]:
     these. Of blocks sent there are fewer, and a product of blocks takes less.
     """
     results = switches = 0
-    for call in calls_of(op, Setting(), share_bytes=WORD_BYTES):
+    for call in calls_of(op, EngineSetting(), share_bytes=WORD_BYTES):
         if call.primitive == "matmul":
             rows, columns = call.factors
             block, packed = _blocks(rows, call.operands // (rows + columns), columns)
@@ -215,15 +216,15 @@ def matrix_work(op: Op) -> dict[str, int]:
     return {"results": results, "switches": switches}
 
 
-def _truncate(call: Call, account: Account) -> Comm:
+def _truncate(call: Call, setup: Setup) -> Comm:
     """The carry of the cut bits, by one OT: the engine moves every number to where its sign is known.
 
     Source: nonlinear/truncate_prot.cc, Compute and MSB1ToWrap.
     """
-    return _correlated_ot(call.elements, call.bits, 0, account)
+    return _correlated_ot(call.elements, call.bits, 0, setup)
 
 
-def _sign(call: Call, account: Account) -> Comm:
+def _msb(call: Call, setup: Setup) -> Comm:
     """Digits are compared by an OT of 16 messages of 2 bits; a tree joins digits, but for the lowest also equality.
 
     Source: arithmetic.cc, MsbA2B; nonlinear/compare_prot.cc, DoCompute and TraversalANDFullBinaryTree.
@@ -231,86 +232,86 @@ def _sign(call: Call, account: Account) -> Comm:
     digits = RING_BITS // DIGIT_BITS
     num_digits = call.elements * digits
     message_bytes = num_digits * 2 * 2**DIGIT_BITS // 8
-    parts = [_chosen(num_digits * DIGIT_BITS, message_bytes, 0, account)]
+    parts = [_chosen(num_digits * DIGIT_BITS, message_bytes, 0, setup)]
     while digits > 1:
         digits //= 2
-        parts.append(_conjoined(call.elements, 1, 2, account))
+        parts.append(_and_opened(call.elements, 1, 2, setup))
         if digits > 1:
-            parts.append(_conjoined(call.elements * (digits - 1), 1, 3, account))
-    return total(parts)
+            parts.append(_and_opened(call.elements * (digits - 1), 1, 3, setup))
+    return total_comm(parts)
 
 
-def _select(call: Call, account: Account) -> Comm:
+def _mux(call: Call, setup: Setup) -> Comm:
     """One OT per direction. Source: ot/basic_ot_prot.cc, Multiplexer."""
-    return total(_correlated_ot(call.elements, RING_BITS, direction, account) for direction in (0, 1))
+    return total_comm(_correlated_ot(call.elements, RING_BITS, direction, setup) for direction in (0, 1))
 
 
-def _to_bits(call: Call, account: Account) -> Comm:
+def _a2b(call: Call, setup: Setup) -> Comm:
     """A Kogge-Stone adder. Source: conversion.cc, A2B; ab_api.cc, ppa_kogge_stone."""
     levels = (RING_BITS - 1).bit_length()
-    doublings = [_conjoined(2 * call.elements, RING_BITS, 2, account) for _ in range(levels)]
-    return total([_conjoined(call.elements, RING_BITS, 2, account), *doublings])
+    doublings = [_and_opened(2 * call.elements, RING_BITS, 2, setup) for _ in range(levels)]
+    return total_comm([_and_opened(call.elements, RING_BITS, 2, setup), *doublings])
 
 
-def _to_arithmetic(call: Call, account: Account) -> Comm:
+def _b2a(call: Call, setup: Setup) -> Comm:
     """An OT per bit, of as many bits as are left above it. Source: ot/basic_ot_prot.cc, SingleB2A and PackedB2A."""
     if call.bits == 1:
-        return _correlated_ot(call.elements, RING_BITS, 0, account)
+        return _correlated_ot(call.elements, RING_BITS, 0, setup)
     num_ots = call.elements * call.bits
     message_bytes = call.elements * sum(ceil((RING_BITS - bit) / 8) for bit in range(call.bits))
-    return _chosen(num_ots, message_bytes, 0, account)
+    return _chosen(num_ots, message_bytes, 0, setup)
 
 
-def _conjoin(call: Call, account: Account) -> Comm:
-    return _conjoined(call.elements, call.bits, 2, account)
+def _and(call: Call, setup: Setup) -> Comm:
+    return _and_opened(call.elements, call.bits, 2, setup)
 
 
-def _equal(call: Call, account: Account) -> Comm:
+def _equal(call: Call, setup: Setup) -> Comm:
     """Digits by an OT of 16 messages of a bit, joined by halves; then to arithmetic.
 
     Source: arithmetic.cc, EqualAP; nonlinear/equal_prot.cc, DoCompute.
     """
     digits = RING_BITS // DIGIT_BITS
     num_digits = call.elements * digits
-    parts = [_chosen(num_digits * DIGIT_BITS, num_digits * 2**DIGIT_BITS // 8, 0, account)]
+    parts = [_chosen(num_digits * DIGIT_BITS, num_digits * 2**DIGIT_BITS // 8, 0, setup)]
     while digits > 1:
         digits //= 2
-        parts.append(_conjoined(call.elements * digits, 1, 2, account))
-    return total([*parts, _to_arithmetic(replace(call, bits=1), account)])
+        parts.append(_and_opened(call.elements * digits, 1, 2, setup))
+    return total_comm([*parts, _b2a(replace(call, bits=1), setup)])
 
 
-def _share(call: Call, account: Account) -> Comm:
+def _share(call: Call, setup: Setup) -> Comm:
     """Local. Source: arithmetic_semi2k.cc, P2A and V2A."""
     return NOTHING
 
 
-def _conjoined(elements: int, bits: int, num_opened: int, account: Account) -> Comm:
+def _and_opened(elements: int, bits: int, num_opened: int, setup: Setup) -> Comm:
     """A random OT per bit and direction makes a triple; masked values are opened, one after the other.
 
     num_opened: 2 for an AND, 3 for two ANDs with a common factor. Source: ot/basic_ot_prot.cc, BitwiseAnd and
     CorrelatedBitwiseAnd.
     """
-    made = [account.take_ots(elements * bits, direction) for direction in (0, 1)]
+    made = [setup.take_ots(elements * bits, direction) for direction in (0, 1)]
     for _ in range(num_opened):
-        account.exchange()
+        setup.exchange()
     words = ceil(elements * bits / RING_BITS)
-    return total([*made, _both_ways(NUM_PARTIES * num_opened, NUM_PARTIES * num_opened * words * WORD_BYTES)])
+    return total_comm([*made, _both_ways(NUM_PARTIES * num_opened, NUM_PARTIES * num_opened * words * WORD_BYTES)])
 
 
-def _correlated_ot(elements: int, bits: int, direction: int, account: Account) -> Comm:
+def _correlated_ot(elements: int, bits: int, direction: int, setup: Setup) -> Comm:
     """An OT per element whose messages differ by a chosen number of so many bits; only the difference is sent."""
     groups, rest = divmod(elements, OT_GROUP)
     words = groups * ceil(OT_GROUP * bits / RING_BITS) + ceil(rest * bits / RING_BITS)
-    return _chosen(elements, words * WORD_BYTES, direction, account)
+    return _chosen(elements, words * WORD_BYTES, direction, setup)
 
 
-def _chosen(num_ots: int, message_bytes: int, sender: int, account: Account) -> Comm:
+def _chosen(num_ots: int, message_bytes: int, sender: int, setup: Setup) -> Comm:
     """The receiver's choices, a bit each, then the sender's messages. Source: ot/yacl/ferret.cc."""
-    made = account.take_ots(num_ots, sender)
-    account.deliver(1 - sender)
-    account.deliver(sender)
+    made = setup.take_ots(num_ots, sender)
+    setup.deliver(1 - sender)
+    setup.deliver(sender)
     choices = ceil(num_ots / BLOCK_BITS) * BLOCK_BITS // 8
-    return total([made, _in_turn(1 + ceil(message_bytes / BUFFER_BYTES), choices + message_bytes)])
+    return total_comm([made, _in_turn(1 + ceil(message_bytes / BUFFER_BYTES), choices + message_bytes)])
 
 
 def _in_turn(num_messages: int, num_bytes: int) -> Comm:
@@ -323,17 +324,17 @@ def _both_ways(num_messages: int, num_bytes: int) -> Comm:
     return Comm(rounds=0, messages=num_messages, online_bytes=num_bytes, waited_bytes=num_bytes // NUM_PARTIES)
 
 
-PRICES: dict[str, Callable[[Call, Account], Comm]] = {
+PRICES: dict[str, Callable[[Call, Setup], Comm]] = {
     "multiply": _multiply,
     "square": _square,
     "matmul": _matmul,
     "truncate": _truncate,
-    "sign": _sign,
-    "select": _select,
-    "to_bits": _to_bits,
-    "to_arithmetic": _to_arithmetic,
+    "msb": _msb,
+    "mux": _mux,
+    "a2b": _a2b,
+    "b2a": _b2a,
     "equal": _equal,
-    "conjoin": _conjoin,
+    "and": _and,
     "share": _share,
-    "deal": _share,
+    "input": _share,
 }

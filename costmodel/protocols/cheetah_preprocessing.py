@@ -1,8 +1,8 @@
 """What the parties of `cheetah` make ahead of a product or comparison: keys, oblivious transfers (OTs), triples.
 
-Two accounts of the same things. A `Ledger` makes them when they run out, as the engine does, so that the cost of an op
-depends on what ran before it. `Shares` charges an op its share of the batches that it uses up, so that costs add up in
-any order. All of it is set-up; none of it depends on the data.
+Two accounts of the same things, each a `Setup`. A `SetupState` makes them when they run out, as the engine does, so
+that the cost of an op depends on what ran before it. An `AmortisedSetup` charges an op for the part of the batches that
+it uses up, so that costs add up in any order. All of it is preprocessing (offline); none of it depends on the data.
 
 Source: SecretFlow-SPU 0.9.5, libspu/mpc/cheetah (https://github.com/secretflow/spu), with one thread. Sizes of keys and
 compressed ciphertexts, and what starting OTs costs, are measured, in a ring of 64 bits, as sums over both parties.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from costmodel.protocols.cheetah_packing import DEGREE
-from costmodel.protocols.primitives import NOTHING, Comm, total
+from costmodel.protocols.primitives import NOTHING, Comm, total_comm
 
 NUM_PARTIES = 2
 NUM_MODULI = 4  # plaintext primes of 45 bits for 64 + 64 + 32 bits; arith/cheetah_mul.cc, TotalCRTBitLen
@@ -31,7 +31,7 @@ BATCH_MESSAGES, START_MESSAGES = 1281, 1858  # measured likewise
 TRIPLES = DEGREE // 2  # made by one vector of each prime; state.cc, makeSureCacheSize
 
 
-def setup(num_bytes: int, num_messages: int) -> Comm:
+def preprocessing(num_bytes: int, num_messages: int) -> Comm:
     """Bytes and messages made ahead; what they wait for is not in the rounds.
 
     No two of them are under way at once: keys are received before they are answered, and triples and OTs are made by
@@ -41,24 +41,24 @@ def setup(num_bytes: int, num_messages: int) -> Comm:
     return Comm(rounds=0, messages=num_messages, online_bytes=0, setup_bytes=num_bytes, waited_bytes=num_bytes)
 
 
-PRODUCT_KEYS = setup(PRODUCT_KEYS_BYTES, 2)
-MATRIX_KEYS = setup(MATRIX_KEYS_BYTES, 4)
-OT_START = setup(START_BYTES, START_MESSAGES)
+PRODUCT_KEYS = preprocessing(PRODUCT_KEYS_BYTES, 2)
+MATRIX_KEYS = preprocessing(MATRIX_KEYS_BYTES, 4)
+OT_START = preprocessing(START_BYTES, START_MESSAGES)
 
 
 def ot_batches(count: float) -> Comm:
     """Batches of OTs, in one direction; a share of a batch is rounded to whole bytes and messages."""
-    return setup(round(count * BATCH_BYTES), round(count * BATCH_MESSAGES))
+    return preprocessing(round(count * BATCH_BYTES), round(count * BATCH_MESSAGES))
 
 
 def triple_batches(count: float) -> Comm:
     """Batches of products of random numbers, two products each; rounded likewise."""
     vectors = NUM_MODULI * count
-    return setup(round(vectors * (PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES)), round(2 * vectors))
+    return preprocessing(round(vectors * (PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES)), round(2 * vectors))
 
 
 @dataclass(kw_only=True)
-class Account(ABC):
+class Setup(ABC):
     """What has been made, and when. clocks: of both parties, in rounds."""
 
     clocks: list[int] = field(default_factory=lambda: [0, 0])
@@ -95,7 +95,7 @@ class Account(ABC):
 
 
 @dataclass(kw_only=True)
-class Ledger(Account):
+class SetupState(Setup):
     """What the parties have made and not yet used.
 
     spare_ots: by direction, 0 where party 0 sends. triples: products of random numbers, cached for small products.
@@ -126,7 +126,7 @@ class Ledger(Account):
         batches = max(0, ceil((num_ots - self.spare_ots[sender]) / (BATCH - KEPT)))
         self.spare_ots[sender] += batches * (BATCH - KEPT) - num_ots
         self.num_batches += batches
-        return total([start, ot_batches(batches)])
+        return total_comm([start, ot_batches(batches)])
 
     def take_triples(self, elements: int) -> Comm:
         """Cached ones, or if they do not suffice, enough for all elements are made. Source: makeSureCacheSize."""
@@ -136,7 +136,7 @@ class Ledger(Account):
 
 
 @dataclass(kw_only=True)
-class Shares(Account):
+class AmortisedSetup(Setup):
     """What one op has used of what is made in batches; keys and the first OTs are not its own to pay."""
 
     num_ots: int = 0
@@ -158,4 +158,4 @@ class Shares(Account):
 
     def comm(self) -> Comm:
         """The share of all batches taken from, to whole bytes and messages."""
-        return total([ot_batches(self.num_ots / (BATCH - KEPT)), triple_batches(self.num_triples / TRIPLES)])
+        return total_comm([ot_batches(self.num_ots / (BATCH - KEPT)), triple_batches(self.num_triples / TRIPLES)])

@@ -17,6 +17,7 @@ from typing import Any
 from costmodel import ops
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.errors import UserError
 from costmodel.ops import Op
 from costmodel.protocols import cheetah
 
@@ -68,7 +69,7 @@ WORK: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.Add: _elements,
     ops.ScaledAdd: _elements,
     ops.LastRow: _elements,
-    ops.KeyValueCache: lambda op: {"elements": (op.earlier + op.rows) * op.features},
+    ops.KeyValueCache: lambda op: {"elements": (op.past_len + op.rows) * op.features},
     ops.VocabProjection: lambda op: _matrix(op.rows, op.features, op.vocab),
 }
 
@@ -97,7 +98,7 @@ class KindSeconds:
         errors = {"worst_error": self.worst_error, "held_out_error": self.held_out_error}
         for name, value in {"fixed_s": self.fixed_s, **self.per_unit_s, **errors}.items():
             if not 0 <= value < math.inf:
-                raise ValueError(f"`{name}` must be finite and at least 0, but got {value}.")
+                raise UserError(f"`{name}` must be finite and at least 0, but got {value}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,13 +120,13 @@ class ComputeTestbed:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_s < math.inf:
-            raise ValueError(f"`start_s` must be finite and at least 0, but got {self.start_s}.")
+            raise UserError(f"`start_s` must be finite and at least 0, but got {self.start_s}.")
 
 
 def work(op: Op, protocol: str) -> dict[str, int]:
-    """What an op does, by unit. Raises ValueError for an op type without an entry in `WORK`."""
+    """What an op does, by unit. Raises UserError for an op type without an entry in `WORK`."""
     if type(op) not in WORK:
-        raise ValueError(f"no work is stated for {type(op).__name__}; add one to WORK.")
+        raise UserError(f"no work is stated for {type(op).__name__}; add one to WORK.")
     units = WORK[type(op)](op)
     if protocol != "cheetah" or "products" not in units:
         return units
@@ -139,13 +140,13 @@ def kind(op: Op, weights: str) -> str:
 
 
 def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    """Seconds of one op, start not included. Raises ValueError for a kind or unit that the testbed has not measured."""
+    """Seconds of one op, start not included. Raises UserError for a kind or unit that the testbed has not measured."""
     measured = _measured(op, weights, testbed)
     try:
         units = work(op, testbed.protocol)
         return measured.fixed_s + sum(measured.per_unit_s[unit] * count for unit, count in units.items())
     except KeyError as error:
-        raise ValueError(
+        raise UserError(
             f"{kind(op, weights)} of the testbed has seconds per {', '.join(measured.per_unit_s)}, but none per "
             f"{error.args[0]}; {_remedy(testbed)}"
         ) from None
@@ -157,7 +158,7 @@ def error_s_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
 
 
 def load_compute(path: Path) -> ComputeTestbed:
-    """The testbed in a YAML file. Raises ValueError, naming the file, also for one of another schema."""
+    """The testbed in a YAML file. Raises UserError, naming the file, also for one of another schema."""
     return decode(ComputeTestbed, load_mapping(path), str(path))
 
 
@@ -177,7 +178,7 @@ def _rounded(value: float) -> float:
 def _measured(op: Op, weights: str, testbed: ComputeTestbed) -> KindSeconds:
     name = kind(op, weights)
     if name not in testbed.kinds:
-        raise ValueError(f"the testbed of protocol {testbed.protocol} has no seconds for {name}; {_remedy(testbed)}")
+        raise UserError(f"the testbed of protocol {testbed.protocol} has no seconds for {name}; {_remedy(testbed)}")
     return testbed.kinds[name]
 
 

@@ -14,18 +14,19 @@ from pathlib import Path
 
 from costmodel import ops
 from costmodel.cost import Price
+from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.network import DEFAULT, Network, load_network, network_s
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, semi2k
 from costmodel.protocols.compute_testbed import ComputeTestbed, error_s_of, load_compute, seconds_of
 from costmodel.protocols.identity import cost_model_id
-from costmodel.protocols.primitives import Comm, Setting
+from costmodel.protocols.primitives import Comm, EngineSetting
 
 TESTBEDS = Path(__file__).parents[1] / "testbeds"
 LATENCY_STEP_S = 2.0**-26  # seconds are multiples of it, so that sums are exact in any order below 4 years
 
-COMM: dict[str, Callable[[Op, Setting], Comm]] = {
+COMM: dict[str, Callable[[Op, EngineSetting], Comm]] = {
     "semi2k": semi2k.comm,
     "aby3": aby3.comm,
     "cheetah": cheetah.comm,
@@ -44,7 +45,7 @@ class Derived(Pricer):
     network: str
     cost_model_id: str
     range_over: str = "held-out errors of the compute seconds"
-    setting: Setting
+    setting: EngineSetting
     testbed: ComputeTestbed
     link: Network
 
@@ -91,19 +92,19 @@ def load(
     protocol: str,
     network: str | Network | None = None,
     testbed: Path | None = None,
-    setting: Setting | None = None,
+    setting: EngineSetting | None = None,
 ) -> Derived:
     """A protocol on a network (default `lan`) and a testbed (default: the one committed for it).
 
-    Raises ValueError for a network or testbed file that is not valid, or a testbed of another protocol or ring.
+    Raises UserError for a network or testbed file that is not valid, or a testbed of another protocol or ring.
     """
     path = testbed or TESTBEDS / f"{protocol}.yaml"
     link = network if isinstance(network, Network) else load_network(DEFAULT if network is None else network)
-    measured, setting = load_compute(path), setting or Setting()
+    measured, setting = load_compute(path), setting or EngineSetting()
     wanted = {"protocol": protocol, "ring_bits": setting.ring_bits, "fraction_bits": setting.fraction_bits}
     for name, value in wanted.items():
         if (found := getattr(measured, name)) != value:
-            raise ValueError(f"`{name}` of testbed {path} must be {value}, but got {found}; calibrate one for it.")
+            raise UserError(f"`{name}` of testbed {path} must be {value}, but got {found}; calibrate one for it.")
     return Derived(
         protocol=protocol,
         network=link.name,
@@ -120,7 +121,7 @@ def load(
 
 
 def _on_grid(seconds: float) -> float:
-    """Raises ValueError for seconds beyond all numbers."""
+    """Raises UserError for seconds beyond all numbers."""
     if not math.isfinite(steps := seconds / LATENCY_STEP_S):
-        raise ValueError(f"an op takes {seconds:g} s on this testbed and network; correct their numbers.")
+        raise UserError(f"an op takes {seconds:g} s on this testbed and network; correct their numbers.")
     return round(steps) * LATENCY_STEP_S

@@ -8,7 +8,8 @@ What is not listed is local: sums, products with public integers, shifts and mas
 
 from collections.abc import Iterator
 
-from costmodel.protocols.primitives import Call, Calls, Setting, on
+from costmodel.errors import UserError
+from costmodel.protocols.primitives import Call, Calls, EngineSetting, on
 
 EXPONENTIAL_SQUARINGS = 8  # (1 + x / 2^8)^(2^8); spu.proto, fxp_exp_iters
 DIVISION_ITERATIONS = 2  # spu.proto, fxp_div_goldschmidt_iters
@@ -20,57 +21,57 @@ NARROWEST_DIVISION_BITS = 64
 ERF_DEGREE = 4  # fxp_approx.cc, ErfImpl
 
 MULTIPLY: Calls = (Call(primitive="multiply", elements=1),)
-SIGN: Calls = (Call(primitive="sign", elements=1),)
-SELECT: Calls = (Call(primitive="select", elements=1),)
+SIGN: Calls = (Call(primitive="msb", elements=1),)
+SELECT: Calls = (Call(primitive="mux", elements=1),)
 EQUAL: Calls = (Call(primitive="equal", elements=1),)
 
 
-def truncate(setting: Setting) -> Calls:
+def truncate(setting: EngineSetting) -> Calls:
     """Back to `fraction_bits` after a product."""
     return (Call(primitive="truncate", elements=1, bits=setting.fraction_bits),)
 
 
-def product(setting: Setting) -> Calls:
+def product(setting: EngineSetting) -> Calls:
     """Two secrets."""
     return MULTIPLY + truncate(setting)
 
 
-def weight_product(setting: Setting) -> Calls:
+def weight_product(setting: EngineSetting) -> Calls:
     """A secret and a weight."""
     return (Call(primitive="multiply", elements=1, private=setting.weights == "server"), *truncate(setting))
 
 
-def weight_sum(setting: Setting) -> Calls:
+def weight_sum(setting: EngineSetting) -> Calls:
     """A secret and a weight, which is shared first unless it is. Source: api.cc, add_sv."""
-    return (Call(primitive="deal", elements=1),) if setting.weights == "server" else ()
+    return (Call(primitive="input", elements=1),) if setting.weights == "server" else ()
 
 
-def public_product(setting: Setting) -> Calls:
+def public_product(setting: EngineSetting) -> Calls:
     """A secret and a public number: the product is local, its truncation is not."""
     return truncate(setting)
 
 
-def square(setting: Setting) -> Calls:
+def square(setting: EngineSetting) -> Calls:
     return (Call(primitive="square", elements=1), *truncate(setting))
 
 
-def maximum(setting: Setting) -> Calls:
+def maximum(setting: EngineSetting) -> Calls:
     """The sign of a difference selects between its terms."""
     return SIGN + SELECT
 
 
-def exponential(setting: Setting) -> Calls:
+def exponential(setting: EngineSetting) -> Calls:
     """(1 + x / 2^n)^(2^n). Source: fxp_approx.cc, exp_taylor."""
     shrink = Call(primitive="truncate", elements=1, bits=EXPONENTIAL_SQUARINGS)
     return (shrink, *square(setting) * EXPONENTIAL_SQUARINGS)
 
 
-def reciprocal(setting: Setting) -> Calls:
+def reciprocal(setting: EngineSetting) -> Calls:
     """Sign off, `reciprocal_positive`, sign on. Source: fxp_base.cc, reciprocal_goldschmidt."""
     return SIGN + _arithmetic(1) + MULTIPLY + reciprocal_positive(setting) + MULTIPLY
 
 
-def reciprocal_positive(setting: Setting) -> Calls:
+def reciprocal_positive(setting: EngineSetting) -> Calls:
     """Scale by the power of two that brings x to [1/2, 1), Goldschmidt's iterations, scale back.
 
     Source: fxp_base.cc, reciprocal_goldschmidt_positive and reciprocal_goldschmidt_normalized_approx.
@@ -82,7 +83,7 @@ def reciprocal_positive(setting: Setting) -> Calls:
     return highest_bit(setting) + _arithmetic(2 * setting.fraction_bits) + approximate + product(setting)
 
 
-def reciprocal_square_root(setting: Setting) -> Calls:
+def reciprocal_square_root(setting: EngineSetting) -> Calls:
     """A polynomial on [1/4, 1/2), times a power of sqrt(2) found from the highest bit.
 
     Source: fxp_approx.cc, f_rsqrt.
@@ -94,14 +95,14 @@ def reciprocal_square_root(setting: Setting) -> Calls:
     return highest_bit(setting) + normalise + guess + compensate + product(setting)
 
 
-def tanh(setting: Setting) -> Calls:
+def tanh(setting: EngineSetting) -> Calls:
     """Clamp to [-5, 5], scale, Chebyshev's recurrence, public weights. Source: fxp_approx.cc, tanh_chebyshev."""
     clamp = maximum(setting) * 2
     terms = square(setting) + product(setting) * (CHEBYSHEV_TERMS - 1)
     return clamp + public_product(setting) + terms + public_product(setting)
 
 
-def error_function(setting: Setting) -> Calls:
+def error_function(setting: EngineSetting) -> Calls:
     """1 - 1 / p(|x|)^4 below 3 and 1 above, with the sign of x. Source: fxp_approx.cc, f_erf."""
     absolute = SIGN + _arithmetic(1) + MULTIPLY
     fourth_power = square(setting) * 2
@@ -109,7 +110,7 @@ def error_function(setting: Setting) -> Calls:
     return SIGN + absolute + SIGN + inner + SELECT * 2
 
 
-def polynomial(degree: int, setting: Setting) -> Calls:
+def polynomial(degree: int, setting: EngineSetting) -> Calls:
     """Public coefficients: powers of x, those that are ready together in one call, and one truncation of the sum.
 
     Source: fxp_base.cc, polynomial.
@@ -123,28 +124,28 @@ def polynomial(degree: int, setting: Setting) -> Calls:
     return powers + truncate(setting)
 
 
-def highest_bit(setting: Setting) -> Calls:
+def highest_bit(setting: EngineSetting) -> Calls:
     """Only the highest set bit: every bit OR all above it, by doubling. Source: ring.cc, _prefix_or.
 
-    Raises ValueError for a ring of 32 bits, in which the engine cannot divide (integer masks have 64 bits).
+    Raises UserError for a ring of 32 bits, in which the engine cannot divide (integer masks have 64 bits).
     """
     if setting.ring_bits < NARROWEST_DIVISION_BITS:
-        raise ValueError(
+        raise UserError(
             f"`ring_bits` must be at least {NARROWEST_DIVISION_BITS} for division, square root and erf, "
             f"but got {setting.ring_bits}."
         )
-    return (Call(primitive="to_bits", elements=1), *_prefix_or(setting))
+    return (Call(primitive="a2b", elements=1), *_prefix_or(setting))
 
 
-def _prefix_or(setting: Setting) -> Iterator[Call]:
+def _prefix_or(setting: EngineSetting) -> Iterator[Call]:
     offset = 1
     while offset < setting.ring_bits:
-        yield Call(primitive="conjoin", elements=1, bits=setting.ring_bits - offset)
+        yield Call(primitive="and", elements=1, bits=setting.ring_bits - offset)
         offset *= 2
 
 
 def _arithmetic(bits: int) -> Calls:
-    return (Call(primitive="to_arithmetic", elements=1, bits=bits),)
+    return (Call(primitive="b2a", elements=1, bits=bits),)
 
 
 def reduction(length: int, function: Calls) -> Calls:

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
+from costmodel.errors import UserError
+
 Counts = Mapping[str, int]
 Array = NDArray[np.float64]
 SLACK = 1e-9  # relative room for the solver where a first solve's optimum bounds a second
@@ -83,7 +85,7 @@ def extremes(
     Consistent: each row within `tolerance` (relative) of its target, and terms in `bounds` within theirs. The
     greatest is infinite if `counts` has a term that neither rows nor bounds limit.
 
-    Raises ValueError if no coefficients are consistent.
+    Raises UserError if no coefficients are consistent.
     """
     scaled = _scaled(rows, targets, tuple(counts))
     columns = zip(scaled.terms, scaled.column_scale, strict=True)
@@ -100,7 +102,7 @@ def extremes(
             method="highs",
         )
         if result.status == 2:
-            raise ValueError(f"no coefficients reproduce every row within {tolerance:.1%}; the tolerance must grow.")
+            raise UserError(f"no coefficients reproduce every row within {tolerance:.1%}; the tolerance must grow.")
         found.append(float(objective @ result.x) if result.success else np.inf)
     return found[0], found[1]
 

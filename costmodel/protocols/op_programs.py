@@ -12,9 +12,10 @@ from math import ceil, sqrt
 from typing import Any
 
 from costmodel import ops
+from costmodel.errors import UserError
 from costmodel.ops import Op
 from costmodel.protocols import fixed_point
-from costmodel.protocols.primitives import Call, Calls, Setting, on
+from costmodel.protocols.primitives import Call, Calls, EngineSetting, on
 
 TILE_BYTES = 256 * 1024 * 1024  # ring.cc, _mmul: larger operands are multiplied tile by tile
 MOST_TILES = 10_000  # 2.5 TB of operands; each tile is a call of its own
@@ -22,29 +23,29 @@ SKEWED = 8  # ring.cc, calcMmulTilingSize: a matrix is long or flat when one dim
 SHARED: Calls = (Call(primitive="share", elements=1),)  # such as what a sum or a maximum over an axis starts from
 
 
-def calls_of(op: Op, setting: Setting, *, share_bytes: int) -> Calls:
+def calls_of(op: Op, setting: EngineSetting, *, share_bytes: int) -> Calls:
     """The calls of one op.
 
     share_bytes: of one party's share of one element, which decides how large a matrix product is cut to tiles.
 
-    Raises ValueError for an op that has no program, or is too large for one.
+    Raises UserError for an op that has no program, or is too large for one.
     """
     if type(op) not in PROGRAMS:
-        raise ValueError(f"no program states the calls of {type(op).__name__}; add one to PROGRAMS.")
+        raise UserError(f"no program states the calls of {type(op).__name__}; add one to PROGRAMS.")
     return PROGRAMS[type(op)](op, setting, share_bytes)
 
 
-def matmul(m: int, k: int, n: int, setting: Setting, share_bytes: int, *, weight: bool = False) -> Calls:
+def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, weight: bool = False) -> Calls:
     """m x k times k x n, in tiles where the engine cuts them, and one truncation of the result.
 
     weight: whether the right factor is the model's, so that the server may hold it.
 
-    Raises ValueError for a product of more than `MOST_TILES`.
+    Raises UserError for a product of more than `MOST_TILES`.
     """
     private = weight and setting.weights == "server"
     m_step, k_step, n_step = _tile(m, k, n, share_bytes)
     if (num_tiles := ceil(m / m_step) * ceil(k / k_step) * ceil(n / n_step)) > MOST_TILES:
-        raise ValueError(
+        raise UserError(
             f"a matrix product must be of at most {MOST_TILES} tiles of up to {TILE_BYTES // 2**20} MiB, "
             f"but {m} x {k} times {k} x {n} takes {num_tiles}; choose smaller dimensions."
         )
@@ -83,21 +84,21 @@ def _heads(op: Any, calls: Calls) -> Calls:
     return calls * int(op.heads)
 
 
-def _embed(op: ops.TokenEmbedding, setting: Setting, share_bytes: int) -> Calls:
+def _embed(op: ops.TokenEmbedding, setting: EngineSetting, share_bytes: int) -> Calls:
     """A lookup compares each token with each entry of the public vocabulary, which makes it one-hot."""
     one_hot = on(op.tokens * op.vocab, fixed_point.EQUAL) if op.encoding == "lookup" else ()
     return one_hot + matmul(op.tokens, op.vocab, op.features, setting, share_bytes, weight=True)
 
 
-def _local(op: Op, setting: Setting, share_bytes: int) -> Calls:
+def _local(op: Op, setting: EngineSetting, share_bytes: int) -> Calls:
     return ()
 
 
-def _positions(op: ops.PositionEmbedding, setting: Setting, share_bytes: int) -> Calls:
+def _positions(op: ops.PositionEmbedding, setting: EngineSetting, share_bytes: int) -> Calls:
     return on(op.rows * op.features, fixed_point.weight_sum(setting))
 
 
-def _layer_norm(op: ops.LayerNorm, setting: Setting, share_bytes: int) -> Calls:
+def _layer_norm(op: ops.LayerNorm, setting: EngineSetting, share_bytes: int) -> Calls:
     """Mean, squares of what is left, their mean, its inverse root, and a product by the root and one by the gain."""
     start = () if op.features == 1 else SHARED
     means = () if op.features == 1 else on(op.rows, fixed_point.public_product(setting))
@@ -108,7 +109,7 @@ def _layer_norm(op: ops.LayerNorm, setting: Setting, share_bytes: int) -> Calls:
     return start + means + squares + means + root + products
 
 
-def _rms_norm(op: ops.RmsNorm, setting: Setting, share_bytes: int) -> Calls:
+def _rms_norm(op: ops.RmsNorm, setting: EngineSetting, share_bytes: int) -> Calls:
     """Squares, their mean, its inverse root, and a product by the root and one by the gain."""
     sums = () if op.features == 1 else SHARED
     means = () if op.features == 1 else on(op.rows, fixed_point.public_product(setting))
@@ -118,30 +119,30 @@ def _rms_norm(op: ops.RmsNorm, setting: Setting, share_bytes: int) -> Calls:
     return sums + squares + means + root + products
 
 
-def _linear(op: ops.Linear, setting: Setting, share_bytes: int) -> Calls:
+def _linear(op: ops.Linear, setting: EngineSetting, share_bytes: int) -> Calls:
     bias = on(op.rows * op.out_features, fixed_point.weight_sum(setting)) if op.bias else ()
     return matmul(op.rows, op.in_features, op.out_features, setting, share_bytes, weight=True) + bias
 
 
-def _rotary(op: ops.Rotary, setting: Setting, share_bytes: int) -> Calls:
+def _rotary(op: ops.Rotary, setting: EngineSetting, share_bytes: int) -> Calls:
     """Queries and keys times cosines, and their crossed halves times sines; all angles are public."""
     turned = op.rows * (op.heads + (op.key_heads or op.heads)) * op.rotary_dim
-    if op.rows == 1 and op.earlier == 0:  # the first position turns by 0: times a constant 1, plus a constant 0
+    if op.rows == 1 and op.past_len == 0:  # the first position turns by 0: times a constant 1, plus a constant 0
         return on(turned, SHARED)
     return on(turned, fixed_point.public_product(setting) * 2)
 
 
-def _scores(op: ops.AttentionScores, setting: Setting, share_bytes: int) -> Calls:
+def _scores(op: ops.AttentionScores, setting: EngineSetting, share_bytes: int) -> Calls:
     by_one = op.head_dim == 1 or not op.scaled
     scaled = () if by_one else on(op.heads * op.queries * op.head_dim, fixed_point.public_product(setting))
     return scaled + _heads(op, matmul(op.queries, op.head_dim, op.keys, setting, share_bytes))
 
 
-def _public_factor(op: ops.Temperature | ops.ShapedAttention, setting: Setting, share_bytes: int) -> Calls:
+def _public_factor(op: ops.Temperature | ops.ShapedAttention, setting: EngineSetting, share_bytes: int) -> Calls:
     return on(op.heads * op.queries * op.keys, fixed_point.public_product(setting))
 
 
-def _softmax(op: ops.Softmax, setting: Setting, share_bytes: int) -> Calls:
+def _softmax(op: ops.Softmax, setting: EngineSetting, share_bytes: int) -> Calls:
     """Numbers of at least 0 for the scores, by form; then row sum, its reciprocal, and one product."""
     rows = op.heads * op.queries
     if op.keys == 1 and op.form == "exact":  # what is left of x / x is x
@@ -157,11 +158,11 @@ def _softmax(op: ops.Softmax, setting: Setting, share_bytes: int) -> Calls:
     return forms[op.form] + start + normalise
 
 
-def _mix(op: ops.AttentionMix, setting: Setting, share_bytes: int) -> Calls:
+def _mix(op: ops.AttentionMix, setting: EngineSetting, share_bytes: int) -> Calls:
     return _heads(op, matmul(op.queries, op.keys, op.head_dim, setting, share_bytes))
 
 
-def _gelu(op: ops.Gelu, setting: Setting, share_bytes: int) -> Calls:
+def _gelu(op: ops.Gelu, setting: EngineSetting, share_bytes: int) -> Calls:
     product, factor = fixed_point.product(setting), fixed_point.public_product(setting)
     forms = {
         "tanh": product + factor + product + fixed_point.tanh(setting) + factor + product,
@@ -172,33 +173,33 @@ def _gelu(op: ops.Gelu, setting: Setting, share_bytes: int) -> Calls:
     return on(op.rows * op.features, forms[op.form])
 
 
-def _relu(op: ops.Relu, setting: Setting, share_bytes: int) -> Calls:
+def _relu(op: ops.Relu, setting: EngineSetting, share_bytes: int) -> Calls:
     return on(op.rows * op.features, fixed_point.maximum(setting))
 
 
-def _leaky_relu(op: ops.LeakyRelu, setting: Setting, share_bytes: int) -> Calls:
+def _leaky_relu(op: ops.LeakyRelu, setting: EngineSetting, share_bytes: int) -> Calls:
     return on(op.rows * op.features, fixed_point.maximum(setting) + fixed_point.weight_product(setting))
 
 
-def _silu(op: ops.Silu, setting: Setting, share_bytes: int) -> Calls:
+def _silu(op: ops.Silu, setting: EngineSetting, share_bytes: int) -> Calls:
     """x times 1 / (1 + exp(-x)). Source: fxp_approx.cc, sigmoid_real, the engine's default."""
     sigmoid = fixed_point.exponential(setting) + fixed_point.reciprocal(setting)
     return on(op.rows * op.features, sigmoid + fixed_point.product(setting))
 
 
-def _multiply(op: ops.Multiply, setting: Setting, share_bytes: int) -> Calls:
+def _multiply(op: ops.Multiply, setting: EngineSetting, share_bytes: int) -> Calls:
     return on(op.rows * op.features, fixed_point.product(setting))
 
 
-def _scaled_add(op: ops.ScaledAdd, setting: Setting, share_bytes: int) -> Calls:
+def _scaled_add(op: ops.ScaledAdd, setting: EngineSetting, share_bytes: int) -> Calls:
     return on(op.rows * op.features, fixed_point.weight_product(setting) * 2)
 
 
-def _project(op: ops.VocabProjection, setting: Setting, share_bytes: int) -> Calls:
+def _project(op: ops.VocabProjection, setting: EngineSetting, share_bytes: int) -> Calls:
     return matmul(op.rows, op.features, op.vocab, setting, share_bytes, weight=True)
 
 
-PROGRAMS: dict[type, Callable[[Any, Setting, int], Calls]] = {
+PROGRAMS: dict[type, Callable[[Any, EngineSetting, int], Calls]] = {
     ops.TokenEmbedding: _embed,
     ops.PositionEmbedding: _positions,
     ops.LayerNorm: _layer_norm,

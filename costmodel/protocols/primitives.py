@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
+from costmodel.errors import UserError
+
 # primitive -> what it does to secret-shared integers of the ring
 #   multiply, square: element-wise products; matmul: a matrix product
 #   truncate: division by a power of two, which every product of fixed-point numbers needs
@@ -19,22 +21,22 @@ from typing import Literal, TypeAlias, get_args
 #   share: an arithmetic sharing of a public number
 #   deal: an arithmetic sharing of what one party holds
 Primitive = Literal[
-    "multiply", "square", "matmul", "truncate", "sign", "select", "to_bits", "to_arithmetic", "equal", "conjoin",
-    "share", "deal",
+    "multiply", "square", "matmul", "truncate", "msb", "mux", "a2b", "b2a", "equal", "and",
+    "share", "input",
 ]  # fmt: skip
 PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
 Holder = Literal["secret", "server"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class EngineSetting:
     """What the numbers of a model are in the engine.
 
     ring_bits: secret-shared integers are modulo 2^ring_bits.
     fraction_bits: bits after the binary point; 18 is the engine's default for a ring of 64 bits.
     weights: `secret`, shared by all parties before the run; `server`, held by one party, which no other sees.
 
-    Raises ValueError for a ring the engine does not have, or too small for the fraction.
+    Raises UserError for a ring the engine does not have, or too small for the fraction.
     """
 
     ring_bits: int = 64
@@ -43,10 +45,10 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.ring_bits not in (32, 64, 128):
-            raise ValueError(f"`ring_bits` must be 32, 64 or 128, but got {self.ring_bits}.")
+            raise UserError(f"`ring_bits` must be 32, 64 or 128, but got {self.ring_bits}.")
         # a product has twice the fraction bits, and division and square root reverse that many bits
         if not 1 <= 2 * self.fraction_bits < self.ring_bits:
-            raise ValueError(
+            raise UserError(
                 f"`fraction_bits` must be from 1 to {self.ring_bits // 2 - 1} in a ring of {self.ring_bits} bits, "
                 f"since products carry twice as many, but got {self.fraction_bits}."
             )
@@ -59,7 +61,7 @@ class Call:
     elements: of the result.
     operands: elements of both factors of a matrix product; 0 for the rest, whose operands are as large as the result.
     factors: rows and columns of a matrix product; empty for the rest.
-    bits: width of what `conjoin`, `to_arithmetic` and `truncate` (bits cut off) work on; 0 for the rest.
+    bits: width of what `and`, `b2a` and `truncate` (bits cut off) work on; 0 for the rest.
     private: of `multiply` and `matmul`, whether one factor, the right one, is held by one party and not shared.
     """
 
@@ -92,20 +94,20 @@ class Comm:
 NOTHING = Comm(rounds=0, messages=0, online_bytes=0, waited_bytes=0)
 
 # primitive -> the cost of a call in a setting
-Prices: TypeAlias = Mapping[str, Callable[[Call, Setting], Comm]]
+Prices: TypeAlias = Mapping[str, Callable[[Call, EngineSetting], Comm]]
 
 
-def price_calls(calls: Iterable[Call], setting: Setting, prices: Prices) -> Comm:
-    """The sum over calls. Raises ValueError for a primitive the protocol has no formula for."""
+def price_calls(calls: Iterable[Call], setting: EngineSetting, prices: Prices) -> Comm:
+    """The sum over calls. Raises UserError for a primitive the protocol has no formula for."""
     parts = []
     for call in calls:
         if call.primitive not in prices:
-            raise ValueError(f"the protocol has no formula for {call.primitive!r}; add one to its table.")
+            raise UserError(f"the protocol has no formula for {call.primitive!r}; add one to its table.")
         parts.append(prices[call.primitive](call, setting))
-    return total(parts)
+    return total_comm(parts)
 
 
-def total(parts: Iterable[Comm]) -> Comm:
+def total_comm(parts: Iterable[Comm]) -> Comm:
     """What steps that wait for one another cost together."""
     rounds = messages = online_bytes = setup_bytes = waited_bytes = 0
     for part in parts:
@@ -133,7 +135,7 @@ def stored_bytes(bits: int) -> int:
     return max(1, 1 << max(0, (bits - 1).bit_length() - 3))
 
 
-def halves(setting: Setting) -> list[int]:
+def halves(setting: EngineSetting) -> list[int]:
     """Widths of the levels of a carry tree: half the ring's bits, a quarter, down to one."""
     widths = [setting.ring_bits // 2]
     while widths[-1] > 1:

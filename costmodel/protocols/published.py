@@ -32,6 +32,7 @@ from typing import Any
 
 from costmodel import ops
 from costmodel.cost import Price
+from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols.identity import cost_model_id
@@ -93,16 +94,16 @@ BYTES_STEP = 2.0**-8
 
 
 def counts(op: Op) -> dict[str, int]:
-    """The terms of one op. Raises ValueError for an op the protocol has no formula for, or a form without data."""
+    """The terms of one op. Raises UserError for an op the protocol has no formula for, or a form without data."""
     if type(op) not in COUNTS:
-        raise ValueError(
+        raise UserError(
             f"protocol published has no formula for {type(op).__name__}, which no printed row has; "
             "choose protocol semi2k, aby3 or cheetah."
         )
     if type(op) in MEASURED_FORMS:
         name, measured = MEASURED_FORMS[type(op)]
         if (form := getattr(op, name)) not in measured:
-            raise ValueError(
+            raise UserError(
                 f"protocol published prices {type(op).__name__} with `{name}` {' or '.join(measured)} only, "
                 f"but got {form!r}; choose protocol semi2k, aby3 or cheetah."
             )
@@ -171,14 +172,14 @@ class Published(Pricer):
 
 
 def load(network: str | None = None) -> Published:
-    """The committed testbed. Raises ValueError if a network is asked for: it is fitted in."""
+    """The committed testbed. Raises UserError if a network is asked for: it is fitted in."""
     if network is not None:
-        raise ValueError(f"protocol published has its network fitted in, but got network {network!r}; leave it out.")
+        raise UserError(f"protocol published has its network fitted in, but got network {network!r}; leave it out.")
     return pricer(load_testbed(TESTBED), cost_model_id(TESTBED.read_bytes()))
 
 
 def pricer(testbed: Testbed, cost_model_id: str) -> Published:
-    """A testbed, ready to price. Raises ValueError if it lacks the coefficient of a term or has one too many."""
+    """A testbed, ready to price. Raises UserError if it lacks the coefficient of a term or has one too many."""
     for quantity, constants in (("latency_s", testbed.latency_s), ("sent_bytes", testbed.sent_bytes)):
         _check_terms(f"`{quantity}` of the testbed", constants)
     for row in testbed.rows:
@@ -196,7 +197,7 @@ def pricer(testbed: Testbed, cost_model_id: str) -> Published:
 
 def _check_terms(subject: str, terms: Iterable[str]) -> None:
     if set(terms) != set(TERMS):
-        raise ValueError(f"{subject} must have exactly the terms {', '.join(TERMS)}, but has {', '.join(terms)}.")
+        raise UserError(f"{subject} must have exactly the terms {', '.join(TERMS)}, but has {', '.join(terms)}.")
 
 
 def _on_grid(value: float, step: float) -> float:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
+from costmodel.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +19,7 @@ class Constant:
     low, high: bounds that a prior sets; None if the rows alone bound it.
     source: where the value comes from.
 
-    Raises ValueError unless 0 <= low <= value <= high, with bounds exactly where a prior identifies the value.
+    Raises UserError unless 0 <= low <= value <= high, with bounds exactly where a prior identifies the value.
     """
 
     value: float
@@ -29,11 +30,11 @@ class Constant:
 
     def __post_init__(self) -> None:
         if not 0 <= self.value < math.inf:
-            raise ValueError(f"`value` must be finite and at least 0, but got {self.value}.")
+            raise UserError(f"`value` must be finite and at least 0, but got {self.value}.")
         if (self.identified_by == "prior") != (self.low is not None) or (self.low is None) != (self.high is None):
-            raise ValueError("a constant needs `low` and `high` if a prior identifies it, and neither if data do.")
+            raise UserError("a constant needs `low` and `high` if a prior identifies it, and neither if data do.")
         if self.low is not None and self.high is not None and not 0 <= self.low <= self.value <= self.high:
-            raise ValueError(
+            raise UserError(
                 f"`value` must lie between `low` and `high`, but got {self.low}, {self.value}, {self.high}."
             )
 
@@ -70,5 +71,5 @@ class Testbed:
 
 
 def load_testbed(path: Path) -> Testbed:
-    """The testbed in a YAML file. Raises ValueError, naming the file."""
+    """The testbed in a YAML file. Raises UserError, naming the file."""
     return decode(Testbed, load_mapping(path), str(path))

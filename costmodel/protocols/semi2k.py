@@ -14,13 +14,22 @@ from dataclasses import replace
 
 from costmodel.ops import Op
 from costmodel.protocols.op_programs import calls_of
-from costmodel.protocols.primitives import NOTHING, Call, Comm, Setting, halves, price_calls, stored_bytes, total
+from costmodel.protocols.primitives import (
+    NOTHING,
+    Call,
+    Comm,
+    EngineSetting,
+    halves,
+    price_calls,
+    stored_bytes,
+    total_comm,
+)
 
 NUM_PARTIES = 2
 
 
-def comm(op: Op, setting: Setting) -> Comm:
-    """Rounds, messages and bytes of one op. Raises ValueError for an op without a program."""
+def comm(op: Op, setting: EngineSetting) -> Comm:
+    """Rounds, messages and bytes of one op. Raises UserError for an op without a program."""
     return price_calls(calls_of(op, setting, share_bytes=setting.ring_bits // 8), setting, PRICES)
 
 
@@ -29,22 +38,22 @@ def _opened(num_bytes: int) -> Comm:
     return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes, waited_bytes=num_bytes)
 
 
-def _multiply(call: Call, setting: Setting) -> Comm:
+def _multiply(call: Call, setting: EngineSetting) -> Comm:
     """Beaver: x - a and y - b are opened together. Source: arithmetic.cc, MulAA and MulA1B."""
     return _opened(2 * call.elements * setting.ring_bits // 8)
 
 
-def _square(call: Call, setting: Setting) -> Comm:
+def _square(call: Call, setting: EngineSetting) -> Comm:
     """x - a is opened, with a dealt pair a, a^2. Source: arithmetic.cc, SquareA."""
     return _opened(call.elements * setting.ring_bits // 8)
 
 
-def _matmul(call: Call, setting: Setting) -> Comm:
+def _matmul(call: Call, setting: EngineSetting) -> Comm:
     """Beaver: both masked factors are opened, whatever the result's size. Source: arithmetic.cc, MatMulAA."""
     return _opened(call.operands * setting.ring_bits // 8)
 
 
-def _truncate(call: Call, setting: Setting) -> Comm:
+def _truncate(call: Call, setting: EngineSetting) -> Comm:
     """The wrap bit is a product of one bit of each party, in the least ring that holds the cut bits; |x| < 2^(k-2).
 
     Source: arithmetic.cc, TruncAPr2 and MulVVS.
@@ -52,45 +61,47 @@ def _truncate(call: Call, setting: Setting) -> Comm:
     return _opened(call.elements * max(4, stored_bytes(call.bits)))
 
 
-def _conjoin(call: Call, setting: Setting) -> Comm:
+def _and_call(call: Call, setting: EngineSetting) -> Comm:
     """Beaver on bits. Source: boolean.cc, AndBB."""
     return _opened(2 * call.elements * stored_bytes(call.bits))
 
 
-def _sign(call: Call, setting: Setting) -> Comm:
+def _msb(call: Call, setting: EngineSetting) -> Comm:
     """The carry into the highest bit of the sum of both shares, by a tree of generate and propagate pairs.
 
     An AND of all bits, then per level two ANDs of half as many, opened together. Source: conversion.cc, MsbA2B;
     ab_api.cc, carry_a2b.
     """
-    return total([_and(call.elements, setting.ring_bits), *(_and(2 * call.elements, bits) for bits in halves(setting))])
+    return total_comm(
+        [_and(call.elements, setting.ring_bits), *(_and(2 * call.elements, bits) for bits in halves(setting))]
+    )
 
 
-def _to_bits(call: Call, setting: Setting) -> Comm:
+def _a2b(call: Call, setting: EngineSetting) -> Comm:
     """All bits of the sum of both shares by a Kogge-Stone adder: an AND, then two at a time for every doubling.
 
     Source: conversion.cc, A2B; ab_api.cc, ppa_kogge_stone.
     """
     levels = (setting.ring_bits - 1).bit_length()
-    return total([_and(call.elements, setting.ring_bits), *[_and(2 * call.elements, setting.ring_bits)] * levels])
+    return total_comm([_and(call.elements, setting.ring_bits), *[_and(2 * call.elements, setting.ring_bits)] * levels])
 
 
-def _to_arithmetic(call: Call, setting: Setting) -> Comm:
+def _b2a(call: Call, setting: EngineSetting) -> Comm:
     """Bits masked by dealt random bits are opened. Source: conversion.cc, B2A_Randbit."""
     return _opened(call.elements * stored_bytes(call.bits))
 
 
-def _equal(call: Call, setting: Setting) -> Comm:
+def _equal(call: Call, setting: EngineSetting) -> Comm:
     """A masked difference is opened and its bits joined by halves, all in full words; then to arithmetic, likewise.
 
     Source: conversion.cc, EqualAP and eqz, https://eprint.iacr.org/2019/599, section IV.D.
     """
     joined = [_and(call.elements, setting.ring_bits)] * len(halves(setting))
     opened = _opened(call.elements * setting.ring_bits // 8)
-    return total([opened, *joined, _to_arithmetic(replace(call, bits=setting.ring_bits), setting)])
+    return total_comm([opened, *joined, _b2a(replace(call, bits=setting.ring_bits), setting)])
 
 
-def _share(call: Call, setting: Setting) -> Comm:
+def _share(call: Call, setting: EngineSetting) -> Comm:
     """Local: both parties expand a common seed. Source: arithmetic.cc, P2A and V2A."""
     return NOTHING
 
@@ -99,17 +110,17 @@ def _and(elements: int, bits: int) -> Comm:
     return _opened(2 * elements * stored_bytes(bits))
 
 
-PRICES: dict[str, Callable[[Call, Setting], Comm]] = {
+PRICES: dict[str, Callable[[Call, EngineSetting], Comm]] = {
     "multiply": _multiply,
     "square": _square,
     "matmul": _matmul,
     "truncate": _truncate,
-    "sign": _sign,
-    "select": _multiply,
-    "to_bits": _to_bits,
-    "to_arithmetic": _to_arithmetic,
+    "msb": _msb,
+    "mux": _multiply,
+    "a2b": _a2b,
+    "b2a": _b2a,
     "equal": _equal,
-    "conjoin": _conjoin,
+    "and": _and_call,
     "share": _share,
-    "deal": _share,
+    "input": _share,
 }

@@ -12,8 +12,7 @@ from costmodel.engine.compare import SEED, Comparison
 from costmodel.engine.measured_rounds import MeasuredRounds
 from costmodel.engine.spu import Measured
 from costmodel.ops import Op, shape
-from costmodel.protocols.primitives import Comm
-from costmodel.protocols.primitives import total as total_comm
+from costmodel.protocols.primitives import Comm, total_comm
 from costmodel.report.estimates import PRICE_KEYS, Deployed, setting_document, unusual
 
 NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"
@@ -180,7 +179,7 @@ def _by_kind(comparison: Comparison) -> Iterable[tuple[str, Comm, Measured, floa
         kinds.setdefault(type(node.op).__name__, []).append((comm, cost, seconds))
     for kind, parts in kinds.items():
         seconds = None if comparison.predicted_s is None else sum(seconds or 0.0 for _, _, seconds in parts)
-        yield kind, total_comm(comm for comm, _, _ in parts), spu.total(cost for _, cost, _ in parts), seconds
+        yield kind, total_comm(comm for comm, _, _ in parts), spu.total_measured(cost for _, cost, _ in parts), seconds
 
 
 def _cells(comm: Comm, cost: Measured, seconds: float | None) -> list[str]:
@@ -197,7 +196,7 @@ def _cells(comm: Comm, cost: Measured, seconds: float | None) -> list[str]:
 
 
 def _difference(predicted: int, measured: int) -> str:
-    """Of the prediction from the measurement, relative to the latter."""
+    """Error of the prediction from the measurement, relative to the latter."""
     if predicted == measured:
         return "equal"
     return f"{predicted / measured - 1:+.3%}" if measured else "none measured"

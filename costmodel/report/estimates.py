@@ -10,10 +10,10 @@ from rich.table import Table
 from costmodel import ops
 from costmodel.calibration.validate_published import Check, Derived, RowFlops
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.cost import Price, total
+from costmodel.cost import Price, total_price
 from costmodel.estimate import Estimate
 from costmodel.ops import LayerId, Op, shape
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published_rows import PublishedRow
 
 MENTIONED_SHARE = 0.005  # what rounds to less than 1 % is left out
@@ -39,7 +39,7 @@ PRICE_KEYS = (
 
 def document(
     estimate: Estimate,
-    setting: Setting | None,
+    setting: EngineSetting | None,
     *,
     architecture: str,
     base: str | None,
@@ -76,7 +76,7 @@ def document(
     }
 
 
-def setting_document(priced: Sequence[Op], setting: Setting | None, deployed: Deployed) -> dict[str, Any]:
+def setting_document(priced: Sequence[Op], setting: EngineSetting | None, deployed: Deployed) -> dict[str, Any]:
     """What was priced or run, as JSON data: the numbers, who holds what, the deployment, and the ops' forms."""
     return {
         "ring_bits": setting and setting.ring_bits,
@@ -95,7 +95,7 @@ def _forms(priced: Sequence[Op], kind: type[ops.Gelu] | type[ops.Softmax]) -> st
     return "+".join(dict.fromkeys(op.form for op in priced if isinstance(op, kind))) or None
 
 
-def unusual(priced: Sequence[Op], setting: Setting | None, deployed: Deployed) -> str:
+def unusual(priced: Sequence[Op], setting: EngineSetting | None, deployed: Deployed) -> str:
     """Whatever a reader might not expect, such as `, phase decode`."""
     found = setting_document(priced, setting, deployed)
     return "".join(f", {key} {found[key]}" for key, usual in USUAL.items() if found[key] not in (None, usual))
@@ -113,7 +113,7 @@ def _range(bounds: tuple[float, float] | None) -> list[float | None] | None:
 
 def summary(
     estimate: Estimate,
-    setting: Setting | None,
+    setting: EngineSetting | None,
     *,
     architecture: str,
     base: str | None,
@@ -150,7 +150,7 @@ def estimate_tables(estimate: Estimate) -> tuple[Table, Table]:
     by_kind: dict[str, list[Price]] = {}
     for node, price in estimate.by_op:
         by_kind.setdefault(type(node.op).__name__, []).append(price)
-    kinds = [(kind, str(len(prices)), total(prices)) for kind, prices in by_kind.items()]
+    kinds = [(kind, str(len(prices)), total_price(prices)) for kind, prices in by_kind.items()]
     return _prices("layer", layers, estimate.total), _prices("op", kinds, estimate.total)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from costmodel import ops
 from costmodel.ops import Op
-from costmodel.tracing.patterns import Patterns, Step, Steps, first_match, split_product
+from costmodel.tracing.patterns import Patterns, TracedOp, TracedOps, first_match, split_product
 from costmodel.tracing.program import (
     FxNode,
     Program,
@@ -44,12 +44,12 @@ class _Operand:
     temperature: FxNode = None
 
 
-def fused(program: Program, node: FxNode) -> Steps:
+def fused(program: Program, node: FxNode) -> TracedOps:
     """A fused kernel, all of its output."""
     return _fused(program, node, node, argument(node, 2, "value"))
 
 
-def narrowed(program: Program, node: FxNode) -> Steps:
+def narrowed(program: Program, node: FxNode) -> TracedOps:
     """The first columns of a fused kernel's output: the others, of which nothing is read, are not computed."""
     source, last = node.args[0], len(size(node)) - 1
     kernel = source.args[0] if kind(source) == "getitem" and source.args[1] == 0 else source
@@ -75,7 +75,7 @@ def _columns(node: FxNode, width: int) -> FxNode | None:
     return node if size(node)[-1] == width else None
 
 
-def _fused(program: Program, node: FxNode, kernel: FxNode, values: FxNode) -> Steps:
+def _fused(program: Program, node: FxNode, kernel: FxNode, values: FxNode) -> TracedOps:
     operands = [argument(kernel, position, name) for position, name in enumerate(("query", "key", "value"))]
     dropout = argument(kernel, 4 if kind(kernel) == SDPA else 3, "dropout_p", 0)
     if dropout or not set(secret_inputs(program, kernel)) <= set(operands):
@@ -86,7 +86,7 @@ def _fused(program: Program, node: FxNode, kernel: FxNode, values: FxNode) -> St
     return _attention(program, node, queries, keys, values, scores, num_keys=size(keys)[-2])
 
 
-def spelled(program: Program, node: FxNode) -> Steps:
+def spelled(program: Program, node: FxNode) -> TracedOps:
     """softmax(queries @ keys^T) @ values."""
     if len(secret_inputs(program, node)) != 2:
         return ()
@@ -104,7 +104,7 @@ def spelled(program: Program, node: FxNode) -> Steps:
     return _attention(program, node, queries, keys, values, scores, num_keys=size(keys)[-1])
 
 
-def shaped(program: Program, node: FxNode) -> Steps:
+def shaped(program: Program, node: FxNode) -> TracedOps:
     """a * values + b * (softmax @ values) - c * (running mean of values), with learned a, b, c per head."""
     if len(secret_inputs(program, node)) != 2:
         return ()
@@ -124,13 +124,13 @@ def shaped(program: Program, node: FxNode) -> Steps:
     if mix is None or not isinstance(mix.op, ops.AttentionMix):
         return ()
     op = ops.ShapedAttention(heads=mix.op.heads, queries=mix.op.queries, keys=mix.op.keys)
-    gains = Step(part="shaped", op=op, inputs=(before[-1],), anchor=node)
+    gains = TracedOp(part="shaped", op=op, inputs=(before[-1],), anchor=node)
     return (*before, gains, replace(mix, inputs=(gains, *mix.inputs[1:])))
 
 
 def _attention(
     program: Program, node: FxNode, queries: FxNode, keys: FxNode, values: FxNode, scores: _Operand, *, num_keys: int
-) -> Steps:
+) -> TracedOps:
     """queries: (1 x) heads x T x head_dim. scores: what is done to the scores beside the softmax."""
     heads, num_queries, head_dim = (1, *size(queries))[-3:]
     peeled_queries, peeled_keys, peeled_values = (_peeled(program, each) for each in (queries, keys, values))
@@ -161,18 +161,18 @@ def _attention(
     steps = _chained(steps, packed, chain)
     mix = ops.AttentionMix(**square, head_dim=size(values)[-1])
     mixed = peeled_values.node if values_apart else packed
-    return (*steps, Step(part="mix", op=mix, inputs=(steps[-1], mixed), anchor=node))
+    return (*steps, TracedOp(part="mix", op=mix, inputs=(steps[-1], mixed), anchor=node))
 
 
 def _laid_out(
     sources: tuple[FxNode, ...], queries: _Operand, node: FxNode, *, heads: int, key_heads: int, head_dim: int
-) -> Steps:
+) -> TracedOps:
     """Queries, keys and values side by side, rotated, with as many key and value heads as query heads."""
     rows = size(node)[-2]
-    steps: Steps = ()
+    steps: TracedOps = ()
     if len(sources) > 1:
         pack = ops.PackHeads(rows=rows, query_features=heads * head_dim, key_features=key_heads * head_dim)
-        steps = (Step(part="packed", op=pack, inputs=sources, anchor=node),)
+        steps = (TracedOp(part="packed", op=pack, inputs=sources, anchor=node),)
     chain: list[tuple[str, Op, FxNode]] = []
     fewer = key_heads if key_heads < heads else None
     if queries.turned:
@@ -184,10 +184,10 @@ def _laid_out(
     return _chained(steps, sources[0], chain)
 
 
-def _chained(steps: Steps, source: FxNode, chain: list[tuple[str, Op, FxNode]]) -> Steps:
+def _chained(steps: TracedOps, source: FxNode, chain: list[tuple[str, Op, FxNode]]) -> TracedOps:
     """Each op reads the one before it; the first reads the last step, or the source if there is none."""
     for part, op, anchor in chain:
-        steps += (Step(part=part, op=op, inputs=(steps[-1] if steps else source,), anchor=anchor),)
+        steps += (TracedOp(part=part, op=op, inputs=(steps[-1] if steps else source,), anchor=anchor),)
     return steps
 
 

@@ -37,7 +37,7 @@ ELEMENTWISE: frozenset[str] = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Step:
+class TracedOp:
     """One op. part: what it is called beside others of its module. anchor: the operation whose module it is named by.
 
     inputs: operations, or earlier steps of the same pattern.
@@ -49,21 +49,21 @@ class Step:
     anchor: FxNode
 
 
-Steps: TypeAlias = tuple[Step, ...]
+TracedOps: TypeAlias = tuple[TracedOp, ...]
 # ATen name -> what its value may be, tried in turn
-Patterns: TypeAlias = Mapping[str, tuple[Callable[[Program, FxNode], Steps], ...]]
+Patterns: TypeAlias = Mapping[str, tuple[Callable[[Program, FxNode], TracedOps], ...]]
 
 
-def _embedding(program: Program, node: FxNode) -> Steps:
+def _embedding(program: Program, node: FxNode) -> TracedOps:
     table, ids = node.args[0], node.args[1]
     if table in program.secret or origin(program, ids) is not program.tokens:
         return ()
     vocab, features = size(table)
     op = ops.TokenEmbedding(tokens=numel(ids), vocab=vocab, features=features)
-    return (Step(part="embed", op=op, inputs=(ids,), anchor=node),)
+    return (TracedOp(part="embed", op=op, inputs=(ids,), anchor=node),)
 
 
-def _scaled_embedding(program: Program, node: FxNode) -> Steps:
+def _scaled_embedding(program: Program, node: FxNode) -> TracedOps:
     """Times a public number, which the owner multiplies into the table before the run if nothing else reads it."""
     source, factor = split_product(program, node)
     if source is None or factor in program.learned or (is_node(factor) and numel(factor) != 1):
@@ -73,23 +73,23 @@ def _scaled_embedding(program: Program, node: FxNode) -> Steps:
     return _embedding(program, lookup) if alone else ()
 
 
-def _layer_norm(program: Program, node: FxNode) -> Steps:
+def _layer_norm(program: Program, node: FxNode) -> TracedOps:
     """Over the last axis."""
     source, normalised, gain = node.args[0], node.args[1], argument(node, 2, "weight")
     if secret_inputs(program, node) != [source] or len(normalised) != 1:
         return ()
     op = ops.LayerNorm(rows=numel(source) // normalised[0], features=normalised[0], affine=gain is not None)
-    return (Step(part="norm", op=op, inputs=(source,), anchor=node),)
+    return (TracedOp(part="norm", op=op, inputs=(source,), anchor=node),)
 
 
-def _rms_norm(program: Program, node: FxNode) -> Steps:
+def _rms_norm(program: Program, node: FxNode) -> TracedOps:
     source, normalised, gain = node.args[0], node.args[1], argument(node, 2, "weight")
     if secret_inputs(program, node) != [source] or len(normalised) != 1 or gain is None:
         return ()
     return _rms_norm_step(source, node)
 
 
-def _spelled_rms_norm(program: Program, node: FxNode) -> Steps:
+def _spelled_rms_norm(program: Program, node: FxNode) -> TracedOps:
     """gain * (x * rsqrt(mean(x^2) + epsilon))."""
     product, gain = split_product(program, node)
     if product is None or not is_node(gain) or numel(gain) != size(node)[-1]:
@@ -114,13 +114,13 @@ def _square_of(program: Program, node: FxNode) -> FxNode | None:
     return origin(program, inputs[0]) if is_square and len(inputs) == 1 else None
 
 
-def _rms_norm_step(source: FxNode, node: FxNode) -> Steps:
+def _rms_norm_step(source: FxNode, node: FxNode) -> TracedOps:
     features = size(node)[-1]
     op = ops.RmsNorm(rows=numel(source) // features, features=features)
-    return (Step(part="norm", op=op, inputs=(source,), anchor=node),)
+    return (TracedOp(part="norm", op=op, inputs=(source,), anchor=node),)
 
 
-def _linear(program: Program, node: FxNode) -> Steps:
+def _linear(program: Program, node: FxNode) -> TracedOps:
     """A matrix of weights to the right of the activations: `linear`, `addmm`, or a product of two matrices."""
     name = kind(node)
     source, weight = node.args[1:3] if name == "addmm" else node.args[:2]
@@ -130,20 +130,20 @@ def _linear(program: Program, node: FxNode) -> Steps:
     dimensions = {"rows": numel(source) // size(source)[-1], "features": size(source)[-1]}
     out_features = size(node)[-1]
     if origin(program, program.output) is node and out_features >= _vocabulary(program):
-        head = Step(
+        head = TracedOp(
             part="logits", op=ops.VocabProjection(**dimensions, vocab=out_features), inputs=(source,), anchor=node
         )
         if bias is None:
             return (head,)
         table = ops.PositionEmbedding(rows=dimensions["rows"], features=out_features)
-        return (head, Step(part="bias", op=table, inputs=(head,), anchor=node))
+        return (head, TracedOp(part="bias", op=table, inputs=(head,), anchor=node))
     op = ops.Linear(
         rows=dimensions["rows"],
         in_features=dimensions["features"],
         out_features=out_features,
         bias=bias is not None,
     )
-    return (Step(part="linear", op=op, inputs=(source,), anchor=node),)
+    return (TracedOp(part="linear", op=op, inputs=(source,), anchor=node),)
 
 
 def _vocabulary(program: Program) -> int:
@@ -151,14 +151,14 @@ def _vocabulary(program: Program) -> int:
     return max((size(table)[0] for table in tables), default=1)
 
 
-def _leaky_relu(program: Program, node: FxNode) -> Steps:
+def _leaky_relu(program: Program, node: FxNode) -> TracedOps:
     """With one slope, learned or not."""
     source = node.args[0]
     if kind(node) == "prelu" and numel(node.args[1]) != 1:
         return ()
     if secret_inputs(program, node) != [source]:
         return ()
-    return (Step(part="activation", op=ops.LeakyRelu(**_rows(node)), inputs=(source,), anchor=node),)
+    return (TracedOp(part="activation", op=ops.LeakyRelu(**_rows(node)), inputs=(source,), anchor=node),)
 
 
 # name in `Program.activations` -> its op
@@ -170,7 +170,7 @@ ACTIVATIONS: dict[str, Callable[[dict[str, int]], Op]] = {
 }
 
 
-def _activation(program: Program, node: FxNode) -> Steps:
+def _activation(program: Program, node: FxNode) -> TracedOps:
     """Element-wise operations on one value: which function they compute together is told by evaluating them."""
     region: list[FxNode] = []
     frontier = {node}
@@ -187,7 +187,7 @@ def _activation(program: Program, node: FxNode) -> Steps:
             for name, known in program.activations.items():
                 if float((values - known).abs().max()) < VALUE_TOLERANCE:
                     op = ACTIVATIONS[name](_rows(node))
-                    return (Step(part="activation", op=op, inputs=(source,), anchor=node),)
+                    return (TracedOp(part="activation", op=op, inputs=(source,), anchor=node),)
     return ()
 
 
@@ -209,7 +209,7 @@ def _evaluate(program: Program, region: list[FxNode], source: FxNode) -> Any:
     return values[region[-1]]
 
 
-def _sum(program: Program, node: FxNode) -> Steps:
+def _sum(program: Program, node: FxNode) -> TracedOps:
     """Two activations, each perhaps times or divided by a learned scalar; or an activation and a table."""
     if argument(node, 2, "alpha", 1) != 1 or not is_node(node.args[1]):
         return ()
@@ -222,17 +222,17 @@ def _sum(program: Program, node: FxNode) -> Steps:
     op: Op = ops.Add(**_rows(node))
     if unscaled != [first, second]:
         op = ops.ScaledAdd(**_rows(node))
-    return (Step(part="add", op=op, inputs=tuple(unscaled), anchor=node),)
+    return (TracedOp(part="add", op=op, inputs=tuple(unscaled), anchor=node),)
 
 
-def _table(program: Program, node: FxNode, source: FxNode, table: FxNode) -> Steps:
+def _table(program: Program, node: FxNode, source: FxNode, table: FxNode) -> TracedOps:
     """Numbers that do not depend on the tokens, mostly learned positions, added to every token."""
     if not _keeps_size(node, [source]):
         return ()
     while kind(table) in REARRANGES | CASTS:
         table = table.args[0]
     op = ops.PositionEmbedding(**_rows(node))
-    return (Step(part="position", op=op, inputs=(source,), anchor=table if kind(table) == "embedding" else node),)
+    return (TracedOp(part="position", op=op, inputs=(source,), anchor=table if kind(table) == "embedding" else node),)
 
 
 def _unscaled(program: Program, node: FxNode) -> FxNode:
@@ -244,12 +244,12 @@ def _unscaled(program: Program, node: FxNode) -> FxNode:
     return source if source is not None and scalar in program.learned and numel(scalar) == 1 else node
 
 
-def _product(program: Program, node: FxNode) -> Steps:
+def _product(program: Program, node: FxNode) -> TracedOps:
     """Two activations, element by element."""
     secrets = [each for each in node.args[:2] if is_node(each) and each in program.secret]
     if len(secrets) != 2 or not _keeps_size(node, secrets):
         return ()
-    return (Step(part="product", op=ops.Multiply(**_rows(node)), inputs=tuple(secrets), anchor=node),)
+    return (TracedOp(part="product", op=ops.Multiply(**_rows(node)), inputs=tuple(secrets), anchor=node),)
 
 
 def _keeps_size(node: FxNode, sources: list[FxNode]) -> bool:
@@ -273,7 +273,7 @@ def split_product(program: Program, node: FxNode) -> tuple[FxNode, Any]:
     return None, None
 
 
-def first_match(patterns: Patterns, program: Program, node: FxNode) -> Steps:
+def first_match(patterns: Patterns, program: Program, node: FxNode) -> TracedOps:
     """What the first pattern that recognises a node makes of it; nothing if none does."""
     return next((steps for pattern in patterns.get(kind(node), ()) if (steps := pattern(program, node))), ())
 

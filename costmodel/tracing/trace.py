@@ -18,9 +18,10 @@ import warnings
 from collections import Counter
 from typing import Any, TypeAlias
 
+from costmodel.errors import UserError
 from costmodel.ops import LayerId, Node, OpGraph, TokenEmbedding, VocabProjection
 from costmodel.tracing import attention, patterns
-from costmodel.tracing.patterns import Step, Steps, first_match
+from costmodel.tracing.patterns import TracedOp, TracedOps, first_match
 from costmodel.tracing.program import (
     FxNode,
     Program,
@@ -49,15 +50,15 @@ def trace(model: Module, seq_len: int, *, name: str = "model") -> OpGraph:
     model: a torch.nn.Module, traced in evaluation mode. It returns a tensor, something with `logits`, or a sequence
         or mapping that begins with them. name: what errors call it.
 
-    Raises ValueError if it is not such a module, cannot be exported, reads a position table beyond its end, or has
+    Raises UserError if it is not such a module, cannot be exported, reads a position table beyond its end, or has
     operations that no op stands for; the message lists all of them.
     """
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise ValueError(f"{name!r} must be an Architecture or a torch.nn.Module, but is {type(model).__name__}.")
+        raise UserError(f"{name!r} must be an Architecture or a torch.nn.Module, but is {type(model).__name__}.")
     if seq_len < 1:
-        raise ValueError(f"`seq_len` must be at least 1, but got {seq_len}.")
+        raise UserError(f"`seq_len` must be at least 1, but got {seq_len}.")
     exported = _exported(model, seq_len, name)
     program = _program(exported)
     _check_tables(program, exported, name)
@@ -93,7 +94,7 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
             return exported
     except Exception as error:  # whatever foreign code raises is the user's bad input
         reason = str(error).strip().partition("\n")[0]
-        raise ValueError(
+        raise UserError(
             f"model {name!r} must take a 1 x {seq_len} tensor of token ids and be exportable by torch.export, "
             f"but that raised {type(error).__name__}: {reason}"
         ) from None
@@ -136,7 +137,7 @@ def _logits(output: Any) -> Any:
         elif isinstance(output, dict) and output:
             output = next(iter(output.values()))
         else:
-            raise ValueError(f"a model must return a tensor of logits, but returned {type(output).__name__}.")
+            raise UserError(f"a model must return a tensor of logits, but returned {type(output).__name__}.")
     return output
 
 
@@ -169,12 +170,12 @@ def _program(exported: Any) -> Program:
 
 
 def _check_tables(program: Program, exported: Any, name: str) -> None:
-    """Raises ValueError for a position beyond a table's end, which nothing checks while a model is exported."""
+    """Raises UserError for a position beyond a table's end, which nothing checks while a model is exported."""
     for node in program.nodes:
         if kind(node) == "embedding" and node not in program.secret:
             rows, positions = size(node.args[0])[0], _value(exported, node.args[1])
             if not positions.is_meta and int(positions.max()) >= rows:
-                raise ValueError(
+                raise UserError(
                     f"the prompt of model {name!r} must fit its table of {rows} positions, "
                     f"but it has {numel(program.tokens)} tokens, the last at position {int(positions.max())}."
                 )
@@ -193,14 +194,14 @@ def _value(exported: Any, node: FxNode) -> Any:
     return node.target(*args, **kwargs)
 
 
-def _recognised(program: Program, name: str) -> dict[FxNode, Steps]:
+def _recognised(program: Program, name: str) -> dict[FxNode, TracedOps]:
     """The steps of every operation that the output depends on and that is not local, in execution order.
 
-    Raises ValueError if there are some that nothing recognises, or if the output does not depend on the tokens.
+    Raises UserError if there are some that nothing recognises, or if the output does not depend on the tokens.
     """
     if program.output not in program.secret or origin(program, program.output) is program.tokens:
-        raise ValueError(f"the logits of model {name!r} must be computed from its tokens, but they are not.")
-    found: dict[FxNode, Steps] = {}
+        raise UserError(f"the logits of model {name!r} must be computed from its tokens, but they are not.")
+    found: dict[FxNode, TracedOps] = {}
     unknown = [node for node in program.nodes if writes(node) and secret_inputs(program, node)]
     demanded = {program.output}
     for node in reversed(program.nodes):
@@ -208,17 +209,17 @@ def _recognised(program: Program, name: str) -> dict[FxNode, Steps]:
             continue
         if steps := _steps(program, node):
             found[node] = steps
-            demanded.update(each for step in steps for each in step.inputs if not isinstance(each, Step))
+            demanded.update(each for step in steps for each in step.inputs if not isinstance(each, TracedOp))
             continue
         if origin(program, node) is node and not writes(node):
             unknown.insert(0, node)
         demanded.update(secret_inputs(program, node))
     if unknown:
-        raise ValueError(_unsupported(name, unknown))
+        raise UserError(_unsupported(name, unknown))
     return dict(reversed(found.items()))
 
 
-def _steps(program: Program, node: FxNode) -> Steps:
+def _steps(program: Program, node: FxNode) -> TracedOps:
     known = (attention.PATTERNS, patterns.PATTERNS)
     return next((steps for each in known if (steps := first_match(each, program, node))), ())
 
@@ -236,7 +237,7 @@ def _target(node: FxNode) -> str:
     return str(node.target) if "." in str(node.target) else kind(node)
 
 
-def _named(program: Program, found: dict[FxNode, Steps], leaves: set[str]) -> list[Node]:
+def _named(program: Program, found: dict[FxNode, TracedOps], leaves: set[str]) -> list[Node]:
     names: dict[Any, str] = {program.tokens: "tokens"}
     taken = {"tokens"}
     nodes: list[Node] = []
@@ -248,7 +249,7 @@ def _named(program: Program, found: dict[FxNode, Steps], leaves: set[str]) -> li
             taken.add(name)
             names[step] = name
             inputs = tuple(
-                names[each if isinstance(each, Step) else _made(program, each, names)] for each in step.inputs
+                names[each if isinstance(each, TracedOp) else _made(program, each, names)] for each in step.inputs
             )
             nodes.append(Node(name=name, layer=_layer(path, step, nodes), op=step.op, inputs=inputs))
         names[node] = names[steps[-1]]
@@ -280,7 +281,7 @@ def _path(node: FxNode) -> str:
     return re.sub(r"@\d+", "", path.removeprefix(WRAPPED).removeprefix("."))
 
 
-def _layer(path: str, step: Step, earlier: list[Node]) -> LayerId:
+def _layer(path: str, step: TracedOp, earlier: list[Node]) -> LayerId:
     """The first index in a module's path; without one, what stands before the layers or after them."""
     if isinstance(step.op, TokenEmbedding):
         return "embed"

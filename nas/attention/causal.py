@@ -52,7 +52,7 @@ def causal_attention(
     device = queries.device.type
     with torch.autocast(device, enabled=False):
         if not with_entropy:
-            queries, keys = cooled(queries, temperature).to(values.dtype), keys.to(values.dtype)
+            queries, keys = scale_by_temperature(queries, temperature).to(values.dtype), keys.to(values.dtype)
             if device == "cpu" and _is_native(values):
                 return Attended(cpu_native.attend(queries, keys, values)[0], None)
             return Attended(functional.scaled_dot_product_attention(queries, keys, values, is_causal=True), None)
@@ -72,16 +72,16 @@ def attention_reference(
 
     A weight that underflows to 0 adds 0 to the entropy and to its gradient.
     """
-    queries, keys, values = _widened(queries, keys, values)
+    queries, keys, values = _upcast(queries, keys, values)
     length, head_dim = queries.shape[-2:]
     mask = torch.ones(length, length, dtype=torch.bool, device=queries.device).tril()
-    scores = cooled(queries, temperature) @ keys.mT / math.sqrt(head_dim)
+    scores = scale_by_temperature(queries, temperature) @ keys.mT / math.sqrt(head_dim)
     log_weights = functional.log_softmax(scores.masked_fill(~mask, -math.inf), dim=-1).masked_fill(~mask, 0.0)
     weights = log_weights.exp() * mask
     return Attended(weights @ values, _bounded(-(weights * log_weights).sum(dim=-1)))
 
 
-def cooled(queries: Tensor, temperature: Tensor | None) -> Tensor:
+def scale_by_temperature(queries: Tensor, temperature: Tensor | None) -> Tensor:
     """Queries over the temperatures of their rows, which divides the scores likewise; in the queries' type."""
     if temperature is None:
         return queries
@@ -89,9 +89,9 @@ def cooled(queries: Tensor, temperature: Tensor | None) -> Tensor:
 
 
 def _on_cpu(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended:
-    queries, keys, values = _widened(queries, keys, values)
+    queries, keys, values = _upcast(queries, keys, values)
     attend = cpu_native.attend if _is_native(values) else cpu_blocked.attend
-    output, entropy = attend(cooled(queries, temperature), keys, values)
+    output, entropy = attend(scale_by_temperature(queries, temperature), keys, values)
     return Attended(output, _bounded(entropy))
 
 
@@ -138,7 +138,7 @@ def _attend_on(device_type: str) -> Attend:
     return attention_reference
 
 
-def _widened(*parts: Tensor) -> tuple[Tensor, ...]:
+def _upcast(*parts: Tensor) -> tuple[Tensor, ...]:
     """In fp32, or in fp64 if that is what values, the last, are in."""
     return tuple(part.to(torch.promote_types(parts[-1].dtype, torch.float32)) for part in parts)
 

@@ -23,7 +23,7 @@ BLOCK_ROWS = 32  # the fastest of 32, 64, 128 and 256 for 1,024 tokens of 12 hea
 BUFFER_SIZE = (
     200_000  # scores in a buffer, or a single head's block; 50,000 to 800,000 are within a tenth of each other
 )
-HIDDEN = -1e30  # score of a later token; finite, so that its weight of 0 times it is 0
+HIDDEN = -1e30  # score of a masked token; finite, so that its weight of 0 times it is 0
 LANES = 16  # fp32 numbers in an AVX-512 register: torch's flash kernel is no slower with 16 features than with 8
 
 
@@ -105,12 +105,12 @@ class _Blocked(torch.autograd.Function):
     def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         batch, num_heads, length, head_dim = queries.shape
         q, k, v = (part.reshape(-1, length, head_dim) for part in (queries, keys, values))
-        q, later = q / math.sqrt(head_dim), _later(q)
+        q, mask = q / math.sqrt(head_dim), _causal_mask(q)
         output, lse, entropy = torch.empty_like(q), q.new_empty(*q.shape[:2], 1), q.new_empty(*q.shape[:2], 1)
         buffers = _Buffers(q, 2)
         for block in _blocks(len(q), length):
             scores, weights = buffers.shaped(block)
-            _score(block, q, k, later, out=scores)
+            _score(block, q, k, mask, out=scores)
             largest = scores.amax(dim=-1, keepdim=True)
             torch.exp(scores.sub_(largest), out=weights)
             total = weights.sum(dim=-1, keepdim=True)
@@ -128,14 +128,14 @@ class _Blocked(torch.autograd.Function):
         queries, keys, values, output, lse, entropy = ctx.saved_tensors
         length, head_dim = queries.shape[-2:]
         q, k, v, dout = (part.reshape(-1, length, head_dim) for part in (queries, keys, values, output_grad))
-        q, later = q / math.sqrt(head_dim), _later(q)
+        q, mask = q / math.sqrt(head_dim), _causal_mask(q)
         dent = entropy_grad.reshape(-1, length, 1)
         offset = (dout * output).sum(dim=-1, keepdim=True) + dent * entropy
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(q), torch.zeros_like(q)
         buffers = _Buffers(q, 3)
         for block in _blocks(len(q), length):
             log_weights, weights, dscores = buffers.shaped(block)
-            _score(block, q, k, later, out=log_weights)
+            _score(block, q, k, mask, out=log_weights)
             torch.exp(log_weights.sub_(lse[block.rows]), out=weights)
             dv[block.seen].baddbmm_(weights.mT, dout[block.rows])
             torch.bmm(dout[block.rows], v[block.seen].mT, out=dscores)
@@ -145,14 +145,14 @@ class _Blocked(torch.autograd.Function):
         return dq.view(queries.shape), dk.view(queries.shape), dv.view(queries.shape)
 
 
-def _score(block: _Block, queries: Tensor, keys: Tensor, later: Tensor, *, out: Tensor) -> None:
-    """The block's scores; those of later tokens are `HIDDEN`."""
+def _score(block: _Block, queries: Tensor, keys: Tensor, mask: Tensor, *, out: Tensor) -> None:
+    """The block's scores; those of masked tokens are `HIDDEN`."""
     torch.bmm(queries[block.rows], keys[block.seen].mT, out=out)
     num_rows = block.stop - block.start
-    out[..., block.start :].masked_fill_(later[:num_rows, :num_rows], HIDDEN)
+    out[..., block.start :].masked_fill_(mask[:num_rows, :num_rows], HIDDEN)
 
 
-def _later(like: Tensor) -> Tensor:
+def _causal_mask(like: Tensor) -> Tensor:
     """Where in the last columns of a block a key comes after the query."""
     size = min(BLOCK_ROWS, like.shape[1])
     return torch.ones(size, size, dtype=torch.bool, device=like.device).triu(1)

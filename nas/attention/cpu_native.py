@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from costmodel.errors import UserError
 from nas.attention.compile_cpp import library
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -31,11 +32,11 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
 
     queries, keys, values: batch x heads x T x head_dim, fp32, on the CPU.
 
-    Raises ValueError for other operands and nas.attention.compile_cpp.NotCompiledError where it cannot be compiled.
+    Raises UserError for other operands and nas.attention.compile_cpp.NotCompiledError where it cannot be compiled.
     """
     for part in (queries, keys, values):
         if part.shape != queries.shape or part.ndim != 4 or part.dtype != torch.float32 or part.device.type != "cpu":
-            raise ValueError(
+            raise UserError(
                 f"operands of attention must be fp32 on the CPU, all batch x heads x T x head_dim, "
                 f"but got {tuple(part.shape)} {part.dtype} on {part.device} beside {tuple(queries.shape)}."
             )
@@ -101,7 +102,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _adjacent(operand: Tensor) -> Tensor:
-    """As it is in memory, the features of a row side by side."""
+    """The tensor as it is in memory, the features of a row side by side."""
     operand = operand.resolve_neg()
     return operand if operand.stride(-1) == 1 else operand.contiguous()
 

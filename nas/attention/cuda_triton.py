@@ -22,6 +22,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from costmodel.errors import UserError
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 128
 MIN_DOT_SIZE = 16  # of every dimension of a product of tiles
@@ -38,10 +40,10 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor | 
 
     queries, keys, values: batch x heads x T x head_dim. temperature: heads x T, positive, or None for 1.
 
-    Raises ValueError for head_dim above 128, or another type than fp32, bf16 and fp16.
+    Raises UserError for head_dim above 128, or another type than fp32, bf16 and fp16.
     """
     if values.shape[-1] > MAX_HEAD_DIM or values.dtype not in DTYPES:
-        raise ValueError(
+        raise UserError(
             f"attention on CUDA takes heads of at most {MAX_HEAD_DIM} features in float32, bfloat16 or float16, but "
             f"got head_dim={values.shape[-1]}, {values.dtype}; use more heads, or another type."
         )
@@ -128,17 +130,20 @@ def _backward_queries(
     dent = _row_values(entropy_grad, which, rows, length, 0.0)
     row_lse = _row_values(lse, which, rows, length, 0.0)
     row_offset = _row_values(offset, which, rows, length, 0.0)
-    cooled = scale / _row_values(temperature, head, rows, length, 1.0)
+    scaled = scale / _row_values(temperature, head, rows, length, 1.0)
     row_heat, total = tl.zeros([block], tl.float32), tl.zeros([block, padded_dim], tl.float32)
     for start in range(0, first + block, block):
         columns = start + tl.arange(0, block)
         k = _tile(keys, k_strides, which, num_heads, columns, length, head_dim, padded_dim)
         v = _tile(values, v_strides, which, num_heads, columns, length, head_dim, padded_dim)
-        log_weights, dweights = _scores(q, k, cooled * LOG2_E, rows, columns) * LN_2 - row_lse[:, None], _dot(dout, v)
+        log_weights, dweights = (
+            _scores(q, k, scaled * LOG2_E, rows, columns) * LN_2 - row_lse[:, None],
+            _dot(dout, v),
+        )
         dscores = _score_gradient(log_weights, dweights, row_offset, dent)
         total = tl.dot(dscores.to(k.dtype), k, total, input_precision="ieee")
         row_heat += tl.sum(dscores * log_weights, axis=1)
-    _store(dq, dq_strides, which, num_heads, rows, length, head_dim, total * cooled[:, None])
+    _store(dq, dq_strides, which, num_heads, rows, length, head_dim, total * scaled[:, None])
     _store_rows(heat, which, rows, length, row_heat)
 
 
@@ -162,9 +167,12 @@ def _backward_keys(
         dent = _row_values(entropy_grad, which, rows, length, 0.0)
         row_lse = _row_values(lse, which, rows, length, 0.0)
         row_offset = _row_values(offset, which, rows, length, 0.0)
-        cooled = scale / _row_values(temperature, head, rows, length, 1.0)
-        log_weights, dweights = _scores(q, k, cooled * LOG2_E, rows, columns) * LN_2 - row_lse[:, None], _dot(dout, v)
-        dscores = _score_gradient(log_weights, dweights, row_offset, dent) * cooled[:, None]
+        scaled = scale / _row_values(temperature, head, rows, length, 1.0)
+        log_weights, dweights = (
+            _scores(q, k, scaled * LOG2_E, rows, columns) * LN_2 - row_lse[:, None],
+            _dot(dout, v),
+        )
+        dscores = _score_gradient(log_weights, dweights, row_offset, dent) * scaled[:, None]
         weights = tl.exp2(log_weights * LOG2_E)
         dvalues = tl.dot(tl.trans(weights).to(dout.dtype), dout, dvalues, input_precision="ieee")
         dkeys = tl.dot(tl.trans(dscores).to(q.dtype), q, dkeys, input_precision="ieee")
@@ -222,7 +230,7 @@ def _featurewise(heads: Tensor) -> Tensor:
 
 
 def _strides(*parts: Tensor) -> tuple[tuple[int, ...], ...]:
-    """Of batch, head and row of every part."""
+    """Strides of batch, head and row of every part."""
     return tuple(part.stride()[:3] for part in parts)
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from costmodel import ops
+from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.lower import lower
 
@@ -44,9 +45,9 @@ class _Basis(NamedTuple):
 
 
 def fold(architecture: Architecture, weights: Mapping[str, Tensor]) -> Folded:
-    """Everything folded that can be. Raises ValueError if a model is given that has been folded before."""
+    """Everything folded that can be. Raises UserError if a model is given that has been folded before."""
     if architecture.folded:
-        raise ValueError("only a model that is not folded yet can be folded, but got one with `folded: true`.")
+        raise UserError("only a model that is not folded yet can be folded, but got one with `folded: true`.")
     model = Folded(architecture, {name: value.double() for name, value in weights.items()})
     model = _fold_alphas(_fuse(model))
     model = _fold_norms(_fold_score_factors(_rebase(model)))
@@ -80,7 +81,7 @@ def _fold_alphas(model: Folded) -> Folded:
     for index, layer in enumerate(model.architecture.layers):
         if layer.stabiliser == "scaled":
             alpha = f"layers.{index}.ffn.residual.alpha"
-            _write(weights, _last_linear(index, layer), 1 / weights[alpha])
+            _scale_output(weights, _last_linear(index, layer), 1 / weights[alpha])
             weights[alpha] = torch.ones_like(weights[alpha])
     return Folded(model.architecture, weights)
 
@@ -103,14 +104,14 @@ def _rebase(model: Folded) -> Folded:
     after = plain
     for index in reversed(range(_num_norm_free(architecture))):
         fused = not simplified and layers[index].ffn == "fused"
-        absorbing = _before(weights, f"layers.{index}", after, absorbed=True) if fused else None
-        before = absorbing or _before(weights, f"layers.{index}", after, absorbed=False)
+        absorbing = _basis_before(weights, f"layers.{index}", after, absorbed=True) if fused else None
+        before = absorbing or _basis_before(weights, f"layers.{index}", after, absorbed=False)
         if before is None:
             return model
         absorbed = absorbing is not None
         if layers[index].ffn != "none" and not absorbed:
-            _read(weights, _first_linear(index, layers[index]), before)
-            _write(weights, _last_linear(index, layers[index]), torch.linalg.inv(after.axes))
+            _change_input_basis(weights, _first_linear(index, layers[index]), before)
+            _scale_output(weights, _last_linear(index, layers[index]), torch.linalg.inv(after.axes))
         _rebase_attention(architecture, weights, index, before, after)
         layers[index] = replace(layers[index], stabiliser="none", ffn="none" if absorbed else layers[index].ffn)
         for name in ("residual.alpha", "residual.beta", *(("fused.weight", "fused.bias") if absorbed else ())):
@@ -123,7 +124,7 @@ def _rebase(model: Folded) -> Folded:
     return Folded(replace(architecture, layers=tuple(layers), tied_embeddings=tied), weights)
 
 
-def _before(weights: Weights, layer: str, after: _Basis, *, absorbed: bool) -> _Basis | None:
+def _basis_before(weights: Weights, layer: str, after: _Basis, *, absorbed: bool) -> _Basis | None:
     """The basis before a layer, with its fused FFN in M or not; None if M or the basis is close to singular."""
     beta = weights.get(f"{layer}.ffn.residual.beta", torch.ones((), dtype=torch.float64))
     identity, origin = torch.eye(len(after.origin), dtype=torch.float64), after.origin
@@ -144,15 +145,15 @@ def _rebase_attention(architecture: Architecture, weights: Weights, index: int, 
     into = torch.linalg.inv(before.axes)
     if architecture.block == "sas":
         if index == 0:
-            _write(weights, f"{attention}.v", into)
+            _scale_output(weights, f"{attention}.v", into)
         else:
-            _read(weights, f"{attention}.qk", before)
+            _change_input_basis(weights, f"{attention}.qk", before)
         return
-    _read(weights, f"{attention}.qkv", before)
+    _change_input_basis(weights, f"{attention}.qkv", before)
     if architecture.block == "pythia":
         beta = weights.get(f"layers.{index}.ffn.residual.beta", torch.ones((), dtype=torch.float64))
         into = torch.linalg.inv(after.axes) * beta
-    _write(weights, f"{attention}.out", into)
+    _scale_output(weights, f"{attention}.out", into)
 
 
 def _num_norm_free(architecture: Architecture) -> int:
@@ -172,7 +173,7 @@ def _move_embedding(weights: Weights, basis: _Basis) -> None:
         weights[table] = torch.linalg.solve(basis.axes, weights[table].T).T
 
 
-def _read(weights: Weights, linear: str, basis: _Basis) -> None:
+def _change_input_basis(weights: Weights, linear: str, basis: _Basis) -> None:
     """A linear that reads the stream, from its coordinates."""
     weight = weights[f"{linear}.weight"]
     weights[f"{linear}.weight"] = weight @ basis.axes
@@ -180,7 +181,7 @@ def _read(weights: Weights, linear: str, basis: _Basis) -> None:
         weights[f"{linear}.bias"] = weights[f"{linear}.bias"] + weight @ basis.origin
 
 
-def _write(weights: Weights, linear: str, factor: Tensor) -> None:
+def _scale_output(weights: Weights, linear: str, factor: Tensor) -> None:
     """A linear whose result is multiplied by a scalar or, from the left, by a matrix."""
     for name in (f"{linear}.weight", f"{linear}.bias"):
         if name in weights:
@@ -226,7 +227,7 @@ def _fold_norms(model: Folded) -> Folded:
     for norm, linears in readers.items():
         gain, bias = weights.pop(f"{norm}.weight"), weights.pop(f"{norm}.bias")
         for linear in linears:
-            _read(weights, linear, _Basis(torch.diag(gain), bias))
+            _change_input_basis(weights, linear, _Basis(torch.diag(gain), bias))
     return Folded(architecture, weights)
 
 

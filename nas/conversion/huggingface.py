@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from nas.conversion.pretrained import Source
+from costmodel.errors import UserError
+from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.tokenizer import END_OF_TEXT
 from nas.model.weights import deployed_weights, load_deployed
@@ -82,30 +83,30 @@ ACTIVATIONS: dict[str, tuple[Ffn, str]] = {
 }
 
 
-def load_pretrained(path: str) -> Source:
+def load_pretrained(path: str) -> Pretrained:
     """The model in a folder of `save_pretrained`, or of an id on the hub.
 
-    Raises ValueError if there is none, the hub cannot be reached, its kind is unknown, its weights are incomplete, of
+    Raises UserError if there is none, the hub cannot be reached, its kind is unknown, its weights are incomplete, of
     other shapes, not floating point or not finite, or transformers is not installed.
     """
     transformers = _transformers()
     what = f"{path!r} must be a folder of save_pretrained or a model id on the Hugging Face hub"
     if Path(path).exists() and not Path(path, "config.json").is_file():
-        raise ValueError(f"{what}, but the folder has no config.json.")
+        raise UserError(f"{what}, but the folder has no config.json.")
     config = _read(what, lambda: transformers.AutoConfig.from_pretrained(path))
     ours = config.model_type == OUR_TYPE
     architecture = None if ours else _architecture(config, path)  # before a model of any size is made
     load = transformers.AutoModelForCausalLM.from_pretrained
     model, info = _read(what, lambda: load(path, config=config, output_loading_info=True))
     if missing := sorted(info["missing_keys"]) + [str(key) for key in info["mismatched_keys"]]:
-        raise ValueError(f"{path!r} must hold all weights of its config.json, but lacks or misshapes {missing[0]}.")
+        raise UserError(f"{path!r} must hold all weights of its config.json, but lacks or misshapes {missing[0]}.")
     if bad := [name for name, value in model.state_dict().items() if not _is_finite(value)]:
-        raise ValueError(f"weights must be finite floating-point numbers, but {bad[0]!r} of {path!r} is not.")
+        raise UserError(f"weights must be finite floating-point numbers, but {bad[0]!r} of {path!r} is not.")
     if architecture is None:
-        return Source(model.decoder.architecture, deployed_weights(model.decoder.float()), _tokenizer(path))
+        return Pretrained(model.decoder.architecture, deployed_weights(model.decoder.float()), _tokenizer(path))
     state = {name: value.float() for name, value in model.state_dict().items()}
     weights = _from_theirs(FAMILIES[config.model_type], architecture, state)
-    return Source(architecture, weights, _tokenizer(path))
+    return Pretrained(architecture, weights, _tokenizer(path))
 
 
 def _tokenizer(path: str) -> GivenTokenizer | None:
@@ -121,7 +122,7 @@ def _read(what: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
     except Exception as error:  # whatever a foreign file provokes is the user's bad input
-        raise ValueError(f"{what} that can be read, but: {' '.join(str(error).split()):.300}") from None
+        raise UserError(f"{what} that can be read, but: {' '.join(str(error).split()):.300}") from None
 
 
 def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -> Any:
@@ -147,10 +148,10 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
 def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokenizer: Path, target: Path) -> None:
     """`to_transformers` and its tokenizer, by their `save_pretrained`, into a folder.
 
-    tokenizer: a tokenizer.json. Raises ValueError if it is gone.
+    tokenizer: a tokenizer.json. Raises UserError if it is gone.
     """
     if not tokenizer.is_file():
-        raise ValueError(
+        raise UserError(
             f"the tokenizer of the corpus must be in {tokenizer.parent}, but is gone; prepare the data anew."
         )
     to_transformers(architecture, weights).save_pretrained(target)
@@ -230,22 +231,20 @@ def _plain_activation(architecture: Architecture) -> str | None:
 
 
 def _architecture(config: Any, path: str) -> Architecture:
-    """Raises ValueError, naming what, for a model that is not exactly a `gpt2` or `pythia` block can be."""
+    """Raises UserError, naming what, for a model that is not exactly a `gpt2` or `pythia` block can be."""
     if config.model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise ValueError(
-            f"{path!r} must be a model of type {known} or an export of ours, but is {config.model_type!r}."
-        )
+        raise UserError(f"{path!r} must be a model of type {known} or an export of ours, but is {config.model_type!r}.")
     settings = config.to_dict()
     for name, value in _required(settings).items():
         if settings.get(name, value) != value:
-            raise ValueError(
+            raise UserError(
                 f"`{name}` of {path!r} must be {value!r}, but is {settings[name]!r}; it cannot be imported."
             )
     neox = config.model_type == "gpt_neox"
     activation = config.hidden_act if neox else config.activation_function
     if activation not in ACTIVATIONS:
-        raise ValueError(f"the activation of {path!r} must be one of {', '.join(ACTIVATIONS)}, but is {activation!r}.")
+        raise UserError(f"the activation of {path!r} must be one of {', '.join(ACTIVATIONS)}, but is {activation!r}.")
     ffn, form = ACTIVATIONS[activation]
     return Architecture(
         block="pythia" if neox else "gpt2",
@@ -335,7 +334,7 @@ def _transformers() -> Any:
 
         from nas.conversion.huggingface_model import DecoderConfig, DecoderForCausalLM
     except ImportError:
-        raise ValueError(EXTRA) from None
+        raise UserError(EXTRA) from None
     library: Any = transformers
     library.logging.set_verbosity_error()  # what matters is raised
     library.logging.disable_progress_bar()

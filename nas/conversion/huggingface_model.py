@@ -12,6 +12,8 @@ from torch.nn import functional
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
+from costmodel.errors import UserError
+
 try:  # transformers would otherwise advise to install another package of that name
     from nas.hf import load_decoder, rotary_tables
 except ImportError as error:
@@ -50,9 +52,9 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-u
         labels: Tensor | None = None,
         **_: Any,
     ) -> CausalLMOutput:
-        """input_ids, labels: batch x T; the label of a position is its own token. Raises ValueError for padding."""
+        """input_ids, labels: batch x T; the label of a position is its own token. Raises UserError for padding."""
         if attention_mask is not None and not attention_mask.all():
-            raise ValueError(
+            raise UserError(
                 "`attention_mask` must be all ones, but hides tokens; give prompts of one length, unpadded."
             )
         logits = self.decoder(input_ids).logits

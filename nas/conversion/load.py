@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from nas.conversion.pretrained import TRAINED_FILE, Source, read_export
+from nas.conversion.pretrained import TRAINED_FILE, Pretrained, read_export
 
 
-def load_initial(path: str) -> Source:
+def load_initial(path: str) -> Pretrained:
     """The model in a folder of `nas.export` or of transformers' `save_pretrained`, or of an id on the hub.
 
-    Raises ValueError if there is none, or its weights are not whole and finite.
+    Raises UserError if there is none, or its weights are not whole and finite.
     """
     if Path(path, TRAINED_FILE).is_file():
         return read_export(Path(path))

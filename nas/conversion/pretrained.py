@@ -7,6 +7,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.sources import TOKENIZER_FILE
@@ -18,7 +19,7 @@ from search_spaces.lower import lower
 TRAINED_FILE = "trained.yaml"
 
 
-class Source(NamedTuple):
+class Pretrained(NamedTuple):
     """A model from elsewhere: its architecture, its deployed weights in single precision, and its tokenizer."""
 
     architecture: Architecture
@@ -26,42 +27,40 @@ class Source(NamedTuple):
     tokenizer: GivenTokenizer | None
 
 
-def read_export(folder: Path) -> Source:
+def read_export(folder: Path) -> Pretrained:
     """The model that `nas.export` wrote, with a tokenizer.json if one is put beside it.
 
-    Raises ValueError, naming the file, if it is damaged.
+    Raises UserError, naming the file, if it is damaged.
     """
     architecture, path = load_architecture(folder / TRAINED_FILE), folder / WEIGHTS_FILE
     try:
         weights = load(path.read_bytes())
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} must be the weights of {TRAINED_FILE} beside it, but: {error}.") from None
+        raise UserError(f"{path} must be the weights of {TRAINED_FILE} beside it, but: {error}.") from None
     for node in lower(architecture, architecture.context):
         for suffix, shape in weight_shapes(node.op).items():
             name = f"{node.name}.{suffix}"
             if name not in weights or weights[name].shape != shape:
                 found = tuple(weights[name].shape) if name in weights else "none"
-                raise ValueError(
-                    f"{path} must hold {name!r} of shape {shape}, as {TRAINED_FILE} says, but has {found}."
-                )
+                raise UserError(f"{path} must hold {name!r} of shape {shape}, as {TRAINED_FILE} says, but has {found}.")
             if not weights[name].is_floating_point() or not weights[name].isfinite().all():
-                raise ValueError(f"{path} must hold finite floating-point numbers, but {name!r} does not.")
+                raise UserError(f"{path} must hold finite floating-point numbers, but {name!r} does not.")
     beside = folder / TOKENIZER_FILE
     tokenizer = (
         GivenTokenizer(name=str(beside), json=beside.read_text(encoding="utf-8"), end_of_text=END_OF_TEXT)
         if beside.is_file()
         else None
     )
-    return Source(architecture, {name: value.float() for name, value in weights.items()}, tokenizer)
+    return Pretrained(architecture, {name: value.float() for name, value in weights.items()}, tokenizer)
 
 
-def require_vocabulary(source: Source, path: str, corpus: Corpus) -> None:
-    """Raises ValueError unless the weights came with their tokenizer, which the corpus then is in.
+def require_vocabulary(source: Pretrained, path: str, corpus: Corpus) -> None:
+    """Raises UserError unless the weights came with their tokenizer, which the corpus then is in.
 
     As many tokens as the weights know tell nothing: a tokenizer trained on the corpus has just that many.
     """
     if source.tokenizer is None:
-        raise ValueError(
+        raise UserError(
             f"data {corpus.data!r} must be in the tokens of {path!r}, but is in those of {corpus.tokenizer}; put the "
             f"tokenizer.json of the weights beside them."
         )

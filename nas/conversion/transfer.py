@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from costmodel import ops
+from costmodel.errors import UserError
 from costmodel.ops import Node
 from nas.model.weights import weight_shapes
 from search_spaces.architecture import Architecture
@@ -22,29 +23,27 @@ SAME = ("block", "num_layers", "num_heads", "d_model", "vocab_size", "bias", "ti
 def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Architecture) -> dict[str, Tensor]:
     """The weights that a model of `target` starts with, by node; what is not in it keeps its own start.
 
-    Raises ValueError if dimensions differ, the target's context is longer, or it has linears that the source lacks.
+    Raises UserError if dimensions differ, the target's context is longer, or it has linears that the source lacks.
     """
     for name in SAME:
         theirs, ours = getattr(source, name), getattr(target, name)
         if theirs != ours:
-            raise ValueError(
-                f"`{name}` must be that of the weights, {theirs!r}, but is {ours!r}; use their dimensions."
-            )
+            raise UserError(f"`{name}` must be that of the weights, {theirs!r}, but is {ours!r}; use their dimensions.")
     if target.context > source.context:
-        raise ValueError(f"`context` must be at most that of the weights, {source.context}, but is {target.context}.")
+        raise UserError(f"`context` must be at most that of the weights, {source.context}, but is {target.context}.")
     started: dict[str, Tensor] = {}
     for node in lower(target, target.context):
         for suffix, shape in weight_shapes(node.op).items():
             value = _value(node, suffix, weights)
             if value is not None and value.shape != shape:
-                raise ValueError(f"`{node.name}.{suffix}` must have the shape {shape}, but has {tuple(value.shape)}.")
+                raise UserError(f"`{node.name}.{suffix}` must have the shape {shape}, but has {tuple(value.shape)}.")
             if value is not None:
                 started[f"{node.name}.{suffix}"] = value
     return started
 
 
 def _value(node: Node, suffix: str, weights: Mapping[str, Tensor]) -> Tensor | None:
-    """One weight of the target; None if it keeps its own start. Raises ValueError for a linear that is not there."""
+    """One weight of the target; None if it keeps its own start. Raises UserError for a linear that is not there."""
     name = f"{node.name}.{suffix}"
     if name in weights:
         value = weights[name]
@@ -57,7 +56,7 @@ def _value(node: Node, suffix: str, weights: Mapping[str, Tensor]) -> Tensor | N
         return None
     ffn = node.name.removesuffix(".fused")
     if ffn == node.name or f"{ffn}.up.weight" not in weights:
-        raise ValueError(
+        raise UserError(
             f"the weights must hold {name!r}, but their placement has no such linear; give an ARCH that they fit."
         )
     return _product(ffn, suffix, weights)

@@ -20,9 +20,19 @@ from numpy.typing import NDArray
 from tokenizers import __version__ as tokenizers_version
 
 from costmodel.config.schema import decode
-from nas.corpus.documents import VALIDATION_SHARE, GivenTokenizer, Source, Split
+from costmodel.errors import UserError
+from nas.corpus.documents import VALIDATION_SHARE, DocumentSource, GivenTokenizer, Split
 from nas.corpus.sources import TOKENIZER_FILE, open_source
-from nas.corpus.token_files import PROGRESS_FILE, Progress, Tell, extend, level_of, locked, new_progress, read_progress
+from nas.corpus.token_files import (
+    PROGRESS_FILE,
+    PreparationProgress,
+    Tell,
+    extend,
+    level_of,
+    locked,
+    new_progress,
+    read_progress,
+)
 from nas.corpus.tokenizer import (
     END_OF_TEXT,
     TOKENIZER_BYTES,
@@ -91,14 +101,14 @@ def prepare(
     tell: is told, now and then, how far it is.
     tokenizer: instead of the corpus's own, for a model that knows another one.
 
-    Raises ValueError for unknown or unreadable data, a vocabulary too small, or a split without tokens; OSError if the
+    Raises UserError for unknown or unreadable data, a vocabulary too small, or a split without tokens; OSError if the
     cache cannot be written.
     """
     if vocab_size < MIN_VOCAB_SIZE:
-        raise ValueError(f"`vocab_size` must be at least {MIN_VOCAB_SIZE} (every byte), but got {vocab_size}.")
+        raise UserError(f"`vocab_size` must be at least {MIN_VOCAB_SIZE} (every byte), but got {vocab_size}.")
     source = open_source(data)
     if source.chunked and seq_len is None:
-        raise ValueError(f"data {data!r} is cut into sequences, so `seq_len` must be given.")
+        raise UserError(f"data {data!r} is cut into sequences, so `seq_len` must be given.")
     chunk_len = seq_len if source.chunked else None
     given = tokenizer or source.tokenizer(vocab_size)
     encoder = None if given is None else given_encoder(given, vocab_size, chunk_len)
@@ -136,7 +146,7 @@ def tokenizer_file(fingerprint: str) -> Path:
 
 
 def open_corpus(folder: Path, level: int | None = None) -> Corpus:
-    """The corpus in a cache entry: whole, or as far as a level. Raises ValueError if it is not there or torn."""
+    """The corpus in a cache entry: whole, or as far as a level. Raises UserError if it is not there or torn."""
     path = folder / _facts_file(level)
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
@@ -145,28 +155,28 @@ def open_corpus(folder: Path, level: int | None = None) -> Corpus:
         width = id_type(corpus.vocab_size).itemsize
         for split, length in expected.items():
             if (size := (folder / f"{split}.bin").stat().st_size) < length * width:
-                raise ValueError(f"{folder / split}.bin must have {length * width} bytes, but has {size}.")
+                raise UserError(f"{folder / split}.bin must have {length * width} bytes, but has {size}.")
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError) as error:
-        raise ValueError(f"{folder} is not a complete corpus: {error}.") from None
+        raise UserError(f"{folder} is not a complete corpus: {error}.") from None
     return corpus
 
 
 def require_chunks(corpus: Corpus, seq_len: int) -> None:
-    """Raises ValueError unless each split holds at least one sequence of seq_len tokens and its next token."""
+    """Raises UserError unless each split holds at least one sequence of seq_len tokens and its next token."""
     if corpus.chunk_len not in (None, seq_len):
-        raise ValueError(
+        raise UserError(
             f"data {corpus.data!r} was prepared in sequences of {corpus.chunk_len} tokens, not of {seq_len}; "
             f"prepare it again for these."
         )
     for split, length in (("train", corpus.num_train_tokens), ("validation", corpus.num_validation_tokens)):
         if length < seq_len + 1:
-            raise ValueError(
+            raise UserError(
                 f"the {split} split of data {corpus.data!r} must hold more than {seq_len} tokens, but has {length}; "
                 f"use more text or shorter sequences."
             )
 
 
-def _key(source: Source, given: GivenTokenizer | None, vocab_size: int, chunk_len: int | None) -> str:
+def _key(source: DocumentSource, given: GivenTokenizer | None, vocab_size: int, chunk_len: int | None) -> str:
     """Name of the cache entry, which is the fingerprint of the whole source."""
     settings: list[object] = [FORMAT, source.fingerprint]
     if given is None:
@@ -179,7 +189,7 @@ def _key(source: Source, given: GivenTokenizer | None, vocab_size: int, chunk_le
 
 
 def _fingerprint(key: str, level: str) -> str:
-    """Of the part of a source up to a level."""
+    """Fingerprint of the part of a source up to a level."""
     return hashlib.sha256(f"{key} {level}".encode()).hexdigest()[:16]
 
 
@@ -188,7 +198,7 @@ def _facts_file(level: int | None) -> str:
 
 
 def _cached(entry: Path, level: int) -> Corpus | None:
-    """What is there as far as the level, or the whole source if that is less. Raises ValueError if it is torn."""
+    """What is there as far as the level, or the whole source if that is less. Raises UserError if it is torn."""
     if (entry / _facts_file(level)).exists():
         return open_corpus(entry, level)
     if (entry / _facts_file(None)).exists() and (corpus := open_corpus(entry)).num_train_tokens < level:
@@ -207,7 +217,7 @@ def _anew_if_torn(entry: Path, read: Callable[[], T]) -> T | None:
     return None
 
 
-def _trained_tokenizer(entry: Path, source: Source, vocab_size: int, tell: Tell) -> str:
+def _trained_tokenizer(entry: Path, source: DocumentSource, vocab_size: int, tell: Tell) -> str:
     path = entry / TOKENIZER_FILE
     if path.exists():
         return path.read_text(encoding="utf-8")
@@ -217,7 +227,9 @@ def _trained_tokenizer(entry: Path, source: Source, vocab_size: int, tell: Tell)
     return text
 
 
-def _described(entry: Path, source: Source, encoder: Encoder, level: int, progress: Progress, key: str) -> Corpus:
+def _described(
+    entry: Path, source: DocumentSource, encoder: Encoder, level: int, progress: PreparationProgress, key: str
+) -> Corpus:
     """Writes the facts of what is prepared, up to the level."""
     cut = progress.cuts.get(str(level))
     corpus = Corpus(

@@ -53,7 +53,7 @@ class GivenTokenizer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class DocumentSource:
     """Documents of a corpus.
 
     name: as the user asked for it. fingerprint: hexadecimal SHA-256 of everything the documents depend on.
@@ -69,7 +69,7 @@ class Source:
     chunked: bool = False
 
 
-def texts(source: Source, split: Split) -> Iterator[str]:
+def texts(source: DocumentSource, split: Split) -> Iterator[str]:
     """The documents of a split, from the first."""
     for stream in source.streams:
         if stream.split in (None, split):

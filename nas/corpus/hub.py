@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from costmodel.errors import UserError
 from nas.corpus.documents import Batch, Document, Split, Stream, in_batches
 
 T = TypeVar("T")
@@ -24,13 +25,13 @@ class Repository(NamedTuple):
 def reach(name: str, kind: str, remedy: str) -> Repository:
     """A repository at its present revision. kind: `dataset` or `model`.
 
-    Raises ValueError, in one line that ends with the remedy, if the extra is missing or the hub cannot be reached.
+    Raises UserError, in one line that ends with the remedy, if the extra is missing or the hub cannot be reached.
     """
     try:
         import datasets  # noqa: F401
         from huggingface_hub import HfApi
     except ImportError:
-        raise ValueError(
+        raise UserError(
             f"{name} of the Hugging Face hub needs the extra `hf`; install it with pip install -e '.[hf]', or {remedy}."
         ) from None
     if Path(name).is_dir():
@@ -42,7 +43,7 @@ def reach(name: str, kind: str, remedy: str) -> Repository:
 def hub_stream(repository: Repository, field: str, split: Split) -> Stream:
     """The texts in a column of a dataset, downloaded as they are read; a position is the dataset's own state.
 
-    Raises ValueError, when it is read, if the hub goes away or there is no such column.
+    Raises UserError, when it is read, if the hub goes away or there is no such column.
     """
 
     def batches(position: Any) -> Generator[Batch, None, None]:
@@ -54,7 +55,7 @@ def hub_stream(repository: Repository, field: str, split: Split) -> Stream:
             with closing(iter(rows)) as stored:
                 while (row := _reached(repository.name, repository.remedy, lambda: next(stored, None))) is not None:
                     if not isinstance(row.get(field), str):
-                        raise ValueError(
+                        raise UserError(
                             f"the dataset {repository.name} must have a column of texts {field!r}, but its columns "
                             f"are {', '.join(row)}."
                         )
@@ -67,7 +68,7 @@ def hub_stream(repository: Repository, field: str, split: Split) -> Stream:
 
 
 def hub_file(repository: Repository, file: str) -> str:
-    """The text of a file of a repository. Raises ValueError if it cannot be read."""
+    """The text of a file of a repository. Raises UserError if it cannot be read."""
     from huggingface_hub import hf_hub_download
 
     def read() -> str:
@@ -86,11 +87,11 @@ def _load(repository: Repository) -> Any:
 
 
 def _reached(name: str, remedy: str, action: Callable[[], T]) -> T:
-    """What the action makes of the hub. Raises ValueError if it fails."""
+    """What the action makes of the hub. Raises UserError if it fails."""
     try:
         return action()
     except Exception as error:  # the hub's client raises a dozen unrelated types
-        raise ValueError(
+        raise UserError(
             f"{name} of the Hugging Face hub cannot be read ({type(error).__name__}); check the connection and that "
             f"it exists, or {remedy}."
         ) from None

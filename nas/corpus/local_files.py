@@ -12,11 +12,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from costmodel.errors import UserError
 from nas.corpus.documents import (
     VALIDATION_SHARE,
     Batch,
     Document,
-    Source,
+    DocumentSource,
     Split,
     Stream,
     by_hash,
@@ -50,20 +51,20 @@ class File(NamedTuple):
     documents: Callable[[], Iterator[Document]]
 
 
-def stdlib_source() -> Source:
+def stdlib_source() -> DocumentSource:
     """The running Python's standard library."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     files, manifest = _listed(folder, _stdlib_files(folder), None)
-    return Source(name="stdlib", fingerprint=fingerprint(manifest), streams=(file_stream(files, None),))
+    return DocumentSource(name="stdlib", fingerprint=fingerprint(manifest), streams=(file_stream(files, None),))
 
 
-def folder_source(name: str, folder: Path) -> Source:
-    """Every text and table under a folder, split by hash. Raises ValueError if there is no text."""
+def folder_source(name: str, folder: Path) -> DocumentSource:
+    """Every text and table under a folder, split by hash. Raises UserError if there is no text."""
     files, manifest = listed(folder, None)
-    return Source(name=name, fingerprint=fingerprint(manifest), streams=(file_stream(files, None),))
+    return DocumentSource(name=name, fingerprint=fingerprint(manifest), streams=(file_stream(files, None),))
 
 
-def txt_source(name: str, path: Path) -> Source:
+def txt_source(name: str, path: Path) -> DocumentSource:
     """One text: the first lines are trained on, the last ones held out."""
     raw = _read(path)
     _decoded(raw, path)
@@ -75,21 +76,21 @@ def txt_source(name: str, path: Path) -> Source:
         yield Document("validation", "".join(lines[cut:]))
 
     content = [".txt", hashlib.sha256(raw).hexdigest()]
-    return Source(
+    return DocumentSource(
         name=name, fingerprint=fingerprint(content), streams=(file_stream([File(len(raw), documents)], None),)
     )
 
 
-def rows_source(name: str, path: Path) -> Source:
+def rows_source(name: str, path: Path) -> DocumentSource:
     """The rows of one file, split by hash."""
     stream = file_stream([_file(path, path.name, None)], None)
-    return Source(name=name, fingerprint=fingerprint([path.suffix, digest(path)]), streams=(stream,))
+    return DocumentSource(name=name, fingerprint=fingerprint([path.suffix, digest(path)]), streams=(stream,))
 
 
 def listed(folder: Path, split: Split | None) -> tuple[list[File], list[Any]]:
     """The files under a folder that hold documents, and what they depend on.
 
-    split: of all documents, or None to decide by hash. Raises ValueError if there is no text.
+    split: of all documents, or None to decide by hash. Raises UserError if there is no text.
     """
     paths = (path for path in folder.rglob("*") if path.suffix in FILE_SUFFIXES and path.is_file())
     return _listed(folder, paths, split)
@@ -123,7 +124,7 @@ def digest(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def _listed(folder: Path, paths: Iterable[Path], split: Split | None) -> tuple[list[File], list[Any]]:
@@ -142,7 +143,7 @@ def _listed(folder: Path, paths: Iterable[Path], split: Split | None) -> tuple[l
             continue  # not text
         texts.setdefault(hashlib.sha256(raw).hexdigest(), (relative, path))
     if not tables and not any_text:
-        raise ValueError(f"{folder} must hold text in {', '.join(FILE_SUFFIXES)} files (UTF-8), but there is none.")
+        raise UserError(f"{folder} must hold text in {', '.join(FILE_SUFFIXES)} files (UTF-8), but there is none.")
     found = [(relative, path, digest) for kind in (texts, tables) for digest, (relative, path) in kind.items()]
     files = [_file(path, relative, split) for relative, path, _ in found]
     return files, [[relative, digest] for relative, _, digest in found]
@@ -169,11 +170,11 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def _decoded(raw: bytes, path: Path) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{path} must be text in UTF-8, but holds other bytes.") from None
+        raise UserError(f"{path} must be text in UTF-8, but holds other bytes.") from None

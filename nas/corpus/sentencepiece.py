@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
+from costmodel.errors import UserError
+
 SPACE = "\u2581"
 UNKNOWN, USER_DEFINED, NORMAL = 2, 4, 1  # SentencePiece.Type
 BPE = 2  # TrainerSpec.ModelType
@@ -23,16 +25,16 @@ class Piece(NamedTuple):
 def to_json(model: bytes) -> str:
     """The tokenizer.json of a model without normalisation, such as Languini's.
 
-    Raises ValueError if it is damaged, or of another algorithm or normalisation.
+    Raises UserError if it is damaged, or of another algorithm or normalisation.
     """
     try:
         fields = list(_fields(model))
         pieces = [_piece(value) for number, value in fields if number == 1]
         trainer, normaliser = (dict(_fields(dict(fields)[number])) for number in (2, 3))
     except (LookupError, UnicodeDecodeError, TypeError, struct.error):
-        raise ValueError("it must be a whole SentencePiece model.") from None
+        raise UserError("it must be a whole SentencePiece model.") from None
     if trainer.get(3) != BPE or normaliser.get(1) != b"identity" or normaliser.get(3, 1):
-        raise ValueError("it must be a SentencePiece model of type BPE, without normalisation and leading space.")
+        raise UserError("it must be a SentencePiece model of type BPE, without normalisation and leading space.")
     tokenizer = Tokenizer(
         models.BPE(
             vocab={piece.text: index for index, piece in enumerate(pieces)},

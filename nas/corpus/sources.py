@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from costmodel.errors import UserError
 from nas.corpus import sentencepiece
-from nas.corpus.documents import GivenTokenizer, Source, Split, Stream, fingerprint
+from nas.corpus.documents import DocumentSource, GivenTokenizer, Split, Stream, fingerprint
 from nas.corpus.hub import hub_file, hub_stream, reach
 from nas.corpus.local_files import (
     FILE_SUFFIXES,
@@ -78,10 +79,10 @@ PAPER_CORPORA: dict[str, PaperCorpus] = {
 }
 
 
-def open_source(data: str) -> Source:
+def open_source(data: str) -> DocumentSource:
     """The source named `stdlib`, `codeparrot`, `languini`, by a path, or by NAME:FOLDER for a local copy.
 
-    Raises ValueError, in one line, for anything else and for a source that cannot be read or reached; rows that
+    Raises UserError, in one line, for anything else and for a source that cannot be read or reached; rows that
     cannot be read raise it when they are reached.
     """
     name, colon, folder = data.partition(":")
@@ -89,7 +90,7 @@ def open_source(data: str) -> Source:
         corpus = PAPER_CORPORA[name]
         return _copy_source(data, corpus, Path(folder)) if colon else _hub_source(name, corpus)
     if not data:
-        raise ValueError(f"data must be stdlib, {', '.join(PAPER_CORPORA)} or a path, but is empty.")
+        raise UserError(f"data must be stdlib, {', '.join(PAPER_CORPORA)} or a path, but is empty.")
     if data == "stdlib":
         return stdlib_source()
     path = Path(data)
@@ -99,27 +100,27 @@ def open_source(data: str) -> Source:
         return txt_source(data, path)
     if path.is_file() and path.suffix in ROW_READERS:
         return rows_source(data, path)
-    raise ValueError(
+    raise UserError(
         f"data must be stdlib, {', '.join(PAPER_CORPORA)}, NAME:FOLDER for a local copy of these, "
         f"a folder of {', '.join(FILE_SUFFIXES)} files, or a "
         f"{', '.join(('.txt', *ROW_READERS))} file, but got {data!r}, which is none of these."
     )
 
 
-def _hub_source(name: str, corpus: PaperCorpus) -> Source:
+def _hub_source(name: str, corpus: PaperCorpus) -> DocumentSource:
     remedy = (
         f"put train and validation (folders of {', '.join(FILE_SUFFIXES)} files) and the tokenizer as "
         f"{corpus.tokenizer_file} in a FOLDER and give {name}:FOLDER"
     )
     if corpus.hub is None:
-        raise ValueError(f"data {name!r} cannot be downloaded: {corpus.withdrawn}; if you have a copy, {remedy}.")
+        raise UserError(f"data {name!r} cannot be downloaded: {corpus.withdrawn}; if you have a copy, {remedy}.")
     hub = corpus.hub
     validation, train = (reach(one, "dataset", remedy) for one in (hub.validation, hub.train))
 
     def read_tokenizer() -> str:
         return hub_file(reach(hub.tokenizer, "model", remedy), TOKENIZER_FILE)
 
-    return Source(
+    return DocumentSource(
         name=name,
         fingerprint=fingerprint([list(train[:2]), list(validation[:2]), hub.field]),
         streams=(hub_stream(validation, hub.field, "validation"), hub_stream(train, hub.field, "train")),
@@ -128,7 +129,7 @@ def _hub_source(name: str, corpus: PaperCorpus) -> Source:
     )
 
 
-def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> Source:
+def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> DocumentSource:
     """Train and validation are a folder or a file each."""
     streams, manifests = zip(*(_split_of_copy(data, folder, split) for split in ("validation", "train")), strict=True)
 
@@ -139,11 +140,11 @@ def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> Source:
                 return sentencepiece.to_json(path.read_bytes())
             return path.read_text(encoding="utf-8")
         except OSError as error:
-            raise ValueError(f"data {data!r} must hold the tokenizer {path}: {error.strerror}.") from None
+            raise UserError(f"data {data!r} must hold the tokenizer {path}: {error.strerror}.") from None
         except ValueError as error:
-            raise ValueError(f"{path} must be a tokenizer: {error}") from None
+            raise UserError(f"{path} must be a tokenizer: {error}") from None
 
-    return Source(
+    return DocumentSource(
         name=data,
         fingerprint=fingerprint(manifests),
         streams=streams,
@@ -157,7 +158,7 @@ def _split_of_copy(data: str, folder: Path, split: Split) -> tuple[Stream, objec
     if path.is_dir():
         files, manifest = listed(path, split)
         return file_stream(files, split), manifest
-    raise ValueError(f"data {data!r} must be a folder with texts in {path}, but there is no such folder.")
+    raise UserError(f"data {data!r} must be a folder with texts in {path}, but there is no such folder.")
 
 
 def _tokenizer_of(name: str, corpus: PaperCorpus, read: Callable[[], str]) -> Callable[[int], GivenTokenizer | None]:

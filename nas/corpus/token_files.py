@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from costmodel.config.units import format_seconds
-from nas.corpus.documents import Batch, Source, Split, Stream
+from costmodel.errors import UserError
+from nas.corpus.documents import Batch, DocumentSource, Split, Stream
 from nas.corpus.tokenizer import Encoder
 from nas.storage import replace_file
 
@@ -29,7 +30,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class PreparationProgress:
     """What there is of a corpus.
 
     tokens: by split. positions: of each stream, after its last document; None before its first.
@@ -52,10 +53,12 @@ def level_of(tokens: int) -> int:
     return level
 
 
-def extend(folder: Path, source: Source, encoder: Encoder, progress: Progress, level: int, tell: Tell) -> Progress:
+def extend(
+    folder: Path, source: DocumentSource, encoder: Encoder, progress: PreparationProgress, level: int, tell: Tell
+) -> PreparationProgress:
     """Tokenises on from the progress until there are `level` training tokens or no documents, and says how far it is.
 
-    Raises ValueError if a document cannot be read or a split is empty, OSError if the disk is full;
+    Raises UserError if a document cannot be read or a split is empty, OSError if the disk is full;
     what was recorded by then is kept.
     """
     recorded = progress
@@ -75,23 +78,23 @@ def extend(folder: Path, source: Source, encoder: Encoder, progress: Progress, l
     return progress
 
 
-def new_progress(source: Source) -> Progress:
-    """Of a source of which nothing has been read."""
-    return Progress(positions=[None] * len(source.streams), ended=[False] * len(source.streams))
+def new_progress(source: DocumentSource) -> PreparationProgress:
+    """The progress of a source of which nothing has been read."""
+    return PreparationProgress(positions=[None] * len(source.streams), ended=[False] * len(source.streams))
 
 
-def read_progress(folder: Path, source: Source, itemsize: int) -> Progress:
-    """How far a folder is. Raises ValueError if its record is damaged, or the files hold less than it says."""
+def read_progress(folder: Path, source: DocumentSource, itemsize: int) -> PreparationProgress:
+    """How far a folder is. Raises UserError if its record is damaged, or the files hold less than it says."""
     path = folder / PROGRESS_FILE
     try:
-        progress = Progress(**json.loads(path.read_text(encoding="utf-8")))
+        progress = PreparationProgress(**json.loads(path.read_text(encoding="utf-8")))
         for split in SPLITS:
             if (found := (folder / f"{split}.bin").stat().st_size) < (size := progress.tokens[split] * itemsize):
-                raise ValueError(f"{split}.bin must have {size} bytes, but has {found}")
+                raise UserError(f"{split}.bin must have {size} bytes, but has {found}")
     except FileNotFoundError:
         return new_progress(source)
     except (OSError, ValueError, TypeError, LookupError) as error:
-        raise ValueError(f"{path} must be a record of the files beside it, but: {error}.") from None
+        raise UserError(f"{path} must be a record of the files beside it, but: {error}.") from None
     return progress
 
 
@@ -113,16 +116,16 @@ def locked(folder: Path, tell: Tell) -> Iterator[None]:
         yield
 
 
-def _require_both(source: Source, progress: Progress) -> None:
+def _require_both(source: DocumentSource, progress: PreparationProgress) -> None:
     rule = "; it is a share of the files or rows, by hash, or the last lines of a single text: give it more of them"
     if source.chunked:
         rule = ": it has no document as long as a sequence; use longer documents or shorter sequences"
     for split in SPLITS:
         if not progress.tokens[split]:
-            raise ValueError(f"the {split} split of data {source.name!r} is empty{rule}.")
+            raise UserError(f"the {split} split of data {source.name!r} is empty{rule}.")
 
 
-def _suffices(stream: Stream, progress: Progress, level: int) -> bool:
+def _suffices(stream: Stream, progress: PreparationProgress, level: int) -> bool:
     if stream.split == "validation":
         return progress.tokens["validation"] >= VALIDATION_TOKENS
     return progress.tokens["train"] >= level
@@ -138,7 +141,9 @@ def _append(batch: Batch | None, encoder: Encoder, files: dict[Split, BinaryIO])
     return added
 
 
-def _after(progress: Progress, index: int, batch: Batch | None, added: dict[str, int]) -> Progress:
+def _after(
+    progress: PreparationProgress, index: int, batch: Batch | None, added: dict[str, int]
+) -> PreparationProgress:
     """The progress after a batch of the stream with that index, or after its end for None."""
     if batch is None:
         return replace(progress, ended=[*progress.ended[:index], True, *progress.ended[index + 1 :]])
@@ -151,7 +156,7 @@ def _after(progress: Progress, index: int, batch: Batch | None, added: dict[str,
 
 
 @contextmanager
-def _opened(folder: Path, progress: Progress, itemsize: int) -> Iterator[dict[Split, BinaryIO]]:
+def _opened(folder: Path, progress: PreparationProgress, itemsize: int) -> Iterator[dict[Split, BinaryIO]]:
     """The files of both splits, to append to what the progress records."""
     with ExitStack() as stack:
         files: dict[Split, BinaryIO] = {}
@@ -161,19 +166,19 @@ def _opened(folder: Path, progress: Progress, itemsize: int) -> Iterator[dict[Sp
         yield files
 
 
-def _record(folder: Path, files: dict[Split, BinaryIO], progress: Progress) -> None:
+def _record(folder: Path, files: dict[Split, BinaryIO], progress: PreparationProgress) -> None:
     for file in files.values():
         file.flush()
         os.fsync(file.fileno())
     replace_file(folder / PROGRESS_FILE, json.dumps(asdict(progress)))
 
 
-def _teller(source: Source, level: int, tell: Tell) -> Callable[[Progress, Batch | None], None]:
+def _teller(source: DocumentSource, level: int, tell: Tell) -> Callable[[PreparationProgress, Batch | None], None]:
     """Says now and then how far it is and when it will be done, by tokens or by the files read."""
     goal = level + VALIDATION_TOKENS * any(stream.split == "validation" for stream in source.streams)
     began = last = start = 0.0  # time of the first batch and of the last line; share after the first batch
 
-    def say(progress: Progress, batch: Batch | None) -> None:
+    def say(progress: PreparationProgress, batch: Batch | None) -> None:
         nonlocal began, last, start
         tokens = sum(progress.tokens.values())
         read = batch.share if batch and batch.share and progress.tokens["train"] else 0.0

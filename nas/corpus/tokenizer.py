@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from nas.corpus.documents import GivenTokenizer, Source, texts
+from costmodel.errors import UserError
+from nas.corpus.documents import DocumentSource, GivenTokenizer, texts
 
 END_OF_TEXT = "<|endoftext|>"  # follows every document, as in GPT-2
 TOKENIZER_BYTES = 100_000_000  # of training text that the tokenizer learns from: merges settle long before
@@ -54,19 +55,19 @@ class Encoder:
 
 
 def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | None) -> Encoder:
-    """Raises ValueError if the tokenizer is damaged, does not fit into the vocabulary or cannot end a document."""
+    """Raises UserError if the tokenizer is damaged, does not fit into the vocabulary or cannot end a document."""
     try:
         tokenizer = Tokenizer.from_str(given.json)
     except Exception as error:  # the package raises plain Exception
-        raise ValueError(f"the tokenizer of {given.name} must be a whole tokenizer.json, but: {error}.") from None
+        raise UserError(f"the tokenizer of {given.name} must be a whole tokenizer.json, but: {error}.") from None
     size = tokenizer.get_vocab_size()
     if vocab_size is not None and size > vocab_size:
-        raise ValueError(
+        raise UserError(
             f"the tokenizer of {given.name} has {size} entries, but the model's vocabulary only {vocab_size}; use the "
             f"right tokenizer, or an architecture with a larger vocabulary."
         )
     if (end := tokenizer.token_to_id(given.end_of_text)) is None:
-        raise ValueError(f"the tokenizer of {given.name} must have the token {given.end_of_text}, but has not.")
+        raise UserError(f"the tokenizer of {given.name} must have the token {given.end_of_text}, but has not.")
     name = f"{given.name}-{size}-{hashlib.sha256(given.json.encode()).hexdigest()[:8]}"
     return Encoder(name=name, tokenizer=tokenizer, end=end, seq_len=seq_len)
 
@@ -76,7 +77,7 @@ def trained_encoder(text: str, seq_len: int | None) -> Encoder:
     return given_encoder(GivenTokenizer(name="bpe", json=text, end_of_text=END_OF_TEXT), None, seq_len)
 
 
-def train_tokenizer(source: Source, vocab_size: int) -> str:
+def train_tokenizer(source: DocumentSource, vocab_size: int) -> str:
     """Byte-level BPE on the train split alone, as JSON. Source: Radford et al. 2019, GPT-2, section 2.2."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

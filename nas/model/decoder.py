@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from costmodel.errors import UserError
 from costmodel.ops import GeluForm
 from nas.model.mpc_friendly import PiecewiseGelu, attention_of
 from nas.recipe.recipe import SlopeSharing
@@ -35,7 +36,7 @@ class Prediction(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model. Raises ValueError if a `pythia` block would rotate an odd number of features."""
+    """A decoder-only language model. Raises UserError if a `pythia` block would rotate an odd number of features."""
 
     def __init__(self, architecture: Architecture, *, temperature_init: float = 1.0) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, *, with_entropies: bool = True) -> Prediction:
         """tokens: batch x T. Without entropies attention is faster.
 
-        Raises ValueError if T is above the architecture's context.
+        Raises UserError if T is above the architecture's context.
         """
         stream, entropies = self.features(tokens, with_entropies=with_entropies)
         return Prediction(self.logits(stream), entropies)
@@ -63,7 +64,7 @@ class Decoder(nn.Module):
     def features(self, tokens: Tensor, *, with_entropies: bool) -> tuple[Tensor, Tensor | None]:
         """What the logits are a projection of, batch x T x d_model, and the entropies; else as `forward`."""
         if tokens.shape[1] > self.architecture.context:
-            raise ValueError(
+            raise UserError(
                 f"a sequence must not be longer than the model's context, but got {tokens.shape[1]} tokens, "
                 f"context={self.architecture.context}."
             )
@@ -218,7 +219,7 @@ class _Rotary(nn.Module):
         super().__init__()
         self.rotary_dim = max(2, architecture.head_dim // PYTHIA_ROTARY_SHARE)
         if self.rotary_dim % 2 or self.rotary_dim > architecture.head_dim:
-            raise ValueError(
+            raise UserError(
                 f"block 'pythia' rotates a quarter of a head's features (2 at least), which must be even, "
                 f"but got head_dim={architecture.head_dim}."
             )
@@ -317,10 +318,10 @@ def build(
 
     slopes: `global` has all leaky ReLUs share one learned slope.
 
-    Raises ValueError for block `sas` with a ReLU in place of softmax, which has no gradient at queries of 0.
+    Raises UserError for block `sas` with a ReLU in place of softmax, which has no gradient at queries of 0.
     """
     if architecture.block == "sas" and architecture.softmax == "relu":
-        raise ValueError(
+        raise UserError(
             "block 'sas' starts from queries of 0, where softmax 'relu' has no gradient; choose softmax 'exact' or "
             "'2quad'."
         )

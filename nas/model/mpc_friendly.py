@@ -11,7 +11,7 @@ from torch.nn import functional
 from costmodel.execution.op_functions import QUAD_SHIFT, RELU_SUM_OFFSET
 from costmodel.execution.piecewise_gelu import CUBIC, EVEN, THRESHOLDS
 from costmodel.ops import SoftmaxForm
-from nas.attention.causal import Attended, causal_attention, cooled, row_bounds
+from nas.attention.causal import Attended, causal_attention, row_bounds, scale_by_temperature
 
 Attention = Callable[..., Attended]  # as `causal_attention`
 
@@ -43,7 +43,9 @@ def normalised_attention(
     """
     length, head_dim = queries.shape[-2:]
     dtype = torch.promote_types(values.dtype, torch.float32)
-    scores = cooled(queries.to(dtype), temperature) @ keys.to(dtype).transpose(-2, -1) / math.sqrt(head_dim)
+    scores = (
+        scale_by_temperature(queries.to(dtype), temperature) @ keys.to(dtype).transpose(-2, -1) / math.sqrt(head_dim)
+    )
     seen = torch.ones(length, length, dtype=torch.bool, device=scores.device).tril()
     positive_of, offset = FORMS[form]
     positive = positive_of(scores).masked_fill(~seen, 0.0)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrize import register_parametrization
 
+from costmodel.errors import UserError
 from nas.model.decoder import Decoder
 from nas.recipe.recipe import Normalisation, NormalisedLinears
 
@@ -25,7 +26,7 @@ LINEARS: dict[NormalisedLinears, dict[str, int]] = {
 
 
 def normalise(model: Decoder, settings: Normalisation, generator: torch.Generator) -> None:
-    """Has the chosen linears of every layer trained in normalised form. Raises ValueError as `chosen_linears` does."""
+    """Has the chosen linears of every layer trained in normalised form. Raises UserError as `chosen_linears` does."""
     for linear, num_matrices in chosen_linears(model, settings):
         num_rows = num_matrices * model.architecture.d_model if num_matrices > 1 else linear.out_features
         form = (
@@ -39,10 +40,10 @@ def normalise(model: Decoder, settings: Normalisation, generator: torch.Generato
 def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Linear, int]]:
     """The linears whose weights are normalised, with how many matrices each holds on top of one another.
 
-    Raises ValueError for block `sas`, whose queries start at 0 and have no direction, or if no layer has such linears.
+    Raises UserError for block `sas`, whose queries start at 0 and have no direction, or if no layer has such linears.
     """
     if model.architecture.block == "sas":
-        raise ValueError("normalisation of weights needs block 'gpt2' or 'pythia', but got 'sas'; leave it out.")
+        raise UserError("normalisation of weights needs block 'gpt2' or 'pythia', but got 'sas'; leave it out.")
     chosen = [
         (linear, num_matrices)
         for layer in model.layers
@@ -50,7 +51,7 @@ def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Lin
         if isinstance(linear := dict(layer.named_modules()).get(name), nn.Linear)
     ]
     if not chosen:
-        raise ValueError(f"normalisation of {settings.linears!r} has nothing to act on: no layer has such linears.")
+        raise UserError(f"normalisation of {settings.linears!r} has nothing to act on: no layer has such linears.")
     return chosen
 
 
@@ -100,7 +101,7 @@ class _SpectralNorm(nn.Module):
         return torch.cat(((matrices / largest).flatten(0, 1), weight[self.num_rows :]))
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """Of a weight that is put in: the first one, or that of another model, which needs singular vectors anew."""
+        """Takes a weight that is put in: the first one, or that of another model, which needs singular vectors anew."""
         for _ in range(FIRST_ITERATIONS):
             self._follow(self._matrices(weight))
         return weight

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 
 from costmodel import ops
+from costmodel.errors import UserError
 from costmodel.ops import Op
 from nas.model.decoder import Decoder
 from search_spaces.architecture import Architecture
@@ -68,18 +69,18 @@ def deployed_weights(model: Decoder) -> dict[str, Tensor]:
 def load_deployed(model: Decoder, weights: Mapping[str, Tensor]) -> None:
     """Sets weights from their deployed form, the inverse of `deployed_weights`; those that are not given stay.
 
-    Raises ValueError for a name or shape that is not the model's, or a weight that is not finite.
+    Raises UserError for a name or shape that is not the model's, or a weight that is not finite.
     """
     expected = deployed_weights(model)
     for name, value in weights.items():
         if name not in expected:
-            raise ValueError(f"weights must be those of the model, but it has no {name!r}.")
+            raise UserError(f"weights must be those of the model, but it has no {name!r}.")
         if value.shape != expected[name].shape:
-            raise ValueError(
+            raise UserError(
                 f"weight {name!r} must have the shape {tuple(expected[name].shape)}, but has {tuple(value.shape)}."
             )
         if not value.isfinite().all():
-            raise ValueError(f"weights must be finite, but {name!r} holds NaN or infinity.")
+            raise UserError(f"weights must be finite, but {name!r} holds NaN or infinity.")
         path, _, suffix = name.rpartition(".")
         module = model.get_submodule(path)
         if hasattr(module, "log_weight"):
@@ -97,17 +98,15 @@ def stored_weights(model: Decoder) -> dict[str, Tensor]:
 
 
 def load_stored(model: Decoder, weights: Mapping[str, Tensor]) -> None:
-    """Puts back what `stored_weights` gave. Raises ValueError for a name or shape that is not the model's."""
+    """Puts back what `stored_weights` gave. Raises UserError for a name or shape that is not the model's."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     aliases = {name: names[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
     state = {name: weights.get(aliases.get(name, name)) for name in model.state_dict()}
     missing = [name for name, value in state.items() if value is None]
     unknown = [name for name in weights if name not in state]
     if missing or unknown:
-        raise ValueError(
-            f"weights must be those of the model, but {missing[:3]} are missing and {unknown[:3]} unknown."
-        )
+        raise UserError(f"weights must be those of the model, but {missing[:3]} are missing and {unknown[:3]} unknown.")
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        raise ValueError(f"weights must have the model's shapes, but: {' '.join(str(error).split())}") from None
+        raise UserError(f"weights must have the model's shapes, but: {' '.join(str(error).split())}") from None

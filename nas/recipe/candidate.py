@@ -5,10 +5,11 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from costmodel.errors import UserError
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import Recipe, ScaleName, trained_architecture
 from search_spaces.architecture import Architecture, canonical
-from search_spaces.notation import Named, name_of
+from search_spaces.notation import Member, name_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,14 +44,14 @@ def candidate_id(candidate: Candidate) -> str:
 def trial_id(candidate: Candidate, *, seed: int, attempt: int = 0) -> str:
     """A candidate trained once: `<candidate_id>-s<seed>-a<attempt>`, safe as a folder name.
 
-    Raises ValueError for a negative seed or attempt.
+    Raises UserError for a negative seed or attempt.
     """
     if seed < 0 or attempt < 0:
-        raise ValueError(f"`seed` and `attempt` must not be negative, but got {seed=}, {attempt=}.")
+        raise UserError(f"`seed` and `attempt` must not be negative, but got {seed=}, {attempt=}.")
     return f"{candidate_id(candidate)}-s{seed}-a{attempt}"
 
 
-def candidate_at(member: Named, scale: ScaleName, *, seq_len: int | None, tokens: int | None, data: str) -> Candidate:
+def candidate_at(member: Member, scale: ScaleName, *, seq_len: int | None, tokens: int | None, data: str) -> Candidate:
     """A member at a scale; None keeps the scale's own sequence length or tokens."""
     changes: dict[str, Any] = {"seq_len": seq_len, "tokens": tokens}
     given = {name: value for name, value in changes.items() if value is not None}

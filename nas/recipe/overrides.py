@@ -3,7 +3,8 @@
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from nas.recipe.recipe import EntropyMaximum, PenaltyForm, Precision, Recipe, Schedule
+from costmodel.errors import UserError
+from nas.recipe.recipe import EntropyMaximum, PenaltyForm, Precision, RateSchedule, Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +69,7 @@ class RecipeChanges:
 
     scale: ScaleChanges = ScaleChanges()
     entropy: EntropyChanges = EntropyChanges()
-    schedule: Schedule | None = None
+    schedule: RateSchedule | None = None
     final_rate_share: float | None = None
     beta1: float | None = None
     beta2: float | None = None
@@ -82,13 +83,13 @@ class RecipeChanges:
 def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
     """The recipe with its changes.
 
-    Raises ValueError for a value out of its range, or changes of a regulariser that is not there.
+    Raises UserError for a value out of its range, or changes of a regulariser that is not there.
     """
     if recipe.entropy is None and _stated(changes.entropy):
         names = ", ".join(_stated(changes.entropy))
-        raise ValueError(f"changes of the regulariser ({names}) need an architecture named EReg(...).")
+        raise UserError(f"changes of the regulariser ({names}) need an architecture named EReg(...).")
     if changes.entropy.form == "published-code" and changes.entropy.weight is None:
-        raise ValueError(
+        raise UserError(
             "form=published-code needs a weight of its own, such as the papers' 1e-5, since it adds up over rows and "
             "sequences; state --recipe.entropy.weight."
         )

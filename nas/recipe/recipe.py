@@ -7,10 +7,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, scaled
 
 ScaleName = Literal["smoke", "proxy", "gpu", "paper"]
-Schedule = Literal["cosine", "linear"]
+RateSchedule = Literal["cosine", "linear"]
 Precision = Literal["float32", "bfloat16"]
 SlopeSharing = Literal["layer", "global"]
 NormalisedLinears = Literal["qk", "ffn", "qk+ffn", "qkv+ffn", "qkvo+ffn"]
@@ -33,7 +34,7 @@ class Scale:
     rungs: shares of the tokens at which the model is validated, ending with 1.
     validation_tokens: at most this many, evenly spread over the validation split.
 
-    Raises ValueError if a number is out of its range.
+    Raises UserError if a number is out of its range.
     """
 
     name: ScaleName
@@ -51,16 +52,16 @@ class Scale:
     def __post_init__(self) -> None:
         for name in ("head_dim", "vocab_size", "seq_len", "tokens", "batch", "micro_batch", "validation_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"`{name}` of a scale must be at least 1, but got {value}.")
+                raise UserError(f"`{name}` of a scale must be at least 1, but got {value}.")
         if self.batch % self.micro_batch:
-            raise ValueError(f"`micro_batch` must divide `batch`, but got {self.micro_batch} and {self.batch}.")
+            raise UserError(f"`micro_batch` must divide `batch`, but got {self.micro_batch} and {self.batch}.")
         if not self.learning_rate > 0 or not 0 <= self.warmup_share < 1:
-            raise ValueError(
+            raise UserError(
                 f"`learning_rate` must be positive and `warmup_share` in [0, 1), "
                 f"but got {self.learning_rate} and {self.warmup_share}."
             )
         if not self.rungs or self.rungs[-1] != 1 or list(self.rungs) != sorted(set(self.rungs)) or self.rungs[0] <= 0:
-            raise ValueError(f"`rungs` must rise from above 0 to 1, but got {self.rungs}.")
+            raise UserError(f"`rungs` must rise from above 0 to 1, but got {self.rungs}.")
 
     @property
     def num_steps(self) -> int:
@@ -166,7 +167,7 @@ class EntropyRegularisation:
     def __post_init__(self) -> None:
         shares = (self.warmup_share, self.margin, self.threshold_init)
         if not (self.weight >= 0 and all(0 <= share <= 1 for share in shares)):
-            raise ValueError(
+            raise UserError(
                 f"entropy regularisation needs `weight` >= 0 and `warmup_share`, `margin`, `threshold_init` in [0, 1], "
                 f"but got {self.weight}, {self.warmup_share}, {self.margin}, {self.threshold_init}."
             )
@@ -199,7 +200,7 @@ class Recipe:
     temperature_init: first value of every learned softmax temperature.
     clip_norm: largest norm of the whole gradient. final_rate_share: last learning rate over the peak.
 
-    Raises ValueError if a number is out of its range.
+    Raises UserError if a number is out of its range.
     """
 
     scale: Scale = SCALES["proxy"]
@@ -207,7 +208,7 @@ class Recipe:
     entropy: EntropyRegularisation | None = None
     normalisation: Normalisation | None = None
     slopes: SlopeSharing = "layer"
-    schedule: Schedule = "cosine"
+    schedule: RateSchedule = "cosine"
     final_rate_share: float = 0.1  # Hoffmann et al. 2022, arXiv 2203.15556, section 3: cosine to a tenth
     beta1: float = 0.9
     beta2: float = 0.95  # arXiv 2501.03489's Languini runs
@@ -220,27 +221,25 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("eps", "clip_norm", "temperature_init"):
             if not (value := getattr(self, name)) > 0:
-                raise ValueError(f"`{name}` of a recipe must be positive, but got {value}.")
+                raise UserError(f"`{name}` of a recipe must be positive, but got {value}.")
         if not 0 <= self.final_rate_share <= 1:
-            raise ValueError(
-                f"`final_rate_share` of a recipe must be between 0 and 1, but got {self.final_rate_share}."
-            )
+            raise UserError(f"`final_rate_share` of a recipe must be between 0 and 1, but got {self.final_rate_share}.")
         for name in ("beta1", "beta2"):
             if not 0 <= (value := getattr(self, name)) < 1:
-                raise ValueError(f"`{name}` of a recipe must be at least 0 and below 1, but got {value}.")
+                raise UserError(f"`{name}` of a recipe must be at least 0 and below 1, but got {value}.")
         if not self.weight_decay >= 0:
-            raise ValueError(f"`weight_decay` must not be negative, but got {self.weight_decay}.")
+            raise UserError(f"`weight_decay` must not be negative, but got {self.weight_decay}.")
 
 
 def trained_architecture(architecture: Architecture, scale: Scale) -> Architecture:
     """The architecture that is really trained: same depth, heads and placement at the scale's width and vocabulary.
 
-    Raises ValueError if the architecture's own context is shorter than the scale's sequences.
+    Raises UserError if the architecture's own context is shorter than the scale's sequences.
     """
     width = architecture.d_model if scale.head_dim is None else architecture.num_heads * scale.head_dim
     vocab_size = architecture.vocab_size if scale.vocab_size is None else scale.vocab_size
     if architecture.context < scale.seq_len:
-        raise ValueError(
+        raise UserError(
             f"the context must cover a sequence of scale {scale.name!r}, but got "
             f"context={architecture.context}, seq_len={scale.seq_len}."
         )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from costmodel import ops
-from costmodel.cost import Price, total
+from costmodel.cost import Price, total_price
 from costmodel.estimate import Pricer
 from costmodel.network import NETWORKS
 from costmodel.ops import Node, Op
@@ -100,7 +100,7 @@ def sensitivity_figure(architectures: dict[str, Architecture], pricer: Derived, 
     """Latency of each architecture against bandwidth and against RTT."""
     probe = replace(pricer.link, bandwidth_bits_per_s=PROBE_BITS_PER_S, rtt_s=0.0)
     price = cache(replace(pricer, link=probe).price)
-    parts = {name: total(map(price, _ops(one, seq_len))) for name, one in architectures.items()}
+    parts = {name: total_price(map(price, _ops(one, seq_len))) for name, one in architectures.items()}
     bandwidth, rtt_s = pricer.link.bandwidth_bits_per_s, pricer.link.rtt_s
     return SensitivityFigure(
         title=f"protocol {pricer.protocol}, T={seq_len}, {pricer.link.duplex} duplex; set-up included",

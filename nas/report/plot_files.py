@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from costmodel.cost import Budget
+from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols.derived import Derived
 from costmodel.protocols.published_rows import published_rows
@@ -21,9 +22,9 @@ PLOTS = "plots"  # folder of a run
 def plot_front(
     folder: Path, records: Sequence[Record], budget: Budget, *, num_layers: int, seq_len: int
 ) -> tuple[Path, ...]:
-    """Draws the Pareto plot of a run and returns the paths. Raises ValueError if nothing has been trained yet."""
+    """Draws the Pareto plot of a run and returns the paths. Raises UserError if nothing has been trained yet."""
     if not ledger.completed(records):
-        raise ValueError(f"{folder} has no completed trial yet, so there is nothing to plot.")
+        raise UserError(f"{folder} has no completed trial yet, so there is nothing to plot.")
     data = front_figure(records, budget, published_rows(), num_layers=num_layers, seq_len=seq_len)
     return save_figure(folder / PLOTS / "pareto", draw_front(data))
 

@@ -33,7 +33,7 @@ def what_if_table(found: WhatIf) -> Table:
             f"{member.perplexity:.2f}",
             *(format_seconds(one.latency_s) for one in (member, before)),
             *(format_bytes(one.sent_bytes) for one in (member, before)),
-            _said(found, member),
+            _describe_fate(found, member),
         )
     return table
 
@@ -77,7 +77,7 @@ def _picked(members: Sequence[Record], choice: str) -> Record:
     return members[knee(points) if choice == "knee" else min(range(len(points)), key=lambda index: points[index][1])]
 
 
-def _said(found: WhatIf, member: Record) -> str:
+def _describe_fate(found: WhatIf, member: Record) -> str:
     """The fate, and of a dominated member by whom."""
     outcome = fate(found, member)
     if outcome != "dominated":

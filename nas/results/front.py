@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel.cost import Budget
+from costmodel.errors import UserError
 from nas.results import ledger
 from nas.results.ledger import Record
 from nas.results.pareto import Point, hypervolume, knee, nondominated
@@ -82,18 +83,18 @@ def summarise(records: Sequence[Record], budget: Budget, reference: Point) -> Su
 def pick(records: Sequence[Record], budget: Budget, choice: str) -> Record:
     """The completed candidate a user asks for: `knee` or `best` of the front, or one by its arch_id.
 
-    Raises ValueError if the run has no such candidate.
+    Raises UserError if the run has no such candidate.
     """
     members = front(records, budget)
     if choice in ("knee", "best"):
         if not members:
-            raise ValueError("the run has no completed candidate within its budget yet, so there is nothing to pick.")
+            raise UserError("the run has no completed candidate within its budget yet, so there is nothing to pick.")
         points = [point(member) for member in members]
         return members[knee(points)] if choice == "knee" else min(members, key=lambda one: point(one)[1])
     chosen = [record for record in ledger.completed(records) if record.arch_id == choice]
     if not chosen:
         known = ", ".join(record.arch_id for record in members) or "none"
-        raise ValueError(
+        raise UserError(
             f"--pick must be knee, best or the arch_id of a completed trial (on the front: {known}), "
             f"but got {choice!r}."
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from costmodel.config.schema import decode
+from costmodel.errors import UserError
 
 SCHEMA_VERSION = 1
 FILE_NAME = "trials.jsonl"
@@ -73,14 +74,14 @@ class Record:
 
     def __post_init__(self) -> None:
         if self.schema_version != SCHEMA_VERSION:
-            raise ValueError(
+            raise UserError(
                 f"`schema_version` must be {SCHEMA_VERSION}, but got {self.schema_version}; "
                 f"read this run with the version of the toolkit that wrote it."
             )
         for name in ("val_loss", "perplexity", "latency_s", "sent_bytes"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
-                raise ValueError(f"`{name}` of trial {self.trial_id} must be finite, but got {value}.")
+                raise UserError(f"`{name}` of trial {self.trial_id} must be finite, but got {value}.")
 
 
 def append(path: Path, record: Record) -> None:
@@ -108,7 +109,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def read(path: Path) -> tuple[Record, ...]:
     """Every record, in order; a torn last line is left out with a warning.
 
-    Raises ValueError, naming file and line, for a damaged line that is not the last or another schema.
+    Raises UserError, naming file and line, for a damaged line that is not the last or another schema.
     """
     records: list[Record] = []
     lines = path.read_bytes().split(b"\n")
@@ -117,14 +118,14 @@ def read(path: Path) -> tuple[Record, ...]:
         try:
             records.append(decode(Record, json.loads(line), f"{path}, line {number}"))
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}, line {number} must be a JSON record, but cannot be parsed: {error}.") from None
+            raise UserError(f"{path}, line {number} must be a JSON record, but cannot be parsed: {error}.") from None
     if torn:
         warnings.warn(f"{path}: dropped a torn last line of {len(torn)} bytes.", stacklevel=2)
     return tuple(records)
 
 
 def recover(path: Path) -> tuple[Record, ...]:
-    """As `read`, and cuts a torn last line off the file, so that appending is safe again."""
+    """Reads as `read` does, and cuts a torn last line off the file, so that appending is safe again."""
     records = read(path)
     data = path.read_bytes()
     if not data.endswith(b"\n"):

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 import moocore
 import numpy as np
 
+from costmodel.errors import UserError
+
 Point = tuple[float, float]
 
 
 def nondominated(points: Sequence[Point]) -> list[bool]:
     """For every point, whether no other point is at least as good in both coordinates and better in one.
 
-    Raises ValueError for a non-finite coordinate: a diverged trial is a result, never a point.
+    Raises UserError for a non-finite coordinate: a diverged trial is a result, never a point.
     """
     if not points:
         return []
@@ -23,7 +25,7 @@ def nondominated(points: Sequence[Point]) -> list[bool]:
 
 
 def ranks(points: Sequence[Point]) -> list[int]:
-    """Pareto rank of every point, 0 for the front. Raises ValueError as `nondominated`."""
+    """Pareto rank of every point, 0 for the front. Raises UserError as `nondominated`."""
     if not points:
         return []
     return [int(rank) for rank in moocore.pareto_rank(_finite(points))]
@@ -45,10 +47,10 @@ def knee(points: Sequence[Point]) -> int:
     Both axes are scaled to the front's extent; with fewer than three points on the front, the lowest perplexity.
     Source: Das 1999, "On characterizing the knee of the Pareto curve", for the distance to the chord.
 
-    Raises ValueError if there are no points.
+    Raises UserError if there are no points.
     """
     if not points:
-        raise ValueError("a knee needs at least one point, but got none.")
+        raise UserError("a knee needs at least one point, but got none.")
     array = _finite(points)
     front = np.flatnonzero(nondominated(points))
     best = int(front[np.argmin(array[front, 1])])
@@ -67,5 +69,5 @@ def dominates(one: Point, other: Point) -> bool:
 def _finite(points: Sequence[Point]) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
     array = np.asarray(points, dtype=float)
     if not np.isfinite(array).all():
-        raise ValueError(f"points must be finite, but got {array[~np.isfinite(array).all(axis=1)][0].tolist()}.")
+        raise UserError(f"points must be finite, but got {array[~np.isfinite(array).all(axis=1)][0].tolist()}.")
     return array

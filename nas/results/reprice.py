@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from costmodel.cost import Budget
+from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from nas.results import ledger
 from nas.results.front import front, point
@@ -65,11 +66,11 @@ def what_if(
 ) -> WhatIf:
     """A run's ledger under another pricer. seq_lens, budgets: (of the run, to price for).
 
-    Raises ValueError if no trial is completed, the base cannot take the sequence length, or an op has no price.
+    Raises UserError if no trial is completed, the base cannot take the sequence length, or an op has no price.
     """
     trials = ledger.completed(records)
     if not trials:
-        raise ValueError("the run has no completed trial yet, so there is nothing to price anew.")
+        raise UserError("the run has no completed trial yet, so there is nothing to price anew.")
     repriced = _repriced(trials, space, pricer, seq_lens[1])
     before, after = front(records, budgets[0]), _front(repriced, budgets[1])
     names = {record.trial_id for record in (*before, *after)}
@@ -119,7 +120,7 @@ def _with_range(record: Record, space: SearchSpace, pricer: Pricer, seq_len: int
 
 
 def _front(trials: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
-    """Of all trials within the budget, whatever their role, cheapest first."""
+    """The front of all trials within the budget, whatever their role, cheapest first."""
     inside = sorted((one for one in trials if _admits(budget, one)), key=point)
     kept = nondominated([point(one) for one in inside])
     return tuple(one for one, keep in zip(inside, kept, strict=True) if keep)

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from costmodel.config.units import parse_bytes, parse_seconds
 from costmodel.cost import Budget
+from costmodel.errors import UserError
 from nas.recipe.candidate import Candidate, candidate_at
 from nas.recipe.recipe import MAX_SEED, ScaleName
 from nas.study.searcher import SearcherName
-from search_spaces.notation import Named
+from search_spaces.notation import Member
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,13 +57,13 @@ class StudyConfig:
     def __post_init__(self) -> None:
         for name in ("seq_len", "num_trials", "tokens", "max_concurrent"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{flag(name)} must be at least 1, but got {value}.")
+                raise UserError(f"{flag(name)} must be at least 1, but got {value}.")
         if not 0 <= self.seed <= MAX_SEED:
-            raise ValueError(f"--seed must be from 0 to {MAX_SEED}, but got {self.seed}.")
+            raise UserError(f"--seed must be from 0 to {MAX_SEED}, but got {self.seed}.")
         if not 0 <= self.gpus_per_trial < float("inf"):
-            raise ValueError(f"--gpus-per-trial must be finite and not negative, but got {self.gpus_per_trial}.")
+            raise UserError(f"--gpus-per-trial must be finite and not negative, but got {self.gpus_per_trial}.")
         if self.gpus_per_trial > 1 and self.gpus_per_trial % 1:
-            raise ValueError(f"--gpus-per-trial must be whole or below 1, but got {self.gpus_per_trial}.")
+            raise UserError(f"--gpus-per-trial must be whole or below 1, but got {self.gpus_per_trial}.")
         _ = self.budget, self.time_budget_s
 
     @property
@@ -80,6 +81,6 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def study_candidate(config: StudyConfig, member: Named) -> Candidate:
+def study_candidate(config: StudyConfig, member: Member) -> Candidate:
     """A member of the space with the recipe that the study trains it with."""
     return candidate_at(member, config.scale, seq_len=config.seq_len, tokens=config.tokens, data=config.data)

@@ -5,6 +5,7 @@ import platform
 from datetime import UTC, datetime
 from pathlib import Path
 
+from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols.published_rows import published_rows
 from nas.corpus.corpus import Corpus
@@ -12,15 +13,15 @@ from nas.provenance import versions
 from nas.results import ledger
 from nas.study.config import StudyConfig
 from nas.study.run_folder import Meta, read_meta
-from nas.study.searcher import SEARCHERS, Schedule
-from nas.study.trials import Setting, Trials
+from nas.study.searcher import SEARCHERS, TrialSchedule
+from nas.study.trials import Trials, TrialSetting
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import cheapest
-from search_spaces.notation import Named, parse
+from search_spaces.notation import Member, parse
 from search_spaces.space import SearchSpace, contains, num_members
 
 
-def published_members(space: SearchSpace) -> tuple[Named, ...]:
+def published_members(space: SearchSpace) -> tuple[Member, ...]:
     """The papers' rows of this depth that the space holds, in the papers' order, each once."""
     notations = [row.notation for row in published_rows() if row.num_layers == space.base.num_layers]
     members = [parse(notation, space.base) for notation in dict.fromkeys(notations)]
@@ -31,17 +32,17 @@ def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, fo
     """The trials of a run, its ledger replayed.
 
     Anchors are the published rows within budget and the cheapest member; baselines the published rows with
-    LayerNorm beyond the budget. Raises ValueError if the ledger is damaged before its last line.
+    LayerNorm beyond the budget. Raises UserError if the ledger is damaged before its last line.
     """
     published = published_members(feasible.space)
     anchors = [member for member in (*published, cheapest(feasible.priced)) if feasible.fits(member)]
-    schedule = Schedule(
+    schedule = TrialSchedule(
         strategy=SEARCHERS[config.searcher](feasible, anchors),
         seed=config.seed,
         num_trials=config.num_trials,
         baselines=[member for member in published if not feasible.fits(member) and _has_norm(member)],
     )
-    setting = Setting(
+    setting = TrialSetting(
         config=config,
         folder=folder,
         corpus=corpus,
@@ -52,11 +53,11 @@ def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, fo
     path = folder / ledger.FILE_NAME
     records = ledger.recover(path) if path.exists() else ()
     if not records and (folder / "trials").exists():
-        raise ValueError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
+        raise UserError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
     return Trials(schedule, feasible.priced.pricer, setting, records)
 
 
-def _has_norm(member: Named) -> bool:
+def _has_norm(member: Member) -> bool:
     return member.architecture.final_norm != "none"
 
 
@@ -79,7 +80,7 @@ def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Me
 
 
 def checked_meta(folder: Path, pricer: Pricer, corpus: Corpus) -> Meta:
-    """The meta of a run to resume. Raises ValueError if prices or data are no longer those it was made with."""
+    """The meta of a run to resume. Raises UserError if prices or data are no longer those it was made with."""
     meta = read_meta(folder)
     present = {
         "cost_model_id": pricer.cost_model_id,
@@ -88,7 +89,7 @@ def checked_meta(folder: Path, pricer: Pricer, corpus: Corpus) -> Meta:
     }
     for name, found in present.items():
         if getattr(meta, name) != found:
-            raise ValueError(
+            raise UserError(
                 f"`{name}` of {folder} must be the present one, {found}, but is {getattr(meta, name)}; "
                 f"results of different {name} are never mixed: start a new run."
             )

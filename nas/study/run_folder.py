@@ -12,6 +12,7 @@ from typing import Any
 
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from nas.results import ledger
@@ -47,37 +48,37 @@ class Meta:
 
     def __post_init__(self) -> None:
         if self.schema_version != META_SCHEMA_VERSION:
-            raise ValueError(f"`schema_version` must be {META_SCHEMA_VERSION}, but got {self.schema_version}.")
+            raise UserError(f"`schema_version` must be {META_SCHEMA_VERSION}, but got {self.schema_version}.")
 
 
 def new_folder(output_dir: Path | None) -> Path:
     """The folder of a new run, made if need be: `output_dir`, or `runs/<UTC time>`.
 
-    Raises ValueError if it already holds a run or cannot be written.
+    Raises UserError if it already holds a run or cannot be written.
     """
     folder = (output_dir or RUNS / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")).absolute()
     if _is_file(folder / CONFIG_FILE):
-        raise ValueError(f"--output-dir {folder} already holds a run; continue it with --resume {folder}.")
+        raise UserError(f"--output-dir {folder} already holds a run; continue it with --resume {folder}.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise ValueError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
+        raise UserError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
     return folder
 
 
 def find_run(run: str) -> Path:
-    """The folder of an existing run; `latest` is the newest under `runs/`. Raises ValueError if there is none."""
+    """The folder of an existing run; `latest` is the newest under `runs/`. Raises UserError if there is none."""
     if run == "latest":
         runs = sorted(RUNS.glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
         if not runs:
-            raise ValueError(f"there is no run under {RUNS}/ yet; start one with python -m nas.search.")
+            raise UserError(f"there is no run under {RUNS}/ yet; start one with python -m nas.search.")
         return runs[-1].parent.absolute()
     folder = Path(run).absolute()
     if not _is_file(folder / CONFIG_FILE):
-        raise ValueError(f"RUN must be the folder of a run (with run.yaml) or `latest`, but got {run!r}.")
+        raise UserError(f"RUN must be the folder of a run (with run.yaml) or `latest`, but got {run!r}.")
     return folder
 
 
@@ -119,7 +120,7 @@ def read_ledger(folder: Path) -> tuple[Record, ...]:
 
 
 def read_config(folder: Path) -> StudyConfig:
-    """Raises ValueError, naming the file, if it is damaged."""
+    """Raises UserError, naming the file, if it is damaged."""
     return decode(StudyConfig, load_mapping(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
 
 
@@ -128,12 +129,12 @@ def write_meta(folder: Path, meta: Meta) -> None:
 
 
 def read_meta(folder: Path) -> Meta:
-    """Raises ValueError, naming the file, if it is missing or damaged."""
+    """Raises UserError, naming the file, if it is missing or damaged."""
     path = folder / "meta.json"
     try:
         data: Any = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} must be the JSON a run writes at its start, but: {error}") from None
+        raise UserError(f"{path} must be the JSON a run writes at its start, but: {error}") from None
     return decode(Meta, data, str(path))
 
 
@@ -141,4 +142,4 @@ def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError as error:  # a name too long, a folder we may not enter
-        raise ValueError(f"{path} cannot be opened: {error.strerror}.") from None
+        raise UserError(f"{path} cannot be opened: {error.strerror}.") from None

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from costmodel.config.cli import StoppedError
 from costmodel.cost import Budget
+from costmodel.errors import StoppedError, UserError
 from nas.attention.causal import has_native
 from nas.corpus.corpus import Corpus, prepare
 from nas.recipe.recipe import SCALES
@@ -42,7 +42,7 @@ def run_campaign(
     """Trains candidates until the schedule is finished, then writes tables, front and plots and says what came out.
 
     folder: the run to resume, or None for a new one in `output_dir`.
-    Raises ValueError for bad input, StoppedError or OSError if the run cannot go on (it can be resumed).
+    Raises UserError for bad input, StoppedError or OSError if the run cannot go on (it can be resumed).
     """
     resources = study_resources(config)
     corpus = prepare(
@@ -109,9 +109,9 @@ def _study(
 
 
 def study_resources(config: StudyConfig) -> Resources:
-    """As many trials as there are cores, or as share the GPUs, unless fewer are asked for; threads fill the cores.
+    """Plans as many trials as there are cores, or as share the GPUs, unless fewer are asked for; threads fill cores.
 
-    A cluster takes what it is asked for, one thread a trial by default. Raises ValueError if there are too few GPUs.
+    A cluster takes what it is asked for, one thread a trial by default. Raises UserError if there are too few GPUs.
     """
     cores, share = len(os.sched_getaffinity(0)), config.gpus_per_trial
     if config.ray_address is not None:
@@ -123,7 +123,7 @@ def study_resources(config: StudyConfig) -> Resources:
         )
     num_gpus = torch.cuda.device_count() if share else 0
     if share > num_gpus:
-        raise ValueError(f"--gpus-per-trial {share} needs a CUDA device for each, but there are {num_gpus}.")
+        raise UserError(f"--gpus-per-trial {share} needs a CUDA device for each, but there are {num_gpus}.")
     most = cores if not share else int(num_gpus // share if share >= 1 else num_gpus * (1 // share))
     concurrent = min(config.max_concurrent or most, most, cores)
     return Resources(

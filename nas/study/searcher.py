@@ -15,8 +15,8 @@ import numpy as np
 from nas.results.ledger import Role, Status
 from nas.results.pareto import Point, dominates, ranks
 from search_spaces.budget.feasible import FeasibleSpace
-from search_spaces.budget.priced_space import cheapest, dearest, price_of
-from search_spaces.notation import Named
+from search_spaces.budget.priced_space import cheapest, most_expensive, price_of
+from search_spaces.notation import Member
 from search_spaces.variation import crossover, mutate
 
 SearcherName = Literal["evolution", "random"]
@@ -37,7 +37,7 @@ class Proposal:
     index: int
     generation: int
     role: Role
-    member: Named
+    member: Member
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class Result:
 class Scored:
     """A member trained to full fidelity, with its point (latency_s, log perplexity)."""
 
-    member: Named
+    member: Member
     point: Point
 
 
@@ -64,8 +64,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def propose(
-        self, size: int, rng: np.random.Generator, seen: frozenset[Named], scored: Sequence[Scored]
-    ) -> list[Named]:
+        self, size: int, rng: np.random.Generator, seen: frozenset[Member], scored: Sequence[Scored]
+    ) -> list[Member]:
         """At most `size` new members within budget; fewer only when the space holds no more."""
 
 
@@ -76,8 +76,8 @@ class RandomSearch(Strategy):
         self.feasible = feasible
 
     def propose(
-        self, size: int, rng: np.random.Generator, seen: frozenset[Named], scored: Sequence[Scored]
-    ) -> list[Named]:
+        self, size: int, rng: np.random.Generator, seen: frozenset[Member], scored: Sequence[Scored]
+    ) -> list[Member]:
         return _fill([], size, self.feasible, rng, seen)
 
 
@@ -88,45 +88,45 @@ class Evolution(Strategy):
     nearest is taken. Without it nearly all offspring crowd at the budget, where nearly all members are.
     """
 
-    def __init__(self, feasible: FeasibleSpace, anchors: Iterable[Named]) -> None:
+    def __init__(self, feasible: FeasibleSpace, anchors: Iterable[Member]) -> None:
         self.feasible = feasible
         self.anchors = tuple(anchors)
         self.cheapest_s = self._latency_s(cheapest(feasible.priced))
-        self.dearest_s = self._latency_s(dearest(feasible.priced))
+        self.most_expensive_s = self._latency_s(most_expensive(feasible.priced))
 
     def propose(
-        self, size: int, rng: np.random.Generator, seen: frozenset[Named], scored: Sequence[Scored]
-    ) -> list[Named]:
+        self, size: int, rng: np.random.Generator, seen: frozenset[Member], scored: Sequence[Scored]
+    ) -> list[Member]:
         chosen = [member for member in self.anchors if member not in seen][:size]
         parents = _parents(scored)
         for _ in range(size - len(chosen) if parents else 0):
             drawn = [self._child(parents, rng) for _ in range(CHOICES)]
             new = [child for child in drawn if self.feasible.fits(child) and child not in seen | {*chosen}]
-            target_s = rng.uniform(self.cheapest_s, self.feasible.budget.latency_s or self.dearest_s)
+            target_s = rng.uniform(self.cheapest_s, self.feasible.budget.latency_s or self.most_expensive_s)
             if new:
                 chosen.append(min(new, key=lambda child: abs(self._latency_s(child) - target_s)))
         return _fill(chosen, size, self.feasible, rng, seen)
 
-    def _latency_s(self, member: Named) -> float:
+    def _latency_s(self, member: Member) -> float:
         return price_of(self.feasible.priced, member).latency_s
 
-    def _child(self, parents: Sequence[Named], rng: np.random.Generator) -> Named:
+    def _child(self, parents: Sequence[Member], rng: np.random.Generator) -> Member:
         first, second = (parents[int(rng.integers(len(parents)))] for _ in range(2))
         if rng.random() < CROSSOVER_SHARE:
             return crossover(self.feasible.space, first, second, rng)
         return mutate(self.feasible.space, first, rng)
 
 
-SEARCHERS: dict[SearcherName, Callable[[FeasibleSpace, Iterable[Named]], Strategy]] = {
+SEARCHERS: dict[SearcherName, Callable[[FeasibleSpace, Iterable[Member]], Strategy]] = {
     "evolution": Evolution,
     "random": lambda feasible, anchors: RandomSearch(feasible),
 }
 
 
-def _parents(scored: Sequence[Scored]) -> list[Named]:
+def _parents(scored: Sequence[Scored]) -> list[Member]:
     """The members of the best fronts, whole fronts at a time, until there are PARENTS of them."""
     order = ranks([one.point for one in scored])
-    parents: list[Named] = []
+    parents: list[Member] = []
     for rank in sorted(set(order)):
         if len(parents) >= PARENTS:
             break
@@ -135,8 +135,8 @@ def _parents(scored: Sequence[Scored]) -> list[Named]:
 
 
 def _fill(
-    chosen: list[Named], size: int, feasible: FeasibleSpace, rng: np.random.Generator, seen: frozenset[Named]
-) -> list[Named]:
+    chosen: list[Member], size: int, feasible: FeasibleSpace, rng: np.random.Generator, seen: frozenset[Member]
+) -> list[Member]:
     """Adds uniform members within budget that are new, until there are `size` or the space is used up."""
     new = set(chosen)
     left = feasible.num_feasible - sum(feasible.fits(member) for member in seen | new)
@@ -149,10 +149,10 @@ def _fill(
     return chosen
 
 
-class Schedule:
+class TrialSchedule:
     """Ask for the next proposal, tell how it ended; knows the generations and the lag."""
 
-    def __init__(self, *, strategy: Strategy, seed: int, num_trials: int, baselines: Sequence[Named] = ()) -> None:
+    def __init__(self, *, strategy: Strategy, seed: int, num_trials: int, baselines: Sequence[Member] = ()) -> None:
         self.strategy = strategy
         self.seed = seed
         self.num_trials = num_trials
@@ -227,7 +227,7 @@ class Schedule:
                 scored.append(Scored(member=proposal.member, point=point))
         return scored
 
-    def _add(self, member: Named, *, generation: int, role: Role) -> None:
+    def _add(self, member: Member, *, generation: int, role: Role) -> None:
         self.proposals.append(Proposal(index=len(self.proposals), generation=generation, role=role, member=member))
 
 

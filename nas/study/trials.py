@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 from costmodel.cost import Price
+from costmodel.errors import UserError
 from costmodel.estimate import Pricer, estimate
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate, candidate_id, trial_id
 from nas.results import ledger
 from nas.results.ledger import Event, Record, Status
 from nas.study.config import StudyConfig, study_candidate
-from nas.study.searcher import LAG, Proposal, Result, Schedule
+from nas.study.searcher import LAG, Proposal, Result, TrialSchedule
 from search_spaces.architecture import arch_id
 from search_spaces.lower import lower
 from search_spaces.notation import placement
@@ -64,7 +65,7 @@ class TrialEvent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class TrialSetting:
     """What all trials of a run share. `folder` is the run's."""
 
     config: StudyConfig
@@ -81,7 +82,9 @@ class Trials:
     halted: why the run cannot go on, or None.
     """
 
-    def __init__(self, schedule: Schedule, pricer: Pricer, setting: Setting, records: tuple[Record, ...] = ()) -> None:
+    def __init__(
+        self, schedule: TrialSchedule, pricer: Pricer, setting: TrialSetting, records: tuple[Record, ...] = ()
+    ) -> None:
         self.schedule = schedule
         self.pricer = pricer
         self.setting = setting
@@ -173,7 +176,7 @@ class Trials:
     def _check_same(self, proposal: Proposal, record: Record) -> None:
         proposed = candidate_id(study_candidate(self.setting.config, proposal.member))
         if proposed != record.candidate_id:
-            raise ValueError(
+            raise UserError(
                 f"trial {proposal.index} of {self.path} must be candidate {proposed} under this configuration, but "
                 f"the ledger holds {record.candidate_id}; the run was made by another version or on other data."
             )

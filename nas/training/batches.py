@@ -25,7 +25,7 @@ class Validation(NamedTuple):
 def num_sequences(corpus: Corpus, split: Split, seq_len: int) -> int:
     """Sequences of seq_len tokens, each with the token after it, that share no target; as many as there are.
 
-    Raises ValueError if the corpus was cut into sequences of another length.
+    Raises UserError if the corpus was cut into sequences of another length.
     """
     require_chunks(corpus, seq_len)
     length = corpus.num_train_tokens if split == "train" else corpus.num_validation_tokens

@@ -20,6 +20,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from costmodel.errors import UserError
 from nas.storage import write_through
 
 FOLDER = "checkpoints"
@@ -92,7 +93,7 @@ def finish(trial: Path) -> None:
 def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Checkpoint | None:
     """The newest checkpoint that is whole, or None; a damaged one is passed over with a warning.
 
-    Raises ValueError if it belongs to another candidate, corpus or seed than `identity` says.
+    Raises UserError if it belongs to another candidate, corpus or seed than `identity` says.
     """
     for folder in _by_age(trial):
         try:
@@ -102,9 +103,7 @@ def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Check
             continue
         for key, value in (identity or {}).items():
             if (found := checkpoint.identity.get(key)) != value:
-                raise ValueError(
-                    f"checkpoint {folder} must be of {key} {value}, but is of {found}; use another folder."
-                )
+                raise UserError(f"checkpoint {folder} must be of {key} {value}, but is of {found}; use another folder.")
         return checkpoint
     if _by_age(trial):
         warnings.warn(f"{trial} has no whole checkpoint left; the run starts over", stacklevel=2)
@@ -118,7 +117,7 @@ def _read(folder: Path) -> Checkpoint:
     for name in names:
         raw = (folder / name).read_bytes()
         if hashlib.sha256(raw).hexdigest() != state["sha256"][name]:
-            raise ValueError(f"{name} does not have the recorded SHA-256")
+            raise UserError(f"{name} does not have the recorded SHA-256")
         tensors[name] = safetensors.torch.load(raw)
     return Checkpoint(
         step=state["step"],

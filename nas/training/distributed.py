@@ -47,7 +47,7 @@ class Team:
             for tensor, part in zip(alike, parts, strict=True):
                 tensor.copy_(part.view_as(tensor))
 
-    def told(self, make: Callable[[], T]) -> T:
+    def broadcast_from_leader(self, make: Callable[[], T]) -> T:
         """What the first process makes, while the others wait; a ValueError there is raised in all."""
         if self.size == 1:
             return make()

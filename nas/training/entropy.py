@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from costmodel.errors import UserError
 from nas.attention.causal import row_bounds
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training.outcome import EntropySummary
@@ -54,10 +55,10 @@ class EntropyPenalty(nn.Module):
 def summarise(head_means: Tensor, seq_len: int) -> EntropySummary:
     """The diagnosis of mean entropies, layers x heads, in nats, over sequences of seq_len tokens.
 
-    Raises ValueError if an entropy is not finite.
+    Raises UserError if an entropy is not finite.
     """
     if not head_means.isfinite().all():
-        raise ValueError("head entropies must be finite, but at least one is not; the model has diverged.")
+        raise UserError("head entropies must be finite, but at least one is not; the model has diverged.")
     means = head_means.detach().double().cpu()
     largest = means.max().item()
     relative = means / largest if largest > 0 else torch.zeros_like(means)

@@ -9,7 +9,7 @@ KEPT_BYTES = 1024**3
 
 
 def keep_freed_memory() -> None:
-    """Of this process, from now on. Does nothing where the C library is not glibc."""
+    """Lets this process keep freed memory from now on. Does nothing where the C library is not glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, THRESHOLD_BYTES)

@@ -12,7 +12,7 @@ TRAINING_FILE = "training.yaml"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
+class TrainingManifest:
     """corpus: its fingerprint. tokenizer, split: what perplexities are of. created: UTC. versions: of packages."""
 
     candidate: Candidate
@@ -29,14 +29,14 @@ def is_training(folder: Path) -> bool:
     return (folder / TRAINING_FILE).is_file()
 
 
-def write_training(folder: Path, training: Training) -> None:
+def write_training(folder: Path, training: TrainingManifest) -> None:
     """Raises OSError."""
     replace_file(
         folder / TRAINING_FILE, dump(asdict(training) | {"candidate": canonical_candidate(training.candidate)})
     )
 
 
-def read_training(folder: Path) -> Training:
-    """Raises ValueError, naming the file, if it is damaged."""
+def read_training(folder: Path) -> TrainingManifest:
+    """Raises UserError, naming the file, if it is damaged."""
     path = folder / TRAINING_FILE
-    return decode(Training, load_mapping(path), str(path))
+    return decode(TrainingManifest, load_mapping(path), str(path))

@@ -13,7 +13,7 @@ from nas.training.entropy import EntropyPenalty
 
 
 class Losses(NamedTuple):
-    """Of a batch: mean cross-entropy in nats per token, and the penalty before its weight."""
+    """Losses of a batch: mean cross-entropy in nats per token, and the penalty before its weight."""
 
     cross_entropy: Tensor
     penalty: Tensor

@@ -42,7 +42,7 @@ def adamw_over(parameters: Iterable[tuple[nn.Parameter, bool]], recipe: Recipe) 
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """Of step 0, 1, ...: linear warm-up to the peak, then the recipe's schedule down to its final share."""
+    """The rate of step 0, 1, ...: linear warm-up to the peak, then the recipe's schedule down to its final share."""
     scale = recipe.scale
     if step < scale.warmup_steps:
         return scale.learning_rate * (step + 1) / scale.warmup_steps

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from costmodel.config.schema import decode
+from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus, require_chunks
 from nas.model.weights import load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate, candidate_id
@@ -34,7 +35,7 @@ CHECKPOINT_INTERVAL_S = 30.0  # the work a kill may cost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class TrainingProgress:
     """How far a run is; plain data.
 
     initial_loss: of the first step, or of the best model without context if that is larger, as given weights start
@@ -68,18 +69,20 @@ def train(
     team: processes that call this alike and train one model; all read the folder, the leader writes it.
     stop: asked after every step; once it says so, the run is saved and ends without an outcome.
 
-    Raises ValueError if corpus, recipe and team do not fit or the folder holds another run, or one that
+    Raises UserError if corpus, recipe and team do not fit or the folder holds another run, or one that
     `checkpoint.finish` ended on the way; OSError if it cannot be written; TooLargeError.
     """
-    with memory_told(candidate, device):
-        run = Run(candidate, corpus, seed=seed, folder=folder, device=device, initial=initial or {}, team=team)
+    with raise_out_of_memory(candidate, device):
+        run = TrainingRun(candidate, corpus, seed=seed, folder=folder, device=device, initial=initial or {}, team=team)
         yield from _records(run, folder, stop)
 
 
-def _records(run: "Run", folder: Path | None, stop: Callable[[], bool]) -> Generator[RungRecord | Outcome, None, None]:
+def _records(
+    run: "TrainingRun", folder: Path | None, stop: Callable[[], bool]
+) -> Generator[RungRecord | Outcome, None, None]:
     yield from run.progress.rungs
     if run.ended and run.progress.outcome is None:
-        raise ValueError(f"the run in {folder} was stopped for good at step {run.progress.step}; use another folder.")
+        raise UserError(f"the run in {folder} was stopped for good at step {run.progress.step}; use another folder.")
     log = MetricsLog(run.folder, last_step=run.progress.step) if run.folder and not run.progress.outcome else None
     saved_s = run.progress.seconds
     try:
@@ -113,7 +116,7 @@ class TooLargeError(RuntimeError):
 
 
 @contextmanager
-def memory_told(candidate: Candidate, device: str) -> Iterator[None]:
+def raise_out_of_memory(candidate: Candidate, device: str) -> Iterator[None]:
     """Raises TooLargeError for whatever torch raises where memory runs out."""
     try:
         yield
@@ -127,7 +130,7 @@ def memory_told(candidate: Candidate, device: str) -> Iterator[None]:
         ) from error
 
 
-class Run:
+class TrainingRun:
     """A run between two steps. folder: where it is written; None in a process that writes nothing."""
 
     def __init__(
@@ -150,7 +153,7 @@ class Run:
         load_deployed(self.objective.model, initial)
         self.objective.to(device)
         self.optimizer = adamw(self.objective, candidate.recipe)
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self.diagnosis: Diagnosis | None = None  # of the last step, if it was looked into
         self.ended = False  # found so on disk: its weights are not loaded
         on_cuda = torch.device(device).type == "cuda"
@@ -205,7 +208,9 @@ class Run:
         steps = self.scale.rung_steps
         if self.progress.outcome or self.progress.step not in steps:
             return None
-        loss, head_means = given or self.team.told(lambda: validate(self.objective.model, self.corpus, self.scale))
+        loss, head_means = given or self.team.broadcast_from_leader(
+            lambda: validate(self.objective.model, self.corpus, self.scale)
+        )
         self._tick()
         if problem := self._validation_problem(loss, head_means):
             self._end_diverged(*problem)
@@ -243,7 +248,7 @@ class Run:
         checkpoint.save(self.folder, written)
 
     def _restore(self, found: Checkpoint) -> None:
-        self.progress = decode(Progress, found.progress, "the progress of a checkpoint")
+        self.progress = decode(TrainingProgress, found.progress, "the progress of a checkpoint")
         if found.optimizer is None:
             self.ended = True
             return
@@ -360,17 +365,17 @@ def _completed(record: RungRecord) -> Outcome:
 
 
 def check(candidate: Candidate, corpus: Corpus, team: Team = SOLO) -> None:
-    """Raises ValueError if corpus, recipe and team do not fit."""
+    """Raises UserError if corpus, recipe and team do not fit."""
     scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
     share = scale.batch // team.size
     if scale.batch % team.size or share % min(share, scale.micro_batch):
-        raise ValueError(
+        raise UserError(
             f"`batch` must be a multiple of the number of processes, and each one's share at most, or a multiple of, "
             f"`micro_batch`, but got batch={scale.batch}, micro_batch={scale.micro_batch}, {team.size} processes."
         )
     require_chunks(corpus, scale.seq_len)
     if corpus.vocab_size > vocab_size:
-        raise ValueError(
+        raise UserError(
             f"the model's vocabulary must cover the tokenizer's, but got {vocab_size} < {corpus.vocab_size} "
             f"({corpus.tokenizer}); prepare the corpus with at most {vocab_size} tokens."
         )

@@ -34,28 +34,28 @@ class BoundedPaths:
     """Made by `bounded_paths`.
 
     departures, arrivals: the moves from and to each boundary.
-    before, beyond: costs of the ways from the source to a boundary, and from a boundary to the sink.
-    joints: every boundary at the cut, with every cost of reaching it from which some path stays within the limit.
-    running: the number of such paths, accumulated over the joints.
+    before, suffix_counts: costs of the ways from the source to a boundary, and from a boundary to the sink.
+    cut_states: every boundary at the cut, with every cost of reaching it from which some path stays within the limit.
+    cumulative_counts: the number of such paths, accumulated over the cut_states.
     """
 
     limit: Cost
     departures: dict[Boundary, list[Move]]
     arrivals: dict[Boundary, list[Move]]
     before: dict[Boundary, Sums]
-    beyond: dict[Boundary, Sums]
-    joints: list[tuple[Boundary, Cost]]
-    running: list[int]
+    suffix_counts: dict[Boundary, Sums]
+    cut_states: list[tuple[Boundary, Cost]]
+    cumulative_counts: list[int]
 
     @property
     def num_paths(self) -> int:
-        return self.running[-1] if self.running else 0
+        return self.cumulative_counts[-1] if self.cumulative_counts else 0
 
 
 def bounded_paths(graph: nx.DiGraph, costs: dict[Vertex, Cost], limit: Cost) -> BoundedPaths:
     """The paths whose vertices (those in `costs`; the rest are free) sum to at most `limit`.
 
-    Raises ValueError if the costs are too many to tabulate.
+    Raises UserError if the costs are too many to tabulate.
     """
     departures, arrivals = _moves(graph, costs)
     levels: dict[int, list[Boundary]] = {}
@@ -66,33 +66,35 @@ def bounded_paths(graph: nx.DiGraph, costs: dict[Vertex, Cost], limit: Cost) -> 
     before = {source(graph): single(costs[source(graph)])}
     for boundary in (boundary for level in range(1, cut + 1) for boundary in levels[level]):
         before[boundary] = merged((before[move.start], move.cost, len(move.layers)) for move in arrivals[boundary])
-    beyond = {boundary: single(costs[next(iter(graph.succ[boundary]))]) for boundary in levels[depth]}
+    suffix_counts = {boundary: single(costs[next(iter(graph.succ[boundary]))]) for boundary in levels[depth]}
     for boundary in (boundary for level in range(depth - 1, cut - 1, -1) for boundary in levels[level]):
-        beyond[boundary] = merged((beyond[move.stop], move.cost, len(move.layers)) for move in departures[boundary])
-    joints, nums = _joined(levels[cut], before, beyond, limit)
+        suffix_counts[boundary] = merged(
+            (suffix_counts[move.stop], move.cost, len(move.layers)) for move in departures[boundary]
+        )
+    cut_states, nums = _joined(levels[cut], before, suffix_counts, limit)
     return BoundedPaths(
         limit=limit,
         departures=departures,
         arrivals=arrivals,
         before=before,
-        beyond=beyond,
-        joints=joints,
-        running=list(accumulate(nums)),
+        suffix_counts=suffix_counts,
+        cut_states=cut_states,
+        cumulative_counts=list(accumulate(nums)),
     )
 
 
 def draw(paths: BoundedPaths, rng: np.random.Generator) -> list[Layer]:
     """The layers of a path within the limit, drawn uniformly; there must be one."""
-    index = bisect_right(paths.running, random_below(paths.num_paths, rng))
-    boundary, cost = paths.joints[index]
-    return [*_drawn_before(paths, boundary, cost, rng), *_drawn_beyond(paths, boundary, cost, rng)]
+    index = bisect_right(paths.cumulative_counts, random_below(paths.num_paths, rng))
+    boundary, cost = paths.cut_states[index]
+    return [*_drawn_before(paths, boundary, cost, rng), *_drawn_after(paths, boundary, cost, rng)]
 
 
 def layers_of_paths(paths: BoundedPaths) -> Iterator[tuple[Layer, ...]]:
     """The layers of every path within the limit, once each, by ascending cost of the first half."""
-    for boundary, cost in paths.joints:
+    for boundary, cost in paths.cut_states:
         for beginning in _ways_before(paths, boundary, cost):
-            for ending in _ways_beyond(paths, boundary, _less(paths.limit, cost)):
+            for ending in _ways_after(paths, boundary, _less(paths.limit, cost)):
                 yield (*beginning, *ending)
 
 
@@ -105,13 +107,13 @@ def _ways_before(paths: BoundedPaths, boundary: Boundary, cost: Cost) -> Iterato
             yield from ((*way, layer) for way in _ways_before(paths, move.start, rest) for layer in move.layers)
 
 
-def _ways_beyond(paths: BoundedPaths, boundary: Boundary, left: Cost) -> Iterator[tuple[Layer, ...]]:
+def _ways_after(paths: BoundedPaths, boundary: Boundary, left: Cost) -> Iterator[tuple[Layer, ...]]:
     if boundary not in paths.departures:
         yield ()
     for move in paths.departures.get(boundary, ()):
         rest = _less(left, move.cost)
-        if num_within(paths.beyond[move.stop], rest):
-            yield from ((layer, *way) for layer in move.layers for way in _ways_beyond(paths, move.stop, rest))
+        if num_within(paths.suffix_counts[move.stop], rest):
+            yield from ((layer, *way) for layer in move.layers for way in _ways_after(paths, move.stop, rest))
 
 
 def _moves(
@@ -132,18 +134,18 @@ def _moves(
 
 
 def _joined(
-    cut: Iterable[Boundary], before: dict[Boundary, Sums], beyond: dict[Boundary, Sums], limit: Cost
+    cut: Iterable[Boundary], before: dict[Boundary, Sums], suffix_counts: dict[Boundary, Sums], limit: Cost
 ) -> tuple[list[tuple[Boundary, Cost]], list[int]]:
     """Every way to reach the cut that can be completed within the limit, and the number of paths it begins."""
-    joints: list[tuple[Boundary, Cost]] = []
+    cut_states: list[tuple[Boundary, Cost]] = []
     nums: list[int] = []
     for boundary in cut:
         reach = before[boundary]
-        endings = nums_within(beyond[boundary], limit[0] - reach.latency, limit[1] - reach.sent)
+        endings = nums_within(suffix_counts[boundary], limit[0] - reach.latency, limit[1] - reach.sent)
         for row in np.flatnonzero(endings > 0):
-            joints.append((boundary, (int(reach.latency[row]), int(reach.sent[row]))))
+            cut_states.append((boundary, (int(reach.latency[row]), int(reach.sent[row]))))
             nums.append(int(reach.num_paths[row]) * int(endings[row]))
-    return joints, nums
+    return cut_states, nums
 
 
 def _drawn_before(paths: BoundedPaths, boundary: Boundary, cost: Cost, rng: np.random.Generator) -> list[Layer]:
@@ -158,13 +160,13 @@ def _drawn_before(paths: BoundedPaths, boundary: Boundary, cost: Cost, rng: np.r
     return layers
 
 
-def _drawn_beyond(paths: BoundedPaths, boundary: Boundary, cost: Cost, rng: np.random.Generator) -> list[Layer]:
+def _drawn_after(paths: BoundedPaths, boundary: Boundary, cost: Cost, rng: np.random.Generator) -> list[Layer]:
     """Layers from `boundary`, reached at `cost`, to the last, uniform over the ways that stay within the limit."""
     layers: list[Layer] = []
     left = _less(paths.limit, cost)
     while boundary in paths.departures:
         moves = paths.departures[boundary]
-        nums = [num_within(paths.beyond[move.stop], _less(left, move.cost)) * len(move.layers) for move in moves]
+        nums = [num_within(paths.suffix_counts[move.stop], _less(left, move.cost)) * len(move.layers) for move in moves]
         move = moves[_drawn_index(nums, rng)]
         layers.append(move.layers[random_below(len(move.layers), rng)])
         boundary, left = move.stop, _less(left, move.cost)
@@ -172,8 +174,8 @@ def _drawn_beyond(paths: BoundedPaths, boundary: Boundary, cost: Cost, rng: np.r
 
 
 def _drawn_index(weights: Sequence[int], rng: np.random.Generator) -> int:
-    running = list(accumulate(weights))
-    return bisect_right(running, random_below(running[-1], rng))
+    cumulative_counts = list(accumulate(weights))
+    return bisect_right(cumulative_counts, random_below(cumulative_counts[-1], rng))
 
 
 def _less(first: Cost, second: Cost) -> Cost:

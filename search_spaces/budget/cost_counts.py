@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.errors import UserError
+
 Cost: TypeAlias = tuple[int, int]
 Ints: TypeAlias = NDArray[np.int64]
 Counts: TypeAlias = NDArray[Any]  # of 64-bit integers, or of Python's
@@ -41,7 +43,7 @@ def single(cost: Cost) -> Sums:
 def merged(parts: Iterable[tuple[Sums, Cost, int]]) -> Sums:
     """The union of (sums, added cost, multiplicity): paths prolonged by alternatives of that cost and number.
 
-    Raises ValueError if the table would grow beyond MAX_ROWS.
+    Raises UserError if the table would grow beyond MAX_ROWS.
     """
     found, waiting, num_waiting = list[tuple[Sums, Cost, int]](), list[tuple[Sums, Cost, int]](), 0
     for part in parts:
@@ -63,7 +65,7 @@ def _union(parts: list[tuple[Sums, Cost, int]]) -> Sums:
     changes = (np.diff(latency) != 0) | (np.diff(sent) != 0)
     starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
     if len(starts) > MAX_ROWS:
-        raise ValueError(
+        raise UserError(
             f"the budget needs a table of at most {MAX_ROWS} distinct costs, but this space under this protocol needs "
             f"{len(starts)} or more; give one budget instead of two, or fewer choices per layer."
         )
@@ -98,9 +100,9 @@ def nums_within(sums: Sums, limit_latency: Ints, limit_sent: Ints) -> Counts:
     for level in range(num_rows.bit_length()):
         keys = (np.arange(num_rows) >> level) * len(values) + ranks
         order = np.argsort(keys, kind="stable")
-        running = np.concatenate([[0], np.cumsum(sums.num_paths[order])])
+        cumulative_counts = np.concatenate([[0], np.cumsum(sums.num_paths[order])])
         asked = np.flatnonzero((num_below >> level) & 1)
         block = (num_below[asked] >> level) - 1
         stops = np.searchsorted(keys[order], block * len(values) + limit_ranks[asked])
-        nums[asked] += running[stops] - running[block << level]
+        nums[asked] += cumulative_counts[stops] - cumulative_counts[block << level]
     return nums

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.cost import Budget, InfeasibleError, Price
+from costmodel.cost import Budget, Price
+from costmodel.errors import InfeasibleError, UserError
 from search_spaces.budget.bounded_paths import BoundedPaths, bounded_paths, draw, layers_of_paths
 from search_spaces.budget.cost_counts import Cost
 from search_spaces.budget.priced_space import UNITS_PER_BYTE, UNITS_PER_S, Measure, PricedSpace, cheapest, price_of
 from search_spaces.graph import Vertex
-from search_spaces.notation import Named, name_of
+from search_spaces.notation import Member, name_of
 from search_spaces.space import SearchSpace, contains, member_of, path_of, random_below
 
 MAX_UNITS = 2.0**62  # what a sum in 64 bits can hold: 194 days, 288 PB
@@ -43,7 +44,7 @@ class FeasibleSpace:
         """How many members are within the budget, exactly."""
         return self.paths.num_paths * len(self.space.recipes)
 
-    def fits(self, member: Named) -> bool:
+    def fits(self, member: Member) -> bool:
         """Whether this is a member of the space and within the budget."""
         if not contains(self.space, member):
             return False
@@ -52,13 +53,13 @@ class FeasibleSpace:
         latency, sent = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
         return latency <= self.paths.limit[0] and sent <= self.paths.limit[1]
 
-    def members(self) -> Iterator[Named]:
+    def members(self) -> Iterator[Member]:
         """Every member within the budget once, in an order that is always the same."""
         for layers in layers_of_paths(self.paths):
             for recipe in self.space.recipes:
                 yield member_of(self.space, layers, entropy_regularised=recipe)
 
-    def sample(self, rng: np.random.Generator) -> Named:
+    def sample(self, rng: np.random.Generator) -> Member:
         """A member within the budget, drawn uniformly. Raises InfeasibleError if there is none."""
         check_feasible(self)
         recipe = self.space.recipes[random_below(len(self.space.recipes), rng)]
@@ -66,11 +67,11 @@ class FeasibleSpace:
 
 
 def within_budget(priced: PricedSpace, budget: Budget) -> FeasibleSpace:
-    """The members within the budget. Raises ValueError if their costs are too many or too large to tabulate."""
+    """The members within the budget. Raises UserError if their costs are too many or too large to tabulate."""
     bounded = budget.latency_s is not None, budget.sent_bytes is not None
     costs = {vertex: (cost[0] * bounded[0], cost[1] * bounded[1]) for vertex, cost in priced.costs.items()}
     if (priced.space.base.num_layers + 2) * max(map(max, costs.values())) > MAX_UNITS:
-        raise ValueError(
+        raise UserError(
             f"members of space {priced.space.name!r} must cost less than 194 days and 288 PB to be counted."
         )
     slack = priced.num_ops / 2
@@ -108,7 +109,7 @@ def format_budget(budget: Budget) -> str:
     return " and ".join(latency + sent) or "nothing"
 
 
-def _name(member: Named) -> str:
+def _name(member: Member) -> str:
     return name_of(member.architecture, entropy_regularised=member.entropy_regularised)
 
 

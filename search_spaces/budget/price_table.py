@@ -12,13 +12,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.errors import UserError
 from search_spaces.architecture import Layer
 from search_spaces.budget.priced_space import PricedSpace
 from search_spaces.graph import Boundary, Choice, Head, Vertex, after
-from search_spaces.notation import Named
+from search_spaces.notation import Member
 from search_spaces.space import contains, member_of
 
-Rows: TypeAlias = NDArray[np.integer[Any]]
+MemberRows: TypeAlias = NDArray[np.integer[Any]]
 
 MEASURES = ("latency_s", "sent_bytes", "rounds")
 BLOCK_ROWS = 1 << 14  # priced at a time, so that what is in between stays in the cache
@@ -32,7 +33,7 @@ class Prices(NamedTuple):
     rounds: NDArray[np.int64] | None
 
 
-class Step(NamedTuple):
+class LevelPrices(NamedTuple):
     """One layer's choice, as arrays over edges: (number of the boundary before it) x (number of layers) + choice.
 
     onward: number of the boundary after it x (number of layers); where there is no such edge, and after that, the
@@ -52,7 +53,7 @@ class PriceTable:
 
     priced: PricedSpace
     layers: tuple[Layer, ...]
-    steps: tuple[Step, ...] = field(repr=False)
+    steps: tuple[LevelPrices, ...] = field(repr=False)
     lost: int
 
 
@@ -68,16 +69,16 @@ def price_table(priced: PricedSpace) -> PriceTable:
     return PriceTable(priced=priced, layers=layers, steps=steps, lost=len(levels[-1]) * len(layers))
 
 
-def price_many(table: PriceTable, rows: Rows) -> Prices:
+def price_many(table: PriceTable, rows: MemberRows) -> Prices:
     """The price of every row (members x layers).
 
-    Raises ValueError if the rows have another number of layers, or one of them is no member of the space.
+    Raises UserError if the rows have another number of layers, or one of them is no member of the space.
     """
     num_layers, num_choices = len(table.steps), len(table.layers)
     if rows.ndim != 2 or rows.shape[1] != num_layers:
-        raise ValueError(f"`rows` must be members x {num_layers} layers, but got an array of shape {rows.shape}.")
+        raise UserError(f"`rows` must be members x {num_layers} layers, but got an array of shape {rows.shape}.")
     if rows.size and not 0 <= rows.min() <= rows.max() < num_choices:
-        raise ValueError(f"choices must be from 0 to {num_choices - 1}, but go from {rows.min()} to {rows.max()}.")
+        raise UserError(f"choices must be from 0 to {num_choices - 1}, but go from {rows.min()} to {rows.max()}.")
     sums = {name: np.zeros(len(rows), values.dtype) for name, values in table.steps[0].prices.items()}
     for start in range(0, len(rows), BLOCK_ROWS):
         block = slice(start, start + BLOCK_ROWS)
@@ -89,28 +90,30 @@ def price_many(table: PriceTable, rows: Rows) -> Prices:
                 sums[name][block] += values[edges]
         if (at == table.lost).any():
             row = start + int(np.argmax(at == table.lost))
-            raise ValueError(f"rows must be members of space {table.priced.space.name!r}, but row {row} is none.")
+            raise UserError(f"rows must be members of space {table.priced.space.name!r}, but row {row} is none.")
     return Prices(latency_s=sums["latency_s"], sent_bytes=sums["sent_bytes"], rounds=sums.get("rounds"))
 
 
-def rows_of(table: PriceTable, members: Iterable[Named]) -> NDArray[np.intp]:
-    """Members as rows; recipes have no price. Raises ValueError for one that is not in the space."""
+def rows_of(table: PriceTable, members: Iterable[Member]) -> NDArray[np.intp]:
+    """Members as rows; recipes have no price. Raises UserError for one that is not in the space."""
     number = {layer: index for index, layer in enumerate(table.layers)}
     rows = []
     for member in members:
         if not contains(table.priced.space, member):
-            raise ValueError(f"only members of space {table.priced.space.name!r} have a row, but got {member!r:.200}.")
+            raise UserError(f"only members of space {table.priced.space.name!r} have a row, but got {member!r:.200}.")
         rows.append([number[layer] for layer in member.architecture.layers])
     return np.array(rows, dtype=np.intp).reshape(-1, len(table.steps))
 
 
-def member_of_row(table: PriceTable, row: Rows, *, entropy_regularised: bool = False) -> Named:
+def member_of_row(table: PriceTable, row: MemberRows, *, entropy_regularised: bool = False) -> Member:
     """The member that one row stands for, in or out of the space."""
     layers = [table.layers[index] for index in row]
     return member_of(table.priced.space, layers, entropy_regularised=entropy_regularised)
 
 
-def _step(priced: PricedSpace, layers: tuple[Layer, ...], level: list[Boundary], following: list[Boundary]) -> Step:
+def _step(
+    priced: PricedSpace, layers: tuple[Layer, ...], level: list[Boundary], following: list[Boundary]
+) -> LevelPrices:
     """The edges from each boundary of a level, and from one more, past the last, where the lost stay."""
     graph = priced.space.graph
     onward = np.full((len(level) + 1, len(layers)), len(following) * len(layers), dtype=np.intp)
@@ -124,7 +127,7 @@ def _step(priced: PricedSpace, layers: tuple[Layer, ...], level: list[Boundary],
                 ends = (boundary, *(vertex for vertex in graph.succ[stop] if isinstance(vertex, Head)))
                 vertices[row, column] = [choice, *(end for end in ends if end in priced.prices)]
     prices = {name: _summed(priced, name, vertices, onward.shape) for name in _known(priced)}
-    return Step(onward=onward.ravel(), prices=prices)
+    return LevelPrices(onward=onward.ravel(), prices=prices)
 
 
 def _summed(

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from costmodel.cost import Price, total
+from costmodel.cost import Price, total_price
+from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.ops import LayerId, Op
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.budget.cost_counts import Cost
 from search_spaces.graph import SINK, Choice, Head, Vertex, source
 from search_spaces.lower import lower
-from search_spaces.notation import Named
+from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, contains, member_at, member_of, num_members, path_of
 
 Measure = Literal["latency_s", "sent_bytes"]
@@ -47,7 +48,7 @@ class PricedSpace:
 def price_space(space: SearchSpace, pricer: Pricer, seq_len: int) -> PricedSpace:
     """Prices every vertex once, by lowering architectures that repeat one layer.
 
-    Raises ValueError for a `seq_len` the base cannot take, an op without formula, a price that is not finite and
+    Raises UserError for a `seq_len` the base cannot take, an op without formula, a price that is not finite and
     non-negative, or prices that do not add up to those of whole op graphs.
     """
     price_op = _remembered(pricer)
@@ -63,7 +64,7 @@ def price_space(space: SearchSpace, pricer: Pricer, seq_len: int) -> PricedSpace
         space=space,
         pricer=pricer,
         seq_len=seq_len,
-        prices={vertex: total(prices) for vertex, prices in ops.items()},
+        prices={vertex: total_price(prices) for vertex, prices in ops.items()},
         costs={vertex: _cost(prices) for vertex, prices in ops.items()},
         num_ops=(space.base.num_layers + 2) * max(map(len, ops.values())),
     )
@@ -71,28 +72,28 @@ def price_space(space: SearchSpace, pricer: Pricer, seq_len: int) -> PricedSpace
     return priced
 
 
-def price_of(priced: PricedSpace, member: Named) -> Price:
+def price_of(priced: PricedSpace, member: Member) -> Price:
     """The price of a member, equal to `estimate(lower(...)).total` to rounding.
 
-    Raises ValueError if it is not in the space.
+    Raises UserError if it is not in the space.
     """
     if not contains(priced.space, member):
-        raise ValueError(f"only members of space {priced.space.name!r} are priced here, but got {member!r:.200}.")
+        raise UserError(f"only members of space {priced.space.name!r} are priced here, but got {member!r:.200}.")
     path = path_of(priced.space, member.architecture.layers)
-    return total(priced.prices[vertex] for vertex in path if vertex in priced.prices)
+    return total_price(priced.prices[vertex] for vertex in path if vertex in priced.prices)
 
 
-def cheapest(priced: PricedSpace, measure: Measure = "latency_s") -> Named:
+def cheapest(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
     """The member of least latency (or bytes), then least in the other; the first of several that are equal."""
     return _extreme(priced, measure, min)
 
 
-def dearest(priced: PricedSpace, measure: Measure = "latency_s") -> Named:
+def most_expensive(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
     """The member of greatest latency (or bytes), then greatest in the other; the first of several that are equal."""
     return _extreme(priced, measure, max)
 
 
-def _extreme(priced: PricedSpace, measure: Measure, pick: Callable[..., Vertex]) -> Named:
+def _extreme(priced: PricedSpace, measure: Measure, pick: Callable[..., Vertex]) -> Member:
     """The shortest or longest path: the best way on from every vertex, sink first."""
     graph, other = priced.space.graph, "sent_bytes" if measure == "latency_s" else "latency_s"
     costs: dict[Vertex, tuple[float, float]] = {}
@@ -136,7 +137,7 @@ def _remembered(pricer: Pricer) -> PriceOp:
         if op not in known:
             known[op] = price = pricer.price(op)
             if not (0 <= price.latency_s < math.inf and 0 <= price.sent_bytes < math.inf):
-                raise ValueError(
+                raise UserError(
                     f"prices under {pricer.protocol!r} must be finite and non-negative, but {op} has {price}."
                 )
         return known[op]
@@ -147,10 +148,10 @@ def _remembered(pricer: Pricer) -> PriceOp:
 def _check_additive(priced: PricedSpace, price_op: PriceOp) -> None:
     protocol, size = priced.pricer.protocol, num_members(priced.space)
     for member in (member_at(priced.space, index) for index in (0, size // 2, size - 1)):
-        whole = total(price_op(node.op) for node in lower(member.architecture, priced.seq_len))
+        whole = total_price(price_op(node.op) for node in lower(member.architecture, priced.seq_len))
         parts = price_of(priced, member)
         if not _close(whole, parts, ("latency_s", "sent_bytes")):
-            raise ValueError(
+            raise UserError(
                 f"prices under {protocol!r} must add up over layers, but a member costs {whole} and its parts {parts}."
             )
 

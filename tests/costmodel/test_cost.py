@@ -2,14 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.cost import Budget, Price, total
+from costmodel.cost import Budget, Price, total_price
 
 SECONDS = st.integers(0, 10**6).map(float)
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS, st.none() | st.integers(0, 99)), min_size=1))
 def test_totals_are_sums_and_unknown_parts_make_them_unknown(parts):
-    whole = total(Price(latency_s=a, sent_bytes=b, rounds=c) for a, b, c in parts)
+    whole = total_price(Price(latency_s=a, sent_bytes=b, rounds=c) for a, b, c in parts)
     assert whole.latency_s == sum(a for a, _, _ in parts)
     assert whole.sent_bytes == sum(b for _, b, _ in parts)
     rounds = [c for _, _, c in parts]
@@ -19,7 +19,7 @@ def test_totals_are_sums_and_unknown_parts_make_them_unknown(parts):
 
 def test_a_total_of_nothing_is_an_error():
     with pytest.raises(ValueError, match="at least one price"):
-        total([])
+        total_price([])
 
 
 def test_budgets_admit_up_to_their_bounds():

@@ -52,11 +52,11 @@ def test_impossible_graphs_are_refused(nodes, message):
 
 def test_an_offset_is_a_dimension_where_there_is_one():
     assert shape(PositionEmbedding(rows=1, features=2)) == {"rows": 1, "features": 2}
-    assert shape(PositionEmbedding(rows=1, features=2, earlier=3)) == {"rows": 1, "features": 2, "earlier": 3}
+    assert shape(PositionEmbedding(rows=1, features=2, past_len=3)) == {"rows": 1, "features": 2, "past_len": 3}
 
 
 def test_a_node_may_read_an_input_of_the_graph():
-    cache = KeyValueCache(earlier=3, rows=1, features=2)
+    cache = KeyValueCache(past_len=3, rows=1, features=2)
     nodes = (node("a", cache, inputs=("kept", "tokens")),)
     assert OpGraph(nodes=nodes, inputs=(Input(name="kept", shape=(3, 2)),)).inputs[0].shape == (3, 2)
     with pytest.raises(ValueError, match=r"node 'a' reads \['kept'\], which no earlier node produces"):

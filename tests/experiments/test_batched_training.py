@@ -13,7 +13,7 @@ from experiments.batched_training import Population, check, train_population
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Normalisation, Recipe
-from nas.training.trainer import Run, train
+from nas.training.trainer import TrainingRun, train
 from search_spaces.architecture import Layer
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -43,24 +43,24 @@ def candidate(name: str, entropy: EntropyRegularisation | None = None, base: str
     )
 
 
-def runs_of(candidates: Sequence[Candidate], corpus: Corpus, device: str = "cpu") -> list[Run]:
-    return [Run(one, corpus, seed=SEED, folder=None, device=device, initial={}) for one in candidates]
+def runs_of(candidates: Sequence[Candidate], corpus: Corpus, device: str = "cpu") -> list[TrainingRun]:
+    return [TrainingRun(one, corpus, seed=SEED, folder=None, device=device, initial={}) for one in candidates]
 
 
-def finish_alone(run: Run) -> None:
+def finish_alone(run: TrainingRun) -> None:
     while run.progress.outcome is None:
         run.step()
         run.validate_if_due()
 
 
-def finish_together(runs: Sequence[Run]) -> None:
+def finish_together(runs: Sequence[TrainingRun]) -> None:
     population = Population(runs)
     while population.runs:
         population.step()
         population.validate_if_due()
 
 
-def assert_same_parameters(run: Run, other: Run) -> None:
+def assert_same_parameters(run: TrainingRun, other: TrainingRun) -> None:
     """But for biases of keys and temperatures of the first row: softmax is blind to them, and AdamW scales up the
     rounding that is their gradient."""
     others = dict(other.objective.named_parameters())
@@ -74,7 +74,7 @@ def assert_same_parameters(run: Run, other: Run) -> None:
         assert (ours - theirs).norm() <= TOLERANCE * theirs.norm() + 1e-12, name
 
 
-def assert_same_run(run: Run, other: Run) -> None:
+def assert_same_run(run: TrainingRun, other: TrainingRun) -> None:
     assert run.progress.losses == pytest.approx(other.progress.losses, rel=TOLERANCE)
     assert [rung.val_loss for rung in run.progress.rungs] == pytest.approx(
         [rung.val_loss for rung in other.progress.rungs], rel=TOLERANCE
@@ -168,21 +168,21 @@ def test_a_member_that_leaves_goes_on_alone(corpus: Corpus) -> None:
         assert_same_run(run, other)
 
 
-def spoil_weights(run: Run) -> None:
+def spoil_weights(run: TrainingRun) -> None:
     run.objective.model.get_parameter("layers.1.attention.out.weight").data[0, 0] = math.nan
 
 
-def spoil_gradient(run: Run) -> None:
+def spoil_gradient(run: TrainingRun) -> None:
     """The temperature overflows, and its gradient is 0 times infinity; the loss stays finite."""
     run.objective.model.get_parameter("layers.1.attention.temperature.log_weight").data[0, 5] = 100.0
 
 
-def lower_start(run: Run) -> None:
+def lower_start(run: TrainingRun) -> None:
     run.progress = replace(run.progress, initial_loss=0.0)
 
 
 @pytest.mark.parametrize("spoil", [spoil_weights, spoil_gradient, lower_start])
-def test_one_member_diverges_and_the_others_do_not_notice(corpus: Corpus, spoil: Callable[[Run], None]) -> None:
+def test_one_member_diverges_and_the_others_do_not_notice(corpus: Corpus, spoil: Callable[[TrainingRun], None]) -> None:
     candidates = [candidate(name, entropy) for name, entropy in MEMBERS[:4]]
     alone, together = runs_of(candidates, corpus), runs_of(candidates, corpus)
     for run in (alone[1], together[1]):

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from costmodel.config.cli import StoppedError
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
+from costmodel.errors import StoppedError
 from experiments import pricing
 from experiments.__main__ import definitions
 from search_spaces.space import load_space

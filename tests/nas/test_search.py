@@ -16,8 +16,8 @@ from safetensors import safe_open
 from costmodel.cost import Budget
 from nas import export, plot, search, status
 from nas.conversion.pretrained import read_export
-from nas.results import ledger
 from nas.report.plot_files import remove_plots
+from nas.results import ledger
 from nas.results.front import front
 from nas.study.run_folder import read_config
 from search_spaces.architecture import arch_id, load_architecture

@@ -154,11 +154,11 @@ def test_one_more_token_attends_to_kept_keys_and_values() -> None:
     graph = lower(parse("SM(t)+G", TINY).architecture, 8, Deployment(phase="decode"))
     found = {node.name.removeprefix("layers.1."): node for node in graph if node.layer != 0}
     heads = {"heads": 2, "queries": 1, "keys": 8}
-    assert found["position"].op == ops.PositionEmbedding(rows=1, features=16, earlier=7)
+    assert found["position"].op == ops.PositionEmbedding(rows=1, features=16, past_len=7)
     assert found["attention.qkv"].op == ops.Linear(rows=1, in_features=16, out_features=48, bias=True)
     cache = found["attention.keys_values"]
-    assert cache.op == ops.KeyValueCache(earlier=7, rows=1, features=32)
-    assert cache.inputs == ("layers.1.attention.keys_values.earlier", "layers.1.attention.qkv")
+    assert cache.op == ops.KeyValueCache(past_len=7, rows=1, features=32)
+    assert cache.inputs == ("layers.1.attention.keys_values.past", "layers.1.attention.qkv")
     assert found["attention.scores"].op == ops.AttentionScores(**heads, head_dim=8)
     assert found["attention.scores"].inputs == ("layers.1.attention.qkv", cache.name)
     assert found["attention.temperature"].op == ops.Temperature(**heads)
@@ -166,22 +166,22 @@ def test_one_more_token_attends_to_kept_keys_and_values() -> None:
     assert found["attention.mix"].inputs[1] == cache.name
     assert found["logits"].op == ops.VocabProjection(rows=1, features=16, vocab=512)
     assert graph.inputs == tuple(
-        ops.Input(name=f"layers.{layer}.attention.keys_values.earlier", shape=(7, 32)) for layer in (0, 1)
+        ops.Input(name=f"layers.{layer}.attention.keys_values.past", shape=(7, 32)) for layer in (0, 1)
     )
 
 
 def test_a_simplified_block_keeps_its_values_apart_from_its_keys() -> None:
     graph = lower(parse("HH(SM+G)", TINY).architecture, 8, Deployment(phase="decode"))
     inputs = {node.name: node.inputs for node in graph}
-    assert inputs["layers.0.attention.values"] == ("layers.0.attention.values.earlier", "layers.0.attention.v")
-    assert inputs["layers.1.attention.values"] == ("layers.1.attention.values.earlier", "layers.0.ffn.residual")
-    assert inputs["layers.1.attention.keys"] == ("layers.1.attention.keys.earlier", "layers.1.attention.qk")
+    assert inputs["layers.0.attention.values"] == ("layers.0.attention.values.past", "layers.0.attention.v")
+    assert inputs["layers.1.attention.values"] == ("layers.1.attention.values.past", "layers.0.ffn.residual")
+    assert inputs["layers.1.attention.keys"] == ("layers.1.attention.keys.past", "layers.1.attention.qk")
 
 
 def test_rotary_angles_go_on_from_the_kept_tokens() -> None:
     graph = lower(parse("SM+G", BASES["pythia-70m"]).architecture, 8, Deployment(phase="decode"))
     rotary = next(node for node in graph if isinstance(node.op, ops.Rotary))
-    assert rotary.op == ops.Rotary(rows=1, heads=8, rotary_dim=16, earlier=7)
+    assert rotary.op == ops.Rotary(rows=1, heads=8, rotary_dim=16, past_len=7)
     assert "layers.0.attention.rotary" in next(node for node in graph if "keys_values" in node.name).inputs
 
 

@@ -52,7 +52,7 @@ def test_count_says_size_share_and_both_ends(capsys: pytest.CaptureFixture[str])
     )
     assert lines[1].startswith("within 5.00 min and 8.00 GB per token at T=128, protocol published: ")
     assert lines[2].startswith("cheapest: SM_i12  ")
-    assert lines[3].startswith("dearest: ")
+    assert lines[3].startswith("most expensive: ")
 
 
 def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from search_spaces.architecture import Layer
 from search_spaces.definition import SHIPPED, Definition
-from search_spaces.notation import Named, parse
+from search_spaces.notation import Member, parse
 from search_spaces.space import SearchSpace, build_space, contains, load_space, member_at, num_members, sample
 from search_spaces.variation import crossover, mutate
 
 
-def differing(first: Named, second: Named) -> int:
+def differing(first: Member, second: Member) -> int:
     pairs = zip(first.architecture.layers, second.architecture.layers, strict=True)
     return sum(one != other for one, other in pairs)
 

@@ -12,7 +12,7 @@ from costmodel.ops import OP_TYPES, Op
 from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_preprocessing import BATCH, KEPT
 from costmodel.protocols.compute_testbed import KindSeconds, dump_compute, kind, load_compute, seconds_of, work
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 
 START_S, FIXED_S, UNIT_S, BATCH_S = 5.0, 1e-3, 1e-6, 2.0
 
@@ -25,7 +25,7 @@ def timed(series, protocol: str) -> Timing:
     """What a machine would take on which every kind has the same coefficients; some runs are disturbed."""
     batches = (0,) * len(series.runs)
     if protocol == "cheetah":
-        batches = cheetah.batches_made(series.runs, Setting(weights=series.weights))
+        batches = cheetah.batches_made(series.runs, EngineSetting(weights=series.weights))
     seconds = [of_work(op, protocol) + BATCH_S * made for op, made in zip(series.runs, batches, strict=True)]
     start = len(WARM_UP)
     disturbed = [
@@ -44,7 +44,7 @@ def test_every_op_is_in_the_plan_under_a_name_of_its_own() -> None:
 
 
 def test_known_coefficients_are_found_again() -> None:
-    testbed = fit_testbed("semi2k", Setting(), [timed(series, "semi2k") for series in plan("semi2k")])
+    testbed = fit_testbed("semi2k", EngineSetting(), [timed(series, "semi2k") for series in plan("semi2k")])
     for op in (ops.Relu(rows=7, features=11), ops.Linear(rows=3, in_features=50, out_features=9, bias=True)):
         assert seconds_of(op, "secret", testbed) == pytest.approx(of_work(op, "semi2k"), rel=1e-6)
     assert testbed.start_s == pytest.approx(START_S)
@@ -52,28 +52,28 @@ def test_known_coefficients_are_found_again() -> None:
 
 
 def test_batches_of_oblivious_transfers_are_charged_by_use() -> None:
-    testbed = fit_testbed("cheetah", Setting(), [timed(series, "cheetah") for series in plan("cheetah")])
+    testbed = fit_testbed("cheetah", EngineSetting(), [timed(series, "cheetah") for series in plan("cheetah")])
     op = ops.Relu(rows=64, features=256)
     per_ot = BATCH_S / (BATCH - KEPT)
     assert seconds_of(op, "secret", testbed) == pytest.approx(
-        of_work(op, "semi2k") + per_ot * cheetah.num_ots(op, Setting())
+        of_work(op, "semi2k") + per_ot * cheetah.num_ots(op, EngineSetting())
     )
 
 
 def test_a_batch_that_took_less_than_others_is_not_taken_off_its_op() -> None:
     timings = [timed(series, "cheetah") for series in plan("cheetah")]
     series = next(each for each in plan("cheetah") if each.kind == "Relu")
-    made = cheetah.batches_made(series.runs, Setting())[len(WARM_UP) :]
+    made = cheetah.batches_made(series.runs, EngineSetting())[len(WARM_UP) :]
     assert 0 < sum(made) < len(made)
     short = [s - BATCH_S / 2 * batches for s, batches in zip(timed(series, "cheetah").seconds, made, strict=True)]
     changed = [replace(each, seconds=tuple(short)) if each.kind == "Relu" else each for each in timings]
-    before, after = (fit_testbed("cheetah", Setting(), each).kinds["Relu"] for each in (timings, changed))
+    before, after = (fit_testbed("cheetah", EngineSetting(), each).kinds["Relu"] for each in (timings, changed))
     assert after.fixed_s == pytest.approx(before.fixed_s)
     assert after.worst_error < 1e-6
 
 
 def test_a_testbed_survives_its_file(tmp_path: Path) -> None:
-    testbed = fit_testbed("aby3", Setting(), [timed(series, "aby3") for series in plan("aby3")])
+    testbed = fit_testbed("aby3", EngineSetting(), [timed(series, "aby3") for series in plan("aby3")])
     path = tmp_path / "mine.yaml"
     path.write_text(dump_compute(testbed))
     loaded = load_compute(path)
@@ -97,7 +97,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
         return [Measured(sent_bytes=0, messages=0, seconds=1.0)] * len(runs)
 
     path = tmp_path / "timings.jsonl"
-    first, second, *_ = measure("semi2k", Setting(), (), run)
+    first, second, *_ = measure("semi2k", EngineSetting(), (), run)
     save(first, path)
     save(second, path)
     with path.open("a") as file:
@@ -106,7 +106,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     save(second, path)  # in the place of the torn line
     assert saved(path) == (first, second, second)
     asked.clear()
-    everything = list(measure("semi2k", Setting(), saved(path), run))
+    everything = list(measure("semi2k", EngineSetting(), saved(path), run))
     assert len(asked) == len(plan("semi2k")) - 2
     assert everything[0] == first
     assert [timing.kind for timing in everything] == [series.kind for series in plan("semi2k")]
@@ -130,19 +130,19 @@ def test_a_timing_of_another_plan_is_measured_again() -> None:
     def run(runs, *, protocol, setting, link):
         return [Measured(sent_bytes=0, messages=0, seconds=1.0)] * len(runs)
 
-    first = next(iter(measure("semi2k", Setting(), (), run)))
+    first = next(iter(measure("semi2k", EngineSetting(), (), run)))
     old = replace(first, seconds=first.seconds[:-1])
-    assert next(iter(measure("semi2k", Setting(), (old,), run))) == first
+    assert next(iter(measure("semi2k", EngineSetting(), (old,), run))) == first
 
 
 def test_a_plan_that_changed_asks_for_new_timings() -> None:
     timings = [timed(series, "semi2k") for series in plan("semi2k")]
     with pytest.raises(ValueError, match="must have 42 timings"):
-        fit_testbed("semi2k", Setting(), [replace(timings[0], seconds=(1.0,)), *timings[1:]])
+        fit_testbed("semi2k", EngineSetting(), [replace(timings[0], seconds=(1.0,)), *timings[1:]])
 
 
 def test_a_kind_without_seconds_says_how_to_measure_it() -> None:
-    testbed = fit_testbed("semi2k", Setting(), [timed(series, "semi2k") for series in plan("semi2k")])
+    testbed = fit_testbed("semi2k", EngineSetting(), [timed(series, "semi2k") for series in plan("semi2k")])
     with pytest.raises(ValueError, match=r"no seconds for Relu; measure it with `python -m costmodel calibrate"):
         seconds_of(ops.Relu(rows=1, features=1), "secret", replace(testbed, kinds={}))
 

@@ -3,7 +3,7 @@ from typing import Literal
 import pytest
 
 from costmodel.config import cli
-from costmodel.cost import InfeasibleError
+from costmodel.errors import InfeasibleError, StoppedError
 
 
 def greet(name: str, num_times: int = 1, style: Literal["loud", "quiet"] = "quiet") -> int | None:
@@ -56,7 +56,7 @@ def test_help_comes_from_the_docstring_and_spells_hyphens(capsys):
     [
         (ValueError("`x` must be 1,\n  but got 2."), 2, "error: `x` must be 1, but got 2.\n"),
         (InfeasibleError("nothing fits."), 3, "error: nothing fits.\n"),
-        (cli.StoppedError("the engine crashed."), 1, "error: the engine crashed.\n"),
+        (StoppedError("the engine crashed."), 1, "error: the engine crashed.\n"),
         (OSError(28, "No space left on device"), 1, "error: [Errno 28] No space left on device\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
     ],

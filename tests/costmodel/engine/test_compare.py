@@ -12,9 +12,9 @@ import costmodel.__main__ as main
 from costmodel.config import cli
 from costmodel.engine import compare, session, spu
 from costmodel.engine.measured_rounds import MeasuredRounds
-from costmodel.engine.spu import EngineError, Measured, Run
+from costmodel.engine.spu import EngineError, EngineRun, Measured
 from costmodel.execution import interpreter
-from costmodel.protocols.primitives import NOTHING, Setting
+from costmodel.protocols.primitives import NOTHING, EngineSetting
 from costmodel.report import comparisons
 from costmodel.report.estimates import PRICE_KEYS
 
@@ -50,7 +50,7 @@ def engine_stub(monkeypatch):
         logits = interpreter.execute(graph, weights, tokens, caches)
         logits[0, logits[0].argmin()] -= 0.25
         cost = Measured(sent_bytes=3, messages=2, seconds=0.1)
-        return Run(logits=logits, by_op=tuple((node, cost) for node in graph))
+        return EngineRun(logits=logits, by_op=tuple((node, cost) for node in graph))
 
     monkeypatch.setattr(spu, "check_installed", lambda: None)
     monkeypatch.setattr(spu, "run", run_stub)
@@ -290,7 +290,7 @@ def test_a_python_without_a_wheel_is_named(run, no_engine, monkeypatch):
 def test_predictions_do_not_need_the_engine(no_engine, graph_of):
     graph = graph_of("SM+LN+G", seq_len=4, base="tiny")
     for protocol in compare.PREDICTIONS:
-        assert len(compare.predict(graph, protocol, Setting())) == len(graph.nodes)
+        assert len(compare.predict(graph, protocol, EngineSetting())) == len(graph.nodes)
 
 
 def test_every_engine_protocol_is_compared():

@@ -11,7 +11,7 @@ from costmodel.engine.job import graph_job, ops_job
 from costmodel.engine.measured_rounds import measured_rounds, parse_delays
 from costmodel.engine.spu import EngineError, Measured, Pass
 from costmodel.protocols.cheetah_preprocessing import BATCH_MESSAGES
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 
 needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
 RELU_TOLERANCE = 0.25  # of 8 rounds, over a fraction of a second on a busy machine; half or twice as many would show
@@ -20,7 +20,7 @@ TOLERANCES = {"semi2k": 0.05, "aby3": 0.05, "cheetah": 0.08}
 
 
 def job(protocol: str = "semi2k"):
-    return ops_job([ops.Relu(rows=4, features=4)], protocol=protocol, setting=Setting())
+    return ops_job([ops.Relu(rows=4, features=4)], protocol=protocol, setting=EngineSetting())
 
 
 def fake_passes(seconds_of_delay, messages):
@@ -115,8 +115,8 @@ def test_a_decoder_waits_as_often_as_predicted(protocol: str, graph_of) -> None:
     graph = graph_of("SM+LN+G", seq_len=8, base="tiny", layers=1, vocab=50)
     generator = np.random.default_rng(0)
     weights, tokens = compare.drawn_weights(graph, generator), compare.drawn_tokens(graph, generator)
-    predicted = compare.predict(graph, protocol, Setting())
+    predicted = compare.predict(graph, protocol, EngineSetting())
     measured = measured_rounds(
-        graph_job(graph, weights, tokens, protocol=protocol, setting=Setting()), delays_s=(0.02, 0.04, 0.08)
+        graph_job(graph, weights, tokens, protocol=protocol, setting=EngineSetting()), delays_s=(0.02, 0.04, 0.08)
     )
     assert measured.rounds == pytest.approx(sum(comm.rounds for comm in predicted), rel=TOLERANCES[protocol])

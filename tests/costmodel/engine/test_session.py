@@ -16,14 +16,14 @@ from costmodel import ops
 from costmodel.engine import links, session, spu
 from costmodel.engine.job import Job, ops_job
 from costmodel.engine.links import LOOPBACK, UNHINDERED, Condition, Wiring
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 
 needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
 SLOW = Condition(delay_s=2.0)  # a comparison takes eight times as long
 
 
 def relu() -> Job:
-    return ops_job([ops.Relu(rows=2, features=2)], protocol="semi2k", setting=Setting())
+    return ops_job([ops.Relu(rows=2, features=2)], protocol="semi2k", setting=EngineSetting())
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from costmodel.engine.fastest_pass import measure_on_link
 from costmodel.engine.job import ops_job
 from costmodel.engine.links import Condition
 from costmodel.protocols import semi2k
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 
 needs_link = pytest.mark.skipif(shaped_link.why_not() is not None, reason=str(shaped_link.why_not()))
 needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
@@ -65,9 +65,9 @@ def test_namespaces_end_with_the_link() -> None:
 @needs_engine
 def test_a_run_takes_as_long_as_what_it_sends_and_waits_for() -> None:
     op = ops.Relu(rows=64, features=64)
-    job = ops_job([op], protocol="semi2k", setting=Setting())
+    job = ops_job([op], protocol="semi2k", setting=EngineSetting())
     limited = measure_on_link(job, bandwidth_bits_per_s=5e6, delay_s=0.02, repeats=1)
-    comm = semi2k.comm(op, Setting())
+    comm = semi2k.comm(op, EngineSetting())
     assert limited.by_op[0].sent_bytes == comm.online_bytes
     # half of all bytes, since both parties send at once; the bucket fills up again in every round
     followed = comm.online_bytes / 2 - comm.rounds * shaped_link.BURST_BYTES
@@ -78,7 +78,8 @@ def test_where_it_is_not_possible_the_reason_is_said(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(shaped_link, "PROGRAMS", ("ip", "no-such-program"))
     with pytest.raises(ValueError, match="needs Linux's ip, no-such-program, but no-such-program cannot be found"):
         measure_on_link(
-            ops_job([ops.Relu(rows=1, features=1)], protocol="semi2k", setting=Setting()), bandwidth_bits_per_s=1e6
+            ops_job([ops.Relu(rows=1, features=1)], protocol="semi2k", setting=EngineSetting()),
+            bandwidth_bits_per_s=1e6,
         )
 
 

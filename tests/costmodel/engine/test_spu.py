@@ -10,7 +10,7 @@ from costmodel.engine import spu
 from costmodel.execution import interpreter
 from costmodel.ops import OpGraph
 from costmodel.protocols import aby3, cheetah, semi2k
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -47,25 +47,25 @@ def test_logits_under_the_engine_are_the_clear_ones(protocol: str, name: str) ->
     graph = graph_of(name, seq_len=12)
     weights, tokens = drawn_weights(graph), np.random.default_rng(1).integers(100, size=12)
     clear = interpreter.execute(graph, weights, tokens)
-    run = spu.run(graph, weights, tokens, protocol=protocol, setting=Setting())
+    run = spu.run(graph, weights, tokens, protocol=protocol, setting=EngineSetting())
     assert np.abs(run.logits - clear).max() < LOGIT_TOLERANCE
     assert np.mean(run.logits.argmax(axis=1) == clear.argmax(axis=1)) >= 0.99
     assert [node for node, _ in run.by_op] == list(graph)
     assert run.total.sent_bytes == sum(cost.sent_bytes for _, cost in run.by_op) > 0
     if protocol in PROTOCOLS:
-        predicted = [PROTOCOLS[protocol](node.op, Setting()) for node in graph]
+        predicted = [PROTOCOLS[protocol](node.op, EngineSetting()) for node in graph]
         assert [cost.sent_bytes for _, cost in run.by_op] == [comm.online_bytes for comm in predicted]
         assert [cost.messages for _, cost in run.by_op] == [comm.messages for comm in predicted]
     else:
         total = sum(
-            comm.online_bytes + comm.setup_bytes for comm in cheetah.walk([node.op for node in graph], Setting())
+            comm.online_bytes + comm.setup_bytes for comm in cheetah.walk([node.op for node in graph], EngineSetting())
         )
         assert abs(total / run.total.sent_bytes - 1) < CHEETAH_TOLERANCE
 
 
 @needs_engine
 def test_a_failure_names_its_op() -> None:
-    narrow = Setting(ring_bits=32, fraction_bits=8)  # in which the engine cannot divide
+    narrow = EngineSetting(ring_bits=32, fraction_bits=8)  # in which the engine cannot divide
     with pytest.raises(spu.EngineError, match=r"failed \(status 1\) in op '1.Softmax'"):
         spu.measure(
             [ops.Relu(rows=2, features=2), ops.Softmax(heads=1, queries=2, keys=2)], protocol="semi2k", setting=narrow
@@ -75,18 +75,18 @@ def test_a_failure_names_its_op() -> None:
 @needs_engine
 def test_a_run_that_takes_too_long_is_stopped() -> None:
     with pytest.raises(spu.EngineError, match="did not finish op"):
-        spu.measure([ops.Relu(rows=2, features=2)], protocol="semi2k", setting=Setting(), timeout_s=0.01)
+        spu.measure([ops.Relu(rows=2, features=2)], protocol="semi2k", setting=EngineSetting(), timeout_s=0.01)
 
 
 def test_without_the_engine_the_command_to_install_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spu, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="is not installed.*run: .*pip install 'spu==0.9.5'"):
-        spu.measure([ops.Relu(rows=1, features=1)], protocol="semi2k", setting=Setting())
+        spu.measure([ops.Relu(rows=1, features=1)], protocol="semi2k", setting=EngineSetting())
 
 
 def test_an_unknown_protocol_is_refused() -> None:
     with pytest.raises(ValueError, match="must be one of semi2k, aby3, cheetah, but got 'spdz'"):
-        spu.measure([ops.Relu(rows=1, features=1)], protocol="spdz", setting=Setting())
+        spu.measure([ops.Relu(rows=1, features=1)], protocol="spdz", setting=EngineSetting())
 
 
 def test_costs_are_read_from_the_engines_logs() -> None:
@@ -120,21 +120,21 @@ def test_over_tcp_the_same_is_sent_and_computed(protocol: str) -> None:
     graph = graph_of("SM+ScFuFFN", seq_len=4)
     weights, tokens = drawn_weights(graph), np.arange(4)
     clear = interpreter.execute(graph, weights, tokens)
-    run = spu.run(graph, weights, tokens, protocol=protocol, setting=Setting(), link="tcp")
+    run = spu.run(graph, weights, tokens, protocol=protocol, setting=EngineSetting(), link="tcp")
     assert np.abs(run.logits - clear).max() < LOGIT_TOLERANCE
-    predicted = [PROTOCOLS[protocol](node.op, Setting()) for node in graph]
+    predicted = [PROTOCOLS[protocol](node.op, EngineSetting()) for node in graph]
     assert [cost.sent_bytes for _, cost in run.by_op] == [comm.online_bytes for comm in predicted]
     assert [cost.messages for _, cost in run.by_op] == [comm.messages for comm in predicted]
 
 
 def test_an_unknown_link_is_refused() -> None:
     with pytest.raises(ValueError, match="`link` must be one of memory, tcp, but got 'pigeon'"):
-        spu.measure([ops.Relu(rows=1, features=1)], protocol="semi2k", setting=Setting(), link="pigeon")
+        spu.measure([ops.Relu(rows=1, features=1)], protocol="semi2k", setting=EngineSetting(), link="pigeon")
 
 
 @needs_engine
 def test_a_failure_at_one_party_names_op_and_rank() -> None:
-    narrow = Setting(ring_bits=32, fraction_bits=8)
+    narrow = EngineSetting(ring_bits=32, fraction_bits=8)
     ops_ = [ops.Relu(rows=2, features=2), ops.Softmax(heads=1, queries=2, keys=2)]
     with pytest.raises(spu.EngineError, match=r"failed \(status 1\) in op '1.Softmax' at rank [01]: "):
         spu.measure(ops_, protocol="semi2k", setting=narrow, link="tcp")

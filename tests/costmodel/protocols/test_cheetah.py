@@ -11,27 +11,27 @@ from costmodel import ops
 from costmodel.ops import OpGraph
 from costmodel.protocols import cheetah, cheetah_preprocessing
 from costmodel.protocols.cheetah_packing import DEGREE, Block, best_block
-from costmodel.protocols.primitives import PRIMITIVES, Call, Comm, Setting, total
+from costmodel.protocols.primitives import PRIMITIVES, Call, Comm, EngineSetting, total_comm
 
-DEFAULT = Setting()
-SERVER = Setting(weights="server")
+DEFAULT = EngineSetting()
+SERVER = EngineSetting(weights="server")
 
 
-def used(**changes: object) -> cheetah_preprocessing.Ledger:
+def used(**changes: object) -> cheetah_preprocessing.SetupState:
     """Everything started, and more OTs at hand than a test needs."""
     started = {"has_product_keys": True, "has_matrix_keys": True, "ots_started": True, "spare_ots": [10**9, 10**9]}
-    return cheetah_preprocessing.Ledger(**{**started, **changes})
+    return cheetah_preprocessing.SetupState(**{**started, **changes})
 
 
-def one(primitive: str, elements: int, account: cheetah_preprocessing.Account, bits: int = 0) -> Comm:
-    return cheetah.PRICES[primitive](Call(primitive=primitive, elements=elements, bits=bits), account)
+def one(primitive: str, elements: int, setup: cheetah_preprocessing.Setup, bits: int = 0) -> Comm:
+    return cheetah.PRICES[primitive](Call(primitive=primitive, elements=elements, bits=bits), setup)
 
 
 def test_a_comparison_takes_82_and_a_quarter_bytes_an_element() -> None:
     # 16 digits of 4 bits: an OT of 16 messages of 2 bits with 4 choices each, 16 x (4 + 0.5) bytes. The tree joins them
     # in levels of 8, 4, 2, 1 nodes, one of which opens 2 bits and the others 3, by both parties.
     opened_bits = 2 * ((2 + 7 * 3) + (2 + 3 * 3) + (2 + 1 * 3) + 2)
-    comm = one("sign", 16384, used())
+    comm = one("msb", 16384, used())
     assert comm.online_bytes == (16 * 4.5 + opened_bits / 8) * 16384 == 82.25 * 16384
     assert comm.setup_bytes == 0
     assert comm.messages == 2 + 2 * (3 * 5 + 2)
@@ -77,20 +77,20 @@ def test_an_element_wise_factor_that_the_server_holds_is_encrypted_once() -> Non
 
 
 def test_triples_are_cached() -> None:
-    account = used()
-    first, second = (one("multiply", 100, account) for _ in range(2))
+    setup = used()
+    first, second = (one("multiply", 100, setup) for _ in range(2))
     assert first.setup_bytes == 4 * (
         cheetah_preprocessing.PRODUCT_SENT_BYTES + cheetah_preprocessing.PRODUCT_ANSWER_BYTES
     )
     assert second.setup_bytes == 0
-    assert account.triples == 4096 - 200
+    assert setup.triples == 4096 - 200
 
 
 def test_oblivious_transfers_are_extended_when_they_run_out() -> None:
-    account = used(spare_ots=[100, 0])
-    assert one("truncate", 100, account, bits=18).setup_bytes == 0
-    assert one("truncate", 1, account, bits=18).setup_bytes == cheetah_preprocessing.BATCH_BYTES
-    assert account.spare_ots == [cheetah_preprocessing.BATCH - cheetah_preprocessing.KEPT - 1, 0]
+    setup = used(spare_ots=[100, 0])
+    assert one("truncate", 100, setup, bits=18).setup_bytes == 0
+    assert one("truncate", 1, setup, bits=18).setup_bytes == cheetah_preprocessing.BATCH_BYTES
+    assert setup.spare_ots == [cheetah_preprocessing.BATCH - cheetah_preprocessing.KEPT - 1, 0]
 
 
 def test_keys_and_transfers_are_set_up_once() -> None:
@@ -171,8 +171,8 @@ CONTRACT = {"layers": 2, "heads": 4, "d_model": 64, "vocab": 300, "seq_len": 32}
 def test_shares_add_up_to_what_a_run_costs(name: str, dimensions: dict, graph_of: Callable[..., OpGraph]) -> None:
     # 0.34 % at most at contract shapes, where the last batches are left over; 0.006 % on GPT-2 small
     some = [node.op for node in graph_of(name, **dimensions)]
-    run = total(cheetah.walk(some, DEFAULT))
-    shares = total(cheetah.comm(op, DEFAULT) for op in some)
+    run = total_comm(cheetah.walk(some, DEFAULT))
+    shares = total_comm(cheetah.comm(op, DEFAULT) for op in some)
     assert shares.online_bytes == run.online_bytes
     sent = [comm.online_bytes + comm.setup_bytes for comm in (shares, run)]
     assert sent[0] == pytest.approx(sent[1], rel=0.005 if dimensions else 0.0005)
@@ -183,7 +183,7 @@ def test_the_embedding_pays_for_what_is_made_once() -> None:
     op = ops.TokenEmbedding(tokens=8, vocab=50, features=8)
     linear = ops.Linear(rows=8, in_features=50, out_features=8, bias=False)
     more = cheetah.comm(op, DEFAULT).setup_bytes - cheetah.comm(linear, DEFAULT).setup_bytes
-    assert more == total(cheetah.ONCE).setup_bytes
+    assert more == total_comm(cheetah.ONCE).setup_bytes
     assert cheetah.comm(linear, DEFAULT).setup_bytes == round(
         8 * 8 / (cheetah_preprocessing.BATCH - cheetah_preprocessing.KEPT) * cheetah_preprocessing.BATCH_BYTES
     )
@@ -195,7 +195,7 @@ def test_every_primitive_has_a_price() -> None:
 
 def test_another_ring_is_refused() -> None:
     with pytest.raises(ValueError, match="in a ring of 64 bits, but got 128"):
-        cheetah.walk([ops.Relu(rows=1, features=1)], Setting(ring_bits=128))
+        cheetah.walk([ops.Relu(rows=1, features=1)], EngineSetting(ring_bits=128))
 
 
 @given(st.integers(1, 300), st.integers(1, 300))

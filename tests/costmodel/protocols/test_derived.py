@@ -11,14 +11,14 @@ from costmodel.network import NETWORKS
 from costmodel.protocols import load_pricer
 from costmodel.protocols.compute_testbed import ComputeTestbed, KindSeconds, dump_compute
 from costmodel.protocols.derived import COMM, load
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import BASES
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 
 PROTOCOLS = list(COMM)
 GRAPH = lower(parse("SM+LN+G", BASES["tiny"]).architecture, 8)
-SETTING = Setting()
+SETTING = EngineSetting()
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_the_fingerprint_tells_networks_testbeds_and_settings_apart(testbeds: di
         load("semi2k", "lan", path),
         load("semi2k", "wan", path),
         load("semi2k", "lan", other),
-        load("semi2k", "lan", path, Setting(weights="server")),
+        load("semi2k", "lan", path, EngineSetting(weights="server")),
         load("aby3", "lan", testbeds["aby3"]),
     ]
     assert len({pricer.cost_model_id for pricer in pricers}) == len(pricers)
@@ -168,7 +168,7 @@ def test_testbeds_that_cannot_be_used_are_refused(
 
 def test_a_testbed_of_another_ring_is_refused(testbeds: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="`ring_bits` of testbed .* must be 128, but got 64"):
-        load("semi2k", None, testbeds["semi2k"], Setting(ring_bits=128))
+        load("semi2k", None, testbeds["semi2k"], EngineSetting(ring_bits=128))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

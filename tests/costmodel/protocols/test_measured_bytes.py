@@ -18,16 +18,16 @@ from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.engine import spu
 from costmodel.ops import Op
 from costmodel.protocols import aby3, cheetah, semi2k
-from costmodel.protocols.primitives import Comm, Setting
+from costmodel.protocols.primitives import Comm, EngineSetting
 
 PATH = Path(__file__).with_name("measured.yaml")
 PROTOCOLS = {"semi2k": semi2k.comm, "aby3": aby3.comm}
 CHEETAH_TOLERANCE, CHEETAH_SLACK_BYTES = 1e-3, 1000  # compressed ciphertexts vary by a few hundred bytes each
 SETTINGS = {
-    "default": Setting(),
-    "odd fraction": Setting(ring_bits=64, fraction_bits=15),
-    "wide ring": Setting(ring_bits=128, fraction_bits=40),
-    "server": Setting(weights="server"),
+    "default": EngineSetting(),
+    "odd fraction": EngineSetting(ring_bits=64, fraction_bits=15),
+    "wide ring": EngineSetting(ring_bits=128, fraction_bits=40),
+    "server": EngineSetting(weights="server"),
 }
 needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
 
@@ -64,9 +64,9 @@ def some_variants(rows: int, features: int, heads: int, keys: int) -> list[Op]:
         ops.Softmax(**square, form="2quad"),
         ops.Softmax(**square, form="relu"),
         ops.LastRow(rows=rows, features=features),
-        ops.PositionEmbedding(rows=1, features=features, earlier=rows),
-        ops.Rotary(rows=1, heads=heads, rotary_dim=4, earlier=rows),
-        ops.KeyValueCache(earlier=rows, rows=1, features=features),
+        ops.PositionEmbedding(rows=1, features=features, past_len=rows),
+        ops.Rotary(rows=1, heads=heads, rotary_dim=4, past_len=rows),
+        ops.KeyValueCache(past_len=rows, rows=1, features=features),
         ops.AttentionScores(**last, head_dim=features),
         ops.Temperature(**last),
         ops.Softmax(**last),
@@ -181,9 +181,11 @@ def test_cheetah_is_predicted_op_after_op_with_its_set_up(setting: str, measured
 
 
 @needs_engine
-@pytest.mark.parametrize("setting", [Setting(), Setting(weights="server", fraction_bits=16)], ids=["secret", "server"])
+@pytest.mark.parametrize(
+    "setting", [EngineSetting(), EngineSetting(weights="server", fraction_bits=16)], ids=["secret", "server"]
+)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: str, setting: Setting) -> None:
+def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: str, setting: EngineSetting) -> None:
     seed = random.SystemRandom().randrange(2**32)
     draw = random.Random(seed).randint
     sizes = {"rows": draw(1, 24), "features": draw(1, 40), "heads": draw(1, 4), "keys": draw(1, 40)}
@@ -198,7 +200,7 @@ def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: st
 @needs_engine
 @pytest.mark.parametrize("weights", [pytest.param("secret", marks=pytest.mark.slow), "server"])
 def test_cheetah_is_predicted_on_large_shapes_nobody_chose(weights: str) -> None:
-    setting = Setting(weights=weights)
+    setting = EngineSetting(weights=weights)
     seed = random.SystemRandom().randrange(2**32)
     draw = random.Random(seed).randint
     rows, features, keys = draw(64, 80), draw(256, 288), draw(91, 99)  # at least 2^14 elements each

@@ -11,18 +11,18 @@ from costmodel import ops
 from costmodel.engine import compare
 from costmodel.ops import OP_TYPES, Op, OpGraph, shape
 from costmodel.protocols import aby3, cheetah, semi2k
-from costmodel.protocols.primitives import Comm, Setting, total
+from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
 
-Price = Callable[[Op, Setting], Comm]
+Price = Callable[[Op, EngineSetting], Comm]
 PRICES: dict[str, Price] = {"semi2k": semi2k.comm, "aby3": aby3.comm, "cheetah": cheetah.comm}
-SETTINGS = st.builds(Setting, weights=st.sampled_from(["secret", "server"]), fraction_bits=st.integers(8, 24))
+SETTINGS = st.builds(EngineSetting, weights=st.sampled_from(["secret", "server"]), fraction_bits=st.integers(8, 24))
 SIZES = st.integers(1, 200)
 # cheetah packs a matrix product better at some sizes, such as an inner dimension of 32 after 31, as the engine does
 MOST_REPACKED = 0.3  # in 20,000 drawn products 0.4 % got cheaper by one row or column more, and by 29.6 % at most
 MATRIX_PRODUCTS = (
     ops.TokenEmbedding, ops.Linear, ops.AttentionScores, ops.AttentionMix, ops.VocabProjection,
 )  # fmt: skip
-FIXED = {"earlier": 0, "rotary_dim": 4, "key_heads": 0}  # of which a price is not a monotone function, or none at all
+FIXED = {"past_len": 0, "rotary_dim": 4, "key_heads": 0}  # of which a price is not a monotone function, or none at all
 OF_FORM = {"bias": st.booleans(), "affine": st.booleans(), "scaled": st.booleans()}
 FORMS = {
     ("TokenEmbedding", "encoding"): ["one-hot", "lookup"],
@@ -59,7 +59,9 @@ def sent_bytes(comm: Comm) -> int:
 @pytest.mark.parametrize("protocol", PRICES)
 @settings(deadline=None, max_examples=150)
 @given(op=drawn_ops(), setting=SETTINGS, data=st.data())
-def test_bytes_never_fall_when_a_dimension_grows(protocol: str, op: Op, setting: Setting, data: st.DataObject) -> None:
+def test_bytes_never_fall_when_a_dimension_grows(
+    protocol: str, op: Op, setting: EngineSetting, data: st.DataObject
+) -> None:
     grown = data.draw(st.sampled_from([name for name in shape(op) if name not in FIXED]))
     less, more = (PRICES[protocol](each, setting) for each in (op, plus_one(op, grown)))
     share = MOST_REPACKED if protocol == "cheetah" and isinstance(op, MATRIX_PRODUCTS) else 0
@@ -69,7 +71,7 @@ def test_bytes_never_fall_when_a_dimension_grows(protocol: str, op: Op, setting:
 @pytest.mark.parametrize("protocol", ["semi2k", "aby3"])  # cheetah's ciphertexts go in groups, which wait
 @settings(deadline=None, max_examples=100)
 @given(op=drawn_ops(), setting=SETTINGS, data=st.data())
-def test_more_rows_take_no_more_rounds(protocol: str, op: Op, setting: Setting, data: st.DataObject) -> None:
+def test_more_rows_take_no_more_rounds(protocol: str, op: Op, setting: EngineSetting, data: st.DataObject) -> None:
     names = [name for name in ("rows", "tokens", "queries") if name in shape(op)]
     if names and getattr(op, names[0]) > 1:  # some ops on one row have programs of their own
         less, more = (PRICES[protocol](each, setting) for each in (op, plus_one(op, names[0])))
@@ -81,11 +83,11 @@ def test_more_rows_take_no_more_rounds(protocol: str, op: Op, setting: Setting, 
 @settings(deadline=None, max_examples=8)
 @given(layers=st.integers(1, 5), setting=SETTINGS)
 def test_every_layer_adds_the_same(
-    protocol: str, name: str, layers: int, setting: Setting, graph_of: Callable[..., OpGraph]
+    protocol: str, name: str, layers: int, setting: EngineSetting, graph_of: Callable[..., OpGraph]
 ) -> None:
     def price(num_layers: int) -> Comm:
         graph = graph_of(name, seq_len=9, base="tiny", layers=num_layers)
-        return total(PRICES[protocol](node.op, setting) for node in graph)
+        return total_comm(PRICES[protocol](node.op, setting) for node in graph)
 
     none_more, one_more, two_more = (price(layers + more) for more in range(3))
     for field in fields(Comm):
@@ -102,4 +104,4 @@ def test_names_have_no_price(protocol: str, graph_of: Callable[..., OpGraph]) ->
         for node in graph
     )
     other = replace(graph, nodes=nodes)
-    assert compare.predict(other, protocol, Setting()) == compare.predict(graph, protocol, Setting())
+    assert compare.predict(other, protocol, EngineSetting()) == compare.predict(graph, protocol, EngineSetting())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from costmodel import ops
 from costmodel.calibration.fit_published import MARGINAL_S_PER_BYTE
-from costmodel.cost import Budget, Price, total
+from costmodel.cost import Budget, Price, total_price
 from costmodel.estimate import estimate
 from costmodel.protocols import PROTOCOLS, load_pricer, published
 
@@ -29,7 +29,7 @@ def an_op(kind, sizes):
 
 
 def price_of(graph):
-    return total(PRICER.price(node.op) for node in graph)
+    return total_price(PRICER.price(node.op) for node in graph)
 
 
 def within(budget: Budget, price: Price) -> bool:
@@ -186,7 +186,7 @@ def test_halving_the_vocabulary_halves_embedding_and_projection_exactly(graph_of
     whole, half = (dict(estimate(graph_of("SM+LN+G", vocab=v), PRICER).by_layer) for v in (50_000, 25_000))
     for node_type in (ops.TokenEmbedding, ops.VocabProjection):
         prices = [
-            total(PRICER.price(n.op) for n in graph_of("SM+LN+G", vocab=v) if isinstance(n.op, node_type))
+            total_price(PRICER.price(n.op) for n in graph_of("SM+LN+G", vocab=v) if isinstance(n.op, node_type))
             for v in (50_000, 25_000)
         ]
         assert prices[0].latency_s == 2 * prices[1].latency_s

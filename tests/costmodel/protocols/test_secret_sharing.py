@@ -11,10 +11,10 @@ from costmodel import ops
 from costmodel.execution import interpreter, op_functions
 from costmodel.ops import OP_TYPES, Op
 from costmodel.protocols import aby3, fixed_point, op_programs, semi2k
-from costmodel.protocols.primitives import PRIMITIVES, Call, Setting, price_calls, stored_bytes
+from costmodel.protocols.primitives import PRIMITIVES, Call, EngineSetting, price_calls, stored_bytes
 
-DEFAULT = Setting()
-SERVER = Setting(weights="server")
+DEFAULT = EngineSetting()
+SERVER = EngineSetting(weights="server")
 COMMS = [semi2k.comm, aby3.comm]
 SIZES = st.integers(1, 200)
 
@@ -114,12 +114,12 @@ def test_a_primitive_without_a_formula_is_an_error() -> None:
 )
 def test_a_setting_the_engine_cannot_have_is_refused(ring_bits: int, fraction_bits: int, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        Setting(ring_bits=ring_bits, fraction_bits=fraction_bits)
+        EngineSetting(ring_bits=ring_bits, fraction_bits=fraction_bits)
 
 
 @pytest.mark.parametrize("comm", COMMS)
 def test_a_narrow_ring_cannot_divide(comm) -> None:
-    narrow = Setting(ring_bits=32, fraction_bits=8)
+    narrow = EngineSetting(ring_bits=32, fraction_bits=8)
     assert comm(ops.Relu(rows=1, features=1), narrow).online_bytes > 0
     with pytest.raises(ValueError, match="at least 64 for division"):
         comm(ops.Softmax(heads=1, queries=2, keys=2), narrow)

@@ -10,7 +10,7 @@ from costmodel.engine import spu
 from costmodel.engine.compare import drawn_caches, drawn_tokens, drawn_weights, predict
 from costmodel.execution import interpreter
 from costmodel.ops import OpGraph
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import Deployment, lower
 from search_spaces.notation import parse
@@ -50,10 +50,10 @@ def test_the_engine_computes_the_clear_logits_at_the_predicted_cost(protocol: st
     weights = drawn_weights(graph, generator)
     tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
     clear = interpreter.execute(graph, weights, tokens, caches)
-    run = spu.run(graph, weights, tokens, caches, protocol=protocol, setting=Setting())
+    run = spu.run(graph, weights, tokens, caches, protocol=protocol, setting=EngineSetting())
     assert np.abs(run.logits - clear).max() < LOGIT_TOLERANCE
     assert (run.logits.argmax(axis=1) == clear.argmax(axis=1)).all()
-    predicted = predict(graph, protocol, Setting())
+    predicted = predict(graph, protocol, EngineSetting())
     assert [cost.messages for _, cost in run.by_op] == [comm.messages for comm in predicted]
     sent = [comm.online_bytes + comm.setup_bytes for comm in predicted]
     if protocol == "cheetah":

@@ -16,7 +16,7 @@ from costmodel import ops
 from costmodel.config import cli
 from costmodel.execution.interpreter import execute
 from costmodel.protocols import aby3, published, semi2k
-from costmodel.protocols.primitives import Setting
+from costmodel.protocols.primitives import EngineSetting
 from costmodel.tracing.trace import trace
 
 transformers = pytest.importorskip("transformers")
@@ -71,7 +71,7 @@ def sent(graph, comm):
     """Bytes, messages and rounds by type of op."""
     counts = Counter()
     for node in graph:
-        cost = comm(node.op, Setting())
+        cost = comm(node.op, EngineSetting())
         for key in ("online_bytes", "messages", "rounds"):
             counts[type(node.op), key] += getattr(cost, key)
     return counts

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from nas.corpus.documents import Batch, Document, Source, Stream
+from nas.corpus.documents import Batch, Document, DocumentSource, Stream
 from nas.corpus.tokenizer import Encoder, id_type, train_tokenizer, trained_encoder
 
 
 def encoder(seq_len: int | None = None) -> Encoder:
     documents = [Document("train", f"line {index}\n" * 3) for index in range(20)]
     stream = Stream(split=None, batches=lambda position: (batch for batch in [Batch(documents, 0, None)]))
-    return trained_encoder(train_tokenizer(Source(name="x", fingerprint="", streams=(stream,)), 300), seq_len)
+    return trained_encoder(train_tokenizer(DocumentSource(name="x", fingerprint="", streams=(stream,)), 300), seq_len)
 
 
 def test_a_long_document_is_encoded_in_pieces_of_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:

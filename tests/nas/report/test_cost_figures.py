@@ -7,7 +7,6 @@ import pytest
 from costmodel.estimate import estimate
 from costmodel.network import NETWORKS, Network
 from costmodel.protocols import load_pricer
-from nas.report.draw import plt
 from nas.report.cost_figures import (
     KINDS,
     MOST_BASELINES,
@@ -18,7 +17,7 @@ from nas.report.cost_figures import (
     chosen,
     sensitivity_figure,
 )
-from nas.report.draw import draw_breakdown, draw_sensitivity
+from nas.report.draw import draw_breakdown, draw_sensitivity, plt
 from search_spaces.architecture import arch_id
 from search_spaces.bases import BASES
 from search_spaces.lower import lower

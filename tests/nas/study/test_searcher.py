@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from costmodel.cost import Budget
-from nas.study.searcher import GENERATION_SIZE, SEARCHERS, Result, Schedule, dominated_at_rung
+from nas.study.searcher import GENERATION_SIZE, SEARCHERS, Result, TrialSchedule, dominated_at_rung
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import cheapest, price_of
 from search_spaces.notation import parse
@@ -10,7 +10,7 @@ from search_spaces.notation import parse
 
 def schedule(feasible, searcher="evolution", num_trials=12, seed=0, anchors=(), baselines=()):
     strategy = SEARCHERS[searcher](feasible, anchors)
-    return Schedule(strategy=strategy, seed=seed, num_trials=num_trials, baselines=baselines)
+    return TrialSchedule(strategy=strategy, seed=seed, num_trials=num_trials, baselines=baselines)
 
 
 def outcome(feasible, proposal, status="completed"):

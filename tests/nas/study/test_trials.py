@@ -6,8 +6,8 @@ import pytest
 from nas.corpus.corpus import Corpus
 from nas.results import ledger
 from nas.study.config import StudyConfig
-from nas.study.searcher import SEARCHERS, Schedule
-from nas.study.trials import Setting, TrialEvent, Trials
+from nas.study.searcher import SEARCHERS, TrialSchedule
+from nas.study.trials import TrialEvent, Trials, TrialSetting
 
 CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=6)
 CORPUS = Corpus(
@@ -23,10 +23,12 @@ CORPUS = Corpus(
 
 
 def make_trials(feasible, folder: Path, records=(), config=CONFIG) -> Trials:
-    schedule = Schedule(
+    schedule = TrialSchedule(
         strategy=SEARCHERS[config.searcher](feasible, ()), seed=config.seed, num_trials=config.num_trials
     )
-    setting = Setting(config=config, folder=folder, corpus=CORPUS, device="cpu", threads=1, versions={"python": "3"})
+    setting = TrialSetting(
+        config=config, folder=folder, corpus=CORPUS, device="cpu", threads=1, versions={"python": "3"}
+    )
     return Trials(schedule, feasible.priced.pricer, setting, records)
 
 

@@ -7,8 +7,8 @@ import pytest
 from nas.corpus.corpus import prepare
 from nas.study import worker
 from nas.study.config import StudyConfig
-from nas.study.searcher import SEARCHERS, Result, Schedule
-from nas.study.trials import Setting, Trials
+from nas.study.searcher import SEARCHERS, Result, TrialSchedule
+from nas.study.trials import Trials, TrialSetting
 from nas.study.worker import run_trial
 
 CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024)
@@ -21,8 +21,8 @@ def spec(feasible, tmp_path):
     for index in range(30):
         (text / f"m{index}.py").write_text(f"def f{index}(a, b):\n    return a * {index} + b\n" * 40)
     corpus = prepare(str(text), vocab_size=512, cache_dir=tmp_path / "cache")
-    schedule = Schedule(strategy=SEARCHERS["random"](feasible, ()), seed=0, num_trials=1)
-    setting = Setting(config=CONFIG, folder=tmp_path, corpus=corpus, device="cpu", threads=1, versions={})
+    schedule = TrialSchedule(strategy=SEARCHERS["random"](feasible, ()), seed=0, num_trials=1)
+    setting = TrialSetting(config=CONFIG, folder=tmp_path, corpus=corpus, device="cpu", threads=1, versions={})
     return Trials(schedule, feasible.priced.pricer, setting).next_spec()
 
 

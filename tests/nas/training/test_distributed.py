@@ -80,7 +80,7 @@ def fail_together(rank: int, folder: Path) -> None:
 
     with joined("cpu") as (team, _):
         try:
-            team.told(make)
+            team.broadcast_from_leader(make)
         except ValueError as error:
             (folder / str(rank)).write_text(str(error))
 
@@ -102,7 +102,7 @@ def test_one_process_exchanges_nothing() -> None:
     tensor = torch.ones(2)
     SOLO.average([tensor])
     assert tensor.tolist() == [1.0, 1.0]
-    assert SOLO.told(lambda: "a") == "a"
+    assert SOLO.broadcast_from_leader(lambda: "a") == "a"
 
 
 def test_a_batch_that_cannot_be_shared_out_is_refused(corpus: Corpus) -> None:

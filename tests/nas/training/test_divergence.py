@@ -107,10 +107,10 @@ def test_non_finite_thresholds_are_told_apart_from_the_model(monkeypatch: pytest
 
 
 def test_good_weights_to_start_from_may_get_worse_as_long_as_they_beat_frequencies(corpus: Corpus) -> None:
-    run = trainer.Run(candidate(), corpus, seed=0, folder=None, device="cpu", initial={})
+    run = trainer.TrainingRun(candidate(), corpus, seed=0, folder=None, device="cpu", initial={})
     run._count(corpus.unigram_loss / 2)
     assert run.progress.initial_loss == corpus.unigram_loss
-    run = trainer.Run(candidate(), corpus, seed=0, folder=None, device="cpu", initial={})
+    run = trainer.TrainingRun(candidate(), corpus, seed=0, folder=None, device="cpu", initial={})
     run._count(corpus.unigram_loss + 1)
     assert run.progress.initial_loss == corpus.unigram_loss + 1
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Schedule
+from nas.recipe.recipe import SCALES, EntropyRegularisation, RateSchedule, Recipe
 from nas.training.objective import Objective
 from nas.training.optimizer import adamw, learning_rate
 from search_spaces.bases import BASES
@@ -28,7 +28,7 @@ SCALE = replace(SCALES["smoke"], tokens=100 * 256, warmup_share=0.1, learning_ra
         ("cosine", 85, 0.1603),  # 75 of 90 steps are 150 degrees: 0.1 + 0.9 x (1 - 0.8660) / 2
     ],
 )
-def test_schedule_by_hand(schedule: Schedule, step: int, rate: float) -> None:
+def test_schedule_by_hand(schedule: RateSchedule, step: int, rate: float) -> None:
     assert learning_rate(Recipe(scale=SCALE, schedule=schedule), step) == pytest.approx(rate, abs=1e-4)
 
 

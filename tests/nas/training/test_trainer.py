@@ -1,4 +1,4 @@
-"""Training end to end on a tiny model: records, divergence, determinism, interruption."""
+"""TrainingManifest end to end on a tiny model: records, divergence, determinism, interruption."""
 
 import csv
 import errno

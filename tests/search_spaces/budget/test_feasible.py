@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.cost import Budget, InfeasibleError, Price
+from costmodel.cost import Budget, Price
+from costmodel.errors import InfeasibleError
 from costmodel.estimate import Pricer
 from search_spaces.budget.feasible import FeasibleSpace, check_feasible, within_budget
-from search_spaces.budget.priced_space import PricedSpace, cheapest, dearest, price_of, price_space
+from search_spaces.budget.priced_space import PricedSpace, cheapest, most_expensive, price_of, price_space
 from search_spaces.notation import parse
 from search_spaces.space import SearchSpace, load_space, members, num_members
 
 
 def budget_at(priced: PricedSpace, latency: float | None, sent: float | None) -> Budget:
-    """A budget at these shares of the way from the cheapest to the dearest member, in half steps of the prices.
+    """A budget at these shares of the way from the cheapest to the most expensive member, in half steps of the prices.
 
     Prices of the fixture are whole seconds and hundreds of bytes: budgets meet them exactly or miss them by far more
     than the slack of half a unit an op.
@@ -24,7 +25,9 @@ def budget_at(priced: PricedSpace, latency: float | None, sent: float | None) ->
     bounds = {}
     for measure, share, step in (("latency_s", latency, 0.5), ("sent_bytes", sent, 50.0)):
         if share is not None:
-            least, most = (getattr(price_of(priced, end(priced, measure)), measure) for end in (cheapest, dearest))
+            least, most = (
+                getattr(price_of(priced, end(priced, measure)), measure) for end in (cheapest, most_expensive)
+            )
             bounds[measure] = max(step, step * round((least + share * (most - least)) / step))
     return Budget(**bounds)
 

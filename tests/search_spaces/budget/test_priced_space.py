@@ -6,16 +6,16 @@ import pytest
 from costmodel.cost import Price
 from costmodel.estimate import Pricer, estimate
 from costmodel.ops import Op
-from search_spaces.budget.priced_space import cheapest, dearest, price_of, price_space
+from search_spaces.budget.priced_space import cheapest, most_expensive, price_of, price_space
 from search_spaces.definition import SHIPPED
 from search_spaces.lower import lower
-from search_spaces.notation import Named, name_of, parse
+from search_spaces.notation import Member, name_of, parse
 from search_spaces.space import SearchSpace, load_space, members, sample
 
 SPACES = {name: load_space(name) for name in SHIPPED}
 
 
-def whole(member: Named, pricer: Pricer, seq_len: int = 8) -> Price:
+def whole(member: Member, pricer: Pricer, seq_len: int = 8) -> Price:
     return estimate(lower(member.architecture, seq_len), pricer).total
 
 
@@ -47,13 +47,13 @@ def test_cheapest_and_dearest_by_enumeration(small_space: SearchSpace, pricer: P
     priced = price_space(small_space, pricer, 8)
     costs = {member: getattr(price_of(priced, member), measure) for member in members(small_space)}
     assert costs[cheapest(priced, measure)] == min(costs.values())
-    assert costs[dearest(priced, measure)] == max(costs.values())
+    assert costs[most_expensive(priced, measure)] == max(costs.values())
 
 
 def test_cheapest_and_dearest_of_gpt2_small(pricer: Pricer) -> None:
     """Seconds as in the fixture: 12 softmax and the ends, then 25 LayerNorms and 12 GELUs."""
     priced = price_space(SPACES["gpt2-small"], pricer, 128)
-    least, most = cheapest(priced), dearest(priced)
+    least, most = cheapest(priced), most_expensive(priced)
     assert name_of(least.architecture) == "SM_i12"
     assert price_of(priced, least).latency_s == 7 + 12 * 3 + 11
     assert name_of(most.architecture) == "SM+LN+G"
