@@ -127,7 +127,7 @@ class Population:
         if not self.runs or self.runs[0].progress.step not in self.runs[0].scale.rung_steps:
             return {}
         found = zip(self.runs, self._validate(), strict=True)
-        records = {run: record for run, one in found if (record := run.validate_if_due(one))}
+        records = {run: record for run, one in found if (record := run.end_rung(one))}
         self.leave([run for run in self.runs if run.progress.outcome])
         return records
 

@@ -40,9 +40,9 @@ from nas.corpus.sources import TOKENIZER_FILE
 from nas.model.weights import WEIGHTS_FILE, deployed_weights, load_stored
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.results.front import pick as pick_record
-from nas.results.ledger import Record
+from nas.results.ledger import Record, architecture_of
 from nas.study.config import StudyConfig, study_candidate
-from nas.study.run_folder import find_run, read_config, read_ledger, read_meta, run_pricer, run_space
+from nas.study.run_folder import find_run, read_config, read_ledger, read_meta, run_pricer
 from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint
 from nas.training.manifest import is_training, read_training
@@ -50,7 +50,7 @@ from nas.training.objective import Objective
 from nas.training.trainer import TrainingProgress
 from search_spaces.architecture import Architecture, arch_id, dump_architecture
 from search_spaces.lower import lower
-from search_spaces.notation import name_of, parse
+from search_spaces.notation import Member, name_of
 
 Format = Literal["yaml", "hf", "mpc"]
 ARCHITECTURE_FILE = "architecture.yaml"
@@ -123,7 +123,13 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
 
 def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: bool = False) -> Export:
     """What a completed trial's export holds. Raises UserError if the trial's last checkpoint is gone."""
-    candidate = study_candidate(config, parse(record.notation, run_space(folder, config).base))
+    candidate = study_candidate(
+        config,
+        Member(
+            architecture=architecture_of(record, read_meta(folder).base),
+            entropy_regularised=record.entropy_regularised,
+        ),
+    )
     trial = folder / "trials" / record.trial_id
     found = checkpoint.load_latest(trial, {"candidate": candidate_id(candidate)})
     if found is None or found.step != record.steps:

@@ -25,7 +25,7 @@ from nas.report.reprice_lines import what_if_lines, what_if_table
 from nas.results.front import front
 from nas.results.reprice import what_if
 from nas.study.config import StudyConfig
-from nas.study.run_folder import find_run, read_config, read_ledger, run_pricer, run_space
+from nas.study.run_folder import find_run, read_config, read_ledger, read_meta, run_pricer
 
 PIPE_WIDTH = 160  # columns of a table that no terminal limits
 
@@ -67,17 +67,17 @@ def plot(
 
 
 def _plot_as_run(folder: Path, config: StudyConfig) -> None:
-    records, base = read_ledger(folder), run_space(folder, config).base
+    records, base = read_ledger(folder), read_meta(folder).base
     _print_paths(plot_front(folder, records, config.budget, num_layers=base.num_layers, seq_len=config.seq_len))
     members = front(records, config.budget)
     _print_paths(plot_costs(folder, members, records, base, run_pricer(folder, config), config.seq_len))
 
 
 def _what_if(folder: Path, config: StudyConfig, pricer: Pricer, seq_len: int, budget: Budget) -> None:
-    records, space = read_ledger(folder), run_space(folder, config)
+    records, base = read_ledger(folder), read_meta(folder).base
     found = what_if(
         records,
-        space,
+        base,
         pricer,
         seq_lens=(config.seq_len, seq_len),
         budgets=(config.budget, budget),
@@ -89,7 +89,7 @@ def _what_if(folder: Path, config: StudyConfig, pricer: Pricer, seq_len: int, bu
     words = [pricer.protocol, *([pricer.network] if pricer.network else []), f"T{seq_len}"]
     suffix = "-" + re.sub(r"[^\w.-]+", "_", "-".join(words))
     _print_paths(plot_what_if(folder, found, suffix))
-    _print_paths(plot_costs(folder, found.shown, records, space.base, pricer, seq_len, suffix))
+    _print_paths(plot_costs(folder, found.shown, records, base, pricer, seq_len, suffix))
 
 
 def _print_paths(paths: Iterable[Path]) -> None:

@@ -33,8 +33,9 @@ def status(run: str) -> None:
     baselines = len({record.index for record in records if record.role == "baseline"})
     console.print(f"run {folder}: space {config.space}, budget {config.budget_latency}, scale {config.scale}")
     console.print(f"perplexities are of {meta.tokenizer}, {meta.split}")
-    console.print(line(summary, config.num_trials + baselines, eta_s=None))
-    if not is_running(folder) and summary.ended < config.num_trials + baselines:
+    live = is_running(folder)
+    console.print(line(summary, config.num_trials + baselines, eta_s=None, live=live))
+    if not live and summary.ended < config.num_trials + baselines:
         console.print(f"nothing is running; continue with python -m nas.search --resume {folder}")
     if summary.front:
         console.print(_front_table(summary.front, config.budget))

@@ -10,6 +10,8 @@ from costmodel.cost import Budget, Price
 from costmodel.estimate import Pricer
 from nas.corpus.corpus import Corpus, prepare
 from nas.results.ledger import Record
+from nas.study.run_folder import Meta
+from search_spaces.bases import base_architecture
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.space import load_space
@@ -81,6 +83,30 @@ def make_record():
             "versions": {"python": "3.11"},
         }
         return Record(**{**fields, **changes})
+
+    return make
+
+
+@pytest.fixture
+def make_meta():
+    """Makes what a run says of itself, with the fields a test does not care about filled in."""
+
+    def make(**changes: Any) -> Meta:
+        fields: dict[str, Any] = {
+            "created": "2026-01-01T00:00:00+00:00",
+            "versions": {"python": "3.11"},
+            "hardware": {"cores": "2"},
+            "cost_model_id": "1-m",
+            "corpus": "c",
+            "tokenizer": "bpe",
+            "split": "validation",
+            "vocab_size": 512,
+            "reference": (300.0, 5.0),
+            "num_members": 10,
+            "num_feasible": 5,
+            "base": base_architecture("tiny"),
+        }
+        return Meta(**{**fields, **changes})
 
     return make
 

@@ -14,10 +14,10 @@ from costmodel.network import NETWORKS
 from costmodel.ops import Node, Op
 from costmodel.protocols.derived import Derived
 from nas.report.front_figures import LONGEST_NAME
-from nas.results.ledger import Record
+from nas.results.ledger import Record, architecture_of
 from search_spaces.architecture import Architecture, arch_id
 from search_spaces.lower import lower
-from search_spaces.notation import name_of, parse
+from search_spaces.notation import name_of
 
 MOST_MEMBERS, MOST_BASELINES = 5, 2  # more curves than seven cannot be told apart
 PROBE_BITS_PER_S = 1e6  # any finite bandwidth tells how many bits are waited for
@@ -92,7 +92,7 @@ def chosen(members: Sequence[Record], baselines: Iterable[Record], base: Archite
     front = list({record.arch_id: record for record in members}.values())
     places = np.linspace(0, len(front) - 1, min(len(front), MOST_MEMBERS)).round().astype(int)
     others = list({record.arch_id: record for record in baselines}.values())[:MOST_BASELINES]
-    architectures = [parse(one.notation, base).architecture for one in [*(front[place] for place in places), *others]]
+    architectures = [architecture_of(one, base) for one in [*(front[place] for place in places), *others]]
     return {_label(architecture): architecture for architecture in architectures}
 
 

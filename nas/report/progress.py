@@ -15,12 +15,13 @@ from nas.results.front import Summary
 REFRESH_S = 1.0
 
 
-def line(summary: Summary, total: int, eta_s: float | None) -> str:
-    """The state of a run in one line."""
+def line(summary: Summary, total: int, eta_s: float | None, *, live: bool = True) -> str:
+    """The state of a run in one line. live: whether a process works on it."""
     best = "-" if summary.best is None else f"{summary.best.perplexity:.2f}"
+    begun = f"{summary.running} {'running' if live else 'unfinished'}"
     return (
         f"{summary.ended}/{total} ended ({summary.completed} completed, {summary.stopped} stopped, "
-        f"{summary.diverged} diverged, {summary.failed} failed), {summary.running} running, "
+        f"{summary.diverged} diverged, {summary.failed} failed), {begun}, "
         f"front {len(summary.front)}, hypervolume {_hypervolume(summary)}, best perplexity in budget {best}, "
         f"ETA {'-' if eta_s is None else format_seconds(eta_s)}"
     )

@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
+from search_spaces.architecture import Architecture
+from search_spaces.notation import parse
 
 SCHEMA_VERSION = 1
 FILE_NAME = "trials.jsonl"
@@ -29,6 +31,7 @@ Role = Literal["candidate", "baseline"]
 class Record:
     """One event of one trial. None is not known (yet); a non-finite number is never written.
 
+    notation: for people; placement: the layers, typed, which with the base of the run are the architecture.
     index, generation: place of the trial in the order of proposals, independent of arrival.
     role: a `baseline` is trained for comparison only and may lie outside the budget.
     rung: index of the fidelity rung a `rung` record belongs to.
@@ -82,6 +85,11 @@ class Record:
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise UserError(f"`{name}` of trial {self.trial_id} must be finite, but got {value}.")
+
+
+def architecture_of(record: Record, base: Architecture) -> Architecture:
+    """What a trial was a candidate of, as it is priced. base: of the run's space, as its meta.json has it."""
+    return parse(record.placement, base).architecture
 
 
 def append(path: Path, record: Record) -> None:

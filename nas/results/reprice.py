@@ -6,20 +6,18 @@ those of the run, trained at its own sequence length. The front is recomputed, i
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
-from costmodel.cost import Budget
+from costmodel.cost import Budget, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from nas.results import ledger
 from nas.results.front import front, point
-from nas.results.ledger import Record
+from nas.results.ledger import Record, architecture_of
 from nas.results.pareto import nondominated
-from search_spaces.budget.price_table import price_many, price_table, rows_of
-from search_spaces.budget.priced_space import price_space
+from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
-from search_spaces.notation import parse
-from search_spaces.space import SearchSpace
 
 Fate = Literal["stays", "enters", "over budget", "dominated"]
 
@@ -58,23 +56,23 @@ class WhatIf:
 
 def what_if(
     records: Sequence[Record],
-    space: SearchSpace,
+    base: Architecture,
     pricer: Pricer,
     *,
     seq_lens: tuple[int, int],
     budgets: tuple[Budget, Budget],
 ) -> WhatIf:
-    """A run's ledger under another pricer. seq_lens, budgets: (of the run, to price for).
+    """A run's ledger under another pricer. base: of the run's space. seq_lens, budgets: (of the run, to price for).
 
     Raises UserError if no trial is completed, the base cannot take the sequence length, or an op has no price.
     """
     trials = ledger.completed(records)
     if not trials:
         raise UserError("the run has no completed trial yet, so there is nothing to price anew.")
-    repriced = _repriced(trials, space, pricer, seq_lens[1])
+    repriced = _repriced(trials, base, pricer, seq_lens[1])
     before, after = front(records, budgets[0]), _front(repriced, budgets[1])
     names = {record.trial_id for record in (*before, *after)}
-    repriced = tuple(_with_range(one, space, pricer, seq_lens[1]) if one.trial_id in names else one for one in repriced)
+    repriced = tuple(_with_range(one, base, pricer, seq_lens[1]) if one.trial_id in names else one for one in repriced)
     return WhatIf(
         trials=trials,
         repriced=repriced,
@@ -94,28 +92,27 @@ def fate(found: WhatIf, member: Record) -> Fate:
     return "stays" if member.trial_id in {one.trial_id for one in found.before} else "enters"
 
 
-def _repriced(trials: Sequence[Record], space: SearchSpace, pricer: Pricer, seq_len: int) -> tuple[Record, ...]:
-    table = price_table(price_space(space, pricer, seq_len))
-    members = [parse(record.notation, space.base) for record in trials]
-    prices = price_many(table, rows_of(table, members))
+def _repriced(trials: Sequence[Record], base: Architecture, pricer: Pricer, seq_len: int) -> tuple[Record, ...]:
+    price_op = cache(pricer.price)
+    prices = [total_price(price_op(node.op) for node in lower(architecture_of(one, base), seq_len)) for one in trials]
     return tuple(
         replace(
             record,
             protocol=pricer.protocol,
             network=pricer.network,
             cost_model_id=pricer.cost_model_id,
-            rounds=None if prices.rounds is None else int(prices.rounds[row]),
-            sent_bytes=prices.sent_bytes[row].item(),
-            latency_s=prices.latency_s[row].item(),
+            rounds=price.rounds,
+            sent_bytes=price.sent_bytes,
+            latency_s=price.latency_s,
             latency_s_range=None,
         )
-        for row, record in enumerate(trials)
+        for record, price in zip(trials, prices, strict=True)
     )
 
 
-def _with_range(record: Record, space: SearchSpace, pricer: Pricer, seq_len: int) -> Record:
+def _with_range(record: Record, base: Architecture, pricer: Pricer, seq_len: int) -> Record:
     """Ranges are slow to find, so only what is shown has one."""
-    graph = lower(parse(record.notation, space.base).architecture, seq_len)
+    graph = lower(architecture_of(record, base), seq_len)
     return replace(record, latency_s_range=pricer.latency_s_range(graph))
 
 

@@ -2,21 +2,24 @@
 
 import os
 import platform
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from costmodel.errors import UserError
-from costmodel.estimate import Pricer
+from costmodel.estimate import Pricer, estimate
+from costmodel.protocols.identity import is_hash_of_sources
 from costmodel.protocols.published_rows import published_rows
 from nas.corpus.corpus import Corpus
 from nas.provenance import versions
 from nas.results import ledger
 from nas.study.config import StudyConfig
-from nas.study.run_folder import Meta, read_meta
+from nas.study.run_folder import Meta, read_ledger, read_meta
 from nas.study.searcher import SEARCHERS, TrialSchedule
 from nas.study.trials import Trials, TrialSetting
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import cheapest
+from search_spaces.lower import lower
 from search_spaces.notation import Member, parse
 from search_spaces.space import SearchSpace, contains, num_members
 
@@ -76,12 +79,15 @@ def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Me
         reference=(config.budget.latency_s, corpus.unigram_loss),
         num_members=num_members(feasible.space),
         num_feasible=feasible.num_feasible,
+        base=feasible.space.base,
     )
 
 
-def checked_meta(folder: Path, pricer: Pricer, corpus: Corpus) -> Meta:
+def checked_meta(folder: Path, pricer: Pricer, corpus: Corpus, seq_len: int) -> Meta:
     """The meta of a run to resume. Raises UserError if prices or data are no longer those it was made with."""
     meta = read_meta(folder)
+    if is_hash_of_sources(meta.cost_model_id) and _prices_are_present(folder, meta, pricer, seq_len):
+        meta = replace(meta, cost_model_id=pricer.cost_model_id)
     present = {
         "cost_model_id": pricer.cost_model_id,
         "corpus": corpus.fingerprint,
@@ -94,3 +100,13 @@ def checked_meta(folder: Path, pricer: Pricer, corpus: Corpus) -> Meta:
                 f"results of different {name} are never mixed: start a new run."
             )
     return meta
+
+
+def _prices_are_present(folder: Path, meta: Meta, pricer: Pricer, seq_len: int) -> bool:
+    """Whether the cost model prices every trial of a ledger as it was priced then, to the last bit."""
+    priced = {record.placement: record for record in read_ledger(folder)}
+    return all(
+        (record.latency_s, record.sent_bytes, record.rounds) == (now.latency_s, now.sent_bytes, now.rounds)
+        for record in priced.values()
+        for now in [estimate(lower(ledger.architecture_of(record, meta.base), seq_len), pricer).total]
+    )

@@ -19,11 +19,12 @@ from nas.results import ledger
 from nas.results.ledger import Record
 from nas.storage import RUNS, replace_file
 from nas.study.config import StudyConfig
+from search_spaces.architecture import Architecture, canonical
 from search_spaces.space import SearchSpace, load_space
 
 CONFIG_FILE = "run.yaml"
 KEPT_FILES = {"space": "space.yaml", "network": "network.yaml", "testbed": "testbed.yaml"}  # the user's own, copied
-META_SCHEMA_VERSION = 1
+META_SCHEMA_VERSION = 2  # 1 did not hold the base
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +32,7 @@ class Meta:
     """What a run was made with, beyond its configuration.
 
     reference: the hypervolume's reference point: (latency_s, natural log of the unigram model's perplexity).
+    base: the dimensions that all members share (its own layers are of no account).
     """
 
     schema_version: int = META_SCHEMA_VERSION
@@ -45,6 +47,7 @@ class Meta:
     reference: tuple[float, float]
     num_members: int
     num_feasible: int
+    base: Architecture
 
     def __post_init__(self) -> None:
         if self.schema_version != META_SCHEMA_VERSION:
@@ -125,7 +128,8 @@ def read_config(folder: Path) -> StudyConfig:
 
 
 def write_meta(folder: Path, meta: Meta) -> None:
-    replace_file(folder / "meta.json", json.dumps(asdict(meta), indent=2) + "\n")
+    data = asdict(meta) | {"base": canonical(meta.base)}
+    replace_file(folder / "meta.json", json.dumps(data, indent=2) + "\n")
 
 
 def read_meta(folder: Path) -> Meta:
@@ -135,6 +139,9 @@ def read_meta(folder: Path) -> Meta:
         data: Any = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{path} must be the JSON a run writes at its start, but: {error}") from None
+    if isinstance(data, dict) and data.get("schema_version") == 1:
+        base = run_space(folder, read_config(folder)).base
+        data |= {"schema_version": META_SCHEMA_VERSION, "base": canonical(base)}
     return decode(Meta, data, str(path))
 
 

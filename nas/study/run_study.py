@@ -28,7 +28,6 @@ from nas.study.trials import Trials
 from nas.study.worker import worker_env
 from search_spaces.architecture import Architecture, dump_architecture
 from search_spaces.budget.feasible import FeasibleSpace
-from search_spaces.notation import parse
 
 
 def run_campaign(
@@ -54,7 +53,7 @@ def run_campaign(
     )
     if not config.gpus_per_trial:
         has_native(SCALES[config.scale].head_dim or feasible.space.base.head_dim)  # compiled or said here, once for all
-    known = None if folder is None else checked_meta(folder, feasible.priced.pricer, corpus)
+    known = None if folder is None else checked_meta(folder, feasible.priced.pricer, corpus, config.seq_len)
     folder = folder or new_folder(output_dir)
     with locked(folder):
         meta = known or new_meta(config, feasible, corpus)
@@ -143,7 +142,7 @@ def write_tables(folder: Path, records: Sequence[Record], budget: Budget, base: 
     shutil.rmtree(architectures, ignore_errors=True)
     architectures.mkdir()
     for member in members:
-        text = dump_architecture(parse(member.notation, base).architecture)
+        text = dump_architecture(ledger.architecture_of(member, base))
         (architectures / f"{member.arch_id}.yaml").write_text(text)
 
 

@@ -18,6 +18,7 @@ from nas.results import ledger
 from nas.results.ledger import Event, Record, Status
 from nas.study.config import StudyConfig, study_candidate
 from nas.study.searcher import LAG, Proposal, Result, TrialSchedule
+from nas.training.outcome import Outcome, RungRecord
 from search_spaces.architecture import arch_id
 from search_spaces.lower import lower
 from search_spaces.notation import placement
@@ -48,20 +49,20 @@ class TrialSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialEvent:
-    """What a worker reports. `halted` is a failure of the machine, not of the candidate: the run must stop."""
+    """What a worker reports. `halted` is a failure of the machine, not of the candidate: the run must stop.
+
+    measured: what training came to by then, as it said itself; None if it said nothing.
+    """
 
     event: Event | None
     status: Status
     reason: str | None = None
     halted: bool = False
-    rung: int | None = None
-    steps: int = 0
-    tokens: int = 0
-    val_loss: float | None = None
-    perplexity: float | None = None
-    entropy: tuple[tuple[float, ...], ...] | None = None
-    flags: tuple[str, ...] = ()
-    seconds: float = 0.0
+    measured: RungRecord | Outcome | None = None
+
+    @property
+    def rung(self) -> int | None:
+        return self.measured.rung if isinstance(self.measured, RungRecord) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,8 +195,9 @@ class Trials:
 
     def _record(self, spec: TrialSpec, event: TrialEvent) -> Record:
         assert event.event is not None
-        member, setting = spec.proposal.member, self.setting
-        price = spec.price
+        member, setting, price = spec.proposal.member, self.setting, spec.price
+        measured = event.measured
+        entropy = measured.entropy if measured else None
         return Record(
             event=event.event,
             trial_id=spec.trial_id,
@@ -212,13 +214,13 @@ class Trials:
             scale=spec.candidate.recipe.scale.name,
             width=spec.candidate.trained.d_model,
             rung=event.rung,
-            steps=event.steps,
-            tokens=event.tokens,
+            steps=measured.steps if measured else 0,
+            tokens=measured.tokens if measured else 0,
             corpus=setting.corpus.fingerprint,
             tokenizer=setting.corpus.tokenizer,
             split=setting.corpus.split,
-            val_loss=event.val_loss,
-            perplexity=event.perplexity,
+            val_loss=measured.val_loss if measured else None,
+            perplexity=measured.perplexity if measured else None,
             protocol=self.pricer.protocol,
             network=self.pricer.network,
             cost_model_id=self.pricer.cost_model_id,
@@ -226,9 +228,9 @@ class Trials:
             sent_bytes=price.sent_bytes,
             latency_s=price.latency_s,
             latency_s_range=spec.latency_s_range,
-            entropy=event.entropy,
-            flags=event.flags,
+            entropy=entropy.head_means if entropy else None,
+            flags=entropy.flags if entropy else (),
             seed=spec.seed,
-            seconds=event.seconds,
+            seconds=measured.seconds if measured else 0.0,
             versions=dict(setting.versions),
         )

@@ -2,7 +2,6 @@
 
 import errno
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
 
@@ -45,9 +44,9 @@ def _train(spec: TrialSpec) -> Iterator[TrialEvent]:
     records = train(spec.candidate, spec.corpus, seed=spec.seed, folder=spec.folder, device=spec.device)
     for record in records:
         if isinstance(record, Outcome):
-            yield _finished(record)
+            yield TrialEvent(event="finished", status=record.status, reason=record.reason, measured=record)
             return
-        yield _rung(record)
+        yield TrialEvent(event="rung", status="running", measured=record)
         if record.share < 1 and dominated_at_rung(record.rung, spec.price.latency_s, record.val_loss, spec.rivals):
             records.close()
             checkpoint.finish(spec.folder)
@@ -55,37 +54,6 @@ def _train(spec: TrialSpec) -> Iterator[TrialEvent]:
             return
 
 
-def _rung(record: RungRecord) -> TrialEvent:
-    return TrialEvent(
-        event="rung",
-        status="running",
-        rung=record.rung,
-        steps=record.steps,
-        tokens=record.tokens,
-        val_loss=record.val_loss,
-        perplexity=record.perplexity,
-        entropy=record.entropy.head_means,
-        flags=record.entropy.flags,
-        seconds=record.seconds,
-    )
-
-
 def _stopped(record: RungRecord) -> TrialEvent:
     reason = f"dominated in price and loss at rung {record.rung}, after {record.share:.0%} of the tokens"
-    return replace(_rung(record), event="finished", status="stopped", reason=reason)
-
-
-def _finished(outcome: Outcome) -> TrialEvent:
-    entropy = outcome.entropy
-    return TrialEvent(
-        event="finished",
-        status=outcome.status,
-        reason=outcome.reason,
-        steps=outcome.steps,
-        tokens=outcome.tokens,
-        val_loss=outcome.val_loss,
-        perplexity=outcome.perplexity,
-        entropy=entropy.head_means if entropy else None,
-        flags=entropy.flags if entropy else (),
-        seconds=outcome.seconds,
-    )
+    return TrialEvent(event="finished", status="stopped", reason=reason, measured=record)

@@ -203,14 +203,17 @@ class TrainingRun:
             seconds=self.progress.seconds,
         )
 
-    def validate_if_due(self, given: Validation | None = None) -> RungRecord | None:
-        """A record if a rung ends with this step; the last one completes the run. given: instead of validating."""
-        steps = self.scale.rung_steps
-        if self.progress.outcome or self.progress.step not in steps:
+    def validate_if_due(self) -> RungRecord | None:
+        """A record if a rung ends with this step; the last one completes the run."""
+        if self.progress.outcome or self.progress.step not in self.scale.rung_steps:
             return None
-        loss, head_means = given or self.team.broadcast_from_leader(
-            lambda: validate(self.objective.model, self.corpus, self.scale)
+        return self.end_rung(
+            self.team.broadcast_from_leader(lambda: validate(self.objective.model, self.corpus, self.scale))
         )
+
+    def end_rung(self, validation: Validation) -> RungRecord | None:
+        """The record of the rung that ends with this step; None if the validation shows that the run diverged."""
+        steps, (loss, head_means) = self.scale.rung_steps, validation
         self._tick()
         if problem := self._validation_problem(loss, head_means):
             self._end_diverged(*problem)

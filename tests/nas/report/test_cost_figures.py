@@ -21,7 +21,7 @@ from nas.report.draw import draw_breakdown, draw_sensitivity, plt
 from search_spaces.architecture import arch_id
 from search_spaces.bases import BASES
 from search_spaces.lower import lower
-from search_spaces.notation import parse
+from search_spaces.notation import parse, placement
 
 BASE = BASES["tiny"]
 ARCHITECTURES = {name: parse(name, BASE).architecture for name in ("SM+LN+G", "SM+ScFuFFN", "SM(t)+R")}
@@ -86,7 +86,9 @@ def test_layers_are_in_order_and_small_kinds_together() -> None:
 
 def test_chosen_are_both_ends_of_the_front_and_few_baselines(make_record) -> None:
     def record(index: int, name: str, **changes):
-        return make_record(index, notation=name, arch_id=arch_id(parse(name, BASE).architecture), **changes)
+        architecture = parse(name, BASE).architecture
+        typed = placement(architecture.layers)
+        return make_record(index, notation=name, placement=typed, arch_id=arch_id(architecture), **changes)
 
     front = [
         record(index, name)

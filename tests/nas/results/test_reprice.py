@@ -16,10 +16,10 @@ from nas.report.reprice_lines import what_if_lines, what_if_table
 from nas.results import ledger
 from nas.results.reprice import WhatIf, fate, what_if
 from nas.study.config import StudyConfig
-from nas.study.run_folder import write_config
+from nas.study.run_folder import write_config, write_meta
 from search_spaces.architecture import arch_id
 from search_spaces.lower import lower
-from search_spaces.notation import parse
+from search_spaces.notation import parse, placement
 from search_spaces.space import load_space
 
 SPACE = load_space("gpt2-small")
@@ -46,6 +46,7 @@ def records(make_record):
             index,
             notation=name,
             arch_id=arch_id(named.architecture),
+            placement=placement(named.architecture.layers),
             role=role,
             val_loss=loss,
             perplexity=2.718281828**loss,
@@ -59,7 +60,7 @@ def records(make_record):
 
 
 def priced(records, pricer=SEMI2K, seq_len: int = 128, budget: Budget = UNBOUNDED) -> WhatIf:
-    return what_if(records, SPACE, pricer, seq_lens=(128, seq_len), budgets=(Budget(latency_s=300.0), budget))
+    return what_if(records, SPACE.base, pricer, seq_lens=(128, seq_len), budgets=(Budget(latency_s=300.0), budget))
 
 
 def names(members) -> list[str]:
@@ -140,8 +141,9 @@ def test_a_run_without_completed_trials_is_refused(records) -> None:
 
 
 @pytest.fixture
-def run(records, tmp_path: Path) -> Path:
+def run(records, make_meta, tmp_path: Path) -> Path:
     write_config(tmp_path, StudyConfig(budget_latency="5min"))
+    write_meta(tmp_path, make_meta(base=SPACE.base))
     for record in records:
         ledger.append(tmp_path / ledger.FILE_NAME, record)
     return tmp_path

@@ -8,6 +8,7 @@ from nas.results import ledger
 from nas.study.config import StudyConfig
 from nas.study.searcher import SEARCHERS, TrialSchedule
 from nas.study.trials import TrialEvent, Trials, TrialSetting
+from nas.training.outcome import EntropySummary, Outcome, RungRecord
 
 CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=6)
 CORPUS = Corpus(
@@ -32,11 +33,26 @@ def make_trials(feasible, folder: Path, records=(), config=CONFIG) -> Trials:
     return Trials(schedule, feasible.priced.pricer, setting, records)
 
 
+ENTROPY = EntropySummary(head_means=((1.0, 2.0),), num_collapsed=0, quarter_shares=(0.0, 0.5, 0.0, 0.5))
+
+
 def rung(index: int, val_loss: float) -> TrialEvent:
-    return TrialEvent(event="rung", status="running", rung=index, val_loss=val_loss, perplexity=val_loss)
+    return TrialEvent(event="rung", status="running", measured=rung_record(index, val_loss))
 
 
-DONE = TrialEvent(event="finished", status="completed", steps=8, tokens=64, val_loss=3.0, perplexity=20.0)
+def rung_record(index: int, val_loss: float) -> RungRecord:
+    return RungRecord(
+        rung=index, share=0.5, steps=4, tokens=32, val_loss=val_loss, perplexity=val_loss, entropy=ENTROPY, seconds=1.0
+    )
+
+
+DONE = TrialEvent(
+    event="finished",
+    status="completed",
+    measured=Outcome(
+        status="completed", steps=8, tokens=64, seconds=2.0, val_loss=3.0, perplexity=20.0, entropy=ENTROPY
+    ),
+)
 
 
 def run_until(trials: Trials, stop_after: int) -> list[str]:

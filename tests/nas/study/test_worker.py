@@ -34,7 +34,7 @@ def test_a_trial_reports_its_rungs_and_its_end(spec):
     events = list(run_trial(spec))
     assert [event.event for event in events] == ["rung", "rung", "rung", "finished"]
     assert events[-1].status == "completed"
-    assert events[-1].tokens == 1024
+    assert events[-1].measured.tokens == 1024
 
 
 def test_a_dominated_trial_is_stopped_at_its_first_rung_and_keeps_only_weights(spec):

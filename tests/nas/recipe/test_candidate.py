@@ -1,0 +1,30 @@
+"""Ids of candidates name folders and ledgers, so they stay whatever becomes of the code."""
+
+import pytest
+
+from nas.recipe.candidate import candidate_at, candidate_id, trial_id
+from search_spaces.bases import base_architecture
+from search_spaces.notation import parse
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "data", "expected"),
+    [
+        ("SM+LN+G", "proxy", "stdlib", "333ca187ba9a"),
+        ("EReg(SM(t)+ScFuFFN_i6)", "proxy", "stdlib", "35aee238f5bd"),
+        ("EReg(SM(t)+ScFuFFN)", "paper", "languini", "9a68ce2f740d"),
+    ],
+)
+def test_golden_ids(name: str, scale: str, data: str, expected: str) -> None:
+    """A new field must not change them: it is left out of the canonical form where it has its default."""
+    member = parse(name, base_architecture("gpt2-small"))
+    candidate = candidate_at(member, scale, seq_len=None, tokens=None, data=data)  # type: ignore[arg-type]
+    assert candidate_id(candidate) == expected
+    assert trial_id(candidate, seed=3, attempt=1) == f"{expected}-s3-a1"
+
+
+@pytest.mark.parametrize(("seed", "attempt"), [(-1, 0), (0, -1)])
+def test_negative_numbers_name_no_trial(seed: int, attempt: int) -> None:
+    member = parse("SM", base_architecture("tiny"))
+    with pytest.raises(ValueError, match="must not be negative"):
+        trial_id(candidate_at(member, "smoke", seq_len=None, tokens=None, data="stdlib"), seed=seed, attempt=attempt)
