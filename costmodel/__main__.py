@@ -6,13 +6,14 @@ The one module of this package that knows architectures; everything below it pri
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, TypedDict
 
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
+from rich.table import Table
 
 from costmodel.calibration import microbenchmark
 from costmodel.calibration.fit_compute import fit_testbed as fit_compute
@@ -22,8 +23,8 @@ from costmodel.calibration.validate_published import checks, derived_terms, fit_
 from costmodel.config import cli
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.engine import spu as mpc_engine
+from costmodel.engine.compare import Comparison, predict
 from costmodel.engine.compare import compare as run_both
-from costmodel.engine.compare import predict
 from costmodel.engine.measured_rounds import parse_delays
 from costmodel.errors import StoppedError, UserError
 from costmodel.estimate import estimate as price_graph
@@ -102,13 +103,8 @@ def estimate(
     setting = None if protocol == "published" else asked or DEFAULT_SETTING
     if format == "json":
         print(json.dumps(estimates.document(priced, setting, **title), allow_nan=False))
-        return
-    console = _console()
-    for line in estimates.summary(priced, setting, **title):
-        console.print(line)
-    for table in estimates.estimate_tables(priced):
-        console.print()
-        console.print(table)
+    else:
+        _print_blocks(estimates.summary(priced, setting, **title), estimates.estimate_tables(priced))
 
 
 def compare(
@@ -166,23 +162,38 @@ def compare(
     deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
     title, graph = _lowered(arch, base, dimensions, seq_len, deployment)
     setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction_bits, weights=weights)
+    comparison = _run_both(graph, protocol, setting, weights_file, None if delays is None else parse_delays(delays))
+    if format == "json":
+        print(json.dumps(comparisons.document(comparison, **title), allow_nan=False))
+    else:
+        _print_blocks(comparisons.summary(comparison, **title), [comparisons.comparison_table(comparison)])
+
+
+def _run_both(
+    graph: OpGraph,
+    protocol: str,
+    setting: EngineSetting,
+    weights_file: Path | None,
+    delays_s: tuple[float, ...] | None,
+) -> Comparison:
     predicted = predict(graph, protocol, setting)
-    read = None if weights_file is None else load_weights(weights_file, graph)
-    delays_s = None if delays is None else parse_delays(delays)
+    weights = None if weights_file is None else load_weights(weights_file, graph)
     mpc_engine.check_installed()
     _announce(graph, total_comm(predicted))
     try:
-        comparison = run_both(graph, predicted, protocol=protocol, setting=setting, weights=read, delays_s=delays_s)
+        return run_both(graph, predicted, protocol=protocol, setting=setting, weights=weights, delays_s=delays_s)
     except mpc_engine.EngineError as error:
         raise StoppedError(str(error)) from None
-    if format == "json":
-        print(json.dumps(comparisons.document(comparison, **title), allow_nan=False))
-        return
+
+
+def _print_blocks(lines: Iterable[str], tables: Iterable[Table]) -> None:
+    """Lines, then tables, each after an empty line."""
     console = _console()
-    for line in comparisons.summary(comparison, **title):
+    for line in lines:
         console.print(line)
-    console.print()
-    console.print(comparisons.comparison_table(comparison))
+    for table in tables:
+        console.print()
+        console.print(table)
 
 
 def _announce(graph: OpGraph, predicted: Comm) -> None:
