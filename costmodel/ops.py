@@ -53,13 +53,28 @@ class LayerNorm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RmsNorm:
-    """Divides each row by its root mean square, then applies a gain.
+    """Divides each row by its root mean square, then applies a gain unless it is folded away.
 
     Source: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467, equation 4.
     """
 
     rows: int
     features: int
+    affine: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenNorm:
+    """A norm whose deviation is a constant: `gain * (x - mean(x)) + bias`, or `gain * x` if it is not centred.
+
+    Linear, so folding leaves nothing of it; the gain has taken up the constant 1/sigma.
+
+    Source: Baroni et al. 2025, "Transformers Don't Need LayerNorm at Inference Time", https://arxiv.org/abs/2507.02559.
+    """
+
+    rows: int
+    features: int
+    centred: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,6 +232,14 @@ class LeakyRelu:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Square:
+    """The square of every element: one product, no comparison."""
+
+    rows: int
+    features: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Silu:
     """SiLU of every element: x times the logistic function of x."""
 
@@ -270,6 +293,7 @@ Op: TypeAlias = (
     | PositionEmbedding
     | LayerNorm
     | RmsNorm
+    | FrozenNorm
     | Linear
     | PackHeads
     | Rotary
@@ -283,6 +307,7 @@ Op: TypeAlias = (
     | Gelu
     | Relu
     | LeakyRelu
+    | Square
     | Silu
     | Multiply
     | Add

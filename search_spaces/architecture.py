@@ -6,6 +6,7 @@ optimizer) belong to a recipe, not here; two models with equal `arch_id` cost th
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +17,9 @@ from costmodel.errors import UserError
 from costmodel.ops import GeluForm, SoftmaxForm
 
 Block = Literal["gpt2", "pythia", "sas"]
-Norm = Literal["layernorm", "none"]
-Attention = Literal["softmax", "softmax-temperature"]
-Ffn = Literal["gelu", "relu", "leaky-relu", "identity", "fused", "none"]
+Norm = Literal["layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "none"]
+Attention = Literal["softmax", "softmax-temperature", "softmax-half", "2quad", "relu", "none"]
+Ffn = Literal["gelu", "gelu-exact", "gelu-piecewise", "relu", "leaky-relu", "square", "identity", "fused", "none"]
 Stabiliser = Literal["none", "scaled"]
 
 
@@ -26,12 +27,15 @@ Stabiliser = Literal["none", "scaled"]
 class Layer:
     """The choices of one decoder layer.
 
-    norm1, norm2: normalisation before attention and before the feed-forward network (FFN).
-    attention: softmax, or softmax with a learned temperature per head and query position.
-    ffn: the activation between two linears; `fused` is one trained d x d linear; `none` removes the FFN.
+    norm1, norm2: normalisation before attention and before the feed-forward network (FFN). A `frozen-` norm is trained
+        with its deviation frozen at a constant late in training, so that it is linear from then on.
+    attention: softmax; `softmax-temperature`, with a learned temperature per head and query position; `softmax-half`,
+        with half of the heads; `2quad` and `relu`, forms that are cheaper in private; `none` removes the attention.
+    ffn: the activation between two linears, `gelu` in the architecture's form; `fused` is one trained d x d linear;
+        `none` removes the FFN.
     stabiliser: `scaled` gives the FFN sub-block `beta * A + FFN(A) / alpha` with one learned pair.
 
-    Raises UserError if the FFN is removed but its norm or stabiliser is kept.
+    Raises UserError if attention or FFN is removed but its norm or stabiliser is kept.
     """
 
     norm1: Norm = "none"
@@ -41,6 +45,11 @@ class Layer:
     stabiliser: Stabiliser = "none"
 
     def __post_init__(self) -> None:
+        if self.attention == "none" and self.norm1 != "none":
+            raise UserError(
+                f"a layer with attention 'none' has nothing to normalise, but got norm1={self.norm1!r}; "
+                "set it to 'none'."
+            )
         if self.ffn == "none" and (self.norm2 != "none" or self.stabiliser != "none"):
             raise UserError(
                 f"a layer with ffn 'none' has nothing to normalise or scale, but got norm2={self.norm2!r}, "
@@ -91,6 +100,12 @@ class Architecture:
                 f"`num_heads` must divide `d_model`, but got num_heads={self.num_heads}, d_model={self.d_model}."
             )
 
+        if self.block == "sas" and any(layer.attention in ("none", "softmax-half") for layer in self.layers):
+            raise UserError(
+                "block 'sas' passes the stream on through all its heads, so no layer of it can have attention 'none' "
+                "or 'softmax-half'; use another block."
+            )
+
     @property
     def num_layers(self) -> int:
         return len(self.layers)
@@ -100,9 +115,34 @@ class Architecture:
         return self.d_model // self.num_heads
 
 
-def default_final_norm(layers: tuple[Layer, ...]) -> Norm:
-    """LayerNorm iff any block has one, as in GPT-2; a norm-free decoder keeps no norm at all."""
-    return "layernorm" if any("layernorm" in (layer.norm1, layer.norm2) for layer in layers) else "none"
+NORM_RANK: dict[Norm, int] = {"none": 0, "frozen-rmsnorm": 1, "frozen-layernorm": 2, "rmsnorm": 3, "layernorm": 4}
+LIVE_NORMS: tuple[Norm, ...] = ("rmsnorm", "layernorm")  # norms that depend on the data when the model is deployed
+
+
+def default_final_norm(layers: Iterable[Layer]) -> Norm:
+    """The norm of highest rank that any block has, as in GPT-2; a norm-free decoder keeps no norm at all."""
+    return max((norm for layer in layers for norm in (layer.norm1, layer.norm2)), key=NORM_RANK.__getitem__)
+
+
+def is_live(layer: Layer) -> bool:
+    """Whether a layer keeps a norm that depends on the data when it is deployed."""
+    return layer.norm1 in LIVE_NORMS or layer.norm2 in LIVE_NORMS
+
+
+def num_heads(architecture: Architecture, layer: Layer) -> int:
+    """Attention heads of a layer: all of them, or half, at least one."""
+    return max(1, architecture.num_heads // 2) if layer.attention == "softmax-half" else architecture.num_heads
+
+
+def softmax_form(architecture: Architecture, layer: Layer) -> SoftmaxForm:
+    """The form of a layer's softmax: its own, or the architecture's."""
+    return layer.attention if layer.attention in ("2quad", "relu") else architecture.softmax
+
+
+def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:
+    """The form of a layer's GELU, its own or the architecture's; None if it has none."""
+    forms: dict[Ffn, GeluForm] = {"gelu": architecture.gelu, "gelu-exact": "exact", "gelu-piecewise": "piecewise"}
+    return forms.get(layer.ffn)
 
 
 def canonical(architecture: Architecture) -> dict[str, Any]:

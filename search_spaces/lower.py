@@ -4,18 +4,33 @@ By default as the papers run it: the prompt of `seq_len` tokens goes through emb
 projection (all positions), and one token comes out.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import Encoding, Input, LayerId, Node, Op, OpGraph
-from search_spaces.architecture import Architecture, Layer
+from search_spaces.architecture import Architecture, Ffn, Layer, Norm, gelu_form, num_heads, softmax_form
 
 Projection = Literal["all", "last"]
 Phase = Literal["prefill", "decode"]
 
 PYTHIA_ROTARY_SHARE = 4  # rotary covers head_dim // 4 features. Source: Biderman et al. 2023, Pythia configs.
+
+
+# norm -> its op, of rows, features and whether gain and bias are its own
+NORM_OPS: dict[Norm, Callable[[int, int, bool], Op]] = {
+    "layernorm": lambda rows, features, affine: ops.LayerNorm(rows=rows, features=features, affine=affine),
+    "rmsnorm": lambda rows, features, affine: ops.RmsNorm(rows=rows, features=features, affine=affine),
+    "frozen-layernorm": lambda rows, features, affine: ops.FrozenNorm(rows=rows, features=features, centred=True),
+    "frozen-rmsnorm": lambda rows, features, affine: ops.FrozenNorm(rows=rows, features=features, centred=False),
+}
+ACTIVATION_OPS: dict[Ffn, Callable[..., Op]] = {
+    "relu": ops.Relu,
+    "leaky-relu": ops.LeakyRelu,
+    "square": ops.Square,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,12 +73,12 @@ class _Builder:
         op = ops.Linear(rows=self.rows, in_features=in_features, out_features=out_features, bias=self.architecture.bias)
         return self.add(name, op, source)
 
-    def norm(self, name: str, kind: str, source: str) -> str:
+    def norm(self, name: str, kind: Norm, source: str) -> str:
         if kind == "none":
             return source
         value_source = self.architecture.block == "sas" and name == "norm1" and self.layer != 0
         affine = not self.architecture.folded or self.layer == "head" or value_source  # else linears take them up
-        return self.add(name, ops.LayerNorm(rows=self.rows, features=self.architecture.d_model, affine=affine), source)
+        return self.add(name, NORM_OPS[kind](self.rows, self.architecture.d_model, affine), source)
 
     def cache(self, name: str, source: str, features: int) -> str:
         """The last features of the source behind those of earlier tokens; the source itself where there are none."""
@@ -114,9 +129,7 @@ def _project(builder: _Builder, deployment: Deployment, stream: str) -> str:
 
 def _gpt2(builder: _Builder, layer: Layer, stream: str) -> str:
     """A = X + MHA(Norm1(X)); Y = A + FFN(Norm2(A))."""
-    normed = builder.norm("norm1", layer.norm1, stream)
-    attended = _self_attention(builder, layer, normed)
-    stream = _join(builder, "attention.residual", stream, attended)
+    stream = _add_attention(builder, layer, stream)
     if layer.ffn == "none":
         return stream
     return _add_ffn(builder, layer, stream, _ffn(builder, layer, builder.norm("norm2", layer.norm2, stream)))
@@ -124,8 +137,7 @@ def _gpt2(builder: _Builder, layer: Layer, stream: str) -> str:
 
 def _pythia(builder: _Builder, layer: Layer, stream: str) -> str:
     """Y = X + MHA(Norm1(X)) + FFN(Norm2(X)): attention and FFN read the same residual stream."""
-    attended = _self_attention(builder, layer, builder.norm("norm1", layer.norm1, stream))
-    joined = _join(builder, "attention.residual", stream, attended)
+    joined = _add_attention(builder, layer, stream)
     if layer.ffn == "none":
         return joined
     return _add_ffn(builder, layer, joined, _ffn(builder, layer, builder.norm("norm2", layer.norm2, stream)))
@@ -135,7 +147,7 @@ def _sas(builder: _Builder, layer: Layer, stream: str) -> str:
     """A = shaped MHA(Norm1(X)) without skip, V and O identity (V is trained in layer 0); Y = A + FFN(Norm2(A))."""
     d_model = builder.architecture.d_model
     normed = builder.norm("norm1", layer.norm1, stream)
-    heads = _heads(builder)
+    heads = _heads(builder, layer)
     queries_keys = builder.linear("attention.qk", normed, d_model, 2 * d_model)
     values = builder.linear("attention.v", normed, d_model, d_model) if builder.layer == 0 else normed
     weights = _attention_weights(builder, layer, queries_keys, builder.cache("attention.keys", queries_keys, d_model))
@@ -147,37 +159,49 @@ def _sas(builder: _Builder, layer: Layer, stream: str) -> str:
     return _add_ffn(builder, layer, attended, _ffn(builder, layer, builder.norm("norm2", layer.norm2, attended)))
 
 
+def _add_attention(builder: _Builder, layer: Layer, stream: str) -> str:
+    if layer.attention == "none":
+        return stream
+    attended = _self_attention(builder, layer, builder.norm("norm1", layer.norm1, stream))
+    return _join(builder, "attention.residual", stream, attended)
+
+
 def _self_attention(builder: _Builder, layer: Layer, source: str) -> str:
-    d_model = builder.architecture.d_model
-    packed = builder.linear("attention.qkv", source, d_model, 3 * d_model)
+    """Queries, keys and values are as wide as the layer's heads together."""
+    d_model, head_dim = builder.architecture.d_model, builder.architecture.head_dim
+    width = num_heads(builder.architecture, layer) * head_dim
+    packed = builder.linear("attention.qkv", source, d_model, 3 * width)
     if builder.architecture.block == "pythia":
-        packed = _rotate(builder, packed)
-    keys_values = builder.cache("attention.keys_values", packed, 2 * d_model)
+        packed = _rotate(builder, layer, packed)
+    keys_values = builder.cache("attention.keys_values", packed, 2 * width)
     weights = _attention_weights(builder, layer, packed, keys_values)
-    mix = ops.AttentionMix(**_heads(builder), head_dim=builder.architecture.head_dim)
+    mix = ops.AttentionMix(**_heads(builder, layer), head_dim=head_dim)
     mixed = builder.add("attention.mix", mix, weights, keys_values)
-    return builder.linear("attention.out", mixed, d_model, d_model)
+    return builder.linear("attention.out", mixed, width, d_model)
 
 
-def _rotate(builder: _Builder, packed: str) -> str:
+def _rotate(builder: _Builder, layer: Layer, packed: str) -> str:
     rotary_dim = max(2, builder.architecture.head_dim // PYTHIA_ROTARY_SHARE)
-    heads = builder.architecture.num_heads
+    heads = num_heads(builder.architecture, layer)
     rotary = ops.Rotary(rows=builder.rows, heads=heads, rotary_dim=rotary_dim, past_len=builder.past_len)
     return builder.add("attention.rotary", rotary, packed)
 
 
 def _attention_weights(builder: _Builder, layer: Layer, packed: str, keys: str) -> str:
     """packed: where the queries are, and the keys too where `keys` is the same."""
-    heads = _heads(builder)
+    heads = _heads(builder, layer)
     op = ops.AttentionScores(**heads, head_dim=builder.architecture.head_dim, scaled=not builder.architecture.folded)
     scores = builder.add("attention.scores", op, *dict.fromkeys((packed, keys)))
     if layer.attention == "softmax-temperature":
         scores = builder.add("attention.temperature", ops.Temperature(**heads), scores)
-    return builder.add("attention.softmax", ops.Softmax(**heads, form=builder.architecture.softmax), scores)
+    return builder.add(
+        "attention.softmax", ops.Softmax(**heads, form=softmax_form(builder.architecture, layer)), scores
+    )
 
 
-def _heads(builder: _Builder) -> dict[str, int]:
-    return {"heads": builder.architecture.num_heads, "queries": builder.rows, "keys": builder.past_len + builder.rows}
+def _heads(builder: _Builder, layer: Layer) -> dict[str, int]:
+    heads = num_heads(builder.architecture, layer)
+    return {"heads": heads, "queries": builder.rows, "keys": builder.past_len + builder.rows}
 
 
 def _ffn(builder: _Builder, layer: Layer, source: str) -> str:
@@ -185,14 +209,10 @@ def _ffn(builder: _Builder, layer: Layer, source: str) -> str:
     if layer.ffn == "fused":
         return builder.linear("ffn.fused", source, d_model, d_model)
     hidden = builder.linear("ffn.up", source, d_model, d_ff)
-    rows = builder.rows
-    if layer.ffn == "gelu":
-        gelu = ops.Gelu(rows=rows, features=d_ff, form=builder.architecture.gelu)
-        hidden = builder.add("ffn.activation", gelu, hidden)
-    elif layer.ffn == "relu":
-        hidden = builder.add("ffn.activation", ops.Relu(rows=rows, features=d_ff), hidden)
-    elif layer.ffn == "leaky-relu":
-        hidden = builder.add("ffn.activation", ops.LeakyRelu(rows=rows, features=d_ff), hidden)
+    if (form := gelu_form(builder.architecture, layer)) is not None:
+        hidden = builder.add("ffn.activation", ops.Gelu(rows=builder.rows, features=d_ff, form=form), hidden)
+    elif layer.ffn != "identity":
+        hidden = builder.add("ffn.activation", ACTIVATION_OPS[layer.ffn](rows=builder.rows, features=d_ff), hidden)
     return builder.linear("ffn.down", hidden, d_ff, d_model)
 
 

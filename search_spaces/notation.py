@@ -3,19 +3,22 @@
     EReg(...)                 trained with the entropy regulariser (a recipe, not an architecture)
     HH(...)                   He and Hofmann's simplified (`sas`) block
     SM or SM(t)               softmax attention, optionally with a learned temperature
-    +LN                       LayerNorm before attention and before the FFN
-    +G +R +LR                 FFN with GELU, ReLU, leaky ReLU; without any of these the FFN is two linears
+    +LN +RMS +fLN +fRMS       LayerNorm or RMSNorm before attention and before the FFN; `f` freezes its deviation
+    +G +R +LR +SQ             FFN with GELU, ReLU, leaky ReLU, square; without any of these the FFN is two linears
     +ScFFN +ScFuFFN           two linears, or one fused linear, with the scaled residual
     _i6                       the FFN of the 6 deepest layers removed
     6xLSLGo-6xoSoFs           a placement: five letters a layer (norm1, attention, norm2, FFN, stabiliser), tiled
-                              over the layers: L LayerNorm, S softmax, T softmax with temperature, G GELU, R ReLU,
-                              K leaky ReLU, I identity, F fused linear, s scaled, o none
+                              over the layers: L LayerNorm, M RMSNorm, l m the same frozen; S softmax, T softmax with
+                              temperature, H half the heads, Q 2quad, U ReLU in softmax's place; G GELU, E exact and
+                              P piecewise GELU, R ReLU, K leaky ReLU, X square, I identity, F fused linear; s scaled;
+                              o none
+    12xLSLRo-l                a last group of one letter is the final norm, where it is not the one that the layers
+                              imply: that of highest rank among them
 
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2 for the names.
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
@@ -23,12 +26,28 @@ from typing import TypeVar
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, Stabiliser, default_final_norm
 
-NORM_LETTERS: dict[Norm, str] = {"layernorm": "L", "none": "o"}
-ATTENTION_LETTERS: dict[Attention, str] = {"softmax": "S", "softmax-temperature": "T"}
+NORM_LETTERS: dict[Norm, str] = {
+    "layernorm": "L",
+    "rmsnorm": "M",
+    "frozen-layernorm": "l",
+    "frozen-rmsnorm": "m",
+    "none": "o",
+}
+ATTENTION_LETTERS: dict[Attention, str] = {
+    "softmax": "S",
+    "softmax-temperature": "T",
+    "softmax-half": "H",
+    "2quad": "Q",
+    "relu": "U",
+    "none": "o",
+}
 FFN_LETTERS: dict[Ffn, str] = {
     "gelu": "G",
+    "gelu-exact": "E",
+    "gelu-piecewise": "P",
     "relu": "R",
     "leaky-relu": "K",
+    "square": "X",
     "identity": "I",
     "fused": "F",
     "none": "o",
@@ -40,14 +59,23 @@ FFN_NAMES: dict[str, tuple[Ffn, Stabiliser]] = {
     "+G": ("gelu", "none"),
     "+R": ("relu", "none"),
     "+LR": ("leaky-relu", "none"),
+    "+SQ": ("square", "none"),
     "+ScFFN": ("identity", "scaled"),
     "+ScFuFFN": ("fused", "scaled"),
+}
+
+NORM_NAMES: dict[str, Norm] = {
+    "": "none",
+    "+LN": "layernorm",
+    "+RMS": "rmsnorm",
+    "+fLN": "frozen-layernorm",
+    "+fRMS": "frozen-rmsnorm",
 }
 
 Choice = TypeVar("Choice", bound=str)
 
 _NAME = re.compile(
-    r"(?P<attention>SM(?:\(t\))?)(?P<norm>\+LN)?(?P<ffn>\+(?:G|R|LR|ScFFN|ScFuFFN))?(?:_i(?P<pruned>[0-9]{1,4}))?"
+    r"(?P<attention>SM(?:\(t\))?)(?P<norm>\+(?:LN|RMS|fLN|fRMS))?(?P<ffn>\+(?:G|R|LR|SQ|ScFFN|ScFuFFN))?(?:_i(?P<pruned>[0-9]{1,4}))?"
 )
 _GROUP = re.compile(r"(?:(?P<count>[0-9]{1,4})x)?(?P<letters>[A-Za-z]{5})")
 
@@ -68,6 +96,7 @@ def parse(text: str, base: Architecture) -> Member:
     """
     inner, entropy_regularised = _unwrap(text, "EReg")
     inner, simplified = _unwrap(inner, "HH")
+    inner, final_norm = _final_norm(inner)
     if match := _NAME.fullmatch(inner):
         layers = _named_layers(text, match, base.num_layers, simplified)
     elif groups := _groups(inner):
@@ -81,7 +110,7 @@ def parse(text: str, base: Architecture) -> Member:
         base,
         layers=layers,
         block="sas" if simplified else base.block,
-        final_norm="none" if simplified else default_final_norm(layers),
+        final_norm=final_norm or ("none" if simplified else default_final_norm(layers)),
     )
     return Member(architecture=architecture, entropy_regularised=entropy_regularised)
 
@@ -91,16 +120,30 @@ def name_of(architecture: Architecture, *, entropy_regularised: bool = False) ->
 
     `parse` on the same base gives the architecture back, if its final norm is the one a name implies.
     """
-    text = _paper_name(architecture) or placement(architecture.layers)
+    text = _paper_name(architecture) or placement(architecture)
     if architecture.block == "sas":
         text = f"HH({text})"
     return f"EReg({text})" if entropy_regularised else text
 
 
-def placement(layers: Iterable[Layer]) -> str:
-    """The typed string of a sequence of layers, equal neighbours run-length encoded."""
-    runs = ((len(list(run)), letters) for letters, run in groupby(map(_letters, layers)))
-    return "-".join(f"{count}x{letters}" for count, letters in runs)
+def placement(architecture: Architecture) -> str:
+    """The typed string of an architecture's layers, equal neighbours run-length encoded, and of its final norm."""
+    runs = ((len(list(run)), letters) for letters, run in groupby(map(_letters, architecture.layers)))
+    groups = [f"{count}x{letters}" for count, letters in runs]
+    if architecture.final_norm != _implied_final_norm(architecture):
+        groups.append(NORM_LETTERS[architecture.final_norm])
+    return "-".join(groups)
+
+
+def _implied_final_norm(architecture: Architecture) -> Norm:
+    return "none" if architecture.block == "sas" else default_final_norm(architecture.layers)
+
+
+def _final_norm(text: str) -> tuple[str, Norm | None]:
+    """A name and the final norm that it states, if it does."""
+    rest, _, letter = text.rpartition("-")
+    found = [norm for norm, its_letter in NORM_LETTERS.items() if its_letter == letter]
+    return (rest, found[0]) if rest and found else (text, None)
 
 
 def _unwrap(text: str, wrapper: str) -> tuple[str, bool]:
@@ -110,7 +153,7 @@ def _unwrap(text: str, wrapper: str) -> tuple[str, bool]:
 
 
 def _named_layers(text: str, match: re.Match[str], num_layers: int, simplified: bool) -> tuple[Layer, ...]:
-    norm: Norm = "layernorm" if match["norm"] else "none"
+    norm = NORM_NAMES[match["norm"] or ""]
     attention: Attention = "softmax" if match["attention"] == "SM" else "softmax-temperature"
     ffn, stabiliser = FFN_NAMES[match["ffn"] or ""]
     pruned = int(match["pruned"] or 0)
@@ -177,10 +220,11 @@ def _choice(table: dict[Choice, str], letters: str, position: int, text: str) ->
 def _paper_name(architecture: Architecture) -> str | None:
     """The one paper name whose parse gives these layers, or None."""
     attention = "SM(t)" if architecture.layers[0].attention == "softmax-temperature" else "SM"
-    norms = ("", "+LN")
+    if architecture.final_norm != _implied_final_norm(architecture):
+        return None
     pruned = sum(layer.ffn == "none" for layer in architecture.layers)
     suffix = f"_i{pruned}" if pruned else ""
-    for norm in norms:
+    for norm in NORM_NAMES:
         for ffn in FFN_NAMES:
             name = f"{attention}{norm}{ffn}{suffix}"
             wrapped = f"HH({name})" if architecture.block == "sas" else name

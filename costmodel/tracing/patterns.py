@@ -130,9 +130,9 @@ def _linear(program: Program, node: FxNode) -> TracedOps:
     dimensions = {"rows": numel(source) // size(source)[-1], "features": size(source)[-1]}
     out_features = size(node)[-1]
     if origin(program, program.output) is node and out_features >= _vocabulary(program):
-        head = TracedOp(
-            part="logits", op=ops.VocabProjection(**dimensions, vocab=out_features), inputs=(source,), anchor=node
-        )
+        rows, features = dimensions["rows"], dimensions["features"]
+        projection = ops.VocabProjection(rows=rows, features=features, vocab=out_features)
+        head = TracedOp(part="logits", op=projection, inputs=(source,), anchor=node)
         if bias is None:
             return (head,)
         table = ops.PositionEmbedding(rows=dimensions["rows"], features=out_features)

@@ -204,7 +204,7 @@ class Trials:
             candidate_id=candidate_id(spec.candidate),
             arch_id=arch_id(member.architecture),
             notation=spec.candidate.name,
-            placement=placement(member.architecture.layers),
+            placement=placement(member.architecture),
             entropy_regularised=member.entropy_regularised,
             index=spec.proposal.index,
             generation=spec.proposal.generation,

@@ -157,7 +157,10 @@ def test_a_removed_ffn_takes_norm_and_stabiliser_with_it(choices: dict[str, str]
         (("d_ff: 64", "d_ff: 64\nwidth: 3"), "PATH has the unknown key 'width'; known keys are block, num_heads, "),
         (("num_heads: 2", "num_heads: 3"), "PATH: `num_heads` must divide `d_model`, but got num_heads=3, d_model=16."),
         (("bias: true", "softmax: quad"), "`softmax` of PATH must be one of exact, 2quad, relu, but got 'quad'."),
-        (("ffn: gelu", "ffn: swish"), "`ffn` of item 0 of `layers` of PATH must be one of gelu, relu, leaky-relu, "),
+        (
+            ("ffn: gelu", "ffn: swish"),
+            "`ffn` of item 0 of `layers` of PATH must be one of gelu, gelu-exact, gelu-piecewise, ",
+        ),
     ],
 )
 def test_bad_yaml_is_refused_in_one_line(change: tuple[str, str], message: str, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_any_placement_prints_back(groups: list[tuple[int, str]], sas: bool) -> 
     sized = base_architecture("tiny", Dimensions(layers=2 * sum(count for count, _ in groups)))
     named = parse(f"HH({text})" if sas else text, sized)
     assert parse(name_of(named.architecture), sized) == named
-    assert parse(placement(named.architecture.layers), sized).architecture.layers == named.architecture.layers
+    assert parse(placement(named.architecture), sized).architecture.layers == named.architecture.layers
     assert not set(name_of(named.architecture)) & set(":/ ")
 
 

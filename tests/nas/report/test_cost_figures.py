@@ -87,7 +87,7 @@ def test_layers_are_in_order_and_small_kinds_together() -> None:
 def test_chosen_are_both_ends_of_the_front_and_few_baselines(make_record) -> None:
     def record(index: int, name: str, **changes):
         architecture = parse(name, BASE).architecture
-        typed = placement(architecture.layers)
+        typed = placement(architecture)
         return make_record(index, notation=name, placement=typed, arch_id=arch_id(architecture), **changes)
 
     front = [

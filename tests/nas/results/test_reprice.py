@@ -46,7 +46,7 @@ def records(make_record):
             index,
             notation=name,
             arch_id=arch_id(named.architecture),
-            placement=placement(named.architecture.layers),
+            placement=placement(named.architecture),
             role=role,
             val_loss=loss,
             perplexity=2.718281828**loss,

@@ -1,0 +1,131 @@
+"""What exact algebra leaves of a trained architecture: the form that is run, and so the form that is paid for.
+
+Attention reads the residual stream through linears, so between two nonlinear readers of the stream (norms that depend
+on the data, and the head behind a final one) a linear FFN `X' = beta X + W X + c` is only a change of the stream's
+coordinates. A change ahead of the first live norm goes into the embedding tables, one behind the last live norm of a
+net without a final one into the vocabulary projection; each linear between takes up its part. Frozen norms are linear
+and go into the linears that read them, as gain and bias of live ones do. What a change of basis adds behind the last live
+norm, and the bias of a frozen final norm, go into the bias of the last linear that writes to the stream.
+
+Of block `sas` no FFN is absorbed: its heads pass on slices of the stream itself, which only a multiple of the identity
+leaves alone. A temperature that depends on the position stays; one scalar a head would fold, but that is a matter of
+weights, not of the architecture.
+
+`nas.conversion.fold` does the same to weights.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from search_spaces.architecture import (
+    LIVE_NORMS,
+    Architecture,
+    Block,
+    Layer,
+    arch_id,
+    gelu_form,
+    is_live,
+    softmax_form,
+)
+
+LINEAR_FFNS = ("identity", "fused")
+CENTRED_NORMS = ("layernorm", "frozen-layernorm")  # norms with a bias
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Region:
+    """Where a layer's FFN stands in the residual stream.
+
+    ahead: of the first live norm, the layer's own included, so that the embedding takes up changes of basis.
+    behind: the last live norm, so that the vocabulary projection takes them up.
+    """
+
+    ahead: bool
+    behind: bool
+
+    @property
+    def is_free(self) -> bool:
+        return self.ahead or self.behind
+
+
+def deployed(architecture: Architecture) -> Architecture:
+    """The folded architecture, in its one form: no empty layer, tables untied, forms named by the architecture's.
+
+    Equal results are the same model to run, whatever was trained; a folded architecture is its own deployed form.
+    """
+    if architecture.folded:
+        return architecture
+    layers, around = architecture.layers, regions(architecture)
+    norms = [norm for layer in layers for norm in (layer.norm1, layer.norm2)]
+    if architecture.final_norm not in LIVE_NORMS:
+        norms.append(architecture.final_norm)
+    return replace(
+        architecture,
+        layers=joined_layers(
+            architecture.block,
+            [deployed_layer(architecture, layer, region) for layer, region in zip(layers, around, strict=True)],
+        ),
+        final_norm=architecture.final_norm if architecture.final_norm in LIVE_NORMS else "none",
+        bias=architecture.bias or any(norm in CENTRED_NORMS for norm in norms),
+        tied_embeddings=False,
+        folded=True,
+    )
+
+
+def deployed_id(architecture: Architecture) -> str:
+    """The `arch_id` of the deployed form: equal for all that are the same model to run."""
+    return arch_id(deployed(architecture))
+
+
+def regions(architecture: Architecture) -> list[Region]:
+    """Where the FFN of every layer stands."""
+    live = [
+        is_live(replace(layer, norm1="none") if architecture.block == "sas" and index == 0 else layer)
+        for index, layer in enumerate(architecture.layers)
+    ]  # the norm of layer 0 of block `sas` makes the stream, so it does not read it
+    last = max((index for index, its in enumerate(live) if its), default=-1)
+    open_end = architecture.final_norm not in LIVE_NORMS and architecture.block != "sas"
+    return [Region(ahead=not any(live[: index + 1]), behind=open_end and index >= last) for index in range(len(live))]
+
+
+def absorbs(block: Block, layer: Layer, region: Region) -> bool:
+    """Whether a layer's FFN vanishes into a change of basis of the stream."""
+    return block != "sas" and region.is_free and layer.ffn in LINEAR_FFNS and layer.norm2 not in LIVE_NORMS
+
+
+def deployed_layer(architecture: Architecture, layer: Layer, region: Region) -> Layer:
+    """What is left of a layer: maybe neither attention nor FFN."""
+    layer = replace(
+        layer,
+        norm1=layer.norm1 if layer.norm1 in LIVE_NORMS else "none",
+        norm2=layer.norm2 if layer.norm2 in LIVE_NORMS else "none",
+    )
+    if layer.attention in ("2quad", "relu") and softmax_form(architecture, layer) == architecture.softmax:
+        layer = replace(layer, attention="softmax")
+    if gelu_form(architecture, layer) == architecture.gelu:
+        layer = replace(layer, ffn="gelu")
+    if absorbs(architecture.block, layer, region):
+        return replace(layer, norm2="none", ffn="none", stabiliser="none")
+    return replace(
+        layer,
+        ffn="fused" if layer.ffn == "identity" else layer.ffn,
+        stabiliser="none" if region.is_free else layer.stabiliser,
+    )
+
+
+def joined_layers(block: Block, layers: Iterable[Layer]) -> tuple[Layer, ...]:
+    """The same sub-blocks in as few layers as can be: one empty layer where there are none.
+
+    Attention without an FFN and an FFN without attention behind it are one layer where they follow one another, not
+    where they stand side by side (`pythia`).
+    """
+    joined: list[Layer] = []
+    for layer in layers:
+        if layer.attention == "none" and layer.ffn == "none":
+            continue
+        before = joined[-1] if joined else None
+        if block == "gpt2" and before is not None and before.ffn == "none" and layer.attention == "none":
+            joined[-1] = replace(before, norm2=layer.norm2, ffn=layer.ffn, stabiliser=layer.stabiliser)
+        else:
+            joined.append(layer)
+    return tuple(joined) or (Layer(attention="none", ffn="none"),)
