@@ -4,8 +4,8 @@ Attention reads the residual stream through linears, so between two nonlinear re
 on the data, and the head behind a final one) a linear FFN `X' = beta X + W X + c` is only a change of the stream's
 coordinates. A change ahead of the first live norm goes into the embedding tables, one behind the last live norm of a
 net without a final one into the vocabulary projection; each linear between takes up its part. Frozen norms are linear
-and go into the linears that read them, as gain and bias of live ones do. What a change of basis adds behind the last live
-norm, and the bias of a frozen final norm, go into the bias of the last linear that writes to the stream.
+and go into the linears that read them, as gain and bias of live ones do. What a change of basis adds behind the last
+live norm, and the bias of a frozen final norm, go into the bias of the last linear that writes to the stream.
 
 Of block `sas` no FFN is absorbed: its heads pass on slices of the stream itself, which only a multiple of the identity
 leaves alone. A temperature that depends on the position stays; one scalar a head would fold, but that is a matter of
