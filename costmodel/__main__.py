@@ -6,10 +6,10 @@ The one module of this package that knows architectures; everything below it pri
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, NoReturn, TypedDict
 
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
@@ -357,8 +357,16 @@ def _console() -> Console:
     return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=PIPE_WIDTH)
 
 
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits with its code."""
+    commands: dict[str, cli.Command] = {
+        "estimate": estimate,
+        "compare": compare,
+        "validate": validate,
+        "calibrate": calibrate,
+    }
+    cli.run(commands, prog="python -m costmodel", args=args)
+
+
 if __name__ == "__main__":
-    cli.run(
-        {"estimate": estimate, "compare": compare, "validate": validate, "calibrate": calibrate},
-        prog="python -m costmodel",
-    )
+    main()

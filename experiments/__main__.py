@@ -1,9 +1,9 @@
 """`python -m experiments list | run NAME`: the benchmarks behind the numbers in the documentation."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -57,5 +57,10 @@ def run(name: str, scale: ScaleName | None = None) -> None:
     KINDS[kind](name, settings | ({"scale": scale} if scale else {}), console)
 
 
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits with its code."""
+    cli.run({"list": list_experiments, "run": run}, prog="python -m experiments", args=args)
+
+
 if __name__ == "__main__":
-    cli.run({"list": list_experiments, "run": run}, prog="python -m experiments")
+    main()

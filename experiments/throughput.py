@@ -27,8 +27,8 @@ from torch.nn import functional
 from costmodel import ops
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
+from costmodel.execution.interpreter import weight_shapes
 from nas.attention import causal
-from nas.model.weights import weight_shapes
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, Recipe, ScaleName
 from nas.study.worker import worker_env

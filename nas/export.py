@@ -15,11 +15,11 @@ All have export.yaml: recipe, result, cost breakdown by layer and provenance. Wi
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from safetensors.torch import save
@@ -279,5 +279,10 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits with its code."""
+    cli.run(export, prog="python -m nas.export", args=args)
+
+
 if __name__ == "__main__":
-    cli.run(export, prog="python -m nas.export")
+    main()

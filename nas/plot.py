@@ -10,8 +10,9 @@ what-if        with --protocol, --network, --testbed, --seq-len or a budget: the
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -97,5 +98,10 @@ def _print_paths(paths: Iterable[Path]) -> None:
         print(path)
 
 
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits with its code."""
+    cli.run(plot, prog="python -m nas.plot", args=args)
+
+
 if __name__ == "__main__":
-    cli.run(plot, prog="python -m nas.plot")
+    main()

@@ -1,6 +1,8 @@
 """`python -m nas.status RUN`: where a run stands, from its ledger alone."""
 
 import warnings
+from collections.abc import Sequence
+from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -60,5 +62,10 @@ def _front_table(members: tuple[Record, ...], budget: Budget) -> Table:
     return table
 
 
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits with its code."""
+    cli.run(status, prog="python -m nas.status", args=args)
+
+
 if __name__ == "__main__":
-    cli.run(status, prog="python -m nas.status")
+    main()

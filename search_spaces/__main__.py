@@ -1,10 +1,11 @@
 """`python -m search_spaces count|list|show SPACE`: how large a space is, what is in it, and what a budget leaves."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from costmodel.config import cli
 from costmodel.config.units import parse_bytes, parse_seconds
@@ -189,5 +190,10 @@ def _json(document: dict[str, Any]) -> str:
     return json.dumps(document, allow_nan=False)
 
 
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits with its code."""
+    cli.run({"count": count, "list": list_members, "show": show}, prog="python -m search_spaces", args=args)
+
+
 if __name__ == "__main__":
-    cli.run({"count": count, "list": list_members, "show": show}, prog="python -m search_spaces")
+    main()

@@ -152,7 +152,7 @@ def drawn_weights(graph: OpGraph, generator: np.random.Generator) -> dict[str, A
     return {
         f"{node.name}.{suffix}": _drawn(node.op, suffix, shape, generator)
         for node in graph
-        for suffix, shape in interpreter.shapes(node.op).items()
+        for suffix, shape in interpreter.weight_shapes(node.op).items()
     }
 
 

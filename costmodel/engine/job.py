@@ -69,6 +69,8 @@ def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting, seed: i
         inputs |= {key: generator.standard_normal(shape) for key, shape in shapes.items()}
         nodes.append(Node(name=name, layer=0, op=op, inputs=tuple(shapes)))
         # far from 0, since some are divisors
-        drawn = {f"{name}.{key}": generator.uniform(0.5, 1.5, shape) for key, shape in interpreter.shapes(op).items()}
+        drawn = {
+            f"{name}.{key}": generator.uniform(0.5, 1.5, shape) for key, shape in interpreter.weight_shapes(op).items()
+        }
         operands[name] = interpreter.operands(nodes[-1], drawn)
     return Job(protocol=protocol, setting=setting, nodes=tuple(nodes), inputs=inputs, operands=operands)

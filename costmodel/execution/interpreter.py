@@ -83,9 +83,9 @@ def _encoded(graph: OpGraph, tokens: Array) -> Array:
     return tokens.astype(np.float64) if op.encoding == "lookup" else np.eye(op.vocab)[tokens]
 
 
-# op type -> its weights' shapes by suffix; the suffixes and shapes are those of the deployed weights, and the tables
-# of positions are as long as the op needs
-SHAPES: dict[type, Callable[[Any], dict[str, tuple[int, ...]]]] = {
+# op type -> its weights' shapes by suffix to the node's name, a type without an entry has none; the suffixes and shapes
+# are those of the deployed weights, and the tables of positions are as long as the op needs
+WEIGHT_SHAPES: dict[type, Callable[[Any], dict[str, tuple[int, ...]]]] = {
     ops.TokenEmbedding: lambda op: {"weight": (op.vocab, op.features)},
     ops.PositionEmbedding: lambda op: {"weight": (op.past_len + op.rows, op.features)},
     ops.LayerNorm: lambda op: {"weight": (op.features,), "bias": (op.features,)} if op.affine else {},
@@ -140,9 +140,9 @@ INVERTED: frozenset[tuple[type, str]] = frozenset({(ops.Temperature, "weight"), 
 PUBLIC: frozenset[type] = frozenset({ops.Temperature, ops.ShapedAttention})
 
 
-def shapes(op: Op) -> dict[str, tuple[int, ...]]:
-    """The shapes of an op's weights by suffix."""
-    return SHAPES[type(op)](op) if type(op) in SHAPES else {}
+def weight_shapes(op: Op) -> dict[str, tuple[int, ...]]:
+    """The shapes of an op's weights by suffix; of a position or temperature table, up to the last row the op reads."""
+    return WEIGHT_SHAPES[type(op)](op) if type(op) in WEIGHT_SHAPES else {}
 
 
 def operands(node: Node, weights: Weights) -> dict[str, Array]:
@@ -151,7 +151,7 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
     Raises UserError for a weight that is missing or of another shape.
     """
     found = {}
-    for suffix, shape in shapes(node.op).items():
+    for suffix, shape in weight_shapes(node.op).items():
         name = f"{node.name}.{suffix}"
         if name not in weights:
             raise UserError(f"`weights` must hold {name!r} of shape {shape}, but it is missing.")

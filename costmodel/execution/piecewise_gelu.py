@@ -2,45 +2,14 @@
 
     gelu(x) = 0 below -5,  cubic(x) below -1.97,  x / 2 + even(x) below 3,  x above
 
-Thresholds and degrees are BumbleBee's (Lu et al. 2023, https://eprint.iacr.org/2023/1678); the coefficients are fitted
-here. GELU minus x / 2 is an even function, hence the even polynomial, of degree 6. The greatest error is 0.0104, at
-x = 2.72.
+GELU minus x / 2 is an even function, hence the even polynomial, of degree 6. The greatest error is 0.0104, at x = 2.72.
+
+Source: thresholds and degrees of Lu et al. 2023, BumbleBee, https://eprint.iacr.org/2023/1678. The coefficients are a
+least-squares fit to GELU on Chebyshev's points, which `tests/costmodel/execution/test_piecewise_gelu.py` repeats. They
+are multiples of 2^-18, the least number the engine holds at its default of 18 fraction bits: one that is off by half of
+it moves 3^6 times as much at x = 3, 0.0014.
 """
 
-from math import erf, sqrt
-from typing import Any
-
-import numpy as np
-
 THRESHOLDS = (-5.0, -1.97, 3.0)
-CUBIC_POWERS, EVEN_POWERS = (0, 1, 2, 3), (0, 2, 4, 6)
-# Coefficients are multiples of the least number the engine holds at its default of 18 fraction bits: one that is off by
-# half of it moves 3^6 times as much at x = 3, 0.0014.
-STEP = 2.0**-18
-NUM_POINTS = 1001
-
-
-def gelu(source: Any) -> Any:
-    """GELU itself, of an array, in double precision."""
-    return source * (np.vectorize(erf)(source / sqrt(2)) * 0.5 + 0.5)
-
-
-def fitted(low: float, high: float, powers: tuple[int, ...], linear: float) -> tuple[float, ...]:
-    """Coefficients whose polynomial, plus linear * x, is nearest to GELU in least squares on Chebyshev's points.
-
-    From the highest power down, each is rounded to a multiple of STEP before those below it are fitted again.
-    """
-    angles = np.pi * (np.arange(NUM_POINTS) + 0.5) / NUM_POINTS
-    points = (low + high) / 2 + (high - low) / 2 * np.cos(angles)  # denser at the ends, where errors grow
-    rest = gelu(points) - linear * points
-    found: list[float] = []
-    for count in range(len(powers), 0, -1):
-        columns = points[:, None] ** np.array(powers[:count])
-        highest = float(np.linalg.lstsq(columns, rest, rcond=None)[0][-1])
-        found.insert(0, round(highest / STEP) * STEP)
-        rest = rest - found[0] * points ** powers[count - 1]
-    return tuple(found)
-
-
-CUBIC = fitted(*THRESHOLDS[:2], CUBIC_POWERS, linear=0.0)
-EVEN = fitted(*THRESHOLDS[1:], EVEN_POWERS, linear=0.5)
+CUBIC = (-0.3805503845214844, -0.2882499694824219, -0.07190322875976562, -0.0059051513671875)  # of 1, x, x^2, x^3
+EVEN = (0.0102691650390625, 0.3566856384277344, -0.036548614501953125, 0.001708984375)  # of 1, x^2, x^4, x^6

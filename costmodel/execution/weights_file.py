@@ -24,7 +24,7 @@ def load_weights(path: Path, graph: OpGraph) -> dict[str, Array]:
     found = {}
     for node in graph:
         interpreter.operands(node, weights)
-        for suffix in interpreter.shapes(node.op):
+        for suffix in interpreter.weight_shapes(node.op):
             name = f"{node.name}.{suffix}"
             found[name] = weights[name]
             if bad := int(np.size(found[name]) - np.isfinite(found[name]).sum()):

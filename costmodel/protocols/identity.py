@@ -2,8 +2,8 @@
 
 import hashlib
 
-# Raised by hand with every change of a formula, a count or a lowering that changes a price: two prices are comparable
-# if their ids are equal. `tests/costmodel/test_golden_prices.py` fails until it is raised.
+# Raised by hand with every change of a formula, a count, a lowering or a committed testbed that changes a price: two
+# prices are comparable if their ids are equal. `tests/costmodel/test_golden_prices.py` fails until it is raised.
 COST_MODEL_VERSION = 1
 
 

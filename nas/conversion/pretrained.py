@@ -8,11 +8,12 @@ from safetensors.torch import load
 from torch import Tensor
 
 from costmodel.errors import UserError
+from costmodel.execution.interpreter import weight_shapes
 from nas.corpus.corpus import Corpus
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.sources import TOKENIZER_FILE
 from nas.corpus.tokenizer import END_OF_TEXT
-from nas.model.weights import WEIGHTS_FILE, weight_shapes
+from nas.model.weights import WEIGHTS_FILE
 from search_spaces.architecture import Architecture, load_architecture
 from search_spaces.lower import lower
 

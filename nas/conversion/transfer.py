@@ -12,8 +12,8 @@ from torch import Tensor
 
 from costmodel import ops
 from costmodel.errors import UserError
+from costmodel.execution.interpreter import weight_shapes
 from costmodel.ops import Node
-from nas.model.weights import weight_shapes
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 

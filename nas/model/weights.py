@@ -1,6 +1,7 @@
-"""The weights of a decoder by node of its op graph: which there are, their shapes, how many, and their values."""
+"""The weights of a decoder by node of its op graph: how many there are, and their values."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from itertools import chain
 
 import torch
@@ -9,44 +10,19 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from costmodel import ops
 from costmodel.errors import UserError
-from costmodel.ops import Op
+from costmodel.execution.interpreter import weight_shapes
 from nas.model.decoder import Decoder
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
-Shapes = dict[str, tuple[int, ...]]
 WEIGHTS_FILE = "weights.safetensors"
-
-
-def _linear(op: ops.Linear) -> Shapes:
-    weight: Shapes = {"weight": (op.out_features, op.in_features)}
-    return {**weight, "bias": (op.out_features,)} if op.bias else weight
-
-
-# Weights of each op type, by suffix to the node's name; an op that is not here has none.
-WEIGHT_SHAPES: dict[type, Callable[..., Shapes]] = {
-    ops.TokenEmbedding: lambda op: {"weight": (op.vocab, op.features)},
-    ops.PositionEmbedding: lambda op: {"weight": (op.rows, op.features)},
-    ops.LayerNorm: lambda op: {"weight": (op.features,), "bias": (op.features,)} if op.affine else {},
-    ops.Linear: _linear,
-    ops.Temperature: lambda op: {"weight": (op.heads, op.queries)},
-    ops.ShapedAttention: lambda op: {"identity": (op.heads,), "softmax": (op.heads,), "uniform": (op.heads,)},
-    ops.LeakyRelu: lambda op: {"slope": (1,)},
-    ops.ScaledAdd: lambda op: {"alpha": (), "beta": ()},
-    ops.VocabProjection: lambda op: {"weight": (op.vocab, op.features)},
-}
-
-
-def weight_shapes(op: Op) -> Shapes:
-    """The shapes of an op's weights; of a position or temperature table, the rows the op reads."""
-    return WEIGHT_SHAPES[type(op)](op) if type(op) in WEIGHT_SHAPES else {}
 
 
 def num_parameters(architecture: Architecture) -> int:
     """Trained numbers of an architecture over its whole context, a tied output table counted once."""
     graph = lower(architecture, architecture.context)
     nodes = [node for node in graph if not (architecture.tied_embeddings and isinstance(node.op, ops.VocabProjection))]
-    return sum(torch.Size(shape).numel() for node in nodes for shape in weight_shapes(node.op).values())
+    return sum(math.prod(shape) for node in nodes for shape in weight_shapes(node.op).values())
 
 
 def deployed_weights(model: Decoder) -> dict[str, Tensor]:

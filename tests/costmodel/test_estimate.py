@@ -1,10 +1,11 @@
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pytest
 
 from costmodel.cost import Price
 from costmodel.estimate import Pricer, estimate
 from costmodel.ops import Add, LayerNorm, Node, OpGraph
+from costmodel.report.estimates import document
 
 
 class Flat(Pricer):
@@ -48,17 +49,25 @@ def test_an_estimate_adds_up_by_layer_and_by_op():
     assert (found.protocol, found.network, found.latency_s_range) == ("flat", "lan", None)
 
 
-def test_a_price_has_no_other_fields_than_the_definitions_name():
-    assert {field.name for field in fields(Price)} == {
-        "latency_s",
-        "sent_bytes",
-        "rounds",
-        "messages",
-        "online_bytes",
-        "setup_bytes",
-        "compute_s",
-        "network_s",
-    }
+class Distinct(Flat):
+    """A power of ten of its own for every field of a price, so that no sum of one is a sum of another."""
+
+    def price(self, op):
+        return Price(**{field.name: 10**digit for digit, field in enumerate(fields(Price))})
+
+
+def test_every_field_of_a_price_is_summed_and_reported():
+    add = Add(rows=1, features=1)
+    layers = ("embed", 0, 0, 1, 1, 1)
+    nodes = tuple(node(str(index), layer, add, "tokens") for index, layer in enumerate(layers))
+    found = estimate(OpGraph(nodes=nodes), Distinct())
+    names = [field.name for field in fields(Price)]
+    for price, num_ops in [(found.total, 6), *zip((price for _, price in found.by_layer), (1, 2, 3), strict=True)]:
+        assert asdict(price) == {name: num_ops * 10**digit for digit, name in enumerate(names)}
+    shown = document(found, None, architecture="A", base=None, seq_len=1, deployed={})
+    for part in (shown["total"], *shown["by_layer"], *shown["by_op"]):
+        assert set(names) <= set(part)
+    assert {name: shown["total"][name] for name in names} == asdict(found.total)
 
 
 def test_a_pricer_is_abstract():

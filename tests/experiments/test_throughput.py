@@ -8,9 +8,9 @@ from rich.console import Console
 
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
+from costmodel.execution.interpreter import weight_shapes
 from experiments import throughput
 from experiments.__main__ import definitions
-from nas.model.weights import weight_shapes
 from search_spaces.lower import lower
 
 DATA = {key: value for key, value in load_mapping(definitions()["throughput"]).items() if key != "kind"}

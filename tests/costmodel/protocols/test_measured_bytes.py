@@ -2,7 +2,8 @@
 
 measured.yaml holds what the engine sent; to measure again, with the engine installed:
 
-    python tests/costmodel/test_measured_bytes.py > measured.yaml && mv measured.yaml tests/costmodel/
+    python tests/costmodel/protocols/test_measured_bytes.py > measured.yaml
+    mv measured.yaml tests/costmodel/protocols/
 """
 
 import random

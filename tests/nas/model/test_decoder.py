@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from costmodel import ops
+from costmodel.execution.interpreter import weight_shapes
 from nas.attention.causal import attention_reference
 from nas.model.decoder import Decoder, build
-from nas.model.weights import deployed_weights, num_parameters, weight_shapes
+from nas.model.weights import deployed_weights, num_parameters
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.lower import lower

@@ -39,7 +39,7 @@ def test_tracing_our_model_gives_what_lower_states(base, name):
 
 def test_a_prompt_beyond_the_context_is_refused():
     model = Decoder(parse("SM", GPT2).architecture)
-    with pytest.raises(ValueError, match="raised ValueError: a sequence must not be longer than the model's context"):
+    with pytest.raises(ValueError, match="raised UserError: a sequence must not be longer than the model's context"):
         trace(model, GPT2.context + 1)
 
 

@@ -1,0 +1,253 @@
+"""Prices of every kind of op under every protocol, as they were when the version of the cost model was last raised.
+
+Guards what a price is made of, and what no other test holds to a number: formulas, counts, programs and work tables,
+the lowering, the committed testbeds' seconds, and the link. Two prices are comparable where the version and the
+testbed are the same, so whatever moves one must raise the version. To accept changed prices, raise
+`COST_MODEL_VERSION` in costmodel/protocols/identity.py, then
+
+    python tests/costmodel/test_golden_prices.py
+
+which writes golden_prices.yaml anew and refuses to while the version in it is the present one.
+Counts are exact; seconds, and the bytes of `published`, are so to a relative 1e-12.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, field, fields, replace
+from math import isclose
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from costmodel import ops
+from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.cost import Price, total_price
+from costmodel.errors import UserError
+from costmodel.estimate import estimate
+from costmodel.ops import Node, Op, OpGraph
+from costmodel.protocols import load_pricer, published
+from costmodel.protocols.compute_testbed import kind
+from costmodel.protocols.derived import COMM, Derived
+from costmodel.protocols.identity import COST_MODEL_VERSION
+from costmodel.protocols.primitives import EngineSetting
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import Deployment, lower
+from search_spaces.notation import parse
+
+PATH = Path(__file__).with_name("golden_prices.yaml")
+REMEDY = (
+    "If the change is meant, raise COST_MODEL_VERSION in costmodel/protocols/identity.py and rewrite the golden file "
+    "with `python tests/costmodel/test_golden_prices.py`."
+)
+RELATIVE_TOLERANCE = 1e-12
+COLUMNS = ("num_ops", *(each.name for each in fields(Price)))
+SMALL = Dimensions(layers=12, heads=2, d_model=16, vocab=50, context=32)
+LARGE = Dimensions(layers=12, heads=12, d_model=768, vocab=50_000, context=1024)  # GPT-2 small
+SIZES = {"small": (SMALL, 9), "large": (LARGE, 128)}
+
+Prices: TypeAlias = dict[str, dict[str, Any]]  # case -> kind of op, or `total` -> one value per column
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A model that notation can name, and how it is deployed; its dimensions are of `SIZES`."""
+
+    notation: str
+    base: str = "gpt2-small"
+    forms: Dimensions = field(default_factory=Dimensions)
+    folded: bool = False
+    deployment: Deployment = field(default_factory=Deployment)
+
+
+CASES = {
+    "baseline": Case(notation="SM+LN+G"),
+    "every layer": Case(
+        notation="1xLSLGo-1xLTLGs-2xoSoRo-2xoToKs-2xoSoIs-2xoToFs-2xLSooo",
+        forms=Dimensions(gelu="exact"),
+        deployment=Deployment(projection="last"),
+    ),
+    "forms": Case(
+        notation="SM(t)+LN+G_i6",
+        forms=Dimensions(softmax="2quad", gelu="piecewise"),
+        deployment=Deployment(embedding="lookup"),
+    ),
+    "rotary decode": Case(
+        notation="6xLSoGo-6xoToRs",
+        base="pythia-70m",
+        deployment=Deployment(phase="decode"),
+    ),
+    "simplified": Case(notation="HH(SM(t)+ScFuFFN)", folded=True),
+    "simplified decode": Case(
+        notation="HH(SM+LR)", forms=Dimensions(softmax="relu"), deployment=Deployment(phase="decode")
+    ),
+}
+SETTINGS = {
+    "published": ("published", None),
+    **{f"{protocol} {weights}": (protocol, weights) for protocol in COMM for weights in ("secret", "server")},
+}
+
+
+def graph_of(case: Case, size: str) -> OpGraph:
+    dimensions, seq_len = SIZES[size]
+    shape = replace(dimensions, gelu=case.forms.gelu, softmax=case.forms.softmax)
+    architecture = parse(case.notation, base_architecture(case.base, shape)).architecture
+    return lower(replace(architecture, folded=case.folded), seq_len, case.deployment)
+
+
+def of_ops(*some: Op) -> OpGraph:
+    return OpGraph(nodes=tuple(Node(name=str(at), layer=0, op=op, inputs=("tokens",)) for at, op in enumerate(some)))
+
+
+def traced_graphs(size: str, rows: int, features: int) -> dict[str, OpGraph]:
+    """What only traced models have, op after op."""
+    heads = {"heads": 4, "key_heads": 2}
+    grouped_heads = of_ops(
+        ops.Linear(rows=rows, in_features=features, out_features=features, bias=False),
+        ops.PackHeads(rows=rows, query_features=features, key_features=features // 2),
+        ops.Rotary(rows=rows, rotary_dim=features // 4, **heads),
+        ops.RepeatHeads(rows=rows, head_dim=features // 4, **heads),
+    )
+    gated = of_ops(
+        ops.RmsNorm(rows=rows, features=features),
+        ops.Silu(rows=rows, features=features),
+        ops.Multiply(rows=rows, features=features),
+    )
+    return {f"grouped heads, {size}": grouped_heads, f"gated, {size}": gated}
+
+
+GRAPHS = {f"{name}, {size}": graph_of(case, size) for name, case in CASES.items() for size in SIZES}
+GRAPHS |= traced_graphs("small", 9, 16) | traced_graphs("large", 128, 768)
+
+
+def prices_of(setting: str) -> Prices:
+    """The prices of every case; none for a case with an op that the protocol does not price."""
+    protocol, weights = SETTINGS[setting]
+    pricer = load_pricer(protocol, setting=None if weights is None else EngineSetting(weights=weights))
+    found: Prices = {}
+    for name, graph in GRAPHS.items():
+        try:
+            found[name] = _by_kind(graph, [price for _, price in estimate(graph, pricer).by_op], weights or "secret")
+        except UserError:
+            found[name] = {}
+    return found
+
+
+def _by_kind(graph: OpGraph, prices: Iterable[Price], weights: str) -> dict[str, Any]:
+    groups: dict[str, list[Price]] = {}
+    for node, price in zip(graph, prices, strict=True):
+        for group in ("total", kind(node.op, weights)):
+            groups.setdefault(group, []).append(price)
+    return {group: [len(parts), *astuple(total_price(parts))] for group, parts in groups.items()}
+
+
+def differences(golden: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """What differs, case by case, kind by kind and column by column; empty where all is equal."""
+    told = []
+    for name in dict.fromkeys((*golden, *found)):
+        before, after = golden.get(name, {}), found.get(name, {})
+        for group in dict.fromkeys((*before, *after)):
+            if (old := before.get(group)) == (new := after.get(group)):
+                continue
+            if isinstance(old, list) and isinstance(new, list):
+                pairs = zip(COLUMNS, old, new, strict=True)
+                told += [f"{name}, {group}: {column} was {a}, is {b}" for column, a, b in pairs if not _same(a, b)]
+            else:
+                told.append(f"{name}, {group}: was {old}, is {new}")
+    return told
+
+
+def _same(golden: float | None, found: float | None) -> bool:
+    if isinstance(golden, float) and isinstance(found, float):
+        return isclose(golden, found, rel_tol=RELATIVE_TOLERANCE, abs_tol=0.0)
+    return golden == found
+
+
+def rewritten(golden: Mapping[str, Any], found: Mapping[str, Prices], version: int) -> dict[str, Any]:
+    """The content of the file with the prices found; golden: its content before, empty at first.
+
+    Raises UserError for prices that differ from those of the same version, or of a later one.
+    """
+    told = [
+        text for setting in found for text in differences(golden.get("prices", {}).get(setting, {}), found[setting])
+    ]
+    if told and version <= golden.get("cost_model_version", 0):
+        raise UserError(
+            f"{len(told)} prices differ from those of version {golden['cost_model_version']}, as {told[0]}; raise "
+            f"COST_MODEL_VERSION in costmodel/protocols/identity.py, which is {version}, then rewrite the golden file."
+        )
+    return {"cost_model_version": version, "columns": list(COLUMNS), "prices": dict(found)}
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    return load_mapping(PATH)
+
+
+def test_the_golden_prices_are_of_this_version(golden: dict[str, Any]) -> None:
+    found = (golden["cost_model_version"], golden["columns"], list(golden["prices"]))
+    assert found == (COST_MODEL_VERSION, list(COLUMNS), list(SETTINGS)), REMEDY
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_prices_are_those_of_this_version(setting: str, golden: dict[str, Any]) -> None:
+    told = differences(golden["prices"].get(setting, {}), prices_of(setting))
+    if told:
+        pytest.fail(f"{len(told)} prices of {setting} changed:\n  " + "\n  ".join(told[:8]) + f"\n{REMEDY}")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_kind_of_op_that_has_a_price_is_in_a_case(setting: str, golden: dict[str, Any]) -> None:
+    found = {name for case in golden["prices"][setting].values() for name in case} - {"total"}
+    protocol, weights = SETTINGS[setting]
+    pricer = load_pricer(protocol)
+    if isinstance(pricer, Derived):
+        others = ".server" if weights == "secret" else ".secret"
+        assert found == {name for name in pricer.testbed.kinds if not name.endswith(others)}
+    else:
+        assert {name.partition(".")[0] for name in found} == {each.__name__ for each in published.COUNTS}
+
+
+def row(num_ops: int, latency_s: float) -> list[float | None]:
+    return [num_ops, latency_s, *[None] * (len(COLUMNS) - 2)]
+
+
+def test_a_changed_price_is_told_and_not_written_over() -> None:
+    before: Prices = {"case": {"total": row(1, 2.0), "Relu": row(1, 2.0)}}
+    after: Prices = {"case": {"total": row(1, 2.0), "Relu": row(2, 2.5)}}
+    assert differences(before, before) == differences({}, {}) == []
+    assert differences(before, after) == [
+        "case, Relu: num_ops was 1, is 2",
+        "case, Relu: latency_s was 2.0, is 2.5",
+    ]
+    file = {"cost_model_version": 3, "prices": {"semi2k": before}}
+    with pytest.raises(UserError, match="2 prices differ from those of version 3, .* raise COST_MODEL_VERSION"):
+        rewritten(file, {"semi2k": after}, version=3)
+    assert rewritten(file, {"semi2k": after}, version=4)["prices"] == {"semi2k": after}
+    assert rewritten(file, {"semi2k": before}, version=3)["prices"] == {"semi2k": before}
+
+
+def test_counts_are_exact_and_seconds_nearly_so() -> None:
+    golden: Prices = {"case": {"total": row(1, 2.0)}}
+    assert differences(golden, {"case": {"total": row(1, 2.0 * (1 + 1e-13))}}) == []
+    assert len(differences(golden, {"case": {"total": row(1, 2.0 * (1 + 1e-11))}})) == 1
+    assert len(differences({"case": {"total": row(2**53, 2.0)}}, {"case": {"total": row(2**53 + 1, 2.0)}})) == 1
+
+
+def test_a_price_that_came_or_went_is_told() -> None:
+    one, both = {"total": row(1, 2.0)}, {"total": row(1, 2.0), "Relu": row(1, 2.0)}
+    assert differences({"case": both}, {"case": one}) == [f"case, Relu: was {row(1, 2.0)}, is None"]
+    assert differences({"case": {}}, {"case": one}) == [f"case, total: was None, is {row(1, 2.0)}"]
+
+
+def main() -> None:
+    before = load_mapping(PATH) if PATH.exists() else {}
+    try:
+        content = rewritten(before, {setting: prices_of(setting) for setting in SETTINGS}, COST_MODEL_VERSION)
+    except UserError as error:
+        sys.exit(str(error))
+    PATH.write_text(dump(content), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

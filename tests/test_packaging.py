@@ -1,0 +1,152 @@
+"""What surrounds the code: programs, metadata, workflow, and documentation that names only what is there."""
+
+import pkgutil
+import re
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SCRIPTS = PROJECT["scripts"]
+PACKAGES = ("costmodel", "search_spaces", "nas", "experiments")
+COMMANDS = (
+    "costmodel",
+    "search_spaces",
+    "experiments",
+    *(f"nas.{name}" for name in ["search", "status", "plot", "export", "train"]),
+)
+DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+
+_CODE = re.compile(r"`([^`\n]+)`")
+_FENCED = re.compile(r"^```.*?^```$", flags=re.DOTALL | re.MULTILINE)
+_PATH = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
+_MODULE = re.compile(rf"\b(?<![/.])(?:{'|'.join(PACKAGES)})(?:\.[a-z_]\w*)+\b(?![/(])")
+_NAME_IN_FILE = re.compile(r"`([A-Za-z_]\w*)`\s+in\s+`([\w/]+\.py)`")
+_MAP_LINE = re.compile(r"^\| `([^`]+)/` \|", flags=re.MULTILINE)
+
+
+def entry_point(name: str):
+    return EntryPoint(name=name, value=SCRIPTS[name], group="console_scripts").load()
+
+
+def exit_code(name: str, *args: str) -> object:
+    """What the program that pip makes of an entry point exits with."""
+    try:
+        return entry_point(name)(list(args))
+    except SystemExit as end:
+        return end.code
+
+
+def missing_paths(text: str) -> list[str]:
+    """The paths in backticks, in or below a folder of ours or a .py file anywhere, that are not there."""
+    ours = {path.name for path in ROOT.iterdir()}
+    found = [code for code in _CODE.findall(_FENCED.sub("", text)) for code in code.split() if _PATH.fullmatch(code)]
+    paths = [path for path in found if path.endswith(".py") or ("/" in path and path.split("/")[0] in ours)]
+    return [path for path in paths if not any(ROOT.glob(path.rstrip("/")))]
+
+
+def missing_modules(text: str) -> list[str]:
+    """The dotted names below our packages, in code, that cannot be imported."""
+    code = " ".join([*_FENCED.findall(text), *_CODE.findall(_FENCED.sub("", text))])
+    return [name for name in dict.fromkeys(_MODULE.findall(code)) if not _resolves(name)]
+
+
+def _resolves(name: str) -> bool:
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def missing_names(text: str) -> list[str]:
+    """What is said to be in a file and is not a word of it."""
+    found = [(name, path) for name, path in _NAME_IN_FILE.findall(text) if (ROOT / path).exists()]
+    return [f"{name} in {path}" for name, path in found if not re.search(rf"\b{name}\b", (ROOT / path).read_text())]
+
+
+def source_folders() -> set[str]:
+    """The packages, and the folders of code or data right below them."""
+    folders = [folder for name in PACKAGES for folder in (ROOT / name, *(ROOT / name).iterdir()) if folder.is_dir()]
+    return {
+        folder.relative_to(ROOT).as_posix()
+        for folder in folders
+        if folder.name != "__pycache__" and any(path.is_file() for path in folder.iterdir())
+    }
+
+
+def test_every_command_has_a_program():
+    modules = {value.partition(":")[0].removesuffix(".__main__") for value in SCRIPTS.values()}
+    assert modules == set(COMMANDS)
+    for name, value in SCRIPTS.items():
+        module = value.partition(":")[0].removesuffix(".__main__")
+        assert name == "pi-nas-" + module.removeprefix("nas.").replace("_", "-")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_programs_exit_as_their_commands_do(name, capsys):
+    assert exit_code(name, "--help") == 0
+    assert "usage: python -m" in capsys.readouterr().out
+    assert exit_code(name, "--no-such-flag") == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_program_returns_the_code_of_its_command(capsys):
+    assert exit_code("pi-nas-search-spaces", "count", "tiny") == 0
+    assert capsys.readouterr().out.startswith("tiny: ")
+    assert exit_code("pi-nas-search-spaces", "count", "tiny", "--budget-latency", "1ms") == 3
+
+
+def test_the_citation_is_of_this_package():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["message"]
+    assert all(author["name"] for author in citation["authors"])
+    assert citation["title"].startswith(PROJECT["name"])
+    assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
+
+
+def test_the_workflow_tests_on_a_python_that_the_package_takes():
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())["jobs"].values()
+    assert "make test" in [step.get("run") for step in job["steps"]]
+    (version,) = (step["with"]["python-version"] for step in job["steps"] if "python-version" in step.get("with", {}))
+    assert f"Programming Language :: Python :: {version}" in PROJECT["classifiers"]
+    assert PROJECT["requires-python"] == f">={version}"
+
+
+def test_hooks_run_the_tools_of_make_check():
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    hooks = [hook["entry"].removeprefix(".venv/bin/") for hook in repository["hooks"]]
+    recipe = (ROOT / "Makefile").read_text().split("\ncheck:")[1].split("\n\n")[0]
+    assert re.findall(r"\$\(BIN\)/(.+)", recipe) == [
+        {"ruff format": "ruff format --check .", "ruff check": "ruff check ."}.get(hook, hook) for hook in hooks
+    ]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_documentation_names_only_what_is_there(document):
+    text = (ROOT / document).read_text()
+    assert missing_paths(text) == []
+    assert missing_modules(text) == []
+    assert missing_names(text) == []
+
+
+def test_the_map_has_every_folder():
+    listed = _MAP_LINE.findall((ROOT / "CONTRIBUTING.md").read_text())
+    assert sorted(listed) == sorted([*source_folders(), "tests"])
+
+
+def test_the_guards_can_fail():
+    text = (
+        "`nas/weights.py`, `nas/model/`, `lower.py`, `search_spaces/*.yaml`, `search_spaces/spaces/*.yaml`, "
+        "`runs/my-model`, `python tests/nowhere.py`, `nas.status`, `nas.weights`\n"
+        "```\npython -m nas.population\n```\n"
+        "`OP_TYPES` in `costmodel/ops.py`, `OP_TYPE` in `costmodel/ops.py`"
+    )
+    assert missing_paths(text) == ["nas/weights.py", "lower.py", "search_spaces/*.yaml", "tests/nowhere.py"]
+    assert missing_modules(text) == ["nas.population", "nas.weights"]
+    assert missing_names(text) == ["OP_TYPE in costmodel/ops.py"]
