@@ -21,12 +21,13 @@ class Price:
 
     latency_s: seconds from prompt to token; compute_s and network_s are its parts where they can be told apart.
     sent_bytes: online_bytes and setup_bytes are its parts where they can be told apart.
+    rounds, messages: whole numbers, but for a mean over several new tokens.
     """
 
     latency_s: float
     sent_bytes: float
-    rounds: int | None = None
-    messages: int | None = None
+    rounds: float | None = None
+    messages: float | None = None
     online_bytes: float | None = None
     setup_bytes: float | None = None
     compute_s: float | None = None
@@ -46,6 +47,15 @@ def total_price(prices: Iterable[Price]) -> Price:
         column = [getattr(part, name) for part in parts]
         sums[name] = None if None in column else sum(column)
     return Price(**sums)
+
+
+def shared_price(price: Price, num_shares: int) -> Price:
+    """One of equal shares of a price."""
+    if num_shares == 1:
+        return price
+    values: dict[str, Any] = {field.name: getattr(price, field.name) for field in fields(Price)}
+    shares: dict[str, Any] = {name: None if value is None else value / num_shares for name, value in values.items()}
+    return Price(**shares)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

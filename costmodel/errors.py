@@ -5,6 +5,10 @@ class UserError(ValueError):
     """Bad input: subject, rule, value and remedy in one line. Nothing was written; exit code 2."""
 
 
+class UnpricedOpError(UserError):
+    """An op, or a form of one, that a protocol has no formula for."""
+
+
 class InfeasibleError(UserError):
     """No member of a space fits the budget; the line names the cheapest. Exit code 3."""
 

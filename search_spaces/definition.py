@@ -11,7 +11,7 @@ from search_spaces.architecture import Attention, Ffn, Layer, Norm, Stabiliser
 from search_spaces.bases import Dimensions
 from search_spaces.graph import ConstraintName
 
-SHIPPED = ("gpt2-small", "ladder", "tiny")
+SHIPPED = ("gpt2-small", "gpt2-papers", "gpt2-forms", "ladder", "tiny")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,15 +83,19 @@ def load_definition(name_or_path: str) -> Definition:
 
 
 def alphabet(choices: Choices) -> list[Layer]:
-    """Every distinct layer; a removed FFN takes its norm and its stabiliser with it."""
-    layers = []
-    for norm1, attention, norm2, ffn, stabiliser in product(
-        choices.norm1, choices.attention, choices.norm2, choices.ffn, choices.stabiliser
-    ):
-        if ffn == "none":
-            layers.append(Layer(norm1=norm1, attention=attention, ffn="none"))
-        else:
-            layers.append(Layer(norm1=norm1, attention=attention, norm2=norm2, ffn=ffn, stabiliser=stabiliser))
+    """Every distinct layer; what is removed takes its norm and its stabiliser with it."""
+    layers = [
+        Layer(
+            norm1="none" if attention == "none" else norm1,
+            attention=attention,
+            norm2="none" if ffn == "none" else norm2,
+            ffn=ffn,
+            stabiliser="none" if ffn == "none" else stabiliser,
+        )
+        for norm1, attention, norm2, ffn, stabiliser in product(
+            choices.norm1, choices.attention, choices.norm2, choices.ffn, choices.stabiliser
+        )
+    ]
     return list(dict.fromkeys(layers))
 
 

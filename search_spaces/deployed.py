@@ -29,7 +29,6 @@ from search_spaces.architecture import (
 )
 
 LINEAR_FFNS = ("identity", "fused")
-CENTRED_NORMS = ("layernorm", "frozen-layernorm")  # norms with a bias
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,16 +48,13 @@ class Region:
 
 
 def deployed(architecture: Architecture) -> Architecture:
-    """The folded architecture, in its one form: no empty layer, tables untied, forms named by the architecture's.
+    """The folded architecture, in its one form: no empty layer, tables untied, biases everywhere.
 
     Equal results are the same model to run, whatever was trained; a folded architecture is its own deployed form.
     """
     if architecture.folded:
         return architecture
     layers, around = architecture.layers, regions(architecture)
-    norms = [norm for layer in layers for norm in (layer.norm1, layer.norm2)]
-    if architecture.final_norm not in LIVE_NORMS:
-        norms.append(architecture.final_norm)
     return replace(
         architecture,
         layers=joined_layers(
@@ -66,7 +62,7 @@ def deployed(architecture: Architecture) -> Architecture:
             [deployed_layer(architecture, layer, region) for layer, region in zip(layers, around, strict=True)],
         ),
         final_norm=architecture.final_norm if architecture.final_norm in LIVE_NORMS else "none",
-        bias=architecture.bias or any(norm in CENTRED_NORMS for norm in norms),
+        bias=True,
         tied_embeddings=False,
         folded=True,
     )
@@ -79,13 +75,15 @@ def deployed_id(architecture: Architecture) -> str:
 
 def regions(architecture: Architecture) -> list[Region]:
     """Where the FFN of every layer stands."""
-    live = [
-        is_live(replace(layer, norm1="none") if architecture.block == "sas" and index == 0 else layer)
-        for index, layer in enumerate(architecture.layers)
-    ]  # the norm of layer 0 of block `sas` makes the stream, so it does not read it
+    live = [reads_live_norm(architecture.block, index, layer) for index, layer in enumerate(architecture.layers)]
     last = max((index for index, its in enumerate(live) if its), default=-1)
     open_end = architecture.final_norm not in LIVE_NORMS and architecture.block != "sas"
     return [Region(ahead=not any(live[: index + 1]), behind=open_end and index >= last) for index in range(len(live))]
+
+
+def reads_live_norm(block: Block, depth: int, layer: Layer) -> bool:
+    """Whether a norm that stays live reads the stream in a layer; that of layer 0 of block `sas` makes the stream."""
+    return is_live(replace(layer, norm1="none") if block == "sas" and depth == 0 else layer)
 
 
 def absorbs(block: Block, layer: Layer, region: Region) -> bool:

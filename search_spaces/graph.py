@@ -15,10 +15,11 @@ from typing import Literal, TypeAlias
 import networkx as nx
 
 from costmodel.errors import UserError
-from search_spaces.architecture import Layer, Norm, default_final_norm
+from search_spaces.architecture import NORM_RANK, Block, Layer, Norm, default_final_norm
+from search_spaces.deployed import reads_live_norm
 
 State: TypeAlias = tuple[int, ...]
-Transition: TypeAlias = Callable[[State, Layer], State | None]
+Transition: TypeAlias = Callable[[int, State, Layer], State | None]
 ConstraintName = Literal["ffn-removed-only-in-deepest-suffix"]
 
 SINK: Literal["sink"] = "sink"
@@ -26,7 +27,11 @@ SINK: Literal["sink"] = "sink"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boundary:
-    """The point before layer `depth` (or after the last); the first item of `state` is 1 once a norm was used."""
+    """The point before layer `depth` (or after the last).
+
+    state: rank of the highest norm so far, which the final norm will be; 1 once a norm that stays live has read the
+        stream; then what the constraints keep in mind.
+    """
 
     depth: int
     state: State
@@ -65,21 +70,23 @@ CONSTRAINTS: dict[ConstraintName, Callable[[int, Layer], int | None]] = {
 }
 
 
-def free_graph(num_layers: int, alphabet: Sequence[Layer], constraints: Sequence[ConstraintName]) -> nx.DiGraph:
+def free_graph(
+    num_layers: int, block: Block, alphabet: Sequence[Layer], constraints: Sequence[ConstraintName]
+) -> nx.DiGraph:
     """Any layer of the alphabet at any depth, as far as the constraints allow.
 
     Raises UserError if no placement is left.
     """
 
-    def step(state: State, layer: Layer) -> State | None:
-        after = [CONSTRAINTS[name](seen, layer) for name, seen in zip(constraints, state[1:], strict=True)]
+    def step(depth: int, state: State, layer: Layer) -> State | None:
+        after = [CONSTRAINTS[name](seen, layer) for name, seen in zip(constraints, state[2:], strict=True)]
         allowed = tuple(seen for seen in after if seen is not None)
-        return (_norm_used(state, layer), *allowed) if len(allowed) == len(after) else None
+        return (*_norms(block, depth, state, layer), *allowed) if len(allowed) == len(after) else None
 
-    return _layered_graph(num_layers, alphabet, (0,) * (1 + len(constraints)), step)
+    return _layered_graph(num_layers, alphabet, (0,) * (2 + len(constraints)), step)
 
 
-def listed_graph(members: Iterable[tuple[Layer, ...]]) -> nx.DiGraph:
+def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]]) -> nx.DiGraph:
     """Exactly the given placements, all of one length; a placement given twice is one path.
 
     The state is the set of endings still possible (as a number), so that placements share their common ends.
@@ -91,17 +98,17 @@ def listed_graph(members: Iterable[tuple[Layer, ...]]) -> nx.DiGraph:
     endings = [frozenset(words)]
     numbers = {endings[0]: 0}
 
-    def step(state: State, layer: Layer) -> State | None:
-        rest = frozenset(word[1:] for word in endings[state[1]] if word[0] == layer)
+    def step(depth: int, state: State, layer: Layer) -> State | None:
+        rest = frozenset(word[1:] for word in endings[state[2]] if word[0] == layer)
         if not rest:
             return None
         if rest not in numbers:
             numbers[rest] = len(endings)
             endings.append(rest)
-        return (_norm_used(state, layer), numbers[rest])
+        return (*_norms(block, depth, state, layer), numbers[rest])
 
     alphabet = list(dict.fromkeys(layer for word in words for layer in word))
-    return _layered_graph(len(words[0]), alphabet, (0, 0), step)
+    return _layered_graph(len(words[0]), alphabet, (0, 0, 0), step)
 
 
 def source(graph: nx.DiGraph) -> Boundary:
@@ -137,8 +144,9 @@ def completions(graph: nx.DiGraph) -> dict[Vertex, int]:
     return counts
 
 
-def _norm_used(state: State, layer: Layer) -> int:
-    return int(state[0] or default_final_norm((layer,)) != "none")
+def _norms(block: Block, depth: int, state: State, layer: Layer) -> tuple[int, int]:
+    rank = max(state[0], NORM_RANK[default_final_norm((layer,))])
+    return rank, int(state[1] or reads_live_norm(block, depth, layer))
 
 
 def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, step: Transition) -> nx.DiGraph:
@@ -150,13 +158,14 @@ def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, s
             (boundary, Choice(depth=depth, layer=layer, state=boundary.state), state)
             for boundary in level
             for layer in alphabet
-            if (state := step(boundary.state, layer)) is not None
+            if (state := step(depth, boundary.state, layer)) is not None
         ]
         level = list(dict.fromkeys(Boundary(depth=depth + 1, state=state) for _, _, state in edges))
         graph.add_edges_from((boundary, choice) for boundary, choice, _ in edges)
         graph.add_edges_from((choice, Boundary(depth=depth + 1, state=state)) for _, choice, state in edges)
+    norms = {rank: norm for norm, rank in NORM_RANK.items()}
     for boundary in level:
-        graph.add_edge(boundary, Head(final_norm="layernorm" if boundary.state[0] else "none"))
+        graph.add_edge(boundary, Head(final_norm=norms[boundary.state[0]]))
     graph.add_edges_from([(vertex, SINK) for vertex in list(graph) if isinstance(vertex, Head)])
     if SINK not in graph:
         raise UserError("the choices and constraints leave no architecture in the space; allow more of them.")

@@ -51,9 +51,9 @@ def build_space(definition: Definition) -> SearchSpace:
     """The space of a definition. Raises UserError for an unknown base or member, or if nothing is left in it."""
     base = base_architecture(definition.base, definition.dimensions)
     if definition.choices is not None:
-        graph = free_graph(base.num_layers, alphabet(definition.choices), definition.constraints)
+        graph = free_graph(base.num_layers, base.block, alphabet(definition.choices), definition.constraints)
     else:
-        graph = listed_graph(_listed_layers(name, base) for name in definition.members or ())
+        graph = listed_graph(base.block, [_listed_layers(name, base) for name in definition.members or ()])
     return SearchSpace(definition=definition, base=base, graph=graph, completions=completions(graph))
 
 
@@ -138,4 +138,6 @@ def _listed_layers(name: str, base: Architecture) -> tuple[Layer, ...]:
         raise UserError(f"member {name!r} must be without EReg(...); say so in `entropy_regularisation` instead.")
     if named.architecture.block != base.block:
         raise UserError(f"member {name!r} must keep the {base.block!r} block of its base, so without HH(...).")
+    if named.architecture.final_norm != default_final_norm(named.architecture.layers):
+        raise UserError(f"member {name!r} must have the final norm that its layers imply; leave the last letter out.")
     return named.architecture.layers

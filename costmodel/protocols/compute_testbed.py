@@ -17,7 +17,7 @@ from typing import Any
 from costmodel import ops
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
-from costmodel.errors import UserError
+from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
 from costmodel.protocols import cheetah
 
@@ -126,7 +126,7 @@ class ComputeTestbed:
 def work(op: Op, protocol: str) -> dict[str, int]:
     """What an op does, by unit. Raises UserError for an op type without an entry in `WORK`."""
     if type(op) not in WORK:
-        raise UserError(f"no work is stated for {type(op).__name__}; add one to WORK.")
+        raise UnpricedOpError(f"no work is stated for {type(op).__name__}; add one to WORK.")
     units = WORK[type(op)](op)
     if protocol != "cheetah" or "products" not in units:
         return units
@@ -146,7 +146,7 @@ def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
         units = work(op, testbed.protocol)
         return measured.fixed_s + sum(measured.per_unit_s[unit] * count for unit, count in units.items())
     except KeyError as error:
-        raise UserError(
+        raise UnpricedOpError(
             f"{kind(op, weights)} of the testbed has seconds per {', '.join(measured.per_unit_s)}, but none per "
             f"{error.args[0]}; {_remedy(testbed)}"
         ) from None

@@ -12,7 +12,7 @@ from math import ceil, sqrt
 from typing import Any
 
 from costmodel import ops
-from costmodel.errors import UserError
+from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
 from costmodel.protocols import fixed_point
 from costmodel.protocols.primitives import Call, Calls, EngineSetting, on
@@ -31,7 +31,7 @@ def calls_of(op: Op, setting: EngineSetting, *, share_bytes: int) -> Calls:
     Raises UserError for an op that has no program, or is too large for one.
     """
     if type(op) not in PROGRAMS:
-        raise UserError(f"no program states the calls of {type(op).__name__}; add one to PROGRAMS.")
+        raise UnpricedOpError(f"no program states the calls of {type(op).__name__}; add one to PROGRAMS.")
     return PROGRAMS[type(op)](op, setting, share_bytes)
 
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from costmodel import ops
 from costmodel.cost import Price
-from costmodel.errors import UserError
+from costmodel.errors import UnpricedOpError, UserError
 from costmodel.estimate import Pricer
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols.identity import cost_model_id
@@ -96,14 +96,14 @@ BYTES_STEP = 2.0**-8
 def counts(op: Op) -> dict[str, int]:
     """The terms of one op. Raises UserError for an op the protocol has no formula for, or a form without data."""
     if type(op) not in COUNTS:
-        raise UserError(
+        raise UnpricedOpError(
             f"protocol published has no formula for {type(op).__name__}, which no printed row has; "
             "choose protocol semi2k, aby3 or cheetah."
         )
     if type(op) in MEASURED_FORMS:
         name, measured = MEASURED_FORMS[type(op)]
         if (form := getattr(op, name)) not in measured:
-            raise UserError(
+            raise UnpricedOpError(
                 f"protocol published prices {type(op).__name__} with `{name}` {' or '.join(measured)} only, "
                 f"but got {form!r}; choose protocol semi2k, aby3 or cheetah."
             )

@@ -65,7 +65,7 @@ class Record:
     protocol: str
     network: str | None
     cost_model_id: str
-    rounds: int | None
+    rounds: float | None
     sent_bytes: float
     latency_s: float
     latency_s_range: tuple[float, float] | None

@@ -10,73 +10,126 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from costmodel.cost import Price, total_price
+from costmodel.cost import Price, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.ops import LayerId, Op
-from search_spaces.architecture import Architecture, Layer
+from search_spaces.architecture import LIVE_NORMS, Architecture, Layer, Norm
 from search_spaces.budget.cost_counts import Cost
-from search_spaces.graph import SINK, Choice, Head, Vertex, source
-from search_spaces.lower import lower
+from search_spaces.deployed import Region, deployed, deployed_layer
+from search_spaces.graph import SINK, Choice, Head, Vertex, after, source
 from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, contains, member_at, member_of, num_members, path_of
+from search_spaces.workload import Workload
 
 Measure = Literal["latency_s", "sent_bytes"]
 PriceOp: TypeAlias = Callable[[Op], Price]
 
+Accounting = Literal["deployed", "written"]
+
 UNITS_PER_S = 2.0**38
 UNITS_PER_BYTE = 2.0**4
+EMPTY_LAYER = Layer(attention="none", ffn="none")
+FREE = Price(
+    latency_s=0.0, sent_bytes=0.0, rounds=0, messages=0, online_bytes=0, setup_bytes=0, compute_s=0, network_s=0
+)
 RELATIVE_TOLERANCE = 1e-9  # of a path's price against the op graph's: what summing in another order may change
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PricedSpace:
-    """A space under a protocol and testbed, for prompts of `seq_len` tokens; made by `price_space`.
+    """A space under a protocol and testbed, for a workload; made by `price_space`.
 
+    accounting: whether prices are of what a member deploys to, or of the member as written.
     prices, costs: of the source, of every choice and of every head; costs in the units above.
     num_ops: at least as many as any member has.
     """
 
     space: SearchSpace
     pricer: Pricer
-    seq_len: int
+    workload: Workload
+    accounting: Accounting
     prices: dict[Vertex, Price] = field(repr=False)
     costs: dict[Vertex, Cost] = field(repr=False)
     num_ops: int
 
+    @property
+    def seq_len(self) -> int:
+        """Tokens of the prompt."""
+        return self.workload.prompt_len
 
-def price_space(space: SearchSpace, pricer: Pricer, seq_len: int) -> PricedSpace:
+
+def price_space(
+    space: SearchSpace, pricer: Pricer, workload: Workload | int, accounting: Accounting = "deployed"
+) -> PricedSpace:
     """Prices every vertex once, by lowering architectures that repeat one layer.
 
-    Raises UserError for a `seq_len` the base cannot take, an op without formula, a price that is not finite and
+    workload: or the length of a prompt, for one new token of it.
+
+    Raises UserError for a workload the base cannot take, an op without formula, a price that is not finite and
     non-negative, or prices that do not add up to those of whole op graphs.
     """
-    price_op = _remembered(pricer)
-    layers = dict.fromkeys(vertex.layer for vertex in space.graph if isinstance(vertex, Choice))
-    by_layer = {layer: _op_prices(_uniform(space, layer), seq_len, price_op) for layer in layers}
-    ops: dict[Vertex, list[Price]] = {source(space.graph): next(iter(by_layer.values()))["embed"]}
+    work = Workload(prompt_len=workload) if isinstance(workload, int) else workload
+    layer_prices = LayerPrices(space.base, pricer, work, accounting)
+    ops: dict[Vertex, list[Price]] = {source(space.graph): layer_prices.of_embedding()}
     for vertex in space.graph:
         if isinstance(vertex, Choice):
-            ops[vertex] = by_layer[vertex.layer][vertex.depth]
+            ops[vertex] = layer_prices.of_layer(_priced_layer(space, vertex, accounting), vertex.depth)
         elif isinstance(vertex, Head):
-            ops[vertex] = _op_prices(replace(space.base, final_norm=vertex.final_norm), seq_len, price_op)["head"]
+            ops[vertex] = layer_prices.of_head(vertex.final_norm)
+    sums = {id(prices): _sum(prices, work.new_tokens) for prices in ops.values()}  # layers repeat their prices
+    costs = {id(prices): _cost(prices, work.new_tokens) for prices in ops.values()}
     priced = PricedSpace(
         space=space,
         pricer=pricer,
-        seq_len=seq_len,
-        prices={vertex: total_price(prices) for vertex, prices in ops.items()},
-        costs={vertex: _cost(prices) for vertex, prices in ops.items()},
+        workload=work,
+        accounting=accounting,
+        prices={vertex: sums[id(prices)] for vertex, prices in ops.items()},
+        costs={vertex: costs[id(prices)] for vertex, prices in ops.items()},
         num_ops=(space.base.num_layers + 2) * max(map(len, ops.values())),
     )
-    _check_additive(priced, price_op)
+    _check_additive(priced, layer_prices)
     return priced
 
 
-def price_of(priced: PricedSpace, member: Member) -> Price:
-    """The price of a member, equal to `estimate(lower(...)).total` to rounding.
+class LayerPrices:
+    """The prices of the ops of embedding, layers and head, each lowered once."""
 
-    Raises UserError if it is not in the space.
-    """
+    def __init__(self, base: Architecture, pricer: Pricer, workload: Workload, accounting: Accounting) -> None:
+        self.base = replace(base, folded=True, bias=True, tied_embeddings=False) if accounting == "deployed" else base
+        self.workload = workload
+        self.price_op = _remembered(pricer)
+        self._known: dict[tuple[Layer, Norm], dict[LayerId, list[Price]]] = {}
+
+    def of_embedding(self) -> list[Price]:
+        return self._parts(EMPTY_LAYER if self.base.block != "sas" else self.base.layers[0], "none")["embed"]
+
+    def of_layer(self, layer: Layer, depth: int) -> list[Price]:
+        """None for a layer that computes nothing."""
+        return self._parts(layer, "none").setdefault(depth, [])
+
+    def of_head(self, final_norm: Norm) -> list[Price]:
+        layer = EMPTY_LAYER if self.base.block != "sas" else self.base.layers[0]
+        kept = final_norm if final_norm in LIVE_NORMS or not self.base.folded else "none"
+        return self._parts(layer, kept)["head"]
+
+    def of_whole(self, architecture: Architecture) -> list[Price]:
+        graphs = self.workload.graphs(deployed(architecture) if self.base.folded else architecture)
+        return [self.price_op(node.op) for graph in graphs for node in graph]
+
+    def _parts(self, layer: Layer, final_norm: Norm) -> dict[LayerId, list[Price]]:
+        if (layer, final_norm) not in self._known:
+            layers = (layer,) * self.base.num_layers
+            parts: dict[LayerId, list[Price]] = {}
+            for graph in self.workload.graphs(replace(self.base, layers=layers, final_norm=final_norm)):
+                for node in graph:
+                    parts.setdefault(node.layer, []).append(self.price_op(node.op))
+            self._known[layer, final_norm] = parts
+        return self._known[layer, final_norm]
+
+
+def price_of(priced: PricedSpace, member: Member) -> Price:
+    """The price of a member, equal to that of its op graphs to rounding. Raises UserError if it is not in the space."""
     if not contains(priced.space, member):
         raise UserError(f"only members of space {priced.space.name!r} are priced here, but got {member!r:.200}.")
     path = path_of(priced.space, member.architecture.layers)
@@ -114,19 +167,20 @@ def _extreme(priced: PricedSpace, measure: Measure, pick: Callable[..., Vertex])
     return member_of(priced.space, layers, entropy_regularised=priced.space.recipes[0])
 
 
-def _uniform(space: SearchSpace, layer: Layer) -> Architecture:
-    return replace(space.base, layers=(layer,) * space.base.num_layers)
+def _priced_layer(space: SearchSpace, choice: Choice, accounting: Accounting) -> Layer:
+    if accounting == "written":
+        return choice.layer
+    ahead = not after(space.graph, choice).state[1]
+    return deployed_layer(space.base, choice.layer, Region(ahead=ahead, behind=False))
 
 
-def _op_prices(architecture: Architecture, seq_len: int, price_op: PriceOp) -> dict[LayerId, list[Price]]:
-    parts: dict[LayerId, list[Price]] = {}
-    for node in lower(architecture, seq_len):
-        parts.setdefault(node.layer, []).append(price_op(node.op))
-    return parts
+def _sum(prices: list[Price], num_shares: int) -> Price:
+    return shared_price(total_price(prices or [FREE]), num_shares)
 
 
-def _cost(prices: Iterable[Price]) -> Cost:
-    units = [(round(price.latency_s * UNITS_PER_S), round(price.sent_bytes * UNITS_PER_BYTE)) for price in prices]
+def _cost(prices: Iterable[Price], num_shares: int) -> Cost:
+    per_s, per_byte = UNITS_PER_S / num_shares, UNITS_PER_BYTE / num_shares
+    units = [(round(price.latency_s * per_s), round(price.sent_bytes * per_byte)) for price in prices]
     return sum(latency for latency, _ in units), sum(sent for _, sent in units)
 
 
@@ -145,10 +199,10 @@ def _remembered(pricer: Pricer) -> PriceOp:
     return price_op
 
 
-def _check_additive(priced: PricedSpace, price_op: PriceOp) -> None:
+def _check_additive(priced: PricedSpace, layer_prices: LayerPrices) -> None:
     protocol, size = priced.pricer.protocol, num_members(priced.space)
     for member in (member_at(priced.space, index) for index in (0, size // 2, size - 1)):
-        whole = total_price(price_op(node.op) for node in lower(member.architecture, priced.seq_len))
+        whole = _sum(layer_prices.of_whole(member.architecture), priced.workload.new_tokens)
         parts = price_of(priced, member)
         if not _close(whole, parts, ("latency_s", "sent_bytes")):
             raise UserError(

@@ -1,0 +1,66 @@
+"""What of a space a protocol can price: a choice that it has no formula for leaves the space, and is named."""
+
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+from costmodel.errors import UnpricedOpError, UserError
+from costmodel.estimate import Pricer
+from search_spaces.architecture import Layer
+from search_spaces.budget.priced_space import EMPTY_LAYER, Accounting, LayerPrices
+from search_spaces.definition import Choices
+from search_spaces.deployed import Region, deployed_layer
+from search_spaces.space import SearchSpace, build_space
+from search_spaces.workload import Workload
+
+
+class Priceable(NamedTuple):
+    """A space without what cannot be priced. left_out: why, by choice, such as `ffn square`."""
+
+    space: SearchSpace
+    left_out: dict[str, str]
+
+
+def priceable(space: SearchSpace, pricer: Pricer, workload: Workload, accounting: Accounting = "deployed") -> Priceable:
+    """The space as far as its choices have a price. A space that lists its members is left as it is.
+
+    Raises UserError, naming them, if all choices of one kind leave.
+    """
+    choices = space.definition.choices
+    if choices is None:
+        return Priceable(space, {})
+    prices, left_out = LayerPrices(space.base, pricer, workload, accounting), dict[str, str]()
+    kept: dict[str, Any] = {}
+    for kind in (field.name for field in fields(Choices)):
+        named = {f"{kind} {choice}": choice for choice in getattr(choices, kind)}
+        reasons = {name: _reason(prices, kind, choice, accounting) for name, choice in named.items()}
+        left_out |= {name: reason for name, reason in reasons.items() if reason}
+        kept[kind] = tuple(choice for name, choice in named.items() if not reasons[name])
+        if not kept[kind]:
+            raise UserError(
+                f"space {space.name!r} must have a choice of {kind} that protocol {pricer.protocol} can price, but it "
+                f"has no formula for {', '.join(map(str, named.values()))}; choose another protocol or space."
+            )
+    if not left_out:
+        return Priceable(space, {})
+    return Priceable(build_space(replace(space.definition, choices=Choices(**kept))), left_out)
+
+
+def _reason(prices: LayerPrices, kind: str, choice: str, accounting: Accounting) -> str | None:
+    """Why a choice has no price, or None."""
+    layer = _layer_with(kind, choice)
+    if accounting == "deployed":  # not ahead of every norm, so that a linear FFN stays
+        layer = deployed_layer(prices.base, layer, Region(ahead=False, behind=False))
+    if layer == EMPTY_LAYER:
+        return None
+    try:
+        prices.of_layer(layer, 0)
+    except UnpricedOpError as error:
+        return str(error)
+    return None
+
+
+def _layer_with(kind: str, choice: str) -> Layer:
+    """A layer of nothing else that could lack a price: linears, and softmax where there is a norm before it."""
+    beside: dict[str, Any] = {"norm2": {"ffn": "identity"}, "stabiliser": {"ffn": "identity"}, "attention": {}}
+    bare: dict[str, Any] = {"attention": "softmax" if kind == "norm1" else "none", "ffn": "none"}
+    return Layer(**(bare | beside.get(kind, {}) | {kind: choice}))
