@@ -1,6 +1,7 @@
 """`python -m search_spaces count|list|show SPACE`: how large a space is, what is in it, and what a budget leaves."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
@@ -8,16 +9,33 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from costmodel.config import cli
-from costmodel.config.units import parse_bytes, parse_seconds
+from costmodel.config.units import format_seconds, parse_bytes, parse_seconds
 from costmodel.cost import Budget, Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from search_spaces.architecture import arch_id
-from search_spaces.budget.feasible import FeasibleSpace, check_feasible, format_budget, format_price, within_budget
-from search_spaces.budget.priced_space import PricedSpace, cheapest, most_expensive, price_of, price_space
+from search_spaces.budget.feasible import (
+    FeasibleSpace,
+    check_feasible,
+    format_budget,
+    format_price,
+    num_deployed,
+    within_budget,
+)
+from search_spaces.budget.priceable import priceable
+from search_spaces.budget.priced_space import (
+    Accounting,
+    PricedSpace,
+    cheapest,
+    most_expensive,
+    price_by_part,
+    price_of,
+    price_space,
+)
 from search_spaces.notation import Member, name_of
 from search_spaces.space import load_space, members, num_architectures, num_members
+from search_spaces.workload import Workload
 
 
 def count(
@@ -28,6 +46,7 @@ def count(
     protocol: str = "published",
     network: str | None = None,
     testbed: Path | None = None,
+    accounting: Accounting | None = None,
     format: Literal["text", "json"] = "text",
 ) -> None:
     """Print the size of a space, its feasible share, its cheapest and its most expensive member.
@@ -40,17 +59,25 @@ def count(
         protocol: published, semi2k, aby3 or cheetah.
         network: loopback, lan (the default), wan or a .yaml file; `published` has its own fitted in and takes none.
         testbed: compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
+        accounting: prices of what a member deploys to, or as written, as the papers price; by default deployed, but as
+            written for a space that lists its members.
         format: lines for people or one JSON document in SI units.
     """
-    feasible = _feasible(space, budget_latency, budget_comm, seq_len, load_pricer(protocol, network, testbed))
+    pricer = load_pricer(protocol, network, testbed)
+    feasible = _feasible(space, budget_latency, budget_comm, seq_len, pricer, accounting)
     priced, size = feasible.priced, num_members(feasible.space)
     ends = {"cheapest": _member(priced, cheapest(priced)), "dearest": _member(priced, most_expensive(priced))}
     if format == "json":
         share = feasible.num_feasible / size
-        print(_json({**_setting(feasible), "feasible_share": share, **ends}))
+        whole, within = num_deployed(feasible) if priced.accounting == "deployed" else (None, None)
+        counts = {"num_deployed": whole, "num_deployed_feasible": within}
+        print(_json({**_setting(feasible), **counts, "feasible_share": share, **ends}))
     else:
         print(f"{feasible.space.name}: {size:,} members, {_architectures(feasible)}")
         print(_within(feasible))
+        if priced.accounting == "deployed":
+            print("{:,} deployed architectures, {:,} of them within".format(*num_deployed(feasible)))
+            print(_parts(priced, cheapest(priced)))
         for title, member in zip(("cheapest", "most expensive"), ends.values(), strict=True):
             print(f"{title}: {_line(member)}")
     check_feasible(feasible)
@@ -64,6 +91,7 @@ def list_members(
     protocol: str = "published",
     network: str | None = None,
     testbed: Path | None = None,
+    accounting: Accounting | None = None,
     limit: int = 20,
     format: Literal["text", "json"] = "text",
 ) -> None:
@@ -77,12 +105,15 @@ def list_members(
         protocol: published, semi2k, aby3 or cheetah.
         network: loopback, lan (the default), wan or a .yaml file; `published` has its own fitted in and takes none.
         testbed: compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
+        accounting: prices of what a member deploys to, or as written, as the papers price; by default deployed, but as
+            written for a space that lists its members.
         limit: how many members to print at most.
         format: lines for people or one JSON document in SI units.
     """
     if limit < 1:
         raise UserError(f"--limit must be at least 1, but got {limit}.")
-    feasible = _feasible(space, budget_latency, budget_comm, seq_len, load_pricer(protocol, network, testbed))
+    pricer = load_pricer(protocol, network, testbed)
+    feasible = _feasible(space, budget_latency, budget_comm, seq_len, pricer, accounting)
     check_feasible(feasible)
     found = members(feasible.space) if feasible.budget == Budget() else feasible.members()
     listed = [_member(feasible.priced, member) for member in islice(found, limit)]
@@ -118,13 +149,23 @@ def show(space: str, format: Literal["text", "json"] = "text") -> None:
 
 
 def _feasible(
-    space: str, budget_latency: str | None, budget_comm: str | None, seq_len: int, pricer: Pricer
+    space: str,
+    budget_latency: str | None,
+    budget_comm: str | None,
+    seq_len: int,
+    pricer: Pricer,
+    accounting: Accounting | None,
 ) -> FeasibleSpace:
     budget = Budget(
         latency_s=None if budget_latency is None else parse_seconds(budget_latency, "--budget-latency"),
         sent_bytes=None if budget_comm is None else parse_bytes(budget_comm, "--budget-comm"),
     )
-    return within_budget(price_space(load_space(space), pricer, seq_len), budget)
+    loaded, workload = load_space(space), Workload(prompt_len=seq_len)
+    accounting = accounting or ("deployed" if loaded.definition.choices else "written")
+    found = priceable(loaded, pricer, workload, accounting)
+    for choice, reason in found.left_out.items():
+        print(f"left out of the space: {choice}: {reason}", file=sys.stderr)
+    return within_budget(price_space(found.space, pricer, workload, accounting), budget)
 
 
 def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
@@ -135,6 +176,7 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
         "seq_len": priced.seq_len,
         "protocol": priced.pricer.protocol,
         "network": priced.pricer.network,
+        "accounting": priced.accounting,
         "budget": asdict(feasible.budget),
         "num_architectures": num_architectures(priced.space),
         "num_members": num_members(priced.space),
@@ -155,6 +197,14 @@ def _member(priced: PricedSpace, member: Member) -> dict[str, Any]:
 def _line(member: dict[str, Any]) -> str:
     price = Price(latency_s=member["latency_s"], sent_bytes=member["sent_bytes"])
     return f"{member['name']}  {member['arch_id']}  {format_price(price)}"
+
+
+def _parts(priced: PricedSpace, member: Member) -> str:
+    """Where the seconds of a member go."""
+    seconds: dict[str, float] = {}
+    for part, price in price_by_part(priced, member).items():
+        seconds[part] = seconds.get(part, 0.0) + price.latency_s
+    return "seconds of the cheapest: " + ", ".join(f"{part} {format_seconds(value)}" for part, value in seconds.items())
 
 
 def _architectures(feasible: FeasibleSpace) -> str:

@@ -15,8 +15,17 @@ from costmodel.cost import Budget, Price
 from costmodel.errors import InfeasibleError, UserError
 from search_spaces.budget.bounded_paths import BoundedPaths, bounded_paths, draw, layers_of_paths
 from search_spaces.budget.cost_counts import Cost
-from search_spaces.budget.priced_space import UNITS_PER_BYTE, UNITS_PER_S, Measure, PricedSpace, cheapest, price_of
-from search_spaces.graph import Vertex
+from search_spaces.budget.deployed_graph import deployed_graph
+from search_spaces.budget.priced_space import (
+    UNITS_PER_BYTE,
+    UNITS_PER_S,
+    Measure,
+    PricedSpace,
+    cheapest,
+    deployed_costs,
+    price_of,
+)
+from search_spaces.graph import Vertex, completions, source
 from search_spaces.notation import Member, name_of
 from search_spaces.space import SearchSpace, contains, member_of, path_of, random_below
 
@@ -68,8 +77,7 @@ class FeasibleSpace:
 
 def within_budget(priced: PricedSpace, budget: Budget) -> FeasibleSpace:
     """The members within the budget. Raises UserError if their costs are too many or too large to tabulate."""
-    bounded = budget.latency_s is not None, budget.sent_bytes is not None
-    costs = {vertex: (cost[0] * bounded[0], cost[1] * bounded[1]) for vertex, cost in priced.costs.items()}
+    costs = {vertex: _bounded(cost, budget) for vertex, cost in priced.costs.items()}
     if (priced.space.base.num_layers + 2) * max(map(max, costs.values())) > MAX_UNITS:
         raise UserError(
             f"members of space {priced.space.name!r} must cost less than 194 days and 288 PB to be counted."
@@ -78,6 +86,16 @@ def within_budget(priced: PricedSpace, budget: Budget) -> FeasibleSpace:
     limit = (_units(budget.latency_s, UNITS_PER_S, slack), _units(budget.sent_bytes, UNITS_PER_BYTE, slack))
     paths = bounded_paths(priced.space.graph, costs, limit)
     return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths)
+
+
+def num_deployed(feasible: FeasibleSpace) -> tuple[int, int]:
+    """How many deployed architectures the space holds, and how many of them are within the budget, exactly."""
+    priced = feasible.priced
+    graph = deployed_graph(priced.space)
+    costs = deployed_costs(priced, graph)
+    bounded = {vertex: _bounded(cost, feasible.budget) for vertex, cost in costs.items()}
+    within = bounded_paths(graph, bounded, feasible.paths.limit).num_paths
+    return completions(graph)[source(graph)], within
 
 
 def check_feasible(feasible: FeasibleSpace) -> None:
@@ -107,6 +125,11 @@ def format_budget(budget: Budget) -> str:
     latency = [] if budget.latency_s is None else [format_seconds(budget.latency_s)]
     sent = [] if budget.sent_bytes is None else [format_bytes(budget.sent_bytes)]
     return " and ".join(latency + sent) or "nothing"
+
+
+def _bounded(cost: Cost, budget: Budget) -> Cost:
+    """0 for a measure without a bound."""
+    return cost[0] * (budget.latency_s is not None), cost[1] * (budget.sent_bytes is not None)
 
 
 def _name(member: Member) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+import networkx as nx
+
 from costmodel.cost import Price, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
@@ -92,6 +94,19 @@ def price_space(
     return priced
 
 
+def deployed_costs(priced: PricedSpace, graph: nx.DiGraph) -> dict[Vertex, Cost]:
+    """The costs of the vertices of a space's deployed graph, in the same units as those of the space."""
+    layer_prices = LayerPrices(priced.space.base, priced.pricer, priced.workload, "deployed")
+    num_shares = priced.workload.new_tokens
+    costs: dict[Vertex, Cost] = {source(graph): _cost(layer_prices.of_embedding(), num_shares)}
+    for vertex in graph:
+        if isinstance(vertex, Choice):
+            costs[vertex] = _cost(layer_prices.of_layer(vertex.layer, vertex.depth), num_shares)
+        elif isinstance(vertex, Head):
+            costs[vertex] = _cost(layer_prices.of_head(vertex.final_norm), num_shares)
+    return costs
+
+
 class LayerPrices:
     """The prices of the ops of embedding, layers and head, each lowered once."""
 
@@ -134,6 +149,16 @@ def price_of(priced: PricedSpace, member: Member) -> Price:
         raise UserError(f"only members of space {priced.space.name!r} are priced here, but got {member!r:.200}.")
     path = path_of(priced.space, member.architecture.layers)
     return total_price(priced.prices[vertex] for vertex in path if vertex in priced.prices)
+
+
+def price_by_part(priced: PricedSpace, member: Member) -> dict[str, Price]:
+    """The price of a member's embedding, layers and head. Raises UserError if it is not in the space."""
+    prices: dict[str, list[Price]] = {"embedding": [], "layers": [], "head": []}
+    for vertex in path_of(priced.space, member.architecture.layers):
+        if vertex in priced.prices:
+            part = "layers" if isinstance(vertex, Choice) else "head" if isinstance(vertex, Head) else "embedding"
+            prices[part].append(priced.prices[vertex])
+    return {part: total_price(parts) for part, parts in prices.items()}
 
 
 def cheapest(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
