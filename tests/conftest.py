@@ -1,5 +1,6 @@
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -16,6 +17,11 @@ from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.space import load_space
 
+# marker -> the packages a test of it needs, and where they come from
+EXTRAS = {
+    "needs_engine": (("spu",), "the MPC engine: pip install 'spu==0.9.5'"),
+    "needs_hf": (("datasets", "transformers"), "the extra hf: pip install -e '.[hf]'"),
+}
 SECONDS = {ops.Gelu: 9.0, ops.Relu: 3.0, ops.LayerNorm: 4.0, ops.Linear: 1.0}
 
 
@@ -32,6 +38,14 @@ class ToyPricer(Pricer):
 
     def prior_share(self, graph):
         return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test whose extra is not installed."""
+    for marker, (packages, remedy) in EXTRAS.items():
+        if item.get_closest_marker(marker) and not all(map(find_spec, packages)):
+            pytest.skip(f"needs {remedy}")
 
 
 @pytest.fixture(scope="session", autouse=True)

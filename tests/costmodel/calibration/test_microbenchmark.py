@@ -43,6 +43,7 @@ def test_every_op_is_in_the_plan_under_a_name_of_its_own() -> None:
     assert {type(series.sizes[0]) for series in plan("semi2k")} == set(OP_TYPES)
 
 
+@pytest.mark.needs_engine
 def test_known_coefficients_are_found_again() -> None:
     testbed = fit_testbed("semi2k", EngineSetting(), [timed(series, "semi2k") for series in plan("semi2k")])
     for op in (ops.Relu(rows=7, features=11), ops.Linear(rows=3, in_features=50, out_features=9, bias=True)):
@@ -51,6 +52,7 @@ def test_known_coefficients_are_found_again() -> None:
     assert max(measured.worst_error for measured in testbed.kinds.values()) < 1e-6
 
 
+@pytest.mark.needs_engine
 def test_batches_of_oblivious_transfers_are_charged_by_use() -> None:
     testbed = fit_testbed("cheetah", EngineSetting(), [timed(series, "cheetah") for series in plan("cheetah")])
     op = ops.Relu(rows=64, features=256)
@@ -60,6 +62,7 @@ def test_batches_of_oblivious_transfers_are_charged_by_use() -> None:
     )
 
 
+@pytest.mark.needs_engine
 def test_a_batch_that_took_less_than_others_is_not_taken_off_its_op() -> None:
     timings = [timed(series, "cheetah") for series in plan("cheetah")]
     series = next(each for each in plan("cheetah") if each.kind == "Relu")
@@ -72,6 +75,7 @@ def test_a_batch_that_took_less_than_others_is_not_taken_off_its_op() -> None:
     assert after.worst_error < 1e-6
 
 
+@pytest.mark.needs_engine
 def test_a_testbed_survives_its_file(tmp_path: Path) -> None:
     testbed = fit_testbed("aby3", EngineSetting(), [timed(series, "aby3") for series in plan("aby3")])
     path = tmp_path / "mine.yaml"
@@ -141,6 +145,7 @@ def test_a_plan_that_changed_asks_for_new_timings() -> None:
         fit_testbed("semi2k", EngineSetting(), [replace(timings[0], seconds=(1.0,)), *timings[1:]])
 
 
+@pytest.mark.needs_engine
 def test_a_kind_without_seconds_says_how_to_measure_it() -> None:
     testbed = fit_testbed("semi2k", EngineSetting(), [timed(series, "semi2k") for series in plan("semi2k")])
     with pytest.raises(ValueError, match=r"no seconds for Relu; measure it with `python -m costmodel calibrate"):

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from costmodel.protocols.primitives import NOTHING, EngineSetting
 from costmodel.report import comparisons
 from costmodel.report.estimates import PRICE_KEYS
 
-needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
 TINY = ("--base", "tiny", "--layers", "1", "--vocab", "40", "--seq-len", "6")
 LOGIT_TOLERANCE = 0.02
 
@@ -154,7 +152,7 @@ def test_a_table_has_every_op_kind_and_the_total(run, engine_stub):
     assert "-100.000%" in out  # the stub sends where a residual sum is predicted to be local
 
 
-@needs_engine
+@pytest.mark.needs_engine
 @pytest.mark.parametrize(
     ("protocol", "weights", "embedding"),
     [
@@ -178,7 +176,7 @@ def test_the_engine_agrees(run, protocol, weights, embedding):
     assert measured["latency_s"] > 0
 
 
-@needs_engine
+@pytest.mark.needs_engine
 def test_a_crash_of_the_engine_is_one_line_with_its_op(run, monkeypatch):
     # the prediction refuses a ring in which the engine cannot divide; without it, the engine fails
     monkeypatch.setitem(compare.PREDICTIONS, "semi2k", lambda graph, setting: (NOTHING,) * len(graph.nodes))

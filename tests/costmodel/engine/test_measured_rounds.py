@@ -1,7 +1,5 @@
 """Rounds are the slope of seconds against the one-way delay; predictions agree with what the engine waits for."""
 
-from importlib.util import find_spec
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,6 @@ from costmodel.engine.spu import EngineError, Measured, Pass
 from costmodel.protocols.cheetah_preprocessing import BATCH_MESSAGES
 from costmodel.protocols.primitives import EngineSetting
 
-needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
 RELU_TOLERANCE = 0.25  # of 8 rounds, over a fraction of a second on a busy machine; half or twice as many would show
 # of a decoder. Cheetah's waits depend on which pass makes its triples, which the prediction leaves out.
 TOLERANCES = {"semi2k": 0.05, "aby3": 0.05, "cheetah": 0.08}
@@ -102,14 +99,14 @@ def test_no_repeats_are_refused() -> None:
         measured_rounds(job(), delays_s=(0.01, 0.02, 0.04), repeats=0)
 
 
-@needs_engine
+@pytest.mark.needs_engine
 def test_a_comparison_waits_as_often_as_predicted() -> None:
     measured = measured_rounds(job(), delays_s=(0.02, 0.04, 0.08))
     assert measured.rounds == pytest.approx(8, rel=RELU_TOLERANCE)
 
 
 @pytest.mark.slow
-@needs_engine
+@pytest.mark.needs_engine
 @pytest.mark.parametrize("protocol", list(TOLERANCES))
 def test_a_decoder_waits_as_often_as_predicted(protocol: str, graph_of) -> None:
     graph = graph_of("SM+LN+G", seq_len=8, base="tiny", layers=1, vocab=50)

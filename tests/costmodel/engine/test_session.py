@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from threading import Timer
 
 import pytest
@@ -18,7 +17,6 @@ from costmodel.engine.job import Job, ops_job
 from costmodel.engine.links import LOOPBACK, UNHINDERED, Condition, Wiring
 from costmodel.protocols.primitives import EngineSetting
 
-needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
 SLOW = Condition(delay_s=2.0)  # a comparison takes eight times as long
 
 
@@ -54,7 +52,7 @@ def delayed_and(action, num_parties: int) -> Iterator[Wiring]:
         yield replace(wiring, set_condition=set_condition)
 
 
-@needs_engine
+@pytest.mark.needs_engine
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_party_killed_in_mid_op_ends_the_others(rank: int, started: list[subprocess.Popen[bytes]]) -> None:
     def link(num_parties: int):
@@ -66,7 +64,7 @@ def test_a_party_killed_in_mid_op_ends_the_others(rank: int, started: list[subpr
     assert all(process.poll() is not None for process in started)
 
 
-@needs_engine
+@pytest.mark.needs_engine
 def test_a_party_that_stops_is_not_waited_for_longer_than_asked(
     started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +84,7 @@ def test_a_party_that_stops_is_not_waited_for_longer_than_asked(
     assert all(process.poll() is not None for process in started)
 
 
-@needs_engine
+@pytest.mark.needs_engine
 def test_a_port_that_is_taken_is_tried_again_elsewhere(started: list[subprocess.Popen[bytes]]) -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
 
@@ -102,7 +100,7 @@ def test_a_port_that_is_taken_is_tried_again_elsewhere(started: list[subprocess.
     assert len(started) == 4
 
 
-@needs_engine
+@pytest.mark.needs_engine
 def test_parties_end_with_their_parent(tmp_path) -> None:
     """Even with one that is killed: its end of their stdin closes."""
     read_end, write_end = os.pipe()

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from costmodel.protocols import semi2k
 from costmodel.protocols.primitives import EngineSetting
 
 needs_link = pytest.mark.skipif(shaped_link.why_not() is not None, reason=str(shaped_link.why_not()))
-needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
 RATE = 20e6  # bits a second
 SENT = 1_000_000  # bytes, 0.4 s
 RECEIVER = """
@@ -62,7 +60,7 @@ def test_namespaces_end_with_the_link() -> None:
 
 
 @needs_link
-@needs_engine
+@pytest.mark.needs_engine
 def test_a_run_takes_as_long_as_what_it_sends_and_waits_for() -> None:
     op = ops.Relu(rows=64, features=64)
     job = ops_job([op], protocol="semi2k", setting=EngineSetting())
@@ -74,6 +72,7 @@ def test_a_run_takes_as_long_as_what_it_sends_and_waits_for() -> None:
     assert limited.seconds >= followed * 8 / 5e6 + comm.rounds * 0.02
 
 
+@pytest.mark.needs_engine
 def test_where_it_is_not_possible_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shaped_link, "PROGRAMS", ("ip", "no-such-program"))
     with pytest.raises(ValueError, match="needs Linux's ip, no-such-program, but no-such-program cannot be found"):

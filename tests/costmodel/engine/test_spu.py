@@ -1,7 +1,5 @@
 """The engine runs the same graph as the clear run, and its costs are the sum of its ops'."""
 
-from importlib.util import find_spec
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,6 @@ from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 
-needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
 PROTOCOLS = {"semi2k": semi2k.comm, "aby3": aby3.comm}
 LOGIT_TOLERANCE = 0.02
 CHEETAH_TOLERANCE = 1e-3  # compressed ciphertexts vary in size
@@ -38,7 +35,7 @@ def drawn_weights(graph: OpGraph, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-@needs_engine
+@pytest.mark.needs_engine
 @pytest.mark.parametrize(
     ("protocol", "name"),
     [*((protocol, name) for protocol in PROTOCOLS for name in DECODERS), ("cheetah", DECODERS[0])],
@@ -63,7 +60,7 @@ def test_logits_under_the_engine_are_the_clear_ones(protocol: str, name: str) ->
         assert abs(total / run.total.sent_bytes - 1) < CHEETAH_TOLERANCE
 
 
-@needs_engine
+@pytest.mark.needs_engine
 def test_a_failure_names_its_op() -> None:
     narrow = EngineSetting(ring_bits=32, fraction_bits=8)  # in which the engine cannot divide
     with pytest.raises(spu.EngineError, match=r"failed \(status 1\) in op '1.Softmax'"):
@@ -72,7 +69,7 @@ def test_a_failure_names_its_op() -> None:
         )
 
 
-@needs_engine
+@pytest.mark.needs_engine
 def test_a_run_that_takes_too_long_is_stopped() -> None:
     with pytest.raises(spu.EngineError, match="did not finish op"):
         spu.measure([ops.Relu(rows=2, features=2)], protocol="semi2k", setting=EngineSetting(), timeout_s=0.01)
@@ -114,7 +111,7 @@ def test_an_op_takes_from_the_first_start_or_the_end_of_the_op_before_to_the_las
     assert [(cost.sent_bytes, cost.messages) for cost in done.by_op] == [(8, 1), (0, 0), (6, 2)]
 
 
-@needs_engine
+@pytest.mark.needs_engine
 @pytest.mark.parametrize("protocol", ["semi2k", "aby3"])
 def test_over_tcp_the_same_is_sent_and_computed(protocol: str) -> None:
     graph = graph_of("SM+ScFuFFN", seq_len=4)
@@ -132,7 +129,7 @@ def test_an_unknown_link_is_refused() -> None:
         spu.measure([ops.Relu(rows=1, features=1)], protocol="semi2k", setting=EngineSetting(), link="pigeon")
 
 
-@needs_engine
+@pytest.mark.needs_engine
 def test_a_failure_at_one_party_names_op_and_rank() -> None:
     narrow = EngineSetting(ring_bits=32, fraction_bits=8)
     ops_ = [ops.Relu(rows=2, features=2), ops.Softmax(heads=1, queries=2, keys=2)]

@@ -9,7 +9,6 @@ measured.yaml holds what the engine sent; to measure again, with the engine inst
 import random
 import sys
 from dataclasses import fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,6 @@ SETTINGS = {
     "wide ring": EngineSetting(ring_bits=128, fraction_bits=40),
     "server": EngineSetting(weights="server"),
 }
-needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
 
 
 def some_ops(rows: int, features: int, heads: int, keys: int, vocab: int) -> list[Op]:
@@ -181,7 +179,7 @@ def test_cheetah_is_predicted_op_after_op_with_its_set_up(setting: str, measured
         assert_near(predicted, *measured["cheetah"][setting][name_of(op)])
 
 
-@needs_engine
+@pytest.mark.needs_engine
 @pytest.mark.parametrize(
     "setting", [EngineSetting(), EngineSetting(weights="server", fraction_bits=16)], ids=["secret", "server"]
 )
@@ -198,7 +196,7 @@ def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: st
         assert (comm.online_bytes, comm.messages) == (cost.sent_bytes, cost.messages), f"{op}, {seed=}"
 
 
-@needs_engine
+@pytest.mark.needs_engine
 @pytest.mark.parametrize("weights", [pytest.param("secret", marks=pytest.mark.slow), "server"])
 def test_cheetah_is_predicted_on_large_shapes_nobody_chose(weights: str) -> None:
     setting = EngineSetting(weights=weights)

@@ -1,7 +1,6 @@
 """Variants of whole decoders under the engine: the clear logits, and the predicted bytes and messages."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import Deployment, lower
 from search_spaces.notation import parse
 
-needs_engine = pytest.mark.skipif(find_spec("spu") is None, reason="needs the MPC engine: pip install 'spu==0.9.5'")
 LOGIT_TOLERANCE = 0.02
 CHEETAH_TOLERANCE = 1e-3  # compressed ciphertexts vary in size
 DECODE, LAST = Deployment(phase="decode"), Deployment(projection="last")
@@ -43,7 +41,7 @@ def graph_of(variant: str, seq_len: int) -> OpGraph:
     return lower(parse(name, base_architecture(base, small)).architecture, seq_len, deployment)
 
 
-@needs_engine
+@pytest.mark.needs_engine
 @pytest.mark.parametrize(("protocol", "variant"), CASES)
 def test_the_engine_computes_the_clear_logits_at_the_predicted_cost(protocol: str, variant: str) -> None:
     graph, generator = graph_of(variant, seq_len=9), np.random.default_rng(0)

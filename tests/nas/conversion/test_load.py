@@ -64,9 +64,9 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
         read_export(folder)
 
 
+@pytest.mark.needs_hf
 def test_a_gpt2_is_linearised_and_fine_tuned(tmp_path: Path, corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Its tokenizer goes with it, and the FFNs start as products of its linears."""
-    pytest.importorskip("transformers")
     from nas.conversion.huggingface import save_model
 
     model = build(TINY, torch.Generator().manual_seed(0))

@@ -31,6 +31,7 @@ def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         open_source("codeparrot")
 
 
+@pytest.mark.needs_hf
 def test_a_hub_out_of_reach_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     class Api:
         def repo_info(self, name: str, repo_type: str) -> SimpleNamespace:
@@ -43,6 +44,7 @@ def test_a_hub_out_of_reach_is_one_line_with_the_way_out(monkeypatch: pytest.Mon
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.needs_hf
 def test_a_repository_is_pinned_to_its_present_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     api = SimpleNamespace(repo_info=lambda name, repo_type: SimpleNamespace(sha=f"{repo_type}-1"))
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
@@ -59,6 +61,7 @@ def test_a_hub_that_goes_away_while_it_is_read_is_one_line(monkeypatch: pytest.M
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.needs_hf
 def test_a_stream_goes_on_at_its_position(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("nas.corpus.documents.BATCH_DOCUMENTS", 7)
     for index in range(3):

@@ -55,6 +55,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.needs_hf
 def test_codeparrot_is_cut_into_whole_sequences_within_documents(hub: Path) -> None:
     corpus = prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
     assert corpus.tokenizer.startswith("codeparrot-400-")
@@ -71,12 +72,14 @@ def test_codeparrot_is_cut_into_whole_sequences_within_documents(hub: Path) -> N
             assert words == [(words[0] + place) % 50 for place in range(SEQ_LEN)]  # of one document
 
 
+@pytest.mark.needs_hf
 def test_a_smaller_vocabulary_trains_a_tokenizer_of_its_own(hub: Path) -> None:
     corpus = prepare("codeparrot", 300, hub / "cache", seq_len=SEQ_LEN)
     assert corpus.tokenizer.startswith("bpe-")
     assert corpus.chunk_len == SEQ_LEN
 
 
+@pytest.mark.needs_hf
 def test_what_a_corpus_depends_on_is_in_its_fingerprint(hub: Path) -> None:
     def fingerprint(vocab_size: int = 400, seq_len: int = SEQ_LEN) -> str:
         return prepare("codeparrot", vocab_size, hub / "cache", seq_len=seq_len).fingerprint
@@ -90,6 +93,7 @@ def test_what_a_corpus_depends_on_is_in_its_fingerprint(hub: Path) -> None:
     assert len({*found, fingerprint()}) == 4
 
 
+@pytest.mark.needs_hf
 def test_sequences_of_another_length_are_refused(hub: Path) -> None:
     corpus = prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
     with pytest.raises(ValueError, match="was prepared in sequences of 16 tokens, not of 8"):
@@ -98,12 +102,14 @@ def test_sequences_of_another_length_are_refused(hub: Path) -> None:
         prepare("codeparrot", 400, hub / "cache")
 
 
+@pytest.mark.needs_hf
 def test_a_corpus_of_documents_shorter_than_a_sequence_is_one_line(hub: Path) -> None:
     with pytest.raises(ValueError, match="is empty: it has no document as long as a sequence"):
         prepare("codeparrot", 400, hub / "cache", seq_len=1_000)
     assert not list((hub / "cache").iterdir())
 
 
+@pytest.mark.needs_hf
 def test_a_missing_column_is_named(hub: Path) -> None:
     for path in (hub / "train").iterdir():
         parquet.write_table(pa.table({"title": ["x"], "size": [1]}), path)
@@ -111,6 +117,7 @@ def test_a_missing_column_is_named(hub: Path) -> None:
         prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
 
 
+@pytest.mark.needs_hf
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
@@ -127,6 +134,7 @@ def test_a_tokenizer_that_does_not_fit_is_one_line(hub: Path, change, rule: str)
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.needs_hf
 def test_a_local_copy_gives_the_sequences_of_the_hub(hub: Path) -> None:
     copy = hub / "copy"
     write_rows(copy / "train", [row(index) for index in range(700)], files=1)
