@@ -94,7 +94,7 @@ def study(settings: Settings, searcher: SearcherName, seed: int, folder: Path) -
     with locked(folder):
         is_old = (folder / CONFIG_FILE).exists()
         pricer = feasible.priced.pricer
-        meta = checked_meta(folder, pricer, corpus, config.seq_len) if is_old else new_meta(config, feasible, corpus)
+        meta = checked_meta(folder, config, pricer, corpus) if is_old else new_meta(config, feasible, corpus)
         write_meta(folder, meta)
         write_config(folder, config)
         trials = open_trials(config, feasible, corpus, folder, threads=1)

@@ -17,7 +17,15 @@ from costmodel.config import cli
 from costmodel.errors import UserError
 from nas.study.config import StudyConfig, flag
 from nas.study.run_folder import find_run, read_config, run_pricer, run_space
-from search_spaces.budget.feasible import FeasibleSpace, check_feasible, format_budget, format_price, within_budget
+from search_spaces.budget.feasible import (
+    FeasibleSpace,
+    check_feasible,
+    format_budget,
+    format_price,
+    num_deployed,
+    within_budget,
+)
+from search_spaces.budget.priceable import Priceable, priceable
 from search_spaces.budget.priced_space import cheapest, most_expensive, price_of, price_space
 from search_spaces.notation import name_of
 from search_spaces.space import num_members
@@ -82,9 +90,11 @@ def search(request: Request, console: Console) -> None:
     or OSError if the run cannot go on.
     """
     config = request.config
-    pricer, space = run_pricer(request.folder, config), run_space(request.folder, config)
-    feasible = within_budget(price_space(space, pricer, config.seq_len), config.budget)
-    for line in overview(feasible):
+    pricer = run_pricer(request.folder, config)
+    found = priceable(run_space(request.folder, config), pricer, config.workload, config.accounting)
+    priced = price_space(found.space, pricer, config.workload, config.accounting)
+    feasible = within_budget(priced, config.budget)
+    for line in (*_left_out(found), *overview(feasible), *_last_projection(feasible)):
         console.print(line, soft_wrap=True, highlight=False)
     check_feasible(feasible)
     if request.dry_run:
@@ -92,6 +102,21 @@ def search(request: Request, console: Console) -> None:
     from nas.study.run_study import run_campaign  # torch, Ray and matplotlib are not needed to price a space
 
     run_campaign(config, feasible, console, folder=request.folder, output_dir=request.output_dir)
+
+
+def _left_out(found: Priceable) -> list[str]:
+    return [f"left out of the space: {choice}: {reason}" for choice, reason in found.left_out.items()]
+
+
+def _last_projection(feasible: FeasibleSpace) -> list[str]:
+    """What the budget would admit if the last token alone were projected onto the vocabulary."""
+    priced, work = feasible.priced, feasible.priced.workload
+    if work.deployment.projection == "last":
+        return []
+    last = replace(work, deployment=replace(work.deployment, projection="last"))
+    other = within_budget(price_space(priced.space, priced.pricer, last, priced.accounting), feasible.budget)
+    least = format_price(price_of(other.priced, cheapest(other.priced)))
+    return [f"with --projection last: {other.num_feasible:,} members within, the cheapest at {least}"]
 
 
 def overview(feasible: FeasibleSpace) -> list[str]:
@@ -102,7 +127,11 @@ def overview(feasible: FeasibleSpace) -> list[str]:
         f"space {priced.space.name}: {size:,} members, {within:,} ({100 * within / size:.3g} %) within "
         f"{format_budget(feasible.budget)} per token at T={priced.seq_len}, protocol {priced.pricer.protocol}"
         + (f" on {priced.pricer.network}" if priced.pricer.network else "")
+        + (f", per token of {priced.workload.new_tokens}" if priced.workload.new_tokens > 1 else "")
     ]
+    if priced.accounting == "deployed":
+        whole, admitted = num_deployed(feasible)
+        lines.append(f"deployed architectures: {whole:,}, {admitted:,} of them within; prices are of those")
     for title, member in (("cheapest", cheapest(priced)), ("most expensive", most_expensive(priced))):
         name = name_of(member.architecture, entropy_regularised=member.entropy_regularised)
         lines.append(f"{title}: {name}, {format_price(price_of(priced, member))}")

@@ -115,6 +115,13 @@ def parse(text: str, base: Architecture) -> Member:
     return Member(architecture=architecture, entropy_regularised=entropy_regularised)
 
 
+def parse_deployed(text: str, base: Architecture) -> Architecture:
+    """The folded architecture of a placement, of as many layers as it spells out. Raises UserError as `parse`."""
+    num_layers = sum(count for count, _ in _groups(_final_norm(text)[0]))
+    sized = replace(base, layers=base.layers[:1] * max(1, num_layers))
+    return replace(parse(text, sized).architecture, folded=True, bias=True, tied_embeddings=False)
+
+
 def name_of(architecture: Architecture, *, entropy_regularised: bool = False) -> str:
     """The papers' name where there is one, else the placement.
 

@@ -14,7 +14,7 @@ from costmodel.network import NETWORKS
 from costmodel.ops import Node, Op
 from costmodel.protocols.derived import Derived
 from nas.report.front_figures import LONGEST_NAME
-from nas.results.ledger import Record, architecture_of
+from nas.results.ledger import Record, deployed_of
 from search_spaces.architecture import Architecture, arch_id
 from search_spaces.lower import lower
 from search_spaces.notation import name_of
@@ -89,10 +89,10 @@ def chosen(members: Sequence[Record], baselines: Iterable[Record], base: Archite
 
     Recipes have no price, so `EReg(X)` and X are one.
     """
-    front = list({record.arch_id: record for record in members}.values())
+    front = list({record.deployed_id or record.arch_id: record for record in members}.values())
     places = np.linspace(0, len(front) - 1, min(len(front), MOST_MEMBERS)).round().astype(int)
     others = list({record.arch_id: record for record in baselines}.values())[:MOST_BASELINES]
-    architectures = [architecture_of(one, base) for one in [*(front[place] for place in places), *others]]
+    architectures = [deployed_of(one, base) for one in [*(front[place] for place in places), *others]]
     return {_label(architecture): architecture for architecture in architectures}
 
 

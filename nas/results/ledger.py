@@ -17,9 +17,10 @@ from typing import Any, Literal
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture
-from search_spaces.notation import parse
+from search_spaces.notation import parse, parse_deployed
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE_VERSIONS = (1, 2)  # 1: priced as written, nothing folded
 FILE_NAME = "trials.jsonl"
 
 Event = Literal["started", "rung", "finished"]
@@ -37,6 +38,9 @@ class Record:
     rung: index of the fidelity rung a `rung` record belongs to.
     val_loss: nats per token of the named tokenizer and split; perplexity = exp(val_loss).
     entropy: mean attention entropy per layer and head, nats.
+    deployed_id, deployed: id and placement of what the trial deploys to: by rule, and once it is completed what its
+        weights have earned. latency_s, sent_bytes, rounds: of that; promised_latency_s, promised_sent_bytes: by rule.
+    left_unfolded, fold_*: see `nas.training.outcome.Earned`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -74,11 +78,19 @@ class Record:
     seed: int
     seconds: float = 0.0
     versions: dict[str, str]
+    deployed_id: str | None = None
+    deployed: str | None = None
+    promised_latency_s: float | None = None
+    promised_sent_bytes: float | None = None
+    left_unfolded: tuple[str, ...] = ()
+    fold_logits_error: float | None = None
+    fold_fixed_point_error: float | None = None
+    fold_top1_agreement: float | None = None
 
     def __post_init__(self) -> None:
-        if self.schema_version != SCHEMA_VERSION:
+        if self.schema_version not in READABLE_VERSIONS:
             raise UserError(
-                f"`schema_version` must be {SCHEMA_VERSION}, but got {self.schema_version}; "
+                f"`schema_version` must be {' or '.join(map(str, READABLE_VERSIONS))}, but got {self.schema_version}; "
                 f"read this run with the version of the toolkit that wrote it."
             )
         for name in ("val_loss", "perplexity", "latency_s", "sent_bytes"):
@@ -90,6 +102,13 @@ class Record:
 def architecture_of(record: Record, base: Architecture) -> Architecture:
     """What a trial was a candidate of, as it is priced. base: of the run's space, as its meta.json has it."""
     return parse(record.placement, base).architecture
+
+
+def deployed_of(record: Record, base: Architecture) -> Architecture:
+    """What a trial deploys to. Without folding (schema 1) the architecture as written."""
+    if record.deployed is None:
+        return architecture_of(record, base)
+    return parse_deployed(record.deployed, base)
 
 
 def append(path: Path, record: Record) -> None:

@@ -14,7 +14,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from nas.results import ledger
 from nas.results.front import front, point
-from nas.results.ledger import Record, architecture_of
+from nas.results.ledger import Record, deployed_of
 from nas.results.pareto import nondominated
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
@@ -94,7 +94,7 @@ def fate(found: WhatIf, member: Record) -> Fate:
 
 def _repriced(trials: Sequence[Record], base: Architecture, pricer: Pricer, seq_len: int) -> tuple[Record, ...]:
     price_op = cache(pricer.price)
-    prices = [total_price(price_op(node.op) for node in lower(architecture_of(one, base), seq_len)) for one in trials]
+    prices = [total_price(price_op(node.op) for node in lower(deployed_of(one, base), seq_len)) for one in trials]
     return tuple(
         replace(
             record,
@@ -112,7 +112,7 @@ def _repriced(trials: Sequence[Record], base: Architecture, pricer: Pricer, seq_
 
 def _with_range(record: Record, base: Architecture, pricer: Pricer, seq_len: int) -> Record:
     """Ranges are slow to find, so only what is shown has one."""
-    graph = lower(architecture_of(record, base), seq_len)
+    graph = lower(deployed_of(record, base), seq_len)
     return replace(record, latency_s_range=pricer.latency_s_range(graph))
 
 

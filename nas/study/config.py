@@ -5,10 +5,15 @@ from dataclasses import dataclass
 from costmodel.config.units import parse_bytes, parse_seconds
 from costmodel.cost import Budget
 from costmodel.errors import UserError
+from costmodel.ops import Encoding
+from costmodel.protocols.primitives import Holder
 from nas.recipe.candidate import Candidate, candidate_at
 from nas.recipe.recipe import MAX_SEED, ScaleName
 from nas.study.searcher import SearcherName
+from search_spaces.budget.priced_space import Accounting
+from search_spaces.lower import Deployment, Projection
 from search_spaces.notation import Member
+from search_spaces.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +28,11 @@ class StudyConfig:
         protocol: the MPC protocol that prices a model: published, semi2k, aby3 or cheetah.
         network: between the parties, for protocols other than published: lan, wan, another preset or a .yaml file.
         testbed: a .yaml file of compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
+        projection: logits of all tokens of the prompt, as the papers run it, or of the last one alone.
+        embedding: tokens one-hot encoded by the client, or looked up under the protocol.
+        weights: secret-shared (the default), or held by the server alone; for protocols other than published.
+        new_tokens: asked for after the prompt, each against a cache of keys and values; prices are per new token.
+        accounting: prices of what a candidate deploys to, which is what is paid, or as written, as papers price.
         searcher: how candidates are chosen.
         num_trials: candidates to train, baselines not counted.
         time_budget: stop after this long, with a unit; the run can be resumed.
@@ -43,6 +53,11 @@ class StudyConfig:
     protocol: str = "published"
     network: str | None = None
     testbed: str | None = None
+    projection: Projection = "all"
+    embedding: Encoding = "one-hot"
+    weights: Holder | None = None
+    new_tokens: int = 1
+    accounting: Accounting = "deployed"
     searcher: SearcherName = "evolution"
     num_trials: int = 20  # five generations of four: two before the first feedback, three after it
     time_budget: str | None = None
@@ -64,12 +79,17 @@ class StudyConfig:
             raise UserError(f"--gpus-per-trial must be finite and not negative, but got {self.gpus_per_trial}.")
         if self.gpus_per_trial > 1 and self.gpus_per_trial % 1:
             raise UserError(f"--gpus-per-trial must be whole or below 1, but got {self.gpus_per_trial}.")
-        _ = self.budget, self.time_budget_s
+        _ = self.budget, self.time_budget_s, self.workload
 
     @property
     def budget(self) -> Budget:
         comm = None if self.budget_comm is None else parse_bytes(self.budget_comm, "--budget-comm")
         return Budget(latency_s=parse_seconds(self.budget_latency, "--budget-latency"), sent_bytes=comm)
+
+    @property
+    def workload(self) -> Workload:
+        deployment = Deployment(embedding=self.embedding, projection=self.projection)
+        return Workload(prompt_len=self.seq_len, new_tokens=self.new_tokens, deployment=deployment)
 
     @property
     def time_budget_s(self) -> float | None:

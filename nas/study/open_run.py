@@ -7,21 +7,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from costmodel.errors import UserError
-from costmodel.estimate import Pricer, estimate
+from costmodel.estimate import Pricer
 from costmodel.protocols.identity import is_hash_of_sources
 from costmodel.protocols.published_rows import published_rows
 from nas.corpus.corpus import Corpus
 from nas.provenance import versions
 from nas.results import ledger
+from nas.results.ledger import architecture_of
 from nas.study.config import StudyConfig
 from nas.study.run_folder import Meta, read_ledger, read_meta
 from nas.study.searcher import SEARCHERS, TrialSchedule
 from nas.study.trials import Trials, TrialSetting
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import cheapest
-from search_spaces.lower import lower
 from search_spaces.notation import Member, parse
+from search_spaces.pricing import price_architecture
 from search_spaces.space import SearchSpace, contains, num_members
+from search_spaces.workload import Workload
 
 
 def published_members(space: SearchSpace) -> tuple[Member, ...]:
@@ -83,10 +85,10 @@ def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Me
     )
 
 
-def checked_meta(folder: Path, pricer: Pricer, corpus: Corpus, seq_len: int) -> Meta:
+def checked_meta(folder: Path, config: StudyConfig, pricer: Pricer, corpus: Corpus) -> Meta:
     """The meta of a run to resume. Raises UserError if prices or data are no longer those it was made with."""
     meta = read_meta(folder)
-    if is_hash_of_sources(meta.cost_model_id) and _prices_are_present(folder, meta, pricer, seq_len):
+    if is_hash_of_sources(meta.cost_model_id) and _prices_are_present(folder, meta, pricer, config.workload):
         meta = replace(meta, cost_model_id=pricer.cost_model_id)
     present = {
         "cost_model_id": pricer.cost_model_id,
@@ -102,11 +104,11 @@ def checked_meta(folder: Path, pricer: Pricer, corpus: Corpus, seq_len: int) -> 
     return meta
 
 
-def _prices_are_present(folder: Path, meta: Meta, pricer: Pricer, seq_len: int) -> bool:
+def _prices_are_present(folder: Path, meta: Meta, pricer: Pricer, workload: Workload) -> bool:
     """Whether the cost model prices every trial of a ledger as it was priced then, to the last bit."""
     priced = {record.placement: record for record in read_ledger(folder)}
     return all(
         (record.latency_s, record.sent_bytes, record.rounds) == (now.latency_s, now.sent_bytes, now.rounds)
         for record in priced.values()
-        for now in [estimate(lower(ledger.architecture_of(record, meta.base), seq_len), pricer).total]
+        for now in [price_architecture(architecture_of(record, meta.base), pricer, workload, "written").price]
     )

@@ -15,6 +15,7 @@ from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
+from costmodel.protocols.primitives import EngineSetting
 from nas.results import ledger
 from nas.results.ledger import Record
 from nas.storage import RUNS, replace_file
@@ -24,6 +25,7 @@ from search_spaces.space import SearchSpace, load_space
 
 CONFIG_FILE = "run.yaml"
 KEPT_FILES = {"space": "space.yaml", "network": "network.yaml", "testbed": "testbed.yaml"}  # the user's own, copied
+FORMER_SPACES = {"gpt2-small": "gpt2-papers"}
 META_SCHEMA_VERSION = 2  # 1 did not hold the base
 
 
@@ -105,7 +107,10 @@ def run_pricer(
     """What a run is priced under, on its own network and testbed unless others are given; None is a run to be."""
     own = own_file(folder, config, "testbed")
     return load_pricer(
-        config.protocol, network or own_file(folder, config, "network"), testbed or (None if own is None else Path(own))
+        config.protocol,
+        network or own_file(folder, config, "network"),
+        testbed or (None if own is None else Path(own)),
+        None if config.weights is None else EngineSetting(weights=config.weights),
     )
 
 
@@ -124,7 +129,10 @@ def read_ledger(folder: Path) -> tuple[Record, ...]:
 
 def read_config(folder: Path) -> StudyConfig:
     """Raises UserError, naming the file, if it is damaged."""
-    return decode(StudyConfig, load_mapping(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+    data = load_mapping(folder / CONFIG_FILE)
+    if "accounting" not in data:  # of a time when candidates were priced as written, and gpt2-small had fewer choices
+        data |= {"accounting": "written", "space": FORMER_SPACES.get(data["space"], data["space"])}
+    return decode(StudyConfig, data, str(folder / CONFIG_FILE))
 
 
 def write_meta(folder: Path, meta: Meta) -> None:

@@ -53,7 +53,7 @@ def run_campaign(
     )
     if not config.gpus_per_trial:
         has_native(SCALES[config.scale].head_dim or feasible.space.base.head_dim)  # compiled or said here, once for all
-    known = None if folder is None else checked_meta(folder, feasible.priced.pricer, corpus, config.seq_len)
+    known = None if folder is None else checked_meta(folder, config, feasible.priced.pricer, corpus)
     folder = folder or new_folder(output_dir)
     with locked(folder):
         meta = known or new_meta(config, feasible, corpus)

@@ -11,17 +11,18 @@ from typing import Literal
 
 from costmodel.cost import Price
 from costmodel.errors import UserError
-from costmodel.estimate import Pricer, estimate
+from costmodel.estimate import Pricer
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate, candidate_id, trial_id
 from nas.results import ledger
 from nas.results.ledger import Event, Record, Status
 from nas.study.config import StudyConfig, study_candidate
 from nas.study.searcher import LAG, Proposal, Result, TrialSchedule
-from nas.training.outcome import Outcome, RungRecord
-from search_spaces.architecture import arch_id
-from search_spaces.lower import lower
+from nas.training.outcome import Earned, Outcome, RungRecord
+from search_spaces.architecture import Architecture, arch_id
+from search_spaces.deployed import deployed
 from search_spaces.notation import placement
+from search_spaces.pricing import PricedArchitecture, price_architecture
 
 Device = Literal["cpu", "cuda"]
 
@@ -30,13 +31,15 @@ Device = Literal["cpu", "cuda"]
 class TrialSpec:
     """Everything a worker needs to train one candidate; plain data.
 
-    price, latency_s_range: of the deployed model. rivals: results that may stop this trial early.
+    deployed: what the candidate deploys to by rule, or None where candidates are priced as written.
+    price, latency_s_range: of that. rivals: results that may stop this trial early.
     folder: where its checkpoints and metrics go.
     """
 
     proposal: Proposal
     trial_id: str
     candidate: Candidate
+    deployed: Architecture | None
     price: Price
     latency_s_range: tuple[float, float] | None
     seed: int
@@ -52,6 +55,7 @@ class TrialEvent:
     """What a worker reports. `halted` is a failure of the machine, not of the candidate: the run must stop.
 
     measured: what training came to by then, as it said itself; None if it said nothing.
+    earned: what the weights of a completed trial fold to; None where nothing is folded.
     """
 
     event: Event | None
@@ -59,6 +63,7 @@ class TrialEvent:
     reason: str | None = None
     halted: bool = False
     measured: RungRecord | Outcome | None = None
+    earned: Earned | None = None
 
     @property
     def rung(self) -> int | None:
@@ -135,12 +140,14 @@ class Trials:
         candidate = study_candidate(self.setting.config, proposal.member)
         attempt = sum(one.event == "finished" and one.index == proposal.index for one in self.records)
         name = trial_id(candidate, seed=self.setting.config.seed, attempt=attempt)
-        cost = estimate(lower(proposal.member.architecture, self.setting.config.seq_len), self.pricer)
+        cost = self._priced(proposal.member.architecture)
+        folds = self.setting.config.accounting == "deployed"
         return TrialSpec(
             proposal=proposal,
             trial_id=name,
             candidate=candidate,
-            price=cost.total,
+            deployed=deployed(proposal.member.architecture) if folds else None,
+            price=cost.price,
             latency_s_range=cost.latency_s_range,
             seed=self.setting.config.seed,
             corpus=self.setting.corpus,
@@ -149,6 +156,10 @@ class Trials:
             threads=self.setting.threads,
             rivals=self.schedule.rivals(proposal) if proposal.role == "candidate" else (),
         )
+
+    def _priced(self, architecture: Architecture) -> PricedArchitecture:
+        config = self.setting.config
+        return price_architecture(architecture, self.pricer, config.workload, config.accounting)
 
     def _is_retried(self, record: Record) -> bool:
         """A failure says nothing about a candidate: it is tried again, unless later proposals depend on it already."""
@@ -195,8 +206,11 @@ class Trials:
 
     def _record(self, spec: TrialSpec, event: TrialEvent) -> Record:
         assert event.event is not None
-        member, setting, price = spec.proposal.member, self.setting, spec.price
-        measured = event.measured
+        member, setting, measured, earned = spec.proposal.member, self.setting, event.measured, event.earned
+        price, latency_s_range, run_as = spec.price, spec.latency_s_range, spec.deployed
+        if earned is not None:
+            price, latency_s_range = self._priced(earned.architecture)
+            run_as = earned.architecture
         entropy = measured.entropy if measured else None
         return Record(
             event=event.event,
@@ -227,10 +241,18 @@ class Trials:
             rounds=price.rounds,
             sent_bytes=price.sent_bytes,
             latency_s=price.latency_s,
-            latency_s_range=spec.latency_s_range,
+            latency_s_range=latency_s_range,
             entropy=entropy.head_means if entropy else None,
             flags=entropy.flags if entropy else (),
             seed=spec.seed,
             seconds=measured.seconds if measured else 0.0,
             versions=dict(setting.versions),
+            deployed_id=arch_id(run_as) if run_as else None,
+            deployed=placement(run_as) if run_as else None,
+            promised_latency_s=spec.price.latency_s if run_as else None,
+            promised_sent_bytes=spec.price.sent_bytes if run_as else None,
+            left_unfolded=earned.left if earned else (),
+            fold_logits_error=earned.logits_error if earned else None,
+            fold_fixed_point_error=earned.fixed_point_error if earned else None,
+            fold_top1_agreement=earned.top1_agreement if earned else None,
         )

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from search_spaces.architecture import Architecture
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntropySummary:
@@ -26,6 +28,24 @@ class EntropySummary:
         """
         flags = {"entropy-collapse": self.num_collapsed > 0, "entropic-overload": self.quarter_shares[3] > 0.25}
         return tuple(name for name, raised in flags.items() if raised)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Earned:
+    """What folding made of a trained model: the form that is run.
+
+    architecture: at the dimensions that are priced. left: what the rule promises to fold and these weights do not
+        allow, with the reason.
+    logits_error: largest difference of a logit to the trained model's, relative to the largest logit; single precision.
+    fixed_point_error: the same of the folded model in fixed point, over that of the trained model in fixed point.
+    top1_agreement: share of positions whose likeliest token is the trained model's.
+    """
+
+    architecture: Architecture
+    left: tuple[str, ...]
+    logits_error: float
+    fixed_point_error: float
+    top1_agreement: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,32 @@
+"""The price of one architecture for a workload: of what it deploys to, or as written."""
+
+from typing import NamedTuple
+
+from costmodel.cost import Price, shared_price, total_price
+from costmodel.estimate import Pricer
+from search_spaces.architecture import Architecture
+from search_spaces.budget.priced_space import Accounting
+from search_spaces.deployed import deployed
+from search_spaces.workload import Workload
+
+
+class PricedArchitecture(NamedTuple):
+    """A price per new token, and the least and greatest latency that the cost model's data allow, or None."""
+
+    price: Price
+    latency_s_range: tuple[float, float] | None
+
+
+def price_architecture(
+    architecture: Architecture, pricer: Pricer, workload: Workload, accounting: Accounting
+) -> PricedArchitecture:
+    """Prices every op graph of the workload. A folded architecture is priced as it is.
+
+    Raises UserError for a workload that the architecture cannot take, or an op without formula.
+    """
+    graphs = workload.graphs(deployed(architecture) if accounting == "deployed" else architecture)
+    whole = total_price(pricer.price(node.op) for graph in graphs for node in graph)
+    ranges = [pricer.latency_s_range(graph) for graph in graphs]
+    shares = workload.new_tokens
+    low, high = (sum(bounds[end] for bounds in ranges if bounds is not None) / shares for end in (0, 1))
+    return PricedArchitecture(shared_price(whole, shares), None if None in ranges else (low, high))
