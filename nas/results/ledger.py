@@ -20,7 +20,6 @@ from search_spaces.architecture import Architecture
 from search_spaces.notation import parse, parse_deployed
 
 SCHEMA_VERSION = 2
-READABLE_VERSIONS = (1, 2)  # 1: priced as written, nothing folded
 FILE_NAME = "trials.jsonl"
 
 Event = Literal["started", "rung", "finished"]
@@ -88,9 +87,9 @@ class Record:
     fold_top1_agreement: float | None = None
 
     def __post_init__(self) -> None:
-        if self.schema_version not in READABLE_VERSIONS:
+        if self.schema_version != SCHEMA_VERSION:
             raise UserError(
-                f"`schema_version` must be {' or '.join(map(str, READABLE_VERSIONS))}, but got {self.schema_version}; "
+                f"`schema_version` must be {SCHEMA_VERSION}, but got {self.schema_version}; "
                 f"read this run with the version of the toolkit that wrote it."
             )
         for name in ("val_loss", "perplexity", "latency_s", "sent_bytes"):
@@ -143,12 +142,21 @@ def read(path: Path) -> tuple[Record, ...]:
     torn = lines.pop()  # what follows the last newline: empty unless a write was cut off
     for number, line in enumerate(lines, 1):
         try:
-            records.append(decode(Record, json.loads(line), f"{path}, line {number}"))
+            records.append(decode(Record, _upgraded(json.loads(line)), f"{path}, line {number}"))
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
             raise UserError(f"{path}, line {number} must be a JSON record, but cannot be parsed: {error}.") from None
     if torn:
         warnings.warn(f"{path}: dropped a torn last line of {len(torn)} bytes.", stacklevel=2)
     return tuple(records)
+
+
+def _upgraded(data: Any) -> Any:
+    """Schema 1 knew nothing of folding; its prices are of models as written."""
+    return (
+        data | {"schema_version": SCHEMA_VERSION}
+        if isinstance(data, dict) and data.get("schema_version") == 1
+        else data
+    )
 
 
 def recover(path: Path) -> tuple[Record, ...]:
