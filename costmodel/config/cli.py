@@ -1,28 +1,43 @@
 """From functions to a command line: one clear line on stderr for whatever is wrong, and an exit code that says what.
 
-0 ok; 1 the command started and cannot go on; 2 usage or bad input, nothing written; 3 no member fits the budget;
-130 interrupted. Flags, `--config FILE` and `--print_config` come from the functions' signatures and docstrings.
+0 ok; 1 the command started and cannot go on, or has a bug; 2 usage or bad input, nothing written; 3 no member fits the
+budget; 130 interrupted. Flags, `--config FILE` and `--print_config` come from the functions' signatures and
+docstrings. Every command takes `--debug`: a bug then shows its traceback instead of writing it to a file.
 """
 
 import os
 import re
 import sys
 import warnings
-from argparse import ArgumentError
+from argparse import SUPPRESS, Action, ArgumentError
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from jsonargparse import ArgumentParser, Namespace, auto_cli
 
+from costmodel.config.bugs import BugError, report_bug
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import InfeasibleError, StoppedError, UserError
 
 Command: TypeAlias = Callable[..., int | None]
 
-_NO_KEYS = ("help", "config", "print_config", "print_shtab")  # flags that a file cannot set
+DEBUG = "--debug"
+
+_NO_KEYS = ("help", SUPPRESS, "config", "print_config", "print_shtab")  # flags that a file cannot set
 
 STOPPED, USAGE, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
+
+
+class _Debug(Action):
+    """A flag that is no setting: `guarded` is told of it, and it is in no configuration."""
+
+    def __init__(self, option_strings: Sequence[str], **rest: Any) -> None:
+        help = "show the traceback of a bug, instead of writing it to a file"
+        super().__init__(option_strings, dest=SUPPRESS, default=SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, *args: Any, **rest: Any) -> None:
+        """Nothing."""
 
 
 class Parser(ArgumentParser):
@@ -33,6 +48,7 @@ class Parser(ArgumentParser):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **settings})
+        self.add_argument(DEBUG, action=_Debug)
 
     def add_argument(self, *args: Any, **settings: Any) -> Any:
         """A flag of type bool needs no value."""
@@ -59,15 +75,18 @@ class Parser(ArgumentParser):
 def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None = None) -> NoReturn:
     """Runs the command that `args` (default: the process's) ask for, then exits with what it returns (None is 0).
 
-    A dict gives one subcommand per entry. A command reports bad input with ValueError, and what stops it midway
-    with StoppedError or OSError. Those are told in one line wherever they come from, a bug included; every other
-    type keeps its traceback.
+    A dict gives one subcommand per entry. A command reports bad input with UserError, and what stops it midway
+    with StoppedError or OSError; anything else that it raises is a bug.
     """
-    sys.exit(guarded(lambda: _call(commands, prog, args)))
+    debug = DEBUG in (sys.argv[1:] if args is None else args)
+    sys.exit(guarded(lambda: _call(commands, prog, args), debug=debug))
 
 
-def guarded(action: Callable[[], int | None]) -> int:
-    """The exit code of an action; what it raises is told in one line, as `run` says."""
+def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
+    """The exit code of an action; what it raises is told in one line.
+
+    The traceback of a bug goes into a file that the line names, unless `debug` asks for the exception itself.
+    """
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -80,10 +99,16 @@ def guarded(action: Callable[[], int | None]) -> int:
         return STOPPED
     except InfeasibleError as error:
         return _say(str(error), INFEASIBLE)
+    except (ArgumentError, UserError) as error:
+        return _say(str(error), USAGE)
     except (StoppedError, OSError) as error:
         return _say(str(error), STOPPED)
-    except (ArgumentError, ValueError, OverflowError) as error:
-        return _say(str(error), USAGE)
+    except MemoryError as error:
+        return _say(f"out of memory: {error or 'a smaller model, space or sequence takes less'}", STOPPED)
+    except Exception as error:
+        if debug:
+            raise
+        return _say(str(error) if isinstance(error, BugError) else report_bug(error), STOPPED)
     return code or 0
 
 
@@ -125,8 +150,11 @@ def _config_files(arguments: Sequence[str]) -> Iterator[Path]:
 def _check_config(path: Path) -> None:
     """What the parser's own reader lets pass: aliases, duplicate keys, and a file that has a further one read."""
     data = load_mapping(path)
-    if any("config" in keys for keys in (data, *data.values()) if isinstance(keys, dict)):
+    mappings = [keys for keys in (data, *data.values()) if isinstance(keys, dict)]
+    if any("config" in keys for keys in mappings):
         raise UserError(f"{path} must not have the key 'config'; give --config once for each file.")
+    if any("debug" in keys for keys in mappings):
+        raise UserError(f"{path} must not have the key 'debug'; give {DEBUG} on the command line.")
 
 
 def _hyphened(text: str) -> str:

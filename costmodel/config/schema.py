@@ -30,7 +30,7 @@ def decode(kind: type[T], data: object, where: str) -> T:
     values = {name: _value(hints[name], value, f"`{name}` of {where}") for name, value in data.items()}
     try:
         return kind(**values)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
 
@@ -87,7 +87,7 @@ def _union(options: tuple[Any, ...], value: Any, where: str) -> Any:
         if option is not NoneType:
             try:
                 return _value(option, value, where)
-            except ValueError as error:
+            except UserError as error:
                 errors.append(error)
     raise errors[0]
 
