@@ -3,6 +3,7 @@
 On several devices: `torchrun --nproc-per-node N -m nas.train ARCH ...`.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -205,7 +206,7 @@ def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candida
         versions=versions(),
     )
     folder = output_dir or RUNS / now.strftime("train-%Y-%m-%dT%H%M%SZ")
-    if folder.is_dir() and any(folder.iterdir()):
+    if os.path.isdir(folder) and os.access(folder, os.R_OK) and any(folder.iterdir()):
         held = (
             f"already holds a training; continue it with --resume {folder}"
             if (folder / CONFIG_FILE).exists()

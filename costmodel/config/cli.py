@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 from argparse import SUPPRESS, Action, ArgumentError
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -24,6 +24,16 @@ Command: TypeAlias = Callable[..., int | None]
 
 DEBUG = "--debug"
 
+MAX_LINE = 1000  # characters; a value of thousands must not hide what is wrong with it
+
+_RESERVED = {  # keys that the parser takes from a file and does not set a flag with
+    "config": "give --config once for each file",
+    "debug": f"give {DEBUG} on the command line",
+    "subcommand": "give the subcommand on the command line",
+    "print_shtab": "it is no setting",
+    "init_args": "it is no setting",
+    "__path__": "it is no setting",
+}
 _NO_KEYS = ("help", SUPPRESS, "config", "print_config", "print_shtab")  # flags that a file cannot set
 
 STOPPED, USAGE, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
@@ -58,11 +68,18 @@ class Parser(ArgumentParser):
     def parse_args(  # type: ignore[override]  # the overloads differ in ways that we do not use
         self, args: Sequence[str] | None = None, *rest: Any, **settings: Any
     ) -> Any:
-        """Raises UserError if the file of a `--config` is not plain YAML, ArgumentError for the rest."""
+        """Raises UserError if an argument is no text or the file of a `--config` not plain YAML, else ArgumentError."""
         arguments = _with_underscores(sys.argv[1:] if args is None else args)
+        for argument in arguments:
+            _check_text(argument)
+        commands = _commands(self)
         for path in _config_files(arguments):
-            _check_config(path)
-        return super().parse_args(arguments, *rest, **settings)
+            _check_config(path, commands)
+        parsed = super().parse_args(arguments, *rest, **settings)
+        _check_nulls(self, parsed)
+        if command := parsed.get("subcommand"):
+            _check_nulls(commands[command], parsed[command])
+        return parsed
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         known = [action.dest for action in (getattr(ex, "subcommand_parser", None) or self)._actions]
@@ -147,14 +164,39 @@ def _config_files(arguments: Sequence[str]) -> Iterator[Path]:
             yield Path(name)
 
 
-def _check_config(path: Path) -> None:
-    """What the parser's own reader lets pass: aliases, duplicate keys, and a file that has a further one read."""
+def _commands(parser: ArgumentParser) -> dict[str, ArgumentParser]:
+    """The parsers of the subcommands by name."""
+    return {
+        name: one
+        for action in parser._actions
+        if isinstance(action.choices, dict)
+        for name, one in action.choices.items()
+    }
+
+
+def _check_text(argument: str) -> None:
+    """The system hands over bytes that are no UTF-8, say in a path, as halves of surrogate pairs."""
+    if "\0" in argument or any("\ud800" <= sign <= "\udfff" for sign in argument):
+        raise UserError(f"an argument must be text in UTF-8 without null characters, but got {argument!r:.80}.")
+
+
+def _check_config(path: Path, commands: Container[str]) -> None:
+    """What the parser's own reader lets pass: aliases, duplicate keys, and keys of its own, say for a further file."""
     data = load_mapping(path)
-    mappings = [keys for keys in (data, *data.values()) if isinstance(keys, dict)]
-    if any("config" in keys for keys in mappings):
-        raise UserError(f"{path} must not have the key 'config'; give --config once for each file.")
-    if any("debug" in keys for keys in mappings):
-        raise UserError(f"{path} must not have the key 'debug'; give {DEBUG} on the command line.")
+    for keys in (data, *(value for value in data.values() if isinstance(value, dict))):
+        for key, remedy in _RESERVED.items():
+            if key in keys:
+                raise UserError(f"{path} must not have the key {key!r}; {remedy}.")
+    for key, value in data.items():
+        if key in commands and not isinstance(value, dict):
+            raise UserError(f"`{key}` of {path} must be a mapping of flags to values, but got {value!r:.80}.")
+
+
+def _check_nulls(parser: ArgumentParser, parsed: Namespace) -> None:
+    """The parser itself takes null for a value of any type."""
+    for action in parser._actions:
+        if action.default not in (None, SUPPRESS) and action.dest in parsed and parsed[action.dest] is None:
+            raise UserError(f"--{action.dest.replace('_', '-')} must not be null; leave it out for {action.default}.")
 
 
 def _hyphened(text: str) -> str:
@@ -182,5 +224,8 @@ def _plain(message: str, known: Sequence[str] = ()) -> str:
 
 
 def _say(message: str, code: int) -> int:
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    text = " ".join(message.replace("\0", "\\0").split())
+    if len(text) > MAX_LINE:
+        text = f"{text[: MAX_LINE // 2]} ... {text[-MAX_LINE // 2 :]}"
+    print("error:", text, file=sys.stderr)
     return code

@@ -19,6 +19,13 @@ class _StrictLoader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=mark)
         return super().compose_node(parent, index)
 
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        value = super().construct_scalar(node)
+        if isinstance(value, str) and ("\0" in value or any("\ud800" <= sign <= "\udfff" for sign in value)):
+            problem = "a text must hold neither a null character nor half a surrogate pair"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return value
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys: set[str] = set()
         for key_node, _ in node.value:
@@ -45,6 +52,8 @@ def load_mapping(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid YAML: {error.problem}{place}.") from None
     except ValueError as error:  # a scalar that looks like a date or a number but is none
         raise UserError(f"{path} is not valid YAML: {error!s:.120}.") from None
+    except (LookupError, AttributeError):  # a scalar with a tag, which the package takes at its word
+        raise UserError(f"{path} is not valid YAML: a value is not of the type that its tag says.") from None
     except (yaml.YAMLError, RecursionError):
         raise UserError(f"{path} must be YAML text, but cannot be parsed.") from None
     if not isinstance(data, dict):

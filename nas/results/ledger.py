@@ -117,7 +117,9 @@ def read(path: Path) -> tuple[Record, ...]:
     for number, line in enumerate(lines, 1):
         try:
             records.append(decode(Record, json.loads(line), f"{path}, line {number}"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except UserError:
+            raise
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number} must be a JSON record, but cannot be parsed: {error}.") from None
     if torn:
         warnings.warn(f"{path}: dropped a torn last line of {len(torn)} bytes.", stacklevel=2)
