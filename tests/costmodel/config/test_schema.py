@@ -4,6 +4,7 @@ from typing import Literal
 import pytest
 
 from costmodel.config.schema import decode
+from costmodel.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,7 @@ class Outer:
 
     def __post_init__(self) -> None:
         if self.count < 0:
-            raise ValueError(f"`count` must be at least 0, but got {self.count}.")
+            raise UserError(f"`count` must be at least 0, but got {self.count}.")
 
 
 def test_plain_data_becomes_nested_dataclasses():
