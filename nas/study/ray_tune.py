@@ -96,13 +96,17 @@ def _start_ray(resources: Resources, worker_env: Mapping[str, str]) -> None:
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
         }
-    ray.init(
-        address=resources.ray_address or "local",  # whatever RAY_ADDRESS says
-        runtime_env={"env_vars": dict(worker_env)},
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-        **local,
-    )
+    try:
+        ray.init(
+            address=resources.ray_address or "local",  # whatever RAY_ADDRESS says
+            runtime_env={"env_vars": dict(worker_env)},
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            **local,
+        )
+    except (OSError, RuntimeError, ValueError) as error:  # Ray's types for what its own processes run into
+        where = "on this machine" if resources.ray_address is None else f"at {resources.ray_address}"
+        raise RunHaltedError(f"Ray cannot be reached {where}: {described(error)}") from error
 
 
 def _fit(

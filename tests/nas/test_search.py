@@ -228,6 +228,7 @@ def test_weights_of_another_step_are_not_exported(finished):
         ("--budget-latency 5min --seq-len 4000", "`seq_len` must be between 1 and the context"),
         ("--budget-latency 5min --data /no/such/path", "/no/such/path"),
         ("--budget-latency 5min --gpus-per-trial 0.5", "needs a CUDA device"),
+        ("--budget-latency 5min --ray-address x.yaml", "--ray-address must be auto, HOST:PORT or ray://HOST:PORT"),
         ("--budget-latency 5min --data=", "data must be stdlib"),
         ("--budget-latency 5min --seed 99999999999999999999", "--seed must be from 0 to"),
         ("--resume /no/such/run", "RUN must be the folder of a run"),
