@@ -18,6 +18,7 @@ from jsonargparse import ArgumentParser, Namespace, auto_cli
 
 from costmodel.config.bugs import BugError, report_bug
 from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.text import is_text
 from costmodel.errors import InfeasibleError, StoppedError, UserError
 
 Command: TypeAlias = Callable[..., int | None]
@@ -175,8 +176,7 @@ def _commands(parser: ArgumentParser) -> dict[str, ArgumentParser]:
 
 
 def _check_text(argument: str) -> None:
-    """The system hands over bytes that are no UTF-8, say in a path, as halves of surrogate pairs."""
-    if "\0" in argument or any("\ud800" <= sign <= "\udfff" for sign in argument):
+    if not is_text(argument):
         raise UserError(f"an argument must be text in UTF-8 without null characters, but got {argument!r:.80}.")
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from costmodel.config.text import is_text
 from costmodel.errors import UserError
 
 MAX_BYTES = 4_000_000  # far above any file of ours; a larger one is a mistake
@@ -21,7 +22,7 @@ class _StrictLoader(yaml.SafeLoader):
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         value = super().construct_scalar(node)
-        if isinstance(value, str) and ("\0" in value or any("\ud800" <= sign <= "\udfff" for sign in value)):
+        if isinstance(value, str) and not is_text(value):
             problem = "a text must hold neither a null character nor half a surrogate pair"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         return value
