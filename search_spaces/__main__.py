@@ -1,6 +1,7 @@
 """`python -m search_spaces count|list|show SPACE`: how large a space is, what is in it, and what a budget leaves."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
@@ -85,7 +86,7 @@ def list_members(
     feasible = _feasible(space, budget_latency, budget_comm, seq_len, load_pricer(protocol, network, testbed))
     check_feasible(feasible)
     found = members(feasible.space) if feasible.budget == Budget() else feasible.members()
-    listed = [_member(feasible.priced, member) for member in islice(found, limit)]
+    listed = [_member(feasible.priced, member) for member in islice(found, min(limit, sys.maxsize))]
     if format == "json":
         print(_json({**_setting(feasible), "members": listed}))
         return
