@@ -275,7 +275,7 @@ def calibrate(
         return
     if output is None:
         raise UserError(f"--output is required for protocol {protocol}: the .yaml file to write.")
-    if output.is_dir() or not os.access(output.parent, os.W_OK):  # before it is measured for minutes
+    if os.path.isdir(output) or not os.access(output.parent, os.W_OK):  # before it is measured for minutes
         raise UserError(f"--output {output} must be a file in a folder that can be written to.")
     mpc_engine.check_installed()
     timings = output.with_suffix(f".{protocol}.timings.jsonl")

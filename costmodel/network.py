@@ -8,6 +8,7 @@ link both directions share the bandwidth. Nothing is taken to overlap with compu
 """
 
 import math
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
@@ -96,7 +97,7 @@ def load_network(name_or_path: str) -> Network:
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"network must be one of {', '.join(NETWORKS)} or a .yaml file, but got {name_or_path!r}.")
-    if not path.is_file():
+    if not os.path.isfile(path):  # nor a name that is too long
         keys = ", ".join(field.name for field in fields(Network))
         raise UserError(f"network {name_or_path!r} must be an existing file with the keys {keys}.")
     return decode(Network, load_mapping(path), str(path))

@@ -141,7 +141,7 @@ def overview(feasible: FeasibleSpace) -> list[str]:
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     arguments = sys.argv[1:] if args is None else args
-    return cli.guarded(lambda: search(parse(arguments), Console()))
+    return cli.guarded(lambda: search(parse(arguments), Console()), debug=cli.DEBUG in arguments)
 
 
 if __name__ == "__main__":

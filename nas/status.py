@@ -2,12 +2,14 @@
 
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
 
 from costmodel.config import cli
+from costmodel.config.bugs import TRACEBACK_FILE
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
 from nas.report.progress import line
@@ -44,6 +46,14 @@ def status(run: str) -> None:
     for record in ledger.finished(records):
         if record.reason:
             console.print(f"{record.status}: {record.notation} ({record.trial_id}): {record.reason}")
+            if traceback := _traceback(folder, record):
+                console.print(f"  traceback: {traceback}")
+
+
+def _traceback(folder: Path, record: Record) -> Path | None:
+    """Where the traceback of a trial is, unless its reason says so or there is none."""
+    path = folder / "trials" / record.trial_id / TRACEBACK_FILE
+    return path if path.exists() and str(path) not in (record.reason or "") else None
 
 
 def _front_table(members: tuple[Record, ...], budget: Budget) -> Table:

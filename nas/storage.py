@@ -1,4 +1,4 @@
-"""Where this package keeps things on disk: its cache, its runs, their lock, and the one way a file is replaced."""
+"""Where this package keeps things on disk: its runs, their lock, and the one way a file is replaced."""
 
 import fcntl
 import os
@@ -12,12 +12,6 @@ from costmodel.errors import UserError
 RUNS = Path("runs")
 LOCK_FILE = ".lock"
 LOCK_PATIENCE_S = 1.0  # a reader that asks whether a run is held holds it for a moment itself
-
-
-def default_cache_dir() -> Path:
-    """Corpora and compiled code, prepared once: under XDG_CACHE_HOME, else ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "private-inference-nas"
 
 
 def replace_file(path: Path, content: str | bytes) -> None:

@@ -3,6 +3,7 @@
 On several devices: `torchrun --nproc-per-node N -m nas.train ARCH ...`.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -16,6 +17,7 @@ import torch
 from rich.console import Console
 
 from costmodel.config import cli
+from costmodel.config.bugs import bugs_reported
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.units import format_seconds
@@ -154,7 +156,11 @@ def _train(
     )
     records = partial(train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial)
     alone = team.size == 1  # several would stop at different steps, and wait for one another
-    with locked(folder) if team.leads else nullcontext(), deferred_interrupt() if alone else _never() as interrupted:
+    with (
+        bugs_reported(folder, f"continue with --resume {folder}"),
+        locked(folder) if team.leads else nullcontext(),
+        deferred_interrupt() if alone else _never() as interrupted,
+    ):
         try:
             for record in records(team=team, stop=interrupted):
                 _report(record, candidate, folder, console)
@@ -200,7 +206,7 @@ def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candida
         versions=versions(),
     )
     folder = output_dir or RUNS / now.strftime("train-%Y-%m-%dT%H%M%SZ")
-    if folder.is_dir() and any(folder.iterdir()):
+    if os.path.isdir(folder) and os.access(folder, os.R_OK) and any(folder.iterdir()):
         held = (
             f"already holds a training; continue it with --resume {folder}"
             if (folder / CONFIG_FILE).exists()
@@ -254,7 +260,8 @@ def _report(record: RungRecord | Outcome, candidate: Candidate, folder: Path, co
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
-    return cli.guarded(lambda: run(sys.argv[1:] if args is None else args, Console(soft_wrap=True)))
+    arguments = sys.argv[1:] if args is None else args
+    return cli.guarded(lambda: run(arguments, Console(soft_wrap=True)), debug=cli.DEBUG in arguments)
 
 
 if __name__ == "__main__":

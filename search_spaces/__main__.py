@@ -116,7 +116,7 @@ def list_members(
     feasible = _feasible(space, budget_latency, budget_comm, seq_len, pricer, accounting)
     check_feasible(feasible)
     found = members(feasible.space) if feasible.budget == Budget() else feasible.members()
-    listed = [_member(feasible.priced, member) for member in islice(found, limit)]
+    listed = [_member(feasible.priced, member) for member in islice(found, min(limit, sys.maxsize))]
     if format == "json":
         print(_json({**_setting(feasible), "members": listed}))
         return

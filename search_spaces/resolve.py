@@ -1,6 +1,7 @@
 """What a command line calls an architecture: a YAML file, a Python factory, or the papers' notation."""
 
 import importlib
+import os
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -56,4 +57,4 @@ def call_factory(text: str) -> object:
 
 
 def _is_file(text: str) -> bool:
-    return text.endswith(".yaml") and Path(text).exists()
+    return text.endswith(".yaml") and os.path.exists(text)  # False, too, for a name that is too long

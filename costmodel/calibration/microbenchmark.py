@@ -154,7 +154,7 @@ def saved(path: Path) -> tuple[Timing, ...]:
 def _timing(line: bytes, where: str) -> Timing:
     try:
         data = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError(f"{where} must be JSON; delete the line to measure what it held again.") from None
     return decode(Timing, data, where)
 

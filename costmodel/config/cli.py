@@ -1,28 +1,54 @@
 """From functions to a command line: one clear line on stderr for whatever is wrong, and an exit code that says what.
 
-0 ok; 1 the command started and cannot go on; 2 usage or bad input, nothing written; 3 no member fits the budget;
-130 interrupted. Flags, `--config FILE` and `--print_config` come from the functions' signatures and docstrings.
+0 ok; 1 the command started and cannot go on, or has a bug; 2 usage or bad input, nothing written; 3 no member fits the
+budget; 130 interrupted. Flags, `--config FILE` and `--print_config` come from the functions' signatures and
+docstrings. Every command takes `--debug`: a bug then shows its traceback instead of writing it to a file.
 """
 
 import os
 import re
 import sys
 import warnings
-from argparse import ArgumentError
-from collections.abc import Callable, Iterator, Sequence
+from argparse import SUPPRESS, Action, ArgumentError
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from jsonargparse import ArgumentParser, Namespace, auto_cli
 
+from costmodel.config.bugs import BugError, report_bug
 from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.text import is_text
 from costmodel.errors import InfeasibleError, StoppedError, UserError
 
 Command: TypeAlias = Callable[..., int | None]
 
-_NO_KEYS = ("help", "config", "print_config", "print_shtab")  # flags that a file cannot set
+DEBUG = "--debug"
+
+MAX_LINE = 1000  # characters; a value of thousands must not hide what is wrong with it
+
+_RESERVED = {  # keys that the parser takes from a file and does not set a flag with
+    "config": "give --config once for each file",
+    "debug": f"give {DEBUG} on the command line",
+    "subcommand": "give the subcommand on the command line",
+    "print_shtab": "it is no setting",
+    "init_args": "it is no setting",
+    "__path__": "it is no setting",
+}
+_NO_KEYS = ("help", SUPPRESS, "config", "print_config", "print_shtab")  # flags that a file cannot set
 
 STOPPED, USAGE, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
+
+
+class _Debug(Action):
+    """A flag that is no setting: `guarded` is told of it, and it is in no configuration."""
+
+    def __init__(self, option_strings: Sequence[str], **rest: Any) -> None:
+        help = "show the traceback of a bug, instead of writing it to a file"
+        super().__init__(option_strings, dest=SUPPRESS, default=SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, *args: Any, **rest: Any) -> None:
+        """Nothing."""
 
 
 class Parser(ArgumentParser):
@@ -33,6 +59,7 @@ class Parser(ArgumentParser):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **settings})
+        self.add_argument(DEBUG, action=_Debug)
 
     def add_argument(self, *args: Any, **settings: Any) -> Any:
         """A flag of type bool needs no value."""
@@ -42,11 +69,18 @@ class Parser(ArgumentParser):
     def parse_args(  # type: ignore[override]  # the overloads differ in ways that we do not use
         self, args: Sequence[str] | None = None, *rest: Any, **settings: Any
     ) -> Any:
-        """Raises UserError if the file of a `--config` is not plain YAML, ArgumentError for the rest."""
+        """Raises UserError if an argument is no text or the file of a `--config` not plain YAML, else ArgumentError."""
         arguments = _with_underscores(sys.argv[1:] if args is None else args)
+        for argument in arguments:
+            _check_text(argument)
+        commands = _commands(self)
         for path in _config_files(arguments):
-            _check_config(path)
-        return super().parse_args(arguments, *rest, **settings)
+            _check_config(path, commands)
+        parsed = super().parse_args(arguments, *rest, **settings)
+        _check_nulls(self, parsed)
+        if command := parsed.get("subcommand"):
+            _check_nulls(commands[command], parsed[command])
+        return parsed
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         known = [action.dest for action in (getattr(ex, "subcommand_parser", None) or self)._actions]
@@ -59,15 +93,18 @@ class Parser(ArgumentParser):
 def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None = None) -> NoReturn:
     """Runs the command that `args` (default: the process's) ask for, then exits with what it returns (None is 0).
 
-    A dict gives one subcommand per entry. A command reports bad input with ValueError, and what stops it midway
-    with StoppedError or OSError. Those are told in one line wherever they come from, a bug included; every other
-    type keeps its traceback.
+    A dict gives one subcommand per entry. A command reports bad input with UserError, and what stops it midway
+    with StoppedError or OSError; anything else that it raises is a bug.
     """
-    sys.exit(guarded(lambda: _call(commands, prog, args)))
+    debug = DEBUG in (sys.argv[1:] if args is None else args)
+    sys.exit(guarded(lambda: _call(commands, prog, args), debug=debug))
 
 
-def guarded(action: Callable[[], int | None]) -> int:
-    """The exit code of an action; what it raises is told in one line, as `run` says."""
+def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
+    """The exit code of an action; what it raises is told in one line.
+
+    The traceback of a bug goes into a file that the line names, unless `debug` asks for the exception itself.
+    """
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -80,10 +117,16 @@ def guarded(action: Callable[[], int | None]) -> int:
         return STOPPED
     except InfeasibleError as error:
         return _say(str(error), INFEASIBLE)
+    except (ArgumentError, UserError) as error:
+        return _say(str(error), USAGE)
     except (StoppedError, OSError) as error:
         return _say(str(error), STOPPED)
-    except (ArgumentError, ValueError, OverflowError) as error:
-        return _say(str(error), USAGE)
+    except MemoryError as error:
+        return _say(f"out of memory: {error or 'a smaller model, space or sequence takes less'}", STOPPED)
+    except Exception as error:
+        if debug:
+            raise
+        return _say(str(error) if isinstance(error, BugError) else report_bug(error), STOPPED)
     return code or 0
 
 
@@ -122,11 +165,38 @@ def _config_files(arguments: Sequence[str]) -> Iterator[Path]:
             yield Path(name)
 
 
-def _check_config(path: Path) -> None:
-    """What the parser's own reader lets pass: aliases, duplicate keys, and a file that has a further one read."""
+def _commands(parser: ArgumentParser) -> dict[str, ArgumentParser]:
+    """The parsers of the subcommands by name."""
+    return {
+        name: one
+        for action in parser._actions
+        if isinstance(action.choices, dict)
+        for name, one in action.choices.items()
+    }
+
+
+def _check_text(argument: str) -> None:
+    if not is_text(argument):
+        raise UserError(f"an argument must be text in UTF-8 without null characters, but got {argument!r:.80}.")
+
+
+def _check_config(path: Path, commands: Container[str]) -> None:
+    """What the parser's own reader lets pass: aliases, duplicate keys, and keys of its own, say for a further file."""
     data = load_mapping(path)
-    if any("config" in keys for keys in (data, *data.values()) if isinstance(keys, dict)):
-        raise UserError(f"{path} must not have the key 'config'; give --config once for each file.")
+    for keys in (data, *(value for value in data.values() if isinstance(value, dict))):
+        for key, remedy in _RESERVED.items():
+            if key in keys:
+                raise UserError(f"{path} must not have the key {key!r}; {remedy}.")
+    for key, value in data.items():
+        if key in commands and not isinstance(value, dict):
+            raise UserError(f"`{key}` of {path} must be a mapping of flags to values, but got {value!r:.80}.")
+
+
+def _check_nulls(parser: ArgumentParser, parsed: Namespace) -> None:
+    """The parser itself takes null for a value of any type."""
+    for action in parser._actions:
+        if action.default not in (None, SUPPRESS) and action.dest in parsed and parsed[action.dest] is None:
+            raise UserError(f"--{action.dest.replace('_', '-')} must not be null; leave it out for {action.default}.")
 
 
 def _hyphened(text: str) -> str:
@@ -154,5 +224,8 @@ def _plain(message: str, known: Sequence[str] = ()) -> str:
 
 
 def _say(message: str, code: int) -> int:
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    text = " ".join(message.replace("\0", "\\0").split())
+    if len(text) > MAX_LINE:
+        text = f"{text[: MAX_LINE // 2]} ... {text[-MAX_LINE // 2 :]}"
+    print("error:", text, file=sys.stderr)
     return code

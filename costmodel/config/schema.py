@@ -5,6 +5,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from costmodel.config.text import is_text
 from costmodel.errors import UserError
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ def decode(kind: type[T], data: object, where: str) -> T:
     values = {name: _value(hints[name], value, f"`{name}` of {where}") for name, value in data.items()}
     try:
         return kind(**values)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
 
@@ -68,6 +69,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if type(value) is not hint:
         remedy = _with_point(value) if hint is float else ""
         raise UserError(f"{where} must be of type {hint.__name__}, but got {value!r:.80}{remedy}.")
+    if isinstance(value, str) and not is_text(value):
+        raise UserError(f"{where} must hold neither a null character nor half a surrogate pair, but got {value!r:.80}.")
     return value
 
 
@@ -87,7 +90,7 @@ def _union(options: tuple[Any, ...], value: Any, where: str) -> Any:
         if option is not NoneType:
             try:
                 return _value(option, value, where)
-            except ValueError as error:
+            except UserError as error:
                 errors.append(error)
     raise errors[0]
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from costmodel.config.text import is_text
 from costmodel.errors import UserError
 
 MAX_BYTES = 4_000_000  # far above any file of ours; a larger one is a mistake
@@ -18,6 +19,13 @@ class _StrictLoader(yaml.SafeLoader):
             mark = self.get_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=mark)
         return super().compose_node(parent, index)
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        value = super().construct_scalar(node)
+        if isinstance(value, str) and not is_text(value):
+            problem = "a text must hold neither a null character nor half a surrogate pair"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys: set[str] = set()
@@ -45,6 +53,8 @@ def load_mapping(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid YAML: {error.problem}{place}.") from None
     except ValueError as error:  # a scalar that looks like a date or a number but is none
         raise UserError(f"{path} is not valid YAML: {error!s:.120}.") from None
+    except (LookupError, AttributeError):  # a scalar with a tag, which the package takes at its word
+        raise UserError(f"{path} is not valid YAML: a value is not of the type that its tag says.") from None
     except (yaml.YAMLError, RecursionError):
         raise UserError(f"{path} must be YAML text, but cannot be parsed.") from None
     if not isinstance(data, dict):

@@ -19,7 +19,7 @@ def load_weights(path: Path, graph: OpGraph) -> dict[str, Array]:
     """
     try:
         weights = load_file(path)
-    except (OSError, SafetensorError, TypeError, KeyError) as error:
+    except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
         raise UserError(f"weights file {str(path)!r} must be a readable safetensors file, but: {error}.") from None
     found = {}
     for node in graph:

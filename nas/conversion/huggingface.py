@@ -4,6 +4,7 @@ Needs the extra `hf`, which is imported when a function is called. Weights here 
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,7 +92,7 @@ def load_pretrained(path: str) -> Pretrained:
     """
     transformers = _transformers()
     what = f"{path!r} must be a folder of save_pretrained or a model id on the Hugging Face hub"
-    if Path(path).exists() and not Path(path, "config.json").is_file():
+    if os.path.exists(path) and not os.path.isfile(Path(path, "config.json")):
         raise UserError(f"{what}, but the folder has no config.json.")
     config = _read(what, lambda: transformers.AutoConfig.from_pretrained(path))
     ours = config.model_type == OUR_TYPE

@@ -1,5 +1,6 @@
 """Weights that a training starts from: an export of ours, or a model of transformers."""
 
+import os
 from pathlib import Path
 
 from nas.conversion.pretrained import TRAINED_FILE, Pretrained, read_export
@@ -10,7 +11,7 @@ def load_initial(path: str) -> Pretrained:
 
     Raises UserError if there is none, or its weights are not whole and finite.
     """
-    if Path(path, TRAINED_FILE).is_file():
+    if os.path.isfile(Path(path, TRAINED_FILE)):
         return read_export(Path(path))
     from nas.conversion.huggingface import load_pretrained  # needs the extra `hf`
 

@@ -36,7 +36,7 @@ def read_export(folder: Path) -> Pretrained:
     architecture, path = load_architecture(folder / TRAINED_FILE), folder / WEIGHTS_FILE
     try:
         weights = load(path.read_bytes())
-    except (OSError, SafetensorError) as error:
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise UserError(f"{path} must be the weights of {TRAINED_FILE} beside it, but: {error}.") from None
     for node in lower(architecture, architecture.context):
         for suffix, shape in weight_shapes(node.op).items():

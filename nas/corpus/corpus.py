@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import __version__ as tokenizers_version
 
+from costmodel.config.folders import default_cache_dir
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from nas.corpus.documents import VALIDATION_SHARE, DocumentSource, GivenTokenizer, Split
@@ -42,7 +43,7 @@ from nas.corpus.tokenizer import (
     train_tokenizer,
     trained_encoder,
 )
-from nas.storage import default_cache_dir, replace_file
+from nas.storage import replace_file
 
 T = TypeVar("T")
 
@@ -114,7 +115,7 @@ def prepare(
     encoder = None if given is None else given_encoder(given, vocab_size, chunk_len)
     key = _key(source, given, vocab_size, chunk_len)
     entry, level = (cache_dir or default_cache_dir()) / key, level_of(tokens)
-    with suppress(ValueError):  # torn: dealt with under the lock
+    with suppress(UserError):  # torn: dealt with under the lock
         if corpus := _cached(entry, level):
             return corpus
     with locked(entry, tell):
@@ -156,7 +157,9 @@ def open_corpus(folder: Path, level: int | None = None) -> Corpus:
         for split, length in expected.items():
             if (size := (folder / f"{split}.bin").stat().st_size) < length * width:
                 raise UserError(f"{folder / split}.bin must have {length * width} bytes, but has {size}.")
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError) as error:
+    except UserError:
+        raise
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{folder} is not a complete corpus: {error}.") from None
     return corpus
 
@@ -210,7 +213,7 @@ def _anew_if_torn(entry: Path, read: Callable[[], T]) -> T | None:
     """What is read, or None, with a warning, after a torn entry was removed."""
     try:
         return read()
-    except ValueError as error:
+    except UserError as error:
         warnings.warn(f"preparing the corpus anew: {error}", stacklevel=3)
     for path in sorted(entry.glob("[!.]*"), key=lambda path: not path.name.startswith("corpus")):
         path.unlink()  # facts first, so that nobody opens it half deleted

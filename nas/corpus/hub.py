@@ -3,6 +3,7 @@
 A repository may also be a local folder, which is read by the same calls.
 """
 
+import os
 from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
@@ -34,7 +35,7 @@ def reach(name: str, kind: str, remedy: str) -> Repository:
         raise UserError(
             f"{name} of the Hugging Face hub needs the extra `hf`; install it with pip install -e '.[hf]', or {remedy}."
         ) from None
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         return Repository(name, "local", remedy)
     commit = _reached(name, remedy, lambda: HfApi().repo_info(name, repo_type=kind).sha)
     return Repository(name, str(commit), remedy)
@@ -72,7 +73,7 @@ def hub_file(repository: Repository, file: str) -> str:
     from huggingface_hub import hf_hub_download
 
     def read() -> str:
-        if Path(repository.name).is_dir():
+        if os.path.isdir(repository.name):
             return (Path(repository.name) / file).read_text(encoding="utf-8")
         path = hf_hub_download(repository.name, file, revision=repository.revision)
         return Path(path).read_text(encoding="utf-8")

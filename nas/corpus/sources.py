@@ -4,6 +4,7 @@ The papers' corpora come with their tokenizer, their split and their way of cutt
 hub or, as NAME:FOLDER, from a local copy.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,11 +95,11 @@ def open_source(data: str) -> DocumentSource:
     if data == "stdlib":
         return stdlib_source()
     path = Path(data)
-    if path.is_dir():
+    if os.path.isdir(path):
         return folder_source(data, path)
-    if path.is_file() and path.suffix == ".txt":
+    if os.path.isfile(path) and path.suffix == ".txt":
         return txt_source(data, path)
-    if path.is_file() and path.suffix in ROW_READERS:
+    if os.path.isfile(path) and path.suffix in ROW_READERS:
         return rows_source(data, path)
     raise UserError(
         f"data must be stdlib, {', '.join(PAPER_CORPORA)}, NAME:FOLDER for a local copy of these, "
@@ -155,7 +156,7 @@ def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> DocumentSource
 
 def _split_of_copy(data: str, folder: Path, split: Split) -> tuple[Stream, object]:
     path = folder / split
-    if path.is_dir():
+    if os.path.isdir(path):
         files, manifest = listed(path, split)
         return file_stream(files, split), manifest
     raise UserError(f"data {data!r} must be a folder with texts in {path}, but there is no such folder.")

@@ -93,7 +93,7 @@ def read_progress(folder: Path, source: DocumentSource, itemsize: int) -> Prepar
                 raise UserError(f"{split}.bin must have {size} bytes, but has {found}")
     except FileNotFoundError:
         return new_progress(source)
-    except (OSError, ValueError, TypeError, LookupError) as error:
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise UserError(f"{path} must be a record of the files beside it, but: {error}.") from None
     return progress
 

@@ -19,6 +19,8 @@ PenaltyForm = Literal["mean", "published-code"]
 EntropyMaximum = Literal["ln-t", "causal"]
 
 MAX_SEED = 2**63 - 1  # torch's generators take 64 bits
+MAX_COUNT = 2**63 - 1  # of tokens, which torch and numpy index with 64 bits
+MAX_SIZE = 2**28  # of one dimension: of two, three times over, the bytes of a tensor fit 64 bits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,14 +52,15 @@ class Scale:
     validation_tokens: int
 
     def __post_init__(self) -> None:
-        for name in ("head_dim", "vocab_size", "seq_len", "tokens", "batch", "micro_batch", "validation_tokens"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"`{name}` of a scale must be at least 1, but got {value}.")
+        most = dict.fromkeys(("head_dim", "vocab_size", "seq_len", "batch", "micro_batch"), MAX_SIZE)
+        for name, limit in (most | {"tokens": MAX_COUNT, "validation_tokens": MAX_COUNT}).items():
+            if (value := getattr(self, name)) is not None and not 1 <= value <= limit:
+                raise UserError(f"`{name}` of a scale must be at least 1 and at most {limit}, but got {value}.")
         if self.batch % self.micro_batch:
             raise UserError(f"`micro_batch` must divide `batch`, but got {self.micro_batch} and {self.batch}.")
-        if not self.learning_rate > 0 or not 0 <= self.warmup_share < 1:
+        if not 0 < self.learning_rate < math.inf or not 0 <= self.warmup_share < 1:
             raise UserError(
-                f"`learning_rate` must be positive and `warmup_share` in [0, 1), "
+                f"`learning_rate` must be positive and finite, and `warmup_share` in [0, 1), "
                 f"but got {self.learning_rate} and {self.warmup_share}."
             )
         if not self.rungs or self.rungs[-1] != 1 or list(self.rungs) != sorted(set(self.rungs)) or self.rungs[0] <= 0:
@@ -166,10 +169,10 @@ class EntropyRegularisation:
 
     def __post_init__(self) -> None:
         shares = (self.warmup_share, self.margin, self.threshold_init)
-        if not (self.weight >= 0 and all(0 <= share <= 1 for share in shares)):
+        if not (0 <= self.weight < math.inf and all(0 <= share <= 1 for share in shares)):
             raise UserError(
-                f"entropy regularisation needs `weight` >= 0 and `warmup_share`, `margin`, `threshold_init` in [0, 1], "
-                f"but got {self.weight}, {self.warmup_share}, {self.margin}, {self.threshold_init}."
+                f"entropy regularisation needs a finite `weight` >= 0 and `warmup_share`, `margin`, `threshold_init` "
+                f"in [0, 1], but got {self.weight}, {self.warmup_share}, {self.margin}, {self.threshold_init}."
             )
 
 
@@ -220,21 +223,24 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("eps", "clip_norm", "temperature_init"):
-            if not (value := getattr(self, name)) > 0:
-                raise UserError(f"`{name}` of a recipe must be positive, but got {value}.")
+            if not (value := getattr(self, name)) > 0 or (
+                value == math.inf and name != "clip_norm"
+            ):  # inf: no clipping
+                raise UserError(f"`{name}` of a recipe must be positive and finite, but got {value}.")
         if not 0 <= self.final_rate_share <= 1:
             raise UserError(f"`final_rate_share` of a recipe must be between 0 and 1, but got {self.final_rate_share}.")
         for name in ("beta1", "beta2"):
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise UserError(f"`{name}` of a recipe must be at least 0 and below 1, but got {value}.")
-        if not self.weight_decay >= 0:
-            raise UserError(f"`weight_decay` must not be negative, but got {self.weight_decay}.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError(f"`weight_decay` must be finite and not negative, but got {self.weight_decay}.")
 
 
 def trained_architecture(architecture: Architecture, scale: Scale) -> Architecture:
     """The architecture that is really trained: same depth, heads and placement at the scale's width and vocabulary.
 
-    Raises UserError if the architecture's own context is shorter than the scale's sequences.
+    Raises UserError if the architecture's own context is shorter than the scale's sequences, or a dimension is beyond
+    what a tensor can have.
     """
     width = architecture.d_model if scale.head_dim is None else architecture.num_heads * scale.head_dim
     vocab_size = architecture.vocab_size if scale.vocab_size is None else scale.vocab_size
@@ -244,5 +250,10 @@ def trained_architecture(architecture: Architecture, scale: Scale) -> Architectu
             f"context={architecture.context}, seq_len={scale.seq_len}."
         )
     if scale.head_dim is None:
-        return replace(architecture, vocab_size=vocab_size)
-    return scaled(architecture, d_model=width, vocab_size=vocab_size, context=scale.seq_len)
+        trained = replace(architecture, vocab_size=vocab_size)
+    else:
+        trained = scaled(architecture, d_model=width, vocab_size=vocab_size, context=scale.seq_len)
+    for name in ("d_model", "d_ff", "vocab_size", "context"):
+        if (value := getattr(trained, name)) > MAX_SIZE:
+            raise UserError(f"`{name}` of a model to train must be at most {MAX_SIZE}, but got {value}.")
+    return trained

@@ -135,15 +135,21 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def read(path: Path) -> tuple[Record, ...]:
     """Every record, in order; a torn last line is left out with a warning.
 
-    Raises UserError, naming file and line, for a damaged line that is not the last or another schema.
+    Raises UserError, naming file and line, for a file that cannot be read, a damaged line that is not the last, or
+    another schema.
     """
     records: list[Record] = []
-    lines = path.read_bytes().split(b"\n")
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"{path} must be the ledger of a run, but cannot be read: {error.strerror}.") from None
     torn = lines.pop()  # what follows the last newline: empty unless a write was cut off
     for number, line in enumerate(lines, 1):
         try:
             records.append(decode(Record, _upgraded(json.loads(line)), f"{path}, line {number}"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except UserError:
+            raise
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number} must be a JSON record, but cannot be parsed: {error}.") from None
     if torn:
         warnings.warn(f"{path}: dropped a torn last line of {len(torn)} bytes.", stacklevel=2)

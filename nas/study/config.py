@@ -1,5 +1,6 @@
 """The configuration of a study: what to search, within which budget, on what; and the recipe it gives a member."""
 
+import re
 from dataclasses import dataclass
 
 from costmodel.config.units import parse_bytes, parse_seconds
@@ -14,6 +15,8 @@ from search_spaces.budget.priced_space import Accounting
 from search_spaces.lower import Deployment, Projection
 from search_spaces.notation import Member
 from search_spaces.workload import Workload
+
+RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +82,10 @@ class StudyConfig:
             raise UserError(f"--gpus-per-trial must be finite and not negative, but got {self.gpus_per_trial}.")
         if self.gpus_per_trial > 1 and self.gpus_per_trial % 1:
             raise UserError(f"--gpus-per-trial must be whole or below 1, but got {self.gpus_per_trial}.")
+        if self.ray_address is not None and not RAY_ADDRESS.fullmatch(self.ray_address):
+            raise UserError(
+                f"--ray-address must be auto, HOST:PORT or ray://HOST:PORT, but got {self.ray_address!r:.80}."
+            )
         _ = self.budget, self.time_budget_s, self.workload
 
     @property

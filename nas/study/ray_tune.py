@@ -6,18 +6,23 @@ Nothing here decides anything: proposals, early stops and records come from `Tri
 import logging
 import math
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
-from ray import tune
+from ray import cloudpickle, tune
 from ray._private import ray_constants
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError, WorkerCrashedError
+from ray.tune.error import TuneError
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
+from costmodel.config.bugs import described, headed, traceback_kept
 from nas.study.trials import Trials, TrialSpec
 
 # Ray keeps quiet, reports nothing home and leaves the files to us.
@@ -32,6 +37,8 @@ QUIET_ENV = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a worker as here
 }
 OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would reserve 30 % of the memory
+DEAD_WORKER = (RayActorError, WorkerCrashedError, OutOfMemoryError)
+ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class RunHaltedError(RuntimeError):
@@ -89,13 +96,17 @@ def _start_ray(resources: Resources, worker_env: Mapping[str, str]) -> None:
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
         }
-    ray.init(
-        address=resources.ray_address or "local",  # whatever RAY_ADDRESS says
-        runtime_env={"env_vars": dict(worker_env)},
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-        **local,
-    )
+    try:
+        ray.init(
+            address=resources.ray_address or "local",  # whatever RAY_ADDRESS says
+            runtime_env={"env_vars": dict(worker_env)},
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            **local,
+        )
+    except (OSError, RuntimeError, ValueError) as error:  # Ray's types for what its own processes run into
+        where = "on this machine" if resources.ray_address is None else f"at {resources.ray_address}"
+        raise RunHaltedError(f"Ray cannot be reached {where}: {described(error)}") from error
 
 
 def _fit(
@@ -118,7 +129,12 @@ def _fit(
             stop=_Stopper(trials, time_budget_s),
         ),
     )
-    tuner.fit()
+    try:
+        tuner.fit()
+    except TuneError as error:  # of what a callback of ours raises, Tune keeps the text alone
+        if isinstance(error.__context__, Exception):
+            raise error.__context__ from None
+        raise
 
 
 def _trainable(config: dict[str, Any]) -> None:
@@ -178,7 +194,8 @@ class _Recorder(_Unpickled, tune.Callback):
             self._trials.happened(_spec(trial), event)
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        self._trials.lost(_spec(trial), "the worker process died (out of memory?)")
+        spec = _spec(trial)
+        self._trials.lost(spec, loss_reason(_error_of(trial), spec.folder))
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         self._on_change()
@@ -196,6 +213,27 @@ class _Stopper(_Unpickled, tune.Stopper):
 
     def stop_all(self) -> bool:
         return bool(self._trials.halted) or time.monotonic() >= self._deadline
+
+
+def loss_reason(error: Exception, folder: Path) -> str:
+    """Why a trial ended without a word, given what Ray has of it; a traceback is written into the trial's folder."""
+    if isinstance(error, DEAD_WORKER):
+        return "the worker process died (out of memory?)"
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    text = ANSI_COLOURS.sub("", str(error))  # Ray's own, with the lines of the worker
+    return f"bug: {described(cause)}; {traceback_kept(headed(text), folder)}"
+
+
+def _error_of(trial: Trial) -> Exception:
+    """What a trial failed with: `Trial.get_error` reads the run's storage, where it is only after this callback."""
+    path = trial.pickled_error_file or trial.error_file
+    if path is None:
+        return TuneError("Ray gives no reason")
+    if path == trial.error_file:
+        return TuneError(Path(path).read_text(encoding="utf-8", errors="replace"))
+    error = cloudpickle.loads(Path(path).read_bytes())
+    assert isinstance(error, Exception)
+    return error
 
 
 def _spec(trial: Trial) -> TrialSpec:

@@ -144,8 +144,8 @@ def read_meta(folder: Path) -> Meta:
     """Raises UserError, naming the file, if it is missing or damaged."""
     path = folder / "meta.json"
     try:
-        data: Any = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} must be the JSON a run writes at its start, but: {error}") from None
     if isinstance(data, dict) and data.get("schema_version") == 1:
         base = run_space(folder, read_config(folder)).base

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from costmodel.config.bugs import bugs_reported
 from costmodel.cost import Budget
 from costmodel.errors import StoppedError, UserError
 from nas.attention.causal import has_native
@@ -55,7 +56,7 @@ def run_campaign(
         has_native(SCALES[config.scale].head_dim or feasible.space.base.head_dim)  # compiled or said here, once for all
     known = None if folder is None else checked_meta(folder, config, feasible.priced.pricer, corpus)
     folder = folder or new_folder(output_dir)
-    with locked(folder):
+    with locked(folder), bugs_reported(folder, f"what was trained is saved; continue with --resume {folder}"):
         meta = known or new_meta(config, feasible, corpus)
         try:
             _study(config, feasible, corpus, meta, resources, folder, console)

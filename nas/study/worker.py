@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from costmodel.config.bugs import described, report, traceback_kept
+from costmodel.errors import UserError
 from nas.study.searcher import dominated_at_rung
 from nas.study.trials import TrialEvent, TrialSpec
 from nas.training import checkpoint
@@ -23,21 +25,27 @@ def worker_env(threads: int) -> Mapping[str, str]:
 def run_trial(spec: TrialSpec) -> Iterator[TrialEvent]:
     """Trains the candidate of `spec`; yields a `rung` event per rung and one `finished` event.
 
-    What goes wrong with the candidate is a `failed` event with a reason; what goes wrong with the machine (disk
-    full) is a `halted` event, after which the run must stop.
+    What goes wrong with the candidate is a `failed` event with a reason, and so is a bug, whose traceback is written
+    into the trial's folder; what goes wrong with the machine (disk full) is a `halted` event, after which the run must
+    stop.
     """
-    torch.set_num_threads(spec.threads)
-    keep_freed_memory()
     try:
+        torch.set_num_threads(spec.threads)
+        keep_freed_memory()
         yield from _train(spec)
-    except (OSError, RuntimeError, ValueError, ArithmeticError, MemoryError) as error:
+    except (UserError, TooLargeError) as error:
+        yield _failed(" ".join(str(error).split()))
+    except Exception as error:  # of any type: the run goes on, and its user finds the traceback
         if isinstance(error, OSError) and error.errno in NO_WRITE:
             reason = f"trial {spec.trial_id} cannot write {spec.folder}: {error.strerror}"
             yield TrialEvent(event=None, status="failed", halted=True, reason=reason)
             return
-        told = str(error) if isinstance(error, TooLargeError) else f"{type(error).__name__}: {error}"
-        reason = " ".join(told.split())
-        yield TrialEvent(event="finished", status="failed", reason=reason)
+        bug = "" if isinstance(error, OSError) else "bug: "
+        yield _failed(f"{bug}{described(error)}; {traceback_kept(report(error), spec.folder)}")
+
+
+def _failed(reason: str) -> TrialEvent:
+    return TrialEvent(event="finished", status="failed", reason=reason)
 
 
 def _train(spec: TrialSpec) -> Iterator[TrialEvent]:

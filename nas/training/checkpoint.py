@@ -98,7 +98,7 @@ def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Check
     for folder in _by_age(trial):
         try:
             checkpoint = _read(folder)
-        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
             warnings.warn(f"checkpoint {folder} is damaged and passed over: {error}", stacklevel=2)
             continue
         for key, value in (identity or {}).items():

@@ -13,6 +13,8 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, distributed
 
+from costmodel.errors import StoppedError, UserError
+
 T = TypeVar("T")
 
 PREPARATION = timedelta(days=1)  # how long the others wait for the first to prepare a corpus, or for a slow step
@@ -48,17 +50,17 @@ class Team:
                 tensor.copy_(part.view_as(tensor))
 
     def broadcast_from_leader(self, make: Callable[[], T]) -> T:
-        """What the first process makes, while the others wait; a ValueError there is raised in all."""
+        """What the first process makes, while the others wait; what the user or the machine did is raised in all."""
         if self.size == 1:
             return make()
-        box: list[T | ValueError | None] = [None]
+        box: list[T | UserError | StoppedError | OSError | None] = [None]
         if self.leads:
             try:
                 box = [make()]
-            except ValueError as error:
+            except (UserError, StoppedError, OSError) as error:
                 box = [error]
         distributed.broadcast_object_list(box)
-        if isinstance(box[0], ValueError):
+        if isinstance(box[0], UserError | StoppedError | OSError):
             raise box[0]
         return cast(T, box[0])
 

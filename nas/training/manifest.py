@@ -1,5 +1,6 @@
 """What a folder of `nas.train` says of its training, beside checkpoints and metrics: enough to hand its model over."""
 
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ class TrainingManifest:
 
 def is_training(folder: Path) -> bool:
     """Whether `nas.train` wrote the folder."""
-    return (folder / TRAINING_FILE).is_file()
+    return os.path.isfile(folder / TRAINING_FILE)
 
 
 def write_training(folder: Path, training: TrainingManifest) -> None:

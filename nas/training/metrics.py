@@ -84,7 +84,7 @@ def _keep_until(path: Path, last_step: int, *, header: str, step_of: Callable[[s
             try:
                 if not line.endswith("\n") or step_of(line) > last_step:
                     break
-            except (ValueError, KeyError, TypeError):  # torn, or no line of ours
+            except (ValueError, KeyError, TypeError, RecursionError):  # torn, or no line of ours
                 break
             lines.append(line)
     draft = path.with_suffix(".draft")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from costmodel.config.schema import decode
-from costmodel.errors import UserError
+from costmodel.errors import StoppedError, UserError
 from nas.corpus.corpus import Corpus, require_chunks
 from nas.model.weights import load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate, candidate_id
@@ -111,7 +111,7 @@ def _records(
         yield run.progress.outcome
 
 
-class TooLargeError(RuntimeError):
+class TooLargeError(StoppedError):
     """The memory does not hold a micro-batch; the text says which, and what to lower."""
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from costmodel.config.bugs import BugError
 from costmodel.cost import Budget
 from nas import export, plot, search, status
 from nas.conversion.pretrained import read_export
@@ -121,6 +122,44 @@ def test_status_shows_the_front(finished, capsys):
     assert "Pareto front" in capsys.readouterr().out
 
 
+def test_status_shows_why_a_trial_failed_and_where_its_traceback_is(finished, tmp_path, capsys):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished[0], folder)
+    record = ledger.finished(ledger.read(folder / ledger.FILE_NAME))[-1]
+    reason = "bug: TypeError: no; traceback in /elsewhere/traceback.txt"  # the run was moved since
+    ledger.append(folder / ledger.FILE_NAME, replace(record, status="failed", reason=reason))
+    path = folder / "trials" / record.trial_id / "traceback.txt"
+    status.status(str(folder))
+    assert "traceback:" not in capsys.readouterr().out
+    path.write_text("Traceback")
+    status.status(str(folder))
+    assert f"failed: {record.notation} ({record.trial_id}): {reason}\n  traceback: {path}\n" in capsys.readouterr().out
+
+
+def test_a_bug_in_the_driver_is_one_line_in_the_run_folder_and_the_run_goes_on(environment, monkeypatch, capsys):
+    root, env = environment
+    folder = root / "bug"
+    monkeypatch.setenv("XDG_CACHE_HOME", env["XDG_CACHE_HOME"])
+    args = [*ARGS, "--data", str(root / "corpus"), "--num-trials", "1", "--output-dir", str(folder)]
+
+    def broken(*rest, **more):
+        raise TypeError("no run")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nas.study.run_study.run_study", broken)
+        assert search.main(args) == 1
+        with pytest.raises(BugError) as info:
+            search.main(["--resume", str(folder), "--debug"])
+        assert isinstance(info.value.__cause__, TypeError)
+    path = folder / "traceback.txt"
+    assert "in broken\n    raise TypeError" in path.read_text()
+    assert capsys.readouterr().err == (
+        f"error: unexpected TypeError: no run; this is a bug: the traceback is in {path}; what was trained is saved; "
+        f"continue with --resume {folder}\n"
+    )
+    assert search.main(["--resume", str(folder)]) == 0
+
+
 def test_plot_is_drawn_again_from_the_ledger(finished):
     folder, _ = finished
     remove_plots(folder)
@@ -189,6 +228,7 @@ def test_weights_of_another_step_are_not_exported(finished):
         ("--budget-latency 5min --seq-len 4000", "`seq_len` must be between 1 and the context"),
         ("--budget-latency 5min --data /no/such/path", "/no/such/path"),
         ("--budget-latency 5min --gpus-per-trial 0.5", "needs a CUDA device"),
+        ("--budget-latency 5min --ray-address x.yaml", "--ray-address must be auto, HOST:PORT or ray://HOST:PORT"),
         ("--budget-latency 5min --data=", "data must be stdlib"),
         ("--budget-latency 5min --seed 99999999999999999999", "--seed must be from 0 to"),
         ("--resume /no/such/run", "RUN must be the folder of a run"),

@@ -1,9 +1,10 @@
+import platform
 from typing import Literal
 
 import pytest
 
 from costmodel.config import cli
-from costmodel.errors import InfeasibleError, StoppedError
+from costmodel.errors import InfeasibleError, StoppedError, UserError
 
 
 def greet(name: str, num_times: int = 1, style: Literal["loud", "quiet"] = "quiet") -> int | None:
@@ -54,10 +55,11 @@ def test_help_comes_from_the_docstring_and_spells_hyphens(capsys):
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (ValueError("`x` must be 1,\n  but got 2."), 2, "error: `x` must be 1, but got 2.\n"),
+        (UserError("`x` must be 1,\n  but got 2."), 2, "error: `x` must be 1, but got 2.\n"),
         (InfeasibleError("nothing fits."), 3, "error: nothing fits.\n"),
         (StoppedError("the engine crashed."), 1, "error: the engine crashed.\n"),
         (OSError(28, "No space left on device"), 1, "error: [Errno 28] No space left on device\n"),
+        (MemoryError("cannot hold 9 GB"), 1, "error: out of memory: cannot hold 9 GB\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
     ],
 )
@@ -66,9 +68,72 @@ def test_exit_codes(capsys, error, code, line):
     assert capsys.readouterr().err == line
 
 
-def test_a_bug_keeps_its_traceback():
-    with pytest.raises(ZeroDivisionError):
-        cli.run(raising(ZeroDivisionError()), prog="greet", args=[])
+@pytest.fixture
+def bugs(tmp_path, monkeypatch):
+    """The folder that bugs are reported in."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "private-inference-nas" / "bugs"
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no\nvalue"), OverflowError(), TypeError("x"), RuntimeError(), KeyError(1)]
+)
+def test_a_bug_is_one_line_and_its_traceback_a_file(capsys, bugs, error):
+    assert code_of(raising(error)) == 1
+    (path,) = bugs.iterdir()
+    line = capsys.readouterr().err
+    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    assert line == f"error: unexpected {' '.join(told.split())}; this is a bug: the traceback is in {path}\n"
+    text = path.read_text()
+    assert "Traceback (most recent call last)" in text
+    assert "in command\n    raise error" in text
+    assert f"python {platform.python_version()}" in text
+    for header in ("time: ", "command: ", "versions: private-inference-nas "):
+        assert header in text
+
+
+def test_debug_shows_the_bug_itself_and_writes_nothing(bugs):
+    with pytest.raises(TypeError, match="x"):
+        cli.run(raising(TypeError("x")), prog="greet", args=["--debug"])
+    assert not bugs.exists()
+
+
+def test_debug_leaves_bad_input_on_one_line(capsys):
+    assert code_of(raising(UserError("no.")), "--debug") == 2
+    assert capsys.readouterr().err == "error: no.\n"
+
+
+@pytest.mark.parametrize(
+    "args", [("--debug", "greet", "Ada"), ("greet", "Ada", "--debug"), ("greet", "--debug", "Ada")]
+)
+def test_every_command_takes_debug_and_no_configuration_holds_it(capsys, args):
+    assert code_of({"greet": greet}, *args) == 0
+    assert code_of({"greet": greet}, *args, "--print_config") == 0
+    assert "debug" not in capsys.readouterr().out
+    assert code_of({"greet": greet}, "greet", "--help") == 0
+    assert "--debug" in capsys.readouterr().out
+
+
+def test_a_report_that_cannot_be_written_is_shown(capsys, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert code_of(raising(TypeError("x"))) == 1
+    text = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in text
+    assert text.endswith("error: unexpected TypeError: x; this is a bug: the traceback could not be written\n")
+
+
+def test_a_value_of_thousands_of_characters_does_not_fill_the_line(capsys):
+    assert code_of(greet, "Ada", "--num-times", "x" * 5000) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: --num-times must be int.")
+    assert len(line) < 1100
+
+
+@pytest.mark.parametrize("argument", ["a\0b", "\udcff"])
+def test_an_argument_that_is_no_text_is_refused(capsys, argument):
+    assert code_of(greet, argument) == 2
+    assert "an argument must be text in UTF-8" in capsys.readouterr().err
 
 
 def test_a_command_may_return_its_exit_code():
@@ -121,6 +186,13 @@ BOMB = b"a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + b"".join(
         (b"\xff\xfe\x00", "must be YAML text in UTF-8, but holds binary data."),
         (b"[1, 2]", "must hold a mapping of keys to values, but holds list."),
         (b"config: other.yaml\n", "must not have the key 'config'; give --config once for each file."),
+        (b"debug: true\n", "must not have the key 'debug'; give --debug on the command line."),
+        (b"__path__: 1\n", "must not have the key '__path__'; it is no setting."),
+        (
+            b'style: "a\\0b"',
+            "is not valid YAML: a text must hold neither a null character nor half a surrogate pair, line 1.",
+        ),
+        (b"num_times: !!int _\n", "is not valid YAML: a value is not of the type that its tag says."),
         (b"sub: {config: other.yaml}\n", "must not have the key 'config'; give --config once for each file."),
     ],
 )
@@ -151,6 +223,7 @@ def test_a_config_cannot_hide_behind_an_abbreviation(capsys, tmp_path):
             "error: the file of --config has the unknown key 'num_tmies'; known keys are name, num_times, style.\n",
         ),
         ("num_times: many", "error: --num-times must be int. Got value: many\n"),
+        ("num_times: null", "error: --num-times must not be null; leave it out for 1.\n"),
         ("num_times: {a: 1}", "error: --num-times must be int. Got value: {'a': 1}\n"),
         ("style: shrill", "error: --style must be one of ['loud', 'quiet']. Got value: shrill\n"),
     ],
@@ -166,6 +239,12 @@ def test_a_subcommands_config_is_checked_too(capsys, tmp_path):
     path.write_text("num_tmies: 2")
     assert code_of({"greet": greet}, "greet", "Ada", "--config", str(path)) == 2
     assert "unknown key 'num_tmies'; known keys are name, num_times, style." in capsys.readouterr().err
+    path.write_text("greet: 1")
+    assert code_of({"greet": greet}, "--config", str(path), "greet", "Ada") == 2
+    assert "`greet` of" in capsys.readouterr().err
+    path.write_text("greet: {num_times: null}")
+    assert code_of({"greet": greet}, "--config", str(path), "greet", "Ada") == 2
+    assert "--num-times must not be null" in capsys.readouterr().err
     path.write_bytes(BOMB)
     assert code_of({"greet": greet}, "--config", str(path), "greet", "Ada") == 2
     assert "aliases are not allowed" in capsys.readouterr().err

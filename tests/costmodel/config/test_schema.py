@@ -4,6 +4,7 @@ from typing import Literal
 import pytest
 
 from costmodel.config.schema import decode
+from costmodel.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,7 @@ class Outer:
 
     def __post_init__(self) -> None:
         if self.count < 0:
-            raise ValueError(f"`count` must be at least 0, but got {self.count}.")
+            raise UserError(f"`count` must be at least 0, but got {self.count}.")
 
 
 def test_plain_data_becomes_nested_dataclasses():
@@ -45,6 +46,8 @@ def test_plain_data_becomes_nested_dataclasses():
         ({"count": 1, "share": "much"}, "`share` of file must be of type float, but got 'much'.$"),
         ({"count": 1, "share": 10**400}, "`share` of file must be of type float, but is beyond its range"),
         ({"count": 1, "name": 3}, "`name` of file must be of type str, but got 3"),
+        ({"count": 1, "name": "\ud800"}, "`name` of file must hold neither a null character nor half a surrogate"),
+        ({"count": 1, "name": "a\0"}, "`name` of file must hold neither a null character nor half a surrogate"),
         ({"count": 1, "pair": [1]}, "`pair` of file must have 2 items, but got 1"),
         ({"count": 1, "pair": "ab"}, "`pair` of file must be a list"),
         ({"count": 1, "inners": [{"kind": "c"}]}, "`kind` of item 0 of `inners` of file must be one of a, b"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from costmodel.errors import UserError
 from nas.recipe.candidate import Candidate, candidate_id, trial_id
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale, trained_architecture
 from search_spaces.bases import BASES
@@ -97,3 +98,30 @@ def test_names_say_whether_entropy_is_regularised() -> None:
 def test_candidates_and_data_need_no_torch() -> None:
     code = "import sys, nas.recipe.candidate, nas.training.outcome, nas.corpus.corpus; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_dim": 10**30}, "`head_dim` of a scale must be at least 1 and at most 268435456"),
+        ({"vocab_size": 10**30}, "`vocab_size` of a scale must be at least 1 and at most 268435456"),
+        ({"tokens": 10**30}, "`tokens` of a scale must be at least 1 and at most 9223372036854775807"),
+        ({"learning_rate": float("inf")}, "`learning_rate` must be positive and finite"),
+    ],
+)
+def test_a_scale_that_no_tensor_holds_is_refused(changes, message) -> None:
+    with pytest.raises(UserError, match=message):
+        replace(SCALES["smoke"], **changes)
+
+
+def test_a_recipe_is_finite_but_for_clipping() -> None:
+    assert Recipe(clip_norm=float("inf")).clip_norm == float("inf")
+    for name in ("eps", "temperature_init", "weight_decay"):
+        with pytest.raises(UserError, match=f"`{name}` .*finite"):
+            Recipe(**{name: float("inf")})
+
+
+def test_a_model_wider_than_a_tensor_is_not_trained() -> None:
+    wide = replace(GPT2, d_ff=10**30)
+    with pytest.raises(UserError, match="`d_ff` of a model to train must be at most 268435456"):
+        trained_architecture(wide, SCALES["paper"])

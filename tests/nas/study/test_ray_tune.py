@@ -1,6 +1,66 @@
+import os
+
+import pytest
 import ray
 
-from nas.study.ray_tune import Resources, _start_ray
+from nas.results import ledger
+from nas.study import ray_tune
+from nas.study.config import StudyConfig
+from nas.study.ray_tune import Resources, _start_ray, run_study
+from nas.study.searcher import SEARCHERS, TrialSchedule
+from nas.study.trials import Trials, TrialSetting
+
+CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024)
+RESOURCES = Resources(max_concurrent=1, threads_per_trial=1)
+
+
+@pytest.fixture
+def trials(feasible, corpus, tmp_path):
+    schedule = TrialSchedule(strategy=SEARCHERS["random"](feasible, ()), seed=0, num_trials=1)
+    setting = TrialSetting(config=CONFIG, folder=tmp_path, corpus=corpus, device="cpu", threads=1, versions={})
+    return Trials(schedule, feasible.priced.pricer, setting)
+
+
+def mistaken(config):
+    raise TypeError("no\nlength")
+
+
+def killed(config):
+    os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("trainable", "reason"),
+    [
+        (mistaken, "bug: TypeError: no length; traceback in {path}"),
+        (killed, "the worker process died (out of memory?)"),
+    ],
+)
+def test_only_a_worker_that_died_is_said_to_have(trials, monkeypatch, trainable, reason):
+    """Ray's own names of these errors, and where it keeps them while a callback runs: this fails if they change."""
+    monkeypatch.setattr(ray_tune, "_trainable", trainable)
+    run_study(trials, RESOURCES, worker_env={})
+    (record,) = ledger.finished(trials.records)
+    path = trials.setting.folder / "trials" / record.trial_id / "traceback.txt"
+    assert (record.status, record.reason) == ("failed", reason.format(path=path))
+    assert path.exists() == (trainable is mistaken)
+    if path.exists():
+        assert "raise TypeError" in path.read_text()
+        assert "\x1b" not in path.read_text()
+
+
+@pytest.mark.parametrize("callback", ["started", "happened", "next_spec"])
+def test_a_bug_in_this_process_keeps_its_type(trials, monkeypatch, callback):
+    def broken(*args, **rest):
+        raise TypeError("here")
+
+    def one_result(config):
+        ray_tune.tune.report({"trial_event": 1})
+
+    monkeypatch.setattr(ray_tune, "_trainable", one_result)
+    monkeypatch.setattr(trials, callback, broken)
+    with pytest.raises(TypeError, match="here"):
+        run_study(trials, RESOURCES, worker_env={})
 
 
 def test_a_study_on_this_machine_stays_on_loopback_whatever_ray_address_says(monkeypatch):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
 from nas.study import worker
 from nas.study.config import StudyConfig
@@ -51,23 +52,45 @@ def test_a_dearer_rival_stops_nothing(spec):
     assert list(run_trial(with_rivals(spec, rival)))[-1].status == "completed"
 
 
-@pytest.mark.parametrize(
-    ("error", "halted"),
-    [
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), True),
-        (OSError(errno.EIO, os.strerror(errno.EIO)), False),
-        (RuntimeError("CUDA out of memory"), False),
-        (ValueError("no"), False),
-    ],
-)
-def test_a_full_disk_halts_the_run_and_anything_else_fails_the_trial(spec, monkeypatch, error, halted):
+def raising(error):
     def broken(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(worker, "train", broken)
+    return broken
+
+
+def test_a_full_disk_halts_the_run(spec, monkeypatch):
+    monkeypatch.setattr(worker, "train", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     (event,) = run_trial(spec)
-    assert (event.status, event.halted) == ("failed", halted)
-    assert event.reason
+    assert (event.event, event.status, event.halted) == (None, "failed", True)
+    assert event.reason == f"trial {spec.trial_id} cannot write {spec.folder}: No space left on device"
+
+
+def test_a_candidate_that_cannot_be_trained_fails_with_the_reason_alone(spec, monkeypatch):
+    monkeypatch.setattr(worker, "train", raising(UserError("`heads` must\n  divide.")))
+    (event,) = run_trial(spec)
+    assert (event.event, event.status, event.reason) == ("finished", "failed", "`heads` must divide.")
+    assert not spec.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TypeError("no\n  len()"), "bug: TypeError: no len(); "),
+        (ValueError("no"), "bug: ValueError: no; "),
+        (RuntimeError("CUDA error"), "bug: RuntimeError: CUDA error; "),
+        (KeyError(1), "bug: KeyError: 1; "),
+        (AssertionError(), "bug: AssertionError; "),
+        (OSError(errno.EIO, os.strerror(errno.EIO)), "OSError: [Errno 5] Input/output error; "),
+    ],
+)
+def test_anything_else_fails_the_trial_and_leaves_its_traceback(spec, monkeypatch, error, reason):
+    monkeypatch.setattr("nas.training.objective.Objective.backward", raising(error))
+    (event,) = run_trial(spec)
+    assert (event.event, event.status, event.halted) == ("finished", "failed", False)
+    path = spec.folder / "traceback.txt"
+    assert event.reason == f"{reason}traceback in {path}"
+    assert "in broken\n    raise error" in path.read_text()
 
 
 def test_a_trial_that_memory_does_not_hold_fails_and_halts_nothing(spec, monkeypatch):

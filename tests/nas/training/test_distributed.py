@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import multiprocessing
 
+from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe
@@ -76,7 +77,7 @@ def fail_together(rank: int, folder: Path) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 
     def make() -> str:
-        raise ValueError(f"refused by {rank}")
+        raise UserError(f"refused by {rank}")
 
     with joined("cpu") as (team, _):
         try:

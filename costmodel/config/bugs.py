@@ -1,0 +1,100 @@
+"""A bug of ours as its user meets it: one line on stderr, and a file that holds all that a report of it needs."""
+
+import os
+import platform
+import shlex
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from costmodel.config.folders import default_cache_dir
+from costmodel.errors import StoppedError, UserError
+
+TRACEBACK_FILE = "traceback.txt"  # in the folder of a run, a trial or a training
+PACKAGE = "private-inference-nas"
+EXPECTED = (UserError, StoppedError, OSError, MemoryError)  # the user's or the machine's; anything else is a bug
+MAX_CHARS = 300  # of an exception's own text in the line
+
+
+class BugError(RuntimeError):
+    """A bug that is written down already: the text is the line for its user, the cause what was raised."""
+
+
+@contextmanager
+def bugs_reported(folder: Path, remedy: str = "") -> Iterator[None]:
+    """Writes an unexpected exception into `folder`, and raises it as BugError, whose line ends with the remedy."""
+    try:
+        yield
+    except (*EXPECTED, BugError):
+        raise
+    except Exception as error:
+        line = bug_line(error, write_traceback(report(error), folder / TRACEBACK_FILE))
+        raise BugError(f"{line}; {remedy}" if remedy else line) from error
+
+
+def report_bug(error: BaseException) -> str:
+    """Writes an unexpected exception under the cache and returns the line for its user.
+
+    Where that cannot be written to, the traceback goes to stderr.
+    """
+    text = report(error)
+    try:
+        path = default_cache_dir() / "bugs" / f"{datetime.now(UTC):%Y-%m-%dT%H%M%S.%fZ}-{os.getpid()}.txt"
+    except RuntimeError:  # there is no home
+        path = None
+    written = path and write_traceback(text, path)
+    if not written:
+        print(text, file=sys.stderr)
+    return bug_line(error, written)
+
+
+def bug_line(error: BaseException, path: Path | None) -> str:
+    """`unexpected TypeError: ...; this is a bug: the traceback is in PATH`."""
+    where = "the traceback could not be written" if path is None else f"the traceback is in {path}"
+    return f"unexpected {described(error)}; this is a bug: {where}"
+
+
+def described(error: BaseException) -> str:
+    """Type and text of an exception on one line."""
+    text = " ".join(str(error).split())
+    shown = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}..."
+    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
+
+
+def report(error: BaseException) -> str:
+    """Time, command line, versions and the traceback with its causes."""
+    return headed("".join(traceback.format_exception(error)))
+
+
+def headed(text: str) -> str:
+    """A traceback under time, command line and versions."""
+    try:
+        ours = version(PACKAGE)
+    except PackageNotFoundError:  # run from a folder that was never installed
+        ours = "not installed"
+    return (
+        f"time: {datetime.now(UTC).isoformat(timespec='seconds')}\n"
+        f"command: {shlex.join(sys.orig_argv)}\n"
+        f"versions: {PACKAGE} {ours}, python {platform.python_version()}\n\n{text.rstrip()}\n\n"
+    )
+
+
+def traceback_kept(text: str, folder: Path) -> str:
+    """Writes a report into the folder of a trial; what the trial's reason says of it."""
+    path = write_traceback(text, folder / TRACEBACK_FILE)
+    return "its traceback could not be written" if path is None else f"traceback in {path}"
+
+
+def write_traceback(text: str, path: Path) -> Path | None:
+    """Appends to a file, so that an earlier report is kept; None if that cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except (OSError, ValueError):  # ValueError: a path that is none
+        return None
+    return path

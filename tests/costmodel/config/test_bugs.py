@@ -1,0 +1,52 @@
+import pytest
+
+from costmodel.config import cli
+from costmodel.config.bugs import MAX_CHARS, BugError, bugs_reported, described, report_bug
+from costmodel.errors import StoppedError, UserError
+
+
+def fail(error):
+    raise error
+
+
+def test_a_bug_in_a_folder_is_written_there_and_told_with_its_remedy(tmp_path):
+    for number in (1, 2):
+        with pytest.raises(BugError) as info, bugs_reported(tmp_path, "go on"):
+            fail(TypeError(f"number {number}"))
+    path = tmp_path / "traceback.txt"
+    assert str(info.value) == f"unexpected TypeError: number 2; this is a bug: the traceback is in {path}; go on"
+    assert isinstance(info.value.__cause__, TypeError)
+    assert path.read_text().count("Traceback (most recent call last)") == 2  # the first is kept
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("no"), StoppedError("no"), OSError("no"), KeyboardInterrupt(), MemoryError()]
+)
+def test_what_is_no_bug_passes(tmp_path, error):
+    with pytest.raises(type(error)), bugs_reported(tmp_path):
+        fail(error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bug_is_reported_once(tmp_path, capsys):
+    def action():
+        with bugs_reported(tmp_path / "outer"), bugs_reported(tmp_path / "inner"):
+            fail(TypeError("x"))
+
+    assert cli.guarded(action) == 1
+    assert str(tmp_path / "inner" / "traceback.txt") in capsys.readouterr().err
+    assert not (tmp_path / "outer").exists()
+    with pytest.raises(BugError) as info:
+        cli.guarded(action, debug=True)
+    assert isinstance(info.value.__cause__, TypeError)
+
+
+def test_without_a_home_the_traceback_goes_to_stderr(monkeypatch, capsys):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pathlib.Path.home", lambda: fail(RuntimeError("no home")))
+    assert report_bug(TypeError("x")).endswith("the traceback could not be written")
+    assert "TypeError: x" in capsys.readouterr().err
+
+
+def test_an_exception_with_a_long_text_is_cut():
+    assert len(described(KeyError("x" * 10 * MAX_CHARS))) < MAX_CHARS + 50
