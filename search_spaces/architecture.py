@@ -119,9 +119,29 @@ NORM_RANK: dict[Norm, int] = {"none": 0, "frozen-rmsnorm": 1, "frozen-layernorm"
 LIVE_NORMS: tuple[Norm, ...] = ("rmsnorm", "layernorm")  # norms that depend on the data when the model is deployed
 
 
+CENTRED_NORMS: tuple[Norm, ...] = ("layernorm", "frozen-layernorm")  # take the mean away, and have a bias
+
+
+def reader_norms(layer: Layer) -> list[Norm]:
+    """The norms, or `none`, before what reads the residual stream in a layer."""
+    return [layer.norm1] * (layer.attention != "none") + [layer.norm2] * (layer.ffn != "none")
+
+
 def default_final_norm(layers: Iterable[Layer]) -> Norm:
-    """The norm of highest rank that any block has, as in GPT-2; a norm-free decoder keeps no norm at all."""
-    return max((norm for layer in layers for norm in (layer.norm1, layer.norm2)), key=NORM_RANK.__getitem__)
+    """The norm of highest rank that any block has, as in GPT-2; a norm-free decoder keeps no norm at all.
+
+    A frozen LayerNorm only where every block takes the mean away, else a frozen RMSNorm: only then can the bias of a
+    final norm be folded (see `search_spaces.deployed`).
+    """
+    norms = [norm for layer in layers for norm in reader_norms(layer)]
+    highest = max((NORM_RANK[norm] for norm in norms), default=0)
+    return implied_final_norm(highest, centred=all(norm in CENTRED_NORMS for norm in norms))
+
+
+def implied_final_norm(highest_rank: int, *, centred: bool) -> Norm:
+    """The final norm of layers whose norms have this rank at most. centred: whether all of them take the mean away."""
+    norm = {rank: norm for norm, rank in NORM_RANK.items()}[highest_rank]
+    return "frozen-rmsnorm" if norm == "frozen-layernorm" and not centred else norm
 
 
 def is_live(layer: Layer) -> bool:

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import networkx as nx
 
 from costmodel.errors import UserError
-from search_spaces.architecture import NORM_RANK, Block, Layer, Norm, default_final_norm
+from search_spaces.architecture import CENTRED_NORMS, NORM_RANK, Block, Layer, Norm, implied_final_norm, reader_norms
 from search_spaces.deployed import reads_live_norm
 
 State: TypeAlias = tuple[int, ...]
@@ -29,8 +29,9 @@ SINK: Literal["sink"] = "sink"
 class Boundary:
     """The point before layer `depth` (or after the last).
 
-    state: rank of the highest norm so far, which the final norm will be; 1 once a norm that stays live has read the
-        stream; then what the constraints keep in mind.
+    state: rank of the highest norm so far; 1 once a norm that stays live has read the stream; 1 once the stream has
+        been read without its mean taken away, as long as that matters to the final norm; then what the constraints
+        keep in mind.
     """
 
     depth: int
@@ -79,11 +80,11 @@ def free_graph(
     """
 
     def step(depth: int, state: State, layer: Layer) -> State | None:
-        after = [CONSTRAINTS[name](seen, layer) for name, seen in zip(constraints, state[2:], strict=True)]
+        after = [CONSTRAINTS[name](seen, layer) for name, seen in zip(constraints, state[3:], strict=True)]
         allowed = tuple(seen for seen in after if seen is not None)
         return (*_norms(block, depth, state, layer), *allowed) if len(allowed) == len(after) else None
 
-    return _layered_graph(num_layers, alphabet, (0,) * (2 + len(constraints)), step)
+    return _layered_graph(num_layers, alphabet, (0,) * (3 + len(constraints)), step)
 
 
 def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]]) -> nx.DiGraph:
@@ -99,7 +100,7 @@ def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]]) -> nx.DiGra
     numbers = {endings[0]: 0}
 
     def step(depth: int, state: State, layer: Layer) -> State | None:
-        rest = frozenset(word[1:] for word in endings[state[2]] if word[0] == layer)
+        rest = frozenset(word[1:] for word in endings[state[3]] if word[0] == layer)
         if not rest:
             return None
         if rest not in numbers:
@@ -108,7 +109,7 @@ def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]]) -> nx.DiGra
         return (*_norms(block, depth, state, layer), numbers[rest])
 
     alphabet = list(dict.fromkeys(layer for word in words for layer in word))
-    return _layered_graph(len(words[0]), alphabet, (0, 0, 0), step)
+    return _layered_graph(len(words[0]), alphabet, (0, 0, 0, 0), step)
 
 
 def source(graph: nx.DiGraph) -> Boundary:
@@ -144,9 +145,12 @@ def completions(graph: nx.DiGraph) -> dict[Vertex, int]:
     return counts
 
 
-def _norms(block: Block, depth: int, state: State, layer: Layer) -> tuple[int, int]:
-    rank = max(state[0], NORM_RANK[default_final_norm((layer,))])
-    return rank, int(state[1] or reads_live_norm(block, depth, layer))
+def _norms(block: Block, depth: int, state: State, layer: Layer) -> tuple[int, int, int]:
+    norms = reader_norms(layer)
+    rank = max(state[0], *(NORM_RANK[norm] for norm in norms), 0)
+    uncentred = state[2] or any(norm not in CENTRED_NORMS for norm in norms)
+    is_frozen = rank <= NORM_RANK["frozen-layernorm"]
+    return rank, int(state[1] or reads_live_norm(block, depth, layer)), int(uncentred and is_frozen)
 
 
 def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, step: Transition) -> nx.DiGraph:
@@ -163,9 +167,9 @@ def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, s
         level = list(dict.fromkeys(Boundary(depth=depth + 1, state=state) for _, _, state in edges))
         graph.add_edges_from((boundary, choice) for boundary, choice, _ in edges)
         graph.add_edges_from((choice, Boundary(depth=depth + 1, state=state)) for _, choice, state in edges)
-    norms = {rank: norm for norm, rank in NORM_RANK.items()}
     for boundary in level:
-        graph.add_edge(boundary, Head(final_norm=norms[boundary.state[0]]))
+        rank, _, uncentred, *_ = boundary.state
+        graph.add_edge(boundary, Head(final_norm=implied_final_norm(rank, centred=not uncentred)))
     graph.add_edges_from([(vertex, SINK) for vertex in list(graph) if isinstance(vertex, Head)])
     if SINK not in graph:
         raise UserError("the choices and constraints leave no architecture in the space; allow more of them.")

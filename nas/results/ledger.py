@@ -39,7 +39,7 @@ class Record:
     entropy: mean attention entropy per layer and head, nats.
     deployed_id, deployed: id and placement of what the trial deploys to: by rule, and once it is completed what its
         weights have earned. latency_s, sent_bytes, rounds: of that; promised_latency_s, promised_sent_bytes: by rule.
-    left_unfolded, fold_*: see `nas.training.outcome.Earned`.
+    left_unfolded, fold_*: see `nas.training.outcome.EarnedForm`.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -18,7 +18,7 @@ from nas.results import ledger
 from nas.results.ledger import Event, Record, Status
 from nas.study.config import StudyConfig, study_candidate
 from nas.study.searcher import LAG, Proposal, Result, TrialSchedule
-from nas.training.outcome import Earned, Outcome, RungRecord
+from nas.training.outcome import EarnedForm, Outcome, RungRecord
 from search_spaces.architecture import Architecture, arch_id
 from search_spaces.deployed import deployed
 from search_spaces.notation import placement
@@ -63,7 +63,7 @@ class TrialEvent:
     reason: str | None = None
     halted: bool = False
     measured: RungRecord | Outcome | None = None
-    earned: Earned | None = None
+    earned: EarnedForm | None = None
 
     @property
     def rung(self) -> int | None:

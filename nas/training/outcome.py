@@ -31,7 +31,7 @@ class EntropySummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Earned:
+class EarnedForm:
     """What folding made of a trained model: the form that is run.
 
     architecture: at the dimensions that are priced. left: what the rule promises to fold and these weights do not
