@@ -84,7 +84,9 @@ class Record:
     left_unfolded: tuple[str, ...] = ()
     fold_logits_error: float | None = None
     fold_fixed_point_error: float | None = None
+    trained_fixed_point_error: float | None = None
     fold_top1_agreement: float | None = None
+    fold_holds: bool | None = None
 
     def __post_init__(self) -> None:
         if self.schema_version != SCHEMA_VERSION:

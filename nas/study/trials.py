@@ -254,5 +254,7 @@ class Trials:
             left_unfolded=earned.left if earned else (),
             fold_logits_error=earned.logits_error if earned else None,
             fold_fixed_point_error=earned.fixed_point_error if earned else None,
+            trained_fixed_point_error=earned.trained_fixed_point_error if earned else None,
+            fold_holds=earned.holds if earned else None,
             fold_top1_agreement=earned.top1_agreement if earned else None,
         )

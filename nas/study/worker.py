@@ -7,6 +7,7 @@ import torch
 
 from costmodel.config.bugs import described, report, traceback_kept
 from costmodel.errors import UserError
+from nas.study.earn import earned_form
 from nas.study.searcher import dominated_at_rung
 from nas.study.trials import TrialEvent, TrialSpec
 from nas.training import checkpoint
@@ -52,7 +53,11 @@ def _train(spec: TrialSpec) -> Iterator[TrialEvent]:
     records = train(spec.candidate, spec.corpus, seed=spec.seed, folder=spec.folder, device=spec.device)
     for record in records:
         if isinstance(record, Outcome):
-            yield TrialEvent(event="finished", status=record.status, reason=record.reason, measured=record)
+            folds = spec.deployed is not None and record.status == "completed"
+            earned = earned_form(spec.candidate, spec.corpus, spec.folder) if folds else None
+            yield TrialEvent(
+                event="finished", status=record.status, reason=record.reason, measured=record, earned=earned
+            )
             return
         yield TrialEvent(event="rung", status="running", measured=record)
         if record.share < 1 and dominated_at_rung(record.rung, spec.price.latency_s, record.val_loss, spec.rivals):

@@ -37,15 +37,18 @@ class EarnedForm:
     architecture: at the dimensions that are priced. left: what the rule promises to fold and these weights do not
         allow, with the reason.
     logits_error: largest difference of a logit to the trained model's, relative to the largest logit; single precision.
-    fixed_point_error: the same of the folded model in fixed point, over that of the trained model in fixed point.
+    fixed_point_error, trained_fixed_point_error: the same of the folded and of the trained model in fixed point.
     top1_agreement: share of positions whose likeliest token is the trained model's.
+    holds: whether all of that is within the bars of `nas.conversion.earned`.
     """
 
     architecture: Architecture
     left: tuple[str, ...]
     logits_error: float
     fixed_point_error: float
+    trained_fixed_point_error: float
     top1_agreement: float
+    holds: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

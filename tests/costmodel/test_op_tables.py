@@ -26,19 +26,20 @@ GRAPH = {"Node", "Input", "OpGraph"}  # frozen data of costmodel/ops.py that is 
 NO_WEIGHTS = dict.fromkeys(
     (
         "PackHeads", "Rotary", "RepeatHeads", "KeyValueCache", "AttentionScores", "Softmax", "AttentionMix", "Gelu",
-        "Relu", "Silu", "Multiply", "Add", "LastRow",
+        "Relu", "Square", "Silu", "Multiply", "Add", "LastRow",
     ),
     "it has no weights",
 )  # fmt: skip
 PUBLIC_WEIGHTS = dict.fromkeys(("Temperature", "ShapedAttention"), "its learned scalars are public, whoever holds them")
 NO_MATRIX = dict.fromkeys(
-    ("LayerNorm", "RmsNorm", "Temperature", "ShapedAttention", "LeakyRelu", "ScaledAdd"), "its weights are no matrix"
+    ("LayerNorm", "RmsNorm", "FrozenNorm", "Temperature", "ShapedAttention", "LeakyRelu", "ScaledAdd"),
+    "its weights are no matrix",
 )
-NOT_PRINTED = dict.fromkeys(("RmsNorm", "Silu", "Multiply"), "no printed row has one")
+NOT_PRINTED = dict.fromkeys(("RmsNorm", "Square", "Silu", "Multiply"), "no printed row has one")
 NO_FORMS = dict.fromkeys(set(NAMES) - {"TokenEmbedding", "Softmax", "Gelu"}, "it has one form")
 OWN_NAME = dict.fromkeys(
     (
-        "RmsNorm", "PackHeads", "Rotary", "RepeatHeads", "KeyValueCache", "ShapedAttention", "Silu", "Multiply",
+        "PackHeads", "Rotary", "RepeatHeads", "KeyValueCache", "ShapedAttention", "Silu", "Multiply",
         "LastRow",
     ),
     "figures call it by its own name",
@@ -76,7 +77,8 @@ def _first_words(names: Iterable[str], separator: str) -> set[str]:
 def _of_testbed(protocol: str) -> Table:
     file = f"costmodel/testbeds/{protocol}.yaml"
     holds = f"its fitted seconds: `python -m costmodel calibrate --engine spu --protocol {protocol}`"
-    return _table(file, "kinds", holds, _first_words(load_mapping(ROOT / file)["kinds"], "."))
+    exempt = {each.__name__: "its seconds are those of STAND_INS" for each in compute_testbed.STAND_INS}
+    return _table(file, "kinds", holds, _first_words(load_mapping(ROOT / file)["kinds"], "."), exempt)
 
 
 def _of_measured(protocol: str) -> Table:
