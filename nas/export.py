@@ -11,16 +11,18 @@
                 graph.json           the op graph, node by node
 
 All have export.yaml: recipe, result, cost breakdown by layer and provenance. With --fold the model is folded first (see
-`nas.conversion.fold`): another architecture, cheaper and with the same logits.
+`nas.conversion.fold`) as far as its check allows (`nas.conversion.earned`): another architecture, cheaper, whose logits
+are those that were trained but for rounding.
 """
 
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
@@ -32,10 +34,9 @@ from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
 from costmodel.estimate import Estimate, Pricer, estimate
 from costmodel.protocols import load_pricer
-from nas.conversion.fold import fold as folded
-from nas.conversion.fold import folded_placement
+from nas.conversion.earned import Earned, Tokens, fold_as_far_as
 from nas.conversion.pretrained import TRAINED_FILE
-from nas.corpus.corpus import tokenizer_file
+from nas.corpus.corpus import open_corpus, tokenizer_file
 from nas.corpus.sources import TOKENIZER_FILE
 from nas.model.weights import WEIGHTS_FILE, deployed_weights, load_stored
 from nas.recipe.candidate import Candidate, candidate_id
@@ -54,6 +55,8 @@ from search_spaces.notation import Member, name_of
 
 Format = Literal["yaml", "hf", "mpc"]
 ARCHITECTURE_FILE = "architecture.yaml"
+CHECK_POSITIONS = 4096  # of a folded model, so that a share of 99.9 % is told from all
+CHECK_LOGITS = 1 << 26  # at most so many are compared, which bounds memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +83,7 @@ def export(
         run: folder of a run of nas.search, `latest` for its last, or folder of nas.train.
         pick: knee or best of the front, or the arch_id of a completed trial; a training has only one model.
         format: YAML files with safetensors weights, a transformers model, or weights for an MPC engine.
-        fold: fold scalars, gains and linears into one another; the model becomes cheaper, its logits stay.
+        fold: fold scalars, norms and linears into one another as far as the logits stay; the model becomes cheaper.
         output_dir: folder to write, new or empty; by default a folder named after the arch_id in `exports` of the run.
     """
     if is_training(Path(run)):
@@ -96,11 +99,27 @@ def export(
     for path in write_export(made, target, format):
         print(path)
     if fold:
-        print(
-            f"folded: {facts['notation']} is deployed as {name_of(made.architecture)} at "
-            f"{format_seconds(facts['cost']['total']['latency_s'])} a token (T={made.seq_len}, "
-            f"{facts['cost']['protocol']}), with the same logits"
-        )
+        for line in _fold_lines(made):
+            print(line)
+
+
+def _fold_lines(made: Export) -> list[str]:
+    """What became of a folded model, as the check measured it."""
+    facts, cost = made.facts, made.facts["cost"]
+    check, left = facts["fold"]["check"], facts["fold"]["left"]
+    return [
+        f"folded: {facts['notation']} is deployed as {name_of(made.architecture)} at "
+        f"{format_seconds(cost['total']['latency_s'])} a token (T={made.seq_len}, {cost['protocol']})",
+        f"on {check['positions']:,} {facts['fold']['tokens']} tokens its logits move by {check['float_error']:.1e} of "
+        f"the largest and its most likely token agrees on {check['agreement']:.2%}; in fixed point they are off by "
+        f"{check['fixed_error']:.1e}, unfolded by {check['trained_fixed_error']:.1e}",
+        *(f"not folded: {reason}" for reason in left),
+        *(
+            []
+            if facts["fold"]["passes"]
+            else ["the check failed with nothing left to unfold: do not rely on this model"]
+        ),
+    ]
 
 
 def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Path]:
@@ -191,10 +210,13 @@ def _prepared(
 ) -> Export:
     architecture, trained = candidate.architecture, candidate.trained
     weights = _deployed(candidate, found)
+    seq_len, fold_facts = candidate.recipe.scale.seq_len, {}
     if fold:
-        trained, weights = folded(trained, weights)
-        architecture = folded_placement(architecture, trained)
-    seq_len = candidate.recipe.scale.seq_len
+        kind, tokens = _check_tokens(provenance["corpus"], trained.vocab_size, seq_len)
+        earned = fold_as_far_as(trained, weights, tokens)
+        trained, weights = earned.folded.architecture, earned.folded.weights
+        architecture = _placed(trained, architecture)
+        fold_facts = {"fold": _fold_facts(earned, kind)}
     facts = {
         "notation": candidate.name,
         "arch_id": arch_id(candidate.architecture),
@@ -204,6 +226,7 @@ def _prepared(
         "cost": _cost(estimate(lower(architecture, seq_len), pricer), seq_len),
         "recipe": _plain(asdict(candidate.recipe)),
         "provenance": {**provenance, "cost_model_id": pricer.cost_model_id},
+        **fold_facts,
     }
     return Export(
         architecture=architecture,
@@ -213,6 +236,34 @@ def _prepared(
         seq_len=seq_len,
         tokenizer=tokenizer_file(provenance["corpus"]),
     )
+
+
+def _placed(folded: Architecture, priced: Architecture) -> Architecture:
+    """The folded architecture at the width that is priced."""
+    dimensions = ("num_heads", "d_model", "d_ff", "vocab_size", "context")
+    return replace(folded, **{name: getattr(priced, name) for name in dimensions})
+
+
+def _check_tokens(fingerprint: str, vocab_size: int, seq_len: int) -> tuple[str, Tokens]:
+    """Sequences to check a folded model on, and whether they are of the corpus; random where it is not in the cache."""
+    positions = min(CHECK_POSITIONS, CHECK_LOGITS // vocab_size)
+    shape = (-(-positions // seq_len), seq_len)
+    with suppress(UserError):
+        found = open_corpus(tokenizer_file(fingerprint).parent).tokens("validation")
+        if len(found) >= shape[0] * shape[1]:
+            return "validation", found[: shape[0] * shape[1]].astype(np.int64).reshape(shape)
+    return "random", np.random.default_rng(0).integers(vocab_size, size=shape)
+
+
+def _fold_facts(earned: Earned, tokens: str) -> dict[str, Any]:
+    folded, check = earned
+    return {
+        "check": asdict(check),
+        "passes": check.passes,
+        "tokens": tokens,
+        "condition": folded.condition,
+        "left": list(folded.left),
+    }
 
 
 def _write_yaml(made: Export, target: Path) -> None:
