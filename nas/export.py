@@ -11,7 +11,8 @@
                 graph.json           the op graph, node by node
 
 All have export.yaml: recipe, result, cost breakdown by layer and provenance. With --fold the model is folded first (see
-`nas.conversion.fold`): another architecture, cheaper and with the same logits.
+`nas.conversion.fold`) as far as its check allows (`nas.conversion.earned`): another architecture, cheaper, whose logits
+are those that were trained but for rounding.
 """
 
 import json
@@ -21,7 +22,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import torch
 from safetensors.torch import save
 from torch import Tensor
 
@@ -32,21 +32,21 @@ from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
 from costmodel.estimate import Estimate, Pricer, estimate
 from costmodel.protocols import load_pricer
-from nas.conversion.fold import fold as folded
-from nas.conversion.fold import folded_placement
+from nas.conversion.earned import Earned, check_tokens, fold_as_far_as
+from nas.conversion.fold import at_dimensions
 from nas.conversion.pretrained import TRAINED_FILE
-from nas.corpus.corpus import tokenizer_file
+from nas.corpus.corpus import Corpus, open_corpus, tokenizer_file
 from nas.corpus.sources import TOKENIZER_FILE
-from nas.model.weights import WEIGHTS_FILE, deployed_weights, load_stored
+from nas.model.weights import WEIGHTS_FILE
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.results.front import pick as pick_record
 from nas.results.ledger import Record, architecture_of
 from nas.study.config import StudyConfig, study_candidate
+from nas.study.earn import trained_weights
 from nas.study.run_folder import find_run, read_config, read_ledger, read_meta, run_pricer
 from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint
 from nas.training.manifest import is_training, read_training
-from nas.training.objective import Objective
 from nas.training.trainer import TrainingProgress
 from search_spaces.architecture import Architecture, arch_id, dump_architecture
 from search_spaces.lower import lower
@@ -80,7 +80,7 @@ def export(
         run: folder of a run of nas.search, `latest` for its last, or folder of nas.train.
         pick: knee or best of the front, or the arch_id of a completed trial; a training has only one model.
         format: YAML files with safetensors weights, a transformers model, or weights for an MPC engine.
-        fold: fold scalars, gains and linears into one another; the model becomes cheaper, its logits stay.
+        fold: fold scalars, norms and linears into one another as far as the logits stay; the model becomes cheaper.
         output_dir: folder to write, new or empty; by default a folder named after the arch_id in `exports` of the run.
     """
     if is_training(Path(run)):
@@ -96,11 +96,27 @@ def export(
     for path in write_export(made, target, format):
         print(path)
     if fold:
-        print(
-            f"folded: {facts['notation']} is deployed as {name_of(made.architecture)} at "
-            f"{format_seconds(facts['cost']['total']['latency_s'])} a token (T={made.seq_len}, "
-            f"{facts['cost']['protocol']}), with the same logits"
-        )
+        for line in _fold_lines(made):
+            print(line)
+
+
+def _fold_lines(made: Export) -> list[str]:
+    """What became of a folded model, as the check measured it."""
+    facts, cost = made.facts, made.facts["cost"]
+    check, left = facts["fold"]["check"], facts["fold"]["left"]
+    return [
+        f"folded: {facts['notation']} is deployed as {name_of(made.architecture)} at "
+        f"{format_seconds(cost['total']['latency_s'])} a token (T={made.seq_len}, {cost['protocol']})",
+        f"on {check['positions']:,} {facts['fold']['tokens']} tokens its logits move by {check['float_error']:.1e} of "
+        f"the largest and its most likely token agrees on {check['agreement']:.2%}; in fixed point they are off by "
+        f"{check['fixed_error']:.1e}, unfolded by {check['trained_fixed_error']:.1e}",
+        *(f"not folded: {reason}" for reason in left),
+        *(
+            []
+            if facts["fold"]["passes"]
+            else ["the check failed with nothing left to unfold: do not rely on this model"]
+        ),
+    ]
 
 
 def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Path]:
@@ -190,11 +206,14 @@ def _prepared(
     fold: bool,
 ) -> Export:
     architecture, trained = candidate.architecture, candidate.trained
-    weights = _deployed(candidate, found)
+    weights = trained_weights(candidate, found)
+    seq_len, fold_facts = candidate.recipe.scale.seq_len, {}
     if fold:
-        trained, weights = folded(trained, weights)
-        architecture = folded_placement(architecture, trained)
-    seq_len = candidate.recipe.scale.seq_len
+        kind, tokens = check_tokens(_corpus(provenance["corpus"]), trained.vocab_size, seq_len)
+        earned = fold_as_far_as(trained, weights, tokens)
+        trained, weights = earned.folded.architecture, earned.folded.weights
+        architecture = at_dimensions(trained, architecture)
+        fold_facts = {"fold": _fold_facts(earned, kind)}
     facts = {
         "notation": candidate.name,
         "arch_id": arch_id(candidate.architecture),
@@ -204,6 +223,7 @@ def _prepared(
         "cost": _cost(estimate(lower(architecture, seq_len), pricer), seq_len),
         "recipe": _plain(asdict(candidate.recipe)),
         "provenance": {**provenance, "cost_model_id": pricer.cost_model_id},
+        **fold_facts,
     }
     return Export(
         architecture=architecture,
@@ -213,6 +233,24 @@ def _prepared(
         seq_len=seq_len,
         tokenizer=tokenizer_file(provenance["corpus"]),
     )
+
+
+def _corpus(fingerprint: str) -> Corpus | None:
+    """The corpus of a training, as long as it is in the cache."""
+    with suppress(UserError):
+        return open_corpus(tokenizer_file(fingerprint).parent)
+    return None
+
+
+def _fold_facts(earned: Earned, tokens: str) -> dict[str, Any]:
+    folded, check = earned
+    return {
+        "check": asdict(check),
+        "passes": check.passes,
+        "tokens": tokens,
+        "condition": folded.condition,
+        "left": list(folded.left),
+    }
 
 
 def _write_yaml(made: Export, target: Path) -> None:
@@ -251,13 +289,6 @@ def _clear(target: Path) -> None:
     with suppress(OSError):
         for path in target.iterdir():
             path.unlink()
-
-
-def _deployed(candidate: Candidate, found: Checkpoint) -> dict[str, Tensor]:
-    """The weights of a checkpoint, a tied output table written out."""
-    model = Objective(candidate, torch.Generator()).model
-    load_stored(model, found.weights)
-    return {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}
 
 
 def _cost(result: Estimate, seq_len: int) -> dict[str, Any]:

@@ -5,11 +5,14 @@ on the data, and the head behind a final one) a linear FFN `X' = beta X + W X + 
 coordinates. A change ahead of the first live norm goes into the embedding tables, one behind the last live norm of a
 net without a final one into the vocabulary projection; each linear between takes up its part. Frozen norms are linear
 and go into the linears that read them, as gain and bias of live ones do. What a change of basis adds behind the last
-live norm, and the bias of a frozen final norm, go into the bias of the last linear that writes to the stream.
+live norm goes into the bias of the last linear that writes to the stream.
+
+A frozen final norm goes into the vocabulary projection. That has no bias, so the norm's own must come from the stream:
+by its mean, which is free where every reader takes the mean away. Elsewhere a frozen final LayerNorm stays.
 
 Of block `sas` no FFN is absorbed: its heads pass on slices of the stream itself, which only a multiple of the identity
-leaves alone. A temperature that depends on the position stays; one scalar a head would fold, but that is a matter of
-weights, not of the architecture.
+leaves alone; and the norm before attention stays in later layers, where values are read from it. A temperature that
+depends on the position stays; one scalar a head would fold, but that is a matter of weights, not of the architecture.
 
 `nas.conversion.fold` does the same to weights.
 """
@@ -18,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from search_spaces.architecture import (
+    CENTRED_NORMS,
     LIVE_NORMS,
     Architecture,
     Block,
@@ -25,6 +29,7 @@ from search_spaces.architecture import (
     arch_id,
     gelu_form,
     is_live,
+    reader_norms,
     softmax_form,
 )
 
@@ -54,14 +59,17 @@ def deployed(architecture: Architecture) -> Architecture:
     """
     if architecture.folded:
         return architecture
-    layers, around = architecture.layers, regions(architecture)
+    layers, around, folds_final = architecture.layers, regions(architecture), folds_final_norm(architecture)
     return replace(
         architecture,
         layers=joined_layers(
             architecture.block,
-            [deployed_layer(architecture, layer, region) for layer, region in zip(layers, around, strict=True)],
+            [
+                deployed_layer(architecture, layer, region, keeps_norm1=passes_values(architecture.block, index))
+                for index, (layer, region) in enumerate(zip(layers, around, strict=True))
+            ],
         ),
-        final_norm=architecture.final_norm if architecture.final_norm in LIVE_NORMS else "none",
+        final_norm="none" if folds_final else architecture.final_norm,
         bias=True,
         tied_embeddings=False,
         folded=True,
@@ -73,11 +81,24 @@ def deployed_id(architecture: Architecture) -> str:
     return arch_id(deployed(architecture))
 
 
+def passes_values(block: Block, index: int) -> bool:
+    """Whether attention reads its values from the norm before it without a linear between."""
+    return block == "sas" and index > 0
+
+
+def folds_final_norm(architecture: Architecture) -> bool:
+    """Whether the vocabulary projection and the stream can take up the final norm, if there is one."""
+    if architecture.final_norm != "frozen-layernorm":
+        return architecture.final_norm not in LIVE_NORMS
+    readers = [norm for layer in architecture.layers for norm in reader_norms(layer)]
+    return architecture.block != "sas" and all(norm in CENTRED_NORMS for norm in readers)
+
+
 def regions(architecture: Architecture) -> list[Region]:
     """Where the FFN of every layer stands."""
     live = [reads_live_norm(architecture.block, index, layer) for index, layer in enumerate(architecture.layers)]
     last = max((index for index, its in enumerate(live) if its), default=-1)
-    open_end = architecture.final_norm not in LIVE_NORMS and architecture.block != "sas"
+    open_end = folds_final_norm(architecture) and architecture.block != "sas"
     return [Region(ahead=not any(live[: index + 1]), behind=open_end and index >= last) for index in range(len(live))]
 
 
@@ -91,11 +112,11 @@ def absorbs(block: Block, layer: Layer, region: Region) -> bool:
     return block != "sas" and region.is_free and layer.ffn in LINEAR_FFNS and layer.norm2 not in LIVE_NORMS
 
 
-def deployed_layer(architecture: Architecture, layer: Layer, region: Region) -> Layer:
+def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, keeps_norm1: bool = False) -> Layer:
     """What is left of a layer: maybe neither attention nor FFN."""
     layer = replace(
         layer,
-        norm1=layer.norm1 if layer.norm1 in LIVE_NORMS else "none",
+        norm1=layer.norm1 if keeps_norm1 or layer.norm1 in LIVE_NORMS else "none",
         norm2=layer.norm2 if layer.norm2 in LIVE_NORMS else "none",
     )
     if layer.attention in ("2quad", "relu") and softmax_form(architecture, layer) == architecture.softmax:

@@ -2,23 +2,19 @@
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from costmodel.errors import UserError
-from nas.conversion.earned import fold_as_far_as
-from nas.conversion.fold import folded_placement
+from nas.conversion.earned import check_tokens, fold_as_far_as
+from nas.conversion.fold import at_dimensions
 from nas.corpus.corpus import Corpus
 from nas.model.weights import deployed_weights, load_stored
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint
-from nas.training.batches import validation_batches
 from nas.training.checkpoint import Checkpoint
 from nas.training.objective import Objective
 from nas.training.outcome import EarnedForm
-
-CHECKED_POSITIONS = 4_096  # of the validation split
 
 
 def earned_form(candidate: Candidate, corpus: Corpus, folder: Path) -> EarnedForm:
@@ -29,14 +25,12 @@ def earned_form(candidate: Candidate, corpus: Corpus, folder: Path) -> EarnedFor
     found = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
     if found is None:
         raise UserError(f"{folder} must have a whole checkpoint to fold, but has none; train the candidate again.")
-    scale = candidate.recipe.scale
-    inputs = np.concatenate([batch.numpy() for batch, _ in validation_batches(corpus, scale)])
-    tokens = inputs[: max(1, CHECKED_POSITIONS // scale.seq_len)]
-    earned = fold_as_far_as(candidate.trained, trained_weights(candidate, found), tokens)
-    check = earned.check
+    trained = candidate.trained
+    _, tokens = check_tokens(corpus, trained.vocab_size, candidate.recipe.scale.seq_len)
+    folded, check = fold_as_far_as(trained, trained_weights(candidate, found), tokens)
     return EarnedForm(
-        architecture=folded_placement(candidate.architecture, earned.folded.architecture),
-        left=earned.folded.left,
+        architecture=at_dimensions(folded.architecture, candidate.architecture),
+        left=folded.left,
         logits_error=check.float_error,
         fixed_point_error=check.fixed_error,
         trained_fixed_point_error=check.trained_fixed_error,

@@ -18,7 +18,7 @@ from costmodel.estimate import Pricer
 from costmodel.ops import LayerId, Op
 from search_spaces.architecture import LIVE_NORMS, Architecture, Layer, Norm
 from search_spaces.budget.cost_counts import Cost
-from search_spaces.deployed import Region, deployed, deployed_layer
+from search_spaces.deployed import Region, deployed, deployed_layer, passes_values
 from search_spaces.graph import SINK, Choice, Head, Vertex, after, source
 from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, contains, member_at, member_of, num_members, path_of
@@ -196,7 +196,8 @@ def _priced_layer(space: SearchSpace, choice: Choice, accounting: Accounting) ->
     if accounting == "written":
         return choice.layer
     ahead = not after(space.graph, choice).state[1]
-    return deployed_layer(space.base, choice.layer, Region(ahead=ahead, behind=False))
+    keeps_norm1 = passes_values(space.base.block, choice.depth)
+    return deployed_layer(space.base, choice.layer, Region(ahead=ahead, behind=False), keeps_norm1=keeps_norm1)
 
 
 def _sum(prices: list[Price], num_shares: int) -> Price:

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -195,11 +196,26 @@ def test_a_folded_export_is_written_in_every_format(finished, environment, tmp_p
     export.write_export(made, tmp_path / "yaml")
     assert read_export(tmp_path / "yaml").architecture == made.trained
     assert load_architecture(tmp_path / "yaml" / "architecture.yaml").folded
+    facts = made.facts["fold"]
+    assert (facts["passes"], facts["tokens"], facts["check"]["positions"]) == (True, "validation", 4096)
     files = {path.name for path in export.write_export(made, tmp_path / "mpc", "mpc")}
     assert files == {"architecture.yaml", "weights.safetensors", "graph.json", "export.yaml"}
     pytest.importorskip("transformers")
     files = {path.name for path in export.write_export(made, tmp_path / "hf", "hf")}
     assert {"config.json", "model.safetensors", "tokenizer.json", "huggingface_model.py"} <= files
+
+
+def test_a_folded_export_says_what_was_measured(finished, environment, tmp_path, monkeypatch, capsys):
+    folder, _ = finished
+    monkeypatch.setenv("XDG_CACHE_HOME", environment[1]["XDG_CACHE_HOME"])
+    export.export(str(folder), pick="best", fold=True, output_dir=str(tmp_path / "out"))
+    printed = capsys.readouterr().out
+    assert " is deployed as " in printed
+    assert re.search(r"on 4,096 validation tokens its logits move by \d\.\de-0\d of the largest", printed)
+    assert "agrees on 100.00%" in printed
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    export.export(str(folder), pick="best", fold=True, output_dir=str(tmp_path / "again"))
+    assert "on 4,096 random tokens" in capsys.readouterr().out
 
 
 def test_weights_of_another_step_are_not_exported(finished):

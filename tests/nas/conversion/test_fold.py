@@ -1,97 +1,175 @@
-"""Folding changes the architecture and never the logits."""
+"""Folding changes the architecture as the rule says, and never the logits."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from costmodel import ops
 from costmodel.execution import interpreter
-from nas.conversion.fold import fold, folded_placement
+from nas.conversion.change_of_basis import Basis, balanced
+from nas.conversion.fold import fold, fold_exactly
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights
-from search_spaces.architecture import Architecture, Layer
+from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.deployed import deployed
 from search_spaces.lower import lower
-from search_spaces.notation import name_of, parse
+from search_spaces.notation import ATTENTION_LETTERS, FFN_LETTERS, NORM_LETTERS, name_of, parse, placement
 
-GPT2 = base_architecture("tiny", Dimensions(layers=3, vocab=40, context=16))
-PYTHIA = base_architecture("pythia-70m", Dimensions(layers=3, heads=2, d_model=32, vocab=40, context=16))
-NAMES = (
-    "SM+LN+G",
-    "SM(t)+LN+R",
-    "SM+LN",
-    "SM",
-    "SM+R",
-    "SM+ScFFN",
-    "SM+ScFuFFN",
-    "SM+ScFuFFN_i1",
-    "1xoSoGs-1xoSoFo-1xoSoRs",
-    "1xoSoFs-1xoSLGs-1xoTooo",
-    "1xoSoFs-1xLSoFs-1xoSoFs",
-)
-SIMPLIFIED = ("HH(SM+G)", "HH(SM+ScFFN)", "HH(SM(t)+ScFuFFN_i1)", "HH(1xLSoFs-1xoSLRs-1xLSoFs)")
-MEMBERS = [*product((GPT2, PYTHIA), NAMES), *product((GPT2,), SIMPLIFIED)]
+TINY = {"layers": 3, "heads": 2, "vocab": 24, "context": 6}
+GPT2 = base_architecture("tiny", Dimensions(**TINY, d_model=16, d_ff=24))
+PYTHIA = base_architecture("pythia-70m", Dimensions(**TINY, d_model=16, d_ff=24))
+TOKENS = np.random.default_rng(5).integers(24, size=6)
+NORMS, ATTENTIONS, FFNS = ("".join(table.values()) for table in (NORM_LETTERS, ATTENTION_LETTERS, FFN_LETTERS))
 
 
-def drawn(architecture: Architecture, spread: float = 0.1, seed: int = 0) -> Decoder:
-    """No gain, bias, slope or scalar at its initial value."""
-    model = build(architecture, torch.Generator().manual_seed(seed), temperature_init=0.5).double()
-    generator = torch.Generator().manual_seed(seed + 1)
+@st.composite
+def layers(draw: st.DrawFn, attentions: str) -> str:
+    attention, ffn = draw(st.sampled_from(attentions)), draw(st.sampled_from(FFNS + 3 * "F"))
+    norm1 = draw(st.sampled_from(NORMS)) if attention != "o" else "o"
+    norm2, stabiliser = (draw(st.sampled_from(letters)) if ffn != "o" else "o" for letters in (NORMS + "oo", "so"))
+    return norm1 + attention + norm2 + ffn + stabiliser
+
+
+@st.composite
+def architectures(draw: st.DrawFn) -> Architecture:
+    """Any placement on any block, with as few norms as often as with many."""
+    block = draw(st.sampled_from(("gpt2", "pythia", "sas")))
+    attentions = "STQU" if block == "sas" else ATTENTIONS
+    letters = [draw(layers(attentions)) for _ in range(3)]
+    if draw(st.booleans()):
+        letters = [f"o{one[1]}o{one[3:]}" for one in letters]
+    text = "-".join(["1x" + one for one in letters] + draw(st.sampled_from(([], *([letter] for letter in NORMS)))))
+    base = replace(PYTHIA if block == "pythia" else GPT2, bias=draw(st.booleans()), tied_embeddings=draw(st.booleans()))
+    return parse(f"HH({text})" if block == "sas" else text, base).architecture
+
+
+def weights_of(architecture: Architecture, seed: int = 0) -> dict[str, Tensor]:
+    """No gain, bias, slope or scalar at its initial value, and every change of basis well-conditioned."""
+    generator, found = torch.Generator().manual_seed(seed), {}
+    for node in lower(architecture, architecture.context):
+        for suffix, shape in interpreter.weight_shapes(node.op).items():
+            normal = torch.randn(shape, generator=generator, dtype=torch.float64)
+            if isinstance(node.op, ops.Linear | ops.TokenEmbedding | ops.PositionEmbedding | ops.VocabProjection):
+                value = (0.1 if node.layer not in ("embed", "head") else 0.5) * normal
+            else:
+                value = (0.2 * normal).exp() if suffix != "bias" else 0.3 * normal
+            found[f"{node.name}.{suffix}"] = value
+    if architecture.tied_embeddings:
+        found["logits.weight"] = found["embed.weight"]
+    return found
+
+
+def executed(architecture: Architecture, weights: Mapping[str, Tensor], tokens: np.ndarray = TOKENS) -> np.ndarray:
+    arrays = {name: value.numpy() for name, value in weights.items()}
+    return interpreter.execute(lower(architecture, len(tokens)), arrays, tokens)
+
+
+def assert_same(ours: np.ndarray, theirs: np.ndarray, tolerance: float = 1e-5) -> None:
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
+
+
+def member(notation: str, base: Architecture = GPT2) -> Architecture:
+    return parse(notation, base).architecture
+
+
+@settings(max_examples=150, deadline=None)
+@given(architectures(), st.integers(0, 3))
+@example(member("SM+ScFFN"), 0)
+@example(member("SM+ScFFN", replace(PYTHIA, bias=False)), 0)
+@example(member("1xlSlFs-1xoolRo-1xlSlGs-l"), 0)  # every reader takes the mean away, so the final bias comes by it
+@example(member("1xooooo-l", replace(GPT2, bias=False)), 0)  # a table takes up what no linear can
+@example(member("1xoSoFs-1xoSoGs-1xoSoFs-l"), 0)  # the final norm stays
+@example(member("1xMSoFs-1xoSMXs-1xoooFs-m"), 0)  # ahead of, between and behind live norms
+@example(member("HH(1xlSlGs-1xlSmFs-1xoSoIo-m)", replace(GPT2, bias=False)), 0)
+@example(member("1xoooFo-1xoHoRs-1xoooFs", PYTHIA), 0)
+def test_weights_fold_as_the_rule_says_and_the_function_stays(architecture: Architecture, seed: int) -> None:
+    weights = weights_of(architecture, seed)
+    before = {name: value.clone() for name, value in weights.items()}
+    folded = fold_exactly(architecture, weights)
+    assert folded.left == ()
+    assert folded.architecture == deployed(architecture)
+    named = {
+        f"{node.name}.{each}" for node in lower(folded.architecture, 6) for each in interpreter.weight_shapes(node.op)
+    }
+    assert folded.weights.keys() == named
+    assert_same(executed(folded.architecture, folded.weights), executed(architecture, weights), 1e-9)
+    assert all(torch.equal(weights[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("attempt", range(3))
+@settings(max_examples=40, deadline=None)
+@given(architecture=architectures())
+def test_what_cannot_be_turned_back_stays_and_says_why(attempt: int, architecture: Architecture) -> None:
+    """An FFN that cancels its beta, or a beta of 0, forgets the stream; without changes of basis all stay."""
+    weights = weights_of(architecture)
+    for name, value in weights.items():
+        if attempt == 0 and name.startswith("layers.1.") and name.endswith("fused.weight"):
+            value.zero_()
+        if attempt < 2 and name.startswith("layers.1.") and name.endswith("beta"):
+            value.zero_()
+    folded = fold_exactly(architecture, weights, max_condition=1.0 if attempt == 2 else 1e8)
+    assert folded.condition <= (1.0 if attempt == 2 else 1e8)
+    assert (folded.left == ()) == (folded.architecture == deployed(architecture))
+    assert all(": a basis of condition" in reason for reason in folded.left)
+    assert_same(executed(folded.architecture, folded.weights), executed(architecture, weights), 1e-9)
+
+
+def test_the_reason_names_the_layer_and_the_rest_is_folded() -> None:
+    architecture = member("SM+ScFuFFN")
+    weights = weights_of(architecture)
+    beta, alpha = (weights[f"layers.1.ffn.residual.{name}"] for name in ("beta", "alpha"))
+    weights["layers.1.ffn.fused.weight"] = -beta * alpha * torch.eye(16)
+    folded = fold(architecture, weights)
+    (reason,) = folded.left
+    assert reason.startswith("layers.1.ffn: a basis of condition")
+    assert name_of(folded.architecture) == "1xoSooo-1xoSoFo-1xoSooo"
+    assert_same(executed(folded.architecture, folded.weights), executed(architecture, weights))
+
+
+MEMBERS = [
+    *product(
+        (GPT2, PYTHIA), ("SM+LN+G", "SM(t)+LN+R", "SM+LN", "SM+ScFFN", "SM+ScFuFFN_i1", "1xoSoFs-1xoSLGs-1xoTooo")
+    ),
+    *product((GPT2,), ("HH(SM(t)+ScFuFFN_i1)", "HH(1xLSoFs-1xoSLRs-1xLSoFs)")),
+]
+
+
+def drawn(architecture: Architecture) -> Decoder:
+    """No parameter at its initial value."""
+    model = build(architecture, torch.Generator().manual_seed(0), temperature_init=0.5).double()
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += spread * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
     return model
 
 
-def executed(architecture: Architecture, weights: dict[str, Tensor], tokens: Tensor) -> np.ndarray:
-    graph = lower(architecture, len(tokens))
-    return interpreter.execute(graph, {name: value.numpy() for name, value in weights.items()}, tokens.numpy())
-
-
-def some_tokens(length: int = 11) -> Tensor:
-    return torch.randint(40, (length,), generator=torch.Generator().manual_seed(5))
-
-
-def assert_same(ours: np.ndarray, theirs: np.ndarray) -> None:
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
-
-
 @pytest.mark.parametrize(("base", "name"), MEMBERS)
-def test_the_folded_op_graph_is_the_trained_model(base: Architecture, name: str) -> None:
-    model = drawn(parse(name, base).architecture)
-    folded = fold(model.architecture, deployed_weights(model))
-    tokens = some_tokens()
-    with torch.no_grad():
-        logits = model(tokens[None]).logits[0].numpy()
-    assert_same(executed(folded.architecture, folded.weights, tokens), logits)
-
-
-@pytest.mark.parametrize(("base", "name"), [(GPT2, "SM(t)+LN+R"), (PYTHIA, "SM+LN"), (GPT2, "HH(SM+ScFFN)")])
-def test_a_folded_architecture_is_a_model_of_its_own(base: Architecture, name: str) -> None:
-    model = drawn(parse(name, base).architecture)
+def test_a_folded_trained_model_is_a_model_of_its_own(base: Architecture, name: str) -> None:
+    """In torch, and in single precision."""
+    model = drawn(member(name, base))
     folded = fold(model.architecture, deployed_weights(model))
     again = Decoder(folded.architecture)
-    weights = {
-        name.replace("temperature.weight", "temperature.log_weight"): value.log() if "temperature" in name else value
-        for name, value in folded.weights.items()
-    }
-    again.load_state_dict(weights)
-    tokens = some_tokens()[None]
+    again.load_state_dict(
+        {
+            name.replace("temperature.weight", "temperature.log_weight"): value.log()
+            if "temperature" in name
+            else value
+            for name, value in folded.weights.items()
+        }
+    )
+    tokens = torch.from_numpy(TOKENS)[None]
     with torch.no_grad():
         assert_same(again(tokens).logits.numpy(), model(tokens).logits.numpy())
-
-
-def test_linears_without_biases_get_those_of_the_norms() -> None:
-    model = drawn(replace(GPT2, bias=False))
-    folded = fold(model.architecture, deployed_weights(model))
-    assert folded.architecture.bias
-    with torch.no_grad():
-        logits = model(some_tokens()[None]).logits[0].numpy()
-    assert_same(executed(folded.architecture, folded.weights, some_tokens()), logits)
 
 
 @pytest.mark.parametrize(
@@ -101,65 +179,55 @@ def test_linears_without_biases_get_those_of_the_norms() -> None:
         (GPT2, "SM+ScFFN", "SM_i3"),  # and in a norm-free stream a change of basis
         (PYTHIA, "SM+ScFuFFN_i1", "SM_i3"),
         (GPT2, "SM+LN+G", "SM+LN+G"),
+        (GPT2, "SM+fLN+G", "SM+G"),
         (GPT2, "1xoSoGs-1xoSoFo-1xoSoRs", "1xoSoGo-1xoSooo-1xoSoRo"),
-        (GPT2, "1xoSoFs-1xLSoFs-1xoSoFs", "1xoSooo-1xLSoFs-1xoSoFs"),  # from the first norm on the stream stays
+        (GPT2, "1xoSoFs-1xLSoFs-1xoSoFs", "1xoSooo-1xLSoFs-1xoSoFs"),  # a live final norm closes the stream
+        (GPT2, "1xoSoFs-1xLSoFs-1xoSoFs-o", "1xoSooo-1xLSooo-1xoSooo-o"),
         (GPT2, "HH(SM+ScFuFFN)", "HH(1xLSoFo-2xoSoFo)"),  # heads mix slices of the stream: no change of basis
     ],
 )
 def test_what_is_left(base: Architecture, name: str, expected: str) -> None:
-    model = drawn(parse(name, base).architecture, spread=0.02)
-    folded = fold(model.architecture, deployed_weights(model)).architecture
+    architecture = member(name, base)
+    folded = fold(architecture, weights_of(architecture)).architecture
     assert name_of(folded) == expected
-    assert not [node for node in lower(folded, 8) if isinstance(node.op, ops.AttentionScores) and node.op.scaled]
+    assert not [node for node in lower(folded, 6) if isinstance(node.op, ops.AttentionScores) and node.op.scaled]
 
 
 def test_norms_of_blocks_are_bare_and_the_final_one_is_not() -> None:
-    model = drawn(GPT2)
-    graph = lower(fold(GPT2, deployed_weights(model)).architecture, 8)
+    graph = lower(fold(member("SM+LN+G"), weights_of(member("SM+LN+G"))).architecture, 6)
     assert [node.op.affine for node in graph if isinstance(node.op, ops.LayerNorm)] == [False] * 6 + [True]
 
 
+def test_layers_with_nothing_left_are_dropped() -> None:
+    architecture = member("1xoSoFs-1xoooFs-1xoooRs")
+    folded = fold(architecture, weights_of(architecture))
+    assert placement(folded.architecture) == "1xoSoRo"
+    assert {name.split(".")[1] for name in folded.weights if name.startswith("layers.")} == {"0"}
+
+
 def test_one_temperature_per_head_goes_into_the_queries() -> None:
-    model = drawn(parse("SM(t)+R", GPT2).architecture)
-    with torch.no_grad():
-        for layer in model.layers:
-            layer.attention.temperature.log_weight.copy_(torch.tensor([[0.3], [-1.2]]).expand(2, 16))
-    folded = fold(model.architecture, deployed_weights(model))
+    architecture = member("SM(t)+R")
+    weights = weights_of(architecture)
+    for index in range(3):
+        weights[f"layers.{index}.attention.temperature.weight"] = torch.tensor([[1.3], [0.3]]).double().expand(2, 6)
+    folded = fold_exactly(architecture, weights)
     assert all(layer.attention == "softmax" for layer in folded.architecture.layers)
-    with torch.no_grad():
-        assert_same(
-            executed(folded.architecture, folded.weights, some_tokens()), model(some_tokens()[None]).logits[0].numpy()
-        )
+    assert_same(executed(folded.architecture, folded.weights), executed(architecture, weights), 1e-9)
 
 
-@pytest.mark.parametrize("name", ["SM+ScFuFFN", "3xoSoGs"])
-def test_a_stream_that_cannot_be_turned_back_stays(name: str) -> None:
-    """A fused FFN of -1 times the identity beside a beta of 1, or a beta of 0, forgets the stream."""
-    model = drawn(parse(name, GPT2).architecture)
-    ffn = model.layers[1].ffn
-    with torch.no_grad():
-        if ffn.fused is None:
-            ffn.residual.beta.zero_()
-        else:
-            ffn.fused.weight.copy_(-ffn.residual.beta * ffn.residual.alpha * torch.eye(16))
-    folded = fold(model.architecture, deployed_weights(model))
-    assert folded.architecture.layers[1].ffn == model.architecture.layers[1].ffn
-    assert (folded.architecture.layers[2].ffn == "none") == (name == "SM+ScFuFFN")
-    with torch.no_grad():
-        logits = model(some_tokens()[None]).logits[0].numpy()
-    assert_same(executed(folded.architecture, folded.weights, some_tokens()), logits)
-
-
-def test_the_same_placement_is_folded_at_other_dimensions() -> None:
-    small, large = (parse("SM+ScFFN", replace(GPT2, d_model=width, d_ff=4 * width)).architecture for width in (16, 64))
-    folded = fold(small, deployed_weights(drawn(small, spread=0.02))).architecture
-    deployed = folded_placement(large, folded)
-    assert (deployed.d_model, deployed.folded, deployed.tied_embeddings) == (64, True, False)
-    assert deployed.layers == (Layer(ffn="none"),) * 3
+def test_balanced_bases_share_the_growth() -> None:
+    """A step that shrinks one direction a millionfold: a thousand in the tables, a thousand in the projection."""
+    matrix = torch.diag(torch.tensor([1.0, 1e-6], dtype=torch.float64))
+    plain = torch.eye(2, dtype=torch.float64)
+    first = balanced([Basis(plain, plain), Basis(matrix, torch.linalg.inv(matrix))])
+    torch.testing.assert_close(first.axes @ first.inverse, plain)
+    sizes = torch.linalg.vector_norm(first.axes, dim=0), torch.linalg.vector_norm(first.inverse, dim=1)
+    assert sorted(round(math.log10(size)) for size in sizes[0].tolist()) == [0, 3]
+    assert sorted(round(math.log10(size)) for size in sizes[1].tolist()) == [-3, 0]
 
 
 def test_folding_twice_is_refused() -> None:
-    model = drawn(GPT2)
-    folded = fold(GPT2, deployed_weights(model))
+    architecture = member("SM+LN+G")
+    folded = fold(architecture, weights_of(architecture))
     with pytest.raises(ValueError, match="only a model that is not folded yet"):
-        fold(*folded)
+        fold(folded.architecture, folded.weights)

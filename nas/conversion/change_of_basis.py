@@ -1,0 +1,242 @@
+"""The residual stream in coordinates in which linear FFNs do nothing.
+
+A layer takes the stream X to `S X + c` besides what it adds: S is beta, plus W where its FFN is linear. With
+X_i = B_i z + o_i ahead of layer i, B_(i+1) = S_i B_i and o_(i+1) = S_i o_i + c_i, the coordinates z pass the layer
+unchanged. Linears that read the stream take up B and o, those that write to it B^-1, the tables B_0^-1, the vocabulary
+projection B at the end; what o is there, the last linear that writes to the stream brings in.
+
+Where a live norm reads the stream, B is 1 and o is 0. A net without one leaves B_0 free; see `balanced`.
+"""
+
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nas.conversion.fold_linears import (
+    Weights,
+    add_constant,
+    change_input,
+    change_output,
+    first_linear,
+    last_linear,
+    tables,
+)
+from search_spaces.architecture import Architecture, Layer
+from search_spaces.deployed import absorbs, regions
+
+
+class Rebased(NamedTuple):
+    """Layers after a change of basis, where a vanished FFN is `none`.
+
+    condition: the most that what is written to the stream in one layer's basis grows by in another's.
+    left: what had to stay, and why.
+    """
+
+    layers: tuple[Layer, ...]
+    condition: float
+    left: tuple[str, ...]
+
+
+class _Stretch(NamedTuple):
+    """Neighbouring layers in one chain of bases, and where in it the basis is the plain one."""
+
+    start: int
+    stop: int
+    plain: Literal["start", "stop", "free"]
+
+
+class _Step(NamedTuple):
+    """What a layer does to the stream, X' = matrix X + shift, and which part of the matrix the basis takes up."""
+
+    matrix: Tensor
+    shift: Tensor
+    taken: Tensor
+    absorbed: bool
+
+
+class Basis(NamedTuple):
+    axes: Tensor
+    inverse: Tensor
+
+
+def rebase(architecture: Architecture, weights: Weights, max_condition: float) -> Rebased:
+    """Changes weights in place; FFNs and betas stay that would take the bases' condition above `max_condition`.
+
+    Linear FFNs are fused ones, alphas are 1, and norms that are not live are folded already.
+    """
+    layers, left, condition = list(architecture.layers), [], 1.0
+    for stretch in _stretches(architecture):
+        steps, bases, reasons = _chosen(architecture, weights, stretch, max_condition)
+        left += reasons
+        condition = max(condition, _condition(bases))
+        if all(torch.equal(step.taken, torch.eye(architecture.d_model, dtype=torch.float64)) for step in steps):
+            continue
+        _move(architecture, weights, stretch.start, steps, bases)
+        if stretch.start == 0 and architecture.block != "sas":
+            for table in tables(architecture):
+                weights[f"{table}.weight"] = weights[f"{table}.weight"] @ bases[0].inverse.T
+        if stretch.stop == len(layers):
+            weights["logits.weight"] = weights["logits.weight"] @ bases[-1].axes
+        for index, step in enumerate(steps, stretch.start):
+            layers[index] = _without(weights, index, layers[index], step)
+        origin = _origins(steps)[-1]
+        if origin.any():
+            behind = replace(architecture, layers=tuple(layers))
+            add_constant(behind, weights, stretch.stop, bases[-1].inverse @ origin)
+    return Rebased(tuple(layers), condition, tuple(left))
+
+
+def _stretches(architecture: Architecture) -> list[_Stretch]:
+    around, num_layers = regions(architecture), architecture.num_layers
+    ahead, behind = (sum(getattr(region, side) for region in around) for side in ("ahead", "behind"))
+    if ahead == behind == num_layers:
+        return [_Stretch(0, num_layers, "free")]
+    stretches = [_Stretch(0, ahead, "stop"), _Stretch(num_layers - behind, num_layers, "start")]
+    return [stretch for stretch in stretches if stretch.start < stretch.stop]
+
+
+def _chosen(
+    architecture: Architecture, weights: Weights, stretch: _Stretch, max_condition: float
+) -> tuple[list[_Step], list[Basis], list[str]]:
+    """As much taken up as can be: while the bases' condition is too high, the worst step of all takes up less."""
+    layers, around = architecture.layers, regions(architecture)
+    levels = {
+        index: 2 if absorbs(architecture.block, layers[index], around[index]) else 1
+        for index in range(stretch.start, stretch.stop)
+    }
+    reasons: list[str] = []
+    while True:
+        steps = [_step(architecture, weights, index, level) for index, level in levels.items()]
+        spreads = [_spread(step.taken) for step in steps]
+        worst = max(range(len(steps)), key=spreads.__getitem__)
+        condition = spreads[worst]
+        if condition <= max_condition:
+            bases = _bases(steps, stretch)
+            condition = _condition(bases)
+            if condition <= max_condition or spreads[worst] == 1:
+                return steps, bases, reasons
+        index = stretch.start + worst
+        part = "ffn" if levels[index] == 2 else "ffn.residual"
+        reasons.append(f"layers.{index}.{part}: a basis of condition {condition:.1e}, above {max_condition:.1e}")
+        levels[index] -= 1
+
+
+def _step(architecture: Architecture, weights: Weights, index: int, level: int) -> _Step:
+    """level: 2 takes up beta and the fused FFN, 1 beta alone, 0 nothing."""
+    ffn, identity = f"layers.{index}.ffn", torch.eye(architecture.d_model, dtype=torch.float64)
+    matrix = weights.get(f"{ffn}.residual.beta", torch.ones((), dtype=torch.float64)) * identity
+    shift = torch.zeros(architecture.d_model, dtype=torch.float64)
+    if level == 2:
+        matrix = matrix + weights[f"{ffn}.fused.weight"]
+        shift = weights.get(f"{ffn}.fused.bias", shift)
+    return _Step(matrix, shift, matrix if level else identity, absorbed=level == 2)
+
+
+def _spread(matrix: Tensor) -> float:
+    """How far a matrix is from an orthogonal one: the larger of 1 and its norm, times the same of its inverse."""
+    values = torch.linalg.svdvals(matrix)
+    return float(values[0].clamp(min=1) / values[-1].clamp(max=1))
+
+
+def _bases(steps: list[_Step], stretch: _Stretch) -> list[Basis]:
+    """The bases ahead of every layer and behind the last."""
+    identity = torch.eye(len(steps[0].shift), dtype=torch.float64)
+    bases = [Basis(identity, identity)]
+    for step in steps:
+        bases.append(Basis(step.taken @ bases[-1].axes, bases[-1].inverse @ torch.linalg.inv(step.taken)))
+    if stretch.plain == "start":
+        return bases
+    first = Basis(bases[-1].inverse, bases[-1].axes) if stretch.plain == "stop" else balanced(bases)
+    return [Basis(basis.axes @ first.axes, first.inverse @ basis.inverse) for basis in bases]
+
+
+def balanced(bases: list[Basis]) -> Basis:
+    """The first basis where none has to be plain: over all layers, what is written grows as much as what is read.
+
+    Of the sums over layers P of B^-1 B^-T and Q of B^T B both become one diagonal matrix. No other choice has a
+    smaller trace of P + Q, of the squares of everything that the linears are multiplied by.
+
+    Source: Moore 1981, "Principal component analysis in linear systems", https://doi.org/10.1109/TAC.1981.1102568, for
+    balanced coordinates; Laub et al. 1987, "Computation of system balancing transformations",
+    https://doi.org/10.1109/TAC.1987.1104549, for taking them from square roots of P and Q.
+    """
+    written = torch.linalg.qr(torch.cat([basis.inverse.T for basis in bases])).R  # P is R^T R, of B_0 = 1
+    read = torch.linalg.qr(torch.cat([basis.axes for basis in bases])).R  # Q is R^T R
+    left, sizes, right = torch.linalg.svd(read @ written.T)
+    scale = sizes**-0.5
+    return Basis(written.T @ right.T * scale, (left * scale).T @ read)
+
+
+def _condition(bases: list[Basis]) -> float:
+    """The most that what is written in one of the bases grows to be in another."""
+    return float(
+        max(torch.linalg.matrix_norm(basis.axes, 2) for basis in bases)
+        * max(torch.linalg.matrix_norm(basis.inverse, 2) for basis in bases)
+    )
+
+
+def _origins(steps: list[_Step]) -> list[Tensor]:
+    """o ahead of every layer and behind the last."""
+    origins = [torch.zeros_like(steps[0].shift)]
+    for step in steps:
+        origins.append(step.matrix @ origins[-1] + step.shift)
+    return origins
+
+
+def _move(architecture: Architecture, weights: Weights, start: int, steps: list[_Step], bases: list[Basis]) -> None:
+    """The layers' linears into the bases. Where a live norm is between, basis and origin are plain."""
+    for index, (step, origin, before, after) in enumerate(zip(steps, _origins(steps), bases, bases[1:], strict=False)):
+        at = start + index
+        layer = architecture.layers[at]
+        if layer.ffn != "none" and not step.absorbed:
+            change_input(weights, first_linear(at, layer), before.axes, origin)
+            change_output(weights, last_linear(at, layer), after.inverse)
+        if layer.attention != "none":
+            _move_attention(architecture, weights, at, origin, before, after, step)
+
+
+def _move_attention(
+    architecture: Architecture,
+    weights: Weights,
+    index: int,
+    origin: Tensor,
+    before: Basis,
+    after: Basis,
+    step: _Step,
+) -> None:
+    """A `pythia` block adds its attention beside the FFN, so that only beta multiplies it."""
+    attention = f"layers.{index}.attention"
+    if architecture.block == "sas":
+        _move_shaped_attention(weights, index, before)
+        return
+    change_input(weights, f"{attention}.qkv", before.axes, origin)
+    into = before.inverse
+    if architecture.block == "pythia":
+        beta = weights.get(f"layers.{index}.ffn.residual.beta", torch.ones((), dtype=torch.float64))
+        into = after.inverse * beta
+    change_output(weights, f"{attention}.out", into)
+
+
+def _move_shaped_attention(weights: Weights, index: int, before: Basis) -> None:
+    """The basis is a multiple of the identity, which the heads pass on; layer 0's values make the stream."""
+    attention, norm_bias = f"layers.{index}.attention", f"layers.{index}.norm1.bias"
+    if index == 0:
+        change_output(weights, f"{attention}.v", before.inverse)
+        return
+    change_input(weights, f"{attention}.qk", before.axes, torch.zeros(len(before.axes), dtype=torch.float64))
+    if norm_bias in weights:  # of a frozen norm
+        weights[norm_bias] = before.inverse @ weights[norm_bias]
+
+
+def _without(weights: Weights, index: int, layer: Layer, step: _Step) -> Layer:
+    """What is left of a layer; the weights of the rest are gone."""
+    ffn = f"layers.{index}.ffn"
+    if not torch.equal(step.taken, step.matrix):
+        return layer
+    gone = [f"{ffn}.residual.alpha", f"{ffn}.residual.beta"]
+    gone += [f"{ffn}.fused.weight", f"{ffn}.fused.bias"] if step.absorbed else []
+    for name in gone:
+        weights.pop(name, None)
+    return replace(layer, stabiliser="none", ffn="none" if step.absorbed else layer.ffn)

@@ -1,0 +1,196 @@
+"""How far a folded model computes what was trained: in single precision, and in the fixed point of a private run.
+
+Exact algebra gives the same logits; rounding does not, where the new basis of the residual stream is far from an
+orthogonal one. The weights decide that, so a trained model earns the price of its folded form by a check.
+
+Fixed point is emulated: operands are rounded to the least number the engine holds, the result of every op is truncated
+to it. The steps inside an op are exact here, which leaves out the same of both models.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from costmodel import ops
+from costmodel.execution import interpreter
+from costmodel.execution.op_functions import Array, evaluate, numpy_library
+from nas.conversion.fold import Folded, fold
+from nas.corpus.corpus import Corpus
+from search_spaces.architecture import Architecture
+from search_spaces.lower import lower
+
+FRACTION_BITS = 18  # the engine's default
+RING_BITS = 64
+FIXED_POSITIONS = 512  # at least so many are compared in fixed point too, which takes several times as long
+MAX_FLOAT_ERROR = 1e-4  # of the largest logit
+MIN_AGREEMENT = 0.999  # share of positions
+MAX_FIXED_RATIO = 2.0  # folding may cost one bit of the engine's precision
+CHECK_POSITIONS = 4096  # so that a share of 99.9 % is told from all
+CHECK_LOGITS = 1 << 26  # at most so many are compared, which bounds memory
+RESOLUTION = 2.0**-FRACTION_BITS
+LIMIT = 2.0 ** (RING_BITS - 1 - 2 * FRACTION_BITS)  # a product has twice the fraction bits before it is truncated
+
+Tokens = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoldCheck:
+    """A folded model beside the trained one. Errors are the largest of any logit over the largest logit.
+
+    positions: tokens whose logits were compared in single precision.
+    float_error: how far folding moves a logit, both models in single precision.
+    agreement: share of positions where both find the same token most likely.
+    fixed_error, trained_fixed_error: of the folded and of the trained model in fixed point, beside the trained one in
+        double precision.
+    resolution: the least number of fixed point, as such an error.
+    fits: whether no value of the folded model overflows the ring.
+    """
+
+    positions: int
+    float_error: float
+    agreement: float
+    fixed_error: float
+    trained_fixed_error: float
+    resolution: float
+    fits: bool
+
+    @property
+    def passes(self) -> bool:
+        """Whether the folded model may stand for the trained one; with a NaN it may not."""
+        return (
+            self.fits
+            and self.float_error <= MAX_FLOAT_ERROR
+            and self.agreement >= MIN_AGREEMENT
+            and self.fixed_error <= MAX_FIXED_RATIO * self.trained_fixed_error + self.resolution
+        )
+
+
+class Earned(NamedTuple):
+    """The model folded as far as its check allows."""
+
+    folded: Folded
+    check: FoldCheck
+
+
+class _Numbers(NamedTuple):
+    """An arithmetic: what it holds of an operand and of a result."""
+
+    operand: Callable[[Array], Array]
+    result: Callable[[Array], Array]
+
+
+def _rounded(value: Array) -> Array:
+    return np.round(np.asarray(value) / RESOLUTION) * RESOLUTION
+
+
+def _truncated(value: Array) -> Array:
+    return np.floor(value / RESOLUTION) * RESOLUTION
+
+
+def _single(value: Array) -> Array:
+    return np.asarray(value, dtype=np.float32)
+
+
+DOUBLE, SINGLE, FIXED = _Numbers(np.asarray, np.asarray), _Numbers(_single, _single), _Numbers(_rounded, _truncated)
+
+
+class _Run(NamedTuple):
+    """Logits, positions x vocabulary, and the largest number on the way to them."""
+
+    logits: Array
+    largest: float
+
+
+def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens) -> Earned:
+    """The furthest folding that passes the check: while it does not, the worst step of the stream stays unfolded.
+
+    tokens: sequences x T. The last attempt, with nothing left to unfold, is returned whether it passes or not.
+    """
+    trained = _Trained.of(architecture, weights, tokens)
+    folded = fold(architecture, weights)
+    while True:
+        if trained.check(folded, quick=True).passes and (check := trained.check(folded)).passes:
+            return Earned(folded, check)
+        less = fold(architecture, weights, max_condition=folded.condition * (1 - 1e-6))
+        if less.left == folded.left:
+            return Earned(folded, trained.check(folded))
+        folded = less
+
+
+def check_tokens(corpus: Corpus | None, vocab_size: int, seq_len: int) -> tuple[str, Tokens]:
+    """Sequences to check a folded model on, and what they are of: the validation split, or random without a corpus."""
+    positions = min(CHECK_POSITIONS, CHECK_LOGITS // vocab_size)
+    shape = (-(-positions // seq_len), seq_len)
+    found = () if corpus is None else corpus.tokens("validation")
+    if corpus is not None and len(found) >= shape[0] * shape[1]:
+        return "validation", np.asarray(found[: shape[0] * shape[1]], dtype=np.int64).reshape(shape)
+    return "random", np.random.default_rng(0).integers(vocab_size, size=shape)
+
+
+def verify(architecture: Architecture, weights: Mapping[str, Tensor], folded: Folded, tokens: Tokens) -> FoldCheck:
+    """A folded model beside the trained one that it is of. tokens: sequences x T."""
+    return _Trained.of(architecture, weights, tokens).check(folded)
+
+
+class _Trained(NamedTuple):
+    """What a trained model computes: in single precision for all sequences, exactly and in fixed point for a few."""
+
+    tokens: Tokens
+    few: Tokens
+    single: Array
+    exact: Array
+    fixed: Array
+
+    @classmethod
+    def of(cls, architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens) -> "_Trained":
+        if architecture.tied_embeddings:
+            weights = {"logits.weight": weights["embed.weight"], **weights}
+        few = tokens[: -(-FIXED_POSITIONS // tokens.shape[1])]
+        single = _run(architecture, weights, tokens, SINGLE).logits
+        exact, fixed = (_run(architecture, weights, few, numbers).logits for numbers in (DOUBLE, FIXED))
+        return cls(tokens, few, single, exact, fixed)
+
+    def check(self, folded: Folded, *, quick: bool = False) -> FoldCheck:
+        """quick: of the few sequences alone."""
+        tokens = self.few if quick else self.tokens
+        ours, theirs = _run(folded.architecture, folded.weights, tokens, SINGLE).logits, self.single[: tokens.size]
+        fixed, largest = _run(folded.architecture, folded.weights, self.few, FIXED), float(np.abs(self.exact).max())
+        return FoldCheck(
+            positions=len(ours),
+            float_error=_difference(ours, theirs) / largest,
+            agreement=float((ours.argmax(axis=-1) == theirs.argmax(axis=-1)).mean()),
+            fixed_error=_difference(fixed.logits, self.exact) / largest,
+            trained_fixed_error=_difference(self.fixed, self.exact) / largest,
+            resolution=RESOLUTION / largest,
+            fits=fixed.largest < LIMIT,
+        )
+
+
+def _difference(ours: Array, theirs: Array) -> float:
+    return float(np.abs(ours - theirs).max())
+
+
+def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, numbers: _Numbers) -> _Run:
+    """All sequences through the op graph."""
+    graph, library = lower(architecture, tokens.shape[1]), numpy_library()
+    arrays = {name: value.double().numpy() for name, value in weights.items()}
+    own = {
+        node.name: {suffix: numbers.operand(value) for suffix, value in interpreter.operands(node, arrays).items()}
+        for node in graph
+    }
+    logits, largest = [], 0.0
+    for sequence in tokens:
+        known: dict[str, Array] = {}
+        for node in graph:
+            if isinstance(node.op, ops.TokenEmbedding):  # the row that a product with a one-hot vector gives
+                value = own[node.name]["weight"][sequence]
+            else:
+                value = evaluate(node.op, library, own[node.name], *(known[name] for name in node.inputs))
+            known[node.name] = numbers.result(value)
+            largest = max(largest, float(np.abs(known[node.name]).max()))
+        logits.append(known[graph.nodes[-1].name])
+    return _Run(np.concatenate(logits), largest)
