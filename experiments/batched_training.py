@@ -145,7 +145,7 @@ class Population:
             entropies = entropies + rows.double().mean(dim=-1).sum(dim=2)  # members x layers x heads
             count += len(inputs)
         pairs = zip((losses / count).tolist(), (entropies / count).cpu(), strict=True)
-        return [Validation(loss, head_means) for loss, head_means in pairs]
+        return [Validation(loss, tuple(head_means)) for loss, head_means in pairs]
 
     def leave(self, leaving: Sequence[TrainingRun]) -> None:
         """Takes runs out; their parameters stay as they are, in memory of their own."""
@@ -206,7 +206,7 @@ class Population:
             return losses, torch.zeros_like(losses)
 
         def penalty_of(thresholds: Tensor, rows: Tensor) -> Any:
-            return functional_call(penalty, {"thresholds": thresholds}, (rows,))
+            return functional_call(penalty, {"thresholds": thresholds}, (tuple(rows),))
 
         found: Tensor = vmap(penalty_of)(self._thresholds, entropies)
         return losses, functional.pad(found, (0, len(losses) - self._num_penalised))
