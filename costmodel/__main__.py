@@ -27,6 +27,7 @@ from costmodel.engine.compare import Comparison, predict
 from costmodel.engine.compare import compare as run_both
 from costmodel.engine.measured_rounds import parse_delays
 from costmodel.errors import StoppedError, UserError
+from costmodel.estimate import Pricer
 from costmodel.estimate import estimate as price_graph
 from costmodel.execution.weights_file import load_weights
 from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
@@ -37,10 +38,11 @@ from costmodel.protocols.published_rows import PublishedRow, published_rows
 from costmodel.protocols.published_testbed import load_testbed
 from costmodel.report import comparisons, estimates
 from costmodel.tracing.trace import trace
-from search_spaces.architecture import Architecture
+from search_spaces.architecture import Architecture, arch_id
 from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.deployed import deployed
 from search_spaces.lower import Deployment, Phase, Projection, lower
-from search_spaces.notation import name_of, parse
+from search_spaces.notation import name_of, parse, placement
 from search_spaces.resolve import call_factory, is_factory, is_notation, resolve
 
 PIPE_WIDTH = 140  # columns of a table that no terminal limits
@@ -71,6 +73,8 @@ def estimate(
 ) -> None:
     """Price an architecture: total, per layer and per op, embedding and vocabulary projection included.
 
+    Priced as it is written; beside that, what folding leaves of it to deploy, and the price of that.
+
     Args:
         arch: an existing .yaml file, module:factory (an Architecture, or a torch module of token ids, which is traced),
             or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
@@ -97,14 +101,16 @@ def estimate(
         layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
     )
     deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
-    title, graph = _lowered(arch, base, dimensions, seq_len, deployment)
+    title, graph, architecture = _lowered(arch, base, dimensions, seq_len, deployment)
     asked = None if weights is None else EngineSetting(weights=weights)
-    priced = price_graph(graph, load_pricer(protocol, network, testbed, asked))
+    pricer = load_pricer(protocol, network, testbed, asked)
+    priced = price_graph(graph, pricer)
+    form = None if architecture is None else _deployed_form(architecture, seq_len, deployment, pricer)
     setting = None if protocol == "published" else asked or DEFAULT_SETTING
     if format == "json":
-        print(json.dumps(estimates.document(priced, setting, **title), allow_nan=False))
+        print(json.dumps(estimates.document(priced, setting, **title, deployed=form), allow_nan=False))
     else:
-        _print_blocks(estimates.summary(priced, setting, **title), estimates.estimate_tables(priced))
+        _print_blocks(estimates.summary(priced, setting, **title, deployed=form), estimates.estimate_tables(priced))
 
 
 def compare(
@@ -160,13 +166,25 @@ def compare(
         layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
     )
     deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
-    title, graph = _lowered(arch, base, dimensions, seq_len, deployment)
+    title, graph, _ = _lowered(arch, base, dimensions, seq_len, deployment)
     setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction_bits, weights=weights)
     comparison = _run_both(graph, protocol, setting, weights_file, None if delays is None else parse_delays(delays))
     if format == "json":
         print(json.dumps(comparisons.document(comparison, **title), allow_nan=False))
     else:
         _print_blocks(comparisons.summary(comparison, **title), [comparisons.comparison_table(comparison)])
+
+
+def _deployed_form(
+    architecture: Architecture, seq_len: int, deployment: Deployment, pricer: Pricer
+) -> estimates.DeployedForm:
+    left = deployed(architecture)
+    return estimates.DeployedForm(
+        notation=name_of(left),
+        placement=placement(left),
+        deployed_id=arch_id(left),
+        estimate=price_graph(lower(left, seq_len, deployment), pricer),
+    )
 
 
 def _run_both(
@@ -320,13 +338,16 @@ class _Title(TypedDict):
     architecture: str
     base: str | None
     seq_len: int
-    deployed: Mapping[str, str | None]
+    deployment: Mapping[str, str | None]
 
 
 def _lowered(
     arch: str, base: str, dimensions: Dimensions, seq_len: int, deployment: Deployment = DEFAULT_DEPLOYMENT
-) -> tuple[_Title, OpGraph]:
-    """Raises UserError for an unknown architecture or base, or dimensions that do not fit."""
+) -> tuple[_Title, OpGraph, Architecture | None]:
+    """The architecture is None where a torch model was traced.
+
+    Raises UserError for an unknown architecture or base, or dimensions that do not fit.
+    """
     named_base = base if is_notation(arch) else None
     if named_base is None and dimensions != Dimensions():
         raise UserError(f"architecture {arch!r} brings its own dimensions; leave out the flags that change them.")
@@ -335,12 +356,13 @@ def _lowered(
             raise UserError(
                 f"model {arch!r} is priced as it is traced; leave out the flags that change its deployment."
             )
-        deployed = {"embedding": "one-hot", "projection": None, "phase": None}  # the model decides
-        return _Title(architecture=arch, base=None, seq_len=seq_len, deployed=deployed), trace(made, seq_len, name=arch)
+        facts = {"embedding": "one-hot", "projection": None, "phase": None}  # the model decides
+        title = _Title(architecture=arch, base=None, seq_len=seq_len, deployment=facts)
+        return title, trace(made, seq_len, name=arch), None
     named = resolve(arch, base_architecture(base, dimensions))
     name = name_of(named.architecture, entropy_regularised=named.entropy_regularised)
-    title = _Title(architecture=name, base=named_base, seq_len=seq_len, deployed=asdict(deployment))
-    return title, lower(named.architecture, seq_len, deployment)
+    title = _Title(architecture=name, base=named_base, seq_len=seq_len, deployment=asdict(deployment))
+    return title, lower(named.architecture, seq_len, deployment), named.architecture
 
 
 def _architecture(row: PublishedRow) -> Architecture:

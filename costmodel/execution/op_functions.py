@@ -72,7 +72,15 @@ def _layer_norm(op: ops.LayerNorm, library: Library, own: Weights, source: Array
 
 def _rms_norm(op: ops.RmsNorm, library: Library, own: Weights, source: Array) -> Array:
     mean_square = library.numpy.square(source).sum(axis=-1, keepdims=True) * (1 / op.features)  # rows x 1
-    return source * library.rsqrt(mean_square + RMSNORM_EPSILON) * own["weight"]
+    normed = source * library.rsqrt(mean_square + RMSNORM_EPSILON)
+    return normed * own["weight"] if op.affine else normed
+
+
+def _frozen_norm(op: ops.FrozenNorm, library: Library, own: Weights, source: Array) -> Array:
+    if not op.centred:
+        return source * own["weight"]
+    centred = source - source.sum(axis=-1, keepdims=True) * (1 / op.features)  # rows x features
+    return centred * own["weight"] + own["bias"]
 
 
 def _linear(op: ops.Linear, library: Library, own: Weights, source: Array) -> Array:
@@ -224,6 +232,10 @@ def _leaky_relu(op: ops.LeakyRelu, library: Library, own: Weights, source: Array
     return positive + (source - positive) * own["slope"]
 
 
+def _square(op: ops.Square, library: Library, own: Weights, source: Array) -> Array:
+    return library.numpy.square(source)
+
+
 def _silu(op: ops.Silu, library: Library, own: Weights, source: Array) -> Array:
     return source * (1 / (library.numpy.exp(-source) + 1))
 
@@ -253,6 +265,7 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.PositionEmbedding: _add_positions,
     ops.LayerNorm: _layer_norm,
     ops.RmsNorm: _rms_norm,
+    ops.FrozenNorm: _frozen_norm,
     ops.Linear: _linear,
     ops.PackHeads: _pack,
     ops.Rotary: _rotary,
@@ -266,6 +279,7 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.Gelu: _gelu,
     ops.Relu: _relu,
     ops.LeakyRelu: _leaky_relu,
+    ops.Square: _square,
     ops.Silu: _silu,
     ops.Multiply: _multiply,
     ops.Add: _add,

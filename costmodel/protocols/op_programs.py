@@ -115,8 +115,19 @@ def _rms_norm(op: ops.RmsNorm, setting: EngineSetting, share_bytes: int) -> Call
     means = () if op.features == 1 else on(op.rows, fixed_point.public_product(setting))
     squares = on(op.rows * op.features, fixed_point.product(setting))
     root = on(op.rows, fixed_point.reciprocal_square_root(setting))
-    products = on(op.rows * op.features, fixed_point.product(setting) + fixed_point.weight_product(setting))
+    gain = fixed_point.weight_product(setting) if op.affine else ()
+    products = on(op.rows * op.features, fixed_point.product(setting) + gain)
     return sums + squares + means + root + products
+
+
+def _frozen_norm(op: ops.FrozenNorm, setting: EngineSetting, share_bytes: int) -> Calls:
+    """A product by the gain; where it is centred, the mean of each row before it, and a bias after it."""
+    elements = op.rows * op.features
+    gained = on(elements, fixed_point.weight_product(setting))
+    if not op.centred:
+        return gained
+    means = () if op.features == 1 else SHARED + on(op.rows, fixed_point.public_product(setting))
+    return means + gained + on(elements, fixed_point.weight_sum(setting))
 
 
 def _linear(op: ops.Linear, setting: EngineSetting, share_bytes: int) -> Calls:
@@ -187,7 +198,8 @@ def _silu(op: ops.Silu, setting: EngineSetting, share_bytes: int) -> Calls:
     return on(op.rows * op.features, sigmoid + fixed_point.product(setting))
 
 
-def _multiply(op: ops.Multiply, setting: EngineSetting, share_bytes: int) -> Calls:
+def _multiply(op: ops.Multiply | ops.Square, setting: EngineSetting, share_bytes: int) -> Calls:
+    """Also of a number with itself: the engine's compiler hands on x * x as a product of two secrets."""
     return on(op.rows * op.features, fixed_point.product(setting))
 
 
@@ -204,6 +216,7 @@ PROGRAMS: dict[type, Callable[[Any, EngineSetting, int], Calls]] = {
     ops.PositionEmbedding: _positions,
     ops.LayerNorm: _layer_norm,
     ops.RmsNorm: _rms_norm,
+    ops.FrozenNorm: _frozen_norm,
     ops.Linear: _linear,
     ops.PackHeads: _local,
     ops.Rotary: _rotary,
@@ -217,6 +230,7 @@ PROGRAMS: dict[type, Callable[[Any, EngineSetting, int], Calls]] = {
     ops.Gelu: _gelu,
     ops.Relu: _relu,
     ops.LeakyRelu: _leaky_relu,
+    ops.Square: _multiply,
     ops.Silu: _silu,
     ops.Multiply: _multiply,
     ops.Add: _local,

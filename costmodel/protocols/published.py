@@ -20,6 +20,10 @@ What the counts assume:
   element, which is not local. Only He and Hofmann's rows have it.
 - Every printed row runs a whole prompt and projects all its tokens. One token against cached keys and values, and the
   projection of the last token alone, are priced by the same counts: an extrapolation that no row checks.
+- Half of the heads are priced by the same counts, of narrower linears and fewer scores. All printed rows have every
+  head, so this is an extrapolation that no row checks.
+- A norm with a frozen deviation is free: it is linear and folds into the linears behind it, an assumption as for alpha
+  and beta. RMSNorm and the square have no printed row, so no formula.
 - A leaky ReLU costs what a ReLU costs: one comparison and one selection; its slope is taken as public.
 
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2; SecretFlow-SPU with Cheetah, two servers.
@@ -58,6 +62,7 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.TokenEmbedding: lambda op: {"vocabulary_elements": op.tokens * op.vocab},
     ops.PositionEmbedding: lambda op: {},
     ops.LayerNorm: lambda op: {"layernorm_elements": op.rows * op.features},
+    ops.FrozenNorm: lambda op: {},  # linear, so it folds into the linears behind it; assumed, as for alpha and beta
     ops.Linear: lambda op: {
         "linear_elements": op.rows * (op.in_features + op.out_features),
         "linear_rows": op.rows,

@@ -13,13 +13,13 @@ from costmodel.engine.measured_rounds import MeasuredRounds
 from costmodel.engine.spu import Measured
 from costmodel.ops import Op, shape
 from costmodel.protocols.primitives import Comm, total_comm
-from costmodel.report.estimates import PRICE_KEYS, Deployed, setting_document, unusual
+from costmodel.report.estimates import PRICE_KEYS, DeploymentFacts, setting_document, unusual
 
 NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"
 
 
 def document(
-    comparison: Comparison, *, architecture: str, base: str | None, seq_len: int, deployed: Deployed
+    comparison: Comparison, *, architecture: str, base: str | None, seq_len: int, deployment: DeploymentFacts
 ) -> dict[str, Any]:
     """The comparison as JSON data: SI numbers, every key always there, null for what is not known.
 
@@ -57,7 +57,7 @@ def document(
                 comparison.by_op, _seconds_by_op(comparison), _rounds_by_op(comparison), strict=True
             )
         ],
-        "setting": _setting(comparison, deployed),
+        "setting": _setting(comparison, deployment),
     }
 
 
@@ -100,10 +100,10 @@ def _sent_bytes(comm: Comm) -> int:
     return comm.online_bytes + comm.setup_bytes
 
 
-def _setting(comparison: Comparison, deployed: Deployed) -> dict[str, Any]:
+def _setting(comparison: Comparison, deployment: DeploymentFacts) -> dict[str, Any]:
     return {
         "engine": f"spu {version('spu')}",
-        **setting_document(_ops(comparison), comparison.setting, deployed),
+        **setting_document(_ops(comparison), comparison.setting, deployment),
         "weights_seed": SEED if comparison.drawn_weights else None,
         "tokens_seed": SEED,
         "compiler_options": "default",
@@ -118,7 +118,7 @@ def _ops(comparison: Comparison) -> list[Op]:
 
 
 def summary(
-    comparison: Comparison, *, architecture: str, base: str | None, seq_len: int, deployed: Deployed
+    comparison: Comparison, *, architecture: str, base: str | None, seq_len: int, deployment: DeploymentFacts
 ) -> list[str]:
     """What a reader wants first, one line each."""
     predicted, measured, setting = comparison.predicted, comparison.measured, comparison.setting
@@ -126,7 +126,7 @@ def summary(
     return [
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {comparison.protocol}, "
         f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction"
-        f"{unusual(_ops(comparison), setting, deployed)}",
+        f"{unusual(_ops(comparison), setting, deployment)}",
         f"sent by all parties: predicted {format_bytes(_sent_bytes(predicted))}, "
         f"measured {format_bytes(measured.sent_bytes)} ({difference}); "
         f"messages: predicted {predicted.messages:,}, measured {measured.messages:,}",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from rich.table import Table
@@ -22,7 +22,21 @@ PUBLIC = ("temperatures", "scalars of shaped attention", "causal mask", "rotary 
 USUAL = {"weights": "secret", "embedding": "one-hot", "projection": "all", "phase": "prefill", "softmax": "exact"}
 
 # Of a model's deployment, `embedding`, `projection` and `phase`; None where a traced model decides.
-Deployed: TypeAlias = Mapping[str, str | None]
+DeploymentFacts: TypeAlias = Mapping[str, str | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeployedForm:
+    """What is left of an architecture once everything linear is folded away, and its own estimate.
+
+    notation: the papers' name, or the placement where there is none. deployed_id: of the deployed architecture.
+    """
+
+    notation: str
+    placement: str
+    deployed_id: str
+    estimate: Estimate
+
 
 # The order of a price's keys in JSON.
 PRICE_KEYS = (
@@ -44,11 +58,13 @@ def document(
     architecture: str,
     base: str | None,
     seq_len: int,
-    deployed: Deployed,
+    deployment: DeploymentFacts,
+    deployed: DeployedForm | None,
 ) -> dict[str, Any]:
     """The estimate as JSON data: SI numbers, every key always there, null for what is not known.
 
-    `by_layer` and `by_op` sum to `total`, key by key. setting: None where it is fitted in.
+    `by_layer` and `by_op` sum to `total`, key by key, which is of the architecture as it is written. setting: None
+    where it is fitted in. deployed: None where a traced model decides.
     """
     return {
         "architecture": architecture,
@@ -56,11 +72,7 @@ def document(
         "seq_len": seq_len,
         "protocol": estimate.protocol,
         "network": estimate.network,
-        "total": {
-            **_numbers(estimate.total),
-            "latency_s_range": _range(estimate.latency_s_range),
-            "prior_share": estimate.prior_share,
-        },
+        "total": _total(estimate),
         "by_layer": [{"layer": layer, **_numbers(price)} for layer, price in estimate.by_layer],
         "by_op": [
             {
@@ -72,11 +84,28 @@ def document(
             }
             for node, price in estimate.by_op
         ],
-        "setting": setting_document([node.op for node, _ in estimate.by_op], setting, deployed),
+        "setting": setting_document([node.op for node, _ in estimate.by_op], setting, deployment),
+        "deployed": deployed
+        and {
+            "notation": deployed.notation,
+            "placement": deployed.placement,
+            "deployed_id": deployed.deployed_id,
+            "total": _total(deployed.estimate),
+        },
     }
 
 
-def setting_document(priced: Sequence[Op], setting: EngineSetting | None, deployed: Deployed) -> dict[str, Any]:
+def _total(estimate: Estimate) -> dict[str, Any]:
+    return {
+        **_numbers(estimate.total),
+        "latency_s_range": _range(estimate.latency_s_range),
+        "prior_share": estimate.prior_share,
+    }
+
+
+def setting_document(
+    priced: Sequence[Op], setting: EngineSetting | None, deployment: DeploymentFacts
+) -> dict[str, Any]:
     """What was priced or run, as JSON data: the numbers, who holds what, the deployment, and the ops' forms."""
     return {
         "ring_bits": setting and setting.ring_bits,
@@ -84,7 +113,7 @@ def setting_document(priced: Sequence[Op], setting: EngineSetting | None, deploy
         "inputs": "secret",
         "weights": setting and setting.weights,
         "public": setting and list(PUBLIC),
-        **deployed,
+        **deployment,
         "gelu": _forms(priced, ops.Gelu),
         "softmax": _forms(priced, ops.Softmax),
     }
@@ -95,9 +124,9 @@ def _forms(priced: Sequence[Op], kind: type[ops.Gelu] | type[ops.Softmax]) -> st
     return "+".join(dict.fromkeys(op.form for op in priced if isinstance(op, kind))) or None
 
 
-def unusual(priced: Sequence[Op], setting: EngineSetting | None, deployed: Deployed) -> str:
+def unusual(priced: Sequence[Op], setting: EngineSetting | None, deployment: DeploymentFacts) -> str:
     """Whatever a reader might not expect, such as `, phase decode`."""
-    found = setting_document(priced, setting, deployed)
+    found = setting_document(priced, setting, deployment)
     return "".join(f", {key} {found[key]}" for key, usual in USUAL.items() if found[key] not in (None, usual))
 
 
@@ -118,10 +147,11 @@ def summary(
     architecture: str,
     base: str | None,
     seq_len: int,
-    deployed: Deployed,
+    deployment: DeploymentFacts,
+    deployed: DeployedForm | None,
 ) -> list[str]:
     """What a reader wants first, one line each."""
-    asked = unusual([node.op for node, _ in estimate.by_op], setting, deployed)
+    asked = unusual([node.op for node, _ in estimate.by_op], setting, deployment)
     on_network = f" on {estimate.network}" if estimate.network else ""
     lines = [
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {estimate.protocol}{on_network}{asked}",
@@ -141,7 +171,16 @@ def summary(
             f"share of the latency in terms that priors alone identify: {estimate.prior_share:.1%} "
             "(not counted: the split between embedding and head, an assumption too)"
         )
+    if deployed is not None:
+        lines.append(_deployed_line(deployed))
     return lines
+
+
+def _deployed_line(deployed: DeployedForm) -> str:
+    layers = "" if deployed.notation == deployed.placement else f" ({deployed.placement})"
+    total = deployed.estimate.total
+    price = f"{format_seconds(total.latency_s)}, {format_bytes(total.sent_bytes)}"
+    return f"deployed: {deployed.notation}{layers}, {price}"
 
 
 def estimate_tables(estimate: Estimate) -> tuple[Table, Table]:

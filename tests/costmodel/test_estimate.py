@@ -64,7 +64,7 @@ def test_every_field_of_a_price_is_summed_and_reported():
     names = [field.name for field in fields(Price)]
     for price, num_ops in [(found.total, 6), *zip((price for _, price in found.by_layer), (1, 2, 3), strict=True)]:
         assert asdict(price) == {name: num_ops * 10**digit for digit, name in enumerate(names)}
-    shown = document(found, None, architecture="A", base=None, seq_len=1, deployed={})
+    shown = document(found, None, architecture="A", base=None, seq_len=1, deployment={}, deployed=None)
     for part in (shown["total"], *shown["by_layer"], *shown["by_op"]):
         assert set(names) <= set(part)
     assert {name: shown["total"][name] for name in names} == asdict(found.total)
