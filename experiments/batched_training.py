@@ -5,7 +5,7 @@ and rules of divergence. Only losses, gradients and updates are computed togethe
 go on without it, so that nothing it computed can reach them.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,16 +81,26 @@ def check(candidates: Sequence[Candidate]) -> None:
 def _requirements(candidate: Candidate) -> list[tuple[str, Any, Any]]:
     """What is asked, what the candidate has, and what a population can train."""
     architecture, recipe = candidate.trained, candidate.recipe
-    has_piecewise = architecture.gelu == "piecewise" and any(layer.ffn == "gelu" for layer in architecture.layers)
+    layers = architecture.layers
+    has_piecewise = architecture.gelu == "piecewise" and any(layer.ffn == "gelu" for layer in layers)
+    has_piecewise |= any(layer.ffn == "gelu-piecewise" for layer in layers)
+    norms = {architecture.final_norm, *(norm for layer in layers for norm in (layer.norm1, layer.norm2))}
     return [
         ("block", architecture.block, "gpt2"),
         ("softmax", architecture.softmax, "exact"),
+        ("norm", _other(norms, "layernorm", "none"), "layernorm"),
+        ("attention", _other({layer.attention for layer in layers}, "softmax", "softmax-temperature"), "softmax"),
         ("folded", architecture.folded, False),
         ("piecewise GELU", has_piecewise, False),
         ("normalisation", recipe.normalisation and recipe.normalisation.kind, None),
         ("slopes", recipe.slopes, "layer"),
         ("precision", recipe.precision, "float32"),
     ]
+
+
+def _other(found: Collection[str], *trained: str) -> str:
+    """A choice that is not among those that can be trained; the first of those if there is none."""
+    return min(set(found).difference(trained), default=trained[0])
 
 
 def _shape(architecture: Architecture) -> tuple[int, dict[str, Any]]:
