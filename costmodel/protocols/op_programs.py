@@ -199,7 +199,10 @@ def _silu(op: ops.Silu, setting: EngineSetting, share_bytes: int) -> Calls:
 
 
 def _multiply(op: ops.Multiply | ops.Square, setting: EngineSetting, share_bytes: int) -> Calls:
-    """Also of a number with itself: the engine's compiler hands on x * x as a product of two secrets."""
+    """Also of a number with itself: x * x comes as a product of two secrets, which the engine does not make a square.
+
+    Source: libspu/kernel/hal/polymorphic.cc, mul, which calls fxp_base.cc, f_mul, and not f_square.
+    """
     return on(op.rows * op.features, fixed_point.product(setting))
 
 

@@ -10,6 +10,8 @@ from costmodel.config import cli
 from costmodel.protocols import published
 from search_spaces.architecture import dump_architecture
 from search_spaces.bases import base_architecture
+from search_spaces.deployed import deployed_id
+from search_spaces.notation import parse
 
 COMMANDS = {"estimate": main.estimate, "validate": main.validate, "calibrate": main.calibrate}
 PRICE_KEYS = [
@@ -54,7 +56,7 @@ def test_json_has_every_key_and_sums_exactly(run):
     assert (code, err) == (0, "")
     document = json.loads(out)
     head = ["architecture", "base", "seq_len", "protocol", "network"]
-    assert list(document) == [*head, "total", "by_layer", "by_op", "setting"]
+    assert list(document) == [*head, "total", "by_layer", "by_op", "setting", "deployed"]
     assert (document["architecture"], document["base"], document["seq_len"]) == ("SM+ScFuFFN_i6", "gpt2-small", 128)
     assert (document["protocol"], document["network"]) == ("published", None)
     total = document["total"]
@@ -71,6 +73,52 @@ def test_json_has_every_key_and_sums_exactly(run):
     low, high = total["latency_s_range"]
     assert low <= total["latency_s"] <= high
     assert total["latency_s"] == pytest.approx(4.23 * 60, rel=0.05)  # printed 4.23 min
+
+
+def estimated(run, *args):
+    code, out, _ = run("estimate", *args, "--format", "json")
+    assert code == 0
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("protocol", ["published", "semi2k"])
+def test_json_says_what_an_architecture_deploys_to_and_at_what_price(run, protocol):
+    written = estimated(run, "EReg(SM+ScFuFFN)", "--protocol", protocol)
+    left = written["deployed"]
+    assert (left["notation"], left["placement"]) == ("SM_i12", "12xoSooo")  # linear FFNs vanish, norm-free
+    assert left["deployed_id"] == deployed_id(parse("SM_i12", base_architecture("gpt2-small")).architecture)
+    assert list(left["total"]) == list(written["total"])
+    assert left["total"]["latency_s"] < written["total"]["latency_s"]
+    itself = estimated(run, "SM_i12", "--protocol", protocol)
+    assert itself["deployed"]["deployed_id"] == left["deployed_id"]
+    assert itself["deployed"]["total"] == left["total"]
+
+
+def test_the_deployed_form_is_deployed_as_asked(run):
+    flags = ("--base=tiny", "--protocol=aby3", "--weights=server", "--phase=decode", "--projection=last", "--seq-len=9")
+    found, itself = estimated(run, "2xlSlRo", *flags), estimated(run, "2xoSoRo", *flags)
+    assert found["deployed"]["total"] == itself["deployed"]["total"]
+    assert found["total"]["sent_bytes"] > found["deployed"]["total"]["sent_bytes"]
+
+
+def test_an_op_without_a_price_is_an_error_that_names_it(run):
+    assert "published has no formula for Square" in refused(run("estimate", "2xoSoXo"))
+    assert "no formula for RmsNorm" in refused(run("estimate", "2xMSoRo"))
+
+
+def test_a_traced_model_is_deployed_as_it_is(run, tmp_path, monkeypatch):
+    (tmp_path / "a_module.py").write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.embed, self.head = torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10, bias=False)\n"
+        "    def forward(self, tokens):\n"
+        "        return self.head(self.embed(tokens))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert estimated(run, "a_module:Model", "--seq-len", "4", "--protocol", "semi2k")["deployed"] is None
+    assert "deployed: " not in run("estimate", "a_module:Model", "--seq-len", "4", "--protocol", "semi2k")[1]
 
 
 def setting_of(run, *args):
@@ -119,6 +167,7 @@ def test_table_has_layers_ops_embedding_and_projection(run):
     assert out.startswith(
         "SM+ScFuFFN on gpt2-small, T=128, protocol published\nlatency 4.75 min, communication 6.41 GB\n"
     )
+    assert "\ndeployed: SM_i12 (12xoSooo), 4.12 min, 6.21 GB\n" in out
     for text in ("embedding", "layer 11", "head (vocabulary projection)", "VocabProjection", "ScaledAdd", "total"):
         assert text in out
 

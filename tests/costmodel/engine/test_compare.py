@@ -179,6 +179,24 @@ def test_the_engine_agrees(run, protocol, weights, embedding):
 
 
 @needs_engine
+@pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
+def test_the_engine_agrees_on_every_choice_of_a_layer(run, protocol):
+    every_choice = "1xMSlRo-1xmHoXo-1xoQoPo-1xoUoEo-1xooMKo-l"
+    options = ("--layers", "5", "--heads", "4", "--protocol", protocol, "--format", "json")
+    code, out, _ = run("compare", every_choice, "--base", "tiny", "--vocab", "40", "--seq-len", "6", *options)
+    assert code == 0
+    document = json.loads(out)
+    assert (document["architecture"], document["total"]["top1_agreement"]) == (every_choice, 1.0)
+    assert {"RmsNorm", "FrozenNorm", "Square"} < {entry["op"] for entry in document["by_op"]}
+    for entry in document["by_op"]:
+        predicted, measured = entry["predicted"], entry["measured"]
+        assert predicted["messages"] == measured["messages"]
+        slack = 1e-3 * measured["sent_bytes"] + 1000 if protocol == "cheetah" else 0
+        assert abs(predicted["sent_bytes"] - measured["sent_bytes"]) <= slack
+    assert document["total"]["logits_max_abs_error"] < LOGIT_TOLERANCE
+
+
+@needs_engine
 def test_a_crash_of_the_engine_is_one_line_with_its_op(run, monkeypatch):
     # the prediction refuses a ring in which the engine cannot divide; without it, the engine fails
     monkeypatch.setitem(compare.PREDICTIONS, "semi2k", lambda graph, setting: (NOTHING,) * len(graph.nodes))

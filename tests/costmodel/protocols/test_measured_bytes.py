@@ -100,6 +100,16 @@ def some_folded(rows: int, features: int, heads: int, keys: int) -> list[Op]:
     ]
 
 
+def some_choices(rows: int, features: int) -> list[Op]:
+    """What a layer may have in the place of dearer norms and activations."""
+    return [
+        ops.RmsNorm(rows=rows, features=features, affine=False),
+        ops.FrozenNorm(rows=rows, features=features, centred=True),
+        ops.FrozenNorm(rows=rows, features=features, centred=False),
+        ops.Square(rows=rows, features=features),
+    ]
+
+
 def some_weighted(rows: int, features: int, vocab: int) -> list[Op]:
     """Every op whose weights the server may hold."""
     return [
@@ -138,13 +148,19 @@ PLAN: dict[str, list[Op]] = {
         ops.TokenEmbedding(tokens=64, vocab=300, features=256, encoding="lookup"),
         ops.TokenEmbedding(tokens=7, vocab=50, features=12, encoding="lookup"),
         ops.TokenEmbedding(tokens=1, vocab=1, features=1, encoding="lookup"),
+        *some_choices(rows=64, features=256),
+        *some_choices(rows=7, features=12),
+        *some_choices(rows=1, features=1),
     ],
-    "odd fraction": some_ops(rows=3, features=5, heads=1, keys=6, vocab=9),
-    "wide ring": some_ops(rows=3, features=5, heads=1, keys=6, vocab=9),
+    "odd fraction": [*some_ops(rows=3, features=5, heads=1, keys=6, vocab=9), *some_choices(rows=3, features=5)],
+    "wide ring": [*some_ops(rows=3, features=5, heads=1, keys=6, vocab=9), *some_choices(rows=3, features=5)],
     "server": [
         *some_weighted(rows=64, features=256, vocab=300),
         *some_weighted(rows=7, features=12, vocab=50),
         *some_weighted(rows=1, features=1, vocab=1),
+        *some_choices(rows=64, features=256)[1:3],
+        *some_choices(rows=7, features=12)[1:3],
+        *some_choices(rows=1, features=1)[1:3],
     ],
 }
 CHEETAH_SETTINGS = ("default", "server")
@@ -192,6 +208,7 @@ def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: st
     sizes = {"rows": draw(1, 24), "features": draw(1, 40), "heads": draw(1, 4), "keys": draw(1, 40)}
     drawn = [*some_ops(**sizes, vocab=draw(1, 60)), *some_variants(**sizes)]
     drawn += some_of_llama(sizes["rows"], sizes["features"], key_heads=draw(1, 3))
+    drawn += some_choices(sizes["rows"], sizes["features"])
     drawn.append(replace(drawn[0], encoding="lookup"))
     for op, cost in zip(drawn, spu.measure(drawn, protocol=protocol, setting=setting), strict=True):
         comm = PROTOCOLS[protocol](op, setting)

@@ -15,14 +15,14 @@ PRICER = load_pricer()
 FIVE_MINUTES = Budget(latency_s=300.0)
 LOCAL = (
     ops.PositionEmbedding, ops.PackHeads, ops.Rotary, ops.RepeatHeads, ops.KeyValueCache, ops.Temperature, ops.Add,
-    ops.ScaledAdd, ops.LastRow,
+    ops.ScaledAdd, ops.LastRow, ops.FrozenNorm,
 )  # fmt: skip
 DIMENSION = st.integers(1, 4096)
 
 
 def an_op(kind, sizes):
     """An op of a type with the given dimensions, any value of its flags, and what else has a default."""
-    others = {"bias": True, "form": "tanh"}
+    others = {"bias": True, "form": "tanh", "centred": True}
     names = [field.name for field in fields(kind) if field.default is MISSING]
     dimensions = dict(zip([name for name in names if name not in others], sizes, strict=False))
     return kind(**dimensions, **{name: others[name] for name in names if name in others})
@@ -37,9 +37,26 @@ def within(budget: Budget, price: Price) -> bool:
 
 
 def test_every_op_type_has_counts_of_known_terms():
-    assert set(ops.OP_TYPES) - set(published.COUNTS) == {ops.RmsNorm, ops.Silu, ops.Multiply}  # in no printed row
+    in_no_row = {ops.RmsNorm, ops.Square, ops.Silu, ops.Multiply}
+    assert set(ops.OP_TYPES) - set(published.COUNTS) == in_no_row
     for kind in published.COUNTS:
         assert set(published.counts(an_op(kind, [2] * 4))) <= set(published.TERMS)
+
+
+@pytest.mark.parametrize("kind", [ops.RmsNorm, ops.Square])
+def test_an_op_of_no_printed_row_is_an_error_that_names_it(kind):
+    with pytest.raises(ValueError, match=f"no formula for {kind.__name__}, which no printed row has; choose protocol"):
+        PRICER.price(kind(rows=1, features=1))
+
+
+def test_half_the_heads_have_half_the_softmax(graph_of):
+    whole, half = (graph_of(name) for name in ("12xoSoRo", "12xoHoRo"))
+    some, fewer = published.graph_counts(whole), published.graph_counts(half)
+    for term in ("softmax_scores", "attention_elements"):
+        assert fewer[term] * 2 == some[term]
+    # per row and layer: 3 d less of queries, keys and values out of two linears of d in and d out
+    assert some["linear_elements"] - fewer["linear_elements"] == 12 * 128 * (3 * 768 // 2 + 768 // 2)
+    assert fewer["linear_rows"] == some["linear_rows"]
 
 
 def test_an_unknown_op_is_an_error_and_never_free():
