@@ -1,7 +1,5 @@
 """Which norms are frozen after which step of a run: one after another, by the number of the step alone."""
 
-import math
-
 from nas.model.decoder import Decoder
 from nas.model.norms import frozen_norms
 from nas.recipe.recipe import Freezing
@@ -20,7 +18,7 @@ def freezing_steps(names: list[str], settings: Freezing, num_steps: int) -> dict
     ordered = sorted(names, key=_turn)
     spread = settings.end_share - settings.start_share
     shares = [settings.start_share + spread * place / max(1, len(ordered) - 1) for place in range(len(ordered))]
-    return {name: max(1, math.ceil(share * num_steps)) for name, share in zip(ordered, shares, strict=True)}
+    return {name: max(1, round(share * num_steps)) for name, share in zip(ordered, shares, strict=True)}
 
 
 def _turn(name: str) -> tuple[int, int]:
