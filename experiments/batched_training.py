@@ -5,7 +5,7 @@ and rules of divergence. Only losses, gradients and updates are computed togethe
 go on without it, so that nothing it computed can reach them.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,16 +81,26 @@ def check(candidates: Sequence[Candidate]) -> None:
 def _requirements(candidate: Candidate) -> list[tuple[str, Any, Any]]:
     """What is asked, what the candidate has, and what a population can train."""
     architecture, recipe = candidate.trained, candidate.recipe
-    has_piecewise = architecture.gelu == "piecewise" and any(layer.ffn == "gelu" for layer in architecture.layers)
+    layers = architecture.layers
+    has_piecewise = architecture.gelu == "piecewise" and any(layer.ffn == "gelu" for layer in layers)
+    has_piecewise |= any(layer.ffn == "gelu-piecewise" for layer in layers)
+    norms = {architecture.final_norm, *(norm for layer in layers for norm in (layer.norm1, layer.norm2))}
     return [
         ("block", architecture.block, "gpt2"),
         ("softmax", architecture.softmax, "exact"),
+        ("norm", _other(norms, "layernorm", "none"), "layernorm"),
+        ("attention", _other({layer.attention for layer in layers}, "softmax", "softmax-temperature"), "softmax"),
         ("folded", architecture.folded, False),
         ("piecewise GELU", has_piecewise, False),
         ("normalisation", recipe.normalisation and recipe.normalisation.kind, None),
         ("slopes", recipe.slopes, "layer"),
         ("precision", recipe.precision, "float32"),
     ]
+
+
+def _other(found: Collection[str], *trained: str) -> str:
+    """A choice that is not among those that can be trained; the first of those if there is none."""
+    return min(set(found).difference(trained), default=trained[0])
 
 
 def _shape(architecture: Architecture) -> tuple[int, dict[str, Any]]:
@@ -145,7 +155,7 @@ class Population:
             entropies = entropies + rows.double().mean(dim=-1).sum(dim=2)  # members x layers x heads
             count += len(inputs)
         pairs = zip((losses / count).tolist(), (entropies / count).cpu(), strict=True)
-        return [Validation(loss, head_means) for loss, head_means in pairs]
+        return [Validation(loss, tuple(head_means)) for loss, head_means in pairs]
 
     def leave(self, leaving: Sequence[TrainingRun]) -> None:
         """Takes runs out; their parameters stay as they are, in memory of their own."""
@@ -206,7 +216,7 @@ class Population:
             return losses, torch.zeros_like(losses)
 
         def penalty_of(thresholds: Tensor, rows: Tensor) -> Any:
-            return functional_call(penalty, {"thresholds": thresholds}, (rows,))
+            return functional_call(penalty, {"thresholds": thresholds}, (tuple(rows),))
 
         found: Tensor = vmap(penalty_of)(self._thresholds, entropies)
         return losses, functional.pad(found, (0, len(losses) - self._num_penalised))

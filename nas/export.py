@@ -38,7 +38,7 @@ from nas.conversion.pretrained import TRAINED_FILE
 from nas.corpus.corpus import Corpus, open_corpus, tokenizer_file
 from nas.corpus.sources import TOKENIZER_FILE
 from nas.model.weights import WEIGHTS_FILE
-from nas.recipe.candidate import Candidate, candidate_id
+from nas.recipe.candidate import Candidate, candidate_id, canonical_candidate
 from nas.results.front import pick as pick_record
 from nas.results.ledger import Record, architecture_of
 from nas.study.config import StudyConfig, study_candidate
@@ -221,7 +221,7 @@ def _prepared(
         "candidate_id": candidate_id(candidate),
         "result": {"scale": candidate.recipe.scale.name, "width": candidate.trained.d_model, **result},
         "cost": _cost(estimate(lower(architecture, seq_len), pricer), seq_len),
-        "recipe": _plain(asdict(candidate.recipe)),
+        "recipe": _plain(canonical_candidate(candidate)["recipe"]),
         "provenance": {**provenance, "cost_model_id": pricer.cost_model_id},
         **fold_facts,
     }

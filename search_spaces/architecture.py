@@ -116,6 +116,7 @@ class Architecture:
 
 
 NORM_RANK: dict[Norm, int] = {"none": 0, "frozen-rmsnorm": 1, "frozen-layernorm": 2, "rmsnorm": 3, "layernorm": 4}
+FROZEN_NORMS: tuple[Norm, ...] = ("frozen-rmsnorm", "frozen-layernorm")
 LIVE_NORMS: tuple[Norm, ...] = ("rmsnorm", "layernorm")  # norms that depend on the data when the model is deployed
 
 
@@ -147,6 +148,12 @@ def implied_final_norm(highest_rank: int, *, centred: bool) -> Norm:
 def is_live(layer: Layer) -> bool:
     """Whether a layer keeps a norm that depends on the data when it is deployed."""
     return layer.norm1 in LIVE_NORMS or layer.norm2 in LIVE_NORMS
+
+
+def has_frozen_norms(architecture: Architecture) -> bool:
+    """Whether a norm is frozen late in training."""
+    norms = {architecture.final_norm, *(norm for layer in architecture.layers for norm in (layer.norm1, layer.norm2))}
+    return not norms.isdisjoint(FROZEN_NORMS)
 
 
 def num_heads(architecture: Architecture, layer: Layer) -> int:

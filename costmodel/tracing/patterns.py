@@ -167,6 +167,7 @@ ACTIVATIONS: dict[str, Callable[[dict[str, int]], Op]] = {
     "gelu-tanh": lambda rows: ops.Gelu(**rows, form="tanh"),
     "relu": lambda rows: ops.Relu(**rows),
     "silu": lambda rows: ops.Silu(**rows),
+    "square": lambda rows: ops.Square(**rows),
 }
 
 

@@ -157,6 +157,7 @@ def _program(exported: Any) -> Program:
         "gelu-tanh": functional.gelu(samples, approximate="tanh"),
         "relu": functional.relu(samples),
         "silu": functional.silu(samples),
+        "square": samples.square(),
     }
     return Program(
         nodes=nodes,

@@ -17,7 +17,7 @@ from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.tokenizer import END_OF_TEXT
 from nas.model.weights import deployed_weights, load_deployed
-from search_spaces.architecture import Architecture, Ffn, Layer, canonical
+from search_spaces.architecture import Architecture, Ffn, Layer, canonical, gelu_form
 from search_spaces.lower import PYTHIA_ROTARY_SHARE
 
 EXTRA = "this needs transformers; install it with pip install -e '.[hf]'."
@@ -227,8 +227,9 @@ def _plain_activation(architecture: Architecture) -> str | None:
     )
     if architecture != plain:
         return None
-    form = architecture.gelu if layer.ffn == "gelu" else "tanh"
-    return next((name for name, kind in ACTIVATIONS.items() if kind == (layer.ffn, form)), None)
+    form = gelu_form(architecture, layer)
+    kind = (layer.ffn, "tanh") if form is None else ("gelu", form)
+    return next((name for name, theirs in ACTIVATIONS.items() if theirs == kind), None)
 
 
 def _architecture(config: Any, path: str) -> Architecture:

@@ -1,7 +1,9 @@
 """Weights of one placement for another of the same dimensions, so that a trained model can be linearised.
 
 What both have is kept: linears whatever the activation between them, norms, tables. What the target lacks (norms, a
-removed FFN) is dropped. A fused FFN starts as the product of the two linears, a temperature at 1, which is what the
+removed attention or FFN) is dropped, and half of the heads are the first half. A norm that the target is to freeze
+starts with the gain and bias of a live one and normalises each row until its turn; of a frozen one it stays frozen. A
+fused FFN starts as the product of the two linears, a temperature at 1, which is what the
 source computes without one; scalars of a scaled residual, slopes and norms that the source lacks start as they would.
 """
 
@@ -14,9 +16,10 @@ from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import weight_shapes
 from costmodel.ops import Node
-from search_spaces.architecture import Architecture
+from search_spaces.architecture import FROZEN_NORMS, Architecture, num_heads
 from search_spaces.lower import lower
 
+HEADS = (".qkv", ".out")  # linears with a slice for every head
 SAME = ("block", "num_layers", "num_heads", "d_model", "vocab_size", "bias", "tied_embeddings", "folded")
 
 
@@ -35,11 +38,32 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
     for node in lower(target, target.context):
         for suffix, shape in weight_shapes(node.op).items():
             value = _value(node, suffix, weights)
+            if value is not None and node.name.endswith(HEADS):
+                value = _first_heads(source, target, node, suffix, value)
             if value is not None and value.shape != shape:
                 raise UserError(f"`{node.name}.{suffix}` must have the shape {shape}, but has {tuple(value.shape)}.")
             if value is not None:
                 started[f"{node.name}.{suffix}"] = value
+        if isinstance(node.op, ops.FrozenNorm) and f"{node.name}.weight" in started:
+            started[f"{node.name}.frozen"] = torch.tensor(float(_is_frozen(source, node)))
     return started
+
+
+def _first_heads(source: Architecture, target: Architecture, node: Node, suffix: str, value: Tensor) -> Tensor:
+    """Of a packed or an output linear what belongs to the heads that the target has."""
+    assert isinstance(node.layer, int)
+    theirs, ours = (num_heads(each, each.layers[node.layer]) for each in (source, target))
+    if ours >= theirs:
+        return value
+    if node.name.endswith(".qkv"):
+        return value.view(3, theirs, source.head_dim, -1)[:, :ours].reshape(-1, *value.shape[1:])
+    return value[:, : ours * source.head_dim] if suffix == "weight" else value
+
+
+def _is_frozen(source: Architecture, node: Node) -> bool:
+    """Whether the source's norm in the place of a node is frozen."""
+    place = source.final_norm if node.layer == "head" else getattr(source.layers[int(node.layer)], node.name[-5:])
+    return place in FROZEN_NORMS
 
 
 def _value(node: Node, suffix: str, weights: Mapping[str, Tensor]) -> Tensor | None:

@@ -15,24 +15,27 @@ from torch.nn import functional
 
 from costmodel.errors import UserError
 from costmodel.ops import GeluForm
-from nas.model.mpc_friendly import PiecewiseGelu, attention_of
+from nas.model.mpc_friendly import PiecewiseGelu
+from nas.model.norms import norm_of
+from nas.model.self_attention import SelfAttention, ShapedSelfAttention
 from nas.recipe.recipe import SlopeSharing
-from search_spaces.architecture import Architecture, Block, Layer, Norm
-from search_spaces.lower import PYTHIA_ROTARY_SHARE
+from search_spaces.architecture import Architecture, Block, Ffn, Layer, softmax_form
 
 INIT_STD = 0.02  # Radford et al. 2019, GPT-2, at its smallest width
 INIT_WIDTH = 768
 MAX_TABLE_STD = 0.16  # the rule at width 96; below it a table of unit variance would predict its own tokens
 LEAKY_SLOPE_INIT = 1e-2  # arXiv 2501.03489, leaky ReLU study
-ROTARY_BASE = 10_000  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
 SAS_BRANCH_GAIN = 0.1  # He and Hofmann 2024, published configuration `skipless`: gain of the FFN at the start
 
 
 class Prediction(NamedTuple):
-    """logits: batch x T x vocab. entropies: layers x batch x heads x T, in nats, one per attention row, if wanted."""
+    """logits: batch x T x vocab. entropies: of each layer, batch x heads x T, in nats, one per row, if wanted.
+
+    A layer without attention has 0 heads there.
+    """
 
     logits: Tensor
-    entropies: Tensor | None
+    entropies: tuple[Tensor, ...] | None
 
 
 class Decoder(nn.Module):
@@ -48,7 +51,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(
             block(architecture, index, temperature_init) for index in range(architecture.num_layers)
         )
-        self.final_norm = _norm(architecture.final_norm, d_model)
+        self.final_norm = norm_of(architecture.final_norm, d_model)
         self.logits = nn.Linear(d_model, vocab_size, bias=False)
         if architecture.tied_embeddings:
             self.logits.weight = self.embed.weight
@@ -61,7 +64,7 @@ class Decoder(nn.Module):
         stream, entropies = self.features(tokens, with_entropies=with_entropies)
         return Prediction(self.logits(stream), entropies)
 
-    def features(self, tokens: Tensor, *, with_entropies: bool) -> tuple[Tensor, Tensor | None]:
+    def features(self, tokens: Tensor, *, with_entropies: bool) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """What the logits are a projection of, batch x T x d_model, and the entropies; else as `forward`."""
         if tokens.shape[1] > self.architecture.context:
             raise UserError(
@@ -75,36 +78,41 @@ class Decoder(nn.Module):
         for layer in self.layers:
             stream, entropy = layer(stream, with_entropies)
             entropies.append(entropy)  # batch x heads x T
-        return self.final_norm(stream), torch.stack(entropies) if with_entropies else None
+        return self.final_norm(stream), tuple(entropies) if with_entropies else None
 
 
 class _GptBlock(nn.Module):
-    """A = X + MHA(Norm1(X)); Y = A + FFN(Norm2(A))."""
+    """A = X + MHA(Norm1(X)); Y = A + FFN(Norm2(A)); what a layer lacks adds nothing."""
 
     def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
         super().__init__()
         layer = architecture.layers[index]
         reads_values = architecture.block == "sas" and index > 0  # no linear there takes up a gain
-        self.norm1 = _norm(layer.norm1, architecture.d_model, affine=not architecture.folded or reads_values)
-        attention = _ShapedSelfAttention if architecture.block == "sas" else _SelfAttention
-        self.attention: nn.Module = attention(architecture, index, temperature_init)
-        self.norm2 = _norm(layer.norm2, architecture.d_model, affine=not architecture.folded)
+        self.norm1 = norm_of(layer.norm1, architecture.d_model, affine=not architecture.folded or reads_values)
+        attention = ShapedSelfAttention if architecture.block == "sas" else SelfAttention
+        self.attention = None if layer.attention == "none" else attention(architecture, index, temperature_init)
+        self.norm2 = norm_of(layer.norm2, architecture.d_model, affine=not architecture.folded)
         self.ffn = None if layer.ffn == "none" else _Ffn(architecture, layer)
 
     def forward(self, stream: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
-        attended, entropy = self.attention(self.norm1(stream), with_entropy)
-        stream = stream + attended
+        stream, entropy = self.add_attention(stream, with_entropy)
         if self.ffn is not None:
             stream = self.ffn(self.norm2(stream), stream)
         return stream, entropy
+
+    def add_attention(self, stream: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """X + MHA(Norm1(X)) and the entropies, of no heads where there is no attention."""
+        if self.attention is None:
+            return stream, stream.new_zeros(len(stream), 0, stream.shape[1]) if with_entropy else None
+        attended, entropy = self.attention(self.norm1(stream), with_entropy)
+        return stream + attended, entropy
 
 
 class _PythiaBlock(_GptBlock):
     """Y = X + MHA(Norm1(X)) + FFN(Norm2(X)): attention and FFN read the same stream."""
 
     def forward(self, stream: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
-        attended, entropy = self.attention(self.norm1(stream), with_entropy)
-        joined = stream + attended
+        joined, entropy = self.add_attention(stream, with_entropy)
         if self.ffn is not None:
             joined = self.ffn(self.norm2(stream), joined)
         return joined, entropy
@@ -116,131 +124,14 @@ class _SasBlock(_GptBlock):
     Source: He and Hofmann 2024, "Simplifying Transformer Blocks", arXiv 2311.01906, section 4.
     """
 
-    def forward(self, stream: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
-        attended, entropy = self.attention(self.norm1(stream), with_entropy)
-        if self.ffn is not None:
-            attended = self.ffn(self.norm2(attended), attended)
-        return attended, entropy
+    def add_attention(self, stream: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """Shaped MHA(Norm1(X)); every layer has one."""
+        assert self.attention is not None
+        attended: tuple[Tensor, Tensor | None] = self.attention(self.norm1(stream), with_entropy)
+        return attended
 
 
 BLOCKS: dict[Block, type[_GptBlock]] = {"gpt2": _GptBlock, "pythia": _PythiaBlock, "sas": _SasBlock}
-
-
-class _SelfAttention(nn.Module):
-    """Packed query, key and value linear, causal softmax per head, output linear."""
-
-    def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
-        super().__init__()
-        d_model = architecture.d_model
-        self.num_heads, self.head_dim, self.folded = architecture.num_heads, architecture.head_dim, architecture.folded
-        self.attend = attention_of(architecture.softmax)
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias=architecture.bias)
-        self.rotary = _Rotary(architecture) if architecture.block == "pythia" else nn.Identity()
-        self.temperature = _temperature(architecture, architecture.layers[index], temperature_init)
-        self.out = nn.Linear(d_model, d_model, bias=architecture.bias)
-
-    def forward(self, source: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
-        batch, length, d_model = source.shape
-        packed = self.qkv(source).view(batch, length, 3, self.num_heads, self.head_dim)
-        queries, keys, values = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
-        queries, keys = self.rotary(queries), self.rotary(keys)
-        queries = _rescaled(queries) if self.folded else queries
-        temperature = None if self.temperature is None else self.temperature(length)
-        mixed, entropy = self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, d_model)), entropy
-
-
-class _ShapedSelfAttention(nn.Module):
-    """`a*I + b*softmax - c*C` per head on values that are the source itself, but for layer 0, which has a linear."""
-
-    def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
-        super().__init__()
-        d_model = architecture.d_model
-        self.num_heads, self.head_dim, self.folded = architecture.num_heads, architecture.head_dim, architecture.folded
-        self.attend = attention_of(architecture.softmax)
-        self.qk = nn.Linear(d_model, 2 * d_model, bias=architecture.bias)
-        self.v = nn.Linear(d_model, d_model, bias=architecture.bias) if index == 0 else nn.Identity()
-        self.temperature = _temperature(architecture, architecture.layers[index], temperature_init)
-        self.shaped = _Shaped(architecture.num_heads)
-
-    def forward(self, source: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
-        batch, length, d_model = source.shape
-        packed = self.qk(source).view(batch, length, 2, self.num_heads, self.head_dim)
-        queries, keys = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
-        queries = _rescaled(queries) if self.folded else queries
-        values = self.v(source).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
-        temperature = None if self.temperature is None else self.temperature(length)
-        mixed, entropy = self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
-        return self.shaped(values, mixed).transpose(1, 2).reshape(batch, length, d_model), entropy
-
-
-class _Shaped(nn.Module):
-    """`a*V + b*(softmax V) - c*(C V)` with C the uniform causal attention: a running mean. All start at 1.
-
-    With queries of 0 the softmax is C, so that a fresh layer passes its values on.
-    """
-
-    def __init__(self, num_heads: int) -> None:
-        super().__init__()
-        self.identity = nn.Parameter(torch.ones(num_heads))
-        self.softmax = nn.Parameter(torch.ones(num_heads))
-        self.uniform = nn.Parameter(torch.ones(num_heads))
-
-    def forward(self, values: Tensor, mixed: Tensor) -> Tensor:
-        """values, mixed: batch x heads x T x head_dim."""
-        counts = torch.arange(1, values.shape[-2] + 1, device=values.device)
-        running_mean = values.cumsum(dim=-2) / counts.unsqueeze(-1)
-        a, b, c = (gain.view(-1, 1, 1) for gain in (self.identity, self.softmax, self.uniform))
-        return a * values + b * mixed - c * running_mean
-
-
-class _Temperature(nn.Module):
-    """Row i of head h of the scores is divided by t[h, i] > 0; ln t is what is trained."""
-
-    def __init__(self, num_heads: int, context: int, initial: float) -> None:
-        super().__init__()
-        self.log_weight = nn.Parameter(torch.full((num_heads, context), math.log(initial)))
-
-    def forward(self, length: int) -> Tensor:
-        """heads x length."""
-        return self.log_weight[:, :length].exp()
-
-
-class _Rotary(nn.Module):
-    """Rotates the first features of every head by angles that grow with the position; halves are paired.
-
-    Source: Su et al. 2021, arXiv 2104.09864, as GPT-NeoX and Pythia lay it out.
-    """
-
-    cosines: Tensor
-    sines: Tensor
-
-    def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
-        self.rotary_dim = max(2, architecture.head_dim // PYTHIA_ROTARY_SHARE)
-        if self.rotary_dim % 2 or self.rotary_dim > architecture.head_dim:
-            raise UserError(
-                f"block 'pythia' rotates a quarter of a head's features (2 at least), which must be even, "
-                f"but got head_dim={architecture.head_dim}."
-            )
-        cosines, sines = rotary_tables(architecture.context, self.rotary_dim)
-        self.register_buffer("cosines", cosines, persistent=False)
-        self.register_buffer("sines", sines, persistent=False)
-
-    def forward(self, heads: Tensor) -> Tensor:
-        """heads: batch x heads x T x head_dim."""
-        length = heads.shape[-2]
-        turned, kept = heads[..., : self.rotary_dim], heads[..., self.rotary_dim :]
-        first, second = turned.chunk(2, dim=-1)
-        crossed = torch.cat((-second, first), dim=-1)
-        return torch.cat((turned * self.cosines[:length] + crossed * self.sines[:length], kept), dim=-1)
-
-
-def rotary_tables(context: int, rotary_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angle of every position and rotated feature, each context x rotary_dim."""
-    rates = ROTARY_BASE ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
-    angles = torch.arange(context, dtype=torch.float64)[:, None] * rates  # context x rotary_dim / 2
-    return angles.cos().repeat(1, 2).float(), angles.sin().repeat(1, 2).float()
 
 
 class _Ffn(nn.Module):
@@ -276,6 +167,13 @@ class _ScaledAdd(nn.Module):
         return self.beta * stream + branch / self.alpha
 
 
+class _Square(nn.Module):
+    """x * x."""
+
+    def forward(self, source: Tensor) -> Tensor:
+        return source.square()
+
+
 class _LeakyRelu(nn.Module):
     """x where it is positive, slope * x elsewhere, with one learned slope."""
 
@@ -292,10 +190,13 @@ GELUS: dict[GeluForm, Callable[[], nn.Module]] = {
     "exact": nn.GELU,
     "piecewise": PiecewiseGelu,
 }
-ACTIVATIONS: dict[str, Callable[[Architecture], nn.Module]] = {
+ACTIVATIONS: dict[Ffn, Callable[[Architecture], nn.Module]] = {
     "gelu": lambda architecture: GELUS[architecture.gelu](),
+    "gelu-exact": lambda _: GELUS["exact"](),
+    "gelu-piecewise": lambda _: GELUS["piecewise"](),
     "relu": lambda _: nn.ReLU(),
     "leaky-relu": lambda _: _LeakyRelu(),
+    "square": lambda _: _Square(),
     "identity": lambda _: nn.Identity(),
 }
 
@@ -320,7 +221,8 @@ def build(
 
     Raises UserError for block `sas` with a ReLU in place of softmax, which has no gradient at queries of 0.
     """
-    if architecture.block == "sas" and architecture.softmax == "relu":
+    forms = {softmax_form(architecture, layer) for layer in architecture.layers}
+    if architecture.block == "sas" and "relu" in forms:
         raise UserError(
             "block 'sas' starts from queries of 0, where softmax 'relu' has no gradient; choose softmax 'exact' or "
             "'2quad'."
@@ -349,7 +251,7 @@ def build(
 def _start_simplified(model: Decoder) -> None:
     """Every layer passes the stream on, so that depth needs neither skips nor norms. Source: arXiv 2311.01906."""
     for module in model.modules():
-        if isinstance(module, _ShapedSelfAttention):
+        if isinstance(module, ShapedSelfAttention):
             queries, _ = module.qk.weight.chunk(2)
             queries.zero_()
             if isinstance(module.v, nn.Linear):
@@ -364,18 +266,3 @@ def _share_slopes(model: Decoder) -> None:
     activations = [module for module in model.modules() if isinstance(module, _LeakyRelu)]
     for activation in activations:
         activation.slope = activations[0].slope
-
-
-def _rescaled(queries: Tensor) -> Tensor:
-    """Against the 1/sqrt(head_dim) of `causal_attention`, which a folded model has in its weights."""
-    return queries * math.sqrt(queries.shape[-1])
-
-
-def _temperature(architecture: Architecture, layer: Layer, initial: float) -> _Temperature | None:
-    if layer.attention == "softmax":
-        return None
-    return _Temperature(architecture.num_heads, architecture.context, initial)
-
-
-def _norm(kind: Norm, features: int, *, affine: bool = True) -> nn.Module:
-    return nn.LayerNorm(features, elementwise_affine=affine) if kind == "layernorm" else nn.Identity()

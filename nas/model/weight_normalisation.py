@@ -15,6 +15,8 @@ from nas.recipe.recipe import Normalisation, NormalisedLinears
 
 FIRST_ITERATIONS = 15  # of the power method, as torch.nn.utils.parametrizations.spectral_norm has it
 
+PACKED = 3  # matrices in a packed linear
+
 # Linears of a block, and how many of the three matrices of the packed one, by set.
 LINEARS: dict[NormalisedLinears, dict[str, int]] = {
     "qk": {"attention.qkv": 2},
@@ -28,7 +30,7 @@ LINEARS: dict[NormalisedLinears, dict[str, int]] = {
 def normalise(model: Decoder, settings: Normalisation, generator: torch.Generator) -> None:
     """Has the chosen linears of every layer trained in normalised form. Raises UserError as `chosen_linears` does."""
     for linear, num_matrices in chosen_linears(model, settings):
-        num_rows = num_matrices * model.architecture.d_model if num_matrices > 1 else linear.out_features
+        num_rows = num_matrices * linear.out_features // (PACKED if num_matrices > 1 else 1)
         form = (
             _WeightNorm(num_rows)
             if settings.kind == "weight"

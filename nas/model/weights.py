@@ -12,6 +12,7 @@ from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import weight_shapes
 from nas.model.decoder import Decoder
+from nas.model.norms import frozen_norms
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
@@ -28,8 +29,9 @@ def num_parameters(architecture: Architecture) -> int:
 def deployed_weights(model: Decoder) -> dict[str, Tensor]:
     """Detached weights by `<node>.<suffix>`, as an executor of the op graph reads them.
 
-    These are the state dict's tensors but for the temperatures, of which the state dict holds ln t and this t, and for
-    normalised weights, which are written out.
+    These are the state dict's tensors but for the temperatures, of which the state dict holds ln t and this t, for
+    normalised weights, which are written out, and for norms that are frozen or to be frozen, whose gains have taken up
+    their deviation as it is now.
     """
     weights = {name: value.detach() for name, value in model.state_dict().items() if ".parametrizations." not in name}
     for name in [name for name in weights if name.endswith(".temperature.log_weight")]:
@@ -38,6 +40,9 @@ def deployed_weights(model: Decoder) -> dict[str, Tensor]:
         for name, module in model.named_modules():
             if is_parametrized(module, "weight"):
                 weights[f"{name}.weight"] = module.weight.detach()
+        for name, norm in frozen_norms(model).items():
+            weights[f"{name}.weight"] = norm.weight / norm.deviation
+            del weights[f"{name}.sigma"], weights[f"{name}.frozen"]
     return weights
 
 
@@ -45,9 +50,13 @@ def deployed_weights(model: Decoder) -> dict[str, Tensor]:
 def load_deployed(model: Decoder, weights: Mapping[str, Tensor]) -> None:
     """Sets weights from their deployed form, the inverse of `deployed_weights`; those that are not given stay.
 
+    A norm that is to be frozen is so from now on, if its weight is given, unless `<norm>.frozen` is given as 0: the
+    weight is then the gain of a norm that normalises each row.
+
     Raises UserError for a name or shape that is not the model's, or a weight that is not finite.
     """
-    expected = deployed_weights(model)
+    norms = frozen_norms(model)
+    expected = deployed_weights(model) | {f"{name}.frozen": norm.frozen for name, norm in norms.items()}
     for name, value in weights.items():
         if name not in expected:
             raise UserError(f"weights must be those of the model, but it has no {name!r}.")
@@ -65,6 +74,10 @@ def load_deployed(model: Decoder, weights: Mapping[str, Tensor]) -> None:
             setattr(module, suffix, value.to(expected[name].dtype))
         else:
             getattr(module, suffix).copy_(value)
+    for name, norm in norms.items():
+        if f"{name}.weight" in weights:
+            norm.sigma.zero_()
+            norm.set_frozen(bool(weights.get(f"{name}.frozen", True)))
 
 
 def stored_weights(model: Decoder) -> dict[str, Tensor]:

@@ -193,12 +193,32 @@ class Normalisation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Freezing:
+    """When the norms that an architecture has frozen become so: one after another, evenly spread.
+
+    start_share, end_share: of the steps, after which the first and the last one are frozen.
+
+    Source: arXiv 2507.02559, which takes one norm after another out of trained models.
+    """
+
+    start_share: float = 0.4
+    end_share: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_share <= self.end_share <= 1:
+            raise UserError(
+                f"freezing needs 0 <= `start_share` <= `end_share` <= 1, but got {self.start_share}, {self.end_share}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """Everything about training that leaves the deployed model's price unchanged.
 
     entropy: the entropy regulariser, or None to train on cross-entropy alone.
     data: `stdlib`, `codeparrot`, `languini` or a path.
     normalisation: of the weights of linears, or None.
+    freezing: of the norms that the architecture has frozen; without effect where it has none.
     slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
     temperature_init: first value of every learned softmax temperature.
     clip_norm: largest norm of the whole gradient. final_rate_share: last learning rate over the peak.
@@ -210,6 +230,7 @@ class Recipe:
     data: str = "stdlib"
     entropy: EntropyRegularisation | None = None
     normalisation: Normalisation | None = None
+    freezing: Freezing = Freezing()
     slopes: SlopeSharing = "layer"
     schedule: RateSchedule = "cosine"
     final_rate_share: float = 0.1  # Hoffmann et al. 2022, arXiv 2203.15556, section 3: cosine to a tenth

@@ -16,10 +16,10 @@ from nas.recipe.recipe import Scale
 
 
 class Validation(NamedTuple):
-    """loss: nats per token of the corpus' tokenizer. head_means: layers x heads, mean row entropies in nats."""
+    """loss: nats per token of the corpus' tokenizer. head_means: of each layer its heads' mean row entropies, nats."""
 
     loss: float
-    head_means: Tensor
+    head_means: tuple[Tensor, ...]
 
 
 def num_sequences(corpus: Corpus, split: Split, seq_len: int) -> int:
@@ -57,15 +57,15 @@ def validate(model: Decoder, corpus: Corpus, scale: Scale) -> Validation:
     """The model on the scale's validation tokens, the same for every model and seed."""
     device = model.embed.weight.device
     loss, count = 0.0, 0
-    entropies = torch.zeros((), dtype=torch.float64, device=device)
+    sums: tuple[Tensor, ...] = tuple(torch.zeros((), dtype=torch.float64, device=device) for _ in model.layers)
     for inputs, targets in validation_batches(corpus, scale):
         stream, rows = model.features(inputs.to(device), with_entropies=True)
         assert rows is not None
         mean = projected_cross_entropy(stream.flatten(0, 1), model.logits.weight, targets.to(device).flatten())
         loss += mean.item() * len(inputs)
-        entropies = entropies + rows.double().mean(dim=-1).sum(dim=1)
+        sums = tuple(one + layer.double().mean(dim=-1).sum(dim=0) for one, layer in zip(sums, rows, strict=True))
         count += len(inputs)
-    return Validation(loss / count, (entropies / count).cpu())
+    return Validation(loss / count, tuple((one / count).cpu() for one in sums))
 
 
 @lru_cache(maxsize=2)  # a batch spans two epochs at most

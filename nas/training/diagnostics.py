@@ -5,13 +5,14 @@ It costs one more forward pass of one micro-batch each time; nothing of it chang
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from nas.recipe.recipe import Scale
-from nas.training.entropy import summarise
+from nas.training.entropy import EntropyPenalty, summarise
 from nas.training.objective import Objective
 
 NUM_DIAGNOSES = 20  # a run
@@ -23,11 +24,11 @@ SCALARS = (".alpha", ".beta", ".slope", ".identity", ".softmax", ".uniform")
 class Diagnosis:
     """A model just before step `step`'s weights change, on the step's first micro-batch. None stands for no number.
 
-    head_entropies: layers x heads, nats, mean over rows and sequences.
+    head_entropies: of each layer its heads', nats, mean over rows and sequences.
     quarter_shares, flags: as in `EntropySummary`, or None and no flags where an entropy is not finite.
     num_nan: attention rows of each layer whose entropy is not a number.
     gradient_norms: of the step's whole gradient, before clipping, by layer and part of the model.
-    thresholds: layers x heads, the regulariser's, shares of E_max; None without it.
+    thresholds: of each layer's heads, the regulariser's, shares of E_max; None without it.
     temperatures: geometric mean over positions of every head, by layer; empty without them.
     scalars: every learned scalar by name, one number per head where it has one.
     """
@@ -52,18 +53,18 @@ def is_due(step: int, scale: Scale) -> bool:
 def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
     """inputs: batch x T, tokens. Gradients are those that the objective holds."""
     model, penalty = objective.model, objective.penalty
-    rows = model(inputs).entropies.double()  # layers x batch x heads x T
-    head_means = rows.mean(dim=(1, 3))
-    summary = summarise(head_means, inputs.shape[1]) if head_means.isfinite().all() else None
+    rows = [layer.double() for layer in model(inputs).entropies]  # each batch x heads x T
+    head_means = [layer.mean(dim=(0, 2)) for layer in rows]
+    summary = summarise(head_means, inputs.shape[1]) if torch.cat(head_means).isfinite().all() else None
     learned = dict(model.named_parameters())
     return Diagnosis(
         step=step,
-        head_entropies=[[_finite(mean) for mean in layer] for layer in head_means.tolist()],
+        head_entropies=[[_finite(mean) for mean in layer.tolist()] for layer in head_means],
         quarter_shares=summary.quarter_shares if summary else None,
         flags=summary.flags if summary else (),
-        num_nan=rows.isnan().sum(dim=(1, 2, 3)).tolist(),
+        num_nan=[int(layer.isnan().sum()) for layer in rows],
         gradient_norms=_gradient_norms(objective),
-        thresholds=None if penalty is None else penalty.thresholds.tolist(),
+        thresholds=None if penalty is None else _thresholds(penalty, head_means),
         temperatures={
             name.removesuffix(".attention.temperature.log_weight"): log_weight.mean(dim=1).exp().tolist()
             for name, log_weight in learned.items()
@@ -71,6 +72,11 @@ def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
         },
         scalars={name: value.flatten().tolist() for name, value in learned.items() if name.endswith(SCALARS)},
     )
+
+
+def _thresholds(penalty: EntropyPenalty, head_means: Sequence[Tensor]) -> list[list[float]]:
+    """Of the heads that there are."""
+    return [row[: len(means)] for row, means in zip(penalty.thresholds.tolist(), head_means, strict=True)]
 
 
 def _gradient_norms(objective: nn.Module) -> dict[str, float | None]:

@@ -1,6 +1,7 @@
 """Attention entropy as a training signal (the regulariser) and as a diagnosis (collapse and overload)."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ COLLAPSE_SHARE = 0.02  # of ln T: below it a head looks at one token. Recorded, 
 class EntropyPenalty(nn.Module):
     """The regulariser of every layer and head at once, with its learned thresholds (layers x heads, shares of E_max).
 
+    Where layers differ in heads, `num_heads` is the most that one has; thresholds that no head has stay as they are.
     With deviation d = E - threshold * E_max the penalty is d^2 where |d| > margin * E_max, else 0. Not yet multiplied
     by the regulariser's weight.
 
@@ -32,9 +34,16 @@ class EntropyPenalty(nn.Module):
         """Whether the penalty of a batch is the sum of those of its parts, and not their mean."""
         return self.settings.form == "published-code"
 
-    def forward(self, entropies: Tensor) -> Tensor:
-        """The scalar penalty of row entropies, layers x batch x heads x T, in nats."""
-        thresholds = self.thresholds[:, None, :, None]
+    def forward(self, layers: Sequence[Tensor]) -> Tensor:
+        """The scalar penalty of row entropies, of each layer batch x heads x T, in nats; some have a head."""
+        num_heads = [layer.shape[1] for layer in layers]
+        if len(set(num_heads)) == 1:
+            entropies = torch.stack(tuple(layers))  # layers x batch x heads x T
+            thresholds = self.thresholds[:, None, :, None]
+        else:  # all heads as those of one layer
+            own = [row[:heads] for row, heads in zip(self.thresholds, num_heads, strict=True)]
+            entropies = torch.cat(tuple(layers), dim=1)[None]
+            thresholds = torch.cat(own)[None, None, :, None]
         largest = self._largest(entropies)
         if self.settings.form == "mean":  # every sequence counts alike, whatever the batch
             heads = entropies.mean(dim=-1, keepdim=True)
@@ -52,20 +61,21 @@ class EntropyPenalty(nn.Module):
         return deviation.square() * outside
 
 
-def summarise(head_means: Tensor, seq_len: int) -> EntropySummary:
-    """The diagnosis of mean entropies, layers x heads, in nats, over sequences of seq_len tokens.
+def summarise(head_means: Sequence[Tensor], seq_len: int) -> EntropySummary:
+    """The diagnosis of mean entropies, of each layer its heads', in nats, over sequences of seq_len tokens.
 
     Raises UserError if an entropy is not finite.
     """
-    if not head_means.isfinite().all():
+    layers = [layer.detach().double().cpu() for layer in head_means]
+    means = torch.cat(layers)
+    if not means.isfinite().all():
         raise UserError("head entropies must be finite, but at least one is not; the model has diverged.")
-    means = head_means.detach().double().cpu()
-    largest = means.max().item()
+    largest = means.max().item() if len(means) else 0.0
     relative = means / largest if largest > 0 else torch.zeros_like(means)
     quarters = (relative * 4).long().clamp(max=3)
-    shares = [(quarters == quarter).double().mean().item() for quarter in range(4)]
+    shares = [int((quarters == quarter).sum()) / max(1, len(means)) for quarter in range(4)]
     return EntropySummary(
-        head_means=tuple(tuple(row) for row in means.tolist()),
+        head_means=tuple(tuple(layer.tolist()) for layer in layers),
         num_collapsed=int((means < COLLAPSE_SHARE * math.log(seq_len)).sum()),
         quarter_shares=(shares[0], shares[1], shares[2], shares[3]),
     )

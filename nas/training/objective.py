@@ -10,6 +10,7 @@ from nas.model.decoder import build
 from nas.model.weight_normalisation import normalise
 from nas.recipe.candidate import Candidate
 from nas.training.entropy import EntropyPenalty
+from search_spaces.architecture import num_heads
 
 
 class Losses(NamedTuple):
@@ -29,10 +30,11 @@ class Objective(nn.Module):
         if recipe.normalisation is not None:
             normalise(self.model, recipe.normalisation, generator)
         self.penalty: EntropyPenalty | None = None
-        if recipe.entropy is not None:
-            self.penalty = EntropyPenalty(
-                recipe.entropy, num_layers=architecture.num_layers, num_heads=architecture.num_heads
-            )
+        most_heads = max(
+            0 if layer.attention == "none" else num_heads(architecture, layer) for layer in architecture.layers
+        )
+        if recipe.entropy is not None and most_heads:  # without any attention there is nothing to regularise
+            self.penalty = EntropyPenalty(recipe.entropy, num_layers=architecture.num_layers, num_heads=most_heads)
         self.lowered = recipe.precision == "bfloat16"
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Losses:

@@ -10,9 +10,10 @@ from search_spaces.architecture import Architecture
 class EntropySummary:
     """Attention entropy on the validation split.
 
-    head_means: layers x heads, nats, mean over query rows and sequences.
+    head_means: of each layer its heads', nats, mean over query rows and sequences.
     num_collapsed: heads whose mean is below 0.02 ln(seq_len).
-    quarter_shares: shares of heads in the four quarters of the largest mean, lowest first; they sum to 1.
+    quarter_shares: shares of heads in the four quarters of the largest mean, lowest first; they sum to 1, to 0
+        if there is no head.
     """
 
     head_means: tuple[tuple[float, ...], ...]

@@ -6,7 +6,7 @@ killed and resumed. Several processes can train one model together (`nas.trainin
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from costmodel.config.schema import decode
 from costmodel.errors import StoppedError, UserError
 from nas.corpus.corpus import Corpus, require_chunks
+from nas.model.norms import frozen_norms
 from nas.model.weights import load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint, divergence
@@ -25,6 +26,7 @@ from nas.training.checkpoint import Checkpoint
 from nas.training.diagnostics import Diagnosis, diagnose, is_due
 from nas.training.distributed import SOLO, Team
 from nas.training.entropy import summarise
+from nas.training.freezing import freeze_due
 from nas.training.metrics import MetricsLog, StepMetrics
 from nas.training.objective import Objective
 from nas.training.optimizer import adamw, learning_rate, load_state_tensors, state_tensors
@@ -173,7 +175,7 @@ class TrainingRun:
         losses = self.objective.backward(inputs, targets, num_parts=num_parts, penalty_weight=weight)
         parameters = list(self.objective.parameters())
         gradients = [one.grad for one in parameters if one.grad is not None]
-        self.team.average([*losses, *gradients])
+        self.team.average([*losses, *gradients, *(norm.sigma for norm in frozen_norms(self.objective.model).values())])
         norm = nn.utils.get_total_norm(gradients)
         values = torch.stack((losses.cross_entropy, factor * losses.penalty, norm.double()))
         metrics = self.judge(inputs, *values.tolist())
@@ -182,6 +184,7 @@ class TrainingRun:
                 group["lr"] = metrics.learning_rate
             nn.utils.clip_grads_with_norm_(parameters, self.recipe.clip_norm, norm)
             self.optimizer.step()
+            freeze_due(self.objective.model, self.recipe.freezing, step=metrics.step, num_steps=self.scale.num_steps)
         self.optimizer.zero_grad(set_to_none=True)
         return metrics
 
@@ -298,9 +301,9 @@ class TrainingRun:
             return "training loss above its initial value at step {step}, steepest in {layer}", where
         return None
 
-    def _validation_problem(self, loss: float, head_means: Tensor) -> tuple[str, str] | None:
+    def _validation_problem(self, loss: float, head_means: Sequence[Tensor]) -> tuple[str, str] | None:
         """The same of a validation."""
-        if not (math.isfinite(loss) and head_means.isfinite().all()):
+        if not (math.isfinite(loss) and torch.cat(tuple(head_means)).isfinite().all()):
             batches = validation_batches(self.corpus, self.scale)
             tokens = (inputs.to(self.device) for inputs, _ in batches)
             where = divergence.first_nonfinite_activation(self.objective.model, tokens)

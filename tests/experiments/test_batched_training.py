@@ -32,6 +32,7 @@ MEMBERS = (  # every kind of norm, attention, FFN and stabiliser, some in one la
     ("1xLTLKs-1xoSoFs", REGULARISED),
     ("SM+ScFuFFN_i1", None),
     ("SM+LN+R", None),
+    ("1xLSoXo-1xoTLEs", REGULARISED),
 )
 SEED = 3
 TOLERANCE = 1e-4  # relative
@@ -243,6 +244,21 @@ def test_what_cannot_be_trained_together_is_refused(others: list[Candidate], mes
     with pytest.raises(ValueError, match=message) as error:
         check(others)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("SM+fLN+G", "only norm='layernorm', but SM\\+fLN\\+G has 'frozen-layernorm'; train it alone"),
+        ("SM+RMS", "has 'rmsnorm'"),
+        ("2xooLRo", "only attention='softmax', but 2xooLRo has 'none'"),
+        ("2xoHoRo", "has 'softmax-half'"),
+        ("2xoSoPo", "piecewise"),
+    ],
+)
+def test_choices_without_a_batched_program_are_refused(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check([candidate(name)])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 from nas.conversion.huggingface import load_pretrained, save_model, to_transformers  # noqa: E402
 from nas.model.decoder import Decoder, build  # noqa: E402
+from nas.model.norms import frozen_norms  # noqa: E402
 from nas.model.weights import deployed_weights, load_deployed  # noqa: E402
 from search_spaces.architecture import Architecture  # noqa: E402
 from search_spaces.bases import Dimensions, base_architecture  # noqa: E402
@@ -28,6 +29,7 @@ PLAIN = [
     (PYTHIA, "SM+LN+R", "GPTNeoXForCausalLM"),
 ]
 OTHERS = [(GPT2, "SM+ScFuFFN_i1"), (GPT2, "HH(SM(t)+ScFFN)"), (PYTHIA, "SM(t)+R"), (GPT2, "1xLSoGo-1xoSLKs")]
+OTHERS += [(GPT2, "1xlHmXo-1xooMPo-l"), (PYTHIA, "1xmQlEo-1xMUooo"), (PYTHIA, "2xooLRo"), (GPT2, "SM+RMS+R")]
 
 
 def made(base: Architecture, name: str) -> Decoder:
@@ -36,6 +38,9 @@ def made(base: Architecture, name: str) -> Decoder:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        for place, norm in enumerate(frozen_norms(model).values()):
+            norm.sigma.fill_(0.5 + 0.1 * place)
+            norm.set_frozen()
     return model
 
 

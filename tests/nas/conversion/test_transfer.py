@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nas.conversion.transfer import transferred
 from nas.model.decoder import Decoder, build
+from nas.model.norms import frozen_norms
 from nas.model.weights import deployed_weights, load_deployed
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.notation import parse
@@ -63,6 +64,50 @@ def test_linears_are_kept_whatever_is_between_them_and_what_is_missing_is_droppe
     assert all(torch.equal(before[name], value) for name, value in weights.items() if name in before)
 
 
+@pytest.mark.parametrize(("source", "target"), [("SM+LN+G", "SM+fLN+G"), ("SM+RMS+R", "SM+fRMS+R")])
+def test_a_norm_to_be_frozen_starts_live_with_its_gain_and_bias(source: str, target: str) -> None:
+    model = made(source)
+    start = started(target, model)
+    assert not any(norm.is_frozen for norm in frozen_norms(start).values())
+    assert_same(start, model)
+
+
+def test_a_norm_that_was_frozen_stays_so_and_keeps_its_constant() -> None:
+    source = made("SM+fLN+G")
+    with torch.no_grad():
+        for norm in frozen_norms(source).values():
+            norm.sigma.fill_(0.3)
+            norm.set_frozen()
+    start = started("SM+fLN+G", source)
+    assert all(norm.is_frozen for norm in frozen_norms(start).values())
+    assert_same(start, source)
+
+
+def test_rmsnorm_takes_the_gain_of_layernorm() -> None:
+    source = made("SM+LN+G")
+    before, after = deployed_weights(source), deployed_weights(started("SM+RMS+G", source))
+    assert torch.equal(after["layers.0.norm1.weight"], before["layers.0.norm1.weight"])
+    assert "layers.0.norm1.bias" not in after
+
+
+def test_half_of_the_heads_are_the_first_half() -> None:
+    source = made("SM+LN+G")  # 2 heads of 8 features
+    before, after = deployed_weights(source), deployed_weights(started("2xLHLGo", source))
+    packed, kept = before["layers.0.attention.qkv.weight"], after["layers.0.attention.qkv.weight"]
+    assert torch.equal(kept, torch.cat((packed[:8], packed[16:24], packed[32:40])))
+    bias = before["layers.0.attention.qkv.bias"]
+    assert torch.equal(after["layers.0.attention.qkv.bias"], torch.cat((bias[:8], bias[16:24], bias[32:40])))
+    assert torch.equal(after["layers.0.attention.out.weight"], before["layers.0.attention.out.weight"][:, :8])
+    assert torch.equal(after["layers.0.attention.out.bias"], before["layers.0.attention.out.bias"])
+
+
+def test_an_attention_that_is_missing_is_dropped() -> None:
+    source = made("SM+LN+G")
+    weights = deployed_weights(started("1xooLGo-1xLSLGo", source))
+    assert not any(name.startswith(("layers.0.attention", "layers.0.norm1")) for name in weights)
+    assert torch.equal(weights["layers.0.ffn.up.weight"], deployed_weights(source)["layers.0.ffn.up.weight"])
+
+
 def test_a_shorter_context_keeps_its_positions() -> None:
     source = made("SM+LN+G")
     assert_same(started("SM+LN+G", source, context=9), source)
@@ -77,6 +122,7 @@ def test_a_shorter_context_keeps_its_positions() -> None:
         ("SM+LN+G", "SM", {"context": 17}, "`context` must be at most that of the weights, 16, but is 17"),
         ("SM+LN+G", "HH(SM+ScFFN)", {}, "`block` must be that of the weights, 'gpt2', but is 'sas'"),
         ("SM+ScFuFFN", "SM+G", {}, "the weights must hold 'layers.0.ffn.up.weight'"),
+        ("2xoHoRo", "SM+R", {}, "`layers.0.attention.qkv.weight` must have the shape"),
         ("SM_i2", "SM+ScFuFFN", {}, "the weights must hold 'layers.0.ffn.fused.weight'"),
     ],
 )

@@ -155,7 +155,7 @@ def test_entropies_are_those_of_every_layer_and_head() -> None:
     model = seeded(architecture)
     tokens = some_tokens(architecture)
     entropies = model(tokens).entropies
-    assert entropies.shape == (2, 2, 2, 16)  # layers x batch x heads x T
+    assert [layer.shape for layer in entropies] == [(2, 2, 16)] * 2  # batch x heads x T
     stream = model.embed(tokens) + model.position.weight[:16]
     queries, keys, values = model.layers[0].attention.qkv(stream).view(2, 16, 3, 2, 8).permute(2, 0, 3, 1, 4)
     torch.testing.assert_close(entropies[0], attention_reference(queries, keys, values).entropy, rtol=1e-4, atol=1e-5)

@@ -17,7 +17,7 @@ from search_spaces.notation import parse
 
 GPT2 = base_architecture("tiny", Dimensions(vocab=40))
 PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40))
-NAMES = ("SM+LN+G", "SM+LN+R", "SM", "SM(t)+LN+LR", "SM+ScFFN", "SM+ScFuFFN_i1")
+NAMES = ("SM+LN+G", "SM+LN+R", "SM", "SM(t)+LN+LR", "SM+ScFFN", "SM+ScFuFFN_i1", "1xLHoRo-1xooLGo", "SM+RMS+SQ")
 SEQ_LEN = 9
 
 

@@ -46,8 +46,8 @@ def test_diagnoses_are_spread_over_a_run_and_end_with_it(num_steps: int) -> None
 def test_everything_learned_is_told_with_the_models_entropies() -> None:
     objective = objective_with_gradients("SM(t)+ScFuFFN", EntropyRegularisation())
     found = diagnose(objective, TOKENS, step=3)
-    means = objective.model(TOKENS).entropies.mean(dim=(1, 3))
-    torch.testing.assert_close(torch.tensor(found.head_entropies), means)
+    means = [layer.mean(dim=(0, 2)) for layer in objective.model(TOKENS).entropies]
+    torch.testing.assert_close(torch.tensor(found.head_entropies), torch.stack(means))
     assert sum(found.quarter_shares) == pytest.approx(1)
     assert found.num_nan == [0, 0]
     assert found.thresholds == [[pytest.approx(0.36)] * 2] * 2

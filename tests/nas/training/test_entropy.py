@@ -61,6 +61,19 @@ def test_mean_form_does_not_depend_on_the_batch_and_the_summed_one_doubles_with_
         assert module(two).item() == pytest.approx(factor * module(one).item())
 
 
+@pytest.mark.parametrize("form", ["mean", "published-code"])
+def test_layers_of_unlike_heads_count_by_their_heads(form: str) -> None:
+    # Three heads in one layer, or as 2 + 0 + 1 in three: the same penalty, and gradients for the thresholds that count.
+    rows = torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # batch x heads x T
+    settings = EntropyRegularisation(form=form, margin=0.0)
+    together = EntropyPenalty(settings, num_layers=1, num_heads=3)([rows])
+    module = EntropyPenalty(settings, num_layers=3, num_heads=2)
+    apart = module([rows[:, :2], rows[:, :0], rows[:, 2:]])
+    assert apart.item() == pytest.approx(together.item())
+    apart.backward()
+    assert (module.thresholds.grad != 0).tolist() == [[True, True], [False, False], [True, False]]
+
+
 def test_thresholds_learn_towards_the_entropies_they_see() -> None:
     module, value = penalty(
         [
@@ -89,6 +102,12 @@ def test_heads_without_any_entropy_are_collapsed_and_not_overloaded() -> None:
     summary = summarise(torch.zeros(2, 2), 128)
     assert summary.num_collapsed == 4
     assert summary.quarter_shares == (1.0, 0.0, 0.0, 0.0)
+
+
+def test_layers_without_heads_are_not_counted() -> None:
+    summary = summarise([torch.tensor([1.0, 4.0]), torch.zeros(0), torch.tensor([2.0])], 128)
+    assert summary.head_means == ((1.0, 4.0), (), (2.0,))
+    assert summary.quarter_shares == (0.0, 1 / 3, 1 / 3, 1 / 3)
 
 
 def test_an_even_spread_raises_no_flag() -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import json
 import math
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale
 from nas.training import checkpoint, trainer
 from nas.training.objective import Objective
-from nas.training.outcome import Outcome, RungRecord
+from nas.training.outcome import EntropySummary, Outcome, RungRecord
 from nas.training.trainer import train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -29,6 +30,7 @@ SCALE = replace(
 )  # 16 steps of 64 tokens
 BOTH_BLOCKS = ("tiny", "pythia-70m")
 NAMES = ("SM+LN+G", "SM+LR", "SM", "SM(t)+ScFFN")
+CHOICES = ("SM+fLN+R", "SM+fRMS+SQ", "SM+RMS+G", "1xLHLEo-1xooMPo-l", "1xmQmXo-1xLULKs", "2xooLRo", "1xoHoRo-1xoooXo")
 REGULARISED = EntropyRegularisation()
 
 
@@ -66,7 +68,7 @@ def test_a_run_yields_its_rungs_and_completes(corpus: Corpus, tmp_path: Path) ->
     assert list((tmp_path / "tensorboard").glob("events*"))
 
 
-@pytest.mark.parametrize(("base", "name"), list(product(BOTH_BLOCKS, NAMES)))
+@pytest.mark.parametrize(("base", "name"), list(product(BOTH_BLOCKS, NAMES + CHOICES)))
 def test_every_kind_of_layer_trains(corpus: Corpus, base: str, name: str) -> None:
     short = replace(SCALE, tokens=3 * 64, head_dim=8)
     events = list(train(candidate(name, short, REGULARISED, base), corpus, seed=0))
@@ -74,8 +76,26 @@ def test_every_kind_of_layer_trains(corpus: Corpus, base: str, name: str) -> Non
     assert math.isfinite(events[-1].val_loss)
 
 
+def test_layers_have_entropies_of_the_heads_they_have(corpus: Corpus, tmp_path: Path) -> None:
+    made = candidate("1xooLRo-1xLHoRo", entropy=REGULARISED)
+    *_, outcome = train(made, corpus, seed=0, folder=tmp_path)
+    assert [len(heads) for heads in outcome.entropy.head_means] == [0, 1]
+    assert list(train(made, corpus, seed=0, folder=tmp_path))[-1] == outcome  # read back
+    diagnosis = json.loads((tmp_path / "diagnostics.jsonl").read_text().splitlines()[-1])
+    assert [len(heads) for heads in diagnosis["head_entropies"]] == [0, 1]
+    assert [len(heads) for heads in diagnosis["thresholds"]] == [0, 1]
+
+
+def test_without_attention_there_is_nothing_to_regularise(corpus: Corpus) -> None:
+    events, plain = (timeless(train(candidate("2xooLRo", entropy=one), corpus, seed=0)) for one in (REGULARISED, None))
+    assert events == plain
+    assert events[-1].entropy == EntropySummary(
+        head_means=((), ()), num_collapsed=0, quarter_shares=(0.0, 0.0, 0.0, 0.0)
+    )
+
+
 def test_every_parameter_gets_a_gradient(corpus: Corpus) -> None:
-    for name in ("1xLTLKs-1xoSoFs", "SM+LN+G"):
+    for name in ("1xLTLKs-1xoSoFs", "SM+LN+G", "1xlHmXo-1xMSLRo-l"):
         objective = Objective(candidate(name, entropy=REGULARISED), torch.Generator().manual_seed(0))
         tokens = torch.arange(4 * 16).view(4, 16)
         objective.backward(tokens, tokens, num_parts=1, penalty_weight=0.16)

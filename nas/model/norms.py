@@ -1,0 +1,94 @@
+"""Norms of a decoder. A frozen one is trained as LayerNorm or RMSNorm until its deviation becomes a constant."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from costmodel.execution.op_functions import LAYERNORM_EPSILON, RMSNORM_EPSILON
+from search_spaces.architecture import Norm
+
+MEMORY = 0.9  # of the running mean: a forward pass in training moves it by a tenth of the way to what it sees
+
+
+class FrozenNorm(nn.Module):
+    """`weight * (x - mean(x)) / sigma + bias`, or `weight * x / sigma` if it is not centred.
+
+    Until it is frozen sigma is each row's own deviation, as in LayerNorm and RMSNorm; then it is, for all rows, the
+    running mean of the deviations that training has seen. Position 0 is left out of that mean: its deviation is far
+    from that of the others in trained decoders. A validation moves nothing.
+
+    sigma: the running mean, 0 before there is one. frozen: 1 or 0, with the weights in every file; `is_frozen` is the
+    same where no device has to be asked.
+
+    Source: Baroni et al. 2025, arXiv 2507.02559, for frozen deviations and the first position.
+    """
+
+    sigma: Tensor
+    frozen: Tensor
+
+    def __init__(self, features: int, *, centred: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features)) if centred else None
+        self.register_buffer("sigma", torch.zeros(()))
+        self.register_buffer("frozen", torch.zeros(()))
+        self.is_frozen = False
+
+    @property
+    def deviation(self) -> Tensor:
+        """The constant that a row is divided by once the norm is frozen, as of now."""
+        return torch.where(self.sigma > 0, self.sigma, 1.0)
+
+    @torch.no_grad()
+    def set_frozen(self, frozen: bool = True) -> None:
+        """Makes sigma the constant that it is now, or has the norm normalise each row again."""
+        self.is_frozen = frozen
+        self.frozen.fill_(float(frozen))
+
+    def forward(self, source: Tensor) -> Tensor:
+        """source: batch x T x features."""
+        if self.is_frozen:
+            gain = self.weight / self.deviation
+            if self.bias is None:
+                return source * gain
+            return torch.addcmul(self.bias, source - source.mean(dim=-1, keepdim=True), gain)
+        if self.training and torch.is_grad_enabled():
+            self._observe(source.detach())
+        if self.bias is None:
+            return functional.rms_norm(source, self.weight.shape, self.weight, RMSNORM_EPSILON)
+        return functional.layer_norm(source, self.weight.shape, self.weight, self.bias, LAYERNORM_EPSILON)
+
+    @torch.no_grad()
+    def _observe(self, source: Tensor) -> None:
+        rows = (source[:, 1:] if source.shape[1] > 1 else source).float()
+        squares = rows.square().mean(dim=-1) if self.bias is None else rows.var(dim=-1, correction=0)
+        seen = squares.sqrt().mean()
+        self.sigma.copy_(torch.where(self.sigma > 0, self.sigma.lerp(seen, 1 - MEMORY), seen))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if f"{prefix}frozen" in state_dict:
+            self.is_frozen = bool(state_dict[f"{prefix}frozen"])
+
+
+# norm -> its module, of its features and whether gain and bias are its own
+NORMS: dict[Norm, Callable[[int, bool], nn.Module]] = {
+    "layernorm": lambda features, affine: nn.LayerNorm(features, LAYERNORM_EPSILON, elementwise_affine=affine),
+    "rmsnorm": lambda features, affine: nn.RMSNorm(features, RMSNORM_EPSILON, elementwise_affine=affine),
+    "frozen-layernorm": lambda features, affine: FrozenNorm(features, centred=True),
+    "frozen-rmsnorm": lambda features, affine: FrozenNorm(features, centred=False),
+    "none": lambda features, affine: nn.Identity(),
+}
+
+
+def norm_of(kind: Norm, features: int, *, affine: bool = True) -> nn.Module:
+    """A norm of rows of so many features; what a frozen one multiplies and adds is always its own."""
+    return NORMS[kind](features, affine)
+
+
+def frozen_norms(model: nn.Module) -> dict[str, FrozenNorm]:
+    """The norms of a model that are frozen or to be frozen, by name, in order of execution."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, FrozenNorm)}

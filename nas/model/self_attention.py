@@ -1,0 +1,143 @@
+"""Attention of a decoder's layers, module for module as `search_spaces.lower` states it."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from costmodel.errors import UserError
+from nas.model.mpc_friendly import attention_of
+from search_spaces.architecture import Architecture, Layer, num_heads, softmax_form
+from search_spaces.lower import PYTHIA_ROTARY_SHARE
+
+ROTARY_BASE = 10_000  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
+
+
+class SelfAttention(nn.Module):
+    """Packed query, key and value linear, causal softmax per head, output linear."""
+
+    def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
+        super().__init__()
+        d_model, layer = architecture.d_model, architecture.layers[index]
+        self.num_heads, self.head_dim = num_heads(architecture, layer), architecture.head_dim
+        self.folded = architecture.folded
+        self.attend = attention_of(softmax_form(architecture, layer))
+        width = self.num_heads * self.head_dim
+        self.qkv = nn.Linear(d_model, 3 * width, bias=architecture.bias)
+        self.rotary = _Rotary(architecture) if architecture.block == "pythia" else nn.Identity()
+        self.temperature = _temperature(architecture, layer, temperature_init)
+        self.out = nn.Linear(width, d_model, bias=architecture.bias)
+
+    def forward(self, source: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
+        batch, length, _ = source.shape
+        packed = self.qkv(source).view(batch, length, 3, self.num_heads, self.head_dim)
+        queries, keys, values = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
+        queries, keys = self.rotary(queries), self.rotary(keys)
+        queries = _rescaled(queries) if self.folded else queries
+        temperature = None if self.temperature is None else self.temperature(length)
+        mixed, entropy = self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
+        return self.out(mixed.transpose(1, 2).flatten(2)), entropy
+
+
+class ShapedSelfAttention(nn.Module):
+    """`a*I + b*softmax - c*C` per head on values that are the source itself, but for layer 0, which has a linear."""
+
+    def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
+        super().__init__()
+        d_model = architecture.d_model
+        self.num_heads, self.head_dim, self.folded = architecture.num_heads, architecture.head_dim, architecture.folded
+        self.attend = attention_of(softmax_form(architecture, architecture.layers[index]))
+        self.qk = nn.Linear(d_model, 2 * d_model, bias=architecture.bias)
+        self.v = nn.Linear(d_model, d_model, bias=architecture.bias) if index == 0 else nn.Identity()
+        self.temperature = _temperature(architecture, architecture.layers[index], temperature_init)
+        self.shaped = _Shaped(architecture.num_heads)
+
+    def forward(self, source: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
+        batch, length, d_model = source.shape
+        packed = self.qk(source).view(batch, length, 2, self.num_heads, self.head_dim)
+        queries, keys = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
+        queries = _rescaled(queries) if self.folded else queries
+        values = self.v(source).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
+        temperature = None if self.temperature is None else self.temperature(length)
+        mixed, entropy = self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
+        return self.shaped(values, mixed).transpose(1, 2).reshape(batch, length, d_model), entropy
+
+
+class _Shaped(nn.Module):
+    """`a*V + b*(softmax V) - c*(C V)` with C the uniform causal attention: a running mean. All start at 1.
+
+    With queries of 0 the softmax is C, so that a fresh layer passes its values on.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.identity = nn.Parameter(torch.ones(num_heads))
+        self.softmax = nn.Parameter(torch.ones(num_heads))
+        self.uniform = nn.Parameter(torch.ones(num_heads))
+
+    def forward(self, values: Tensor, mixed: Tensor) -> Tensor:
+        """values, mixed: batch x heads x T x head_dim."""
+        counts = torch.arange(1, values.shape[-2] + 1, device=values.device)
+        running_mean = values.cumsum(dim=-2) / counts.unsqueeze(-1)
+        a, b, c = (gain.view(-1, 1, 1) for gain in (self.identity, self.softmax, self.uniform))
+        return a * values + b * mixed - c * running_mean
+
+
+class _Temperature(nn.Module):
+    """Row i of head h of the scores is divided by t[h, i] > 0; ln t is what is trained."""
+
+    def __init__(self, num_heads: int, context: int, initial: float) -> None:
+        super().__init__()
+        self.log_weight = nn.Parameter(torch.full((num_heads, context), math.log(initial)))
+
+    def forward(self, length: int) -> Tensor:
+        """heads x length."""
+        return self.log_weight[:, :length].exp()
+
+
+class _Rotary(nn.Module):
+    """Rotates the first features of every head by angles that grow with the position; halves are paired.
+
+    Source: Su et al. 2021, arXiv 2104.09864, as GPT-NeoX and Pythia lay it out.
+    """
+
+    cosines: Tensor
+    sines: Tensor
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.rotary_dim = max(2, architecture.head_dim // PYTHIA_ROTARY_SHARE)
+        if self.rotary_dim % 2 or self.rotary_dim > architecture.head_dim:
+            raise UserError(
+                f"block 'pythia' rotates a quarter of a head's features (2 at least), which must be even, "
+                f"but got head_dim={architecture.head_dim}."
+            )
+        cosines, sines = rotary_tables(architecture.context, self.rotary_dim)
+        self.register_buffer("cosines", cosines, persistent=False)
+        self.register_buffer("sines", sines, persistent=False)
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """heads: batch x heads x T x head_dim."""
+        length = heads.shape[-2]
+        turned, kept = heads[..., : self.rotary_dim], heads[..., self.rotary_dim :]
+        first, second = turned.chunk(2, dim=-1)
+        crossed = torch.cat((-second, first), dim=-1)
+        return torch.cat((turned * self.cosines[:length] + crossed * self.sines[:length], kept), dim=-1)
+
+
+def rotary_tables(context: int, rotary_dim: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angle of every position and rotated feature, each context x rotary_dim."""
+    rates = ROTARY_BASE ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
+    angles = torch.arange(context, dtype=torch.float64)[:, None] * rates  # context x rotary_dim / 2
+    return angles.cos().repeat(1, 2).float(), angles.sin().repeat(1, 2).float()
+
+
+def _temperature(architecture: Architecture, layer: Layer, initial: float) -> _Temperature | None:
+    if layer.attention != "softmax-temperature":
+        return None
+    return _Temperature(architecture.num_heads, architecture.context, initial)
+
+
+def _rescaled(queries: Tensor) -> Tensor:
+    """Against the 1/sqrt(head_dim) of `causal_attention`, which a folded model has in its weights."""
+    return queries * math.sqrt(queries.shape[-1])

@@ -1,0 +1,111 @@
+"""When norms are frozen, and that a run with them resumes and ends frozen."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nas.corpus.corpus import Corpus
+from nas.model.norms import frozen_norms
+from nas.model.weights import load_stored
+from nas.recipe.candidate import Candidate, candidate_id
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Freezing, Recipe
+from nas.training import checkpoint
+from nas.training.freezing import freezing_steps
+from nas.training.objective import Objective
+from nas.training.trainer import TrainingRun, train
+from search_spaces.bases import BASES
+from search_spaces.notation import parse
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SCALE = replace(
+    SCALES["smoke"], seq_len=16, vocab_size=300, tokens=16 * 4 * 16, batch=4, micro_batch=4, validation_tokens=128
+)  # 16 steps of 64 tokens
+NAMES = ["layers.0.norm1", "layers.0.norm2", "layers.1.norm1", "layers.1.norm2", "final_norm"]
+
+
+def candidate(name: str = "SM+fLN+R", tokens: int = SCALE.tokens, **recipe) -> Candidate:
+    scale = replace(SCALE, tokens=tokens)
+    return Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=Recipe(scale=scale, **recipe))
+
+
+def timeless(events) -> list:
+    return [replace(event, seconds=0.0) for event in events]
+
+
+def test_norms_are_frozen_one_after_another() -> None:
+    steps = freezing_steps(NAMES, Freezing(start_share=0.4, end_share=0.8), 100)
+    assert sorted(steps) == sorted(NAMES)
+    assert sorted(steps.values()) == [40, 50, 60, 70, 80]
+    assert steps["final_norm"] == 80
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 7])
+def test_all_are_frozen_within_however_few_steps(num_steps: int) -> None:
+    for settings in (Freezing(), Freezing(start_share=0.0, end_share=0.0), Freezing(start_share=1.0, end_share=1.0)):
+        assert all(1 <= step <= num_steps for step in freezing_steps(NAMES, settings, num_steps).values())
+
+
+def test_one_norm_alone_is_frozen_at_the_start_of_the_span() -> None:
+    assert freezing_steps(["final_norm"], Freezing(), 100) == {"final_norm": 40}
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.4), (-0.1, 0.4), (0.5, 1.1), (float("nan"), 0.5)])
+def test_impossible_spans_are_refused(shares: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="freezing needs 0 <= `start_share` <= `end_share` <= 1"):
+        Freezing(start_share=shares[0], end_share=shares[1])
+
+
+def test_the_span_names_a_candidate_only_where_there_are_norms_to_freeze() -> None:
+    other = Freezing(end_share=0.9)
+    assert candidate_id(candidate("SM+LN+R", freezing=other)) == candidate_id(candidate("SM+LN+R"))
+    assert candidate_id(candidate(freezing=other)) != candidate_id(candidate())
+
+
+def test_a_run_freezes_by_the_number_of_the_step(corpus: Corpus) -> None:
+    run = TrainingRun(candidate(), corpus, seed=0, folder=None, device="cpu", initial={})
+    norms = frozen_norms(run.objective.model)
+    due = freezing_steps(list(norms), Freezing(), 16)
+    for step in range(1, 17):
+        run.step()
+        assert {name for name, norm in norms.items() if norm.is_frozen} == {
+            name for name, turn in due.items() if turn <= step
+        }
+    assert all(norm.is_frozen for norm in norms.values())
+
+
+@pytest.mark.parametrize("name", ["SM+fLN+R", "SM+fRMS+G", "1xlSMRo-1xooLRo-m"])
+@pytest.mark.parametrize("num_steps", [1, 2, 16])
+def test_a_completed_run_has_every_such_norm_frozen(corpus: Corpus, tmp_path: Path, name: str, num_steps: int) -> None:
+    made = candidate(name, tokens=num_steps * 64)
+    *_, outcome = train(made, corpus, seed=0, folder=tmp_path)
+    assert outcome.status == "completed"
+    model = Objective(made, torch.Generator()).model
+    load_stored(model, checkpoint.load_latest(tmp_path).weights)
+    assert frozen_norms(model)
+    assert all(norm.is_frozen and norm.sigma > 0 for norm in frozen_norms(model).values())
+
+
+@pytest.mark.parametrize("stopped_after", [3, 7, 8, 9, 12])
+def test_a_stopped_run_resumes_to_the_same_numbers(corpus: Corpus, tmp_path: Path, stopped_after: int) -> None:
+    made = candidate(entropy=EntropyRegularisation())
+    whole = list(train(made, corpus, seed=0, folder=tmp_path / "whole"))
+    asked = itertools.chain([False] * (stopped_after - 1), itertools.repeat(True))
+    list(train(made, corpus, seed=0, folder=tmp_path / "stopped", stop=lambda: next(asked)))
+    assert checkpoint.load_latest(tmp_path / "stopped").step == stopped_after
+    resumed = list(train(made, corpus, seed=0, folder=tmp_path / "stopped"))
+    assert timeless(resumed) == timeless(whole)
+    ends = [checkpoint.load_latest(tmp_path / name).weights for name in ("whole", "stopped")]
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+
+
+def test_weights_that_were_frozen_stay_so_from_the_first_step(corpus: Corpus) -> None:
+    made = candidate()
+    names = frozen_norms(Objective(made, torch.Generator()).model)
+    gains = {f"{name}.weight": torch.full((made.trained.d_model,), 2.0) for name in names}
+    run = TrainingRun(made, corpus, seed=0, folder=None, device="cpu", initial=gains)
+    run.step()
+    assert all(norm.is_frozen and norm.deviation == 1 for norm in frozen_norms(run.objective.model).values())
