@@ -94,7 +94,7 @@ def vectorised(settings: Settings, space: SearchSpace, protocol: str) -> Figure:
 
 
 def single(settings: Settings, space: SearchSpace, protocol: str) -> Figure:
-    """Seconds of folding, lowering and estimating one architecture; a first call, which fills caches, is not counted."""
+    """Seconds of folding, lowering and estimating one architecture; a first call fills caches and is not counted."""
     pricer, architecture = load_pricer(protocol), parse(settings.architecture, space.base).architecture
 
     def once() -> None:

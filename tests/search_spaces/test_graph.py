@@ -3,7 +3,7 @@ from itertools import pairwise, product
 import networkx as nx
 import pytest
 
-from search_spaces.architecture import Layer
+from search_spaces.architecture import NORM_RANK, Block, Layer, Norm, default_final_norm
 from search_spaces.graph import SINK, Boundary, Choice, Head, boundaries, completions, free_graph, listed_graph, source
 
 RULE = "ffn-removed-only-in-deepest-suffix"
@@ -49,6 +49,19 @@ def test_the_head_has_a_norm_iff_the_path_has_one() -> None:
         assert head.final_norm == ("layernorm" if normed else "none")
 
 
+@pytest.mark.parametrize("block", ["gpt2", "pythia", "sas"])
+def test_states_say_which_norm_is_highest_and_whether_one_is_live(block: Block) -> None:
+    """A frozen norm has a rank and is not live; the first norm of block `sas` makes the stream and does not read it."""
+    norms: list[Norm] = ["frozen-layernorm", "rmsnorm", "none"]
+    alphabet = [Layer(norm1=norm1, norm2=norm2) for norm1, norm2 in product(norms, repeat=2)]
+    graph = free_graph(2, block, alphabet, ())
+    for word in product(alphabet, repeat=2):
+        passed = boundaries(graph, source(graph), word)
+        assert passed is not None
+        found = [norm for layer in word for norm in (layer.norm1, layer.norm2)][block == "sas" :]
+        assert passed[2].state == (NORM_RANK[default_final_norm(word)], int("rmsnorm" in found))
+
+
 def test_every_choice_lies_on_a_path_and_has_one_way_in_and_out() -> None:
     graph = free_graph(4, "gpt2", ALPHABET, (RULE,))
     counts = completions(graph)
@@ -63,9 +76,9 @@ def test_boundaries_follow_a_path_or_say_there_is_none() -> None:
     graph = free_graph(2, "gpt2", ALPHABET, (RULE,))
     passed = boundaries(graph, source(graph), (NORMED, REMOVED))
     assert passed == [
-        Boundary(depth=0, state=(0, 0)),
-        Boundary(depth=1, state=(1, 0)),
-        Boundary(depth=2, state=(1, 1)),
+        Boundary(depth=0, state=(0, 0, 0)),  # rank of the norm, live or not, what the constraint keeps
+        Boundary(depth=1, state=(NORM_RANK["layernorm"], 1, 0)),
+        Boundary(depth=2, state=(NORM_RANK["layernorm"], 1, 1)),
     ]
     assert boundaries(graph, source(graph), (REMOVED, KEPT)) is None
 
