@@ -23,6 +23,7 @@ from costmodel.estimate import estimate
 from costmodel.protocols import load_pricer
 from search_spaces.budget.price_table import member_of_row, price_many, price_table, rows_of
 from search_spaces.budget.priced_space import price_space
+from search_spaces.deployed import deployed
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 from search_spaces.space import SearchSpace, load_space, sample
@@ -75,7 +76,7 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
 
 
 def vectorised(settings: Settings, space: SearchSpace, protocol: str) -> Figure:
-    """Architectures priced a second, drawn uniformly; some are priced by their op graphs too, which must agree.
+    """Architectures priced a second, as deployed, drawn uniformly; some by their op graphs too, which must agree.
 
     Raises UserError if one does not.
     """
@@ -83,7 +84,7 @@ def vectorised(settings: Settings, space: SearchSpace, protocol: str) -> Figure:
     table, rng = price_table(price_space(space, pricer, settings.seq_len)), np.random.default_rng(0)
     drawn = rows_of(table, [sample(space, rng) for _ in range(DRAWN_ROWS)])
     for row, sent_bytes in zip(drawn[:CHECKED_ROWS], price_many(table, drawn).sent_bytes[:CHECKED_ROWS], strict=True):
-        graph = lower(member_of_row(table, row).architecture, settings.seq_len)
+        graph = lower(deployed(member_of_row(table, row).architecture), settings.seq_len)
         if (whole := estimate(graph, pricer).total.sent_bytes) != sent_bytes:
             raise UserError(f"row {row.tolist()} must send its op graph's {whole} bytes, but is priced {sent_bytes}.")
     rows = drawn[rng.integers(len(drawn), size=settings.rows)]
@@ -93,11 +94,11 @@ def vectorised(settings: Settings, space: SearchSpace, protocol: str) -> Figure:
 
 
 def single(settings: Settings, space: SearchSpace, protocol: str) -> Figure:
-    """Seconds of lowering and estimating one architecture; a first call, which fills caches, is not counted."""
+    """Seconds of folding, lowering and estimating one architecture; a first call fills caches and is not counted."""
     pricer, architecture = load_pricer(protocol), parse(settings.architecture, space.base).architecture
 
     def once() -> None:
-        estimate(lower(architecture, settings.seq_len), pricer)
+        estimate(lower(deployed(architecture), settings.seq_len), pricer)
 
     once()
     found, bar = _median_s(once, settings.repeats), settings.most_estimate_s

@@ -52,7 +52,7 @@ def count(
     """Print the size of a space, its feasible share, its cheapest and its most expensive member.
 
     Args:
-        space: gpt2-small, ladder, tiny or a .yaml file.
+        space: gpt2-small, gpt2-papers, gpt2-forms, ladder, tiny or a .yaml file.
         budget_latency: most time per token, with a unit, such as 5min.
         budget_comm: most bytes sent per token, with a unit, such as 8GB.
         seq_len: tokens of the prompt.
@@ -98,7 +98,7 @@ def list_members(
     """Print members of a space, those within the budget where there is one: name, id and price.
 
     Args:
-        space: gpt2-small, ladder, tiny or a .yaml file.
+        space: gpt2-small, gpt2-papers, gpt2-forms, ladder, tiny or a .yaml file.
         budget_latency: most time per token, with a unit, such as 5min.
         budget_comm: most bytes sent per token, with a unit, such as 8GB.
         seq_len: tokens of the prompt.
@@ -130,7 +130,7 @@ def show(space: str, format: Literal["text", "json"] = "text") -> None:
     """Print what a space is made of: base, choices or members, constraints, recipes and the size of its graph.
 
     Args:
-        space: gpt2-small, ladder, tiny or a .yaml file.
+        space: gpt2-small, gpt2-papers, gpt2-forms, ladder, tiny or a .yaml file.
         format: lines for people or one JSON document.
     """
     loaded = load_space(space)

@@ -29,6 +29,7 @@ from search_spaces.architecture import (
     arch_id,
     gelu_form,
     is_live,
+    num_heads,
     reader_norms,
     softmax_form,
 )
@@ -120,6 +121,8 @@ def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, 
         norm2=layer.norm2 if layer.norm2 in LIVE_NORMS else "none",
     )
     if layer.attention in ("2quad", "relu") and softmax_form(architecture, layer) == architecture.softmax:
+        layer = replace(layer, attention="softmax")
+    if layer.attention == "softmax-half" and num_heads(architecture, layer) == architecture.num_heads:
         layer = replace(layer, attention="softmax")
     if gelu_form(architecture, layer) == architecture.gelu:
         layer = replace(layer, ffn="gelu")

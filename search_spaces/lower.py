@@ -40,11 +40,20 @@ class Deployment:
     embedding: the client one-hot encodes its tokens, or they are looked up under the protocol.
     projection: logits of all tokens, or of the last one alone, which is what generation reads.
     phase: the whole prompt at once, or one new token after seq_len - 1 others whose keys and values are kept.
+
+    Raises UserError for the last of several tokens where one alone is run.
     """
 
     embedding: Encoding = "one-hot"
     projection: Projection = "all"
     phase: Phase = "prefill"
+
+    def __post_init__(self) -> None:
+        if self.phase == "decode" and self.projection == "last":
+            raise UserError(
+                "`projection` last goes with phase prefill, but got phase decode, which runs one token alone; "
+                "leave `projection` out."
+            )
 
 
 @dataclass(kw_only=True)

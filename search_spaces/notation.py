@@ -106,12 +106,8 @@ def parse(text: str, base: Architecture) -> Member:
             f"architecture must be a name like SM+LN+G, SM+ScFuFFN_i6, EReg(SM(t)+ScFuFFN) or HH(SM+ScFFN), "
             f"a placement like 6xLSLGo-6xoSoFs, or the path of a .yaml file, but got {text!r:.80}."
         )
-    architecture = replace(
-        base,
-        layers=layers,
-        block="sas" if simplified else base.block,
-        final_norm=final_norm or ("none" if simplified else default_final_norm(layers)),
-    )
+    architecture = replace(base, layers=layers, block="sas" if simplified else base.block)
+    architecture = replace(architecture, final_norm=final_norm or _implied_final_norm(architecture))
     return Member(architecture=architecture, entropy_regularised=entropy_regularised)
 
 

@@ -15,7 +15,7 @@ class Workload:
     prompt_len: tokens of the prompt. new_tokens: asked for; a price is per new token.
     deployment: how the model is run; its phase is that of the prompt.
 
-    Raises UserError if no new token is asked for.
+    Raises UserError if no new token is asked for, or several of a deployment in phase decode.
     """
 
     prompt_len: int
@@ -34,7 +34,7 @@ class Workload:
         Raises UserError if prompt and new tokens do not fit the model's context.
         """
         longest = self.prompt_len + self.new_tokens - 1
-        if not 1 <= longest <= architecture.context:
+        if self.new_tokens > 1 and longest > architecture.context:
             raise UserError(
                 f"prompt and new tokens must fit the context of {architecture.context} tokens, but got a prompt of "
                 f"{self.prompt_len} and {self.new_tokens} new tokens; shorten either."

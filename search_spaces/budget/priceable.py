@@ -60,7 +60,7 @@ def _reason(prices: LayerPrices, kind: str, choice: str, accounting: Accounting)
 
 
 def _layer_with(kind: str, choice: str) -> Layer:
-    """A layer of nothing else that could lack a price: linears, and softmax where there is a norm before it."""
-    beside: dict[str, Any] = {"norm2": {"ffn": "identity"}, "stabiliser": {"ffn": "identity"}, "attention": {}}
-    bare: dict[str, Any] = {"attention": "softmax" if kind == "norm1" else "none", "ffn": "none"}
-    return Layer(**(bare | beside.get(kind, {}) | {kind: choice}))
+    """A layer of nothing else that could lack a price: linears alone; a norm is the same op before either sub-block."""
+    place = "norm2" if kind == "norm1" else kind
+    bare: dict[str, Any] = {"attention": "none", "ffn": "identity" if place in ("norm2", "stabiliser") else "none"}
+    return Layer(**(bare | {place: choice}))

@@ -141,7 +141,7 @@ def test_json_says_which_setting_was_priced(run):
         "gelu": "tanh",
         "softmax": "exact",
     }
-    changed = {"weights": "server", "embedding": "lookup", "projection": "last", "phase": "decode", "softmax": "relu"}
+    changed = {"weights": "server", "embedding": "lookup", "phase": "decode", "softmax": "relu"}
     flags = [f"--{name}={value}" for name, value in changed.items()]
     for seq_len in ("9", "1"):  # a token without earlier ones is decoded too
         found = setting_of(run, "SM+LN+R", "--base=tiny", "--protocol=aby3", *flags, "--seq-len", seq_len)

@@ -1,4 +1,6 @@
+import math
 from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 from hypothesis import settings
@@ -47,6 +49,24 @@ class RoundPricer(Pricer):
 @pytest.fixture(scope="session")
 def pricer() -> RoundPricer:
     return RoundPricer()
+
+
+class SizePricer(RoundPricer):
+    """Prices every op by its shape: a second per product of its dimensions, more with a bias or gain, none if local."""
+
+    protocol = "size"
+
+    def price(self, op: Op) -> Price:
+        values = [getattr(op, each.name) for each in fields(op)]
+        flags = sum(value is True for value in values)
+        work = math.prod(value for value in values if type(value) is int and value > 0) * (1 + flags)
+        local = isinstance(op, (ops.PositionEmbedding, ops.KeyValueCache, ops.Add, ops.LastRow))
+        return Price(latency_s=0.0 if local else float(work), sent_bytes=0.0 if local else 3.0)
+
+
+@pytest.fixture(scope="session")
+def sizes() -> SizePricer:
+    return SizePricer()
 
 
 @pytest.fixture(scope="session")

@@ -46,11 +46,25 @@ def test_a_removed_ffn_takes_norm_and_stabiliser_with_it(tmp_path: Path) -> None
     ]
 
 
-def test_alphabet_of_gpt2_small() -> None:
-    """norm1 2 x attention 2 x (norm2 2 x 5 FFNs x stabiliser 2 + no FFN)."""
-    choices = load_definition("gpt2-small").choices
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [  # (norm1 x attention + no attention) x (norm2 x FFNs x stabiliser + no FFN)
+        ("gpt2-small", (3 * 3 + 1) * (3 * 5 * 2 + 1)),
+        ("gpt2-papers", (2 * 2 + 0) * (2 * 5 * 2 + 1)),
+        ("gpt2-forms", (3 * 3 + 1) * (3 * 4 * 1 + 1)),
+    ],
+)
+def test_alphabets_of_the_large_spaces(name: str, size: int) -> None:
+    choices = load_definition(name).choices
     assert isinstance(choices, Choices)
-    assert len(alphabet(choices)) == 2 * 2 * (2 * 5 * 2 + 1)
+    assert len(alphabet(choices)) == size
+
+
+def test_removed_attention_takes_its_norm_with_it() -> None:
+    choices = Choices(
+        norm1=("layernorm", "none"), attention=("none",), norm2=("none",), ffn=("relu",), stabiliser=("none",)
+    )
+    assert alphabet(choices) == [Layer(attention="none", ffn="relu")]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +96,7 @@ def test_alphabet_of_gpt2_small() -> None:
         (MEMBERS.replace("SM+R", "SM+Q"), "architecture must be a name like SM+LN+G, "),
         (MEMBERS.replace("SM+R", "SM_i3"), "`_i3` of 'SM_i3' removes more FFNs than there are layers (2); "),
         (MEMBERS.replace("SM+R", "EReg(SM+R)"), "member 'EReg(SM+R)' must be without EReg(...); "),
+        (MEMBERS.replace("SM+R", "1xLSoGo-1xoSoGo-o"), "member '1xLSoGo-1xoSoGo-o' must have the final norm that its "),
         (MEMBERS.replace("SM+R", "HH(SM+R)"), "member 'HH(SM+R)' must keep the 'gpt2' block of its base"),
         (MEMBERS.replace("SM+R", "SM+LN+G"), "PATH: `members` must list each item once, but lists 'SM+LN+G' twice."),
         (MEMBERS.replace("[SM+LN+G, SM+R]", "[]"), "PATH: `members` must list at least one item, but is empty."),
@@ -112,5 +127,5 @@ def test_binary_is_refused(tmp_path: Path) -> None:
 def test_missing_file_and_unknown_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no\.yaml cannot be read: No such file or directory\."):
         load_space(str(tmp_path / "no.yaml"))
-    with pytest.raises(ValueError, match=r"space must be one of gpt2-small, ladder, tiny or the path of a \.yaml file"):
+    with pytest.raises(ValueError, match=r"space must be one of gpt2-small, .*, tiny or the path of a \.yaml file"):
         load_space("gpt2")

@@ -7,6 +7,7 @@ import pytest
 
 from costmodel.config import cli
 from search_spaces.__main__ import count, list_members, show
+from search_spaces.definition import SHIPPED
 
 Run = tuple[int, str, str]
 
@@ -44,25 +45,47 @@ def test_golden_ladder_is_infeasible_at_256_tokens(capsys: pytest.CaptureFixture
 
 
 def test_count_says_size_share_and_both_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "count", "gpt2-small", "--budget-latency", "5min", "--budget-comm", "8GB")
+    code, out, _ = run(capsys, "count", "gpt2-papers", "--budget-latency", "5min", "--budget-comm", "8GB")
     assert code == 0
     lines = out.splitlines()
     assert lines[0].startswith(
-        "gpt2-small: 246,820,614,034,552,271,142,912 members, 123,410,307,017,276,135,571,456 arch"
+        "gpt2-papers: 246,820,614,034,552,271,142,912 members, 123,410,307,017,276,135,571,456 arch"
     )
     assert lines[1].startswith("within 5.00 min and 8.00 GB per token at T=128, protocol published: ")
-    assert lines[2].startswith("cheapest: SM_i12  ")
-    assert lines[3].startswith("most expensive: ")
+    assert lines[2].endswith(" of them within")
+    assert lines[3].startswith("seconds of the cheapest: embedding ")
+    assert lines[4].startswith("cheapest: SM_i12  ")
+    assert lines[5].startswith("most expensive: SM+LN+G  ")
+    assert len(lines) == 6
 
 
 def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "count", "gpt2-small", "--budget-latency", "5min", "--format", "json")
     document = json.loads(out)
     assert code == 0
-    assert document["num_members"] == 2 * 84**12
+    assert document["num_members"] == 2 * 310**12
+    assert document["accounting"] == "deployed"
+    assert 0 < document["num_deployed_feasible"] < document["num_deployed"] < document["num_architectures"]
     assert document["num_feasible"] == pytest.approx(document["feasible_share"] * document["num_members"])
     assert document["budget"] == {"latency_s": 300.0, "sent_bytes": None}
     assert document["cheapest"]["latency_s"] < 300 < document["dearest"]["latency_s"]
+
+
+def test_a_space_of_members_is_counted_as_written_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    """As deployed, the ladder is LN+G, LN+R, and attention alone with and without a temperature."""
+    written = json.loads(run(capsys, "count", "ladder", "--format", "json")[1])
+    assert (written["accounting"], written["num_deployed"]) == ("written", None)
+    deployed = json.loads(run(capsys, "count", "ladder", "--accounting", "deployed", "--format", "json")[1])
+    assert (deployed["accounting"], deployed["num_deployed"]) == ("deployed", 4)
+    assert deployed["cheapest"]["latency_s"] < written["cheapest"]["latency_s"]
+    assert deployed["dearest"] == written["dearest"]  # SM+LN+G keeps all that the printed rows price
+
+
+def test_what_the_protocol_cannot_price_is_named_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "count", "gpt2-forms", "--format", "json")
+    assert code == 0
+    assert json.loads(out)["num_architectures"] == ((2 * 1 + 1) * (2 * 2 + 1)) ** 12
+    assert "left out of the space: ffn square: protocol published has no formula for Square" in err
 
 
 def test_an_infeasible_count_is_still_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +107,7 @@ def test_list_takes_any_space_however_large(capsys: pytest.CaptureFixture[str]) 
     assert (code, len(out.splitlines())) == (0, 6)
 
 
-@pytest.mark.parametrize("name", ["gpt2-small", "ladder", "tiny"])
+@pytest.mark.parametrize("name", SHIPPED)
 def test_show_says_what_a_space_is_made_of(capsys: pytest.CaptureFixture[str], name: str) -> None:
     code, out, _ = run(capsys, "show", name)
     assert code == 0
@@ -110,7 +133,7 @@ def test_a_space_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     [
         (
             ("count", "gpt3"),
-            "space must be one of gpt2-small, ladder, tiny or the path of a .yaml file, but got 'gpt3'.",
+            f"space must be one of {', '.join(SHIPPED)} or the path of a .yaml file, but got 'gpt3'.",
         ),
         (("count", "tiny", "--budget-latency", "5"), "--budget-latency must be a positive number with a unit"),
         (("count", "tiny", "--budget-latency", "5 parsecs"), "--budget-latency must be a positive number with a unit"),

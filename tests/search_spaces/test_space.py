@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from search_spaces.architecture import arch_id
-from search_spaces.definition import SHIPPED
 from search_spaces.notation import name_of, parse
 from search_spaces.space import (
     SearchSpace,
@@ -29,7 +28,9 @@ from search_spaces.space import (
 @pytest.mark.parametrize(
     ("name", "size"),
     [
-        ("gpt2-small", 84**12),  # 84 layers as counted in test_definition
+        ("gpt2-small", 310**12),  # layers as counted in test_definition
+        ("gpt2-papers", 84**12),
+        ("gpt2-forms", 130**12),
         ("ladder", 4 + 11 + 2 + 11),
         ("tiny", (2 * (3 * 2 + 1)) ** 2),  # norm1 2 x (3 FFNs x 2 stabilisers + no FFN), two layers
     ],
@@ -61,11 +62,15 @@ def test_ladder_is_the_papers_rows() -> None:
     assert sorted(found) == sorted(names)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_the_published_rows_are_in_the_large_space(name: str) -> None:
-    if name == "ladder":
-        large = load_space("gpt2-small")
-        assert all(contains(large, member) for member in members(load_space(name)))
+@pytest.mark.parametrize("name", ["gpt2-papers", "gpt2-small"])
+def test_the_published_rows_are_in_the_large_spaces(name: str) -> None:
+    large = load_space(name)
+    assert all(contains(large, member) for member in members(load_space("ladder")))
+
+
+def test_the_papers_choices_are_among_those_of_the_large_space() -> None:
+    large, papers, rng = load_space("gpt2-small"), load_space("gpt2-papers"), np.random.default_rng(0)
+    assert all(contains(large, sample(papers, rng)) for _ in range(20))
 
 
 def test_membership_asks_for_base_placement_and_recipe() -> None:

@@ -3,32 +3,76 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodel.cost import Price
+from costmodel.cost import Price, total_price
 from costmodel.estimate import Pricer, estimate
 from costmodel.ops import Op
-from search_spaces.budget.priced_space import cheapest, most_expensive, price_of, price_space
+from costmodel.protocols import load_pricer
+from search_spaces.budget.priced_space import (
+    Accounting,
+    cheapest,
+    most_expensive,
+    price_by_part,
+    price_of,
+    price_space,
+)
 from search_spaces.definition import SHIPPED
+from search_spaces.deployed import deployed
 from search_spaces.lower import lower
 from search_spaces.notation import Member, name_of, parse
-from search_spaces.space import SearchSpace, load_space, members, sample
+from search_spaces.pricing import price_architecture
+from search_spaces.space import SearchSpace, load_space, member_at, members, sample
+from search_spaces.workload import Workload
 
 SPACES = {name: load_space(name) for name in SHIPPED}
+ACCOUNTINGS = pytest.mark.parametrize("accounting", ["deployed", "written"])
 
 
-def whole(member: Member, pricer: Pricer, seq_len: int = 8) -> Price:
-    return estimate(lower(member.architecture, seq_len), pricer).total
+def whole(member: Member, pricer: Pricer, accounting: Accounting, seq_len: int = 8) -> Price:
+    run = member.architecture if accounting == "written" else deployed(member.architecture)
+    return estimate(lower(run, seq_len), pricer).total
 
 
+@ACCOUNTINGS
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("seq_len", [1, 64])
-def test_a_path_costs_what_its_op_graph_costs(name: str, seq_len: int, pricer: Pricer) -> None:
+def test_a_path_costs_what_its_op_graph_costs(name: str, seq_len: int, accounting: Accounting, pricer: Pricer) -> None:
     space, rng = SPACES[name], np.random.default_rng(0)
-    priced = price_space(space, pricer, seq_len)
+    priced = price_space(space, pricer, seq_len, accounting)
     for member in (sample(space, rng) for _ in range(30)):
-        assert price_of(priced, member) == whole(member, pricer, seq_len)
+        price = price_of(priced, member)
+        assert price == whole(member, pricer, accounting, seq_len)
+        assert total_price(price_by_part(priced, member).values()) == price
 
 
-def test_simplified_blocks_are_priced_per_depth(pricer: Pricer) -> None:
+def test_parts_are_the_embedding_the_layers_and_the_head(pricer: Pricer) -> None:
+    """Seconds as in the fixture; a ReLU layer behind a frozen norm keeps 3 + 1 as deployed."""
+    space = SPACES["gpt2-small"]
+    prices = price_by_part(price_space(space, pricer, 8), parse("SM+fLN+R", space.base))
+    seconds = {part: price.latency_s for part, price in prices.items()}
+    assert seconds == {"embedding": 7.0, "layers": 12 * (3 + 1), "head": 11.0}
+
+
+def test_deployed_is_the_default_and_prices_what_folding_leaves() -> None:
+    """The papers print 4.76 min for SM+ScFuFFN as written; it deploys to attention alone, as SM_i12 does."""
+    space, pricer = SPACES["gpt2-papers"], load_pricer()
+    by_default, written = price_space(space, pricer, 128), price_space(space, pricer, 128, "written")
+    fused, bare = (parse(name, space.base) for name in ("SM+ScFuFFN", "SM_i12"))
+    assert price_of(written, fused).latency_s == pytest.approx(4.76 * 60, rel=0.05)
+    assert price_of(by_default, fused) == price_of(by_default, bare)
+    assert price_of(by_default, fused).latency_s < price_of(written, fused).latency_s
+
+
+@ACCOUNTINGS
+def test_a_price_is_per_new_token(accounting: Accounting) -> None:
+    space, pricer, work = SPACES["tiny"], load_pricer("semi2k"), Workload(prompt_len=8, new_tokens=3)
+    priced = price_space(space, pricer, work, accounting)
+    for member in (member_at(space, index) for index in (0, 77, 300)):
+        price, found = price_of(priced, member), price_architecture(member.architecture, pricer, work, accounting)
+        assert (price.latency_s, price.sent_bytes) == pytest.approx((found.price.latency_s, found.price.sent_bytes))
+
+
+@ACCOUNTINGS
+def test_simplified_blocks_are_priced_per_depth(accounting: Accounting, pricer: Pricer) -> None:
     """Layer 0 alone has a value projection; the price of a layer may depend on where it stands."""
 
     class PerLinear(type(pricer)):  # type: ignore[misc]
@@ -37,9 +81,10 @@ def test_simplified_blocks_are_priced_per_depth(pricer: Pricer) -> None:
 
     tiny = SPACES["tiny"]
     space = replace(tiny, base=replace(tiny.base, block="sas"))
-    priced = price_space(space, PerLinear(), 8)
+    priced = price_space(space, PerLinear(), 8, accounting)
     for member in members(space):
-        assert price_of(priced, member) == whole(member, PerLinear())
+        price, expected = price_of(priced, member), whole(member, PerLinear(), accounting)
+        assert (price.latency_s, price.sent_bytes) == (expected.latency_s, expected.sent_bytes)
 
 
 @pytest.mark.parametrize("measure", ["latency_s", "sent_bytes"])
@@ -50,12 +95,13 @@ def test_cheapest_and_dearest_by_enumeration(small_space: SearchSpace, pricer: P
     assert costs[most_expensive(priced, measure)] == max(costs.values())
 
 
-def test_cheapest_and_dearest_of_gpt2_small(pricer: Pricer) -> None:
-    """Seconds as in the fixture: 12 softmax and the ends, then 25 LayerNorms and 12 GELUs."""
-    priced = price_space(SPACES["gpt2-small"], pricer, 128)
+@pytest.mark.parametrize(("name", "bare", "softmax_s"), [("gpt2-papers", "SM_i12", 3), ("gpt2-small", "12xooooo", 0)])
+def test_cheapest_and_dearest_of_the_large_spaces(name: str, bare: str, softmax_s: int, pricer: Pricer) -> None:
+    """Seconds as in the fixture: 12 softmax, if need be, and the ends, then 25 LayerNorms and 12 GELUs."""
+    priced = price_space(SPACES[name], pricer, 128)
     least, most = cheapest(priced), most_expensive(priced)
-    assert name_of(least.architecture) == "SM_i12"
-    assert price_of(priced, least).latency_s == 7 + 12 * 3 + 11
+    assert name_of(least.architecture) == bare
+    assert price_of(priced, least).latency_s == 7 + 12 * softmax_s + 11
     assert name_of(most.architecture) == "SM+LN+G"
     assert price_of(priced, most).latency_s == 7 + 12 * (3 + 2 * 2 + 5) + 2 + 11
 
@@ -81,15 +127,16 @@ def test_impossible_prices_are_refused(pricer: Pricer, latency_s: float) -> None
         price_space(SPACES["tiny"], Broken(), 8)
 
 
-def test_prices_that_do_not_add_up_are_refused(pricer: Pricer) -> None:
+@ACCOUNTINGS
+def test_prices_that_do_not_add_up_are_refused(accounting: Accounting, pricer: Pricer) -> None:
     """`cheapest` and every count rest on additivity, so a lowering that broke it must not go unseen."""
 
-    def lower_with_surcharge(architecture, seq_len):  # type: ignore[no-untyped-def]
-        graph = lower(architecture, seq_len)
+    def lower_with_surcharge(architecture, seq_len, deployment):  # type: ignore[no-untyped-def]
+        graph = lower(architecture, seq_len, deployment)
         mixed = len(set(architecture.layers)) > 1
         return (*graph, *graph) if mixed else tuple(graph)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("search_spaces.budget.priced_space.lower", lower_with_surcharge)
+        patch.setattr("search_spaces.workload.lower", lower_with_surcharge)
         with pytest.raises(ValueError, match="prices under 'round' must add up over layers"):
-            price_space(SPACES["ladder"], pricer, 8)
+            price_space(SPACES["tiny"], pricer, 8, accounting)

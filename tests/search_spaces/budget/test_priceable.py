@@ -1,0 +1,101 @@
+import pytest
+
+from costmodel.cost import Price
+from costmodel.errors import UnpricedOpError
+from costmodel.estimate import Pricer
+from costmodel.ops import Op, RmsNorm, Softmax
+from costmodel.protocols import load_pricer
+from search_spaces.bases import Dimensions
+from search_spaces.budget.priceable import priceable
+from search_spaces.budget.priced_space import price_space
+from search_spaces.definition import SHIPPED, Choices, Definition
+from search_spaces.space import SearchSpace, build_space, load_space
+from search_spaces.workload import Workload
+
+SPACES = {name: load_space(name) for name in SHIPPED}
+WORK = Workload(prompt_len=8)
+NO_ROW = "protocol published has no formula for {}, which no printed row has; choose protocol semi2k, aby3 or cheetah."
+NO_FORM = "protocol published prices {} only, but got {!r}; choose protocol semi2k, aby3 or cheetah."
+
+
+def space_of(**choices: tuple[str, ...]) -> SearchSpace:
+    plain = {"norm1": ("none",), "attention": ("softmax",), "norm2": ("none",), "ffn": ("relu",)}
+    definition = Definition(
+        name="own",
+        base="tiny",
+        dimensions=Dimensions(layers=2),
+        choices=Choices(**{**plain, "stabiliser": ("none",), **choices}),  # type: ignore[arg-type]
+    )
+    return build_space(definition)
+
+
+def test_what_the_printed_rows_lack_leaves_the_space_of_forms() -> None:
+    found = priceable(SPACES["gpt2-forms"], load_pricer(), WORK)
+    assert found.left_out == {
+        "norm1 rmsnorm": NO_ROW.format("RmsNorm"),
+        "attention 2quad": NO_FORM.format("Softmax with `form` exact", "2quad"),
+        "attention relu": NO_FORM.format("Softmax with `form` exact", "relu"),
+        "norm2 rmsnorm": NO_ROW.format("RmsNorm"),
+        "ffn gelu-piecewise": NO_FORM.format("Gelu with `form` tanh or exact", "piecewise"),
+        "ffn square": NO_ROW.format("Square"),
+    }
+    choices = found.space.definition.choices
+    assert choices is not None
+    assert (choices.norm1, choices.attention) == (("layernorm", "none"), ("softmax", "none"))
+    assert (choices.norm2, choices.ffn) == (("layernorm", "none"), ("gelu", "relu", "none"))
+    price_space(found.space, load_pricer(), WORK)  # all of it
+
+
+def test_a_frozen_norm_has_a_price_as_deployed_and_none_as_written() -> None:
+    """Folding leaves nothing of it; as written, no printed row has one."""
+    space, published = SPACES["gpt2-small"], load_pricer()
+    assert priceable(space, published, WORK, "deployed") == (space, {})
+    written = priceable(space, published, WORK, "written")
+    assert written.left_out == {f"{norm} frozen-layernorm": NO_ROW.format("FrozenNorm") for norm in ("norm1", "norm2")}
+    price_space(written.space, published, WORK, "written")
+
+
+@pytest.mark.parametrize("name", ["gpt2-papers", "gpt2-small", "tiny"])
+def test_a_space_that_has_a_price_is_left_as_it_is(name: str, pricer: Pricer) -> None:
+    assert priceable(SPACES[name], pricer, WORK).space is SPACES[name]
+
+
+@pytest.mark.parametrize("accounting", ["deployed", "written"])
+def test_a_space_that_lists_its_members_is_left_as_it_is(accounting: str) -> None:
+    """Its members are what was asked for: pricing it says what is missing."""
+    definition = Definition(name="squares", base="tiny", members=("SM+SQ", "SM+R"))
+    for space in (SPACES["ladder"], build_space(definition)):
+        assert priceable(space, load_pricer(), WORK, accounting) == (space, {})  # type: ignore[arg-type]
+    with pytest.raises(UnpricedOpError, match="no formula for Square"):
+        price_space(build_space(definition), load_pricer(), WORK)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"ffn": ("square", "gelu-piecewise")}, "a choice of ffn that .* no formula for square, gelu-piecewise; "),
+        ({"attention": ("2quad", "relu")}, "a choice of attention that .* no formula for 2quad, relu; "),
+        ({"norm1": ("rmsnorm",)}, "a choice of norm1 that .* no formula for rmsnorm; "),
+    ],
+)
+def test_a_kind_without_any_price_is_refused_by_name(choices: dict[str, tuple[str, ...]], message: str) -> None:
+    with pytest.raises(ValueError, match=f"space 'own' must have {message}choose another protocol or space"):
+        priceable(space_of(**choices), load_pricer(), WORK)
+
+
+def test_a_choice_leaves_for_its_own_sake_alone(pricer: Pricer) -> None:
+    """Without a price for softmax, attention leaves; norms before it stay."""
+
+    class NoSoftmax(type(pricer)):  # type: ignore[misc]
+        def price(self, op: Op) -> Price:
+            if isinstance(op, (Softmax, RmsNorm)):
+                raise UnpricedOpError(f"no {type(op).__name__}.")
+            return super().price(op)
+
+    space = space_of(norm1=("layernorm",), attention=("softmax", "softmax-half", "none"), norm2=("rmsnorm", "none"))
+    found = priceable(space, NoSoftmax(), WORK)
+    assert found.left_out == {
+        "attention softmax": "no Softmax.",
+        "attention softmax-half": "no Softmax.",
+        "norm2 rmsnorm": "no RmsNorm.",
+    }

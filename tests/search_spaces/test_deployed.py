@@ -1,0 +1,184 @@
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel.estimate import Pricer, estimate
+from search_spaces.architecture import Architecture, Block, Layer, Norm, arch_id
+from search_spaces.bases import BASES, Dimensions, base_architecture
+from search_spaces.deployed import deployed, deployed_id, regions
+from search_spaces.lower import lower
+from search_spaces.notation import parse, parse_deployed, placement
+
+GPT2 = BASES["gpt2-small"]
+BLOCKS: tuple[Block, ...] = ("gpt2", "pythia", "sas")
+NORMS: tuple[Norm, ...] = ("layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "none")
+
+
+def sized(text: str, num_layers: int, block: Block = "gpt2") -> Architecture:
+    """A named model of the tiny base, at a number of layers."""
+    base = replace(base_architecture("tiny", Dimensions(layers=num_layers)), block=block)
+    return parse(text, base).architecture
+
+
+def deployed_placement(text: str, num_layers: int, block: Block = "gpt2") -> str:
+    return placement(deployed(sized(text, num_layers, block)))
+
+
+@st.composite
+def layers(draw: st.DrawFn, block: Block) -> Layer:
+    removable = ("none", "softmax-half") if block != "sas" else ()
+    attention = draw(st.sampled_from(("softmax", "softmax-temperature", "2quad", "relu", *removable)))
+    ffn = draw(st.sampled_from(("gelu", "gelu-exact", "gelu-piecewise", "relu", "square", "identity", "fused", "none")))
+    return Layer(
+        norm1="none" if attention == "none" else draw(st.sampled_from(NORMS)),
+        attention=attention,
+        norm2="none" if ffn == "none" else draw(st.sampled_from(NORMS)),
+        ffn=ffn,
+        stabiliser="none" if ffn == "none" else draw(st.sampled_from(("none", "scaled"))),
+    )
+
+
+@st.composite
+def architectures(draw: st.DrawFn) -> Architecture:
+    """Tiny, of one to four layers, with any final norm."""
+    block = draw(st.sampled_from(BLOCKS))
+    placed = tuple(draw(st.lists(layers(block), min_size=1, max_size=4)))
+    forms = {"gelu": draw(st.sampled_from(["tanh", "exact"])), "softmax": draw(st.sampled_from(["exact", "2quad"]))}
+    return replace(BASES["tiny"], block=block, layers=placed, final_norm=draw(st.sampled_from(NORMS)), **forms)
+
+
+@pytest.mark.parametrize("name", ["SM+ScFuFFN", "SM+ScFuFFN_i9", "SM+ScFFN", "SM_i12", "SM", "SM+fLN", "SM+fRMS_i3"])
+def test_without_a_live_norm_linear_ffns_leave_attention_alone(name: str) -> None:
+    """Nothing reads the stream but linears, from the embedding to the head: every `beta X + W X + c` is a change of
+    basis, which embedding, attention's linears and vocabulary projection take up, each FFN removed or not."""
+    found = deployed(parse(name, GPT2).architecture)
+    assert placement(found) == "12xoSooo"
+    assert (found.final_norm, found.folded, found.bias, found.tied_embeddings) == ("none", True, True, False)
+
+
+@pytest.mark.parametrize("name", ["SM+fLN+R", "SM+fRMS+R"])
+def test_a_frozen_norm_is_linear_and_goes_into_the_linears_that_read_it(name: str) -> None:
+    """Its mean is a linear map and its deviation a constant: `(X - mean X) gain / deviation + bias`."""
+    assert deployed(parse(name, GPT2).architecture) == deployed(parse("SM+R", GPT2).architecture)
+    assert deployed_id(parse(name, GPT2).architecture) == deployed_id(parse("SM+R", GPT2).architecture)
+    assert placement(deployed(parse(name, GPT2).architecture)) == "12xoSoRo"
+
+
+def test_behind_live_norms_two_linears_are_one_and_stay() -> None:
+    """Every FFN reads a LayerNorm, and the final one reads every stream: none is a change of the stream's basis."""
+    assert placement(deployed(parse("SM+LN", GPT2).architecture)) == "12xLSLFo"
+    assert deployed(parse("SM+LN", GPT2).architecture).final_norm == "layernorm"
+
+
+def test_what_stands_ahead_of_the_first_live_norm_vanishes_and_what_stands_behind_keeps_its_beta() -> None:
+    """The embedding takes up layer 0's change of basis. Layer 1's LayerNorm reads the stream ahead of layer 1's FFN,
+    and the final LayerNorm the stream behind both, so that neither basis is free there."""
+    assert deployed_placement("1xoSoFs-1xLSoFs-1xoSoFs", 3) == "1xoSooo-1xLSoFs-1xoSoFs"
+    assert regions_of("1xoSoFs-1xLSoFs-1xoSoFs", 3) == [(True, False), (False, False), (False, False)]
+
+
+def test_a_live_norm_ahead_of_an_ffn_in_its_own_layer_counts() -> None:
+    """norm2 is read by the FFN itself, which stays even as the last of the net."""
+    assert deployed_placement("1xoSLFs-o", 1) == "1xoSLFo-o"
+    assert deployed_placement("1xoSLFs", 1) == "1xoSLFs"
+
+
+def test_behind_the_last_live_norm_of_a_net_with_a_frozen_final_one_ffns_vanish() -> None:
+    """The vocabulary projection takes up the change of basis behind layer 0's norm1, and so layer 0's own FFN goes,
+    as layer 1's, and layer 2's beta."""
+    text = "1xLSoFs-1xoSoFs-1xoSoRs-l"
+    assert deployed_placement(text, 3) == "1xLSooo-1xoSooo-1xoSoRo-o"
+    assert regions_of(text, 3) == [(False, True), (False, True), (False, True)]
+
+
+def test_between_two_live_norms_nothing_is_free() -> None:
+    text = "1xLSoFs-1xoSoFs-1xMSoFs-o"
+    assert regions_of(text, 3) == [(False, False), (False, False), (False, True)]
+    assert deployed_placement(text, 3) == "1xLSoFs-1xoSoFs-1xMSooo-o"
+
+
+def test_simplified_blocks_absorb_no_ffn() -> None:
+    """Heads pass on slices of the stream, which only a multiple of the identity leaves alone: so beta goes ahead of
+    the first norm that reads the stream. That of layer 0 makes it."""
+    found = deployed(parse("HH(SM+ScFFN)", GPT2).architecture)
+    assert placement(found) == "1xLSoFo-11xoSoFo"
+    assert found == deployed(parse("HH(SM+ScFuFFN)", GPT2).architecture)
+    assert deployed_placement("1xLSoFs-1xoSoFs-1xLSoFs-1xoSoFs", 4, "sas") == "1xLSoFo-1xoSoFo-1xLSoFs-1xoSoFs"
+
+
+def test_attention_alone_and_an_ffn_alone_behind_it_are_one_layer_where_they_follow_one_another() -> None:
+    """`gpt2`: A = X + MHA(X), then Y = A + FFN(Norm(A)), in one layer or two. `pythia`: in one layer the FFN would read
+    X, in two it reads A."""
+    assert deployed_placement("1xoSooo-1xooLGs", 2) == "1xoSLGs"
+    assert deployed_placement("1xoSooo-1xooLGs", 2, "pythia") == "1xoSooo-1xooLGs"
+    assert deployed_placement("1xooLGs-1xoSooo", 2) == "1xooLGs-1xoSooo"
+    assert deployed_placement("1xLSooo-1xooooo-1xooLGs-1xooLGs", 4) == "1xLSLGs-1xooLGs"
+
+
+def test_layers_that_compute_nothing_leave_one() -> None:
+    assert deployed_placement("3xooooo", 3) == "1xooooo"
+    assert deployed_placement("3xooooo-l", 3) == "1xooooo"
+    assert deployed_placement("3xooooo-L", 3) == "1xooooo-L"
+    assert deployed_placement("1xooooo-1xoSoGo-1xoolFs", 3) == "1xoSoGo"  # its FFN goes: nothing live reads it
+
+
+def test_a_form_that_is_the_architectures_own_has_one_name() -> None:
+    forms = {"softmax": "2quad", "gelu": "exact"}
+    base = replace(BASES["tiny"], **forms)
+    own, base_form = (deployed(parse(text, base).architecture) for text in ("LQLEo", "LSLGo"))
+    assert own == base_form
+    assert placement(deployed(parse("LULPo", base).architecture)) == "2xLULPo"
+    assert placement(deployed(parse("LQLEo", BASES["tiny"]).architecture)) == "2xLQLEo"
+
+
+def test_half_of_one_head_is_that_head() -> None:
+    one = base_architecture("tiny", Dimensions(heads=1))
+    assert placement(deployed(parse("LHLGo", one).architecture)) == "2xLSLGo"
+    assert placement(deployed(parse("LHLGo", BASES["tiny"]).architecture)) == "2xLHLGo"
+
+
+def test_a_folded_architecture_is_its_own_deployed_form() -> None:
+    """Folding may leave what it cannot take up without loss, so what is folded is what is run."""
+    folded = replace(sized("oSoFs", 2), folded=True)
+    assert deployed(folded) is folded
+
+
+@given(architecture=architectures())
+def test_deploying_twice_changes_nothing(architecture: Architecture) -> None:
+    """Nor does folding again what is left, taken as trained anew."""
+    found = deployed(architecture)
+    assert deployed(found) == found
+    assert deployed(replace(found, folded=False)) == found
+
+
+@given(architecture=architectures())
+def test_a_deployed_architecture_prints_back(architecture: Architecture) -> None:
+    found = deployed(architecture)
+    assert parse_deployed(placement(found), architecture) == found
+
+
+@given(architecture=architectures(), seq_len=st.integers(1, 9))
+def test_deployed_costs_no_more_than_written(sizes: Pricer, architecture: Architecture, seq_len: int) -> None:
+    written, left = (estimate(lower(each, seq_len), sizes).total for each in (architecture, deployed(architecture)))
+    assert left.latency_s <= written.latency_s
+    assert left.sent_bytes <= written.sent_bytes
+
+
+@given(block=st.sampled_from(BLOCKS), data=st.data())
+def test_ids_are_equal_iff_deployed_forms_are(block: Block, data: st.DataObject) -> None:
+    alphabet = data.draw(st.lists(layers(block), min_size=2, max_size=6, unique=True))
+    found = [
+        deployed(replace(BASES["tiny"], block=block, layers=word, final_norm=norm))
+        for word in product(alphabet, repeat=2)
+        for norm in ("layernorm", "frozen-layernorm", "none")
+    ]
+    assert len({*found}) == len({arch_id(one) for one in found}) == len({(arch_id(one), one) for one in found})
+    assert len({*found}) < len(found)  # a frozen final norm is none
+    assert deployed_id(found[0]) == arch_id(found[0])
+
+
+def regions_of(text: str, num_layers: int) -> list[tuple[bool, bool]]:
+    return [(region.ahead, region.behind) for region in regions(sized(text, num_layers))]

@@ -1,0 +1,50 @@
+import pytest
+
+from costmodel.estimate import Pricer, estimate
+from costmodel.protocols import load_pricer
+from search_spaces.bases import BASES
+from search_spaces.budget.priced_space import Accounting
+from search_spaces.deployed import deployed
+from search_spaces.lower import Deployment, lower
+from search_spaces.notation import parse
+from search_spaces.pricing import price_architecture
+from search_spaces.workload import Workload
+
+GPT2, TINY = BASES["gpt2-small"], BASES["tiny"]
+
+
+@pytest.mark.parametrize("name", ["SM+LN+G", "SM+ScFuFFN", "HH(SM+ScFFN)", "EReg(SM(t)+R)", "LHoFs", "ooLGo"])
+def test_one_token_costs_what_its_op_graph_costs(name: str) -> None:
+    architecture, pricer, work = parse(name, TINY).architecture, load_pricer("semi2k"), Workload(prompt_len=8)
+    for accounting, run in (("written", architecture), ("deployed", deployed(architecture))):
+        found = price_architecture(architecture, pricer, work, accounting).price  # type: ignore[arg-type]
+        whole = estimate(lower(run, 8), pricer).total
+        assert (found.sent_bytes, found.rounds) == (whole.sent_bytes, whole.rounds)
+        assert found.latency_s == pytest.approx(whole.latency_s)
+
+
+def test_the_printed_price_is_that_of_the_architecture_as_written() -> None:
+    """arXiv 2410.13060, T=128: SM+ScFuFFN takes 4.76 min; deployed, it is attention alone, as SM_i12."""
+    pricer, work = load_pricer(), Workload(prompt_len=128)
+    fused, bare = (parse(name, GPT2).architecture for name in ("SM+ScFuFFN", "SM_i12"))
+    written = price_architecture(fused, pricer, work, "written")
+    assert written.price.latency_s == pytest.approx(4.76 * 60, rel=0.05)
+    assert price_architecture(fused, pricer, work, "deployed") == price_architecture(bare, pricer, work, "deployed")
+
+
+@pytest.mark.parametrize("accounting", ["deployed", "written"])
+def test_a_range_is_the_mean_over_the_new_tokens(accounting: Accounting) -> None:
+    pricer, architecture = load_pricer(), parse("SM+LN+R", TINY).architecture
+    run = deployed(architecture) if accounting == "deployed" else architecture
+    graphs = [lower(run, 8), lower(run, 9, Deployment(phase="decode"))]
+    ranges = [estimate(graph, pricer).latency_s_range for graph in graphs]
+    price, found = price_architecture(architecture, pricer, Workload(prompt_len=8, new_tokens=2), accounting)
+    assert found is not None
+    assert found == pytest.approx(tuple(sum(bounds[end] for bounds in ranges if bounds) / 2 for end in (0, 1)))
+    assert found[0] <= price.latency_s <= found[1]
+
+
+def test_what_is_folded_is_priced_as_it_is(pricer: Pricer) -> None:
+    folded = deployed(parse("SM+LN+G", TINY).architecture)
+    both = [price_architecture(folded, pricer, Workload(prompt_len=8), each) for each in ("deployed", "written")]  # type: ignore[arg-type]
+    assert both[0] == both[1]
