@@ -13,6 +13,7 @@ from costmodel.config.bugs import TRACEBACK_FILE
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
 from nas.report.progress import line
+from nas.report.summary import unearned_lines
 from nas.results import ledger
 from nas.results.front import crosses, summarise
 from nas.results.ledger import Record
@@ -43,6 +44,8 @@ def status(run: str) -> None:
         console.print(f"nothing is running; continue with python -m nas.search --resume {folder}")
     if summary.front:
         console.print(_front_table(summary.front, config.budget))
+    for told in unearned_lines(records, config.budget):
+        console.print(told)
     for record in ledger.finished(records):
         if record.reason:
             console.print(f"{record.status}: {record.notation} ({record.trial_id}): {record.reason}")
@@ -58,12 +61,13 @@ def _traceback(folder: Path, record: Record) -> Path | None:
 
 def _front_table(members: tuple[Record, ...], budget: Budget) -> Table:
     table = Table(title="Pareto front; * its price range crosses the budget")
-    for heading in ("arch_id", "architecture", "perplexity", "latency", "sent", "tokens"):
+    for heading in ("arch_id", "architecture", "runs as", "perplexity", "latency", "sent", "tokens"):
         table.add_column(heading, overflow="fold")
     for member in members:
         table.add_row(
             member.arch_id,
             member.notation,
+            member.deployed or "as written",
             f"{member.perplexity:.2f}",
             format_seconds(member.latency_s) + (" *" if crosses(member, budget) else ""),
             format_bytes(member.sent_bytes),

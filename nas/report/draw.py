@@ -210,7 +210,9 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
     axes.yaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
-    axes.set_xlabel("predicted latency per token (minutes)\nbar: over all coefficients consistent with the data")
+    axes.set_xlabel(
+        "predicted latency per token of what is deployed (minutes)\nbar: over all coefficients consistent with the data"
+    )
     axes.set_ylabel("validation perplexity (log scale)")
     axes.tick_params(axis="y", which="both", labelsize=8)
     axes.grid(alpha=0.2)

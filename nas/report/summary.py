@@ -8,7 +8,7 @@ from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
 from costmodel.protocols.published_rows import published_rows
 from nas.results import ledger
-from nas.results.front import crosses, front
+from nas.results.front import crosses, front, unearned
 from nas.results.ledger import Record
 from search_spaces.budget.feasible import format_budget
 
@@ -27,6 +27,7 @@ def closing_lines(
     lines += [f"  {_described(member)}{_doubt(member, budget)}" for member in members]
     if len(members) < FEW:
         lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
+    lines += unearned_lines(records, budget)
     lines += _baseline_lines(done, members)
     lines += _order_lines(done, num_layers, seq_len)
     example = done[0]
@@ -39,9 +40,24 @@ def closing_lines(
     return lines
 
 
+def unearned_lines(records: Sequence[Record], budget: Budget) -> list[str]:
+    """Members whose weights did not fold as the rule promised, so that they are beyond the budget."""
+    return [
+        f"not on the front: {record.arch_id} {record.notation} promised {format_seconds(record.promised_latency_s)} and "
+        + (
+            f"earned {format_seconds(record.latency_s)}, beyond the budget: {'; '.join(record.left_unfolded)}"
+            if record.fold_holds
+            else f"failed the check of its folded form (logits off by {record.fold_logits_error:.1e} of the largest)"
+        )
+        for record in unearned(records, budget)
+        if record.promised_latency_s is not None
+    ]
+
+
 def _described(record: Record) -> str:
+    runs_as = f" runs as {record.deployed}" if record.deployed not in (None, record.placement) else ""
     return (
-        f"{record.arch_id} {record.notation}: perplexity {record.perplexity:.2f}, "
+        f"{record.arch_id} {record.notation}{runs_as}: perplexity {record.perplexity:.2f}, "
         f"{format_seconds(record.latency_s)}, {format_bytes(record.sent_bytes)}"
     )
 

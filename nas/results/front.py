@@ -47,13 +47,29 @@ def crosses(record: Record, budget: Budget) -> bool:
 
 
 def ranked(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
-    """Completed candidates within budget, cheapest first: the only trials that may be on the front."""
+    """Completed candidates within budget, cheapest first: the only trials that may be on the front.
+
+    At the price that their weights have earned; one whose folded form failed its check has earned none.
+    """
     inside = [
         record
         for record in ledger.completed(records)
-        if record.role == "candidate" and budget.admits(latency_s=record.latency_s, sent_bytes=record.sent_bytes)
+        if record.role == "candidate" and record.fold_holds is not False and _admits(record, budget)
     ]
     return tuple(sorted(inside, key=point))
+
+
+def unearned(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
+    """Completed candidates that were within budget by rule, and are not by what their weights fold to."""
+    return tuple(
+        record
+        for record in ledger.completed(records)
+        if record.role == "candidate" and (record.fold_holds is False or not _admits(record, budget))
+    )
+
+
+def _admits(record: Record, budget: Budget) -> bool:
+    return budget.admits(latency_s=record.latency_s, sent_bytes=record.sent_bytes)
 
 
 def front(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:

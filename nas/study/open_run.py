@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,11 +19,13 @@ from nas.study.config import StudyConfig
 from nas.study.run_folder import Meta, read_ledger, read_meta
 from nas.study.searcher import SEARCHERS, TrialSchedule
 from nas.study.trials import Trials, TrialSetting
+from search_spaces.architecture import Layer
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import cheapest
+from search_spaces.deployed import deployed_id
 from search_spaces.notation import Member, parse
 from search_spaces.pricing import price_architecture
-from search_spaces.space import SearchSpace, contains, num_members
+from search_spaces.space import SearchSpace, contains, member_of, num_members
 from search_spaces.workload import Workload
 
 
@@ -36,13 +39,12 @@ def published_members(space: SearchSpace) -> tuple[Member, ...]:
 def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, folder: Path, *, threads: int) -> Trials:
     """The trials of a run, its ledger replayed.
 
-    Anchors are the published rows within budget and the cheapest member; baselines the published rows with
-    LayerNorm beyond the budget. Raises UserError if the ledger is damaged before its last line.
+    Baselines are the published rows with LayerNorm beyond the budget. Raises UserError if the ledger is damaged before
+    its last line.
     """
     published = published_members(feasible.space)
-    anchors = [member for member in (*published, cheapest(feasible.priced)) if feasible.fits(member)]
     schedule = TrialSchedule(
-        strategy=SEARCHERS[config.searcher](feasible, anchors),
+        strategy=SEARCHERS[config.searcher](feasible, anchors(feasible, published)),
         seed=config.seed,
         num_trials=config.num_trials,
         baselines=[member for member in published if not feasible.fits(member) and _has_norm(member)],
@@ -60,6 +62,28 @@ def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, fo
     if not records and (folder / "trials").exists():
         raise UserError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
     return Trials(schedule, feasible.priced.pricer, setting, records)
+
+
+def anchors(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member]:
+    """What a search begins with: published rows and the cheapest member, as far as they are within the budget.
+
+    Of rows that deploy to one architecture the last, of which folding has least to do; beside them, nets without norms
+    that keep a few ReLU FFNs in their first layers, which no published row is. As written, all rows and the cheapest.
+    """
+    space, members = feasible.space, [*published]
+    if feasible.priced.accounting == "deployed":
+        by_form = {(deployed_id(one.architecture), one.entropy_regularised): one for one in published}
+        members = [*by_form.values(), *_few_relus(space)]
+    members.append(cheapest(feasible.priced))
+    return list(dict.fromkeys(member for member in members if feasible.fits(member)))
+
+
+def _few_relus(space: SearchSpace) -> list[Member]:
+    depth = space.base.num_layers
+    removed, kept = Layer(ffn="none"), Layer(ffn="relu")
+    placements = [(kept,) * count + (removed,) * (depth - count) for count in (1, depth // 4, depth // 2)]
+    members = [member_of(space, layers, entropy_regularised=space.recipes[0]) for layers in placements]
+    return [member for member in members if contains(space, member)]
 
 
 def _has_norm(member: Member) -> bool:
