@@ -211,7 +211,7 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
     axes.yaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
     axes.set_xlabel(
-        "predicted latency per token of what is deployed (minutes)\nbar: over all coefficients consistent with the data"
+        "predicted latency per token, as deployed (minutes)\nbar: over all coefficients consistent with the data"
     )
     axes.set_ylabel("validation perplexity (log scale)")
     axes.tick_params(axis="y", which="both", labelsize=8)

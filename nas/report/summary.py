@@ -42,16 +42,14 @@ def closing_lines(
 
 def unearned_lines(records: Sequence[Record], budget: Budget) -> list[str]:
     """Members whose weights did not fold as the rule promised, so that they are beyond the budget."""
-    return [
-        f"not on the front: {record.arch_id} {record.notation} promised {format_seconds(record.promised_latency_s)} and "
-        + (
-            f"earned {format_seconds(record.latency_s)}, beyond the budget: {'; '.join(record.left_unfolded)}"
-            if record.fold_holds
-            else f"failed the check of its folded form (logits off by {record.fold_logits_error:.1e} of the largest)"
-        )
-        for record in unearned(records, budget)
-        if record.promised_latency_s is not None
-    ]
+    lines = []
+    for record in unearned(records, budget):
+        why = f"logits of its folded form are off by {record.fold_logits_error} of the largest"
+        if record.fold_holds is not False:
+            earned = f"{format_seconds(record.latency_s)} and {format_bytes(record.sent_bytes)}"
+            why = f"its weights earn {earned}: {'; '.join(record.left_unfolded) or 'nothing was left unfolded'}"
+        lines.append(f"not on the front: {record.arch_id} {record.notation}, {why}")
+    return lines
 
 
 def _described(record: Record) -> str:
