@@ -48,11 +48,15 @@ class _Stretch(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What a layer does to the stream, X' = matrix X + shift, and which part of the matrix the basis takes up."""
+    """What a layer does to the stream, X' = matrix X + shift, and how much of that the basis takes up.
+
+    taken: the matrix, or 1 where beta stays. scales: whether beta is taken. absorbed: whether the FFN is.
+    """
 
     matrix: Tensor
     shift: Tensor
     taken: Tensor
+    scales: bool
     absorbed: bool
 
 
@@ -71,8 +75,6 @@ def rebase(architecture: Architecture, weights: Weights, max_condition: float) -
         steps, bases, reasons = _chosen(architecture, weights, stretch, max_condition)
         left += reasons
         condition = max(condition, _condition(bases))
-        if all(torch.equal(step.taken, torch.eye(architecture.d_model, dtype=torch.float64)) for step in steps):
-            continue
         _move(architecture, weights, stretch.start, steps, bases)
         if stretch.start == 0 and architecture.block != "sas":
             for table in tables(architecture):
@@ -131,7 +133,7 @@ def _step(architecture: Architecture, weights: Weights, index: int, level: int) 
     if level == 2:
         matrix = matrix + weights[f"{ffn}.fused.weight"]
         shift = weights.get(f"{ffn}.fused.bias", shift)
-    return _Step(matrix, shift, matrix if level else identity, absorbed=level == 2)
+    return _Step(matrix, shift, matrix if level else identity, scales=level > 0, absorbed=level == 2)
 
 
 def _spread(matrix: Tensor) -> float:
@@ -146,7 +148,7 @@ def _bases(steps: list[_Step], stretch: _Stretch) -> list[Basis]:
     bases = [Basis(identity, identity)]
     for step in steps:
         bases.append(Basis(step.taken @ bases[-1].axes, bases[-1].inverse @ torch.linalg.inv(step.taken)))
-    if stretch.plain == "start":
+    if stretch.plain == "start" or all(torch.equal(step.taken, identity) for step in steps):
         return bases
     first = Basis(bases[-1].inverse, bases[-1].axes) if stretch.plain == "stop" else balanced(bases)
     return [Basis(basis.axes @ first.axes, first.inverse @ basis.inverse) for basis in bases]
@@ -215,7 +217,7 @@ def _move_attention(
     into = before.inverse
     if architecture.block == "pythia":
         beta = weights.get(f"layers.{index}.ffn.residual.beta", torch.ones((), dtype=torch.float64))
-        into = after.inverse * beta
+        into = after.inverse * beta if step.scales else before.inverse
     change_output(weights, f"{attention}.out", into)
 
 
@@ -233,7 +235,7 @@ def _move_shaped_attention(weights: Weights, index: int, before: Basis) -> None:
 def _without(weights: Weights, index: int, layer: Layer, step: _Step) -> Layer:
     """What is left of a layer; the weights of the rest are gone."""
     ffn = f"layers.{index}.ffn"
-    if not torch.equal(step.taken, step.matrix):
+    if not step.scales:
         return layer
     gone = [f"{ffn}.residual.alpha", f"{ffn}.residual.beta"]
     gone += [f"{ffn}.fused.weight", f"{ffn}.fused.bias"] if step.absorbed else []

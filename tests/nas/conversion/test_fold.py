@@ -105,19 +105,22 @@ def test_weights_fold_as_the_rule_says_and_the_function_stays(architecture: Arch
     assert all(torch.equal(weights[name], value) for name, value in before.items())
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", range(4))
 @settings(max_examples=40, deadline=None)
 @given(architecture=architectures())
+@example(architecture=member("3xoSoGs", PYTHIA))
+@example(architecture=member("1xoSoFs-1xoSoGs-1xoSoFs", PYTHIA))
 def test_what_cannot_be_turned_back_stays_and_says_why(attempt: int, architecture: Architecture) -> None:
-    """An FFN that cancels its beta, or a beta of 0, forgets the stream; without changes of basis all stay."""
+    """An FFN that cancels its beta, or a beta of 0, forgets the stream; a low bound leaves the most."""
     weights = weights_of(architecture)
     for name, value in weights.items():
         if attempt == 0 and name.startswith("layers.1.") and name.endswith("fused.weight"):
             value.zero_()
         if attempt < 2 and name.startswith("layers.1.") and name.endswith("beta"):
             value.zero_()
-    folded = fold_exactly(architecture, weights, max_condition=1.0 if attempt == 2 else 1e8)
-    assert folded.condition <= (1.0 if attempt == 2 else 1e8)
+    max_condition = {2: 1.0, 3: 2.0}.get(attempt, 1e8)
+    folded = fold_exactly(architecture, weights, max_condition=max_condition)
+    assert folded.condition <= max_condition
     assert (folded.left == ()) == (folded.architecture == deployed(architecture))
     assert all(": a basis of condition" in reason for reason in folded.left)
     assert_same(executed(folded.architecture, folded.weights), executed(architecture, weights), 1e-9)
@@ -133,6 +136,19 @@ def test_the_reason_names_the_layer_and_the_rest_is_folded() -> None:
     assert reason.startswith("layers.1.ffn: a basis of condition")
     assert name_of(folded.architecture) == "1xoSooo-1xoSoFo-1xoSooo"
     assert_same(executed(folded.architecture, folded.weights), executed(architecture, weights))
+
+
+def test_an_ffn_that_only_adds_its_bias_vanishes_too() -> None:
+    """No basis changes, and the last linear that is left takes up the biases."""
+    architecture = member("SM+ScFuFFN")
+    weights = weights_of(architecture)
+    for name, value in weights.items():
+        if name.endswith(("fused.weight", "beta")):
+            value.fill_(float(name.endswith("beta")))
+    folded = fold_exactly(architecture, weights)
+    assert (folded.condition, folded.architecture) == (1.0, deployed(architecture))
+    assert torch.equal(folded.weights["embed.weight"], weights["embed.weight"])
+    assert_same(executed(folded.architecture, folded.weights), executed(architecture, weights), 1e-9)
 
 
 MEMBERS = [
