@@ -112,9 +112,14 @@ def parse(text: str, base: Architecture) -> Member:
 
 
 def parse_deployed(text: str, base: Architecture) -> Architecture:
-    """The folded architecture of a placement, of as many layers as it spells out. Raises UserError as `parse`."""
+    """The folded architecture of a placement, of as many layers as it spells out.
+
+    Raises UserError for anything else, names of the papers included: they do not say how many layers there are.
+    """
     num_layers = sum(count for count, _ in _groups(_final_norm(text)[0]))
-    sized = replace(base, layers=base.layers[:1] * max(1, num_layers))
+    if not num_layers:
+        raise UserError(f"a deployed architecture must be a placement like 6xLSLGo-6xoSoFs, but got {text!r:.80}.")
+    sized = replace(base, layers=base.layers[:1] * num_layers)
     return replace(parse(text, sized).architecture, folded=True, bias=True, tied_embeddings=False)
 
 

@@ -247,6 +247,10 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "SM", "--vocab", "0"], "`vocab_size` must be at least 1"),
         (["estimate", "SM", "--seq-len", "0"], "`seq_len` must be between 1 and the context 1024, but got 0"),
         (["estimate", "SM", "--seq-len", "1025"], "`seq_len` must be between 1 and the context 1024, but got 1025"),
+        (
+            ["estimate", "SM", "--phase", "decode", "--projection", "last"],
+            "`projection` last goes with phase prefill, but got phase decode",
+        ),
         (["estimate", "SM", "--layers", "two"], "--layers must be one of int, null. Got value: two"),
         (["estimate", "SM", "--format", "xml"], "--format must be one of ['table', 'json']. Got value: xml"),
         (["estimate", "SM", "--depth", "3"], "unrecognized arguments: --depth 3"),

@@ -36,6 +36,15 @@ def test_a_missed_bar_is_said_and_stops() -> None:
     assert "FAIL" in console.export_text()
 
 
+def test_rows_are_checked_against_what_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the op graphs of members as written, the first row with something to fold would be refused."""
+    settings = decode(pricing.Settings, {**SMALL, **EASY}, "pricing")
+    assert pricing.vectorised(settings, load_space("tiny"), "semi2k").passed
+    monkeypatch.setattr(pricing, "deployed", lambda architecture: architecture)
+    with pytest.raises(ValueError, match="must send its op graph's .* bytes, but is priced"):
+        pricing.vectorised(settings, load_space("tiny"), "semi2k")
+
+
 def test_rows_that_disagree_with_their_op_graph_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     real = pricing.price_many
     monkeypatch.setattr(

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -7,25 +8,29 @@ from hypothesis import strategies as st
 
 from search_spaces.architecture import (
     Architecture,
+    Attention,
+    Ffn,
     Layer,
+    Norm,
     arch_id,
     default_final_norm,
     dump_architecture,
+    is_live,
     load_architecture,
     scaled,
 )
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.notation import parse
 
-NORMS = st.sampled_from(["layernorm", "none"])
-ATTENTIONS = st.sampled_from(["softmax", "softmax-temperature"])
+NORMS = st.sampled_from(get_args(Norm))
+ATTENTIONS = st.sampled_from(["softmax", "softmax-temperature", "2quad", "relu"])
 LAYERS = st.one_of(
     st.builds(
         Layer,
         norm1=NORMS,
         attention=ATTENTIONS,
         norm2=NORMS,
-        ffn=st.sampled_from(["gelu", "relu", "leaky-relu", "identity", "fused"]),
+        ffn=st.sampled_from([ffn for ffn in get_args(Ffn) if ffn != "none"]),
         stabiliser=st.sampled_from(["none", "scaled"]),
     ),
     st.builds(Layer, norm1=NORMS, attention=ATTENTIONS, ffn=st.just("none")),
@@ -98,9 +103,12 @@ def test_different_architectures_have_different_ids(first: Architecture, second:
 
 
 @given(layers=st.lists(LAYERS, min_size=1, max_size=4).map(tuple))
-def test_final_norm_is_there_iff_a_layer_has_one(layers: tuple[Layer, ...]) -> None:
-    has_norm = any(layer.norm1 == "layernorm" or layer.norm2 == "layernorm" for layer in layers)
-    assert default_final_norm(layers) == ("layernorm" if has_norm else "none")
+def test_the_final_norm_is_the_highest_of_the_layers(layers: tuple[Layer, ...]) -> None:
+    """LayerNorm above RMSNorm, either above those that are frozen, any above none."""
+    norms = {norm for layer in layers for norm in (layer.norm1, layer.norm2)}
+    ranked = ("layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "none")
+    assert default_final_norm(layers) == next(norm for norm in ranked if norm in norms)
+    assert any(map(is_live, layers)) == (default_final_norm(layers) in ("layernorm", "rmsnorm"))
 
 
 def test_scaled_keeps_placement_and_ffn_ratio() -> None:
@@ -144,6 +152,18 @@ def test_unknown_base_names_the_known_ones() -> None:
 def test_a_removed_ffn_takes_norm_and_stabiliser_with_it(choices: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="ffn 'none' has nothing to normalise or scale"):
         Layer(ffn="none", **choices)
+
+
+def test_removed_attention_takes_its_norm_with_it() -> None:
+    with pytest.raises(ValueError, match="attention 'none' has nothing to normalise, but got norm1='rmsnorm'"):
+        Layer(attention="none", norm1="rmsnorm")
+    assert Layer(attention="none", norm2="rmsnorm").norm2 == "rmsnorm"
+
+
+@pytest.mark.parametrize("attention", ["none", "softmax-half"])
+def test_simplified_blocks_keep_all_their_heads(attention: Attention) -> None:
+    with pytest.raises(ValueError, match="block 'sas' passes the stream on through all its heads"):
+        replace(BASES["tiny"], block="sas", layers=(Layer(), Layer(attention=attention)))
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel import ops
-from search_spaces.bases import BASES
-from search_spaces.lower import Deployment, lower
+from search_spaces.bases import BASES, Dimensions, base_architecture
+from search_spaces.lower import Deployment, Phase, lower
 from search_spaces.notation import parse
 
+PROMPT = Deployment()
 TINY = BASES["tiny"]  # 2 layers, 2 heads, d_model 16, d_ff 64, vocabulary 512, context 128
 
 
@@ -132,6 +133,86 @@ def test_forms_are_those_of_the_architecture() -> None:
     graph = lower(replace(parse("SM+LN+G", TINY).architecture, softmax="2quad", gelu="piecewise"), 8)
     found = {node.op.form for node in graph if isinstance(node.op, (ops.Softmax, ops.Gelu))}
     assert found == {"2quad", "piecewise"}
+
+
+def ops_of(letters: str, deployment: Deployment = PROMPT, base: str = "tiny") -> dict[str, ops.Op]:
+    """By name, the ops of layer 1 and of the head."""
+    graph = lower(parse(letters, BASES[base]).architecture, 8, deployment)
+    return {node.name.removeprefix("layers.1."): node.op for node in graph if node.layer in (1, "head")}
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_half_of_the_heads_halve_what_attention_is_wide(phase: Phase) -> None:
+    """One head of two, of 8 features: queries, keys and values of 8 each, and back to 16."""
+    found, rows = ops_of("LHLGo", Deployment(phase=phase)), 8 if phase == "prefill" else 1
+    heads = {"heads": 1, "queries": rows, "keys": 8}
+    assert found["attention.qkv"] == ops.Linear(rows=rows, in_features=16, out_features=3 * 8, bias=True)
+    assert found["attention.scores"] == ops.AttentionScores(**heads, head_dim=8)
+    assert found["attention.softmax"] == ops.Softmax(**heads)
+    assert found["attention.mix"] == ops.AttentionMix(**heads, head_dim=8)
+    assert found["attention.out"] == ops.Linear(rows=rows, in_features=8, out_features=16, bias=True)
+    if phase == "decode":
+        assert found["attention.keys_values"] == ops.KeyValueCache(past_len=7, rows=1, features=2 * 8)
+
+
+def test_half_of_the_heads_rotate_half() -> None:
+    assert ops_of("LHLGo", base="pythia-70m")["attention.rotary"] == ops.Rotary(rows=8, heads=4, rotary_dim=16)
+
+
+def test_half_of_one_head_is_one() -> None:
+    one = base_architecture("tiny", Dimensions(heads=1))
+    assert lower(parse("LHLGo", one).architecture, 8) == lower(parse("LSLGo", one).architecture, 8)
+
+
+@pytest.mark.parametrize("base", ["tiny", "pythia-70m"])
+def test_without_attention_the_ffn_alone_writes_to_the_stream(base: str) -> None:
+    assert names("ooLGo", 1, base) == [
+        f"layers.1.{name}" for name in ("norm2", "ffn.up", "ffn.activation", "ffn.down", "ffn.residual")
+    ]
+    assert names("ooooo", 1, base) == []
+    graph = lower(parse("ooooo", BASES[base]).architecture, 8)
+    assert [node.layer for node in graph] == ["embed"] * (2 if base == "tiny" else 1) + ["head"]
+
+
+def test_a_layer_has_the_forms_of_its_own_choices() -> None:
+    heads = {"heads": 2, "queries": 8, "keys": 8}
+    for letter, form in (("Q", "2quad"), ("U", "relu"), ("S", "exact")):
+        assert ops_of(f"o{letter}ooo")["attention.softmax"] == ops.Softmax(**heads, form=form)
+    for letter, form in (("E", "exact"), ("P", "piecewise"), ("G", "tanh")):
+        assert ops_of(f"oSo{letter}o")["ffn.activation"] == ops.Gelu(rows=8, features=64, form=form)
+    assert ops_of("oSoXo")["ffn.activation"] == ops.Square(rows=8, features=64)
+
+
+@pytest.mark.parametrize(
+    ("letter", "norm"),
+    [
+        ("L", ops.LayerNorm(rows=8, features=16)),
+        ("M", ops.RmsNorm(rows=8, features=16)),
+        ("l", ops.FrozenNorm(rows=8, features=16, centred=True)),
+        ("m", ops.FrozenNorm(rows=8, features=16, centred=False)),
+    ],
+)
+def test_norms_before_attention_ffn_and_head(letter: str, norm: ops.Op) -> None:
+    found = ops_of(f"{letter}S{letter}Ro")
+    assert [found[name] for name in ("norm1", "norm2", "final_norm")] == [norm] * 3
+    found = ops_of(f"oSoRo-{letter}")
+    assert (found["final_norm"], "norm1" in found) == (norm, False)
+    assert "final_norm" not in ops_of(f"{letter}S{letter}Ro-o")
+
+
+def test_folding_takes_gains_from_the_norms_of_blocks_and_scales_from_scores() -> None:
+    """The final norm keeps its own: the vocabulary projection has no bias."""
+    folded = replace(parse("LSMRo", TINY).architecture, folded=True)
+    found = {node.name.removeprefix("layers.1."): node.op for node in lower(folded, 8)}
+    assert found["norm1"] == ops.LayerNorm(rows=8, features=16, affine=False)
+    assert found["norm2"] == ops.RmsNorm(rows=8, features=16, affine=False)
+    assert found["final_norm"] == ops.LayerNorm(rows=8, features=16)
+    assert found["attention.scores"] == ops.AttentionScores(heads=2, queries=8, keys=8, head_dim=8, scaled=False)
+
+
+def test_one_decoded_token_is_the_last_one_anyway() -> None:
+    with pytest.raises(ValueError, match="`projection` last goes with phase prefill, but got phase decode, which runs"):
+        Deployment(projection="last", phase="decode")
 
 
 def test_the_last_token_alone_goes_through_final_norm_and_projection() -> None:

@@ -1,20 +1,38 @@
+from dataclasses import replace
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces.architecture import Architecture, Layer
+from search_spaces.architecture import Architecture, Attention, Block, Ffn, Layer, Norm, Stabiliser
 from search_spaces.bases import BASES, Dimensions, base_architecture
-from search_spaces.notation import FFN_NAMES, name_of, parse, placement
+from search_spaces.notation import (
+    ATTENTION_LETTERS,
+    FFN_LETTERS,
+    FFN_NAMES,
+    NORM_LETTERS,
+    NORM_NAMES,
+    STABILISER_LETTERS,
+    name_of,
+    parse,
+    parse_deployed,
+    placement,
+)
 from search_spaces.space import load_space, members, sample
 
 GPT2 = BASES["gpt2-small"]
 LARGE = load_space("gpt2-small")
-NORMS = st.sampled_from("Lo")
-LETTERS = st.one_of(
-    st.builds("".join, st.tuples(NORMS, st.sampled_from("ST"), NORMS, st.sampled_from("GRKIF"), st.sampled_from("so"))),
-    st.builds(lambda norm, attention: f"{norm}{attention}ooo", NORMS, st.sampled_from("ST")),
+NORMS = st.sampled_from("LMlmo")
+ATTENTIONS = st.one_of(st.builds("".join, st.tuples(NORMS, st.sampled_from("STHQU"))), st.just("oo"))
+FFNS = st.one_of(
+    st.builds("".join, st.tuples(NORMS, st.sampled_from("GEPRKXIF"), st.sampled_from("so"))), st.just("ooo")
 )
+LETTERS = st.builds("".join, st.tuples(ATTENTIONS, FFNS))
+SIMPLIFIED = LETTERS.filter(
+    lambda letters: letters[1] not in "oH"
+)  # block `sas` passes the stream on through its heads
 
 
 def layers_of(name: str, base: Architecture = GPT2) -> tuple[Layer, ...]:
@@ -26,6 +44,12 @@ def test_paper_names_mean_what_the_papers_say() -> None:
     assert layers_of("SM+LN+G") == (Layer(ffn="gelu", **norms),) * 12
     assert layers_of("SM+LN") == (Layer(ffn="identity", **norms),) * 12
     assert layers_of("SM+R") == (Layer(ffn="relu"),) * 12
+    assert layers_of("SM+RMS+SQ") == (Layer(norm1="rmsnorm", norm2="rmsnorm", ffn="square"),) * 12
+    frozen = (Layer(norm1="frozen-layernorm", norm2="frozen-layernorm", ffn="relu"),)
+    assert layers_of("SM+fLN+R_i11") == frozen + (Layer(norm1="frozen-layernorm", ffn="none"),) * 11
+    assert layers_of("SM(t)+fRMS") == (
+        (Layer(norm1="frozen-rmsnorm", attention="softmax-temperature", norm2="frozen-rmsnorm", ffn="identity"),) * 12
+    )
     assert layers_of("SM(t)+ScFFN") == (
         (Layer(attention="softmax-temperature", ffn="identity", stabiliser="scaled"),) * 12
     )
@@ -45,7 +69,7 @@ def test_entropy_regularisation_is_a_recipe() -> None:
 
 
 @pytest.mark.parametrize("attention", ["SM", "SM(t)"])
-@pytest.mark.parametrize("norm", ["", "+LN"])
+@pytest.mark.parametrize("norm", NORM_NAMES)
 @pytest.mark.parametrize("ffn", FFN_NAMES)
 @pytest.mark.parametrize("wrapper", ["{}", "HH({})", "EReg({})", "EReg(HH({}))"])
 def test_every_paper_name_prints_back(attention: str, norm: str, ffn: str, wrapper: str) -> None:
@@ -74,14 +98,77 @@ def test_equal_models_have_one_name(text: str, printed: str) -> None:
     assert parse(printed, GPT2) == named
 
 
-@given(groups=st.lists(st.tuples(st.integers(1, 3), LETTERS), min_size=1, max_size=6), sas=st.booleans())
-def test_any_placement_prints_back(groups: list[tuple[int, str]], sas: bool) -> None:
-    text = "-".join(f"{count}x{letters}" for count, letters in groups)
+@given(data=st.data(), final_norm=st.sampled_from(["", "-L", "-M", "-l", "-m", "-o"]), sas=st.booleans())
+def test_any_placement_prints_back(data: st.DataObject, final_norm: str, sas: bool) -> None:
+    letters = st.tuples(st.integers(1, 3), SIMPLIFIED if sas else LETTERS)
+    groups = data.draw(st.lists(letters, min_size=1, max_size=6))
+    text = "-".join(f"{count}x{letters}" for count, letters in groups) + final_norm
     sized = base_architecture("tiny", Dimensions(layers=2 * sum(count for count, _ in groups)))
     named = parse(f"HH({text})" if sas else text, sized)
     assert parse(name_of(named.architecture), sized) == named
-    assert parse(placement(named.architecture), sized).architecture.layers == named.architecture.layers
+    assert parse(placement(named.architecture), replace(sized, block=named.architecture.block)) == named
     assert not set(name_of(named.architecture)) & set(":/ ")
+
+
+def test_every_letter_is_a_choice_of_its_own() -> None:
+    tables = (NORM_LETTERS, ATTENTION_LETTERS, FFN_LETTERS, STABILISER_LETTERS)
+    kinds = (Norm, Attention, Ffn, Stabiliser)
+    for letters, kind in zip(tables, kinds, strict=True):
+        assert set(letters) == set(get_args(kind))
+        assert len(set(letters.values())) == len(letters)
+    assert layers_of("mHlXs") == (
+        (
+            Layer(
+                norm1="frozen-rmsnorm",
+                attention="softmax-half",
+                norm2="frozen-layernorm",
+                ffn="square",
+                stabiliser="scaled",
+            ),
+        )
+        * 12
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "final_norm", "printed"),
+    [
+        ("12xLSLGo", "layernorm", "SM+LN+G"),  # the layers imply it
+        ("12xLSLGo-L", "layernorm", "SM+LN+G"),
+        ("12xLSLGo-o", "none", "12xLSLGo-o"),
+        ("12xoSoRo-l", "frozen-layernorm", "12xoSoRo-l"),
+        ("6xmSoRo-6xlSoRo", "frozen-layernorm", "6xmSoRo-6xlSoRo"),  # of highest rank
+        ("6xlSoRo-6xMSoRo", "rmsnorm", "6xlSoRo-6xMSoRo"),
+        ("HH(12xLSoRo)", "none", "HH(12xLSoRo)"),
+        ("HH(12xLSoRo-M)", "rmsnorm", "HH(12xLSoRo-M)"),
+        ("SM+LN+G-o", "none", "12xLSLGo-o"),
+        ("SM+RMS+R-m", "frozen-rmsnorm", "12xMSMRo-m"),
+    ],
+)
+def test_the_final_norm_is_stated_where_the_layers_do_not_imply_it(text: str, final_norm: str, printed: str) -> None:
+    found = parse(text, GPT2).architecture
+    assert (found.final_norm, name_of(found)) == (final_norm, printed)
+
+
+@pytest.mark.parametrize("block", ["gpt2", "pythia", "sas"])
+@given(data=st.data())
+def test_a_deployed_placement_says_how_many_layers_it_has(block: Block, data: st.DataObject) -> None:
+    """It names a folded architecture on any base of its dimensions, whatever the base's own depth."""
+    letters = data.draw(st.lists(SIMPLIFIED if block == "sas" else LETTERS, min_size=1, max_size=5))
+    base = replace(BASES["tiny"], block=block)
+    found = parse_deployed("-".join(letters), base)
+    assert (found.num_layers, found.folded, found.bias, found.tied_embeddings) == (len(letters), True, True, False)
+    assert parse_deployed(placement(found), base_of(found, 7)) == found
+
+
+def base_of(architecture: Architecture, num_layers: int) -> Architecture:
+    return replace(architecture, layers=BASES["tiny"].layers[:1] * num_layers, folded=False)
+
+
+@pytest.mark.parametrize("text", ["SM+LN+G", "", "-L", "0xLSLGo", "HH(LSoGo-oSoGo)"])
+def test_what_is_not_a_placement_has_no_number_of_layers(text: str) -> None:
+    with pytest.raises(ValueError, match="a deployed architecture must be a placement like 6xLSLGo-6xoSoFs, but got"):
+        parse_deployed(text, BASES["tiny"])
 
 
 @pytest.mark.parametrize("forms", [Dimensions(softmax="2quad"), Dimensions(softmax="relu", gelu="piecewise")])
@@ -117,6 +204,13 @@ def test_members_of_the_large_space_print_back(seed: int) -> None:
         ("0xLSLGo-12xoSoGo", "placement '0xLSLGo-12xoSoGo' has groups of 0, 12 layers, which do not tile "),
         ("LSoGX", "letter 5 of 'LSoGX' in 'LSoGX' must be one of so, but got 'X'."),
         ("LSLoo", "a layer with ffn 'none' has nothing to normalise or scale, but got norm2='layernorm'"),
+        ("LooGo", "a layer with attention 'none' has nothing to normalise, but got norm1='layernorm'; "),
+        ("LSLGo-X", "architecture must be a name like SM+LN+G, "),
+        ("-L", "architecture must be a name like SM+LN+G, "),
+        ("LSLGo-L-L", "architecture must be a name like SM+LN+G, "),
+        ("SM+fln+R", "architecture must be a name like SM+LN+G, "),
+        ("HH(oSoGo-oooGo)", "block 'sas' passes the stream on through all its heads, so no layer of it can have "),
+        ("HH(oHoGo)", "block 'sas' passes the stream on through all its heads, so no layer of it can have "),
         ("", "architecture must be a name like SM+LN+G, "),
         ("sm+ln+g", "architecture must be a name like SM+LN+G, "),
         ("SM+LN+G ", "architecture must be a name like SM+LN+G, "),
