@@ -18,7 +18,7 @@ are those that were trained but for rounding.
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -167,7 +167,16 @@ def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: b
         "budget_latency": config.budget_latency,
         "versions": dict(record.versions),
     }
-    return _prepared(candidate, found, run_pricer(folder, config), result, provenance, fold=fold)
+    made = _prepared(candidate, found, run_pricer(folder, config), result, provenance, fold=fold)
+    return replace(made, facts=made.facts | _earned_facts(record))
+
+
+def _earned_facts(record: Record) -> dict[str, Any]:
+    """What the search counted for this candidate: the price of what its weights fold to."""
+    if record.deployed is None:
+        return {}
+    names = ("deployed", "deployed_id", "latency_s", "sent_bytes", "promised_latency_s", "promised_sent_bytes")
+    return {"earned": {name: getattr(record, name) for name in names}}
 
 
 def training_export(folder: Path, *, fold: bool = False) -> Export:
