@@ -10,7 +10,7 @@ from torch.nn import functional
 from costmodel.execution.op_functions import LAYERNORM_EPSILON, RMSNORM_EPSILON
 from search_spaces.architecture import Norm
 
-MEMORY = 0.9  # of the running mean: a forward pass in training moves it by a tenth of the way to what it sees
+MEMORY = 0.9  # of the running mean: a training step moves it by a tenth of the way to the mean of its batch
 
 
 class FrozenNorm(nn.Module):
@@ -36,6 +36,7 @@ class FrozenNorm(nn.Module):
         self.register_buffer("sigma", torch.zeros(()))
         self.register_buffer("frozen", torch.zeros(()))
         self.is_frozen = False
+        self._seen: list[Tensor] = []  # mean deviation of each forward pass since the last step
 
     @property
     def deviation(self) -> Tensor:
@@ -43,9 +44,18 @@ class FrozenNorm(nn.Module):
         return torch.where(self.sigma > 0, self.sigma, 1.0)
 
     @torch.no_grad()
+    def follow(self) -> None:
+        """Takes what the forward passes of a training step have seen into the running mean."""
+        if self._seen:
+            seen = torch.stack(self._seen).mean()
+            self.sigma.copy_(torch.where(self.sigma > 0, self.sigma.lerp(seen, 1 - MEMORY), seen))
+            self._seen.clear()
+
+    @torch.no_grad()
     def set_frozen(self, frozen: bool = True) -> None:
         """Makes sigma the constant that it is now, or has the norm normalise each row again."""
         self.is_frozen = frozen
+        self._seen.clear()
         self.frozen.fill_(float(frozen))
 
     def forward(self, source: Tensor) -> Tensor:
@@ -65,8 +75,7 @@ class FrozenNorm(nn.Module):
     def _observe(self, source: Tensor) -> None:
         rows = (source[:, 1:] if source.shape[1] > 1 else source).float()
         squares = rows.square().mean(dim=-1) if self.bias is None else rows.var(dim=-1, correction=0)
-        seen = squares.sqrt().mean()
-        self.sigma.copy_(torch.where(self.sigma > 0, self.sigma.lerp(seen, 1 - MEMORY), seen))
+        self._seen.append(squares.sqrt().mean())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -92,3 +101,11 @@ def norm_of(kind: Norm, features: int, *, affine: bool = True) -> nn.Module:
 def frozen_norms(model: nn.Module) -> dict[str, FrozenNorm]:
     """The norms of a model that are frozen or to be frozen, by name, in order of execution."""
     return {name: module for name, module in model.named_modules() if isinstance(module, FrozenNorm)}
+
+
+def followed_deviations(model: nn.Module) -> list[Tensor]:
+    """The running means of the norms that are not frozen yet, once they have taken in what this step has seen."""
+    live = [norm for norm in frozen_norms(model).values() if not norm.is_frozen]
+    for norm in live:
+        norm.follow()
+    return [norm.sigma for norm in live]

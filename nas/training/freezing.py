@@ -22,18 +22,11 @@ def freezing_steps(names: list[str], settings: Freezing, num_steps: int) -> dict
 
 
 def _turn(name: str) -> tuple[int, int]:
-    import os
+    """The norms before attention come first, from the first layer to the last; then those before FFNs; then the last.
 
-    order = os.environ.get("FREEZE_ORDER", "a")
+    Of the orders tried, this one trained a proxy best; layer by layer, from either end, is as good within a percent.
+    """
     if name == "final_norm":
-        return (10**6, 0)
-    _, index, norm = name.split(".")
-    i, second = int(index), norm == "norm2"
-    return {
-        "a": (i, int(second)),  # input to output
-        "b": (-i, int(not second)),  # output to input
-        "c": (int(not second), i),  # all norm2, then norm1
-        "d": (int(second), i),  # all norm1, then norm2
-        "e": (int(not second), -i),
-        "f": (int(second), -i),
-    }[order]
+        return 2, 0
+    _, layer, norm = name.split(".")
+    return int(norm == "norm2"), int(layer)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from costmodel.config.schema import decode
 from costmodel.errors import StoppedError, UserError
 from nas.corpus.corpus import Corpus, require_chunks
-from nas.model.norms import frozen_norms
+from nas.model.norms import followed_deviations
 from nas.model.weights import load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint, divergence
@@ -175,7 +175,7 @@ class TrainingRun:
         losses = self.objective.backward(inputs, targets, num_parts=num_parts, penalty_weight=weight)
         parameters = list(self.objective.parameters())
         gradients = [one.grad for one in parameters if one.grad is not None]
-        self.team.average([*losses, *gradients, *(norm.sigma for norm in frozen_norms(self.objective.model).values())])
+        self.team.average([*losses, *gradients, *followed_deviations(self.objective.model)])
         norm = nn.utils.get_total_norm(gradients)
         values = torch.stack((losses.cross_entropy, factor * losses.penalty, norm.double()))
         metrics = self.judge(inputs, *values.tolist())

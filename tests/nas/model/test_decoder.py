@@ -13,6 +13,7 @@ from costmodel import ops
 from costmodel.execution.interpreter import weight_shapes
 from nas.attention.causal import attention_reference
 from nas.model.decoder import Decoder, build
+from nas.model.norms import frozen_norms
 from nas.model.weights import deployed_weights, num_parameters
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.bases import BASES, Dimensions, base_architecture
@@ -36,6 +37,9 @@ NAMES = (
     "SM(t)+ScFuFFN_i2",
     "1xLSoGo-1xoTLRs",
     "1xLTLIs-1xoSooo",
+    "1xLHLXo-1xMSMEo",
+    "1xlSmRs-1xooLRo-m",
+    "2xooooo",
 )
 SIMPLIFIED = ("HH(SM+G)", "HH(SM+ScFFN)", "HH(SM(t)+ScFuFFN_i1)", "HH(1xLSoFs-1xoSLRo)")
 VARIANTS = [*product((TINY, TINY_PYTHIA), NAMES), *product((TINY,), SIMPLIFIED)]
@@ -76,7 +80,7 @@ def test_gpt2_small_has_gpt2s_parameters() -> None:
 def execute(architecture: Architecture, weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
     """Logits of one sequence, node by node over the op graph: written from the ops' definitions, not from the model."""
     values: dict[str, Tensor] = {"tokens": tokens}
-    length, heads, head_dim = len(tokens), architecture.num_heads, architecture.head_dim
+    length, head_dim = len(tokens), architecture.head_dim
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
     for node in lower(architecture, length):
         first, *others = (values[name] for name in node.inputs)
@@ -89,19 +93,24 @@ def execute(architecture: Architecture, weights: dict[str, Tensor], tokens: Tens
         elif isinstance(op, ops.LayerNorm):
             variance, mean = torch.var_mean(first, dim=-1, correction=0, keepdim=True)
             out = (first - mean) / torch.sqrt(variance + 1e-5) * own["weight"] + own["bias"]
+        elif isinstance(op, ops.RmsNorm):
+            out = first / torch.sqrt(first.square().mean(dim=-1, keepdim=True) + 1e-6) * own["weight"]
+        elif isinstance(op, ops.FrozenNorm):
+            out = (first - first.mean(dim=-1, keepdim=True) if op.centred else first) * own["weight"]
+            out = out + own["bias"] if op.centred else out
         elif isinstance(op, ops.Linear):
             out = first @ own["weight"].T + own["bias"]
         elif isinstance(op, ops.Rotary):
             out = rotated(first, op, head_dim)
         elif isinstance(op, ops.AttentionScores):
-            queries, keys = first.view(length, -1, heads, head_dim)[:, :2].permute(1, 2, 0, 3)
+            queries, keys = first.view(length, -1, op.heads, head_dim)[:, :2].permute(1, 2, 0, 3)
             out = queries @ keys.transpose(1, 2) / math.sqrt(head_dim)
         elif isinstance(op, ops.Temperature):
             out = first / own["weight"][:, :length, None]
         elif isinstance(op, ops.Softmax):
             out = torch.softmax(first.masked_fill(later, -math.inf), dim=-1)
         elif isinstance(op, ops.AttentionMix):
-            parts = others[0].view(length, -1, heads, head_dim)  # values come last
+            parts = others[0].view(length, -1, op.heads, head_dim)  # values come last
             out = (first @ parts[:, -1].transpose(0, 1)).transpose(0, 1).flatten(1)
         elif isinstance(op, ops.ShapedAttention):
             a, b, c = (weights[f"{node.name}.{suffix}"].view(-1, 1, 1) for suffix in ("identity", "softmax", "uniform"))
@@ -113,6 +122,8 @@ def execute(architecture: Architecture, weights: dict[str, Tensor], tokens: Tens
             out = first.clamp(min=0)
         elif isinstance(op, ops.LeakyRelu):
             out = torch.where(first > 0, first, own["slope"] * first)
+        elif isinstance(op, ops.Square):
+            out = first * first
         elif isinstance(op, ops.Add):
             out = first + others[0]
         elif isinstance(op, ops.ScaledAdd):
@@ -144,6 +155,9 @@ def test_logits_are_those_of_the_op_graph(base: Architecture, name: str) -> None
     with torch.no_grad():
         for parameter in model.parameters():  # no scalar at its initial value, so that each one matters
             parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+        for norm in frozen_norms(model).values():
+            norm.sigma.fill_(0.7)
+            norm.set_frozen()
     weights = deployed_weights(model)
     tokens = some_tokens(model.architecture, length=11)
     for sequence, logits in zip(tokens, model(tokens).logits, strict=True):

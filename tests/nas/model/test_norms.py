@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from nas.model.decoder import Decoder, build
-from nas.model.norms import MEMORY, FrozenNorm, frozen_norms, norm_of
+from nas.model.norms import MEMORY, FrozenNorm, followed_deviations, frozen_norms, norm_of
 from nas.model.weights import deployed_weights, load_deployed, load_stored, stored_weights
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.notation import parse
@@ -36,17 +36,20 @@ def test_until_it_is_frozen_it_is_the_norm_it_stands_for(kind: str) -> None:
 def test_once_frozen_it_divides_every_position_by_the_running_mean() -> None:
     norm = drawn(FrozenNorm(8, centred=True))
     norm(STREAM)
+    norm.follow()
     norm.set_frozen()
     sigma = STREAM[:, 1:].var(dim=-1, correction=0).sqrt().mean()  # position 0 does not count
     expected = norm.weight * (STREAM - STREAM.mean(dim=-1, keepdim=True)) / sigma + norm.bias
     torch.testing.assert_close(norm(STREAM), expected)
     norm(7 * STREAM)
+    norm.follow()
     torch.testing.assert_close(norm.deviation, sigma)  # constant from now on
 
 
 def test_without_a_centre_it_is_the_root_mean_square_that_is_frozen() -> None:
     norm = drawn(FrozenNorm(8, centred=False))
     norm(STREAM)
+    norm.follow()
     norm.set_frozen()
     sigma = STREAM[:, 1:].square().mean(dim=-1).sqrt().mean()
     torch.testing.assert_close(norm(STREAM), norm.weight * STREAM / sigma)
@@ -55,23 +58,29 @@ def test_without_a_centre_it_is_the_root_mean_square_that_is_frozen() -> None:
 def test_the_running_mean_forgets_and_a_validation_moves_nothing() -> None:
     norm = FrozenNorm(8, centred=True)
     norm(STREAM)
+    norm.follow()
     first = norm.deviation
     with torch.no_grad():
         norm(5 * STREAM)
+    norm.follow()
     assert torch.equal(norm.deviation, first)
-    norm(5 * STREAM)
+    for part in (4 * STREAM, 6 * STREAM):  # two passes of one step
+        norm(part)
+    norm.follow()
     torch.testing.assert_close(norm.deviation, MEMORY * first + (1 - MEMORY) * 5 * first)
 
 
 def test_a_single_position_is_seen_too() -> None:
     norm = FrozenNorm(8, centred=True)
     norm(STREAM[:, :1])
+    norm.follow()
     assert norm.deviation != 1
 
 
 def frozen_decoder() -> Decoder:
     model = decoder()
     model(TOKENS)
+    followed_deviations(model)
     for norm in frozen_norms(model).values():
         norm.set_frozen()
     return model

@@ -43,7 +43,9 @@ def train_a_little(model: nn.Module, steps: int = 3) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize(("kind", "linears", "name"), list(product(KINDS, LINEARS, ("SM", "SM+LN+G", "SM+ScFuFFN"))))
+@pytest.mark.parametrize(
+    ("kind", "linears", "name"), list(product(KINDS, LINEARS, ("SM", "SM+LN+G", "SM+ScFuFFN", "1xLHoRo-1xooMRo")))
+)
 def test_the_deployed_op_graph_is_the_trained_model(kind: str, linears: str, name: str) -> None:
     model = made(kind, linears, name)
     train_a_little(model)

@@ -30,7 +30,7 @@ PENALTIES = {"none": None, "mean": MEAN, "published-code": replace(MEAN, form="p
 
 
 def candidate(penalty: str) -> Candidate:
-    architecture = parse("SM(t)+LN+G", BASES["tiny"]).architecture
+    architecture = parse("1xLTLGo-1xlTlGo", BASES["tiny"]).architecture
     return Candidate(architecture=architecture, recipe=Recipe(scale=SCALE, entropy=PENALTIES[penalty]))
 
 
@@ -69,7 +69,11 @@ def test_two_processes_train_as_one(corpus: Corpus, together: Path, tmp_path: Pa
     assert ends[0].step == ends[1].step == 20
     assert ends[1].progress["outcome"]["val_loss"] == pytest.approx(alone.val_loss, rel=1e-5)
     for name, weight in ends[0].weights.items():
-        torch.testing.assert_close(ends[1].weights[name], weight, rtol=1e-5, atol=1e-5)
+        parts = [
+            each.chunk(3)[::2] if name.endswith("qkv.bias") else (each,) for each in (ends[1].weights[name], weight)
+        ]
+        # but for biases of keys: softmax is blind to them, and AdamW scales up the rounding that is their gradient
+        torch.testing.assert_close(*parts, rtol=1e-5, atol=1e-5)
     assert ends[1].progress["losses"] == pytest.approx(list(ends[0].progress["losses"]), rel=1e-5)
 
 

@@ -30,7 +30,16 @@ SCALE = replace(
 )  # 16 steps of 64 tokens
 BOTH_BLOCKS = ("tiny", "pythia-70m")
 NAMES = ("SM+LN+G", "SM+LR", "SM", "SM(t)+ScFFN")
-CHOICES = ("SM+fLN+R", "SM+fRMS+SQ", "SM+RMS+G", "1xLHLEo-1xooMPo-l", "1xmQmXo-1xLULKs", "2xooLRo", "1xoHoRo-1xoooXo")
+CHOICES = (
+    "SM+fLN+R",
+    "SM+fRMS+R",
+    "SM+SQ",
+    "SM+RMS+G",
+    "1xLHLEo-1xooMPo-l",
+    "1xmQmXo-1xLULKs",
+    "2xooLRo",
+    "1xoHoRo-1xoooXo",
+)
 REGULARISED = EntropyRegularisation()
 
 
