@@ -1,3 +1,4 @@
+from typing import Any
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ from search_spaces.notation import parse
 def graph_of() -> Callable[..., OpGraph]:
     """`graph_of("SM+LN+G", seq_len=256, layers=18)`: the op graph of a name on GPT-2 small."""
 
-    def graph(name: str, seq_len: int = 128, base: str = "gpt2-small", **dimensions: int) -> OpGraph:
+    def graph(name: str, seq_len: int = 128, base: str = "gpt2-small", **dimensions: Any) -> OpGraph:
         return lower(parse(name, base_architecture(base, Dimensions(**dimensions))).architecture, seq_len)
 
     return graph

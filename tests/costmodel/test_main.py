@@ -13,7 +13,7 @@ from search_spaces.bases import base_architecture
 from search_spaces.deployed import deployed_id
 from search_spaces.notation import parse
 
-COMMANDS = {"estimate": main.estimate, "validate": main.validate, "calibrate": main.calibrate}
+COMMANDS: dict[str, cli.Command] = {"estimate": main.estimate, "validate": main.validate, "calibrate": main.calibrate}
 PRICE_KEYS = [
     "rounds",
     "messages",

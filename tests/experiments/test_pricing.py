@@ -37,7 +37,7 @@ def test_a_missed_bar_is_said_and_stops() -> None:
 
 
 def test_rows_that_disagree_with_their_op_graph_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pricing.price_many
+    real = price_many
     monkeypatch.setattr(
         pricing, "price_many", lambda *args: real(*args)._replace(sent_bytes=real(*args).sent_bytes + 1)
     )

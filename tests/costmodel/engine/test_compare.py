@@ -1,5 +1,6 @@
 """`python -m costmodel compare`: predicted against measured, and its exit codes; the engine itself is optional here."""
 
+import sys
 import json
 from dataclasses import replace
 
@@ -297,7 +298,7 @@ def test_bad_input_is_one_line(run, no_engine, tmp_path, args, message):
 
 
 def test_a_python_without_a_wheel_is_named(run, no_engine, monkeypatch):
-    monkeypatch.setattr(spu.sys, "version_info", (3, 13, 0))
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0))
     code, _, err = run("compare", "SM", "--base", "tiny")
     assert code == 2
     assert "has no wheel for this Python 3.13, but for 3.11" in err

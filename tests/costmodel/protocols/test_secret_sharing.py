@@ -1,5 +1,6 @@
 """Prices of semi2k and aby3: arithmetic written out, and what must hold for every shape."""
 
+from typing import Any
 import subprocess
 import sys
 
@@ -129,7 +130,7 @@ def test_boolean_sharings_are_kept_in_powers_of_two(bits: int, expected: int) ->
 
 
 def decoder_ops(rows: int, features: int, heads: int, keys: int, vocab: int) -> list[Op]:
-    square = {"heads": heads, "queries": keys, "keys": keys}
+    square: Any = {"heads": heads, "queries": keys, "keys": keys}
     return [
         ops.TokenEmbedding(tokens=rows, vocab=vocab, features=features),
         ops.LayerNorm(rows=rows, features=features),

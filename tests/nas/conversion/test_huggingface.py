@@ -37,7 +37,7 @@ def made(base: Architecture, name: str) -> Decoder:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
         for place, norm in enumerate(frozen_norms(model).values()):
             norm.sigma.fill_(0.5 + 0.1 * place)
             norm.set_frozen()

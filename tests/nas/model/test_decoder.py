@@ -143,7 +143,7 @@ def test_logits_are_those_of_the_op_graph(base: Architecture, name: str) -> None
     model = seeded(parse(name, base).architecture).double()
     with torch.no_grad():
         for parameter in model.parameters():  # no scalar at its initial value, so that each one matters
-            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
     weights = deployed_weights(model)
     tokens = some_tokens(model.architecture, length=11)
     for sequence, logits in zip(tokens, model(tokens).logits, strict=True):
