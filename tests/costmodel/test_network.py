@@ -1,6 +1,6 @@
-from typing import Any
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given

@@ -8,6 +8,7 @@ from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import StoppedError
 from experiments import pricing
 from experiments.__main__ import definitions
+from search_spaces.budget.price_table import price_many
 from search_spaces.space import load_space
 
 DATA = {key: value for key, value in load_mapping(definitions()["pricing"]).items() if key != "kind"}

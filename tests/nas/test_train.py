@@ -12,6 +12,7 @@ from nas.conversion.pretrained import read_export
 from nas.model.decoder import build
 from nas.model.weights import load_deployed, load_stored
 from nas.training import checkpoint, trainer
+from nas.training.batches import train_batch
 from nas.training.manifest import read_training
 from nas.training.objective import Objective
 
@@ -53,7 +54,7 @@ def test_ctrl_c_saves_and_the_training_goes_on(corpus, tmp_path, capsys, monkeyp
     arguments = ["SM", *SMOKE, "--data", corpus, "--output-dir"]
     assert train.main([*arguments, str(tmp_path / "whole")]) == 0
     whole = capsys.readouterr().out.splitlines()[-2]
-    original = trainer.train_batch
+    original = train_batch
 
     def press(corpus, *, step, **rest):
         if step == 2:

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -59,7 +60,7 @@ def test_number_of_nodes(text: str, num_nodes: int) -> None:
 def test_shapes_of_every_op() -> None:
     graph = lower(parse("EReg(SM(t)+LN+G)", TINY).architecture, 8)
     found = {node.name.removeprefix("layers.0."): node.op for node in graph if node.layer != 1}
-    heads = {"heads": 2, "queries": 8, "keys": 8}
+    heads: Any = {"heads": 2, "queries": 8, "keys": 8}
     assert found == {
         "embed": ops.TokenEmbedding(tokens=8, vocab=512, features=16),
         "position": ops.PositionEmbedding(rows=8, features=16),
@@ -153,7 +154,7 @@ def test_a_deployment_says_how_tokens_are_encoded() -> None:
 def test_one_more_token_attends_to_kept_keys_and_values() -> None:
     graph = lower(parse("SM(t)+G", TINY).architecture, 8, Deployment(phase="decode"))
     found = {node.name.removeprefix("layers.1."): node for node in graph if node.layer != 0}
-    heads = {"heads": 2, "queries": 1, "keys": 8}
+    heads: Any = {"heads": 2, "queries": 1, "keys": 8}
     assert found["position"].op == ops.PositionEmbedding(rows=1, features=16, past_len=7)
     assert found["attention.qkv"].op == ops.Linear(rows=1, in_features=16, out_features=48, bias=True)
     cache = found["attention.keys_values"]

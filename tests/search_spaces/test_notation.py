@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,7 +24,7 @@ def layers_of(name: str, base: Architecture = GPT2) -> tuple[Layer, ...]:
 
 
 def test_paper_names_mean_what_the_papers_say() -> None:
-    norms = {"norm1": "layernorm", "norm2": "layernorm"}
+    norms: Any = {"norm1": "layernorm", "norm2": "layernorm"}
     assert layers_of("SM+LN+G") == (Layer(ffn="gelu", **norms),) * 12
     assert layers_of("SM+LN") == (Layer(ffn="identity", **norms),) * 12
     assert layers_of("SM+R") == (Layer(ffn="relu"),) * 12

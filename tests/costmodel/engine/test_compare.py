@@ -1,7 +1,7 @@
 """`python -m costmodel compare`: predicted against measured, and its exit codes; the engine itself is optional here."""
 
-import sys
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np

@@ -1,12 +1,12 @@
 """Parties that die, hang or find their port taken: one error, and nothing left running."""
 
-import sys
-import pickle
-import time
 import os
+import pickle
 import signal
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -6,7 +6,7 @@ import pytest
 from costmodel import ops
 from costmodel.engine import spu
 from costmodel.execution import interpreter
-from costmodel.ops import OpGraph
+from costmodel.ops import Op, OpGraph
 from costmodel.protocols import aby3, cheetah, semi2k
 from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture

@@ -1,8 +1,8 @@
 """Prices of cheetah: arithmetic written out, and the accounts of what is made ahead."""
 
-from typing import Any
 from collections.abc import Callable
 from math import ceil, inf
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +20,12 @@ SERVER = EngineSetting(weights="server")
 
 def used(**changes: Any) -> cheetah_preprocessing.SetupState:
     """Everything started, and more OTs at hand than a test needs."""
-    started: dict[str, Any] = {"has_product_keys": True, "has_matrix_keys": True, "ots_started": True, "spare_ots": [10**9, 10**9]}
+    started: dict[str, Any] = {
+        "has_product_keys": True,
+        "has_matrix_keys": True,
+        "ots_started": True,
+        "spare_ots": [10**9, 10**9],
+    }
     return cheetah_preprocessing.SetupState(**{**started, **changes})
 
 

@@ -6,11 +6,11 @@ measured.yaml holds what the engine sent; to measure again, with the engine inst
     mv measured.yaml tests/costmodel/protocols/
 """
 
-from typing import Any
 import random
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 

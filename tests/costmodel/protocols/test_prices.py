@@ -1,8 +1,8 @@
 """What must hold of the prices of every derived protocol, for every op and shape."""
 
-from typing import Any
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings

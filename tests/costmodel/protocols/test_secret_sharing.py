@@ -1,8 +1,8 @@
 """Prices of semi2k and aby3: arithmetic written out, and what must hold for every shape."""
 
-from typing import Any
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given

@@ -1,10 +1,10 @@
 """Models that nobody here wrote: transformers' decoders, plain modules, and what cannot be traced."""
 
-from typing import Any
 import json
 import math
 import re
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest

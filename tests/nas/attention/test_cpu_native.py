@@ -158,7 +158,7 @@ def test_what_is_not_finite_is_not_hidden(value: float) -> None:
 def test_it_is_what_causal_attention_uses_for_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def attend(*parts: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(*parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append(parts)
         return parts[2], parts[2][..., 0]
 

@@ -1,7 +1,7 @@
 """A folded model is what was trained, or its check says that it is not."""
 
-from typing import Any
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest

@@ -1,10 +1,10 @@
 """Folding changes the architecture as the rule says, and never the logits."""
 
-from typing import Any
 import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest

@@ -20,7 +20,9 @@ def made(name: str, seed: int = 0, context: int = 16) -> Decoder:
     model = build(replace(parse(name, TINY).architecture, context=context), torch.Generator().manual_seed(seed))
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+            parameter.add_(
+                0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+            )
     return model
 
 

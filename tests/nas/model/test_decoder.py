@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -80,7 +81,9 @@ def execute(architecture: Architecture, weights: dict[str, Tensor], tokens: Tens
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
     for node in lower(architecture, length):
         first, *others = (values[name] for name in node.inputs)
-        own = {suffix: weights.get(f"{node.name}.{suffix}") for suffix in ("weight", "bias", "slope", "alpha", "beta")}
+        own: dict[str, Any] = {
+            suffix: weights.get(f"{node.name}.{suffix}") for suffix in ("weight", "bias", "slope", "alpha", "beta")
+        }
         op = node.op
         if isinstance(op, ops.TokenEmbedding):
             out = own["weight"][first]
@@ -143,7 +146,9 @@ def test_logits_are_those_of_the_op_graph(base: Architecture, name: str) -> None
     model = seeded(parse(name, base).architecture).double()
     with torch.no_grad():
         for parameter in model.parameters():  # no scalar at its initial value, so that each one matters
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+            parameter.add_(
+                0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+            )
     weights = deployed_weights(model)
     tokens = some_tokens(model.architecture, length=11)
     for sequence, logits in zip(tokens, model(tokens).logits, strict=True):

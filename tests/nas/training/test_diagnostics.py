@@ -48,9 +48,11 @@ def test_everything_learned_is_told_with_the_models_entropies() -> None:
     found = diagnose(objective, TOKENS, step=3)
     means = [layer.mean(dim=(0, 2)) for layer in objective.model(TOKENS).entropies]
     torch.testing.assert_close(torch.tensor(found.head_entropies), torch.stack(means))
+    assert found.quarter_shares is not None
     assert sum(found.quarter_shares) == pytest.approx(1)
     assert found.num_nan == [0, 0]
-    assert found.thresholds == [[pytest.approx(0.36)] * 2] * 2
+    assert found.thresholds is not None
+    assert [pytest.approx(row) for row in found.thresholds] == [[0.36] * 2] * 2
     assert found.temperatures == {f"layers.{index}": [pytest.approx(0.1)] * 2 for index in range(2)}
     assert found.scalars == {
         f"layers.{index}.ffn.residual.{name}": [1.0] for index in range(2) for name in ("alpha", "beta")
@@ -69,14 +71,16 @@ def test_gradient_norms_add_up_to_the_whole() -> None:
     objective = objective_with_gradients("SM+LN+G", EntropyRegularisation())
     norms = diagnose(objective, TOKENS, step=1).gradient_norms
     assert {"embed", "position", "layers.0", "layers.1", "penalty"} <= set(norms)
-    whole = math.sqrt(sum(float(each.grad.square().sum()) for each in objective.parameters()))
-    assert math.sqrt(sum(norm**2 for norm in norms.values())) == pytest.approx(whole, rel=1e-5)
+    whole = math.hypot(*(float(each.grad.norm()) for each in objective.parameters() if each.grad is not None))
+    assert math.hypot(*(norm or 0.0 for norm in norms.values())) == pytest.approx(whole, rel=1e-5)
 
 
 def test_nans_are_counted_by_layer_and_written_as_null() -> None:
     objective = objective_with_gradients("SM+LN+G")
     objective.model.layers[1].attention.qkv.weight.data[0, 0] = math.nan
-    objective.model.embed.weight.grad[0, 0] = math.inf
+    gradient = objective.model.embed.weight.grad
+    assert gradient is not None
+    gradient[0, 0] = math.inf
     found = diagnose(objective, TOKENS, step=1)
     assert found.num_nan == [0, 4 * 16]  # head 0 of layer 1, all 4 x 16 rows
     assert found.head_entropies[1][0] is None
