@@ -1,14 +1,31 @@
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import costmodel.__main__ as main
 from costmodel.ops import OpGraph
 from costmodel.protocols import published
 from costmodel.protocols.published_rows import PublishedRow, published_rows
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
+
+
+@pytest.fixture
+def run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Any, str, str]]:
+    """`code, stdout, stderr` of a command line, run in an empty folder that has to stay so on bad input."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_command(*args: str) -> tuple[Any, str, str]:
+        with pytest.raises(SystemExit) as exit_info:
+            main.main(args)
+        return exit_info.value.code, *capsys.readouterr()
+
+    return run_command
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-import costmodel.__main__ as main
-from costmodel.config import cli
 from costmodel.engine import compare, session, spu
 from costmodel.engine.measured_rounds import MeasuredRounds
 from costmodel.engine.spu import EngineError, EngineRun, Measured
@@ -20,20 +18,6 @@ from costmodel.report.estimates import PRICE_KEYS
 
 TINY = ("--base", "tiny", "--layers", "1", "--vocab", "40", "--seq-len", "6")
 LOGIT_TOLERANCE = 0.02
-
-
-@pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
-    """`code, stdout, stderr` of a command line, run in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_command(*args):
-        with pytest.raises(SystemExit) as exit_info:
-            cli.run({"compare": main.compare, "estimate": main.estimate}, prog="python -m costmodel", args=args)
-        captured = capsys.readouterr()
-        return exit_info.value.code, captured.out, captured.err
-
-    return run_command
 
 
 @pytest.fixture

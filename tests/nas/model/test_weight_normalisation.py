@@ -1,5 +1,6 @@
 """Normalised linears train as torch's own parametrisations do, and leave nothing behind in the deployed model."""
 
+from collections.abc import Callable
 from itertools import product
 from typing import Literal, TypeAlias
 
@@ -32,10 +33,6 @@ def made(kind: Kind, linears: NormalisedLinears, name: str = "SM") -> Decoder:
     return model
 
 
-def some_tokens(seed: int = 1) -> Tensor:
-    return torch.randint(40, (2, 11), generator=torch.Generator().manual_seed(seed))
-
-
 def linears_of_ffns(model: Decoder) -> list[nn.Module]:
     return [
         model.get_submodule(f"layers.{index}.ffn.{name}")
@@ -44,19 +41,21 @@ def linears_of_ffns(model: Decoder) -> list[nn.Module]:
     ]
 
 
-def train_a_little(model: nn.Module, steps: int = 3) -> None:
+def train_a_little(model: nn.Module, some_tokens: Callable[..., Tensor], steps: int = 3) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(steps):
         optimizer.zero_grad()
-        logits = model(some_tokens(step)).logits
-        nn.functional.cross_entropy(logits.flatten(0, 1), some_tokens(step + 1).flatten()).backward()
+        logits = model(some_tokens(seed=step)).logits
+        nn.functional.cross_entropy(logits.flatten(0, 1), some_tokens(seed=step + 1).flatten()).backward()
         optimizer.step()
 
 
 @pytest.mark.parametrize(("kind", "linears", "name"), list(product(KINDS, LINEARS, ("SM", "SM+LN+G", "SM+ScFuFFN"))))
-def test_the_deployed_op_graph_is_the_trained_model(kind: Kind, linears: NormalisedLinears, name: str) -> None:
+def test_the_deployed_op_graph_is_the_trained_model(
+    kind: Kind, linears: NormalisedLinears, name: str, some_tokens: Callable[..., Tensor]
+) -> None:
     model = made(kind, linears, name)
-    train_a_little(model)
+    train_a_little(model, some_tokens)
     tokens = some_tokens()
     with torch.no_grad():
         logits = model(tokens).logits[0]
@@ -80,17 +79,19 @@ def test_the_listed_linears_are_normalised_and_no_others(linears: NormalisedLine
         assert torch.equal(before_values, values) != linears.startswith("qkv")
 
 
-def test_weight_normalisation_starts_at_the_weight_and_trains_as_torchs_own() -> None:
+def test_weight_normalisation_starts_at_the_weight_and_trains_as_torchs_own(some_tokens: Callable[..., Tensor]) -> None:
     ours, theirs = made("weight", "ffn"), build(parse("SM", TINY).architecture, torch.Generator().manual_seed(0))
     torch.testing.assert_close(ours(some_tokens()).logits, theirs(some_tokens()).logits)
     for linear in linears_of_ffns(theirs):
         parametrizations.weight_norm(linear)
     for model in (ours, theirs):
-        train_a_little(model)
+        train_a_little(model, some_tokens)
     torch.testing.assert_close(ours(some_tokens()).logits, theirs(some_tokens()).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_spectral_normalisation_is_torchs_own_once_the_power_method_has_settled() -> None:
+def test_spectral_normalisation_is_torchs_own_once_the_power_method_has_settled(
+    some_tokens: Callable[..., Tensor],
+) -> None:
     ours, theirs = made("spectral", "ffn"), build(parse("SM", TINY).architecture, torch.Generator().manual_seed(0))
     for linear in linears_of_ffns(theirs):
         parametrizations.spectral_norm(linear)
@@ -99,7 +100,7 @@ def test_spectral_normalisation_is_torchs_own_once_the_power_method_has_settled(
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
 
 
-def test_validation_moves_no_singular_vector() -> None:
+def test_validation_moves_no_singular_vector(some_tokens: Callable[..., Tensor]) -> None:
     model = made("spectral", "qkvo+ffn")
     before = {name: value.clone() for name, value in stored_weights(model).items()}
     with torch.no_grad():
@@ -108,12 +109,12 @@ def test_validation_moves_no_singular_vector() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stored_model_goes_on_as_if_it_had_not_been_stored(kind: Kind) -> None:
+def test_a_stored_model_goes_on_as_if_it_had_not_been_stored(kind: Kind, some_tokens: Callable[..., Tensor]) -> None:
     model, again = made(kind, "qkvo+ffn", "SM+LN+G"), made(kind, "qkvo+ffn", "SM+LN+G")
-    train_a_little(model)
+    train_a_little(model, some_tokens)
     load_stored(again, {name: value.clone() for name, value in stored_weights(model).items()})
     for one in (model, again):
-        train_a_little(one)
+        train_a_little(one, some_tokens)
     assert torch.equal(model(some_tokens()).logits, again(some_tokens()).logits)
 
 
