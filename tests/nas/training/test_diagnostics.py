@@ -9,28 +9,19 @@ import pytest
 import torch
 
 from nas.corpus.corpus import Corpus
-from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe
+from nas.recipe.recipe import EntropyRegularisation
 from nas.training.diagnostics import NUM_DIAGNOSES, diagnose, is_due
 from nas.training.objective import Objective
 from nas.training.trainer import train
-from search_spaces.bases import BASES
-from search_spaces.notation import parse
+from tests.nas.training.short_runs import SCALE, candidate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SCALE = replace(
-    SCALES["smoke"], seq_len=16, vocab_size=300, tokens=16 * 4 * 16, batch=4, micro_batch=4, validation_tokens=128
-)  # 16 steps of 64 tokens
 TOKENS = torch.arange(4 * 16).view(4, 16)
 
 
-def candidate(name: str, entropy: EntropyRegularisation | None = None) -> Candidate:
-    return Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=Recipe(scale=SCALE, entropy=entropy))
-
-
 def objective_with_gradients(name: str, entropy: EntropyRegularisation | None = None) -> Objective:
-    objective = Objective(candidate(name, entropy), torch.Generator().manual_seed(0))
+    objective = Objective(candidate(name, entropy=entropy), torch.Generator().manual_seed(0))
     objective.backward(TOKENS, TOKENS, num_parts=1, penalty_weight=0.16)
     return objective
 
@@ -93,7 +84,7 @@ def diagnoses(folder: Path) -> list[dict]:
 
 
 def test_a_run_writes_its_diagnoses_and_they_change_nothing(corpus: Corpus, tmp_path: Path) -> None:
-    made = candidate("SM(t)+ScFuFFN", EntropyRegularisation())
+    made = candidate("SM(t)+ScFuFFN", entropy=EntropyRegularisation())
     *_, kept = train(made, corpus, seed=0, folder=tmp_path)
     *_, unkept = train(made, corpus, seed=0)
     assert kept.val_loss == unkept.val_loss
@@ -121,5 +112,5 @@ def test_the_weight_of_the_penalty_follows_its_schedule(corpus: Corpus, monkeypa
         return original(self, inputs, targets, penalty_weight=penalty_weight, **rest)
 
     monkeypatch.setattr(Objective, "backward", backward)
-    list(train(candidate("SM", EntropyRegularisation(weight=0.4, warmup_share=0.25)), corpus, seed=0))
+    list(train(candidate("SM", entropy=EntropyRegularisation(weight=0.4, warmup_share=0.25)), corpus, seed=0))
     assert weights == pytest.approx([0.1, 0.2, 0.3, *[0.4] * 13])

@@ -9,19 +9,13 @@ import pytest
 import torch
 
 from nas.corpus.corpus import Corpus
-from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale
+from nas.recipe.recipe import EntropyRegularisation
 from nas.training import trainer
 from nas.training.batches import Validation, validate
 from nas.training.divergence import WINDOW, above_start
 from nas.training.objective import Objective
 from nas.training.trainer import train
-from search_spaces.bases import BASES
-from search_spaces.notation import parse
-
-SCALE = replace(
-    SCALES["smoke"], seq_len=16, vocab_size=300, tokens=16 * 4 * 16, batch=4, micro_batch=4, validation_tokens=128
-)  # 16 steps of 64 tokens
+from tests.nas.training.short_runs import SCALE, candidate
 
 
 def test_a_run_above_its_start_is_recognised_only_after_a_full_window() -> None:
@@ -40,10 +34,6 @@ def test_only_the_last_window_counts() -> None:
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def candidate(name: str = "SM+LN+G", scale: Scale = SCALE, entropy: EntropyRegularisation | None = None) -> Candidate:
-    return Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=Recipe(scale=scale, entropy=entropy))
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, poison) -> None:

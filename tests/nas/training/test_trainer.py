@@ -7,7 +7,6 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,17 +16,15 @@ import torch
 
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale
+from nas.recipe.recipe import EntropyRegularisation, Recipe, Scale
 from nas.training import batches, checkpoint, trainer
 from nas.training.objective import Objective
 from nas.training.outcome import EntropySummary, Outcome, RungRecord
 from nas.training.trainer import train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
+from tests.nas.training.short_runs import SCALE, timeless
 
-SCALE = replace(
-    SCALES["smoke"], seq_len=16, vocab_size=300, tokens=16 * 4 * 16, batch=4, micro_batch=4, validation_tokens=128
-)  # 16 steps of 64 tokens
 BOTH_BLOCKS = ("tiny", "pythia-70m")
 NAMES = ("SM+LN+G", "SM+LR", "SM", "SM(t)+ScFFN")
 CHOICES = ("SM+fLN+R", "SM+fRMS+SQ", "SM+RMS+G", "1xLHLEo-1xooMPo-l", "1xmQmXo-1xLULKs", "2xooLRo", "1xoHoRo-1xoooXo")
@@ -41,10 +38,6 @@ def candidate(
     name: str = "SM(t)+ScFuFFN", scale: Scale = SCALE, entropy: EntropyRegularisation | None = None, base: str = "tiny"
 ) -> Candidate:
     return Candidate(architecture=parse(name, BASES[base]).architecture, recipe=Recipe(scale=scale, entropy=entropy))
-
-
-def timeless(events: Iterable) -> list:
-    return [replace(event, seconds=0.0) for event in events]
 
 
 def curve(folder: Path) -> list[dict[str, str]]:
