@@ -1,7 +1,10 @@
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import costmodel.__main__ as main
 from costmodel.ops import OpGraph
 from costmodel.protocols import published
 from costmodel.protocols.published_rows import PublishedRow, published_rows
@@ -10,11 +13,26 @@ from search_spaces.lower import lower
 from search_spaces.notation import parse
 
 
+@pytest.fixture
+def run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Any, str, str]]:
+    """`code, stdout, stderr` of a command line, run in an empty folder that has to stay so on bad input."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_command(*args: str) -> tuple[Any, str, str]:
+        with pytest.raises(SystemExit) as exit_info:
+            main.main(args)
+        return exit_info.value.code, *capsys.readouterr()
+
+    return run_command
+
+
 @pytest.fixture(scope="session")
 def graph_of() -> Callable[..., OpGraph]:
     """`graph_of("SM+LN+G", seq_len=256, layers=18)`: the op graph of a name on GPT-2 small."""
 
-    def graph(name: str, seq_len: int = 128, base: str = "gpt2-small", **dimensions: int) -> OpGraph:
+    def graph(name: str, seq_len: int = 128, base: str = "gpt2-small", **dimensions: Any) -> OpGraph:
         return lower(parse(name, base_architecture(base, Dimensions(**dimensions))).architecture, seq_len)
 
     return graph

@@ -72,4 +72,4 @@ def test_every_field_of_a_price_is_summed_and_reported():
 
 def test_a_pricer_is_abstract():
     with pytest.raises(TypeError, match="abstract"):
-        Pricer()
+        Pricer()  # type: ignore[abstract]

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, fields, replace
 from math import isclose
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import pytest
 
@@ -31,7 +31,7 @@ from costmodel.protocols import load_pricer, published
 from costmodel.protocols.compute_testbed import STAND_INS, kind
 from costmodel.protocols.derived import COMM, Derived
 from costmodel.protocols.identity import COST_MODEL_VERSION
-from costmodel.protocols.primitives import EngineSetting
+from costmodel.protocols.primitives import EngineSetting, Holder
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import Deployment, lower
 from search_spaces.notation import parse
@@ -89,9 +89,10 @@ CASES = {
     "frozen norms and half the heads": Case(notation="6xlSmGo-6xmHoRo"),
     "choices folded": Case(notation="6xMSoPo-6xoHMXo", folded=True),
 }
-SETTINGS = {
+HOLDERS: tuple[Holder, ...] = get_args(Holder)
+SETTINGS: dict[str, tuple[str, Holder | None]] = {
     "published": ("published", None),
-    **{f"{protocol} {weights}": (protocol, weights) for protocol in COMM for weights in ("secret", "server")},
+    **{f"{protocol} {weights}": (protocol, weights) for protocol in COMM for weights in HOLDERS},
 }
 
 

@@ -5,15 +5,12 @@ import sys
 import pytest
 import yaml
 
-import costmodel.__main__ as main
-from costmodel.config import cli
 from costmodel.protocols import published
 from search_spaces.architecture import dump_architecture
 from search_spaces.bases import base_architecture
 from search_spaces.deployed import deployed_id
 from search_spaces.notation import parse
 
-COMMANDS = {"estimate": main.estimate, "validate": main.validate, "calibrate": main.calibrate}
 PRICE_KEYS = [
     "rounds",
     "messages",
@@ -24,20 +21,6 @@ PRICE_KEYS = [
     "network_s",
     "latency_s",
 ]
-
-
-@pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
-    """`code, stdout, stderr` of a command line, run in an empty folder that has to stay so on bad input."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_command(*args):
-        with pytest.raises(SystemExit) as exit_info:
-            cli.run(COMMANDS, prog="python -m costmodel", args=args)
-        captured = capsys.readouterr()
-        return exit_info.value.code, captured.out, captured.err
-
-    return run_command
 
 
 def refused(result):
@@ -95,7 +78,7 @@ def test_json_says_what_an_architecture_deploys_to_and_at_what_price(run, protoc
 
 
 def test_the_deployed_form_is_deployed_as_asked(run):
-    flags = ("--base=tiny", "--protocol=aby3", "--weights=server", "--phase=decode", "--projection=last", "--seq-len=9")
+    flags = ("--base=tiny", "--protocol=aby3", "--weights=server", "--phase=decode", "--seq-len=9")
     found, itself = estimated(run, "2xlSlRo", *flags), estimated(run, "2xoSoRo", *flags)
     assert found["deployed"]["total"] == itself["deployed"]["total"]
     assert found["total"]["sent_bytes"] > found["deployed"]["total"]["sent_bytes"]
@@ -222,7 +205,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], 'expected "subcommand" to be one of {estimate,validate,calibrate}'),
+        ([], 'expected "subcommand" to be one of {estimate,compare,validate,calibrate}'),
         (["price"], "invalid choice: 'price'"),
         (["estimate"], "arguments are required"),
         (["estimate", "LN+SM"], "architecture must be a name like SM+LN+G"),

@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -69,6 +70,6 @@ def test_unknown_networks_are_refused(name: str, error: str) -> None:
     "wrong", [{"bandwidth_bits_per_s": 0.0}, {"bandwidth_bits_per_s": math.nan}, {"rtt_s": -1.0}, {"rtt_s": math.inf}]
 )
 def test_impossible_links_are_refused(wrong: dict[str, float]) -> None:
-    settings = {"bandwidth_bits_per_s": 1e9, "rtt_s": 0.0} | wrong
+    settings: Any = {"bandwidth_bits_per_s": 1e9, "rtt_s": 0.0} | wrong
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Network(name="link", source="a test", **settings)

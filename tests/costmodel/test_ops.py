@@ -33,7 +33,7 @@ def test_a_shape_has_dimensions_and_no_flags():
 def test_op_types_are_distinct_and_frozen():
     assert len(set(OP_TYPES)) == len(OP_TYPES) > 0
     with pytest.raises(AttributeError):
-        RELU.rows = 3
+        RELU.rows = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import StoppedError
 from experiments import pricing
 from experiments.__main__ import definitions
+from search_spaces.budget.price_table import price_many
 from search_spaces.space import load_space
 
 DATA = {key: value for key, value in load_mapping(definitions()["pricing"]).items() if key != "kind"}
@@ -46,7 +47,7 @@ def test_rows_are_checked_against_what_is_deployed(monkeypatch: pytest.MonkeyPat
 
 
 def test_rows_that_disagree_with_their_op_graph_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pricing.price_many
+    real = price_many
     monkeypatch.setattr(
         pricing, "price_many", lambda *args: real(*args)._replace(sent_bytes=real(*args).sent_bytes + 1)
     )

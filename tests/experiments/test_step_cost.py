@@ -52,7 +52,7 @@ def test_the_published_model_is_as_large_as_ours_and_learns_thresholds() -> None
 
 
 def test_the_tables_tell_ratios_of_rounds_and_whether_bars_are_met() -> None:
-    measured = {
+    measured: dict[step_cost.Variant, list[float]] = {
         "sdpa": [2.1, 3.0, 4.0],  # less than that of regularised is no bar
         "plain": [1.0, 2.0, 1.0],
         "regularised": [1.05, 2.1, 3.0],
@@ -66,7 +66,7 @@ def test_the_tables_tell_ratios_of_rounds_and_whether_bars_are_met() -> None:
     rows = [line for line in console.export_text().splitlines() if "<=" in line]
     assert [line.count("PASS") for line in rows] == [2, 2, 1, 1]  # 1.05 meets every bar; 1.14 those of 1.0 and 1.1
     assert all("1.050" in line and "1.14" in line and "0.700" in line for line in rows)
-    peaks = {"sdpa": 900, "plain": 1000, "regularised": 1200, "published": 3000}
+    peaks: dict[step_cost.Variant, int] = {"sdpa": 900, "plain": 1000, "regularised": 1200, "published": 3000}
     console.print(step_cost.memory_table(SETTINGS, peaks))
     assert "1.200" in (text := console.export_text())
     assert "FAIL" in text

@@ -12,48 +12,39 @@ from nas.conversion.pretrained import read_export
 from nas.model.decoder import build
 from nas.model.weights import load_deployed, load_stored
 from nas.training import checkpoint, trainer
+from nas.training.batches import train_batch
 from nas.training.manifest import read_training
 from nas.training.objective import Objective
 
 SMOKE = ("--base", "tiny", "--scale", "smoke", "--seq-len", "16", "--tokens", "1024")
 
 
-@pytest.fixture
-def corpus(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for index in range(30):
-        (folder / f"m{index}.py").write_text(f"def f{index}(a, b):\n    return a * {index} + b\n" * 40)
-    return str(folder)
-
-
-def test_trains_and_resumes_to_the_same_end(corpus, tmp_path, capsys):
+def test_trains_and_resumes_to_the_same_end(source_files, tmp_path, capsys):
     folder = tmp_path / "out"
-    assert train.main(["EReg(SM(t)+ScFuFFN)", *SMOKE, "--data", corpus, "--output-dir", str(folder)]) == 0
+    assert train.main(["EReg(SM(t)+ScFuFFN)", *SMOKE, "--data", source_files, "--output-dir", str(folder)]) == 0
     first = capsys.readouterr().out
     assert "1,024 tokens: validation perplexity" in first
     assert (folder / "metrics.csv").exists()
     assert train.main(["--resume", str(folder)]) == 0
     assert first.splitlines()[-2] == capsys.readouterr().out.splitlines()[-2]
-    assert train.main(["SM", *SMOKE, "--data", corpus, "--output-dir", str(folder)]) == 2
+    assert train.main(["SM", *SMOKE, "--data", source_files, "--output-dir", str(folder)]) == 2
     assert "already holds a training" in capsys.readouterr().err
 
 
-def test_a_folder_with_other_files_is_refused(corpus, tmp_path, capsys):
+def test_a_folder_with_other_files_is_refused(source_files, tmp_path, capsys):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "run.yaml").write_text("a search")
-    assert train.main(["SM", *SMOKE, "--data", corpus, "--output-dir", str(folder)]) == 2
+    assert train.main(["SM", *SMOKE, "--data", source_files, "--output-dir", str(folder)]) == 2
     assert "must be new or empty" in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["run.yaml"]
 
 
-def test_ctrl_c_saves_and_the_training_goes_on(corpus, tmp_path, capsys, monkeypatch):
-    arguments = ["SM", *SMOKE, "--data", corpus, "--output-dir"]
+def test_ctrl_c_saves_and_the_training_goes_on(source_files, tmp_path, capsys, monkeypatch):
+    arguments = ["SM", *SMOKE, "--data", source_files, "--output-dir"]
     assert train.main([*arguments, str(tmp_path / "whole")]) == 0
     whole = capsys.readouterr().out.splitlines()[-2]
-    original = trainer.train_batch
+    original = train_batch
 
     def press(corpus, *, step, **rest):
         if step == 2:
@@ -101,9 +92,9 @@ def test_bad_input_is_one_clear_line_and_nothing_written(args, message, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_trained_is_exported_and_trained_on(corpus, tmp_path, capsys):
+def test_what_was_trained_is_exported_and_trained_on(source_files, tmp_path, capsys):
     folder, out = tmp_path / "run", tmp_path / "out"
-    arguments = ["EReg(SM+LN+R)", *SMOKE, "--data", corpus]
+    arguments = ["EReg(SM+LN+R)", *SMOKE, "--data", source_files]
     assert train.main([*arguments, "--normalisation", "spectral", "--output-dir", str(folder)]) == 0
     export.export(str(folder), output_dir=str(out))
     facts = load_mapping(out / "export.yaml")
@@ -119,15 +110,15 @@ def test_what_was_trained_is_exported_and_trained_on(corpus, tmp_path, capsys):
     deployed = build(read_back.architecture, torch.Generator())
     load_deployed(deployed, read_back.weights)
     torch.testing.assert_close(deployed(tokens).logits, model(tokens).logits)
-    more = ["EReg(SM+LN+R)", *SMOKE[2:], "--data", corpus, "--init-from", str(out)]
+    more = ["EReg(SM+LN+R)", *SMOKE[2:], "--data", source_files, "--init-from", str(out)]
     assert train.main([*more, "--output-dir", str(tmp_path / "more")]) == 0
     export.export(str(folder), fold=True, format="mpc")
     assert (folder / "exports" / f"{facts['arch_id']}-folded-mpc" / "graph.json").exists()
 
 
-def test_a_training_without_a_checkpoint_has_nothing_to_export(corpus, tmp_path):
+def test_a_training_without_a_checkpoint_has_nothing_to_export(source_files, tmp_path):
     folder = tmp_path / "run"
-    assert train.main(["SM", *SMOKE, "--data", corpus, "--output-dir", str(folder)]) == 0
+    assert train.main(["SM", *SMOKE, "--data", source_files, "--output-dir", str(folder)]) == 0
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(ValueError, match="must have a whole checkpoint, but has none"):
         export.export(str(folder))

@@ -11,6 +11,7 @@ from costmodel.estimate import Pricer
 from costmodel.ops import Op, OpGraph
 from search_spaces.bases import Dimensions
 from search_spaces.definition import Choices, Definition
+from search_spaces.graph import ConstraintName
 from search_spaces.space import SearchSpace, build_space
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
@@ -73,7 +74,7 @@ def sizes() -> SizePricer:
 def make_space() -> Callable[..., SearchSpace]:
     """Ten choices a layer on the tiny base: enough to tell paths apart, few enough to enumerate."""
 
-    def make(*constraints: str, num_layers: int = 3) -> SearchSpace:
+    def make(*constraints: ConstraintName, num_layers: int = 3) -> SearchSpace:
         choices = Choices(
             norm1=("layernorm", "none"),
             attention=("softmax",),

@@ -1,12 +1,13 @@
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.estimate import Pricer, estimate
-from search_spaces.architecture import Architecture, Block, Layer, Norm, arch_id
+from search_spaces.architecture import Architecture, Block, Ffn, Layer, Norm, arch_id
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.deployed import deployed, deployed_id, regions
 from search_spaces.lower import lower
@@ -31,7 +32,9 @@ def deployed_placement(text: str, num_layers: int, block: Block = "gpt2") -> str
 def layers(draw: st.DrawFn, block: Block) -> Layer:
     removable = ("none", "softmax-half") if block != "sas" else ()
     attention = draw(st.sampled_from(("softmax", "softmax-temperature", "2quad", "relu", *removable)))
-    ffn = draw(st.sampled_from(("gelu", "gelu-exact", "gelu-piecewise", "relu", "square", "identity", "fused", "none")))
+    ffn: Ffn = draw(
+        st.sampled_from(("gelu", "gelu-exact", "gelu-piecewise", "relu", "square", "identity", "fused", "none"))
+    )
     return Layer(
         norm1="none" if attention == "none" else draw(st.sampled_from(NORMS)),
         attention=attention,
@@ -46,7 +49,10 @@ def architectures(draw: st.DrawFn) -> Architecture:
     """Tiny, of one to four layers, with any final norm."""
     block = draw(st.sampled_from(BLOCKS))
     placed = tuple(draw(st.lists(layers(block), min_size=1, max_size=4)))
-    forms = {"gelu": draw(st.sampled_from(["tanh", "exact"])), "softmax": draw(st.sampled_from(["exact", "2quad"]))}
+    forms: Any = {
+        "gelu": draw(st.sampled_from(["tanh", "exact"])),
+        "softmax": draw(st.sampled_from(["exact", "2quad"])),
+    }
     return replace(BASES["tiny"], block=block, layers=placed, final_norm=draw(st.sampled_from(NORMS)), **forms)
 
 
@@ -126,8 +132,7 @@ def test_layers_that_compute_nothing_leave_one() -> None:
 
 
 def test_a_form_that_is_the_architectures_own_has_one_name() -> None:
-    forms = {"softmax": "2quad", "gelu": "exact"}
-    base = replace(BASES["tiny"], **forms)
+    base = replace(BASES["tiny"], softmax="2quad", gelu="exact")
     own, base_form = (deployed(parse(text, base).architecture) for text in ("LQLEo", "LSLGo"))
     assert own == base_form
     assert placement(deployed(parse("LULPo", base).architecture)) == "2xLULPo"

@@ -4,9 +4,20 @@ import networkx as nx
 import pytest
 
 from search_spaces.architecture import NORM_RANK, Block, Layer, Norm, default_final_norm
-from search_spaces.graph import SINK, Boundary, Choice, Head, boundaries, completions, free_graph, listed_graph, source
+from search_spaces.graph import (
+    SINK,
+    Boundary,
+    Choice,
+    ConstraintName,
+    Head,
+    boundaries,
+    completions,
+    free_graph,
+    listed_graph,
+    source,
+)
 
-RULE = "ffn-removed-only-in-deepest-suffix"
+RULE: ConstraintName = "ffn-removed-only-in-deepest-suffix"
 KEPT, NORMED, REMOVED = Layer(ffn="relu"), Layer(norm1="layernorm", ffn="relu"), Layer(ffn="none")
 ALPHABET = (KEPT, NORMED, REMOVED)
 

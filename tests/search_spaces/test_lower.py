@@ -1,10 +1,12 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel import ops
+from costmodel.ops import GeluForm, SoftmaxForm
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.lower import Deployment, Phase, lower
 from search_spaces.notation import parse
@@ -60,7 +62,7 @@ def test_number_of_nodes(text: str, num_nodes: int) -> None:
 def test_shapes_of_every_op() -> None:
     graph = lower(parse("EReg(SM(t)+LN+G)", TINY).architecture, 8)
     found = {node.name.removeprefix("layers.0."): node.op for node in graph if node.layer != 1}
-    heads = {"heads": 2, "queries": 8, "keys": 8}
+    heads: Any = {"heads": 2, "queries": 8, "keys": 8}
     assert found == {
         "embed": ops.TokenEmbedding(tokens=8, vocab=512, features=16),
         "position": ops.PositionEmbedding(rows=8, features=16),
@@ -145,7 +147,7 @@ def ops_of(letters: str, deployment: Deployment = PROMPT, base: str = "tiny") ->
 def test_half_of_the_heads_halve_what_attention_is_wide(phase: Phase) -> None:
     """One head of two, of 8 features: queries, keys and values of 8 each, and back to 16."""
     found, rows = ops_of("LHLGo", Deployment(phase=phase)), 8 if phase == "prefill" else 1
-    heads = {"heads": 1, "queries": rows, "keys": 8}
+    heads: dict[str, Any] = {"heads": 1, "queries": rows, "keys": 8}
     assert found["attention.qkv"] == ops.Linear(rows=rows, in_features=16, out_features=3 * 8, bias=True)
     assert found["attention.scores"] == ops.AttentionScores(**heads, head_dim=8)
     assert found["attention.softmax"] == ops.Softmax(**heads)
@@ -175,11 +177,13 @@ def test_without_attention_the_ffn_alone_writes_to_the_stream(base: str) -> None
 
 
 def test_a_layer_has_the_forms_of_its_own_choices() -> None:
-    heads = {"heads": 2, "queries": 8, "keys": 8}
-    for letter, form in (("Q", "2quad"), ("U", "relu"), ("S", "exact")):
+    heads: dict[str, Any] = {"heads": 2, "queries": 8, "keys": 8}
+    attentions: dict[str, SoftmaxForm] = {"Q": "2quad", "U": "relu", "S": "exact"}
+    activations: dict[str, GeluForm] = {"E": "exact", "P": "piecewise", "G": "tanh"}
+    for letter, form in attentions.items():
         assert ops_of(f"o{letter}ooo")["attention.softmax"] == ops.Softmax(**heads, form=form)
-    for letter, form in (("E", "exact"), ("P", "piecewise"), ("G", "tanh")):
-        assert ops_of(f"oSo{letter}o")["ffn.activation"] == ops.Gelu(rows=8, features=64, form=form)
+    for letter, gelu in activations.items():
+        assert ops_of(f"oSo{letter}o")["ffn.activation"] == ops.Gelu(rows=8, features=64, form=gelu)
     assert ops_of("oSoXo")["ffn.activation"] == ops.Square(rows=8, features=64)
 
 
@@ -234,7 +238,7 @@ def test_a_deployment_says_how_tokens_are_encoded() -> None:
 def test_one_more_token_attends_to_kept_keys_and_values() -> None:
     graph = lower(parse("SM(t)+G", TINY).architecture, 8, Deployment(phase="decode"))
     found = {node.name.removeprefix("layers.1."): node for node in graph if node.layer != 0}
-    heads = {"heads": 2, "queries": 1, "keys": 8}
+    heads: Any = {"heads": 2, "queries": 1, "keys": 8}
     assert found["position"].op == ops.PositionEmbedding(rows=1, features=16, past_len=7)
     assert found["attention.qkv"].op == ops.Linear(rows=1, in_features=16, out_features=48, bias=True)
     cache = found["attention.keys_values"]

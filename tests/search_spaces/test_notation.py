@@ -1,5 +1,5 @@
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def layers_of(name: str, base: Architecture = GPT2) -> tuple[Layer, ...]:
 
 
 def test_paper_names_mean_what_the_papers_say() -> None:
-    norms = {"norm1": "layernorm", "norm2": "layernorm"}
+    norms: Any = {"norm1": "layernorm", "norm2": "layernorm"}
     assert layers_of("SM+LN+G") == (Layer(ffn="gelu", **norms),) * 12
     assert layers_of("SM+LN") == (Layer(ffn="identity", **norms),) * 12
     assert layers_of("SM+R") == (Layer(ffn="relu"),) * 12
@@ -111,7 +111,7 @@ def test_any_placement_prints_back(data: st.DataObject, final_norm: str, sas: bo
 
 
 def test_every_letter_is_a_choice_of_its_own() -> None:
-    tables = (NORM_LETTERS, ATTENTION_LETTERS, FFN_LETTERS, STABILISER_LETTERS)
+    tables: list[dict[Any, str]] = [NORM_LETTERS, ATTENTION_LETTERS, FFN_LETTERS, STABILISER_LETTERS]
     kinds = (Norm, Attention, Ffn, Stabiliser)
     for letters, kind in zip(tables, kinds, strict=True):
         assert set(letters) == set(get_args(kind))

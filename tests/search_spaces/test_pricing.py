@@ -46,5 +46,5 @@ def test_a_range_is_the_mean_over_the_new_tokens(accounting: Accounting) -> None
 
 def test_what_is_folded_is_priced_as_it_is(pricer: Pricer) -> None:
     folded = deployed(parse("SM+LN+G", TINY).architecture)
-    both = [price_architecture(folded, pricer, Workload(prompt_len=8), each) for each in ("deployed", "written")]  # type: ignore[arg-type]
+    both = [price_architecture(folded, pricer, Workload(prompt_len=8), each) for each in ("deployed", "written")]
     assert both[0] == both[1]

@@ -4,9 +4,9 @@ from decimal import Decimal
 import pytest
 
 from costmodel.calibration.validate_published import checks, fit_errors, flops_published, left_out_errors
-from costmodel.protocols import load_pricer
+from costmodel.protocols import published
 
-PRICER = load_pricer()
+PRICER = published.load()
 
 
 def test_flops_written_out(rows):

@@ -1,14 +1,13 @@
 """`python -m costmodel compare`: predicted against measured, and its exit codes; the engine itself is optional here."""
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-import costmodel.__main__ as main
-from costmodel.config import cli
 from costmodel.engine import compare, session, spu
 from costmodel.engine.measured_rounds import MeasuredRounds
 from costmodel.engine.spu import EngineError, EngineRun, Measured
@@ -19,20 +18,6 @@ from costmodel.report.estimates import PRICE_KEYS
 
 TINY = ("--base", "tiny", "--layers", "1", "--vocab", "40", "--seq-len", "6")
 LOGIT_TOLERANCE = 0.02
-
-
-@pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
-    """`code, stdout, stderr` of a command line, run in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_command(*args):
-        with pytest.raises(SystemExit) as exit_info:
-            cli.run({"compare": main.compare, "estimate": main.estimate}, prog="python -m costmodel", args=args)
-        captured = capsys.readouterr()
-        return exit_info.value.code, captured.out, captured.err
-
-    return run_command
 
 
 @pytest.fixture
@@ -297,7 +282,7 @@ def test_bad_input_is_one_line(run, no_engine, tmp_path, args, message):
 
 
 def test_a_python_without_a_wheel_is_named(run, no_engine, monkeypatch):
-    monkeypatch.setattr(spu.sys, "version_info", (3, 13, 0))
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0))
     code, _, err = run("compare", "SM", "--base", "tiny")
     assert code == 2
     assert "has no wheel for this Python 3.13, but for 3.11" in err

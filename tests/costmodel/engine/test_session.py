@@ -1,9 +1,12 @@
 """Parties that die, hang or find their port taken: one error, and nothing left running."""
 
 import os
+import pickle
 import signal
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,7 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
             found.append(process)
         return process
 
-    monkeypatch.setattr(session.subprocess, "Popen", record)
+    monkeypatch.setattr(subprocess, "Popen", record)
     return found
 
 
@@ -75,7 +78,7 @@ def test_a_party_that_stops_is_not_waited_for_longer_than_asked(
 
     def tell_with_little_time(running, children, command, *arguments):
         """Starting up is not what is timed here."""
-        left = replace(running, deadline=session.time.monotonic() + 1.0) if command == "run" else running
+        left = replace(running, deadline=time.monotonic() + 1.0) if command == "run" else running
         return tell(left, children, command, *arguments)
 
     monkeypatch.setattr(session, "_tell", tell_with_little_time)
@@ -104,8 +107,8 @@ def test_a_port_that_is_taken_is_tried_again_elsewhere(started: list[subprocess.
 def test_parties_end_with_their_parent(tmp_path) -> None:
     """Even with one that is killed: its end of their stdin closes."""
     read_end, write_end = os.pipe()
-    (tmp_path / "job.pickle").write_bytes(session.pickle.dumps(relu()))
-    command = [session.sys.executable, "-m", "costmodel.engine.party", str(tmp_path), str(write_end), "0"]
+    (tmp_path / "job.pickle").write_bytes(pickle.dumps(relu()))
+    command = [sys.executable, "-m", "costmodel.engine.party", str(tmp_path), str(write_end), "0"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[write_end])
     os.close(write_end)
     assert process.stdin is not None

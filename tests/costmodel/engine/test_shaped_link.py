@@ -85,7 +85,7 @@ def test_where_it_is_not_possible_the_reason_is_said(monkeypatch: pytest.MonkeyP
 def test_without_root_that_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shaped_link, "PROGRAMS", ())
     refused = subprocess.CompletedProcess([], 1, "", "unshare: unshare failed: Operation not permitted\n")
-    monkeypatch.setattr(shaped_link.subprocess, "run", lambda *args, **settings: refused)
+    monkeypatch.setattr(subprocess, "run", lambda *args, **settings: refused)
     assert shaped_link.why_not() == (
         "a rate-limited link needs root, to make network namespaces: unshare: unshare failed: Operation not permitted"
     )

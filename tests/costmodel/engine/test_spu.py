@@ -6,7 +6,7 @@ import pytest
 from costmodel import ops
 from costmodel.engine import spu
 from costmodel.execution import interpreter
-from costmodel.ops import OpGraph
+from costmodel.ops import Op, OpGraph
 from costmodel.protocols import aby3, cheetah, semi2k
 from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
@@ -132,6 +132,6 @@ def test_an_unknown_link_is_refused() -> None:
 @pytest.mark.needs_engine
 def test_a_failure_at_one_party_names_op_and_rank() -> None:
     narrow = EngineSetting(ring_bits=32, fraction_bits=8)
-    ops_ = [ops.Relu(rows=2, features=2), ops.Softmax(heads=1, queries=2, keys=2)]
+    ops_: list[Op] = [ops.Relu(rows=2, features=2), ops.Softmax(heads=1, queries=2, keys=2)]
     with pytest.raises(spu.EngineError, match=r"failed \(status 1\) in op '1.Softmax' at rank [01]: "):
         spu.measure(ops_, protocol="semi2k", setting=narrow, link="tcp")

@@ -2,28 +2,34 @@
 
 from collections.abc import Callable
 from math import ceil, inf
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel import ops
-from costmodel.ops import OpGraph
+from costmodel.ops import Op, OpGraph
 from costmodel.protocols import cheetah, cheetah_preprocessing
 from costmodel.protocols.cheetah_packing import DEGREE, Block, best_block
-from costmodel.protocols.primitives import PRIMITIVES, Call, Comm, EngineSetting, total_comm
+from costmodel.protocols.primitives import PRIMITIVES, Call, Comm, EngineSetting, Primitive, total_comm
 
 DEFAULT = EngineSetting()
 SERVER = EngineSetting(weights="server")
 
 
-def used(**changes: object) -> cheetah_preprocessing.SetupState:
+def used(**changes: Any) -> cheetah_preprocessing.SetupState:
     """Everything started, and more OTs at hand than a test needs."""
-    started = {"has_product_keys": True, "has_matrix_keys": True, "ots_started": True, "spare_ots": [10**9, 10**9]}
+    started: dict[str, Any] = {
+        "has_product_keys": True,
+        "has_matrix_keys": True,
+        "ots_started": True,
+        "spare_ots": [10**9, 10**9],
+    }
     return cheetah_preprocessing.SetupState(**{**started, **changes})
 
 
-def one(primitive: str, elements: int, setup: cheetah_preprocessing.Setup, bits: int = 0) -> Comm:
+def one(primitive: Primitive, elements: int, setup: cheetah_preprocessing.Setup, bits: int = 0) -> Comm:
     return cheetah.PRICES[primitive](Call(primitive=primitive, elements=elements, bits=bits), setup)
 
 
@@ -94,7 +100,7 @@ def test_oblivious_transfers_are_extended_when_they_run_out() -> None:
 
 
 def test_keys_and_transfers_are_set_up_once() -> None:
-    some = [ops.Relu(rows=16, features=16), ops.Linear(rows=4, in_features=4, out_features=4, bias=True)] * 2
+    some: list[Op] = [ops.Relu(rows=16, features=16), ops.Linear(rows=4, in_features=4, out_features=4, bias=True)] * 2
     first_relu, first_linear, relu, linear = cheetah.walk(some, DEFAULT)
     assert first_relu.setup_bytes == cheetah_preprocessing.START_BYTES + 2 * cheetah_preprocessing.BATCH_BYTES
     assert first_linear.setup_bytes == cheetah_preprocessing.MATRIX_KEYS_BYTES

@@ -10,6 +10,7 @@ import random
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.engine import spu
 from costmodel.ops import Op
 from costmodel.protocols import aby3, cheetah, semi2k
-from costmodel.protocols.primitives import Comm, EngineSetting
+from costmodel.protocols.primitives import Comm, EngineSetting, Holder
 
 PATH = Path(__file__).with_name("measured.yaml")
 PROTOCOLS = {"semi2k": semi2k.comm, "aby3": aby3.comm}
@@ -33,7 +34,7 @@ SETTINGS = {
 
 def some_ops(rows: int, features: int, heads: int, keys: int, vocab: int) -> list[Op]:
     """One op of every type."""
-    square = {"heads": heads, "queries": keys, "keys": keys}
+    square: Any = {"heads": heads, "queries": keys, "keys": keys}
     return [
         ops.TokenEmbedding(tokens=rows, vocab=vocab, features=features),
         ops.PositionEmbedding(rows=rows, features=features),
@@ -57,7 +58,8 @@ def some_ops(rows: int, features: int, heads: int, keys: int, vocab: int) -> lis
 
 def some_variants(rows: int, features: int, heads: int, keys: int) -> list[Op]:
     """Other forms, and what one new token after `keys` - 1 others needs."""
-    square, last = {"heads": heads, "queries": keys, "keys": keys}, {"heads": heads, "queries": 1, "keys": keys}
+    square: Any = {"heads": heads, "queries": keys, "keys": keys}
+    last: Any = {"heads": heads, "queries": 1, "keys": keys}
     return [
         ops.Gelu(rows=rows, features=features, form="piecewise"),
         ops.Softmax(**square, form="2quad"),
@@ -207,7 +209,9 @@ def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: st
     drawn = [*some_ops(**sizes, vocab=draw(1, 60)), *some_variants(**sizes)]
     drawn += some_of_llama(sizes["rows"], sizes["features"], key_heads=draw(1, 3))
     drawn += some_choices(sizes["rows"], sizes["features"])
-    drawn.append(replace(drawn[0], encoding="lookup"))
+    embedding = drawn[0]
+    assert isinstance(embedding, ops.TokenEmbedding)
+    drawn.append(replace(embedding, encoding="lookup"))
     for op, cost in zip(drawn, spu.measure(drawn, protocol=protocol, setting=setting), strict=True):
         comm = PROTOCOLS[protocol](op, setting)
         assert (comm.online_bytes, comm.messages) == (cost.sent_bytes, cost.messages), f"{op}, {seed=}"
@@ -215,13 +219,14 @@ def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: st
 
 @pytest.mark.needs_engine
 @pytest.mark.parametrize("weights", [pytest.param("secret", marks=pytest.mark.slow), "server"])
-def test_cheetah_is_predicted_on_large_shapes_nobody_chose(weights: str) -> None:
+def test_cheetah_is_predicted_on_large_shapes_nobody_chose(weights: Holder) -> None:
     setting = EngineSetting(weights=weights)
     seed = random.SystemRandom().randrange(2**32)
     draw = random.Random(seed).randint
     rows, features, keys = draw(64, 80), draw(256, 288), draw(91, 99)  # at least 2^14 elements each
-    size, square = {"rows": rows, "features": features}, {"heads": 2, "queries": keys, "keys": keys}
-    drawn = [
+    size: Any = {"rows": rows, "features": features}
+    square: Any = {"heads": 2, "queries": keys, "keys": keys}
+    drawn: list[Op] = [
         ops.TokenEmbedding(tokens=rows, vocab=draw(256, 300), features=features, encoding="lookup"),
         ops.LayerNorm(**size),
         ops.Linear(rows=rows, in_features=draw(64, 512), out_features=features, bias=False),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,7 +36,7 @@ FORMS = {
 def drawn_ops(draw: st.DrawFn, kinds: tuple[type, ...] = OP_TYPES) -> Op:
     """An op of one of the types, in any form and of any shape."""
     kind = draw(st.sampled_from(kinds))
-    values = {}
+    values: dict[str, Any] = {}
     for field in fields(kind):
         if field.name in FIXED:
             values[field.name] = FIXED[field.name]
@@ -76,7 +77,8 @@ def test_more_rows_take_no_more_rounds(
     protocol: str, kind: type, setting: EngineSetting, num_rows: int, data: st.DataObject
 ) -> None:
     (rows,) = {"rows", "tokens", "queries"} & {field.name for field in fields(kind)}
-    op = replace(data.draw(drawn_ops(kinds=(kind,))), **{rows: num_rows})
+    changes: Any = {rows: num_rows}
+    op = replace(data.draw(drawn_ops(kinds=(kind,))), **changes)
     less, more = (PRICES[protocol](each, setting) for each in (op, plus_one(op, rows)))
     assert (less.rounds, less.messages) == (more.rounds, more.messages)
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -129,7 +130,7 @@ def test_boolean_sharings_are_kept_in_powers_of_two(bits: int, expected: int) ->
 
 
 def decoder_ops(rows: int, features: int, heads: int, keys: int, vocab: int) -> list[Op]:
-    square = {"heads": heads, "queries": keys, "keys": keys}
+    square: Any = {"heads": heads, "queries": keys, "keys": keys}
     return [
         ops.TokenEmbedding(tokens=rows, vocab=vocab, features=features),
         ops.LayerNorm(rows=rows, features=features),

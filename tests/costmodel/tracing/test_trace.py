@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def middle(model):
 
 def sent(graph, comm):
     """Bytes, messages and rounds by type of op."""
-    counts = Counter()
+    counts: Counter[Any] = Counter()
     for node in graph:
         cost = comm(node.op, EngineSetting())
         for key in ("online_bytes", "messages", "rounds"):
@@ -136,7 +137,7 @@ def test_nodes_are_named_by_modules_and_belong_to_layers():
     assert [layers["transformer.ln_f"], layers["lm_head"]] == ["head", "head"]
 
 
-ROWS = {"rows": SEQ_LEN, "features": 32}
+ROWS: Any = {"rows": SEQ_LEN, "features": 32}
 SPELLED = {
     "gelu": (functional.gelu, ops.Gelu(**ROWS, form="exact")),
     "gelu by erf": (lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)), ops.Gelu(**ROWS, form="exact")),
@@ -178,7 +179,7 @@ def test_attention_by_hand_with_a_temperature_and_no_scale():
     linears = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
     temperature = nn.Parameter(torch.ones(4, SEQ_LEN, 1))
     found = middle(Small(attend, linears=linears, temperature=temperature))
-    square = {"heads": 4, "queries": SEQ_LEN, "keys": SEQ_LEN}
+    square: Any = {"heads": 4, "queries": SEQ_LEN, "keys": SEQ_LEN}
     assert found[4:] == [
         ops.AttentionScores(**square, head_dim=8, scaled=False),
         ops.Temperature(**square),

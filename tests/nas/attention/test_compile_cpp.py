@@ -1,5 +1,6 @@
 """C++ compiled on first use: kept, shared, and told in a line when it fails."""
 
+import ctypes
 import logging
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nas.attention import causal, compile_cpp
+from nas.attention import causal, compile_cpp, cpu_native
 from nas.attention.compile_cpp import NotCompiledError, library
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -79,7 +80,7 @@ def test_the_openmp_that_is_loaded_is_the_one_that_is_used(tmp_path: Path, cache
     maps = tmp_path / "maps"
     maps.write_text(f"7f0-7f1 r-xp 00000000 08:01 42    {runtime}\n7f2-7f3 r-xp 00000000 08:01 43    /a/libgomp.so.1\n")
     monkeypatch.setattr(compile_cpp, "MAPS", maps)
-    monkeypatch.setattr(compile_cpp.ctypes, "CDLL", lambda path: path)
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: path)
     text = 'extern "C" void answer(int* all) {\n#pragma omp parallel\n    all[0] = ANSWER;\n}'
     made = library(source(tmp_path, text), ANSWER=1)
     needed = subprocess.run(["readelf", "-d", made], capture_output=True, text=True, check=True).stdout
@@ -92,7 +93,7 @@ def test_the_openmp_that_is_loaded_is_the_one_that_is_used(tmp_path: Path, cache
 def test_a_damaged_library_is_compiled_again(tmp_path: Path, cache: Path, damage: bytes) -> None:
     answer = source(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compile_cpp.ctypes, "CDLL", lambda path: path)
+        patch.setattr(ctypes, "CDLL", lambda path: path)
         made = Path(library(answer, ANSWER=42))
     made.write_bytes(damage)
     assert library(answer, ANSWER=42).answer() == 42
@@ -118,7 +119,7 @@ def test_what_is_no_program_is_no_compiler(tmp_path: Path, monkeypatch: pytest.M
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """What was found compiled before is not known, and what is found here is not kept."""
-    caches = (causal.has_native, causal.cpu_native.compiled)
+    caches = (causal.has_native, cpu_native.compiled)
     for each in caches:
         each.cache_clear()
     yield

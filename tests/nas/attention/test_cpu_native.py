@@ -149,6 +149,7 @@ def test_what_is_not_finite_is_not_hidden(value: float) -> None:
     keys[0, 0, 5, 3] = value
     output, entropy = cpu_native.attend(queries, keys, values)
     expected = attention_reference(queries, keys, values)
+    assert expected.entropy is not None
     for ours, theirs in ((output, expected.output), (entropy, expected.entropy)):
         assert ours[0, 0, 5:].isnan().any()
         assert torch.equal(ours[0, 0, :5].isfinite(), theirs[0, 0, :5].isfinite())
@@ -156,7 +157,12 @@ def test_what_is_not_finite_is_not_hidden(value: float) -> None:
 
 def test_it_is_what_causal_attention_uses_for_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(cpu_native, "attend", lambda *parts: calls.append(parts) or (parts[2], parts[2][..., 0]))
+
+    def attend(*parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(parts)
+        return parts[2], parts[2][..., 0]
+
+    monkeypatch.setattr(cpu_native, "attend", attend)
     parts = [part.detach() for part in operands(1, 1, 4, 8)[:3]]
     causal_attention(*parts)
     causal_attention(*parts, with_entropy=False)

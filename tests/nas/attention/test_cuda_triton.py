@@ -126,8 +126,9 @@ def test_any_layout_of_the_features_will_do(device: str) -> None:
 
 def test_wide_heads_and_doubles_are_refused() -> None:
     for shape, dtype in (((1, 1, 4, 136), torch.float32), ((1, 1, 4, 8), torch.float64)):
+        queries, keys, values = torch.zeros(3, *shape, dtype=dtype)
         with pytest.raises(ValueError, match="attention on CUDA takes heads of at most 128 features"):
-            cuda_triton.attend(*torch.zeros(3, *shape, dtype=dtype), None)
+            cuda_triton.attend(queries, keys, values, None)
 
 
 KERNELS = ("_forward", "_backward_queries", "_backward_keys")

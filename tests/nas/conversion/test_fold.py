@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from search_spaces.deployed import deployed
 from search_spaces.lower import lower
 from search_spaces.notation import ATTENTION_LETTERS, FFN_LETTERS, NORM_LETTERS, name_of, parse, placement
 
-TINY = {"layers": 3, "heads": 2, "vocab": 24, "context": 6}
+TINY: Any = {"layers": 3, "heads": 2, "vocab": 24, "context": 6}
 GPT2 = base_architecture("tiny", Dimensions(**TINY, d_model=16, d_ff=24))
 PYTHIA = base_architecture("pythia-70m", Dimensions(**TINY, d_model=16, d_ff=24))
 TOKENS = np.random.default_rng(5).integers(24, size=6)
@@ -165,7 +166,7 @@ def drawn(architecture: Architecture) -> Decoder:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return model
 
 

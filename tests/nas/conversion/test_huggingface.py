@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,31 +38,27 @@ def made(base: Architecture, name: str) -> Decoder:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
         for place, norm in enumerate(frozen_norms(model).values()):
             norm.sigma.fill_(0.5 + 0.1 * place)
             norm.set_frozen()
     return model
 
 
-def some_tokens() -> Tensor:
-    return torch.randint(40, (2, 11), generator=torch.Generator().manual_seed(1))
-
-
-def assert_same_logits(theirs: torch.nn.Module, ours: Decoder) -> None:
+def assert_same_logits(theirs: torch.nn.Module, ours: Decoder, tokens: Tensor) -> None:
     with torch.no_grad():
-        logits = ours(some_tokens()).logits
-        torch.testing.assert_close(theirs(some_tokens()).logits, logits, rtol=1e-5, atol=1e-5 * logits.abs().max())
+        logits = ours(tokens).logits
+        torch.testing.assert_close(theirs(tokens).logits, logits, rtol=1e-5, atol=1e-5 * logits.abs().max())
 
 
 @pytest.mark.parametrize(("base", "name", "kind"), PLAIN)
 def test_plain_models_are_those_of_transformers_both_ways(
-    base: Architecture, name: str, kind: str, tmp_path: Path
+    base: Architecture, name: str, kind: str, tmp_path: Path, some_tokens: Callable[..., Tensor]
 ) -> None:
     model = made(base, name)
     theirs = to_transformers(model.architecture, deployed_weights(model))
     assert type(theirs).__name__ == kind
-    assert_same_logits(theirs, model)
+    assert_same_logits(theirs, model, some_tokens())
     theirs.save_pretrained(tmp_path)
     source = load_pretrained(str(tmp_path))
     assert source.architecture.layers == model.architecture.layers
@@ -71,11 +68,13 @@ def test_plain_models_are_those_of_transformers_both_ways(
 
 
 @pytest.mark.parametrize(("base", "name"), OTHERS)
-def test_other_placements_are_models_of_our_own_class(base: Architecture, name: str, tmp_path: Path) -> None:
+def test_other_placements_are_models_of_our_own_class(
+    base: Architecture, name: str, tmp_path: Path, some_tokens: Callable[..., Tensor]
+) -> None:
     model = made(base, name)
     theirs = to_transformers(model.architecture, deployed_weights(model))
     assert type(theirs).__name__ == "DecoderForCausalLM"
-    assert_same_logits(theirs, model)
+    assert_same_logits(theirs, model, some_tokens())
     theirs.save_pretrained(tmp_path)
     source = load_pretrained(str(tmp_path))
     expected = deployed_weights(model)
@@ -124,7 +123,7 @@ def test_a_saved_model_generates_in_a_process_that_knows_only_its_folder(tmp_pat
     assert "transformers_modules" in done.stdout
 
 
-def test_padding_is_refused() -> None:
+def test_padding_is_refused(some_tokens: Callable[..., Tensor]) -> None:
     model = made(GPT2, "SM")
     theirs = to_transformers(model.architecture, deployed_weights(model))
     with pytest.raises(ValueError, match="`attention_mask` must be all ones"):

@@ -28,16 +28,6 @@ def write_export(folder: Path, name: str = "SM+LN+G", **changes: torch.Tensor) -
     return folder
 
 
-@pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for index in range(30):
-        (folder / f"m{index}.py").write_text(f"def f{index}(a, b):\n    return a * {index} + b\n" * 40)
-    return str(folder)
-
-
 def test_an_export_is_read_back(tmp_path: Path) -> None:
     source = load_initial(str(write_export(tmp_path / "export")))
     assert source.architecture == TINY
@@ -65,30 +55,34 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_hf
-def test_a_gpt2_is_linearised_and_fine_tuned(tmp_path: Path, corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpt2_is_linearised_and_fine_tuned(
+    tmp_path: Path, source_files: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its tokenizer goes with it, and the FFNs start as products of its linears."""
     from nas.conversion.huggingface import save_model
 
     model = build(TINY, torch.Generator().manual_seed(0))
-    prepared = prepare(corpus, vocab_size=300)
+    prepared = prepare(source_files, vocab_size=300)
     save_model(TINY, deployed_weights(model), Path(prepared.folder, "tokenizer.json"), tmp_path / "gpt2")
     args = ["SM+ScFuFFN", "--init-from", str(tmp_path / "gpt2"), "--scale", "smoke", "--tokens", "512"]
-    assert train.main([*args, "--data", corpus, "--output-dir", str(tmp_path / "out")]) == 0, capsys.readouterr().err
+    assert train.main([*args, "--data", source_files, "--output-dir", str(tmp_path / "out")]) == 0, (
+        capsys.readouterr().err
+    )
     assert "training SM+ScFuFFN at width 16" in capsys.readouterr().out
 
 
 def test_weights_without_their_tokenizer_are_refused_and_with_it_are_trained(
-    tmp_path: Path, corpus: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, source_files: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A tokenizer trained on the corpus would have as many tokens as the weights know, and other ones."""
     folder = write_export(tmp_path / "export")
-    args = ["SM", "--init-from", str(folder), "--scale", "smoke", "--tokens", "512", "--data", corpus]
+    args = ["SM", "--init-from", str(folder), "--scale", "smoke", "--tokens", "512", "--data", source_files]
     assert train.main([*args, "--output-dir", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert "but is in those of bpe-" in error
     assert "put the tokenizer.json of the weights beside them" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
-    tokenizer = tokenizer_file(prepare(corpus, vocab_size=300).fingerprint)
+    tokenizer = tokenizer_file(prepare(source_files, vocab_size=300).fingerprint)
     (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
     assert train.main([*args, "--output-dir", str(tmp_path / "out")]) == 0, capsys.readouterr().err

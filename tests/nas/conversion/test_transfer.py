@@ -1,5 +1,6 @@
 """A trained placement as the start of another one."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,9 @@ def made(name: str, seed: int = 0, context: int = 16) -> Decoder:
     model = build(replace(parse(name, TINY).architecture, context=context), torch.Generator().manual_seed(seed))
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+            parameter.add_(
+                0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+            )
     return model
 
 
@@ -30,28 +33,24 @@ def started(name: str, source: Decoder, context: int = 16) -> Decoder:
     return model
 
 
-def some_tokens() -> Tensor:
-    return torch.randint(40, (2, 9), generator=torch.Generator().manual_seed(1))
-
-
-def assert_same(model: Decoder, other: Decoder) -> None:
-    torch.testing.assert_close(model(some_tokens()).logits, other(some_tokens()).logits, rtol=1e-4, atol=1e-5)
+def assert_same(model: Decoder, other: Decoder, tokens: Tensor) -> None:
+    torch.testing.assert_close(model(tokens).logits, other(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["SM+LN+G", "SM", "SM+LN+LR"])
-def test_the_same_placement_starts_as_it_ended(name: str) -> None:
+def test_the_same_placement_starts_as_it_ended(name: str, some_tokens: Callable[..., Tensor]) -> None:
     source = made(name)
-    assert_same(started(name, source), source)
+    assert_same(started(name, source), source, some_tokens(length=9))
 
 
-def test_a_fused_ffn_starts_as_the_product_of_two_linears() -> None:
+def test_a_fused_ffn_starts_as_the_product_of_two_linears(some_tokens: Callable[..., Tensor]) -> None:
     source = made("SM+LN")
-    assert_same(started("2xLSLFo", source), source)
+    assert_same(started("2xLSLFo", source), source, some_tokens(length=9))
 
 
-def test_a_temperature_starts_at_one() -> None:
+def test_a_temperature_starts_at_one(some_tokens: Callable[..., Tensor]) -> None:
     source = made("SM+LN+G")
-    assert_same(started("SM(t)+LN+G", source), source)
+    assert_same(started("SM(t)+LN+G", source), source, some_tokens(length=9))
 
 
 def test_linears_are_kept_whatever_is_between_them_and_what_is_missing_is_dropped() -> None:
@@ -65,14 +64,16 @@ def test_linears_are_kept_whatever_is_between_them_and_what_is_missing_is_droppe
 
 
 @pytest.mark.parametrize(("source", "target"), [("SM+LN+G", "SM+fLN+G"), ("SM+RMS+R", "SM+fRMS+R")])
-def test_a_norm_to_be_frozen_starts_live_with_its_gain_and_bias(source: str, target: str) -> None:
+def test_a_norm_to_be_frozen_starts_live_with_its_gain_and_bias(
+    source: str, target: str, some_tokens: Callable[..., Tensor]
+) -> None:
     model = made(source)
     start = started(target, model)
     assert not any(norm.is_frozen for norm in frozen_norms(start).values())
-    assert_same(start, model)
+    assert_same(start, model, some_tokens(length=9))
 
 
-def test_a_norm_that_was_frozen_stays_so_and_keeps_its_constant() -> None:
+def test_a_norm_that_was_frozen_stays_so_and_keeps_its_constant(some_tokens: Callable[..., Tensor]) -> None:
     source = made("SM+fLN+G")
     with torch.no_grad():
         for norm in frozen_norms(source).values():
@@ -80,7 +81,7 @@ def test_a_norm_that_was_frozen_stays_so_and_keeps_its_constant() -> None:
             norm.set_frozen()
     start = started("SM+fLN+G", source)
     assert all(norm.is_frozen for norm in frozen_norms(start).values())
-    assert_same(start, source)
+    assert_same(start, source, some_tokens(length=9))
 
 
 def test_rmsnorm_takes_the_gain_of_layernorm() -> None:
@@ -108,9 +109,9 @@ def test_an_attention_that_is_missing_is_dropped() -> None:
     assert torch.equal(weights["layers.0.ffn.up.weight"], deployed_weights(source)["layers.0.ffn.up.weight"])
 
 
-def test_a_shorter_context_keeps_its_positions() -> None:
+def test_a_shorter_context_keeps_its_positions(some_tokens: Callable[..., Tensor]) -> None:
     source = made("SM+LN+G")
-    assert_same(started("SM+LN+G", source, context=9), source)
+    assert_same(started("SM+LN+G", source, context=9), source, some_tokens(length=9))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from nas.corpus import token_files
 from nas.corpus.corpus import Corpus, prepare, tokenizer_file
 from nas.corpus.token_files import level_of
 
@@ -127,13 +126,13 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
         if len(calls) > 8:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(token_files.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left.*goes on from what it has") as error:
         prepare(str(rows), 300, tmp_path / "cache")
     assert "\n" not in str(error.value)
     (entry,) = (tmp_path / "cache").iterdir()
     assert (entry / "progress.json").exists()
-    monkeypatch.setattr(token_files.os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     assert contents(prepare(str(rows), 300, tmp_path / "cache")) == contents(prepare(str(rows), 300, tmp_path / "new"))
 
 
@@ -144,7 +143,9 @@ def test_it_says_how_far_it_is_and_when_it_will_be_done(
     lines: list[str] = []
     prepare(str(rows), 300, tmp_path / "cache", tokens=10_000, tell=lines.append)
     assert lines[0].startswith("training a tokenizer of at most 300 tokens on")
-    shares = [int(re.fullmatch(r"preparing .*: [\d,]+ tokens, (\d+)%, ETA .*", line)[1]) for line in lines[1:]]
+    parts = [re.fullmatch(r"preparing .*: [\d,]+ tokens, (\d+)%, ETA .*", line) for line in lines[1:]]
+    shares = [int(part[1]) for part in parts if part]
+    assert len(shares) == len(parts)
     assert shares == sorted(shares)
     assert len(shares) > 5
     assert shares[-1] == 100

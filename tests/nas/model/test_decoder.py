@@ -1,8 +1,10 @@
 """The model is the op graph: same weights by name and shape, and the computation the graph describes."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -49,10 +51,6 @@ def seeded(architecture: Architecture, seed: int = 0) -> Decoder:
     return build(architecture, torch.Generator().manual_seed(seed), temperature_init=0.5)
 
 
-def some_tokens(architecture: Architecture, batch: int = 2, length: int = 16, seed: int = 1) -> Tensor:
-    return torch.randint(architecture.vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize(("base", "name"), VARIANTS)
 def test_weights_are_those_of_the_op_graph(base: Architecture, name: str) -> None:
     architecture = parse(name, base).architecture
@@ -84,7 +82,9 @@ def execute(architecture: Architecture, weights: dict[str, Tensor], tokens: Tens
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
     for node in lower(architecture, length):
         first, *others = (values[name] for name in node.inputs)
-        own = {suffix: weights.get(f"{node.name}.{suffix}") for suffix in ("weight", "bias", "slope", "alpha", "beta")}
+        own: dict[str, Any] = {
+            suffix: weights.get(f"{node.name}.{suffix}") for suffix in ("weight", "bias", "slope", "alpha", "beta")
+        }
         op = node.op
         if isinstance(op, ops.TokenEmbedding):
             out = own["weight"][first]
@@ -150,24 +150,26 @@ def rotated(packed: Tensor, op: ops.Rotary, head_dim: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("base", "name"), VARIANTS)
-def test_logits_are_those_of_the_op_graph(base: Architecture, name: str) -> None:
+def test_logits_are_those_of_the_op_graph(base: Architecture, name: str, some_tokens: Callable[..., Tensor]) -> None:
     model = seeded(parse(name, base).architecture).double()
     with torch.no_grad():
         for parameter in model.parameters():  # no scalar at its initial value, so that each one matters
-            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+            parameter.add_(
+                0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+            )
         for norm in frozen_norms(model).values():
             norm.sigma.fill_(0.7)
             norm.set_frozen()
     weights = deployed_weights(model)
-    tokens = some_tokens(model.architecture, length=11)
+    tokens = some_tokens(model.architecture.vocab_size)
     for sequence, logits in zip(tokens, model(tokens).logits, strict=True):
         torch.testing.assert_close(execute(model.architecture, weights, sequence), logits, rtol=1e-6, atol=1e-6)
 
 
-def test_entropies_are_those_of_every_layer_and_head() -> None:
+def test_entropies_are_those_of_every_layer_and_head(some_tokens: Callable[..., Tensor]) -> None:
     architecture = parse("SM", TINY).architecture
     model = seeded(architecture)
-    tokens = some_tokens(architecture)
+    tokens = some_tokens(architecture.vocab_size, length=16)
     entropies = model(tokens).entropies
     assert [layer.shape for layer in entropies] == [(2, 2, 16)] * 2  # batch x heads x T
     stream = model.embed(tokens) + model.position.weight[:16]
@@ -175,10 +177,10 @@ def test_entropies_are_those_of_every_layer_and_head() -> None:
     torch.testing.assert_close(entropies[0], attention_reference(queries, keys, values).entropy, rtol=1e-4, atol=1e-5)
 
 
-def test_a_token_does_not_see_the_ones_after_it() -> None:
+def test_a_token_does_not_see_the_ones_after_it(some_tokens: Callable[..., Tensor]) -> None:
     for base in (TINY, TINY_PYTHIA):
         model = seeded(base)
-        tokens = some_tokens(base)
+        tokens = some_tokens(base.vocab_size, length=16)
         changed = tokens.clone()
         changed[:, 9] = (changed[:, 9] + 1) % base.vocab_size
         before, after = model(tokens).logits, model(changed).logits
@@ -192,9 +194,10 @@ def test_one_seed_one_model() -> None:
     assert not torch.equal(first["embed.weight"], other["embed.weight"])
 
 
-def test_a_fresh_model_predicts_nothing_yet() -> None:
+def test_a_fresh_model_predicts_nothing_yet(some_tokens: Callable[..., Tensor]) -> None:
     loss = functional.cross_entropy(
-        seeded(TINY)(some_tokens(TINY)).logits.flatten(0, 1), some_tokens(TINY, seed=5).flatten()
+        seeded(TINY)(some_tokens(TINY.vocab_size, length=16)).logits.flatten(0, 1),
+        some_tokens(TINY.vocab_size, length=16, seed=5).flatten(),
     )
     assert loss.item() == pytest.approx(math.log(40), rel=0.2)
 
@@ -208,12 +211,15 @@ def test_a_fresh_simplified_block_passes_the_stream_on() -> None:
     assert model.layers[1].ffn.residual.alpha.item() == pytest.approx(10)
 
 
-def test_every_parameter_of_the_simplified_block_learns() -> None:
+def test_every_parameter_of_the_simplified_block_learns(some_tokens: Callable[..., Tensor]) -> None:
     model = seeded(parse("HH(SM(t)+ScFFN)", TINY).architecture)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):  # keys and temperatures have no gradient before the queries have left 0
         optimizer.zero_grad()
-        functional.cross_entropy(model(some_tokens(TINY)).logits.flatten(0, 1), some_tokens(TINY).flatten()).backward()
+        functional.cross_entropy(
+            model(some_tokens(TINY.vocab_size, length=16)).logits.flatten(0, 1),
+            some_tokens(TINY.vocab_size, length=16).flatten(),
+        ).backward()
         optimizer.step()
     assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
 

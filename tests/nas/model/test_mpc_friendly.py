@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from costmodel import ops
 from costmodel.execution.op_functions import evaluate, numpy_library
+from costmodel.ops import SoftmaxForm
 from nas.attention.causal import attention_reference, row_bounds
 from nas.model.decoder import Decoder, build
 from nas.model.mpc_friendly import FORMS, PiecewiseGelu, attention_of, normalised_attention
@@ -23,9 +24,10 @@ def heads(length: int = 7, seed: int = 0) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_output_and_entropy_are_those_written_out(form: str) -> None:
+def test_output_and_entropy_are_those_written_out(form: SoftmaxForm) -> None:
     queries, keys, values = heads()
     output, entropy = normalised_attention(queries, keys, values, form=form)
+    assert entropy is not None
     for row in range(7):
         scores = [float(queries[1, 2, row] @ keys[1, 2, column]) / 2 for column in range(row + 1)]  # sqrt(4) = 2
         positive = [(score + 5) ** 2 if form == "2quad" else max(score, 0.0) for score in scores]
@@ -37,16 +39,17 @@ def test_output_and_entropy_are_those_written_out(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_entropy_is_between_0_and_that_of_a_uniform_row(form: str) -> None:
+def test_entropy_is_between_0_and_that_of_a_uniform_row(form: SoftmaxForm) -> None:
     entropy = normalised_attention(*heads(length=50), form=form).entropy
     assert (entropy >= 0).all()
     assert (entropy <= row_bounds(50)).all()
     uniform = normalised_attention(*(torch.ones(1, 1, 50, 4, dtype=torch.float64),) * 3, form=form)
+    assert uniform.entropy is not None
     torch.testing.assert_close(uniform.entropy[0, 0], row_bounds(50))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_output_and_entropy_have_the_right_gradients(form: str) -> None:
+def test_output_and_entropy_have_the_right_gradients(form: SoftmaxForm) -> None:
     inputs = tuple(each[:1, :1].clone().requires_grad_() for each in heads(length=5))
     assert torch.autograd.gradcheck(lambda *each: tuple(normalised_attention(*each, form=form)), inputs)
 
@@ -81,12 +84,13 @@ def test_piecewise_gelu_and_its_gradient_are_finite_far_out() -> None:
     result = PiecewiseGelu()(source)
     result.sum().backward()
     assert result[[0, 5]].tolist() == [0.0, source[5].item()]
+    assert source.grad is not None
     assert source.grad[[0, 1, 5]].tolist() == [0.0, 0.0, 1.0]
     assert source.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("softmax", FORMS)
-def test_a_variant_learns(softmax: str) -> None:
+def test_a_variant_learns(softmax: SoftmaxForm) -> None:
     architecture = parse(
         "SM+LN+G", base_architecture("tiny", Dimensions(vocab=40, context=16, softmax=softmax, gelu="piecewise"))
     )

@@ -1,5 +1,7 @@
 """Norms that are frozen: live, seen, constant, deployed."""
 
+from typing import Literal, TypeVar
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,19 +9,22 @@ from torch import Tensor, nn
 from nas.model.decoder import Decoder, build
 from nas.model.norms import MEMORY, FrozenNorm, followed_deviations, frozen_norms, norm_of
 from nas.model.weights import deployed_weights, load_deployed, load_stored, stored_weights
+from search_spaces.architecture import Norm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.notation import parse
 
+Drawn = TypeVar("Drawn", bound=nn.Module)
+FROZEN: dict[Norm, Norm] = {"layernorm": "frozen-layernorm", "rmsnorm": "frozen-rmsnorm"}
 TINY = base_architecture("tiny", Dimensions(vocab=40, context=16))
 STREAM = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randint(40, (2, 9), generator=torch.Generator().manual_seed(1))
 
 
-def drawn(module: nn.Module) -> nn.Module:
+def drawn(module: Drawn) -> Drawn:
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
     return module
 
 
@@ -28,8 +33,8 @@ def decoder(name: str = "SM+fLN+R") -> Decoder:
 
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
-def test_until_it_is_frozen_it_is_the_norm_it_stands_for(kind: str) -> None:
-    frozen, live = drawn(norm_of(f"frozen-{kind}", 8)), drawn(norm_of(kind, 8))
+def test_until_it_is_frozen_it_is_the_norm_it_stands_for(kind: Literal["layernorm", "rmsnorm"]) -> None:
+    frozen, live = drawn(norm_of(FROZEN[kind], 8)), drawn(norm_of(kind, 8))
     torch.testing.assert_close(frozen(STREAM), live(STREAM))
 
 
@@ -99,6 +104,7 @@ def test_deployed_gains_have_taken_up_the_constant_and_load_back() -> None:
     model = frozen_decoder()
     weights = deployed_weights(model)
     norm = model.layers[0].norm1
+    assert isinstance(norm, FrozenNorm)
     torch.testing.assert_close(weights["layers.0.norm1.weight"], norm.weight / norm.sigma)
     assert not [name for name in weights if name.endswith(("sigma", "frozen"))]
     again = decoder()

@@ -9,6 +9,7 @@ import torch
 
 from costmodel.execution import interpreter
 from costmodel.execution.op_functions import FUNCTIONS
+from costmodel.ops import GeluForm, SoftmaxForm
 from nas.model.decoder import Decoder
 from nas.model.norms import frozen_norms
 from nas.model.weights import deployed_weights
@@ -41,7 +42,7 @@ def drawn(architecture: Architecture, seed: int = 0) -> Decoder:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
         for place, norm in enumerate(frozen_norms(model).values()):
             norm.sigma.fill_(0.5 + 0.1 * place)
             norm.set_frozen()
@@ -74,7 +75,7 @@ def test_logits_are_the_torch_models(base: Architecture, name: str) -> None:
 
 @pytest.mark.parametrize(("base", "name"), BLOCKS)
 @pytest.mark.parametrize(("softmax", "gelu"), FORMS)
-def test_other_forms_are_the_torch_models(base: Architecture, name: str, softmax: str, gelu: str) -> None:
+def test_other_forms_are_the_torch_models(base: Architecture, name: str, softmax: SoftmaxForm, gelu: GeluForm) -> None:
     architecture = replace(parse(name, base).architecture, softmax=softmax, gelu=gelu)
     weights, tokens, logits = torch_run(architecture, length=11)
     assert_close(interpreter.execute(lower(architecture, 11), weights, tokens), logits)
@@ -85,7 +86,7 @@ def test_other_forms_are_the_torch_models(base: Architecture, name: str, softmax
 @pytest.mark.parametrize(("base", "name"), BLOCKS)
 @pytest.mark.parametrize("softmax", ["exact", "2quad", "relu"])
 def test_a_token_against_kept_keys_and_values_is_the_last_of_the_whole_sequence(
-    base: Architecture, name: str, softmax: str
+    base: Architecture, name: str, softmax: SoftmaxForm
 ) -> None:
     architecture = replace(parse(name, base).architecture, softmax=softmax)
     weights, tokens, logits = torch_run(architecture, length=11)

@@ -1,6 +1,8 @@
 """Normalised linears train as torch's own parametrisations do, and leave nothing behind in the deployed model."""
 
+from collections.abc import Callable
 from itertools import product
+from typing import Literal, TypeAlias
 
 import numpy as np
 import pytest
@@ -13,42 +15,49 @@ from nas.model.decoder import Decoder, build
 from nas.model.weight_normalisation import LINEARS, normalise
 from nas.model.weights import deployed_weights, load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import SCALES, Normalisation, Recipe
+from nas.recipe.recipe import SCALES, Normalisation, NormalisedLinears, Recipe
 from nas.training.objective import Objective
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 
 TINY = base_architecture("tiny", Dimensions(vocab=40, context=16))
-KINDS = ("weight", "spectral")
+Kind: TypeAlias = Literal["weight", "spectral"]
+KINDS: tuple[Kind, ...] = ("weight", "spectral")
 
 
-def made(kind: str, linears: str, name: str = "SM") -> Decoder:
+def made(kind: Kind, linears: NormalisedLinears, name: str = "SM") -> Decoder:
     generator = torch.Generator().manual_seed(0)
     model = build(parse(name, TINY).architecture, generator)
     normalise(model, Normalisation(kind=kind, linears=linears), generator)
     return model
 
 
-def some_tokens(seed: int = 1) -> Tensor:
-    return torch.randint(40, (2, 11), generator=torch.Generator().manual_seed(seed))
+def linears_of_ffns(model: Decoder) -> list[nn.Module]:
+    return [
+        model.get_submodule(f"layers.{index}.ffn.{name}")
+        for index in range(len(model.layers))
+        for name in ("up", "down")
+    ]
 
 
-def train_a_little(model: nn.Module, steps: int = 3) -> None:
+def train_a_little(model: nn.Module, some_tokens: Callable[..., Tensor], steps: int = 3) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(steps):
         optimizer.zero_grad()
-        logits = model(some_tokens(step)).logits
-        nn.functional.cross_entropy(logits.flatten(0, 1), some_tokens(step + 1).flatten()).backward()
+        logits = model(some_tokens(seed=step)).logits
+        nn.functional.cross_entropy(logits.flatten(0, 1), some_tokens(seed=step + 1).flatten()).backward()
         optimizer.step()
 
 
 @pytest.mark.parametrize(
     ("kind", "linears", "name"), list(product(KINDS, LINEARS, ("SM", "SM+LN+G", "SM+ScFuFFN", "1xLHoRo-1xooMRo")))
 )
-def test_the_deployed_op_graph_is_the_trained_model(kind: str, linears: str, name: str) -> None:
+def test_the_deployed_op_graph_is_the_trained_model(
+    kind: Kind, linears: NormalisedLinears, name: str, some_tokens: Callable[..., Tensor]
+) -> None:
     model = made(kind, linears, name)
-    train_a_little(model)
+    train_a_little(model, some_tokens)
     tokens = some_tokens()
     with torch.no_grad():
         logits = model(tokens).logits[0]
@@ -58,7 +67,7 @@ def test_the_deployed_op_graph_is_the_trained_model(kind: str, linears: str, nam
 
 
 @pytest.mark.parametrize("linears", LINEARS)
-def test_the_listed_linears_are_normalised_and_no_others(linears: str) -> None:
+def test_the_listed_linears_are_normalised_and_no_others(linears: NormalisedLinears) -> None:
     plain, normed = build(TINY, torch.Generator().manual_seed(0)), made("spectral", linears, "SM+LN+G")
     before, after = deployed_weights(plain), deployed_weights(normed)
     changed = {name for name in before if not torch.allclose(before[name], after[name], rtol=1e-5)}
@@ -72,28 +81,28 @@ def test_the_listed_linears_are_normalised_and_no_others(linears: str) -> None:
         assert torch.equal(before_values, values) != linears.startswith("qkv")
 
 
-def test_weight_normalisation_starts_at_the_weight_and_trains_as_torchs_own() -> None:
+def test_weight_normalisation_starts_at_the_weight_and_trains_as_torchs_own(some_tokens: Callable[..., Tensor]) -> None:
     ours, theirs = made("weight", "ffn"), build(parse("SM", TINY).architecture, torch.Generator().manual_seed(0))
     torch.testing.assert_close(ours(some_tokens()).logits, theirs(some_tokens()).logits)
-    for layer in theirs.layers:
-        for linear in (layer.ffn.up, layer.ffn.down):
-            parametrizations.weight_norm(linear)
+    for linear in linears_of_ffns(theirs):
+        parametrizations.weight_norm(linear)
     for model in (ours, theirs):
-        train_a_little(model)
+        train_a_little(model, some_tokens)
     torch.testing.assert_close(ours(some_tokens()).logits, theirs(some_tokens()).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_spectral_normalisation_is_torchs_own_once_the_power_method_has_settled() -> None:
+def test_spectral_normalisation_is_torchs_own_once_the_power_method_has_settled(
+    some_tokens: Callable[..., Tensor],
+) -> None:
     ours, theirs = made("spectral", "ffn"), build(parse("SM", TINY).architecture, torch.Generator().manual_seed(0))
-    for layer in theirs.layers:
-        for linear in (layer.ffn.up, layer.ffn.down):
-            parametrizations.spectral_norm(linear)
+    for linear in linears_of_ffns(theirs):
+        parametrizations.spectral_norm(linear)
     for _ in range(60):
         logits = ours(some_tokens()).logits, theirs(some_tokens()).logits
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
 
 
-def test_validation_moves_no_singular_vector() -> None:
+def test_validation_moves_no_singular_vector(some_tokens: Callable[..., Tensor]) -> None:
     model = made("spectral", "qkvo+ffn")
     before = {name: value.clone() for name, value in stored_weights(model).items()}
     with torch.no_grad():
@@ -102,12 +111,12 @@ def test_validation_moves_no_singular_vector() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stored_model_goes_on_as_if_it_had_not_been_stored(kind: str) -> None:
+def test_a_stored_model_goes_on_as_if_it_had_not_been_stored(kind: Kind, some_tokens: Callable[..., Tensor]) -> None:
     model, again = made(kind, "qkvo+ffn", "SM+LN+G"), made(kind, "qkvo+ffn", "SM+LN+G")
-    train_a_little(model)
+    train_a_little(model, some_tokens)
     load_stored(again, {name: value.clone() for name, value in stored_weights(model).items()})
     for one in (model, again):
-        train_a_little(one)
+        train_a_little(one, some_tokens)
     assert torch.equal(model(some_tokens()).logits, again(some_tokens()).logits)
 
 
@@ -130,6 +139,6 @@ def test_a_recipe_normalises_its_candidate() -> None:
     ("name", "linears", "message"),
     [("HH(SM+ScFFN)", "qk", "needs block 'gpt2' or 'pythia'"), ("SM_i2", "ffn", "has nothing to act on")],
 )
-def test_what_cannot_be_normalised_is_refused(name: str, linears: str, message: str) -> None:
+def test_what_cannot_be_normalised_is_refused(name: str, linears: NormalisedLinears, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         made("weight", linears, name)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -117,8 +118,9 @@ def test_a_scale_that_no_tensor_holds_is_refused(changes, message) -> None:
 def test_a_recipe_is_finite_but_for_clipping() -> None:
     assert Recipe(clip_norm=float("inf")).clip_norm == float("inf")
     for name in ("eps", "temperature_init", "weight_decay"):
+        changes: Any = {name: float("inf")}
         with pytest.raises(UserError, match=f"`{name}` .*finite"):
-            Recipe(**{name: float("inf")})
+            Recipe(**changes)
 
 
 def test_a_model_wider_than_a_tensor_is_not_trained() -> None:

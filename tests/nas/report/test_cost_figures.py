@@ -1,12 +1,14 @@
 """Curves and bars are the prices of `estimate`, whatever way they are put together."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
+from matplotlib import pyplot as plt
 
 from costmodel.estimate import estimate
 from costmodel.network import NETWORKS, Network
-from costmodel.protocols import load_pricer
+from costmodel.protocols import derived, load_pricer
 from nas.report.cost_figures import (
     KINDS,
     MOST_BASELINES,
@@ -17,7 +19,7 @@ from nas.report.cost_figures import (
     chosen,
     sensitivity_figure,
 )
-from nas.report.draw import draw_breakdown, draw_sensitivity, plt
+from nas.report.draw import draw_breakdown, draw_sensitivity
 from search_spaces.architecture import arch_id
 from search_spaces.bases import BASES
 from search_spaces.lower import lower
@@ -29,8 +31,8 @@ ARCHITECTURES = {name: parse(name, BASE).architecture for name in ("SM+LN+G", "S
 
 @pytest.mark.parametrize("protocol", ["semi2k", "aby3"])
 @pytest.mark.parametrize("duplex", ["full", "half"])
-def test_curves_are_estimates_at_each_network(protocol: str, duplex: str) -> None:
-    pricer = replace(load_pricer(protocol, "wan"), link=replace(NETWORKS["wan"], duplex=duplex))
+def test_curves_are_estimates_at_each_network(protocol: str, duplex: Literal["full", "half"]) -> None:
+    pricer = replace(derived.load(protocol, "wan"), link=replace(NETWORKS["wan"], duplex=duplex))
     data = sensitivity_figure(ARCHITECTURES, pricer, 16)
     assert (data.bandwidth_bits_per_s, data.rtt_s) == (352e6, 0.04)
     for curve, along_rtt in zip(data.by_bandwidth, data.by_rtt, strict=True):
@@ -50,7 +52,7 @@ def test_curves_are_estimates_at_each_network(protocol: str, duplex: str) -> Non
 
 def test_on_loopback_only_the_other_axis_costs() -> None:
     """Infinite bandwidth and no RTT are settings as good as others, though no axis shows them."""
-    data = sensitivity_figure(ARCHITECTURES, load_pricer("semi2k", "loopback"), 16)
+    data = sensitivity_figure(ARCHITECTURES, derived.load("semi2k", "loopback"), 16)
     computing = estimate(lower(ARCHITECTURES["SM+LN+G"], 16), load_pricer("semi2k", "loopback")).total.latency_s
     assert data.by_bandwidth[0].latency_s[0] > data.by_bandwidth[0].latency_s[-1] > computing
     assert data.by_rtt[0].latency_s[0] > computing
@@ -106,7 +108,7 @@ def test_chosen_are_both_ends_of_the_front_and_few_baselines(make_record) -> Non
 def test_any_figure_can_be_drawn() -> None:
     """One bar, one curve, and a setting that no axis shows."""
     one = {"SM+LN+G": ARCHITECTURES["SM+LN+G"]}
-    pricer = load_pricer("semi2k", "loopback")
+    pricer = derived.load("semi2k", "loopback")
     for figure in (
         draw_breakdown(breakdown_figure(one, pricer, 1)),
         draw_sensitivity(sensitivity_figure(one, pricer, 1)),

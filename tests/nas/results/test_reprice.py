@@ -10,7 +10,7 @@ from rich.console import Console
 
 from costmodel.cost import Budget
 from costmodel.estimate import estimate
-from costmodel.protocols import load_pricer
+from costmodel.protocols import derived, load_pricer
 from nas.plot import plot
 from nas.report.reprice_lines import what_if_lines, what_if_table
 from nas.results import ledger
@@ -24,7 +24,7 @@ from search_spaces.space import load_space
 
 SPACE = load_space("gpt2-small")
 UNBOUNDED = Budget()
-PUBLISHED, SEMI2K = load_pricer(), load_pricer("semi2k", "wan")
+PUBLISHED, SEMI2K = load_pricer(), derived.load("semi2k", "wan")
 # (name, role, nats): under `published` ScFFN costs more than ReLU's neighbours, and i6 is the cheapest
 TRIALS = [
     ("SM+LN+G", "baseline", 1.0),
@@ -104,8 +104,8 @@ def test_a_budget_takes_members_out(records) -> None:
 def test_a_member_that_another_overtakes_is_said_to_be_dominated(records) -> None:
     """SM+ScFFN is made the cheapest: it then dominates whatever is worse."""
 
-    class Odd(type(SEMI2K)):  # type: ignore[misc]
-        def price(self, op):  # type: ignore[no-untyped-def]
+    class Odd(derived.Derived):
+        def price(self, op):
             price = super().price(op)
             identity = type(op).__name__ == "Linear" and op.out_features == 3072
             return replace(price, latency_s=0.0 if identity else 1.0)

@@ -2,6 +2,7 @@ import os
 
 import pytest
 import ray
+from ray import tune
 
 from nas.results import ledger
 from nas.study import ray_tune
@@ -55,7 +56,7 @@ def test_a_bug_in_this_process_keeps_its_type(trials, monkeypatch, callback):
         raise TypeError("here")
 
     def one_result(config):
-        ray_tune.tune.report({"trial_event": 1})
+        tune.report({"trial_event": 1})
 
     monkeypatch.setattr(ray_tune, "_trainable", one_result)
     monkeypatch.setattr(trials, callback, broken)

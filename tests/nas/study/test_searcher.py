@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from costmodel.cost import Budget
-from nas.study.searcher import GENERATION_SIZE, SEARCHERS, Result, TrialSchedule, dominated_at_rung
+from nas.study.searcher import GENERATION_SIZE, SEARCHERS, Proposal, Result, TrialSchedule, dominated_at_rung
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import cheapest, price_of
 from search_spaces.notation import parse
@@ -23,7 +23,7 @@ def outcome(feasible, proposal, status="completed"):
 
 def run(feasible, plan, order):
     """Runs a schedule, two trials at a time; `order` says which of the running trials ends next."""
-    running = []
+    running: list[Proposal] = []
     while True:
         while len(running) < 2 and (proposal := plan.ask()) is not None:
             running.append(proposal)
@@ -98,10 +98,10 @@ def test_diverged_trials_have_no_offspring(feasible):
 
 def test_rivals_are_eight_completed_candidates_or_none(feasible):
     plan = schedule(feasible, num_trials=20, baselines=[parse("SM+LN+G", feasible.space.base)])
-    asked = []
-    while len(asked) < 1 + 4 * GENERATION_SIZE:
-        asked.append(plan.ask())
-        plan.tell(outcome(feasible, asked[-1]))
+    asked: list[Proposal] = []
+    while len(asked) < 1 + 4 * GENERATION_SIZE and (proposal := plan.ask()) is not None:
+        asked.append(proposal)
+        plan.tell(outcome(feasible, proposal))
     generations = {proposal.generation: proposal for proposal in asked}
     assert plan.rivals(generations[2]) == ()  # sees one generation, of four trials
     assert [rival.index for rival in plan.rivals(generations[3])] == [1, 2, 3, 4, 5, 6, 7, 8]  # no baseline

@@ -7,7 +7,7 @@ from nas.corpus.corpus import Corpus
 from nas.results import ledger
 from nas.study.config import StudyConfig
 from nas.study.searcher import SEARCHERS, TrialSchedule
-from nas.study.trials import TrialEvent, Trials, TrialSetting
+from nas.study.trials import TrialEvent, Trials, TrialSetting, TrialSpec
 from nas.training.outcome import EntropySummary, Outcome, RungRecord
 
 CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=6)
@@ -55,9 +55,15 @@ DONE = TrialEvent(
 )
 
 
+def next_spec(trials: Trials) -> TrialSpec:
+    spec = trials.next_spec()
+    assert spec is not None
+    return spec
+
+
 def run_until(trials: Trials, stop_after: int) -> list[str]:
     """Runs trials one at a time; returns the ids handed out."""
-    handed = []
+    handed: list[str] = []
     while len(handed) < stop_after and (spec := trials.next_spec()) is not None:
         handed.append(spec.trial_id)
         trials.started(spec)
@@ -72,7 +78,7 @@ def test_a_resumed_run_hands_out_only_what_did_not_finish(feasible, tmp_path):
     (tmp_path / "b").mkdir()
     first = make_trials(feasible, tmp_path / "b")
     before = run_until(first, 3)
-    interrupted = first.next_spec()
+    interrupted = next_spec(first)
     first.started(interrupted)
     first.happened(interrupted, rung(0, 4.0))
     resumed = make_trials(feasible, tmp_path / "b", ledger.recover(first.path))
@@ -84,7 +90,7 @@ def test_a_resumed_run_hands_out_only_what_did_not_finish(feasible, tmp_path):
 
 def test_a_rung_reported_again_by_a_resumed_trial_is_recorded_once(feasible, tmp_path):
     trials = make_trials(feasible, tmp_path)
-    spec = trials.next_spec()
+    spec = next_spec(trials)
     trials.started(spec)
     for _ in range(2):
         trials.happened(spec, rung(0, 4.0))
@@ -94,13 +100,13 @@ def test_a_rung_reported_again_by_a_resumed_trial_is_recorded_once(feasible, tmp
 def test_rivals_reach_later_trials_with_their_rungs(feasible, tmp_path):
     trials = make_trials(feasible, tmp_path, config=replace(CONFIG, num_trials=16))
     run_until(trials, 12)
-    spec = trials.next_spec()
+    spec = next_spec(trials)
     assert [rival.rung_losses for rival in spec.rivals] == [(4.0,)] * 8
 
 
 def test_a_lost_worker_is_a_failed_trial_and_the_run_goes_on(feasible, tmp_path):
     trials = make_trials(feasible, tmp_path)
-    spec = trials.next_spec()
+    spec = next_spec(trials)
     trials.started(spec)
     trials.lost(spec, "the worker process died")
     assert ledger.read(trials.path)[-1].status == "failed"
@@ -109,7 +115,7 @@ def test_a_lost_worker_is_a_failed_trial_and_the_run_goes_on(feasible, tmp_path)
 
 def test_a_failure_is_tried_again_on_resume_under_another_name(feasible, tmp_path):
     trials = make_trials(feasible, tmp_path)
-    spec = trials.next_spec()
+    spec = next_spec(trials)
     trials.started(spec)
     trials.lost(spec, "the worker process died")
     again = make_trials(feasible, tmp_path, ledger.read(trials.path)).next_spec()
@@ -119,7 +125,7 @@ def test_a_failure_is_tried_again_on_resume_under_another_name(feasible, tmp_pat
 def test_a_failure_that_later_proposals_depend_on_is_final(feasible, tmp_path):
     config = replace(CONFIG, num_trials=12)
     trials = make_trials(feasible, tmp_path, config=config)
-    spec = trials.next_spec()
+    spec = next_spec(trials)
     trials.started(spec)
     trials.lost(spec, "the worker process died")
     run_until(trials, 8)  # the eighth is of generation 2, proposed knowing that the first had failed
@@ -129,7 +135,7 @@ def test_a_failure_that_later_proposals_depend_on_is_final(feasible, tmp_path):
 
 def test_a_halt_records_no_end_so_the_trial_is_resumable(feasible, tmp_path):
     trials = make_trials(feasible, tmp_path)
-    spec = trials.next_spec()
+    spec = next_spec(trials)
     trials.started(spec)
     trials.happened(spec, TrialEvent(event=None, status="failed", halted=True, reason="disk full"))
     trials.lost(spec, "the worker process died")
@@ -139,7 +145,7 @@ def test_a_halt_records_no_end_so_the_trial_is_resumable(feasible, tmp_path):
 
 def test_a_ledger_that_cannot_be_written_halts_the_run(feasible, tmp_path):
     trials = make_trials(feasible, tmp_path / "missing")
-    trials.started(trials.next_spec())
+    trials.started(next_spec(trials))
     assert "cannot write" in trials.halted
 
 

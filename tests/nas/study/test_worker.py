@@ -16,12 +16,8 @@ CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=
 
 
 @pytest.fixture
-def spec(feasible, tmp_path):
-    text = tmp_path / "text"
-    text.mkdir()
-    for index in range(30):
-        (text / f"m{index}.py").write_text(f"def f{index}(a, b):\n    return a * {index} + b\n" * 40)
-    corpus = prepare(str(text), vocab_size=512, cache_dir=tmp_path / "cache")
+def spec(feasible, source_files, tmp_path):
+    corpus = prepare(source_files, vocab_size=512)
     schedule = TrialSchedule(strategy=SEARCHERS["random"](feasible, ()), seed=0, num_trials=1)
     setting = TrialSetting(config=CONFIG, folder=tmp_path, corpus=corpus, device="cpu", threads=1, versions={})
     return Trials(schedule, feasible.priced.pricer, setting).next_spec()

@@ -9,28 +9,19 @@ import pytest
 import torch
 
 from nas.corpus.corpus import Corpus
-from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe
+from nas.recipe.recipe import EntropyRegularisation
 from nas.training.diagnostics import NUM_DIAGNOSES, diagnose, is_due
 from nas.training.objective import Objective
 from nas.training.trainer import train
-from search_spaces.bases import BASES
-from search_spaces.notation import parse
+from tests.nas.training.short_runs import SCALE, candidate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SCALE = replace(
-    SCALES["smoke"], seq_len=16, vocab_size=300, tokens=16 * 4 * 16, batch=4, micro_batch=4, validation_tokens=128
-)  # 16 steps of 64 tokens
 TOKENS = torch.arange(4 * 16).view(4, 16)
 
 
-def candidate(name: str, entropy: EntropyRegularisation | None = None) -> Candidate:
-    return Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=Recipe(scale=SCALE, entropy=entropy))
-
-
 def objective_with_gradients(name: str, entropy: EntropyRegularisation | None = None) -> Objective:
-    objective = Objective(candidate(name, entropy), torch.Generator().manual_seed(0))
+    objective = Objective(candidate(name, entropy=entropy), torch.Generator().manual_seed(0))
     objective.backward(TOKENS, TOKENS, num_parts=1, penalty_weight=0.16)
     return objective
 
@@ -48,9 +39,11 @@ def test_everything_learned_is_told_with_the_models_entropies() -> None:
     found = diagnose(objective, TOKENS, step=3)
     means = [layer.mean(dim=(0, 2)) for layer in objective.model(TOKENS).entropies]
     torch.testing.assert_close(torch.tensor(found.head_entropies), torch.stack(means))
+    assert found.quarter_shares is not None
     assert sum(found.quarter_shares) == pytest.approx(1)
     assert found.num_nan == [0, 0]
-    assert found.thresholds == [[pytest.approx(0.36)] * 2] * 2
+    assert found.thresholds is not None
+    assert [pytest.approx(row) for row in found.thresholds] == [[0.36] * 2] * 2
     assert found.temperatures == {f"layers.{index}": [pytest.approx(0.1)] * 2 for index in range(2)}
     assert found.scalars == {
         f"layers.{index}.ffn.residual.{name}": [1.0] for index in range(2) for name in ("alpha", "beta")
@@ -69,14 +62,16 @@ def test_gradient_norms_add_up_to_the_whole() -> None:
     objective = objective_with_gradients("SM+LN+G", EntropyRegularisation())
     norms = diagnose(objective, TOKENS, step=1).gradient_norms
     assert {"embed", "position", "layers.0", "layers.1", "penalty"} <= set(norms)
-    whole = math.sqrt(sum(float(each.grad.square().sum()) for each in objective.parameters()))
-    assert math.sqrt(sum(norm**2 for norm in norms.values())) == pytest.approx(whole, rel=1e-5)
+    whole = math.hypot(*(float(each.grad.norm()) for each in objective.parameters() if each.grad is not None))
+    assert math.hypot(*(norm or 0.0 for norm in norms.values())) == pytest.approx(whole, rel=1e-5)
 
 
 def test_nans_are_counted_by_layer_and_written_as_null() -> None:
     objective = objective_with_gradients("SM+LN+G")
     objective.model.layers[1].attention.qkv.weight.data[0, 0] = math.nan
-    objective.model.embed.weight.grad[0, 0] = math.inf
+    gradient = objective.model.embed.weight.grad
+    assert gradient is not None
+    gradient[0, 0] = math.inf
     found = diagnose(objective, TOKENS, step=1)
     assert found.num_nan == [0, 4 * 16]  # head 0 of layer 1, all 4 x 16 rows
     assert found.head_entropies[1][0] is None
@@ -89,7 +84,7 @@ def diagnoses(folder: Path) -> list[dict]:
 
 
 def test_a_run_writes_its_diagnoses_and_they_change_nothing(corpus: Corpus, tmp_path: Path) -> None:
-    made = candidate("SM(t)+ScFuFFN", EntropyRegularisation())
+    made = candidate("SM(t)+ScFuFFN", entropy=EntropyRegularisation())
     *_, kept = train(made, corpus, seed=0, folder=tmp_path)
     *_, unkept = train(made, corpus, seed=0)
     assert kept.val_loss == unkept.val_loss
@@ -117,5 +112,5 @@ def test_the_weight_of_the_penalty_follows_its_schedule(corpus: Corpus, monkeypa
         return original(self, inputs, targets, penalty_weight=penalty_weight, **rest)
 
     monkeypatch.setattr(Objective, "backward", backward)
-    list(train(candidate("SM", EntropyRegularisation(weight=0.4, warmup_share=0.25)), corpus, seed=0))
+    list(train(candidate("SM", entropy=EntropyRegularisation(weight=0.4, warmup_share=0.25)), corpus, seed=0))
     assert weights == pytest.approx([0.1, 0.2, 0.3, *[0.4] * 13])

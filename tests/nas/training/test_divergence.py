@@ -2,25 +2,20 @@
 
 import math
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 
 from nas.corpus.corpus import Corpus
-from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale
+from nas.recipe.recipe import EntropyRegularisation
 from nas.training import trainer
-from nas.training.batches import Validation
+from nas.training.batches import Validation, validate
 from nas.training.divergence import WINDOW, above_start
 from nas.training.objective import Objective
 from nas.training.trainer import train
-from search_spaces.bases import BASES
-from search_spaces.notation import parse
-
-SCALE = replace(
-    SCALES["smoke"], seq_len=16, vocab_size=300, tokens=16 * 4 * 16, batch=4, micro_batch=4, validation_tokens=128
-)  # 16 steps of 64 tokens
+from tests.nas.training.short_runs import SCALE, candidate
 
 
 def test_a_run_above_its_start_is_recognised_only_after_a_full_window() -> None:
@@ -41,10 +36,6 @@ def test_only_the_last_window_counts() -> None:
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def candidate(name: str = "SM+LN+G", scale: Scale = SCALE, entropy: EntropyRegularisation | None = None) -> Candidate:
-    return Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=Recipe(scale=scale, entropy=entropy))
-
-
 def poisoned(monkeypatch: pytest.MonkeyPatch, poison) -> None:
     """Calls `poison(objective)` before every step."""
     original = Objective.backward
@@ -59,12 +50,12 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, poison) -> None:
 def test_a_non_finite_loss_ends_the_run_and_names_the_layer(
     monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
 ) -> None:
-    def poison(objective: Objective) -> None:
-        if objective.calls == 5:
-            objective.model.layers[1].attention.qkv.weight.data[0, 0] = math.nan
-        objective.calls += 1
+    calls = count()
 
-    monkeypatch.setattr(Objective, "calls", 0, raising=False)
+    def poison(objective: Objective) -> None:
+        if next(calls) == 5:
+            objective.model.layers[1].attention.qkv.weight.data[0, 0] = math.nan
+
     poisoned(monkeypatch, poison)
     *_, outcome = train(candidate(), corpus, seed=0, folder=tmp_path)
     assert (outcome.status, outcome.steps, outcome.layer) == ("diverged", 6, "layers.1.attention.qkv")
@@ -126,19 +117,19 @@ def test_good_weights_to_start_from_may_get_worse_as_long_as_they_beat_frequenci
 def test_a_validation_loss_without_a_perplexity_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, corpus: Corpus, loss: float, reason: str, layer: str
 ) -> None:
-    monkeypatch.setattr(trainer, "validate", lambda *args: Validation(loss, torch.ones(2, 2)))
+    monkeypatch.setattr(trainer, "validate", lambda *args: Validation(loss, (torch.ones(2), torch.ones(2))))
     (outcome,) = train(candidate(), corpus, seed=0)
     assert (outcome.status, outcome.steps, outcome.reason, outcome.layer) == ("diverged", 4, reason, layer)
 
 
 def test_the_largest_loss_with_a_perplexity_is_no_divergence(monkeypatch: pytest.MonkeyPatch, corpus: Corpus) -> None:
-    monkeypatch.setattr(trainer, "validate", lambda *args: Validation(709.0, torch.ones(2, 2)))
+    monkeypatch.setattr(trainer, "validate", lambda *args: Validation(709.0, (torch.ones(2), torch.ones(2))))
     *_, outcome = train(candidate(), corpus, seed=0)
     assert (outcome.status, outcome.perplexity) == ("completed", math.exp(709.0))
 
 
 def test_a_validation_that_overflows_names_the_layer(monkeypatch: pytest.MonkeyPatch, corpus: Corpus) -> None:
-    original = trainer.validate
+    original = validate
 
     def poisoned_validate(model, corpus, scale):
         model.layers[1].ffn.up.weight.data[0, 0] = math.nan

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from nas.recipe.recipe import EntropyRegularisation
+from nas.recipe.recipe import EntropyRegularisation, PenaltyForm
 from nas.training.entropy import EntropyPenalty, summarise
 
 LARGEST = math.log(4)  # 1.3863 nats: the goldens have sequences of 4 tokens
@@ -56,13 +56,14 @@ def test_the_weight_is_constant_or_rises_linearly() -> None:
 def test_mean_form_does_not_depend_on_the_batch_and_the_summed_one_doubles_with_it() -> None:
     one = torch.rand(2, 1, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     two = one.repeat(1, 2, 1, 1)
-    for form, factor in (("mean", 1), ("published-code", 2)):
+    factors: dict[PenaltyForm, int] = {"mean": 1, "published-code": 2}
+    for form, factor in factors.items():
         module = EntropyPenalty(EntropyRegularisation(form=form, margin=0.0), num_layers=2, num_heads=3)
         assert module(two).item() == pytest.approx(factor * module(one).item())
 
 
 @pytest.mark.parametrize("form", ["mean", "published-code"])
-def test_layers_of_unlike_heads_count_by_their_heads(form: str) -> None:
+def test_layers_of_unlike_heads_count_by_their_heads(form: PenaltyForm) -> None:
     # Three heads in one layer, or as 2 + 0 + 1 in three: the same penalty, and gradients for the thresholds that count.
     rows = torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # batch x heads x T
     settings = EntropyRegularisation(form=form, margin=0.0)
@@ -92,14 +93,14 @@ def test_thresholds_learn_towards_the_entropies_they_see() -> None:
 
 def test_diagnosis_counts_quarters_collapse_and_overload() -> None:
     # Largest mean 4.0, T = 128: quarters end at 1, 2, 3; collapse below 0.02 ln 128 = 0.097.
-    summary = summarise(torch.tensor([[0.05, 0.5, 1.5, 2.5], [3.0, 3.5, 4.0, 0.99]]), 128)
+    summary = summarise([torch.tensor([0.05, 0.5, 1.5, 2.5]), torch.tensor([3.0, 3.5, 4.0, 0.99])], 128)
     assert summary.quarter_shares == (3 / 8, 1 / 8, 1 / 8, 3 / 8)
     assert summary.num_collapsed == 1
     assert summary.flags == ("entropy-collapse", "entropic-overload")
 
 
 def test_heads_without_any_entropy_are_collapsed_and_not_overloaded() -> None:
-    summary = summarise(torch.zeros(2, 2), 128)
+    summary = summarise([torch.zeros(2)] * 2, 128)
     assert summary.num_collapsed == 4
     assert summary.quarter_shares == (1.0, 0.0, 0.0, 0.0)
 
@@ -111,12 +112,12 @@ def test_layers_without_heads_are_not_counted() -> None:
 
 
 def test_an_even_spread_raises_no_flag() -> None:
-    assert summarise(torch.tensor([[1.0, 1.5, 2.5, 4.0]]), 128).flags == ()
+    assert summarise([torch.tensor([1.0, 1.5, 2.5, 4.0])], 128).flags == ()
 
 
 def test_non_finite_entropies_are_refused() -> None:
     with pytest.raises(ValueError, match="must be finite"):
-        summarise(torch.tensor([[1.0, math.nan]]), 128)
+        summarise([torch.tensor([1.0, math.nan])], 128)
 
 
 @pytest.mark.parametrize(

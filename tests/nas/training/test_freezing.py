@@ -11,29 +11,23 @@ from nas.corpus.corpus import Corpus
 from nas.model.norms import frozen_norms
 from nas.model.weights import load_stored
 from nas.recipe.candidate import Candidate, candidate_id
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Freezing, Recipe
+from nas.recipe.recipe import EntropyRegularisation, Freezing, Recipe
 from nas.training import checkpoint
 from nas.training.freezing import freezing_steps
 from nas.training.objective import Objective
 from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
+from tests.nas.training.short_runs import SCALE, timeless
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SCALE = replace(
-    SCALES["smoke"], seq_len=16, vocab_size=300, tokens=16 * 4 * 16, batch=4, micro_batch=4, validation_tokens=128
-)  # 16 steps of 64 tokens
 NAMES = ["layers.0.norm1", "layers.0.norm2", "layers.1.norm1", "layers.1.norm2", "final_norm"]
 
 
 def candidate(name: str = "SM+fLN+R", tokens: int = SCALE.tokens, **recipe) -> Candidate:
     scale = replace(SCALE, tokens=tokens)
     return Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=Recipe(scale=scale, **recipe))
-
-
-def timeless(events) -> list:
-    return [replace(event, seconds=0.0) for event in events]
 
 
 def test_norms_are_frozen_one_after_another() -> None:

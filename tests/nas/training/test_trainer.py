@@ -7,7 +7,6 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,17 +16,15 @@ import torch
 
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale
-from nas.training import checkpoint, trainer
+from nas.recipe.recipe import EntropyRegularisation, Recipe, Scale
+from nas.training import batches, checkpoint, trainer
 from nas.training.objective import Objective
 from nas.training.outcome import EntropySummary, Outcome, RungRecord
 from nas.training.trainer import train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
+from tests.nas.training.short_runs import SCALE, timeless
 
-SCALE = replace(
-    SCALES["smoke"], seq_len=16, vocab_size=300, tokens=16 * 4 * 16, batch=4, micro_batch=4, validation_tokens=128
-)  # 16 steps of 64 tokens
 BOTH_BLOCKS = ("tiny", "pythia-70m")
 NAMES = ("SM+LN+G", "SM+LR", "SM", "SM(t)+ScFFN")
 CHOICES = (
@@ -52,10 +49,6 @@ def candidate(
     return Candidate(architecture=parse(name, BASES[base]).architecture, recipe=Recipe(scale=scale, entropy=entropy))
 
 
-def timeless(events: Iterable) -> list:
-    return [replace(event, seconds=0.0) for event in events]
-
-
 def curve(folder: Path) -> list[dict[str, str]]:
     """metrics.csv but for the seconds."""
     with (folder / "metrics.csv").open(newline="") as file:
@@ -68,6 +61,7 @@ def test_a_run_yields_its_rungs_and_completes(corpus: Corpus, tmp_path: Path) ->
     assert [rung.tokens for rung in rungs] == [256, 512, 1024]
     assert (outcome.status, outcome.steps, outcome.tokens) == ("completed", 16, 1024)
     assert outcome.val_loss == rungs[-1].val_loss < rungs[0].val_loss < math.log(300) + 0.1
+    assert outcome.val_loss is not None
     assert outcome.perplexity == pytest.approx(math.exp(outcome.val_loss))
     assert [len(heads) for heads in outcome.entropy.head_means] == [2, 2]
     rows = curve(tmp_path)
@@ -82,6 +76,7 @@ def test_every_kind_of_layer_trains(corpus: Corpus, base: str, name: str) -> Non
     short = replace(SCALE, tokens=3 * 64, head_dim=8)
     events = list(train(candidate(name, short, REGULARISED, base), corpus, seed=0))
     assert events[-1].status == "completed"
+    assert events[-1].val_loss is not None
     assert math.isfinite(events[-1].val_loss)
 
 
@@ -130,7 +125,7 @@ original, last = trainer.train_batch, int(sys.argv[3])
 def train_batch(corpus, *, step, **rest):
     if step == last:
         os.kill(os.getpid(), signal.SIGKILL)
-    return original(corpus, step=step, **rest)
+    return batches.train_batch(corpus, step=step, **rest)
 trainer.train_batch = train_batch
 for event in trainer.train(made, open_corpus(Path(sys.argv[1])), seed=5, folder=Path(sys.argv[2])):
     pass
@@ -182,12 +177,11 @@ def killed_run(
     monkeypatch: pytest.MonkeyPatch, corpus: Corpus, folder: Path, *, before_step: int, every_s: float
 ) -> None:
     """Trains into `folder` until the process would take step `before_step` (0, 1, ...), then dies."""
-    original = trainer.train_batch
 
     def train_batch(corpus, *, step, **rest):
         if step == before_step:
             raise Killed
-        return original(corpus, step=step, **rest)
+        return batches.train_batch(corpus, step=step, **rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "train_batch", train_batch)
@@ -217,10 +211,12 @@ def test_resuming_starts_where_the_checkpoint_is(
 ) -> None:
     killed_run(monkeypatch, corpus, tmp_path, before_step=7, every_s=math.inf)
     steps = []
-    original = trainer.train_batch
-    monkeypatch.setattr(
-        trainer, "train_batch", lambda corpus, **rest: steps.append(rest["step"]) or original(corpus, **rest)
-    )
+
+    def train_batch(corpus, *, step, **rest):
+        steps.append(step)
+        return batches.train_batch(corpus, step=step, **rest)
+
+    monkeypatch.setattr(trainer, "train_batch", train_batch)
     list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path))
     assert steps == list(range(4, 16))  # from the checkpoint of the first rung, after 4 steps
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from costmodel.cost import Budget
 from costmodel.estimate import Pricer, estimate
-from search_spaces.architecture import Architecture, Block, Layer, Norm
+from search_spaces.architecture import Architecture, Attention, Block, Ffn, Layer, Norm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.budget.deployed_graph import deployed_graph
 from search_spaces.budget.feasible import num_deployed, within_budget
@@ -27,8 +27,8 @@ ALONE = (Layer(ffn="none"), Layer(attention="none", ffn="relu"), Layer(attention
 @st.composite
 def layers(draw: st.DrawFn) -> Layer:
     """Mostly what folding changes: linear FFNs, frozen norms, attention or FFN alone, nothing."""
-    attention = draw(st.sampled_from(("softmax", "softmax-temperature", "none")))
-    ffn = draw(st.sampled_from(("relu", "identity", "fused", "none")))
+    attention: Attention = draw(st.sampled_from(("softmax", "softmax-temperature", "none")))
+    ffn: Ffn = draw(st.sampled_from(("relu", "identity", "fused", "none")))
     return Layer(
         norm1="none" if attention == "none" else draw(st.sampled_from(NORMS)),
         attention=attention,

@@ -11,7 +11,7 @@ from costmodel.cost import Budget, Price
 from costmodel.errors import InfeasibleError
 from costmodel.estimate import Pricer
 from search_spaces.budget.feasible import FeasibleSpace, check_feasible, within_budget
-from search_spaces.budget.priced_space import PricedSpace, cheapest, most_expensive, price_of, price_space
+from search_spaces.budget.priced_space import Measure, PricedSpace, cheapest, most_expensive, price_of, price_space
 from search_spaces.notation import parse
 from search_spaces.space import SearchSpace, load_space, members, num_members
 
@@ -23,7 +23,8 @@ def budget_at(priced: PricedSpace, latency: float | None, sent: float | None) ->
     than the slack of half a unit an op.
     """
     bounds = {}
-    for measure, share, step in (("latency_s", latency, 0.5), ("sent_bytes", sent, 50.0)):
+    axes: dict[Measure, tuple[float | None, float]] = {"latency_s": (latency, 0.5), "sent_bytes": (sent, 50.0)}
+    for measure, (share, step) in axes.items():
         if share is not None:
             least, most = (
                 getattr(price_of(priced, end(priced, measure)), measure) for end in (cheapest, most_expensive)
@@ -123,7 +124,7 @@ def test_a_member_costing_the_budget_exactly_fits(pricer: Pricer) -> None:
     """Whatever the rounding: prices here are no whole number of the units costs are counted in."""
 
     class Thirds(type(pricer)):  # type: ignore[misc]
-        def price(self, op):  # type: ignore[no-untyped-def]
+        def price(self, op):
             price = super().price(op)
             return type(price)(latency_s=price.latency_s / 3e12, sent_bytes=price.sent_bytes / 700)
 
@@ -136,7 +137,7 @@ def test_a_member_costing_the_budget_exactly_fits(pricer: Pricer) -> None:
 
 def test_prices_beyond_64_bits_are_refused(pricer: Pricer) -> None:
     class Ages(type(pricer)):  # type: ignore[misc]
-        def price(self, op):  # type: ignore[no-untyped-def]
+        def price(self, op):
             return type(super().price(op))(latency_s=1e8, sent_bytes=0.0)
 
     with pytest.raises(ValueError, match="members of space 'tiny' must cost less than 194 days and 288 PB"):

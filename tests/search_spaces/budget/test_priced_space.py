@@ -9,6 +9,7 @@ from costmodel.ops import Op
 from costmodel.protocols import load_pricer
 from search_spaces.budget.priced_space import (
     Accounting,
+    Measure,
     cheapest,
     most_expensive,
     price_by_part,
@@ -88,7 +89,7 @@ def test_simplified_blocks_are_priced_per_depth(accounting: Accounting, pricer: 
 
 
 @pytest.mark.parametrize("measure", ["latency_s", "sent_bytes"])
-def test_cheapest_and_dearest_by_enumeration(small_space: SearchSpace, pricer: Pricer, measure: str) -> None:
+def test_cheapest_and_dearest_by_enumeration(small_space: SearchSpace, pricer: Pricer, measure: Measure) -> None:
     priced = price_space(small_space, pricer, 8)
     costs = {member: getattr(price_of(priced, member), measure) for member in members(small_space)}
     assert costs[cheapest(priced, measure)] == min(costs.values())
@@ -131,7 +132,7 @@ def test_impossible_prices_are_refused(pricer: Pricer, latency_s: float) -> None
 def test_prices_that_do_not_add_up_are_refused(accounting: Accounting, pricer: Pricer) -> None:
     """`cheapest` and every count rest on additivity, so a lowering that broke it must not go unseen."""
 
-    def lower_with_surcharge(architecture, seq_len, deployment):  # type: ignore[no-untyped-def]
+    def lower_with_surcharge(architecture, seq_len, deployment):
         graph = lower(architecture, seq_len, deployment)
         mixed = len(set(architecture.layers)) > 1
         return (*graph, *graph) if mixed else tuple(graph)
