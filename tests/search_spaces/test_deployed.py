@@ -95,7 +95,7 @@ def test_a_live_norm_ahead_of_an_ffn_in_its_own_layer_counts() -> None:
 def test_behind_the_last_live_norm_of_a_net_with_a_frozen_final_one_ffns_vanish() -> None:
     """The vocabulary projection takes up the change of basis behind layer 0's norm1, and so layer 0's own FFN goes,
     as layer 1's, and layer 2's beta."""
-    text = "1xLSoFs-1xoSoFs-1xoSoRs-l"
+    text = "1xLSoFs-1xoSoFs-1xoSoRs-m"
     assert deployed_placement(text, 3) == "1xLSooo-1xoSooo-1xoSoRo-o"
     assert regions_of(text, 3) == [(False, True), (False, True), (False, True)]
 
@@ -178,7 +178,7 @@ def test_ids_are_equal_iff_deployed_forms_are(block: Block, data: st.DataObject)
     found = [
         deployed(replace(BASES["tiny"], block=block, layers=word, final_norm=norm))
         for word in product(alphabet, repeat=2)
-        for norm in ("layernorm", "frozen-layernorm", "none")
+        for norm in ("layernorm", "frozen-rmsnorm", "none")
     ]
     assert len({*found}) == len({arch_id(one) for one in found}) == len({(arch_id(one), one) for one in found})
     assert len({*found}) < len(found)  # a frozen final norm is none

@@ -70,7 +70,12 @@ def test_states_say_which_norm_is_highest_and_whether_one_is_live(block: Block) 
         passed = boundaries(graph, source(graph), word)
         assert passed is not None
         found = [norm for layer in word for norm in (layer.norm1, layer.norm2)][block == "sas" :]
-        assert passed[2].state == (NORM_RANK[default_final_norm(word)], int("rmsnorm" in found))
+        read = [norm for layer in word for norm in (layer.norm1, layer.norm2)]
+        rank = max(NORM_RANK[norm] for norm in read)
+        uncentred = rank <= NORM_RANK["frozen-layernorm"] and "none" in read
+        assert passed[2].state == (rank, int("rmsnorm" in found), int(uncentred))
+        heads = [vertex for vertex in graph.succ[passed[2]] if isinstance(vertex, Head)]
+        assert heads == [Head(final_norm=default_final_norm(word))]
 
 
 def test_every_choice_lies_on_a_path_and_has_one_way_in_and_out() -> None:
@@ -87,9 +92,9 @@ def test_boundaries_follow_a_path_or_say_there_is_none() -> None:
     graph = free_graph(2, "gpt2", ALPHABET, (RULE,))
     passed = boundaries(graph, source(graph), (NORMED, REMOVED))
     assert passed == [
-        Boundary(depth=0, state=(0, 0, 0)),  # rank of the norm, live or not, what the constraint keeps
-        Boundary(depth=1, state=(NORM_RANK["layernorm"], 1, 0)),
-        Boundary(depth=2, state=(NORM_RANK["layernorm"], 1, 1)),
+        Boundary(depth=0, state=(0, 0, 0, 0)),  # rank of the norm, live or not, uncentred or not, the constraint's
+        Boundary(depth=1, state=(NORM_RANK["layernorm"], 1, 0, 0)),
+        Boundary(depth=2, state=(NORM_RANK["layernorm"], 1, 0, 1)),
     ]
     assert boundaries(graph, source(graph), (REMOVED, KEPT)) is None
 

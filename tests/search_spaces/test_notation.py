@@ -137,7 +137,8 @@ def test_every_letter_is_a_choice_of_its_own() -> None:
         ("12xLSLGo-L", "layernorm", "SM+LN+G"),
         ("12xLSLGo-o", "none", "12xLSLGo-o"),
         ("12xoSoRo-l", "frozen-layernorm", "12xoSoRo-l"),
-        ("6xmSoRo-6xlSoRo", "frozen-layernorm", "6xmSoRo-6xlSoRo"),  # of highest rank
+        ("6xmSoRo-6xlSoRo", "frozen-rmsnorm", "6xmSoRo-6xlSoRo"),  # not every reader is centred
+        ("6xlSlRo-6xLSooo", "layernorm", "6xlSlRo-6xLSooo"),  # of highest rank
         ("6xlSoRo-6xMSoRo", "rmsnorm", "6xlSoRo-6xMSoRo"),
         ("HH(12xLSoRo)", "none", "HH(12xLSoRo)"),
         ("HH(12xLSoRo-M)", "rmsnorm", "HH(12xLSoRo-M)"),
