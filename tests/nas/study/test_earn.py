@@ -1,0 +1,95 @@
+"""A completed trial is folded, and what that earns is what the ledger counts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from costmodel.cost import Budget
+from costmodel.protocols import load_pricer
+from nas.corpus.corpus import Corpus
+from nas.results import ledger
+from nas.results.front import front, unearned
+from nas.results.ledger import deployed_of
+from nas.study.config import StudyConfig
+from nas.study.earn import earned_form
+from nas.study.open_run import anchors, published_members
+from nas.study.searcher import SEARCHERS, TrialSchedule
+from nas.study.trials import Trials, TrialSetting, TrialSpec
+from nas.study.worker import run_trial
+from search_spaces.architecture import arch_id
+from search_spaces.budget.feasible import within_budget
+from search_spaces.budget.priced_space import price_of, price_space
+from search_spaces.deployed import deployed, deployed_id
+from search_spaces.notation import parse
+from search_spaces.space import load_space
+
+CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def trials_of(feasible, corpus: Corpus, folder: Path, name: str, config: StudyConfig = CONFIG) -> Trials:
+    """A run whose first candidate is the named one."""
+    members = [parse(name, feasible.space.base)]
+    schedule = TrialSchedule(strategy=SEARCHERS["evolution"](feasible, members), seed=0, num_trials=1)
+    setting = TrialSetting(config=config, folder=folder, corpus=corpus, device="cpu", threads=1, versions={})
+    return Trials(schedule, feasible.priced.pricer, setting)
+
+
+def run(trials: Trials) -> TrialSpec:
+    spec = trials.next_spec()
+    assert spec is not None
+    trials.started(spec)
+    for event in run_trial(spec):
+        trials.happened(spec, event)
+    return spec
+
+
+def test_the_ledger_holds_what_is_promised_and_what_is_earned(feasible, corpus: Corpus, tmp_path: Path) -> None:
+    spec = run(trials_of(feasible, corpus, tmp_path, "SM+R_i1"))
+    (record,) = ledger.completed(ledger.read(tmp_path / ledger.FILE_NAME))
+    assert spec.deployed is not None
+    assert (record.deployed_id, record.deployed) == (arch_id(spec.deployed), "1xoSoRo-1xoSooo")
+    assert record.fold_holds
+    assert record.left_unfolded == ()
+    assert record.latency_s == record.promised_latency_s == spec.price.latency_s
+    assert record.fold_logits_error is not None
+    assert record.fold_logits_error < 1e-4
+    assert deployed_of(record, feasible.space.base) == spec.deployed
+
+
+def test_what_does_not_fold_is_paid_for(feasible, corpus: Corpus, tmp_path: Path, monkeypatch) -> None:
+    """A form with one FFN more than promised, as an ill-conditioned one would leave."""
+
+    def left_one(*args):
+        earned = earned_form(*args)
+        more = parse("1xoSoRo-1xoSoRo", feasible.space.base).architecture
+        return replace(earned, architecture=deployed(more), left=("layers.1.ffn: for the test",))
+
+    monkeypatch.setattr("nas.study.worker.earned_form", left_one)
+    run(trials_of(feasible, corpus, tmp_path, "SM+R_i1"))
+    records = ledger.read(tmp_path / ledger.FILE_NAME)
+    (record,) = ledger.completed(records)
+    assert record.promised_latency_s is not None
+    assert record.latency_s > record.promised_latency_s
+    assert record.left_unfolded == ("layers.1.ffn: for the test",)
+    between = Budget(latency_s=(record.latency_s + record.promised_latency_s) / 2)
+    assert front(records, between) == ()
+    assert unearned(records, between) == (record,)
+    assert front(records, Budget(latency_s=record.latency_s)) == (record,)
+
+
+def test_as_written_nothing_is_folded(feasible, corpus: Corpus, tmp_path: Path) -> None:
+    run(trials_of(feasible, corpus, tmp_path, "SM+R_i1", replace(CONFIG, accounting="written")))
+    (record,) = ledger.completed(ledger.read(tmp_path / ledger.FILE_NAME))
+    assert (record.deployed, record.promised_latency_s, record.fold_holds) == (None, None, None)
+
+
+def test_a_search_begins_with_each_deployed_form_once() -> None:
+    feasible = within_budget(price_space(load_space("gpt2-small"), load_pricer(), 128), Budget(latency_s=300.0))
+    found = anchors(feasible, published_members(feasible.space))
+    forms = [(deployed_id(one.architecture), one.entropy_regularised) for one in found]
+    assert len(set(forms)) == len(forms) >= 5
+    prices = sorted(price_of(feasible.priced, one).latency_s for one in found)
+    assert prices[-1] - prices[0] > 60  # over more than a minute
