@@ -56,7 +56,7 @@ class FoldableChanges:
     """Has linear FFNs that fold away kept foldable; stating either turns it on.
 
     Args:
-        floor: smallest singular value of a layer's map of the residual stream, as a share of its largest.
+        floor: smallest singular value of a layer's map of the residual stream; without an FFN all are 1.
         every: so many optimizer steps.
     """
 

@@ -2,8 +2,10 @@
 
 A layer of a linear FFN takes the residual stream X to `M X + c`, M = beta I + W / alpha, and what is deployed has all
 of them folded into changes of the stream's basis. Training leaves some directions of M close to 0, so that the inverse
-of the basis grows along them and fixed point loses its digits. So, from time to time, every singular value of M below
-a share of the largest is raised to it; the change of W, and with two linears that of `down`, is the least that does so.
+of the basis, a product over layers, grows along them and fixed point loses its digits. So, from time to time, every
+singular value of M below a floor is raised to it; the change of W, and with two linears that of `down`, is the least
+that does so. The floor is beside 1, what M is without FFN: as a share of the largest it lifts the values that it is
+measured by, and first layers, whose largest stand apart, run away.
 
 A function of weights and step alone, so that a resumed run is the run. It costs an SVD in double precision per layer.
 With frozen norms before the FFN there is no M until they freeze; such layers are left as they are.
@@ -34,7 +36,7 @@ def keep_foldable(model: Decoder, settings: Foldable | None, *, step: int, num_s
 
 @torch.no_grad()
 def floor_singular_values(ffn: FeedForward, floor: float) -> None:
-    """Raises the singular values of M to `floor` times the largest, where they are below; not of a broken M."""
+    """Raises the singular values of M to `floor` where they are below; not of a broken M."""
     one = torch.ones((), dtype=torch.float64, device=next(ffn.parameters()).device)
     alpha, beta = (one, one) if ffn.residual is None else (ffn.residual.alpha.double(), ffn.residual.beta.double())
     weight = ffn.down.weight.double() @ ffn.up.weight.double() if ffn.fused is None else ffn.fused.weight.double()
@@ -42,7 +44,7 @@ def floor_singular_values(ffn: FeedForward, floor: float) -> None:
     if not matrix.isfinite().all():  # the next loss says so
         return
     left, sizes, right = torch.linalg.svd(matrix)
-    lacking = (floor * sizes[0] - sizes).clamp(min=0)
+    lacking = (floor - sizes).clamp(min=0)
     if lacking.any():
         _add(ffn, alpha * (left * lacking) @ right)
 

@@ -33,15 +33,25 @@ def candidate(name: str = "SM+ScFFN", foldable: Foldable | None = SETTINGS) -> C
     )
 
 
-def model_of(name: str, scale: float = 20.0) -> Decoder:
-    """Its weights are large enough for singular values next to 0."""
-    model = build(candidate(name).trained, torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(scale)
-            elif parameter.ndim == 0:
-                parameter.mul_(-0.7)
+@torch.no_grad()
+def model_of(name: str, *, smallest: float = 0.01) -> Decoder:
+    """The singular values of every linear FFN's M are evenly spread from `smallest` to 2."""
+    generator = torch.Generator().manual_seed(0)
+    model = build(candidate(name).trained, generator)
+    for layer in model.layers:
+        ffn, size = layer.ffn, model.architecture.d_model
+        left, _, right = torch.linalg.svd(torch.randn(size, size, generator=generator))
+        product = (left * torch.linspace(2, smallest, size)) @ right
+        if ffn.residual is None:
+            product -= torch.eye(size)
+        else:
+            ffn.residual.alpha.fill_(-0.7)
+            ffn.residual.beta.fill_(0.8)
+            product = -0.7 * (product - 0.8 * torch.eye(size))
+        if ffn.fused is None:
+            ffn.down.weight.copy_(product @ torch.linalg.pinv(ffn.up.weight))
+        else:
+            ffn.fused.weight.copy_(product)
     return model
 
 
@@ -52,9 +62,8 @@ def stream_map(ffn: FeedForward) -> Tensor:
     return (ffn(identity, identity) - ffn(zero, zero)).T.detach().double()
 
 
-def shares(ffn: FeedForward) -> Tensor:
-    sizes = torch.linalg.svdvals(stream_map(ffn))
-    return sizes / sizes[0]
+def smallest(ffn: FeedForward) -> float:
+    return float(torch.linalg.svdvals(stream_map(ffn))[-1])
 
 
 @pytest.mark.parametrize("name", ["SM+ScFuFFN", "SM+ScFFN", "SM", "2xoSoFo"])
@@ -62,11 +71,11 @@ def test_singular_values_below_the_floor_are_raised_to_it_and_nothing_else_moves
     for layer in model_of(name).layers:
         before = stream_map(layer.ffn)
         left, sizes, right = torch.linalg.svd(before)
-        assert 0 < (sizes < FLOOR * sizes[0]).sum() < len(sizes)
+        assert 0 < (sizes < FLOOR).sum() < len(sizes)
         floor_singular_values(layer.ffn, FLOOR)
-        expected = (left * sizes.clamp(min=FLOOR * sizes[0])) @ right
+        expected = (left * sizes.clamp(min=FLOOR)) @ right
         torch.testing.assert_close(stream_map(layer.ffn), expected, rtol=0, atol=1e-4 * float(sizes[0]))
-        assert shares(layer.ffn)[-1] == pytest.approx(FLOOR, rel=1e-3)
+        assert smallest(layer.ffn) == pytest.approx(FLOOR, rel=1e-3)
 
 
 def test_of_two_linears_down_changes_the_least() -> None:
@@ -80,12 +89,9 @@ def test_of_two_linears_down_changes_the_least() -> None:
 
 
 def test_what_is_within_the_floor_is_left_bit_for_bit() -> None:
-    model = model_of("SM+ScFFN", scale=1.0)
-    with torch.no_grad():
-        for layer in model.layers:
-            layer.ffn.residual.beta.fill_(1.0)
+    model = model_of("SM+ScFFN", smallest=FLOOR + 0.01)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    keep_foldable(model, Foldable(floor=0.01), step=16, num_steps=16)
+    keep_foldable(model, SETTINGS, step=16, num_steps=16)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -132,7 +138,7 @@ def test_a_run_floors_every_so_many_steps_and_at_the_end(corpus: Corpus) -> None
         if step < 5:
             assert all(map(torch.equal, run.objective.state_dict().values(), plain.objective.state_dict().values()))
         if step in (5, 10, 15, 16):
-            assert min(float(shares(layer.ffn)[-1]) for layer in run.objective.model.layers) >= FLOOR * 0.999
+            assert min(smallest(layer.ffn) for layer in run.objective.model.layers) >= FLOOR * 0.999
 
 
 @pytest.mark.parametrize(("step", "is_due"), [(1, False), (4, False), (5, True), (6, False), (15, True), (16, True)])
