@@ -16,7 +16,7 @@ all FFNs folded over that of the trained one, where 2 is the bar; by the floor, 
     architecture           without            0.3                0.5                0.7
     SM+ScFFN               72.0   3/12  13.3  73.1*  4/12  2.8   73.2  12/12  0.9   diverged*
     4xLSLGo-8xoSoFs-o      52.9   0/8   40.6                     53.7   8/8   1.5   49.1*  8/8   0.9
-    SM+ScFuFFN                                                   56.3* 12/12  0.8
+    SM+ScFuFFN             56.4  12/12   1.2                     56.3* 12/12  0.8
 
     python -m nas.train ARCH --tokens 262144 --recipe.foldable.floor 0.5 --output-dir runs/floored
     python -m nas.export runs/floored --fold --output-dir runs/floored-folded
