@@ -18,7 +18,7 @@ from costmodel.errors import UserError
 from experiments.stacked_decoder import Joint, Joints, StackedDecoder
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import Recipe
+from nas.recipe.recipe import Recipe, floored_layers
 from nas.training.batches import Validation, validation_batches
 from nas.training.optimizer import MOMENTS, adamw_over, decays
 from nas.training.outcome import Outcome, RungRecord
@@ -93,6 +93,7 @@ def _requirements(candidate: Candidate) -> list[tuple[str, Any, Any]]:
         ("folded", architecture.folded, False),
         ("piecewise GELU", has_piecewise, False),
         ("normalisation", recipe.normalisation and recipe.normalisation.kind, None),
+        ("foldable", recipe.foldable if floored_layers(architecture) else None, None),
         ("slopes", recipe.slopes, "layer"),
         ("precision", recipe.precision, "float32"),
     ]

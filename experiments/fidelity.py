@@ -21,11 +21,11 @@ from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
 from experiments.ranking import correlation_table, perplexity_table, verdicts
 from nas.corpus.corpus import prepare
+from nas.malloc import keep_freed_memory
 from nas.recipe.candidate import Candidate, trial_id
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale, ScaleName
 from nas.storage import RUNS, locked
 from nas.study.worker import worker_env
-from nas.training.malloc import keep_freed_memory
 from nas.training.outcome import Outcome
 from nas.training.trainer import train
 from search_spaces.bases import base_architecture

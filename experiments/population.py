@@ -24,10 +24,10 @@ from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from experiments.batched_training import train_population
 from nas.corpus.corpus import Corpus, prepare
+from nas.malloc import keep_freed_memory
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale, ScaleName
 from nas.study.worker import worker_env
-from nas.training.malloc import keep_freed_memory
 from nas.training.trainer import train
 from search_spaces.space import load_space, sample
 

@@ -29,10 +29,10 @@ from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import weight_shapes
 from nas.attention import causal
+from nas.malloc import keep_freed_memory
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, Recipe, ScaleName
 from nas.study.worker import worker_env
-from nas.training.malloc import keep_freed_memory
 from nas.training.objective import Objective
 from nas.training.optimizer import adamw
 from search_spaces.bases import base_architecture

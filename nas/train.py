@@ -26,16 +26,16 @@ from nas.conversion.load import load_initial
 from nas.conversion.pretrained import Pretrained, require_vocabulary
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
+from nas.interrupt import deferred_interrupt
+from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder
 from nas.model.weight_normalisation import chosen_linears
 from nas.provenance import versions
 from nas.recipe.candidate import Candidate, candidate_at
-from nas.recipe.overrides import EntropyChanges, RecipeChanges, ScaleChanges, changed
+from nas.recipe.overrides import EntropyChanges, FoldableChanges, RecipeChanges, ScaleChanges, changed
 from nas.recipe.recipe import MAX_SEED, Normalisation, NormalisedLinears, ScaleName, SlopeSharing
 from nas.storage import RUNS, locked, replace_file
 from nas.training.distributed import Team, joined
-from nas.training.interrupt import deferred_interrupt
-from nas.training.malloc import keep_freed_memory
 from nas.training.manifest import TrainingManifest, write_training
 from nas.training.outcome import Outcome, RungRecord
 from nas.training.trainer import TooLargeError, check, train
@@ -93,9 +93,10 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
     parser.add_argument("--config", action="config")
     parser.add_argument("ARCH", nargs="?", type=str, help="notation such as 'EReg(SM(t)+ScFuFFN)', or a .yaml file")
     parser.add_class_arguments(TrainConfig, skip={"arch", "recipe"})
-    parser.add_class_arguments(RecipeChanges, "recipe", skip={"scale", "entropy"})
+    parser.add_class_arguments(RecipeChanges, "recipe", skip={"scale", "entropy", "foldable"})
     parser.add_class_arguments(ScaleChanges, "recipe.scale")
     parser.add_class_arguments(EntropyChanges, "recipe.entropy")
+    parser.add_class_arguments(FoldableChanges, "recipe.foldable")
     parser.add_argument("--output_dir", type=str, help="folder of the training (default: runs/train-<UTC time>)")
     parser.add_argument("--resume", type=str, help="continue the training in this folder, or `latest`; no other flag")
     given = cli.given(parser, args).as_dict()

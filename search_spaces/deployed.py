@@ -113,6 +113,14 @@ def absorbs(block: Block, layer: Layer, region: Region) -> bool:
     return block != "sas" and region.is_free and layer.ffn in LINEAR_FFNS and layer.norm2 not in LIVE_NORMS
 
 
+def absorbed_layers(architecture: Architecture) -> list[int]:
+    """The layers of a trained architecture whose FFN vanishes; none of one that is folded already."""
+    if architecture.folded:
+        return []
+    around = enumerate(zip(architecture.layers, regions(architecture), strict=True))
+    return [index for index, (layer, region) in around if absorbs(architecture.block, layer, region)]
+
+
 def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, keeps_norm1: bool = False) -> Layer:
     """What is left of a layer: maybe neither attention nor FFN."""
     layer = replace(

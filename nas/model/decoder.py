@@ -92,7 +92,7 @@ class _GptBlock(nn.Module):
         attention = ShapedSelfAttention if architecture.block == "sas" else SelfAttention
         self.attention = None if layer.attention == "none" else attention(architecture, index, temperature_init)
         self.norm2 = norm_of(layer.norm2, architecture.d_model, affine=not architecture.folded)
-        self.ffn = None if layer.ffn == "none" else _Ffn(architecture, layer)
+        self.ffn = None if layer.ffn == "none" else FeedForward(architecture, layer)
 
     def forward(self, stream: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
         stream, entropy = self.add_attention(stream, with_entropy)
@@ -134,7 +134,7 @@ class _SasBlock(_GptBlock):
 BLOCKS: dict[Block, type[_GptBlock]] = {"gpt2": _GptBlock, "pythia": _PythiaBlock, "sas": _SasBlock}
 
 
-class _Ffn(nn.Module):
+class FeedForward(nn.Module):
     """Two linears around an activation, or one fused linear, and how the result joins the residual stream."""
 
     def __init__(self, architecture: Architecture, layer: Layer) -> None:
@@ -256,7 +256,7 @@ def _start_simplified(model: Decoder) -> None:
             queries.zero_()
             if isinstance(module.v, nn.Linear):
                 module.v.weight += torch.eye(*module.v.weight.shape)
-        elif isinstance(module, _Ffn):
+        elif isinstance(module, FeedForward):
             last = module.down if module.fused is None else module.fused
             last.weight *= math.sqrt(2 * model.architecture.num_layers)
             last.weight *= SAS_BRANCH_GAIN if module.residual is None else 1.0

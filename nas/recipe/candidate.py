@@ -7,7 +7,7 @@ from typing import Any
 
 from costmodel.errors import UserError
 from nas.recipe.papers import recipe_for
-from nas.recipe.recipe import Recipe, ScaleName, trained_architecture
+from nas.recipe.recipe import Recipe, ScaleName, floored_layers, trained_architecture
 from search_spaces.architecture import Architecture, canonical, has_frozen_norms
 from search_spaces.notation import Member, name_of
 
@@ -31,13 +31,15 @@ class Candidate:
 
 
 def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
-    """The candidate as plain data: freezing only where the architecture has norms to freeze.
+    """The candidate as plain data: freezing and foldable only where the architecture has something they act on.
 
     What is left out keeps the `candidate_id` of every candidate from before there was this field.
     """
     recipe = asdict(candidate.recipe)
     if not has_frozen_norms(candidate.architecture):
         del recipe["freezing"]
+    if candidate.recipe.foldable is None or not floored_layers(candidate.architecture):
+        del recipe["foldable"]
     return {"architecture": canonical(candidate.architecture), "recipe": recipe}
 
 

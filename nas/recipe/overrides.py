@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from costmodel.errors import UserError
-from nas.recipe.recipe import EntropyMaximum, PenaltyForm, Precision, RateSchedule, Recipe
+from nas.recipe.recipe import EntropyMaximum, Foldable, PenaltyForm, Precision, RateSchedule, Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +52,19 @@ class EntropyChanges:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FoldableChanges:
+    """Has linear FFNs that fold away kept foldable; stating either turns it on.
+
+    Args:
+        floor: smallest singular value of a layer's map of the residual stream; without an FFN all are 1.
+        every: so many optimizer steps.
+    """
+
+    floor: float | None = None
+    every: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeChanges:
     """Changes to how a candidate is trained.
 
@@ -69,6 +82,7 @@ class RecipeChanges:
 
     scale: ScaleChanges = ScaleChanges()
     entropy: EntropyChanges = EntropyChanges()
+    foldable: FoldableChanges = FoldableChanges()
     schedule: RateSchedule | None = None
     final_rate_share: float | None = None
     beta1: float | None = None
@@ -93,14 +107,16 @@ def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
             "form=published-code needs a weight of its own, such as the papers' 1e-5, since it adds up over rows and "
             "sequences; state --recipe.entropy.weight."
         )
+    stated = _stated(changes.foldable)
     return replace(
         recipe,
         scale=replace(recipe.scale, **_stated(changes.scale)),
         entropy=recipe.entropy and replace(recipe.entropy, **_stated(changes.entropy)),
+        foldable=replace(recipe.foldable or Foldable(), **stated) if stated else recipe.foldable,
         **_stated(changes),
     )
 
 
-def _stated(changes: ScaleChanges | EntropyChanges | RecipeChanges) -> dict[str, Any]:
+def _stated(changes: ScaleChanges | EntropyChanges | FoldableChanges | RecipeChanges) -> dict[str, Any]:
     values = {field.name: getattr(changes, field.name) for field in fields(changes)}
     return {name: value for name, value in values.items() if value is not None and not is_dataclass(value)}

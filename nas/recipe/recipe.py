@@ -9,6 +9,7 @@ from typing import Literal
 
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, scaled
+from search_spaces.deployed import absorbed_layers
 
 ScaleName = Literal["smoke", "proxy", "gpu", "paper"]
 RateSchedule = Literal["cosine", "linear"]
@@ -212,6 +213,25 @@ class Freezing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Foldable:
+    """Keeps linear FFNs invertible enough to be folded into a basis of the residual stream (`nas.training.foldable`).
+
+    floor: smallest singular value that a layer's map of the stream may have; without an FFN all are 1.
+    every: so many optimizer steps, and after the last one, it is seen to.
+    """
+
+    floor: float = 0.5  # the commands in nas/training/foldable.py: 0.3 leaves two linears above the bar of folding
+    every: int = 32  # 1.5 % of the seconds of a step at scale `proxy` on a core, with something to raise in every layer
+
+    def __post_init__(self) -> None:
+        if not 0 < self.floor <= 1 or not 1 <= self.every <= MAX_COUNT:
+            raise UserError(
+                f"`floor` of foldable FFNs must be above 0 and at most 1, and `every` at least 1 and at most "
+                f"{MAX_COUNT}, but got {self.floor} and {self.every}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """Everything about training that leaves the deployed model's price unchanged.
 
@@ -219,6 +239,7 @@ class Recipe:
     data: `stdlib`, `codeparrot`, `languini` or a path.
     normalisation: of the weights of linears, or None.
     freezing: of the norms that the architecture has frozen; without effect where it has none.
+    foldable: keeps linear FFNs so that they fold, or None; without effect where `floored_layers` are none.
     slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
     temperature_init: first value of every learned softmax temperature.
     clip_norm: largest norm of the whole gradient. final_rate_share: last learning rate over the peak.
@@ -231,6 +252,7 @@ class Recipe:
     entropy: EntropyRegularisation | None = None
     normalisation: Normalisation | None = None
     freezing: Freezing = Freezing()
+    foldable: Foldable | None = None
     slopes: SlopeSharing = "layer"
     schedule: RateSchedule = "cosine"
     final_rate_share: float = 0.1  # Hoffmann et al. 2022, arXiv 2203.15556, section 3: cosine to a tenth
@@ -255,6 +277,16 @@ class Recipe:
                 raise UserError(f"`{name}` of a recipe must be at least 0 and below 1, but got {value}.")
         if not 0 <= self.weight_decay < math.inf:
             raise UserError(f"`weight_decay` must be finite and not negative, but got {self.weight_decay}.")
+        if self.foldable is not None and self.normalisation is not None and self.normalisation.linears != "qk":
+            raise UserError(
+                f"FFNs are kept foldable or trained with normalised weights, not both, but got `foldable` and "
+                f"normalisation of {self.normalisation.linears!r}; leave one out."
+            )
+
+
+def floored_layers(architecture: Architecture) -> list[int]:
+    """The layers that `Foldable` acts on: their FFN vanishes when the model is folded, and no norm is before it."""
+    return [index for index in absorbed_layers(architecture) if architecture.layers[index].norm2 == "none"]
 
 
 def trained_architecture(architecture: Architecture, scale: Scale) -> Architecture:

@@ -1,7 +1,7 @@
 """The configuration of a study: what to search, within which budget, on what; and the recipe it gives a member."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costmodel.config.units import parse_bytes, parse_seconds
 from costmodel.cost import Budget
@@ -9,7 +9,7 @@ from costmodel.errors import UserError
 from costmodel.ops import Encoding
 from costmodel.protocols.primitives import Holder
 from nas.recipe.candidate import Candidate, candidate_at
-from nas.recipe.recipe import MAX_SEED, ScaleName
+from nas.recipe.recipe import MAX_SEED, Foldable, ScaleName, floored_layers
 from nas.study.searcher import SearcherName
 from search_spaces.budget.priced_space import Accounting
 from search_spaces.lower import Deployment, Projection
@@ -109,5 +109,11 @@ def flag(name: str) -> str:
 
 
 def study_candidate(config: StudyConfig, member: Member) -> Candidate:
-    """A member of the space with the recipe that the study trains it with."""
-    return candidate_at(member, config.scale, seq_len=config.seq_len, tokens=config.tokens, data=config.data)
+    """A member of the space with the recipe that the study trains it with.
+
+    Where prices are of what a candidate deploys to, its linear FFNs are kept foldable, so that it earns its price.
+    """
+    made = candidate_at(member, config.scale, seq_len=config.seq_len, tokens=config.tokens, data=config.data)
+    if config.accounting == "written" or not floored_layers(made.architecture):
+        return made
+    return replace(made, recipe=replace(made.recipe, foldable=Foldable()))

@@ -26,6 +26,7 @@ from nas.training.checkpoint import Checkpoint
 from nas.training.diagnostics import Diagnosis, diagnose, is_due
 from nas.training.distributed import SOLO, Team
 from nas.training.entropy import summarise
+from nas.training.foldable import keep_foldable
 from nas.training.freezing import freeze_due
 from nas.training.metrics import MetricsLog, StepMetrics
 from nas.training.objective import Objective
@@ -185,6 +186,7 @@ class TrainingRun:
             nn.utils.clip_grads_with_norm_(parameters, self.recipe.clip_norm, norm)
             self.optimizer.step()
             freeze_due(self.objective.model, self.recipe.freezing, step=metrics.step, num_steps=self.scale.num_steps)
+            keep_foldable(self.objective.model, self.recipe.foldable, step=metrics.step, num_steps=self.scale.num_steps)
         self.optimizer.zero_grad(set_to_none=True)
         return metrics
 

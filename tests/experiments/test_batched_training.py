@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from experiments.batched_training import Population, check, train_population
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Normalisation, Recipe
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Foldable, Normalisation, Recipe
 from nas.training.trainer import TrainingRun, train
 from search_spaces.architecture import Layer
 from search_spaces.bases import BASES
@@ -227,6 +227,7 @@ WIDER = replace(BASES["tiny"], d_ff=2 * BASES["tiny"].d_ff)
             "only normalisation=None, but SM has 'spectral'",
         ),
         ([candidate("SM+LR", slopes="global")], "only slopes='layer'"),
+        ([candidate("SM+ScFFN", foldable=Foldable())], "only foldable=None"),
         ([candidate("SM", precision="bfloat16")], "only precision='float32'"),
         ([candidate("SM"), candidate("SM", weight_decay=0.0)], "agree in dimensions and recipe"),
         (

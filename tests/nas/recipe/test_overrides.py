@@ -2,8 +2,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from nas.recipe.overrides import EntropyChanges, RecipeChanges, ScaleChanges, changed
-from nas.recipe.recipe import EntropyRegularisation, Recipe, Scale
+from nas.recipe.overrides import EntropyChanges, FoldableChanges, RecipeChanges, ScaleChanges, changed
+from nas.recipe.recipe import EntropyRegularisation, Foldable, Recipe, Scale
 
 REGULARISED = Recipe(entropy=EntropyRegularisation())
 
@@ -23,10 +23,22 @@ def test_every_change_lands_where_it_belongs():
 
 
 @pytest.mark.parametrize(
-    ("changes", "target"), [(RecipeChanges, Recipe), (ScaleChanges, Scale), (EntropyChanges, EntropyRegularisation)]
+    ("changes", "target"),
+    [
+        (RecipeChanges, Recipe),
+        (ScaleChanges, Scale),
+        (EntropyChanges, EntropyRegularisation),
+        (FoldableChanges, Foldable),
+    ],
 )
 def test_there_is_a_field_for_every_change(changes, target):
     assert {field.name for field in fields(changes)} <= {field.name for field in fields(target)}
+
+
+def test_stating_a_floor_keeps_ffns_foldable():
+    made = changed(Recipe(), RecipeChanges(foldable=FoldableChanges(floor=0.3)))
+    assert made.foldable == Foldable(floor=0.3)
+    assert changed(made, RecipeChanges(foldable=FoldableChanges(every=4))).foldable == Foldable(floor=0.3, every=4)
 
 
 def test_a_regulariser_that_is_not_there_cannot_be_changed():

@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from nas.training.interrupt import deferred_interrupt
+from nas.interrupt import deferred_interrupt
 
 
 def press() -> None:
