@@ -3,10 +3,11 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder, FeedForward, build
@@ -33,13 +34,24 @@ def candidate(name: str = "SM+ScFFN", foldable: Foldable | None = SETTINGS) -> C
     )
 
 
+def ffn_of(layer: nn.Module) -> FeedForward:
+    assert isinstance(layer.ffn, FeedForward)
+    return layer.ffn
+
+
+def fused_weight(model: Decoder) -> torch.Tensor:
+    fused = ffn_of(model.layers[0]).fused
+    assert fused is not None
+    return fused.weight
+
+
 @torch.no_grad()
 def model_of(name: str, *, smallest: float = 0.01) -> Decoder:
     """The singular values of every linear FFN's M are evenly spread from `smallest` to 2."""
     generator = torch.Generator().manual_seed(0)
     model = build(candidate(name).trained, generator)
     for layer in model.layers:
-        ffn, size = layer.ffn, model.architecture.d_model
+        ffn, size = ffn_of(layer), model.architecture.d_model
         left, _, right = torch.linalg.svd(torch.randn(size, size, generator=generator))
         product = (left * torch.linspace(2, smallest, size)) @ right
         if ffn.residual is None:
@@ -69,17 +81,17 @@ def smallest(ffn: FeedForward) -> float:
 @pytest.mark.parametrize("name", ["SM+ScFuFFN", "SM+ScFFN", "SM", "2xoSoFo"])
 def test_singular_values_below_the_floor_are_raised_to_it_and_nothing_else_moves(name: str) -> None:
     for layer in model_of(name).layers:
-        before = stream_map(layer.ffn)
+        before = stream_map(ffn_of(layer))
         left, sizes, right = torch.linalg.svd(before)
         assert 0 < (sizes < FLOOR).sum() < len(sizes)
-        floor_singular_values(layer.ffn, FLOOR)
+        floor_singular_values(ffn_of(layer), FLOOR)
         expected = (left * sizes.clamp(min=FLOOR)) @ right
-        torch.testing.assert_close(stream_map(layer.ffn), expected, rtol=0, atol=1e-4 * float(sizes[0]))
-        assert smallest(layer.ffn) == pytest.approx(FLOOR, rel=1e-3)
+        torch.testing.assert_close(stream_map(ffn_of(layer)), expected, rtol=0, atol=1e-4 * float(sizes[0]))
+        assert smallest(ffn_of(layer)) == pytest.approx(FLOOR, rel=1e-3)
 
 
 def test_of_two_linears_down_changes_the_least() -> None:
-    ffn = model_of("SM+ScFFN").layers[0].ffn
+    ffn = ffn_of(model_of("SM+ScFFN").layers[0])
     down, up = (linear.weight.detach().clone().double() for linear in (ffn.down, ffn.up))
     floor_singular_values(ffn, FLOOR)
     moved = ffn.down.weight.detach().double() - down
@@ -97,7 +109,7 @@ def test_what_is_within_the_floor_is_left_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_broken_layer_is_left_for_the_divergence_rule(broken: float) -> None:
-    ffn = model_of("SM+ScFuFFN").layers[0].ffn
+    ffn = ffn_of(model_of("SM+ScFuFFN").layers[0])
     with torch.no_grad():
         ffn.fused.weight[0, 0] = broken
     before = ffn.fused.weight.detach().clone()
@@ -131,22 +143,22 @@ def test_a_run_floors_every_so_many_steps_and_at_the_end(corpus: Corpus) -> None
     with torch.no_grad():
         for one in (run, plain):
             for layer in one.objective.model.layers:
-                layer.ffn.residual.beta.zero_()  # of a map that is far from 1
+                ffn_of(layer).residual.beta.zero_()  # of a map that is far from 1
     for step in range(1, 17):
         run.step()
         plain.step()
         if step < 5:
             assert all(map(torch.equal, run.objective.state_dict().values(), plain.objective.state_dict().values()))
         if step in (5, 10, 15, 16):
-            assert min(smallest(layer.ffn) for layer in run.objective.model.layers) >= FLOOR * 0.999
+            assert min(smallest(ffn_of(layer)) for layer in run.objective.model.layers) >= FLOOR * 0.999
 
 
 @pytest.mark.parametrize(("step", "is_due"), [(1, False), (4, False), (5, True), (6, False), (15, True), (16, True)])
 def test_it_is_seen_to_every_so_many_steps_and_after_the_last(step: int, is_due: bool) -> None:
     model = model_of("SM+ScFuFFN")
-    before = model.layers[0].ffn.fused.weight.detach().clone()
+    before = fused_weight(model).detach().clone()
     keep_foldable(model, SETTINGS, step=step, num_steps=16)
-    assert torch.equal(model.layers[0].ffn.fused.weight, before) != is_due
+    assert torch.equal(fused_weight(model), before) != is_due
 
 
 @pytest.mark.parametrize("stopped_after", [3, 5, 12])
@@ -170,7 +182,7 @@ def test_it_names_a_candidate_only_where_an_ffn_is_floored() -> None:
 
 
 @pytest.mark.parametrize("numbers", [{"floor": 0.0}, {"floor": 1.1}, {"floor": float("nan")}, {"every": 0}])
-def test_impossible_settings_are_refused(numbers: dict[str, float]) -> None:
+def test_impossible_settings_are_refused(numbers: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="`floor` of foldable FFNs must be above 0 and at most 1, and `every`"):
         Foldable(**numbers)
 
