@@ -44,7 +44,9 @@ def unearned_lines(records: Sequence[Record], budget: Budget) -> list[str]:
     """Members whose weights did not fold as the rule promised, so that they are beyond the budget."""
     lines = []
     for record in unearned(records, budget):
-        why = f"logits of its folded form are off by {record.fold_logits_error} of the largest"
+        off = record.fold_logits_error
+        how_far = "are no numbers" if off is None else f"are off by {off:.1e} of the largest"
+        why = f"its folded form failed the check: its logits, in single precision, {how_far}"
         if record.fold_holds is not False:
             earned = f"{format_seconds(record.latency_s)} and {format_bytes(record.sent_bytes)}"
             why = f"its weights earn {earned}: {'; '.join(record.left_unfolded) or 'nothing was left unfolded'}"

@@ -4,6 +4,7 @@ Knows neither Ray nor torch. A resumed run replays its ledger: the schedule prop
 that finished are told at once, and only the others are handed out.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -252,9 +253,14 @@ class Trials:
             promised_latency_s=spec.price.latency_s if run_as else None,
             promised_sent_bytes=spec.price.sent_bytes if run_as else None,
             left_unfolded=earned.left if earned else (),
-            fold_logits_error=earned.logits_error if earned else None,
-            fold_fixed_point_error=earned.fixed_point_error if earned else None,
-            trained_fixed_point_error=earned.trained_fixed_point_error if earned else None,
+            fold_logits_error=_finite(earned.logits_error) if earned else None,
+            fold_fixed_point_error=_finite(earned.fixed_point_error) if earned else None,
+            trained_fixed_point_error=_finite(earned.trained_fixed_point_error) if earned else None,
             fold_holds=earned.holds if earned else None,
-            fold_top1_agreement=earned.top1_agreement if earned else None,
+            fold_top1_agreement=_finite(earned.top1_agreement) if earned else None,
         )
+
+
+def _finite(value: float) -> float | None:
+    """None for what overflowed."""
+    return value if math.isfinite(value) else None
