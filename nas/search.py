@@ -94,7 +94,7 @@ def search(request: Request, console: Console) -> None:
     found = priceable(run_space(request.folder, config), pricer, config.workload, config.accounting)
     priced = price_space(found.space, pricer, config.workload, config.accounting)
     feasible = within_budget(priced, config.budget)
-    for line in (*_left_out(found), *overview(feasible), *_last_projection(feasible)):
+    for line in (*_left_out(found), *overview(feasible), *_extrapolated(feasible), *_last_projection(feasible)):
         console.print(line, soft_wrap=True, highlight=False)
     check_feasible(feasible)
     if request.dry_run:
@@ -106,6 +106,14 @@ def search(request: Request, console: Console) -> None:
 
 def _left_out(found: Priceable) -> list[str]:
     return [f"left out of the space: {choice}: {reason}" for choice, reason in found.left_out.items()]
+
+
+def _extrapolated(feasible: FeasibleSpace) -> list[str]:
+    """What `published` prices beyond its data: all of its rows have 12 heads in every layer."""
+    choices = feasible.space.definition.choices
+    if feasible.priced.pricer.protocol != "published" or choices is None or "softmax-half" not in choices.attention:
+        return []
+    return ["note: layers with half of the heads are priced by extrapolation, since no printed row varies heads"]
 
 
 def _last_projection(feasible: FeasibleSpace) -> list[str]:
