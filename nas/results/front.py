@@ -54,7 +54,7 @@ def ranked(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
     inside = [
         record
         for record in ledger.completed(records)
-        if record.role == "candidate" and record.fold_holds is not False and _admits(record, budget)
+        if record.role == "candidate" and record.fold_holds is not False and admits(budget, record)
     ]
     return tuple(sorted(inside, key=point))
 
@@ -64,11 +64,12 @@ def unearned(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
     return tuple(
         record
         for record in ledger.completed(records)
-        if record.role == "candidate" and (record.fold_holds is False or not _admits(record, budget))
+        if record.role == "candidate" and (record.fold_holds is False or not admits(budget, record))
     )
 
 
-def _admits(record: Record, budget: Budget) -> bool:
+def admits(budget: Budget, record: Record) -> bool:
+    """Whether a trial costs no more than the budget."""
     return budget.admits(latency_s=record.latency_s, sent_bytes=record.sent_bytes)
 
 

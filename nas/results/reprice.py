@@ -13,7 +13,7 @@ from costmodel.cost import Budget, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from nas.results import ledger
-from nas.results.front import front, point
+from nas.results.front import admits, front, point
 from nas.results.ledger import Record, deployed_of
 from nas.results.pareto import nondominated
 from search_spaces.architecture import Architecture
@@ -88,7 +88,7 @@ def what_if(
 def fate(found: WhatIf, member: Record) -> Fate:
     """What became of a re-priced member of either front."""
     if member not in found.after:
-        return "dominated" if _admits(found.budget_after, member) else "over budget"
+        return "dominated" if admits(found.budget_after, member) else "over budget"
     return "stays" if member.trial_id in {one.trial_id for one in found.before} else "enters"
 
 
@@ -118,13 +118,9 @@ def _with_range(record: Record, base: Architecture, pricer: Pricer, seq_len: int
 
 def _front(trials: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
     """The front of all trials within the budget, whatever their role, cheapest first."""
-    inside = sorted((one for one in trials if _admits(budget, one)), key=point)
+    inside = sorted((one for one in trials if admits(budget, one)), key=point)
     kept = nondominated([point(one) for one in inside])
     return tuple(one for one, keep in zip(inside, kept, strict=True) if keep)
-
-
-def _admits(budget: Budget, record: Record) -> bool:
-    return budget.admits(latency_s=record.latency_s, sent_bytes=record.sent_bytes)
 
 
 def _setting(record: Record, seq_len: int) -> str:
