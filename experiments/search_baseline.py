@@ -27,7 +27,8 @@ from nas.storage import RUNS, locked
 from nas.study.config import StudyConfig
 from nas.study.open_run import checked_meta, new_meta, open_trials
 from nas.study.run_folder import CONFIG_FILE, write_config, write_meta
-from nas.study.searcher import GENERATION_SIZE, SearcherName
+from nas.study.schedule import GENERATION_SIZE
+from nas.study.searcher import SearcherName
 from nas.study.trials import Trials
 from nas.study.worker import run_trial, worker_env
 from search_spaces.budget.feasible import within_budget
@@ -84,6 +85,7 @@ def study(settings: Settings, searcher: SearcherName, seed: int, folder: Path) -
         seq_len=settings.seq_len,
         searcher=searcher,
         num_trials=settings.num_trials,
+        finalist_seeds=0,
         scale=settings.scale,
         tokens=settings.tokens,
         seed=seed,

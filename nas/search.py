@@ -31,7 +31,7 @@ from search_spaces.notation import name_of
 from search_spaces.space import num_members
 
 # A resumed run keeps what its results depend on; only these may differ from one process to the next.
-RESUMABLE = ("num_trials", "time_budget", "max_concurrent", "ray_address")
+RESUMABLE = ("num_trials", "finalist_seeds", "time_budget", "max_concurrent", "ray_address")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

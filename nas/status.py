@@ -13,10 +13,12 @@ from costmodel.config.bugs import TRACEBACK_FILE
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
 from nas.report.progress import line
+from nas.report.seed_words import IN_NOISE, SPREAD, perplexity_text, unstable_lines
 from nas.report.summary import unearned_lines
 from nas.results import ledger
 from nas.results.front import crosses, summarise
 from nas.results.ledger import Record
+from nas.results.members import TrainedMember, in_noise
 from nas.storage import is_running
 from nas.study.run_folder import find_run, read_config, read_ledger, read_meta
 
@@ -34,17 +36,17 @@ def status(run: str) -> None:
     console = Console(soft_wrap=True, highlight=False)
     for warning in caught:
         console.print(f"warning: {warning.message}")
-    summary = summarise(records, config.budget, meta.reference)
+    summary = summarise(records, config.budget, meta.reference, finalist_seeds=config.finalist_seeds)
     baselines = len({record.index for record in records if record.role == "baseline"})
     console.print(f"run {folder}: space {config.space}, budget {config.budget_latency}, scale {config.scale}")
     console.print(f"perplexities are of {meta.tokenizer}, {meta.split}")
     live = is_running(folder)
     console.print(line(summary, config.num_trials + baselines, eta_s=None, live=live))
-    if not live and summary.ended < config.num_trials + baselines:
+    if not live and (summary.ended < config.num_trials + baselines or summary.seeds_left):
         console.print(f"nothing is running; continue with python -m nas.search --resume {folder}")
     if summary.front:
         console.print(_front_table(summary.front, config.budget))
-    for told in unearned_lines(records, config.budget):
+    for told in (*unearned_lines(records, config.budget), *unstable_lines(records)):
         console.print(told)
     for record in ledger.finished(records):
         if record.reason:
@@ -59,19 +61,19 @@ def _traceback(folder: Path, record: Record) -> Path | None:
     return path if path.exists() and str(path) not in (record.reason or "") else None
 
 
-def _front_table(members: tuple[Record, ...], budget: Budget) -> Table:
-    table = Table(title="Pareto front; * its price range crosses the budget")
+def _front_table(members: tuple[TrainedMember, ...], budget: Budget) -> Table:
+    table = Table(title=f"Pareto front; {SPREAD}; ~ {IN_NOISE}; * its price range crosses the budget")
     for heading in ("arch_id", "architecture", "runs as", "perplexity", "latency", "sent", "tokens"):
         table.add_column(heading, overflow="fold")
-    for member in members:
+    for member, mark in zip(members, in_noise(members), strict=True):
         table.add_row(
             member.arch_id,
             member.notation,
             member.deployed or "as written",
-            f"{member.perplexity:.2f}",
+            perplexity_text(member) + (" ~" if mark else ""),
             format_seconds(member.latency_s) + (" *" if crosses(member, budget) else ""),
             format_bytes(member.sent_bytes),
-            f"{member.tokens:,}",
+            f"{member.first.tokens:,}",
         )
     return table
 

@@ -1,3 +1,4 @@
+import math
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -97,6 +98,28 @@ def make_record():
             "versions": {"python": "3.11"},
         }
         return Record(**{**fields, **changes})
+
+    return make
+
+
+@pytest.fixture
+def over_seeds(make_record):
+    """Makes the records of one candidate, from its loss with each seed; None for one that diverged."""
+
+    def make(index: int, *losses: float | None, role: str = "candidate", **changes: Any) -> list[Record]:
+        return [
+            make_record(
+                index,
+                trial_id=f"t{index}-s{seed}-a0",
+                seed=seed,
+                role="replicate" if seed else role,
+                status="diverged" if loss is None else "completed",
+                val_loss=loss,
+                perplexity=None if loss is None else math.exp(loss),
+                **changes,
+            )
+            for seed, loss in enumerate(losses)
+        ]
 
     return make
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -14,6 +15,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+ERRORS = "± two standard errors"
 LABELLED = 8  # front members named in the legend; the rest are in pareto.csv
 
 
@@ -72,7 +74,7 @@ def draw_sensitivity(data: SensitivityFigure) -> Figure:
     figure.suptitle(data.title, fontsize=9)
     bandwidths = [value / 1e6 for value in data.bandwidths]
     for index, curve in enumerate(data.by_bandwidth):
-        style = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
+        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
         left.plot(bandwidths, curve.latency_s, label=curve.name, **style)
         right.plot([value * 1e3 for value in data.rtts_s], data.by_rtt[index].latency_s, **style)
     left.set_xlabel(f"bandwidth (Mbit/s), at a round-trip time of {data.rtt_s * 1e3:g} ms")
@@ -206,12 +208,14 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     axes.step(data.front.latency_min, data.front.perplexity, where="post", color="tab:blue", linewidth=1)
     names = "".join(f"\n{number}  {name}" for number, name in enumerate(data.front.names[:LABELLED], 1))
     _draw_group(axes, data.front, color="tab:blue", marker="o", label="Pareto front" + names)
+    _explain_seeds(axes, (data.front, data.dominated, data.baselines))
     axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1, label=f"budget {data.budget_min:g} min")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
     axes.yaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
     axes.set_xlabel(
-        "predicted latency per token, as deployed (minutes)\nbar: over all coefficients consistent with the data"
+        "predicted latency per token, as deployed (minutes)\n"
+        "horizontal bar: over all coefficients consistent with the data"
     )
     axes.set_ylabel("validation perplexity (log scale)")
     axes.tick_params(axis="y", which="both", labelsize=8)
@@ -222,12 +226,26 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
 
 
 def _draw_group(axes: Axes, group: Group, *, color: str, marker: str, label: str) -> None:
+    """Full marks with error bars for means over seeds, hollow ones for one seed."""
     if not group.names:
         return
-    axes.plot(group.latency_min, group.perplexity, color=color, marker=marker, markersize=5, linestyle="", label=label)
-    for perplexity, bounds in zip(group.perplexity, group.range_min, strict=True):
+    style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5, "linestyle": ""}
+    axes.plot([], [], **style, label=label)
+    marks = zip(group.latency_min, group.perplexity, group.range_min, group.spread, strict=True)
+    for latency_min, perplexity, bounds, spread in marks:
+        axes.plot([latency_min], [perplexity], **style, markerfacecolor=color if spread else "white")
+        if spread is not None:
+            below_and_above = [[perplexity - spread[0]], [spread[1] - perplexity]]
+            axes.errorbar([latency_min], [perplexity], yerr=below_and_above, color=color, linewidth=1, capsize=3)
         if bounds is not None:
             axes.hlines(perplexity, *bounds, color=color, linewidth=1, alpha=0.5)
+
+
+def _explain_seeds(axes: Axes, groups: Iterable[Group]) -> None:
+    """What full and hollow marks are, where both can be."""
+    if any(spread is not None for group in groups for spread in group.spread):
+        axes.plot([], [], color="0.3", marker="|", markersize=9, linestyle="", label=f"mean over seeds, {ERRORS}")
+    axes.plot([], [], color="0.3", marker="o", markersize=5, linestyle="", markerfacecolor="white", label="one seed")
 
 
 def _label(axes: Axes, group: Group) -> None:

@@ -8,6 +8,7 @@ from costmodel.protocols.published_rows import PublishedRow
 from nas.results import ledger
 from nas.results.front import front
 from nas.results.ledger import Record
+from nas.results.members import TrainedMember, members
 from nas.results.reprice import WhatIf
 
 PRIOR_RANGE_SHARE = 0.005  # a latency range narrower than this share of the latency is no wider than its marker
@@ -15,12 +16,17 @@ LONGEST_NAME = 24  # characters of a label
 
 
 class Group(NamedTuple):
-    """Trials drawn alike. latency_min: minutes; half-open price range in minutes per trial, or None."""
+    """Members drawn alike, at the means over their seeds.
+
+    latency_min: minutes. range_min: price range in minutes, or None. spread: perplexities two standard errors below and
+    above the mean loss, or None for one seed.
+    """
 
     names: tuple[str, ...]
     latency_min: tuple[float, ...]
     perplexity: tuple[float, ...]
     range_min: tuple[tuple[float, float] | None, ...]
+    spread: tuple[tuple[float, float] | None, ...]
 
 
 class FrontFigure(NamedTuple):
@@ -63,20 +69,19 @@ def front_figure(
 ) -> FrontFigure:
     """The data of the Pareto plot of a ledger."""
     assert budget.latency_s is not None
-    members = front(records, budget)
-    done = ledger.completed(records)
-    on_front = {record.trial_id for record in members}
-    candidates = [one for one in done if one.role == "candidate" and one.trial_id not in on_front]
-    ended = [one for one in ledger.finished(records) if one.role == "candidate"]
+    found, trained = front(records, budget), members(records)
+    on_front = {member.candidate_id for member in found}
+    whole = [one for one in trained if not one.num_diverged]
+    ended = [one for one in ledger.finished(records) if one.role != "baseline"]
     same = [
         row for row in rows if (row.num_layers, row.seq_len) == (num_layers, seq_len) and row.perplexity is not None
     ]
     return FrontFigure(
-        title=title(done),
+        title=title(trained),
         budget_min=budget.latency_s / 60,
-        front=_group(members),
-        dominated=_group(candidates),
-        baselines=_group([one for one in done if one.role == "baseline"]),
+        front=_group(found),
+        dominated=_group([one for one in whole if one.role == "candidate" and one.candidate_id not in on_front]),
+        baselines=_group([one for one in whole if one.role == "baseline"]),
         stopped_min=tuple(one.latency_s / 60 for one in ended if one.status == "stopped"),
         diverged_min=tuple(one.latency_s / 60 for one in ended if one.status == "diverged"),
         published=Group(
@@ -84,6 +89,7 @@ def front_figure(
             latency_min=tuple(row.latency_s / 60 for row in same),
             perplexity=tuple(row.perplexity for row in same if row.perplexity is not None),
             range_min=(None,) * len(same),
+            spread=(None,) * len(same),
         ),
         published_title=f"Papers' rows, L={num_layers}, T={seq_len}\n(full scale, other corpus and tokenizer)",
     )
@@ -98,20 +104,21 @@ def what_if_figure(found: WhatIf) -> WhatIfFigure:
     )
 
 
-def title(done: Sequence[Record]) -> str:
+def title(trained: Sequence[TrainedMember]) -> str:
     """The scale and tokens behind the points."""
+    done = [member.first for member in trained]
     scales = sorted({f"scale {one.scale}, width {one.width}, {one.tokens:,} tokens" for one in done})
     corpora = sorted({f"{one.tokenizer}, {one.split}" for one in done})
     return "; ".join(scales) + "\n" + "; ".join(corpora)
 
 
-def label(record: Record) -> str:
+def label(member: TrainedMember) -> str:
     """The papers' name, or the arch_id where the placement is too long for a label."""
-    return record.notation if len(record.notation) <= LONGEST_NAME else record.arch_id
+    return member.notation if len(member.notation) <= LONGEST_NAME else member.arch_id
 
 
 def _panel(
-    found: WhatIf, trials: Sequence[Record], members: Sequence[Record], budget: Budget, title: str
+    found: WhatIf, trials: Sequence[TrainedMember], on_front: Sequence[TrainedMember], budget: Budget, title: str
 ) -> WhatIfPanel:
     first, second = ({record.trial_id for record in side} for side in (found.before, found.after))
     numbers = {record.trial_id: str(number) for number, record in enumerate(found.shown, 1)}
@@ -124,8 +131,8 @@ def _panel(
     return WhatIfPanel(
         title=title,
         budget_min=None if budget.latency_s is None else budget.latency_s / 60,
-        front_min=tuple(record.latency_s / 60 for record in members),
-        front_perplexity=tuple(record.perplexity or 0.0 for record in members),
+        front_min=tuple(member.latency_s / 60 for member in on_front),
+        front_perplexity=tuple(member.perplexity for member in on_front),
         kept=group(first & second),
         gone=group(first - second),
         new=group(second - first),
@@ -133,17 +140,18 @@ def _panel(
     )
 
 
-def _group(records: Sequence[Record]) -> Group:
+def _group(trained: Sequence[TrainedMember]) -> Group:
     return Group(
-        names=tuple(label(record) for record in records),
-        latency_min=tuple(record.latency_s / 60 for record in records),
-        perplexity=tuple(record.perplexity or 0.0 for record in records),
-        range_min=tuple(_range_min(record) for record in records),
+        names=tuple(label(member) for member in trained),
+        latency_min=tuple(member.latency_s / 60 for member in trained),
+        perplexity=tuple(member.perplexity for member in trained),
+        range_min=tuple(_range_min(member) for member in trained),
+        spread=tuple(member.perplexity_bounds for member in trained),
     )
 
 
-def _range_min(record: Record) -> tuple[float, float] | None:
-    if record.latency_s_range is None:
+def _range_min(member: TrainedMember) -> tuple[float, float] | None:
+    if member.latency_s_range is None:
         return None
-    low, high = record.latency_s_range
-    return (low / 60, high / 60) if high - low > PRIOR_RANGE_SHARE * record.latency_s else None
+    low, high = member.latency_s_range
+    return (low / 60, high / 60) if high - low > PRIOR_RANGE_SHARE * member.latency_s else None

@@ -13,6 +13,7 @@ from nas.report.draw import draw_breakdown, draw_front, draw_sensitivity, draw_w
 from nas.report.front_figures import front_figure, what_if_figure
 from nas.results import ledger
 from nas.results.ledger import Record
+from nas.results.members import TrainedMember
 from nas.results.reprice import WhatIf
 from search_spaces.architecture import Architecture
 
@@ -31,7 +32,7 @@ def plot_front(
 
 def plot_costs(
     folder: Path,
-    members: Sequence[Record],
+    members: Sequence[TrainedMember],
     records: Sequence[Record],
     base: Architecture,
     pricer: Pricer,
@@ -40,7 +41,7 @@ def plot_costs(
 ) -> tuple[Path, ...]:
     """Draws where the costs of members and of the run's baselines come from, and what a network does to them."""
     baselines = [record for record in ledger.completed(records) if record.role == "baseline"]
-    shown = chosen(members, baselines, base)
+    shown = chosen([member.dearest for member in members], baselines, base)
     if not shown:
         return ()
     plots = folder / PLOTS

@@ -21,7 +21,7 @@ def line(summary: Summary, total: int, eta_s: float | None, *, live: bool = True
     begun = f"{summary.running} {'running' if live else 'unfinished'}"
     return (
         f"{summary.ended}/{total} ended ({summary.completed} completed, {summary.stopped} stopped, "
-        f"{summary.diverged} diverged, {summary.failed} failed), {begun}, "
+        f"{summary.diverged} diverged, {summary.failed} failed), {_more_seeds(summary)}{begun}, "
         f"front {len(summary.front)}, hypervolume {_hypervolume(summary)}, best perplexity in budget {best}, "
         f"ETA {'-' if eta_s is None else format_seconds(eta_s)}"
     )
@@ -36,6 +36,7 @@ def table(summary: Summary, total: int, eta_s: float | None) -> Table:
         "stopped": str(summary.stopped),
         "diverged": str(summary.diverged),
         "failed": str(summary.failed),
+        "more seeds": f"{summary.replicates}/{summary.replicates + summary.seeds_left}",
         "front": str(len(summary.front)),
         "hypervolume": _hypervolume(summary),
         "best perplexity": "-" if summary.best is None else f"{summary.best.perplexity:.2f}",
@@ -47,17 +48,21 @@ def table(summary: Summary, total: int, eta_s: float | None) -> Table:
 
 
 class Eta:
-    """Seconds to the end, from the trials that ended since this process began; None until the first has."""
+    """Seconds to the end, from the trials that ended since this process began; None until the first has.
+
+    As if the front stayed as it is: its members lack seeds, those of another front may lack more.
+    """
 
     def __init__(self, already_ended: int) -> None:
         self._already_ended = already_ended
         self._began = time.monotonic()
 
     def __call__(self, summary: Summary, total: int) -> float | None:
-        ended_here = summary.ended - self._already_ended
+        ended_here = summary.ended + summary.replicates - self._already_ended
         if ended_here <= 0:
             return None
-        return (time.monotonic() - self._began) / ended_here * max(0, total - summary.ended)
+        left = max(0, total - summary.ended) + summary.seeds_left
+        return (time.monotonic() - self._began) / ended_here * left
 
 
 @contextmanager
@@ -93,6 +98,13 @@ def _hypervolume(summary: Summary) -> str:
     return f"{summary.hypervolume:.1f} s*nat"
 
 
+def _more_seeds(summary: Summary) -> str:
+    """Trials of the front with more seeds: of as many as the front, as it is now, is to have."""
+    if not summary.replicates and not summary.seeds_left:
+        return ""
+    return f"{summary.replicates}/{summary.replicates + summary.seeds_left} more seeds, "
+
+
 class _Refresh(Protocol):
     def __call__(self, *, force: bool = False) -> None: ...
 
@@ -106,8 +118,8 @@ def _lines(console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta)
             return
         checked = time.monotonic()
         summary, total = state()
-        if summary.ended != shown_ended:
-            shown_ended = summary.ended
+        if summary.ended + summary.replicates != shown_ended:
+            shown_ended = summary.ended + summary.replicates
             console.print(line(summary, total, eta(summary, total)), soft_wrap=True, highlight=False)
 
     return refresh

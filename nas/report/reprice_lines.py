@@ -6,8 +6,9 @@ from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
+from nas.report.seed_words import perplexity_text
 from nas.results.front import point
-from nas.results.ledger import Record
+from nas.results.members import TrainedMember
 from nas.results.pareto import dominates, knee
 from nas.results.reprice import WhatIf, fate
 from search_spaces.budget.feasible import format_budget
@@ -30,7 +31,7 @@ def what_if_table(found: WhatIf) -> Table:
             str(number),
             member.arch_id,
             member.notation + (" (baseline)" if member.role == "baseline" else ""),
-            f"{member.perplexity:.2f}",
+            perplexity_text(member),
             *(format_seconds(one.latency_s) for one in (member, before)),
             *(format_bytes(one.sent_bytes) for one in (member, before)),
             _describe_fate(found, member),
@@ -72,12 +73,12 @@ def _pick_lines(found: WhatIf) -> list[str]:
     return lines
 
 
-def _picked(members: Sequence[Record], choice: str) -> Record:
+def _picked(members: Sequence[TrainedMember], choice: str) -> TrainedMember:
     points = [point(member) for member in members]
     return members[knee(points) if choice == "knee" else min(range(len(points)), key=lambda index: points[index][1])]
 
 
-def _describe_fate(found: WhatIf, member: Record) -> str:
+def _describe_fate(found: WhatIf, member: TrainedMember) -> str:
     """The fate, and of a dominated member by whom."""
     outcome = fate(found, member)
     if outcome != "dominated":

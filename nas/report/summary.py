@@ -7,9 +7,11 @@ from pathlib import Path
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
 from costmodel.protocols.published_rows import published_rows
+from nas.report.seed_words import SPREAD, noise_marks, perplexity_text, unstable_lines
 from nas.results import ledger
 from nas.results.front import crosses, front, unearned
 from nas.results.ledger import Record
+from nas.results.members import TrainedMember, members, verdict
 from search_spaces.budget.feasible import format_budget
 
 FEW = 4  # a front of fewer members is said to be one
@@ -19,25 +21,34 @@ def closing_lines(
     records: Sequence[Record], budget: Budget, *, num_layers: int, seq_len: int, folder: Path, plots: Iterable[Path]
 ) -> list[str]:
     """Only what this run established, in order: front, baselines, order against the papers, scale, places."""
-    members = front(records, budget)
-    done = ledger.completed(records)
+    found, trained = front(records, budget), members(records)
     lines = [
-        f"front: {len(members)} {'member' if len(members) == 1 else 'members'} within {format_budget(budget)} per token"
+        f"front: {len(found)} {'member' if len(found) == 1 else 'members'} within {format_budget(budget)} per token"
     ]
-    lines += [f"  {_described(member)}{_doubt(member, budget)}" for member in members]
-    if len(members) < FEW:
+    for member, mark in zip(found, noise_marks(found), strict=True):
+        lines.append(f"  {_described(member)}{_doubt(member, budget)}{mark and f', {mark}'}")
+    if len(found) < FEW:
         lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
     lines += unearned_lines(records, budget)
-    lines += _baseline_lines(done, members)
-    lines += _order_lines(done, num_layers, seq_len)
-    example = done[0]
+    lines += unstable_lines(records)
+    lines += _baseline_lines(trained, found)
+    lines += _order_lines(trained, num_layers, seq_len)
+    example = ledger.completed(records)[0]
     lines.append(
-        f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens a candidate, one seed; "
-        f"perplexities are of {example.tokenizer}, {example.split}, and of this scale only"
+        f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens a candidate, "
+        f"{_seeds(trained)}; perplexities are of {example.tokenizer}, {example.split}, and of this scale only"
     )
     lines.append(f"plot: {', '.join(map(str, plots))}")
     lines.append(f"front: {folder / 'pareto.csv'}; configs: {folder / 'architectures'}/")
     return lines
+
+
+def _seeds(trained: Sequence[TrainedMember]) -> str:
+    """How many seeds there were, and what that allows to say."""
+    most = max(member.num_seeds for member in trained)
+    if most == 1:
+        return "one seed, which shows no difference"
+    return f"1 to {most} seeds ({SPREAD}; better and worse: by more than two of the difference)"
 
 
 def unearned_lines(records: Sequence[Record], budget: Budget) -> list[str]:
@@ -54,49 +65,53 @@ def unearned_lines(records: Sequence[Record], budget: Budget) -> list[str]:
     return lines
 
 
-def _described(record: Record) -> str:
-    runs_as = f" runs as {record.deployed}" if record.deployed not in (None, record.placement) else ""
+def _described(member: TrainedMember) -> str:
+    runs_as = f" runs as {member.deployed}" if member.deployed not in (None, member.first.placement) else ""
     return (
-        f"{record.arch_id} {record.notation}{runs_as}: perplexity {record.perplexity:.2f}, "
-        f"{format_seconds(record.latency_s)}, {format_bytes(record.sent_bytes)}"
+        f"{member.arch_id} {member.notation}{runs_as}: perplexity {perplexity_text(member)}, "
+        f"{format_seconds(member.latency_s)}, {format_bytes(member.sent_bytes)}"
     )
 
 
-def _doubt(record: Record, budget: Budget) -> str:
+def _doubt(member: TrainedMember, budget: Budget) -> str:
     """Says so where the price is within budget only for some of the coefficients the data allow."""
-    if not crosses(record, budget) or record.latency_s_range is None:
+    if not crosses(member, budget) or member.latency_s_range is None:
         return ""
-    low, high = record.latency_s_range
+    low, high = member.latency_s_range
     return f" (its range, {format_seconds(low)} to {format_seconds(high)}, crosses the budget)"
 
 
-def _baseline_lines(done: Sequence[Record], members: Sequence[Record]) -> list[str]:
-    """Each baseline with the gap of the best candidate within budget, whatever its sign."""
-    losses = [member.val_loss for member in members if member.val_loss is not None]
+def _baseline_lines(trained: Sequence[TrainedMember], found: Sequence[TrainedMember]) -> list[str]:
+    """Each baseline with the gap of the best candidate within budget, whatever its sign, and what seeds show of it."""
     lines = []
-    for baseline in (record for record in done if record.role == "baseline"):
+    for baseline in (member for member in trained if member.role == "baseline"):
         text = f"baseline outside the budget: {_described(baseline)}"
-        if losses and baseline.perplexity:
-            best = min(member.perplexity for member in members if member.perplexity is not None)
-            text += f"; best in budget is {best / baseline.perplexity - 1:+.1%} in perplexity"
+        if found:
+            best = min(found, key=lambda one: one.mean_loss)
+            gap = best.perplexity / baseline.perplexity - 1
+            text += f"; best in budget is {gap:+.1%} in perplexity: {verdict(best, baseline)}"
         lines.append(text)
     return lines
 
 
-def _order_lines(done: Sequence[Record], num_layers: int, seq_len: int) -> list[str]:
-    """Says so where this run orders published rows otherwise than the papers do."""
+def _order_lines(trained: Sequence[TrainedMember], num_layers: int, seq_len: int) -> list[str]:
+    """Says so where this run orders published rows otherwise than the papers do, and whether seeds show it."""
     printed = {
         row.notation: row.perplexity
         for row in published_rows()
         if (row.num_layers, row.seq_len) == (num_layers, seq_len) and row.perplexity is not None
     }
-    ours = {record.notation: record.perplexity for record in done if record.notation in printed and record.perplexity}
+    members_of_rows = {member.notation: member for member in trained if member.notation in printed}
+    ours = {name: member.perplexity for name, member in members_of_rows.items()}
     pairs = list(combinations(ours, 2))
     swapped = [(one, other) for one, other in pairs if (ours[one] - ours[other]) * (printed[one] - printed[other]) < 0]
     if not swapped:
         return []
+    verdicts = [verdict(members_of_rows[one], members_of_rows[other]) for one, other in swapped]
+    shown = sum(one != "no difference shown" for one in verdicts)
     return [
-        f"note: the order differs from the papers' in {len(swapped)} of {len(pairs)} pairs of published rows:",
+        f"note: the order differs from the papers' in {len(swapped)} of {len(pairs)} pairs of published rows, "
+        f"beyond noise in {shown}:",
         f"  here:   {_ascending(ours)}",
         f"  papers: {_ascending({name: printed[name] for name in ours})}",
     ]

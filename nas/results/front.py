@@ -1,5 +1,6 @@
 """What a run has found so far: its front, its best member, its hypervolume, its counts."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,13 +8,15 @@ from costmodel.cost import Budget
 from costmodel.errors import UserError
 from nas.results import ledger
 from nas.results.ledger import Record
+from nas.results.members import TrainedMember, members
 from nas.results.pareto import Point, hypervolume, knee, nondominated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Counts of candidates by how they ended, and what the completed ones within budget add up to.
+    """Counts of candidates and baselines by how they ended, and what the completed ones within budget add up to.
 
+    running: trials, replicates too. replicates: that have ended. seeds_left: that the members of the front still lack.
     hypervolume: seconds x nats, see `nas.results.pareto.hypervolume`. best: lowest perplexity within budget, or None.
     """
 
@@ -22,97 +25,114 @@ class Summary:
     stopped: int
     diverged: int
     failed: int
-    front: tuple[Record, ...]
+    replicates: int
+    seeds_left: int
+    front: tuple[TrainedMember, ...]
     hypervolume: float
-    best: Record | None
+    best: TrainedMember | None
 
     @property
     def ended(self) -> int:
         return self.completed + self.stopped + self.diverged + self.failed
 
 
-def point(record: Record) -> Point:
-    """(latency in seconds, natural log of the perplexity) of a completed trial."""
-    assert record.val_loss is not None
-    return (record.latency_s, record.val_loss)
+def point(member: TrainedMember) -> Point:
+    """(latency in seconds, natural log of the perplexity) of a trained member."""
+    return member.point
 
 
-def crosses(record: Record, budget: Budget) -> bool:
+def crosses(member: TrainedMember, budget: Budget) -> bool:
     """Whether some coefficients consistent with the cost model's data put this member over the latency budget."""
     return (
-        record.latency_s_range is not None
+        member.latency_s_range is not None
         and budget.latency_s is not None
-        and record.latency_s <= budget.latency_s < record.latency_s_range[1]
+        and member.latency_s <= budget.latency_s < member.latency_s_range[1]
     )
 
 
-def ranked(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
-    """Completed candidates within budget, cheapest first: the only trials that may be on the front.
+def ranked(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...]:
+    """Completed candidates within budget, cheapest first: the only ones that may be on the front.
 
-    At the price that their weights have earned; one whose folded form failed its check has earned none.
+    At the price that the weights of all their seeds have earned; a folded form that failed its check has earned none.
+    A candidate of which one seed diverged has no mean, and so no place: a result with a reason, not a point.
     """
-    inside = [
-        record
-        for record in ledger.completed(records)
-        if record.role == "candidate" and record.fold_holds is not False and admits(budget, record)
-    ]
+    inside = [member for member in members(records) if member.role == "candidate" and earns_a_place(member, budget)]
     return tuple(sorted(inside, key=point))
 
 
+def earns_a_place(member: TrainedMember, budget: Budget) -> bool:
+    """Whether every seed came to an end, folds as checked, and costs no more than the budget."""
+    return not member.num_diverged and all(is_admitted(trial, budget) for trial in member.trials)
+
+
+def unstable(records: Sequence[Record]) -> tuple[TrainedMember, ...]:
+    """Candidates whose first seed completed and of which another diverged."""
+    return tuple(member for member in members(records) if member.role == "candidate" and member.num_diverged)
+
+
 def unearned(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
-    """Completed candidates that were within budget by rule, and are not by what their weights fold to."""
+    """Completed trials of candidates that were within budget by rule, and are not by what their weights fold to."""
     return tuple(
-        record
-        for record in ledger.completed(records)
-        if record.role == "candidate" and (record.fold_holds is False or not admits(budget, record))
+        record for record in ledger.completed(records) if record.role != "baseline" and not is_admitted(record, budget)
     )
 
 
-def admits(budget: Budget, record: Record) -> bool:
-    """Whether a trial costs no more than the budget."""
-    return budget.admits(latency_s=record.latency_s, sent_bytes=record.sent_bytes)
+def is_admitted(record: Record, budget: Budget) -> bool:
+    """Whether what a trial's weights have earned holds, and costs no more than the budget."""
+    return record.fold_holds is not False and admits(budget, record)
 
 
-def front(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
-    """Every non-dominated completed candidate within budget, cheapest first."""
+def admits(budget: Budget, priced: Record | TrainedMember) -> bool:
+    """Whether a trial, or a member, costs no more than the budget."""
+    return budget.admits(latency_s=priced.latency_s, sent_bytes=priced.sent_bytes)
+
+
+def front(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...]:
+    """Every non-dominated completed candidate within budget, cheapest first: by means over seeds."""
     inside = ranked(records, budget)
-    kept = nondominated([point(record) for record in inside])
-    return tuple(record for record, keep in zip(inside, kept, strict=True) if keep)
+    kept = nondominated([point(member) for member in inside])
+    return tuple(member for member, keep in zip(inside, kept, strict=True) if keep)
 
 
-def summarise(records: Sequence[Record], budget: Budget, reference: Point) -> Summary:
+def summarise(records: Sequence[Record], budget: Budget, reference: Point, *, finalist_seeds: int = 0) -> Summary:
     """The state of a run from its ledger."""
     ended = ledger.finished(records)
-    counts = {
-        status: sum(one.status == status for one in ended) for status in ("completed", "stopped", "diverged", "failed")
-    }
-    started = {record.index for record in records} - {record.index for record in ended}
-    members = front(records, budget)
+    begun = {(record.index, record.seed) for record in records} - {(record.index, record.seed) for record in ended}
+    replicates = [record for record in ended if record.role == "replicate"]
+    firsts = Counter(record.status for record in ended if record.role != "replicate")
+    found = front(records, budget)
+    tried = Counter(record.candidate_id for record in ended)
     return Summary(
-        running=len(started),
-        **counts,
-        front=members,
-        hypervolume=hypervolume([point(member) for member in members], reference),
-        best=min(members, key=lambda one: point(one)[1], default=None),
+        running=len(begun),
+        completed=firsts["completed"],
+        stopped=firsts["stopped"],
+        diverged=firsts["diverged"],
+        failed=firsts["failed"],
+        replicates=len(replicates),
+        seeds_left=sum(max(0, 1 + finalist_seeds - tried[member.candidate_id]) for member in found),
+        front=found,
+        hypervolume=hypervolume([point(member) for member in found], reference),
+        best=min(found, key=lambda one: point(one)[1], default=None),
     )
 
 
 def pick(records: Sequence[Record], budget: Budget, choice: str) -> Record:
     """The completed candidate a user asks for: `knee` or `best` of the front, or one by its arch_id.
 
+    Members are chosen by their means; the record, whose weights stand for the member, is that of its first seed.
     Raises UserError if the run has no such candidate.
     """
-    members = front(records, budget)
+    found = front(records, budget)
     if choice in ("knee", "best"):
-        if not members:
+        if not found:
             raise UserError("the run has no completed candidate within its budget yet, so there is nothing to pick.")
-        points = [point(member) for member in members]
-        return members[knee(points)] if choice == "knee" else min(members, key=lambda one: point(one)[1])
-    chosen = [record for record in ledger.completed(records) if record.arch_id == choice]
+        points = [point(member) for member in found]
+        return (found[knee(points)] if choice == "knee" else min(found, key=lambda one: point(one)[1])).first
+    chosen = [member for member in members(records) if member.arch_id == choice]
     if not chosen:
-        known = ", ".join(record.arch_id for record in members) or "none"
+        known = ", ".join(member.arch_id for member in found) or "none"
         raise UserError(
             f"--pick must be knee, best or the arch_id of a completed trial (on the front: {known}), "
             f"but got {choice!r}."
         )
-    return min(chosen, key=lambda one: point(one)[1])
+    return min(chosen, key=point).first

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ FILE_NAME = "trials.jsonl"
 
 Event = Literal["started", "rung", "finished"]
 Status = Literal["running", "completed", "stopped", "diverged", "failed"]
-Role = Literal["candidate", "baseline"]
+Role = Literal["candidate", "baseline", "replicate"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,8 @@ class Record:
 
     notation: for people; placement: the layers, typed, which with the base of the run are the architecture.
     index, generation: place of the trial in the order of proposals, independent of arrival.
-    role: a `baseline` is trained for comparison only and may lie outside the budget.
+    role: a `baseline` is trained for comparison only and may lie outside the budget; a `replicate` is the candidate of
+        the same index, trained with another seed.
     rung: index of the fidelity rung a `rung` record belongs to.
     val_loss: nats per token of the named tokenizer and split; perplexity = exp(val_loss).
     entropy: mean attention entropy per layer and head, nats.
@@ -177,9 +178,9 @@ def recover(path: Path) -> tuple[Record, ...]:
 
 
 def finished(records: Iterable[Record]) -> tuple[Record, ...]:
-    """The last `finished` record of every trial index, in order of proposal."""
-    last = {record.index: record for record in records if record.event == "finished"}
-    return tuple(last[index] for index in sorted(last))
+    """The last `finished` record of every index and seed: candidates and baselines as proposed, then replicates."""
+    last = {(record.seed, record.index): record for record in records if record.event == "finished"}
+    return tuple(last[key] for key in sorted(last))
 
 
 def completed(records: Iterable[Record]) -> tuple[Record, ...]:
@@ -187,15 +188,15 @@ def completed(records: Iterable[Record]) -> tuple[Record, ...]:
     return tuple(record for record in finished(records) if record.status == "completed")
 
 
-def write_csv(path: Path, records: Iterable[Record]) -> None:
-    """The scalar columns of the records as a table."""
+def write_csv(path: Path, records: Sequence[Record], more: Sequence[Mapping[str, Any]] = ()) -> None:
+    """The scalar columns of the records as a table. more: further columns, one mapping a record, all of equal keys."""
     nested = {"entropy", "versions"}
     columns = [field.name for field in fields(Record) if field.name not in nested]
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
+        writer = csv.DictWriter(file, [*columns, *(more[0] if more else ())])
         writer.writeheader()
-        for record in records:
-            writer.writerow({name: _cell(getattr(record, name)) for name in columns})
+        for record, added in zip(records, more or [{}] * len(records), strict=True):
+            writer.writerow({name: _cell(getattr(record, name)) for name in columns} | dict(added))
 
 
 def _cell(value: Any) -> Any:

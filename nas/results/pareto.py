@@ -5,6 +5,7 @@ the same price and perplexity are both answers.
 """
 
 from collections.abc import Sequence
+from statistics import fmean
 
 import moocore
 import numpy as np
@@ -59,6 +60,14 @@ def knee(points: Sequence[Point]) -> int:
         return best
     unit = (array[front] - array[front].min(axis=0)) / extent
     return int(front[np.argmin(unit.sum(axis=1))])
+
+
+def point_of_seeds(points: Sequence[Point]) -> Point:
+    """The point of a candidate trained with several seeds: the dearest latency and the mean loss; at least one point.
+
+    Latencies differ where the weights of some seeds fold less far: a price that is promised must hold for each.
+    """
+    return max(latency_s for latency_s, _ in points), fmean(loss for _, loss in points)
 
 
 def dominates(one: Point, other: Point) -> bool:

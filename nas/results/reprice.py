@@ -1,7 +1,8 @@
 """A finished run under other prices: protocol, network, testbed, prompt or budget. Nothing is trained again.
 
-Every completed trial is priced anew, baselines too, which other prices may make worth having; perplexities are
-those of the run, trained at its own sequence length. The front is recomputed, its members before and after compared.
+Every completed trial is priced anew, baselines too, which other prices may make worth having; perplexities are those
+of the run, means over seeds, trained at its own sequence length. The front is recomputed, its members before and after
+compared.
 """
 
 from collections.abc import Sequence
@@ -13,8 +14,9 @@ from costmodel.cost import Budget, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from nas.results import ledger
-from nas.results.front import admits, front, point
+from nas.results.front import admits, earns_a_place, front, point
 from nas.results.ledger import Record, deployed_of
+from nas.results.members import TrainedMember, members
 from nas.results.pareto import nondominated
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
@@ -24,25 +26,25 @@ Fate = Literal["stays", "enters", "over budget", "dominated"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """The completed trials of a run, at their prices of then and at others.
+    """The trained members of a run, at their prices of then and at others.
 
-    trials, repriced: the same trials in the same order. before, after: the two fronts, cheapest first.
+    trials, repriced: the same members in the same order. before, after: the two fronts, cheapest first.
     seq_len_before, seq_len_after: of the prompts that are priced; all trials were trained at the first.
     """
 
-    trials: tuple[Record, ...]
-    repriced: tuple[Record, ...]
-    before: tuple[Record, ...]
-    after: tuple[Record, ...]
+    trials: tuple[TrainedMember, ...]
+    repriced: tuple[TrainedMember, ...]
+    before: tuple[TrainedMember, ...]
+    after: tuple[TrainedMember, ...]
     budget_before: Budget
     budget_after: Budget
     seq_len_before: int
     seq_len_after: int
 
     @property
-    def shown(self) -> tuple[Record, ...]:
+    def shown(self) -> tuple[TrainedMember, ...]:
         """The re-priced members of either front, cheapest first."""
-        names = {record.trial_id for record in (*self.before, *self.after)}
+        names = {member.trial_id for member in (*self.before, *self.after)}
         return tuple(sorted((one for one in self.repriced if one.trial_id in names), key=point))
 
     @property
@@ -66,18 +68,18 @@ def what_if(
 
     Raises UserError if no trial is completed, the base cannot take the sequence length, or an op has no price.
     """
-    trials = ledger.completed(records)
-    if not trials:
+    if not ledger.completed(records):
         raise UserError("the run has no completed trial yet, so there is nothing to price anew.")
-    repriced = _repriced(trials, base, pricer, seq_lens[1])
-    before, after = front(records, budgets[0]), _front(repriced, budgets[1])
-    names = {record.trial_id for record in (*before, *after)}
-    repriced = tuple(_with_range(one, base, pricer, seq_lens[1]) if one.trial_id in names else one for one in repriced)
+    repriced = _repriced(ledger.finished(records), base, pricer, seq_lens[1])
+    before, after = front(records, budgets[0]), _front(members(repriced), budgets[1])
+    names = {member.candidate_id for member in (*before, *after)}
+    shown = {member.dearest.trial_id for member in members(repriced) if member.candidate_id in names}
+    ranged = members(_with_range(one, base, pricer, seq_lens[1]) if one.trial_id in shown else one for one in repriced)
     return WhatIf(
-        trials=trials,
-        repriced=repriced,
+        trials=members(records),
+        repriced=ranged,
         before=before,
-        after=_front(repriced, budgets[1]),
+        after=_front(ranged, budgets[1]),
         budget_before=budgets[0],
         budget_after=budgets[1],
         seq_len_before=seq_lens[0],
@@ -85,7 +87,7 @@ def what_if(
     )
 
 
-def fate(found: WhatIf, member: Record) -> Fate:
+def fate(found: WhatIf, member: TrainedMember) -> Fate:
     """What became of a re-priced member of either front."""
     if member not in found.after:
         return "dominated" if admits(found.budget_after, member) else "over budget"
@@ -93,10 +95,12 @@ def fate(found: WhatIf, member: Record) -> Fate:
 
 
 def _repriced(trials: Sequence[Record], base: Architecture, pricer: Pricer, seq_len: int) -> tuple[Record, ...]:
+    """The completed of these trials at other prices, the rest as they are."""
     price_op = cache(pricer.price)
-    prices = [total_price(price_op(node.op) for node in lower(deployed_of(one, base), seq_len)) for one in trials]
-    return tuple(
-        replace(
+
+    def at_other_prices(record: Record) -> Record:
+        price = total_price(price_op(node.op) for node in lower(deployed_of(record, base), seq_len))
+        return replace(
             record,
             protocol=pricer.protocol,
             network=pricer.network,
@@ -106,8 +110,8 @@ def _repriced(trials: Sequence[Record], base: Architecture, pricer: Pricer, seq_
             latency_s=price.latency_s,
             latency_s_range=None,
         )
-        for record, price in zip(trials, prices, strict=True)
-    )
+
+    return tuple(at_other_prices(record) if record.status == "completed" else record for record in trials)
 
 
 def _with_range(record: Record, base: Architecture, pricer: Pricer, seq_len: int) -> Record:
@@ -116,12 +120,13 @@ def _with_range(record: Record, base: Architecture, pricer: Pricer, seq_len: int
     return replace(record, latency_s_range=pricer.latency_s_range(graph))
 
 
-def _front(trials: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
-    """The front of all trials within the budget, whatever their role, cheapest first."""
-    inside = sorted((one for one in trials if admits(budget, one)), key=point)
+def _front(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedMember, ...]:
+    """The front of all members within the budget, whatever their role, cheapest first."""
+    inside = sorted((one for one in trained if earns_a_place(one, budget)), key=point)
     kept = nondominated([point(one) for one in inside])
     return tuple(one for one, keep in zip(inside, kept, strict=True) if keep)
 
 
-def _setting(record: Record, seq_len: int) -> str:
+def _setting(member: TrainedMember, seq_len: int) -> str:
+    record = member.first
     return f"{record.protocol}{f' on {record.network}' if record.network else ''}, T={seq_len}"

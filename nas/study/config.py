@@ -38,6 +38,7 @@ class StudyConfig:
         accounting: prices of what a candidate deploys to, which is what is paid, or as written, as papers price.
         searcher: how candidates are chosen.
         num_trials: candidates to train, baselines not counted.
+        finalist_seeds: how many more seeds each member of the front is trained with once all candidates have ended.
         time_budget: stop after this long, with a unit; the run can be resumed.
         scale: how large, how long and how fast a candidate is trained.
         tokens: training tokens of a candidate at full fidelity; by default the scale's.
@@ -46,7 +47,7 @@ class StudyConfig:
         max_concurrent: trials at a time; by default one per core, or as many as share the GPUs.
         gpus_per_trial: share of a GPU that a trial takes.
         ray_address: an existing Ray cluster whose nodes share the run folder.
-        seed: the same seed gives the same trials and, on a CPU, the same numbers.
+        seed: the same seed gives the same trials and, on a CPU, the same numbers. Finalists take the seeds after it.
     """
 
     budget_latency: str
@@ -63,6 +64,7 @@ class StudyConfig:
     accounting: Accounting = "deployed"
     searcher: SearcherName = "evolution"
     num_trials: int = 20  # five generations of four: two before the first feedback, three after it
+    finalist_seeds: int = 2  # the fewest that show a spread and a mean that one unlucky seed does not decide
     time_budget: str | None = None
     scale: ScaleName = "proxy"
     tokens: int | None = None
@@ -76,8 +78,10 @@ class StudyConfig:
         for name in ("seq_len", "num_trials", "tokens", "max_concurrent"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{flag(name)} must be at least 1, but got {value}.")
-        if not 0 <= self.seed <= MAX_SEED:
-            raise UserError(f"--seed must be from 0 to {MAX_SEED}, but got {self.seed}.")
+        if self.finalist_seeds < 0:
+            raise UserError(f"--finalist-seeds must not be negative, but got {self.finalist_seeds}.")
+        if not 0 <= self.seed <= MAX_SEED - self.finalist_seeds:
+            raise UserError(f"--seed must be from 0 to {MAX_SEED - self.finalist_seeds}, but got {self.seed}.")
         if not 0 <= self.gpus_per_trial < float("inf"):
             raise UserError(f"--gpus-per-trial must be finite and not negative, but got {self.gpus_per_trial}.")
         if self.gpus_per_trial > 1 and self.gpus_per_trial % 1:

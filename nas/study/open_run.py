@@ -17,7 +17,8 @@ from nas.results import ledger
 from nas.results.ledger import architecture_of
 from nas.study.config import StudyConfig
 from nas.study.run_folder import Meta, read_ledger, read_meta
-from nas.study.searcher import SEARCHERS, TrialSchedule
+from nas.study.schedule import TrialSchedule
+from nas.study.searcher import SEARCHERS
 from nas.study.trials import Trials, TrialSetting
 from search_spaces.architecture import Layer
 from search_spaces.budget.feasible import FeasibleSpace
@@ -48,6 +49,7 @@ def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, fo
         seed=config.seed,
         num_trials=config.num_trials,
         baselines=[member for member in published if not feasible.fits(member) and _has_norm(member)],
+        finalist_seeds=config.finalist_seeds,
     )
     setting = TrialSetting(
         config=config,

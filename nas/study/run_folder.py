@@ -132,6 +132,7 @@ def read_config(folder: Path) -> StudyConfig:
     data = load_mapping(folder / CONFIG_FILE)
     if "accounting" not in data:  # of a time when candidates were priced as written, and gpt2-small had fewer choices
         data |= {"accounting": "written", "space": FORMER_SPACES.get(data["space"], data["space"])}
+    data.setdefault("finalist_seeds", 0)  # of a time when every candidate had one seed
     return decode(StudyConfig, data, str(folder / CONFIG_FILE))
 
 

@@ -1,15 +1,12 @@
 """One study from prepared data to a finished run folder: what `nas.search` does once it knows that something fits."""
 
 import os
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from costmodel.config.bugs import bugs_reported
-from costmodel.cost import Budget
 from costmodel.errors import StoppedError, UserError
 from nas.attention.causal import has_native
 from nas.corpus.corpus import Corpus, prepare
@@ -18,8 +15,8 @@ from nas.report.plot_files import plot_front, remove_plots
 from nas.report.progress import Eta, shown
 from nas.report.summary import closing_lines
 from nas.results import ledger
-from nas.results.front import Summary, front, summarise
-from nas.results.ledger import Record
+from nas.results.front import Summary, summarise
+from nas.results.tables import write_tables
 from nas.storage import locked
 from nas.study.config import StudyConfig
 from nas.study.open_run import checked_meta, new_meta, open_trials
@@ -27,7 +24,6 @@ from nas.study.ray_tune import Resources, RunHaltedError, run_study
 from nas.study.run_folder import Meta, new_folder, write_config, write_meta
 from nas.study.trials import Trials
 from nas.study.worker import worker_env
-from search_spaces.architecture import Architecture, dump_architecture
 from search_spaces.budget.feasible import FeasibleSpace
 
 
@@ -84,6 +80,7 @@ def _study(
     trials = open_trials(config, feasible, corpus, folder, threads=resources.threads_per_trial)
     console.print(
         f"run {folder}: {config.num_trials} candidates and {_num_baselines(trials)} baselines, "
+        f"then {config.finalist_seeds} more seeds for each member of the front, "
         f"{resources.max_concurrent} at a time, torch threads each: {resources.threads_per_trial}",
         soft_wrap=True,
         highlight=False,
@@ -134,25 +131,12 @@ def study_resources(config: StudyConfig) -> Resources:
     )
 
 
-def write_tables(folder: Path, records: Sequence[Record], budget: Budget, base: Architecture) -> None:
-    """`trials.csv`, `pareto.csv` and the architectures of the front, all derived from the ledger."""
-    members = front(records, budget)
-    ledger.write_csv(folder / "trials.csv", ledger.finished(records))
-    ledger.write_csv(folder / "pareto.csv", members)
-    architectures = folder / "architectures"
-    shutil.rmtree(architectures, ignore_errors=True)
-    architectures.mkdir()
-    for member in members:
-        text = dump_architecture(ledger.architecture_of(member, base))
-        (architectures / f"{member.arch_id}.yaml").write_text(text)
-
-
 def _train(trials: Trials, config: StudyConfig, resources: Resources, meta: Meta, console: Console) -> None:
     total = config.num_trials + _num_baselines(trials)
     eta = Eta(already_ended=len(ledger.finished(trials.records)))
 
     def state() -> tuple[Summary, int]:
-        return summarise(trials.records, config.budget, meta.reference), total
+        return summarise(trials.records, config.budget, meta.reference, finalist_seeds=config.finalist_seeds), total
 
     with shown(console, state, eta) as refresh:
         run_study(

@@ -1,9 +1,4 @@
-"""Which candidates to train next: strategies as pure functions, behind an ask/tell schedule.
-
-Reproducible by construction: proposals come in generations of a fixed size, and generation g depends only on the
-seed, on g and on the results of generations up to g - 2. The lag of one generation keeps every worker busy while
-a generation finishes, and arrival order never matters.
-"""
+"""Which candidates to train next: strategies as pure functions of a generator and of results."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -12,8 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from nas.results.ledger import Role, Status
-from nas.results.pareto import Point, dominates, ranks
+from nas.results.pareto import Point, ranks
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import cheapest, most_expensive, price_of
 from search_spaces.notation import Member
@@ -21,34 +15,9 @@ from search_spaces.variation import crossover, mutate
 
 SearcherName = Literal["evolution", "random"]
 
-GENERATION_SIZE = 4  # two workers finish a generation in two rounds; larger ones learn later, smaller ones idle
-LAG = 2  # generation g sees the results of generations up to g - LAG
-
 PARENTS = 4  # fronts are taken, best first, until there are this many parents
 CROSSOVER_SHARE = 0.5
 CHOICES = 16  # offspring drawn for a place, of which the one nearest to its latency target is taken
-MIN_RIVALS = 8  # trials that must have completed before any is stopped early: luck dominates among fewer
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Proposal:
-    """A candidate to train. `index` numbers proposals in order; baselines are for comparison only."""
-
-    index: int
-    generation: int
-    role: Role
-    member: Member
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """How a trial ended. log_perplexity is None unless it completed; rung_losses are nats per token, by rung."""
-
-    index: int
-    status: Status
-    latency_s: float
-    log_perplexity: float | None
-    rung_losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,98 +116,3 @@ def _fill(
             new.add(member)
             left -= 1
     return chosen
-
-
-class TrialSchedule:
-    """Ask for the next proposal, tell how it ended; knows the generations and the lag."""
-
-    def __init__(self, *, strategy: Strategy, seed: int, num_trials: int, baselines: Sequence[Member] = ()) -> None:
-        self.strategy = strategy
-        self.seed = seed
-        self.num_trials = num_trials
-        self.proposals: list[Proposal] = []
-        self.results: dict[int, Result] = {}
-        self._asked = 0
-        self._generation = 0
-        self._exhausted = False
-        for member in baselines:
-            self._add(member, generation=0, role="baseline")
-
-    def ask(self) -> Proposal | None:
-        """The next proposal, or None: nothing until more results are told, or nothing at all (`finished`)."""
-        if self._asked == len(self.proposals) and not self._extend():
-            return None
-        proposal = self.proposals[self._asked]
-        self._asked += 1
-        return proposal
-
-    def tell(self, result: Result) -> None:
-        self.results[result.index] = result
-
-    @property
-    def num_candidates(self) -> int:
-        return sum(proposal.role == "candidate" for proposal in self.proposals)
-
-    @property
-    def finished(self) -> bool:
-        """Whether every trial there will ever be has been asked for."""
-        return self._asked == len(self.proposals) and (self._exhausted or self.num_candidates >= self.num_trials)
-
-    def rivals(self, proposal: Proposal) -> tuple[Result, ...]:
-        """The results an early stop of this trial may depend on: candidates of generations it may see.
-
-        None until MIN_RIVALS of them have completed.
-        """
-        visible = tuple(
-            self.results[earlier.index]
-            for earlier in self.proposals
-            if earlier.role == "candidate" and earlier.generation <= proposal.generation - LAG
-        )
-        return visible if sum(one.status == "completed" for one in visible) >= MIN_RIVALS else ()
-
-    def _extend(self) -> bool:
-        """Proposes the next generation if there is to be one and it may be known; says whether it did."""
-        if self.finished or not self._visible():
-            return False
-        generation, rng = self._generation, np.random.default_rng([self.seed, self._generation])
-        seen = frozenset(proposal.member for proposal in self.proposals)
-        members = self.strategy.propose(GENERATION_SIZE, rng, seen, self._scored())
-        self._exhausted = len(members) < GENERATION_SIZE
-        for member in members[: self.num_trials - self.num_candidates]:
-            self._add(member, generation=generation, role="candidate")
-        self._generation += 1
-        return bool(members)
-
-    def _visible(self) -> bool:
-        """Whether every result the next generation depends on has been told."""
-        return all(
-            proposal.index in self.results
-            for proposal in self.proposals
-            if proposal.generation <= self._generation - LAG
-        )
-
-    def _scored(self) -> list[Scored]:
-        scored = []
-        for proposal in self.proposals:
-            result = self.results.get(proposal.index)
-            visible = proposal.role == "candidate" and proposal.generation <= self._generation - LAG
-            if visible and result is not None and result.log_perplexity is not None:
-                point = (result.latency_s, result.log_perplexity)
-                scored.append(Scored(member=proposal.member, point=point))
-        return scored
-
-    def _add(self, member: Member, *, generation: int, role: Role) -> None:
-        self.proposals.append(Proposal(index=len(self.proposals), generation=generation, role=role, member=member))
-
-
-def dominated_at_rung(rung: int, latency_s: float, val_loss: float, rivals: Iterable[Result]) -> bool:
-    """Whether an earlier trial was at least as cheap and as good at this rung, and better in one of the two.
-
-    Only then is a trial stopped early, so the cheap end of the front survives whatever its loss.
-    """
-    point = (latency_s, val_loss)
-    return any(
-        dominates((rival.latency_s, rival.rung_losses[rung]), point)
-        for rival in rivals
-        if rung < len(rival.rung_losses)
-    )

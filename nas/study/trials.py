@@ -16,9 +16,11 @@ from costmodel.estimate import Pricer
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate, candidate_id, trial_id
 from nas.results import ledger
+from nas.results.front import is_admitted
 from nas.results.ledger import Event, Record, Status
 from nas.study.config import StudyConfig, study_candidate
-from nas.study.searcher import LAG, Proposal, Result, TrialSchedule
+from nas.study.finalists import Key, Result
+from nas.study.schedule import LAG, Proposal, TrialSchedule
 from nas.training.outcome import EarnedForm, Outcome, RungRecord
 from search_spaces.architecture import Architecture, arch_id
 from search_spaces.deployed import deployed
@@ -96,7 +98,7 @@ class Trials:
         self.pricer = pricer
         self.setting = setting
         self.records = list(records)
-        self.running: dict[int, TrialSpec] = {}
+        self.running: dict[Key, TrialSpec] = {}
         self.halted: str | None = None
 
     @property
@@ -110,7 +112,7 @@ class Trials:
     def next_spec(self) -> TrialSpec | None:
         """The next trial to run, or None if there is none now; trials the ledger holds are told, not run."""
         while (proposal := self.schedule.ask()) is not None:
-            record = next((one for one in ledger.finished(self.records) if one.index == proposal.index), None)
+            record = next((one for one in ledger.finished(self.records) if self._key(one) == proposal.key), None)
             if record is None or self._is_retried(record):
                 return self._spec(proposal)
             self._check_same(proposal, record)
@@ -118,7 +120,7 @@ class Trials:
         return None
 
     def started(self, spec: TrialSpec) -> None:
-        self.running[spec.proposal.index] = spec
+        self.running[spec.proposal.key] = spec
         self._write(spec, TrialEvent(event="started", status="running"))
 
     def happened(self, spec: TrialSpec, event: TrialEvent) -> None:
@@ -129,18 +131,19 @@ class Trials:
             return
         record = self._write(spec, event)
         if record is not None and event.event == "finished":
-            self.running.pop(spec.proposal.index, None)
+            self.running.pop(spec.proposal.key, None)
             self.schedule.tell(self._result(record))
 
     def lost(self, spec: TrialSpec, reason: str) -> None:
         """A worker died without a word."""
-        if spec.proposal.index in self.running and not self.halted:
+        if spec.proposal.key in self.running and not self.halted:
             self.happened(spec, TrialEvent(event="finished", status="failed", reason=reason))
 
     def _spec(self, proposal: Proposal) -> TrialSpec:
         candidate = study_candidate(self.setting.config, proposal.member)
-        attempt = sum(one.event == "finished" and one.index == proposal.index for one in self.records)
-        name = trial_id(candidate, seed=self.setting.config.seed, attempt=attempt)
+        attempt = sum(one.event == "finished" and self._key(one) == proposal.key for one in self.records)
+        seed = self.setting.config.seed + proposal.replicate
+        name = trial_id(candidate, seed=seed, attempt=attempt)
         cost = self._priced(proposal.member.architecture)
         folds = self.setting.config.accounting == "deployed"
         return TrialSpec(
@@ -150,13 +153,16 @@ class Trials:
             deployed=deployed(proposal.member.architecture) if folds else None,
             price=cost.price,
             latency_s_range=cost.latency_s_range,
-            seed=self.setting.config.seed,
+            seed=seed,
             corpus=self.setting.corpus,
             device=self.setting.device,
             folder=self.setting.folder / "trials" / name,
             threads=self.setting.threads,
             rivals=self.schedule.rivals(proposal) if proposal.role == "candidate" else (),
         )
+
+    def _key(self, record: Record) -> Key:
+        return record.index, record.seed - self.setting.config.seed
 
     def _priced(self, architecture: Architecture) -> PricedArchitecture:
         config = self.setting.config
@@ -184,6 +190,8 @@ class Trials:
             latency_s=record.latency_s,
             log_perplexity=log_perplexity,
             rung_losses=self._rung_losses(record.trial_id) if record.status in ("completed", "stopped") else (),
+            replicate=record.seed - self.setting.config.seed,
+            admitted=is_admitted(record, self.setting.config.budget),
         )
 
     def _check_same(self, proposal: Proposal, record: Record) -> None:

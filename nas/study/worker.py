@@ -8,8 +8,8 @@ import torch
 from costmodel.config.bugs import described, report, traceback_kept
 from costmodel.errors import UserError
 from nas.malloc import keep_freed_memory
+from nas.study.early_stop import dominated_at_rung
 from nas.study.earn import earned_form
-from nas.study.searcher import dominated_at_rung
 from nas.study.trials import TrialEvent, TrialSpec
 from nas.training import checkpoint
 from nas.training.outcome import Outcome, RungRecord

@@ -24,7 +24,8 @@ from nas.results.front import front
 from nas.study.run_folder import read_config
 from search_spaces.architecture import arch_id, load_architecture
 
-ARGS = ("--budget-latency", "6.22s", "--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3")
+SPACE = ("--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3")
+ARGS = ("--budget-latency", "6.22s", *SPACE, "--finalist-seeds", "1")
 NUM_TRIALS = 10
 
 
@@ -65,7 +66,8 @@ def test_a_run_leaves_everything_it_promises(finished):
     for name in ("run.yaml", "meta.json", "trials.jsonl", "trials.csv", "pareto.csv", "plots/pareto.png"):
         assert (folder / name).stat().st_size > 0, name
     records = ledger.finished(ledger.read(folder / ledger.FILE_NAME))
-    assert [record.index for record in records] == list(range(NUM_TRIALS))
+    assert [record.index for record in records][:NUM_TRIALS] == list(range(NUM_TRIALS))
+    assert {record.role for record in records[:NUM_TRIALS]} == {"candidate"}
     assert all(record.latency_s <= 6.22 for record in records)
     rows = list(csv.DictReader((folder / "pareto.csv").read_text().splitlines()))
     assert rows
@@ -74,6 +76,25 @@ def test_a_run_leaves_everything_it_promises(finished):
         assert arch_id(load_architecture(folder / "architectures" / f"{row['arch_id']}.yaml")) == row["arch_id"]
     assert str(folder / "plots" / "pareto.png") in printed
     assert "scale smoke" in printed
+
+
+def test_the_front_is_trained_with_one_more_seed_and_says_so(finished, capsys):
+    folder, printed = finished
+    records = ledger.read(folder / ledger.FILE_NAME)
+    replicates = [record for record in ledger.finished(records) if record.role == "replicate"]
+    members = front(records, read_config(folder).budget)
+    assert {record.seed for record in replicates} == {4}
+    assert all(record.tokens == records[-1].tokens for record in replicates)  # to the end
+    assert {member.num_seeds for member in members} == {2}
+    assert all(f"{member.perplexity:.2f} ±" in printed for member in members)
+    assert "1 to 2 seeds" in printed
+    rows = list(csv.DictReader((folder / "pareto.csv").read_text().splitlines()))
+    assert [float(row["perplexity"]) for row in rows] == [member.perplexity for member in members]
+    status.status(str(folder))
+    shown = capsys.readouterr().out
+    assert f"{len(replicates)}/{len(replicates)} more seeds" in shown
+    assert all(f"{member.perplexity:.2f} ±" in shown for member in members)
+    assert "nothing is running" not in shown
 
 
 def test_a_killed_run_resumes_to_the_same_numbers(finished, environment):
@@ -112,8 +133,11 @@ def test_a_finished_run_is_extended(finished, environment):
     args = ("--resume", str(folder), "--num-trials", str(NUM_TRIALS + 2))
     done = subprocess.run(command(root, *args), env=env, cwd=root, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert results(folder)[:NUM_TRIALS] == before
-    assert len(results(folder)) == NUM_TRIALS + 2
+    after = results(folder)
+    assert after[:NUM_TRIALS] == before[:NUM_TRIALS]
+    assert set(before) <= set(after)
+    candidates = [one for one in ledger.finished(ledger.read(folder / ledger.FILE_NAME)) if one.role == "candidate"]
+    assert len(candidates) == NUM_TRIALS + 2
     assert read_config(folder).num_trials == NUM_TRIALS + 2
 
 
@@ -241,6 +265,7 @@ def test_weights_of_another_step_are_not_exported(finished):
         ("--budget-latency 5min --searcher moon", "--searcher"),
         ("--budget-latency 5min --scale moon", "--scale"),
         ("--budget-latency 5min --num-trials 0", "--num-trials must be at least 1"),
+        ("--budget-latency 5min --finalist-seeds=-1", "--finalist-seeds must not be negative, but got -1"),
         ("--budget-latency 5min --seq-len 4000", "`seq_len` must be between 1 and the context"),
         ("--budget-latency 5min --data /no/such/path", "/no/such/path"),
         ("--budget-latency 5min --gpus-per-trial 0.5", "needs a CUDA device"),
@@ -301,7 +326,8 @@ def test_only_completed_candidates_within_budget_reach_the_front(make_record):
     inside, outside = make_record(0, latency_s=90.0), make_record(1, latency_s=110.0, val_loss=0.1, perplexity=1.1)
     baseline = make_record(2, latency_s=50.0, role="baseline", val_loss=0.1)
     stopped = make_record(3, latency_s=50.0, status="stopped", val_loss=0.1)
-    assert front([inside, outside, baseline, stopped], Budget(latency_s=100.0)) == (inside,)
+    found = front([inside, outside, baseline, stopped], Budget(latency_s=100.0))
+    assert [member.first for member in found] == [inside]
 
 
 def test_ctrl_c_saves_everything_and_says_how_to_go_on(environment):

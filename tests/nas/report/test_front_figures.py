@@ -7,6 +7,7 @@ import pytest
 from costmodel.cost import Budget
 from costmodel.protocols.published_rows import published_rows
 from nas.report.front_figures import front_figure, label, what_if_figure
+from nas.results.members import members
 from nas.results.reprice import WhatIf
 
 BUDGET = Budget(latency_s=300.0)
@@ -41,6 +42,16 @@ def test_a_range_narrower_than_its_marker_is_left_out(records) -> None:
     assert data.dominated.range_min == (None,)  # 0.2 s of 270 s
 
 
+def test_means_have_a_spread_and_single_seeds_have_none(over_seeds) -> None:
+    records = [*over_seeds(0, 3.0, 3.2), *over_seeds(1, 2.0, latency_s=200.0), *over_seeds(2, 1.0, None)]
+    data = front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128)
+    assert data.front.perplexity == pytest.approx((math.exp(3.1), math.exp(2.0)))
+    # two seeds 0.2 apart: a deviation of 0.2 / sqrt 2, an error of the mean of 0.1
+    assert data.front.spread[0] == pytest.approx((math.exp(2.9), math.exp(3.3)))
+    assert data.front.spread[1] is None
+    assert (data.dominated.names, len(data.diverged_min)) == ((), 1)  # it has no mean
+
+
 def test_published_rows_are_those_of_the_depth_and_prompt(records) -> None:
     data = front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128)
     assert dict(zip(data.published.names, data.published.latency_min, strict=True))["SM+LN+G"] == pytest.approx(8.21)
@@ -48,16 +59,16 @@ def test_published_rows_are_those_of_the_depth_and_prompt(records) -> None:
 
 
 def test_long_placements_are_labelled_by_id(make_record) -> None:
-    assert label(make_record(7, notation="SM+LN+G")) == "SM+LN+G"
-    assert label(make_record(7, notation="1xLSLGo-" * 4)) == "a7"
+    named, unnamed = members([make_record(6, notation="SM+LN+G"), make_record(7, notation="1xLSLGo-" * 4)])
+    assert (label(named), label(unnamed)) == ("SM+LN+G", "a7")
 
 
 def test_a_trial_has_one_number_in_both_panels(records, make_record) -> None:
     """The first gets dearer and leaves, the baseline gets cheap and enters, the second stays."""
-    trials = tuple(records[:4])
+    trials = members(records[:4])
     prices = (400.0, 200.0, 270.0, 220.0)
-    after = tuple(
-        make_record(index, latency_s=latency_s, val_loss=one.val_loss, perplexity=one.perplexity, role=one.role)
+    after = members(
+        make_record(index, latency_s=latency_s, val_loss=one.mean_loss, perplexity=one.perplexity, role=one.role)
         for index, (one, latency_s) in enumerate(zip(trials, prices, strict=True))
     )
     found = WhatIf(

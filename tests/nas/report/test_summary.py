@@ -39,7 +39,8 @@ def test_says_where_the_order_differs_from_the_papers_and_only_there(make_record
     other = make_record(1, notation="SM+ScFuFFN_i6", perplexity=10.0, val_loss=2.3)
     text = lines([one, other])
     assert "the order differs from the papers' in 1 of 1 pairs" in text
-    assert "here:   SM+ScFuFFN_i6 10 < SM+ScFuFFN 20" in text
+    assert "here:   SM+ScFuFFN_i6 9.974 < SM+ScFuFFN 20.09" in text
+    assert "pairs of published rows, beyond noise in 0:" in text
     assert "papers: SM+ScFuFFN 3.48 < SM+ScFuFFN_i6 3.54" in text
     same = make_record(1, notation="SM+ScFuFFN_i6", perplexity=30.0, val_loss=3.4)
     assert "order differs" not in lines([one, same])
@@ -48,3 +49,33 @@ def test_says_where_the_order_differs_from_the_papers_and_only_there(make_record
 def test_marks_a_price_range_that_crosses_the_budget(make_record):
     assert "crosses the budget" in lines([make_record(0, latency_s=299.0, latency_s_range=(280.0, 310.0))])
     assert "crosses the budget" not in lines([make_record(0, latency_s=299.0, latency_s_range=(280.0, 299.5))])
+
+
+def test_members_have_their_seeds_and_what_is_within_noise_says_so(over_seeds):
+    cheap = over_seeds(0, 3.0, 3.02, 3.04, latency_s=100.0)
+    same = over_seeds(1, 2.99, 3.0, 3.01, latency_s=110.0)
+    best = over_seeds(2, 2.5, 2.52, 2.54, latency_s=120.0)
+    single = over_seeds(3, 2.4, latency_s=130.0)
+    baseline = over_seeds(4, 2.51, role="baseline", latency_s=500.0)
+    text = lines([*cheap, *same, *best, *single, *baseline])
+    # pooled variance (2 * 0.02^2 + 2 * 0.01^2 + 2 * 0.02^2) / 6 = 0.0173^2; the first has the larger 0.02 of its own:
+    # e^3.02 = 20.49, and half of e^(3.02 + 2 * 0.02 / sqrt 3) - e^(3.02 - 2 * 0.02 / sqrt 3) = 0.47
+    assert "a0 SM+ScFuFFN: perplexity 20.49 ± 0.47 (3 seeds), 1.67 min, 1.00 GB\n" in text
+    assert "20.09 ± 0.40 (3 seeds), 1.83 min, 1.00 GB, within noise of its cheaper neighbour\n" in text
+    assert "12.43 ± 0.29 (3 seeds), 2.00 min, 1.00 GB\n" in text
+    assert "11.02 (1 seed), 2.17 min, 1.00 GB\n" in text
+    assert "best in budget is -10.4% in perplexity: better" in text
+    assert "1 to 3 seeds" in text
+
+
+def test_without_a_second_seed_no_difference_is_said(over_seeds):
+    text = lines([*over_seeds(0, 3.0), *over_seeds(1, 1.0, role="baseline", latency_s=500.0)])
+    assert "in perplexity: no difference shown" in text
+    assert "one seed, which shows no difference" in text
+    assert "within noise" not in text
+
+
+def test_a_member_of_which_a_seed_diverged_is_named(over_seeds):
+    assert "not on the front: a0 SM+ScFuFFN: 1 of 3 seeds diverged; perplexity of the others 20.09" in lines(
+        [*over_seeds(0, 3.0, 3.0, None), *over_seeds(1, 2.0)]
+    )

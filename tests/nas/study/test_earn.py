@@ -14,7 +14,8 @@ from nas.results.ledger import deployed_of
 from nas.study.config import StudyConfig
 from nas.study.earn import earned_form
 from nas.study.open_run import anchors, published_members
-from nas.study.searcher import SEARCHERS, TrialSchedule
+from nas.study.schedule import TrialSchedule
+from nas.study.searcher import SEARCHERS
 from nas.study.trials import Trials, TrialSetting, TrialSpec
 from nas.study.worker import run_trial
 from search_spaces.architecture import arch_id
@@ -77,7 +78,7 @@ def test_what_does_not_fold_is_paid_for(feasible, corpus: Corpus, tmp_path: Path
     between = Budget(latency_s=(record.latency_s + record.promised_latency_s) / 2)
     assert front(records, between) == ()
     assert unearned(records, between) == (record,)
-    assert front(records, Budget(latency_s=record.latency_s)) == (record,)
+    assert [member.first for member in front(records, Budget(latency_s=record.latency_s))] == [record]
 
 
 def test_as_written_nothing_is_folded(feasible, corpus: Corpus, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from nas.results import ledger
 from nas.study import ray_tune
 from nas.study.config import StudyConfig
 from nas.study.ray_tune import Resources, _start_ray, run_study
-from nas.study.searcher import SEARCHERS, TrialSchedule
+from nas.study.schedule import TrialSchedule
+from nas.study.searcher import SEARCHERS
 from nas.study.trials import Trials, TrialSetting
 
 CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024)

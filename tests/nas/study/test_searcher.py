@@ -2,7 +2,10 @@ import numpy as np
 import pytest
 
 from costmodel.cost import Budget
-from nas.study.searcher import GENERATION_SIZE, SEARCHERS, Proposal, Result, TrialSchedule, dominated_at_rung
+from nas.study.early_stop import dominated_at_rung
+from nas.study.finalists import Result
+from nas.study.schedule import GENERATION_SIZE, Proposal, TrialSchedule
+from nas.study.searcher import SEARCHERS
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import cheapest, price_of
 from search_spaces.notation import parse

@@ -1,3 +1,5 @@
+import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,11 +8,12 @@ import pytest
 from nas.corpus.corpus import Corpus
 from nas.results import ledger
 from nas.study.config import StudyConfig
-from nas.study.searcher import SEARCHERS, TrialSchedule
+from nas.study.schedule import TrialSchedule
+from nas.study.searcher import SEARCHERS
 from nas.study.trials import TrialEvent, Trials, TrialSetting, TrialSpec
 from nas.training.outcome import EntropySummary, Outcome, RungRecord
 
-CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=6)
+CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=6, finalist_seeds=0)
 CORPUS = Corpus(
     folder="corpus",
     data="stdlib",
@@ -25,7 +28,10 @@ CORPUS = Corpus(
 
 def make_trials(feasible, folder: Path, records=(), config=CONFIG) -> Trials:
     schedule = TrialSchedule(
-        strategy=SEARCHERS[config.searcher](feasible, ()), seed=config.seed, num_trials=config.num_trials
+        strategy=SEARCHERS[config.searcher](feasible, ()),
+        seed=config.seed,
+        num_trials=config.num_trials,
+        finalist_seeds=config.finalist_seeds,
     )
     setting = TrialSetting(
         config=config, folder=folder, corpus=CORPUS, device="cpu", threads=1, versions={"python": "3"}
@@ -162,3 +168,74 @@ def test_records_carry_price_and_provenance(feasible, tmp_path):
     assert record.latency_s <= 25.0
     assert (record.corpus, record.tokenizer, record.split) == (CORPUS.fingerprint, "bpe-512", "validation")
     assert (record.protocol, record.cost_model_id, record.scale, record.width) == ("toy", "0", "smoke", 8)
+
+
+SEEDED = replace(CONFIG, finalist_seeds=2)
+
+
+def noisy(spec: TrialSpec) -> TrialEvent:
+    """An end whose loss depends on candidate and seed alone."""
+    loss = 3.0 + random.Random(spec.trial_id).gauss(0, 0.2)
+    assert isinstance(DONE.measured, Outcome)
+    return replace(DONE, measured=replace(DONE.measured, val_loss=loss, perplexity=math.exp(loss)))
+
+
+def run_noisily(trials: Trials, stop_after: int) -> list[str]:
+    """Two trials at a time, the later of which ends first; the last ones may be left without an end."""
+    handed: list[str] = []
+    running: list[TrialSpec] = []
+    while True:
+        while len(running) < 2 and len(handed) < stop_after and (spec := trials.next_spec()) is not None:
+            handed.append(spec.trial_id)
+            trials.started(spec)
+            running.append(spec)
+        if not running or len(handed) == stop_after:
+            return handed
+        spec = running.pop()
+        trials.happened(spec, noisy(spec))
+
+
+def ends(path: Path) -> list[tuple[str, str, float | None]]:
+    return [(one.trial_id, one.role, one.val_loss) for one in ledger.finished(ledger.read(path))]
+
+
+def test_a_run_killed_among_its_replicates_trains_the_same_ones(feasible, tmp_path):
+    (tmp_path / "whole").mkdir()
+    whole = make_trials(feasible, tmp_path / "whole", config=SEEDED)
+    handed = run_noisily(whole, 100)
+    assert whole.finished
+    replicates = [spec for spec in ends(whole.path) if spec[1] == "replicate"]
+    assert len(replicates) >= 2
+    assert {name.split("-s")[1] for name, role, _ in replicates} <= {"1-a0", "2-a0"}
+    for stop_after in range(1, len(handed) + 1):
+        folder = tmp_path / str(stop_after)
+        folder.mkdir()
+        killed = make_trials(feasible, folder, config=SEEDED)
+        run_noisily(killed, stop_after)
+        resumed = make_trials(feasible, folder, ledger.recover(killed.path), config=SEEDED)
+        run_noisily(resumed, 100)
+        assert resumed.finished
+        assert ends(killed.path) == ends(whole.path)
+
+
+def test_replicates_have_no_rivals_and_their_own_seed(feasible, tmp_path):
+    trials = make_trials(feasible, tmp_path, config=replace(SEEDED, num_trials=12))
+    specs = []
+    while (spec := trials.next_spec()) is not None:
+        specs.append(spec)
+        trials.started(spec)
+        trials.happened(spec, noisy(spec))
+    replicates = [spec for spec in specs if spec.proposal.role == "replicate"]
+    assert all(spec.rivals == () for spec in replicates)
+    assert {spec.seed for spec in replicates} == {1, 2}
+    by_index = {spec.proposal.index: spec.candidate for spec in specs[:12]}
+    assert all(spec.candidate == by_index[spec.proposal.index] for spec in replicates)
+
+
+def test_more_seeds_can_be_asked_for_later(feasible, tmp_path):
+    run_noisily(trials := make_trials(feasible, tmp_path, config=CONFIG), 100)
+    assert {one.role for one in ledger.read(trials.path)} == {"candidate"}
+    run_noisily(make_trials(feasible, tmp_path, ledger.read(trials.path), config=SEEDED), 100)
+    (tmp_path / "whole").mkdir()
+    run_noisily(whole := make_trials(feasible, tmp_path / "whole", config=SEEDED), 100)
+    assert ends(trials.path) == ends(whole.path)

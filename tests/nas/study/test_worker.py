@@ -8,7 +8,9 @@ from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
 from nas.study import worker
 from nas.study.config import StudyConfig
-from nas.study.searcher import SEARCHERS, Result, TrialSchedule
+from nas.study.finalists import Result
+from nas.study.schedule import TrialSchedule
+from nas.study.searcher import SEARCHERS
 from nas.study.trials import Trials, TrialSetting
 from nas.study.worker import run_trial
 

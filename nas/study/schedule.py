@@ -1,0 +1,159 @@
+"""What is trained when: candidates in generations, then more seeds for the front, behind ask and tell.
+
+Reproducible by construction: proposals come in generations of a fixed size, and generation g depends only on the
+seed, on g and on the results of generations up to g - 2. The lag of one generation keeps every worker busy while
+a generation finishes, and arrival order never matters. Rounds of replicates (`nas.study.finalists`) are two
+generations apart, so that each depends on all there was before it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nas.results.ledger import Role
+from nas.study.finalists import Key, Result, next_round
+from nas.study.searcher import Scored, Strategy
+from search_spaces.notation import Member
+
+GENERATION_SIZE = 4  # two workers finish a generation in two rounds; larger ones learn later, smaller ones idle
+LAG = 2  # generation g sees the results of generations up to g - LAG
+
+MIN_RIVALS = 8  # trials that must have completed before any is stopped early: luck dominates among fewer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """A candidate to train. `index` numbers candidates and baselines in order; baselines are for comparison only.
+
+    replicate: how many seeds after the run's own; a replicate has the index of its candidate.
+    """
+
+    index: int
+    generation: int
+    role: Role
+    member: Member
+    replicate: int = 0
+
+    @property
+    def key(self) -> Key:
+        return self.index, self.replicate
+
+
+class TrialSchedule:
+    """Ask for the next proposal, tell how it ended; knows the generations and the lag.
+
+    finalist_seeds: how many more seeds the front is trained with, once all candidates have ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        seed: int,
+        num_trials: int,
+        baselines: Sequence[Member] = (),
+        finalist_seeds: int = 0,
+    ) -> None:
+        self.strategy = strategy
+        self.seed = seed
+        self.num_trials = num_trials
+        self.finalist_seeds = finalist_seeds
+        self.proposals: list[Proposal] = []
+        self.results: dict[Key, Result] = {}
+        self._asked = 0
+        self._generation = 0
+        self._exhausted = False
+        self._replicated = finalist_seeds == 0
+        for index, member in enumerate(baselines):
+            self._add(Proposal(index=index, generation=0, role="baseline", member=member))
+
+    def ask(self) -> Proposal | None:
+        """The next proposal, or None: nothing until more results are told, or nothing at all (`finished`)."""
+        if self._asked == len(self.proposals) and not self._extend():
+            return None
+        proposal = self.proposals[self._asked]
+        self._asked += 1
+        return proposal
+
+    def tell(self, result: Result) -> None:
+        self.results[result.key] = result
+
+    @property
+    def num_candidates(self) -> int:
+        return sum(proposal.role == "candidate" for proposal in self.proposals)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every trial there will ever be has been asked for."""
+        return self._asked == len(self.proposals) and self._all_proposed and self._replicated
+
+    def rivals(self, proposal: Proposal) -> tuple[Result, ...]:
+        """The results an early stop of this trial may depend on: candidates of generations it may see.
+
+        None until MIN_RIVALS of them have completed.
+        """
+        visible = tuple(
+            self.results[earlier.key]
+            for earlier in self.proposals
+            if earlier.role == "candidate" and earlier.generation <= proposal.generation - LAG
+        )
+        return visible if sum(one.status == "completed" for one in visible) >= MIN_RIVALS else ()
+
+    @property
+    def _all_proposed(self) -> bool:
+        """Whether there will be no more candidates."""
+        return self._exhausted or self.num_candidates >= self.num_trials
+
+    def _extend(self) -> bool:
+        """Proposes the next generation if there is to be one and it may be known; says whether it did."""
+        if not self._all_proposed:
+            return self._visible(self._generation) and self._extend_candidates()
+        generation = max((proposal.generation for proposal in self.proposals), default=0) + LAG
+        return not self._replicated and self._visible(generation) and self._extend_replicates(generation)
+
+    def _extend_candidates(self) -> bool:
+        generation, rng = self._generation, np.random.default_rng([self.seed, self._generation])
+        seen = frozenset(proposal.member for proposal in self.proposals)
+        members = self.strategy.propose(GENERATION_SIZE, rng, seen, self._scored())
+        self._exhausted = len(members) < GENERATION_SIZE
+        for member in members[: self.num_trials - self.num_candidates]:
+            self._add(Proposal(index=len(self.proposals), generation=generation, role="candidate", member=member))
+        self._generation += 1
+        return bool(members) or self._extend()
+
+    def _extend_replicates(self, generation: int) -> bool:
+        candidates = {proposal.index: proposal.member for proposal in self.proposals if proposal.role == "candidate"}
+        asked = [proposal.key for proposal in self.proposals if proposal.role == "replicate"]
+        results = [self.results[proposal.key] for proposal in self.proposals if proposal.role != "baseline"]
+        for index, replicate in (keys := next_round(results, asked, self.finalist_seeds)):
+            self._add(
+                Proposal(
+                    index=index,
+                    generation=generation,
+                    role="replicate",
+                    member=candidates[index],
+                    replicate=replicate,
+                )
+            )
+        self._replicated = not keys
+        return bool(keys)
+
+    def _visible(self, generation: int) -> bool:
+        """Whether every result that a generation depends on has been told."""
+        return all(
+            proposal.key in self.results for proposal in self.proposals if proposal.generation <= generation - LAG
+        )
+
+    def _scored(self) -> list[Scored]:
+        scored = []
+        for proposal in self.proposals:
+            result = self.results.get(proposal.key)
+            visible = proposal.role == "candidate" and proposal.generation <= self._generation - LAG
+            if visible and result is not None and result.log_perplexity is not None:
+                point = (result.latency_s, result.log_perplexity)
+                scored.append(Scored(member=proposal.member, point=point))
+        return scored
+
+    def _add(self, proposal: Proposal) -> None:
+        self.proposals.append(proposal)
