@@ -10,31 +10,22 @@ from pathlib import Path
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols.identity import is_hash_of_sources
-from costmodel.protocols.published_rows import published_rows
 from nas.corpus.corpus import Corpus
 from nas.provenance import versions
 from nas.results import ledger
-from nas.results.ledger import architecture_of
+from nas.results.ledger import Record, architecture_of
+from nas.study.anchors import anchors, published_members
 from nas.study.config import StudyConfig
 from nas.study.run_folder import Meta, read_ledger, read_meta
 from nas.study.schedule import TrialSchedule
 from nas.study.searcher import SEARCHERS
 from nas.study.trials import Trials, TrialSetting
-from search_spaces.architecture import Layer
+from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
-from search_spaces.budget.priced_space import cheapest
-from search_spaces.deployed import deployed_id
-from search_spaces.notation import Member, parse
+from search_spaces.notation import Member
 from search_spaces.pricing import price_architecture
-from search_spaces.space import SearchSpace, contains, member_of, num_members
+from search_spaces.space import num_members
 from search_spaces.workload import Workload
-
-
-def published_members(space: SearchSpace) -> tuple[Member, ...]:
-    """The papers' rows of this depth that the space holds, in the papers' order, each once."""
-    notations = [row.notation for row in published_rows() if row.num_layers == space.base.num_layers]
-    members = [parse(notation, space.base) for notation in dict.fromkeys(notations)]
-    return tuple(member for member in members if contains(space, member))
 
 
 def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, folder: Path, *, threads: int) -> Trials:
@@ -43,6 +34,10 @@ def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, fo
     Baselines are the published rows with LayerNorm beyond the budget. Raises UserError if the ledger is damaged before
     its last line.
     """
+    path = folder / ledger.FILE_NAME
+    records = ledger.recover(path) if path.exists() else ()
+    if not records and (folder / "trials").exists():
+        raise UserError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
     published = published_members(feasible.space)
     schedule = TrialSchedule(
         strategy=SEARCHERS[config.searcher](feasible, anchors(feasible, published)),
@@ -50,6 +45,7 @@ def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, fo
         num_trials=config.num_trials,
         baselines=[member for member in published if not feasible.fits(member) and _has_norm(member)],
         finalist_seeds=config.finalist_seeds,
+        known=_candidates(records, feasible.space.base),
     )
     setting = TrialSetting(
         config=config,
@@ -59,33 +55,16 @@ def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, fo
         threads=threads,
         versions=versions(),
     )
-    path = folder / ledger.FILE_NAME
-    records = ledger.recover(path) if path.exists() else ()
-    if not records and (folder / "trials").exists():
-        raise UserError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
     return Trials(schedule, feasible.priced.pricer, setting, records)
 
 
-def anchors(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member]:
-    """What a search begins with: published rows and the cheapest member, as far as they are within the budget.
-
-    Of rows that deploy to one architecture the last, of which folding has least to do; beside them, nets without norms
-    that keep a few ReLU FFNs in their first layers, which no published row is. As written, all rows and the cheapest.
-    """
-    space, members = feasible.space, [*published]
-    if feasible.priced.accounting == "deployed":
-        by_form = {(deployed_id(one.architecture), one.entropy_regularised): one for one in published}
-        members = [*by_form.values(), *_few_relus(space)]
-    members.append(cheapest(feasible.priced))
-    return list(dict.fromkeys(member for member in members if feasible.fits(member)))
-
-
-def _few_relus(space: SearchSpace) -> list[Member]:
-    depth = space.base.num_layers
-    removed, kept = Layer(ffn="none"), Layer(ffn="relu")
-    placements = [(kept,) * count + (removed,) * (depth - count) for count in (1, depth // 4, depth // 2)]
-    members = [member_of(space, layers, entropy_regularised=space.recipes[0]) for layers in placements]
-    return [member for member in members if contains(space, member)]
+def _candidates(records: Sequence[Record], base: Architecture) -> dict[int, Member]:
+    """What a ledger says was proposed, by index."""
+    return {
+        record.index: Member(architecture=architecture_of(record, base), entropy_regularised=record.entropy_regularised)
+        for record in records
+        if record.role == "candidate" and record.event == "started"
+    }
 
 
 def _has_norm(member: Member) -> bool:

@@ -6,7 +6,7 @@ a generation finishes, and arrival order never matters. Rounds of replicates (`n
 generations apart, so that each depends on all there was before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +18,6 @@ from search_spaces.notation import Member
 
 GENERATION_SIZE = 4  # two workers finish a generation in two rounds; larger ones learn later, smaller ones idle
 LAG = 2  # generation g sees the results of generations up to g - LAG
-
-MIN_RIVALS = 8  # trials that must have completed before any is stopped early: luck dominates among fewer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +42,7 @@ class TrialSchedule:
     """Ask for the next proposal, tell how it ended; knows the generations and the lag.
 
     finalist_seeds: how many more seeds the front is trained with, once all candidates have ended.
+    known: what a ledger says was proposed, by index. It stands, also where this version would propose otherwise.
     """
 
     def __init__(
@@ -54,11 +53,13 @@ class TrialSchedule:
         num_trials: int,
         baselines: Sequence[Member] = (),
         finalist_seeds: int = 0,
+        known: Mapping[int, Member] | None = None,
     ) -> None:
         self.strategy = strategy
         self.seed = seed
         self.num_trials = num_trials
         self.finalist_seeds = finalist_seeds
+        self.known = known or {}
         self.proposals: list[Proposal] = []
         self.results: dict[Key, Result] = {}
         self._asked = 0
@@ -89,16 +90,12 @@ class TrialSchedule:
         return self._asked == len(self.proposals) and self._all_proposed and self._replicated
 
     def rivals(self, proposal: Proposal) -> tuple[Result, ...]:
-        """The results an early stop of this trial may depend on: candidates of generations it may see.
-
-        None until MIN_RIVALS of them have completed.
-        """
-        visible = tuple(
+        """The results an early stop of this trial may depend on: candidates of generations it may see."""
+        return tuple(
             self.results[earlier.key]
             for earlier in self.proposals
             if earlier.role == "candidate" and earlier.generation <= proposal.generation - LAG
         )
-        return visible if sum(one.status == "completed" for one in visible) >= MIN_RIVALS else ()
 
     @property
     def _all_proposed(self) -> bool:
@@ -115,12 +112,20 @@ class TrialSchedule:
     def _extend_candidates(self) -> bool:
         generation, rng = self._generation, np.random.default_rng([self.seed, self._generation])
         seen = frozenset(proposal.member for proposal in self.proposals)
-        members = self.strategy.propose(GENERATION_SIZE, rng, seen, self._scored())
+        members = self._as_known(self.strategy.propose(GENERATION_SIZE, rng, seen, self._scored()))
         self._exhausted = len(members) < GENERATION_SIZE
         for member in members[: self.num_trials - self.num_candidates]:
             self._add(Proposal(index=len(self.proposals), generation=generation, role="candidate", member=member))
         self._generation += 1
         return bool(members) or self._extend()
+
+    def _as_known(self, members: list[Member]) -> list[Member]:
+        """A generation as the ledger has its beginning, which is as proposed unless another version proposed it."""
+        first = len(self.proposals)
+        begun = [self.known[index] for index in range(first, first + GENERATION_SIZE) if index in self.known]
+        if begun == members[: len(begun)]:
+            return members
+        return [*begun, *(member for member in members if member not in begun)][:GENERATION_SIZE]
 
     def _extend_replicates(self, generation: int) -> bool:
         candidates = {proposal.index: proposal.member for proposal in self.proposals if proposal.role == "candidate"}

@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 
 from nas.results.pareto import Point, ranks
+from nas.study.draws import Draws
 from search_spaces.budget.feasible import FeasibleSpace
-from search_spaces.budget.priced_space import cheapest, most_expensive, price_of
+from search_spaces.budget.priced_space import price_of
 from search_spaces.notation import Member
 from search_spaces.variation import crossover, mutate
 
@@ -35,49 +36,50 @@ class Strategy(ABC):
     def propose(
         self, size: int, rng: np.random.Generator, seen: frozenset[Member], scored: Sequence[Scored]
     ) -> list[Member]:
-        """At most `size` new members within budget; fewer only when the space holds no more."""
+        """At most `size` members within budget, none of which deploys as one seen does; fewer only if none is found."""
 
 
 class RandomSearch(Strategy):
-    """Uniform over the members within budget, without repetition."""
+    """Uniform within slices of the price, without repetition."""
 
     def __init__(self, feasible: FeasibleSpace) -> None:
-        self.feasible = feasible
+        self.draws = Draws(feasible)
 
     def propose(
         self, size: int, rng: np.random.Generator, seen: frozenset[Member], scored: Sequence[Scored]
     ) -> list[Member]:
-        return _fill([], size, self.feasible, rng, seen)
+        return self.draws.filled([], size, rng, seen)
 
 
 class Evolution(Strategy):
     """Anchors first, then mutation and crossover of the front so far, spread over the whole range of latencies.
 
-    Each offspring has a latency target, uniform between the cheapest member and the budget; of CHOICES draws the
-    nearest is taken. Without it nearly all offspring crowd at the budget, where nearly all members are.
+    Each offspring has a latency target, uniform in the slice of the price with the fewest trained members; of CHOICES
+    draws the nearest is taken. Without it nearly all offspring crowd at the budget, where nearly all members are.
     """
 
     def __init__(self, feasible: FeasibleSpace, anchors: Iterable[Member]) -> None:
         self.feasible = feasible
+        self.draws = Draws(feasible)
         self.anchors = tuple(anchors)
-        self.cheapest_s = self._latency_s(cheapest(feasible.priced))
-        self.most_expensive_s = self._latency_s(most_expensive(feasible.priced))
 
     def propose(
         self, size: int, rng: np.random.Generator, seen: frozenset[Member], scored: Sequence[Scored]
     ) -> list[Member]:
-        chosen = [member for member in self.anchors if member not in seen][:size]
+        chosen = self.draws.new_of(self.anchors, seen)[:size]
         parents = _parents(scored)
         for _ in range(size - len(chosen) if parents else 0):
             drawn = [self._child(parents, rng) for _ in range(CHOICES)]
-            new = [child for child in drawn if self.feasible.fits(child) and child not in seen | {*chosen}]
-            target_s = rng.uniform(self.cheapest_s, self.feasible.budget.latency_s or self.most_expensive_s)
-            if new:
+            target_s = self._target_s([*(one.member for one in scored), *chosen], rng)
+            if new := self.draws.new_of(drawn, [*seen, *chosen]):
                 chosen.append(min(new, key=lambda child: abs(self._latency_s(child) - target_s)))
-        return _fill(chosen, size, self.feasible, rng, seen)
+        return self.draws.filled(chosen, size, rng, seen)
 
     def _latency_s(self, member: Member) -> float:
         return price_of(self.feasible.priced, member).latency_s
+
+    def _target_s(self, trained: Sequence[Member], rng: np.random.Generator) -> float:
+        return rng.uniform(*self.draws.slices[self.draws.emptiest(trained, rng)[0]].latency_s_bounds)
 
     def _child(self, parents: Sequence[Member], rng: np.random.Generator) -> Member:
         first, second = (parents[int(rng.integers(len(parents)))] for _ in range(2))
@@ -101,18 +103,3 @@ def _parents(scored: Sequence[Scored]) -> list[Member]:
             break
         parents += [one.member for one, its_rank in zip(scored, order, strict=True) if its_rank == rank]
     return parents
-
-
-def _fill(
-    chosen: list[Member], size: int, feasible: FeasibleSpace, rng: np.random.Generator, seen: frozenset[Member]
-) -> list[Member]:
-    """Adds uniform members within budget that are new, until there are `size` or the space is used up."""
-    new = set(chosen)
-    left = feasible.num_feasible - sum(feasible.fits(member) for member in seen | new)
-    while len(chosen) < size and left > 0:
-        member = feasible.sample(rng)
-        if member not in seen and member not in new:
-            chosen.append(member)
-            new.add(member)
-            left -= 1
-    return chosen

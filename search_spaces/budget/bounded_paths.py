@@ -1,4 +1,4 @@
-"""The paths of a layered graph whose cost stays within a limit: counted exactly, drawn uniformly, never rejected.
+"""The paths of a layered graph whose cost stays within limits: counted exactly, drawn uniformly, never rejected.
 
 Paths are cut at the middle layer. Tables hold how many ways lead from the source to each boundary up to the cut,
 and from each boundary from the cut on to the sink, at which cost; a path is within the limit if its halves are
@@ -7,14 +7,14 @@ together. That keeps tables at a few thousand rows where whole paths have tens o
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import networkx as nx
 import numpy as np
 
 from search_spaces.architecture import Layer
-from search_spaces.budget.cost_counts import Cost, Sums, merged, num_at, num_within, nums_within, single
+from search_spaces.budget.cost_counts import Cost, Sums, merged, num_at, num_between, nums_within, single
 from search_spaces.graph import Boundary, Choice, Vertex, after, source
 from search_spaces.space import random_below
 
@@ -31,8 +31,9 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BoundedPaths:
-    """Made by `bounded_paths`.
+    """Made by `bounded_paths`; a window of it by `windowed`.
 
+    limit: most latency and bytes. above: latency that paths must exceed, -1 for none.
     departures, arrivals: the moves from and to each boundary.
     before, suffix_counts: costs of the ways from the source to a boundary, and from a boundary to the sink.
     cut_states: every boundary at the cut, with every cost of reaching it from which some path stays within the limit.
@@ -40,6 +41,7 @@ class BoundedPaths:
     """
 
     limit: Cost
+    above: int
     departures: dict[Boundary, list[Move]]
     arrivals: dict[Boundary, list[Move]]
     before: dict[Boundary, Sums]
@@ -71,9 +73,10 @@ def bounded_paths(graph: nx.DiGraph, costs: dict[Vertex, Cost], limit: Cost) -> 
         suffix_counts[boundary] = merged(
             (suffix_counts[move.stop], move.cost, len(move.layers)) for move in departures[boundary]
         )
-    cut_states, nums = _joined(levels[cut], before, suffix_counts, limit)
+    cut_states, nums = _joined(levels[cut], before, suffix_counts, limit, -1)
     return BoundedPaths(
         limit=limit,
+        above=-1,
         departures=departures,
         arrivals=arrivals,
         before=before,
@@ -83,18 +86,26 @@ def bounded_paths(graph: nx.DiGraph, costs: dict[Vertex, Cost], limit: Cost) -> 
     )
 
 
+def windowed(paths: BoundedPaths, above: int, most: int) -> BoundedPaths:
+    """Those of the paths whose latency is more than `above` and at most `most`, which is within their limit."""
+    assert most <= paths.limit[0]
+    cut, limit = [boundary for boundary in paths.before if boundary in paths.suffix_counts], (most, paths.limit[1])
+    cut_states, nums = _joined(cut, paths.before, paths.suffix_counts, limit, above)
+    return replace(paths, limit=limit, above=above, cut_states=cut_states, cumulative_counts=list(accumulate(nums)))
+
+
 def draw(paths: BoundedPaths, rng: np.random.Generator) -> list[Layer]:
-    """The layers of a path within the limit, drawn uniformly; there must be one."""
+    """The layers of a path within the limits, drawn uniformly; there must be one."""
     index = bisect_right(paths.cumulative_counts, random_below(paths.num_paths, rng))
     boundary, cost = paths.cut_states[index]
     return [*_drawn_before(paths, boundary, cost, rng), *_drawn_after(paths, boundary, cost, rng)]
 
 
 def layers_of_paths(paths: BoundedPaths) -> Iterator[tuple[Layer, ...]]:
-    """The layers of every path within the limit, once each, by ascending cost of the first half."""
+    """The layers of every path within the limits, once each, by ascending cost of the first half."""
     for boundary, cost in paths.cut_states:
         for beginning in _ways_before(paths, boundary, cost):
-            for ending in _ways_after(paths, boundary, _less(paths.limit, cost)):
+            for ending in _ways_after(paths, boundary, paths.above - cost[0], _less(paths.limit, cost)):
                 yield (*beginning, *ending)
 
 
@@ -107,13 +118,13 @@ def _ways_before(paths: BoundedPaths, boundary: Boundary, cost: Cost) -> Iterato
             yield from ((*way, layer) for way in _ways_before(paths, move.start, rest) for layer in move.layers)
 
 
-def _ways_after(paths: BoundedPaths, boundary: Boundary, left: Cost) -> Iterator[tuple[Layer, ...]]:
+def _ways_after(paths: BoundedPaths, boundary: Boundary, above: int, left: Cost) -> Iterator[tuple[Layer, ...]]:
     if boundary not in paths.departures:
         yield ()
     for move in paths.departures.get(boundary, ()):
-        rest = _less(left, move.cost)
-        if num_within(paths.suffix_counts[move.stop], rest):
-            yield from ((layer, *way) for layer in move.layers for way in _ways_after(paths, move.stop, rest))
+        least, rest = above - move.cost[0], _less(left, move.cost)
+        if num_between(paths.suffix_counts[move.stop], least, rest):
+            yield from ((layer, *way) for layer in move.layers for way in _ways_after(paths, move.stop, least, rest))
 
 
 def _moves(
@@ -134,14 +145,16 @@ def _moves(
 
 
 def _joined(
-    cut: Iterable[Boundary], before: dict[Boundary, Sums], suffix_counts: dict[Boundary, Sums], limit: Cost
+    cut: Iterable[Boundary], before: dict[Boundary, Sums], suffix_counts: dict[Boundary, Sums], limit: Cost, above: int
 ) -> tuple[list[tuple[Boundary, Cost]], list[int]]:
-    """Every way to reach the cut that can be completed within the limit, and the number of paths it begins."""
+    """Every way to reach the cut that can be completed within the limits, and the number of paths it begins."""
     cut_states: list[tuple[Boundary, Cost]] = []
     nums: list[int] = []
     for boundary in cut:
         reach = before[boundary]
         endings = nums_within(suffix_counts[boundary], limit[0] - reach.latency, limit[1] - reach.sent)
+        if above >= 0:
+            endings = endings - nums_within(suffix_counts[boundary], above - reach.latency, limit[1] - reach.sent)
         for row in np.flatnonzero(endings > 0):
             cut_states.append((boundary, (int(reach.latency[row]), int(reach.sent[row]))))
             nums.append(int(reach.num_paths[row]) * int(endings[row]))
@@ -161,15 +174,18 @@ def _drawn_before(paths: BoundedPaths, boundary: Boundary, cost: Cost, rng: np.r
 
 
 def _drawn_after(paths: BoundedPaths, boundary: Boundary, cost: Cost, rng: np.random.Generator) -> list[Layer]:
-    """Layers from `boundary`, reached at `cost`, to the last, uniform over the ways that stay within the limit."""
+    """Layers from `boundary`, reached at `cost`, to the last, uniform over the ways that stay within the limits."""
     layers: list[Layer] = []
-    left = _less(paths.limit, cost)
+    above, left = paths.above - cost[0], _less(paths.limit, cost)
     while boundary in paths.departures:
         moves = paths.departures[boundary]
-        nums = [num_within(paths.suffix_counts[move.stop], _less(left, move.cost)) * len(move.layers) for move in moves]
+        nums = [
+            num_between(paths.suffix_counts[move.stop], above - move.cost[0], _less(left, move.cost)) * len(move.layers)
+            for move in moves
+        ]
         move = moves[_drawn_index(nums, rng)]
         layers.append(move.layers[random_below(len(move.layers), rng)])
-        boundary, left = move.stop, _less(left, move.cost)
+        boundary, above, left = move.stop, above - move.cost[0], _less(left, move.cost)
     return layers
 
 

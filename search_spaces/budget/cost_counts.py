@@ -85,6 +85,11 @@ def num_within(sums: Sums, limit: Cost) -> int:
     return int(sums.num_paths[:stop][sums.sent[:stop] <= limit[1]].sum())
 
 
+def num_between(sums: Sums, above: int, limit: Cost) -> int:
+    """How many paths cost at most `limit`, and in latency more than `above`."""
+    return num_within(sums, limit) - (num_within(sums, (above, limit[1])) if above >= 0 else 0)
+
+
 def nums_within(sums: Sums, limit_latency: Ints, limit_sent: Ints) -> Counts:
     """`num_within` for many limits at once.
 

@@ -6,14 +6,15 @@ top of the budget, so no member within it is ever left out. A measure without a 
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget, Price
 from costmodel.errors import InfeasibleError, UserError
-from search_spaces.budget.bounded_paths import BoundedPaths, bounded_paths, draw, layers_of_paths
+from search_spaces.budget.bounded_paths import BoundedPaths, bounded_paths, draw, layers_of_paths, windowed
 from search_spaces.budget.cost_counts import Cost
 from search_spaces.budget.deployed_graph import deployed_graph
 from search_spaces.budget.priced_space import (
@@ -23,6 +24,7 @@ from search_spaces.budget.priced_space import (
     PricedSpace,
     cheapest,
     deployed_costs,
+    most_expensive,
     price_of,
 )
 from search_spaces.graph import Vertex, completions, source
@@ -34,7 +36,7 @@ MAX_UNITS = 2.0**62  # what a sum in 64 bits can hold: 194 days, 288 PB
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FeasibleSpace:
-    """The members of a priced space within a budget; made by `within_budget`. It may be empty.
+    """The members of a priced space within a budget, or in a slice of it; made by `within_budget`. It may be empty.
 
     costs: of the priced vertices, in integer units, 0 for a measure without a bound.
     """
@@ -54,13 +56,18 @@ class FeasibleSpace:
         return self.paths.num_paths * len(self.space.recipes)
 
     def fits(self, member: Member) -> bool:
-        """Whether this is a member of the space and within the budget."""
+        """Whether this is a member of the space and within the budget (and the slice)."""
         if not contains(self.space, member):
             return False
         path = path_of(self.space, member.architecture.layers)
         costs = [self.costs[vertex] for vertex in path if vertex in self.costs]
         latency, sent = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
-        return latency <= self.paths.limit[0] and sent <= self.paths.limit[1]
+        return self.paths.above < latency <= self.paths.limit[0] and sent <= self.paths.limit[1]
+
+    @property
+    def latency_s_bounds(self) -> tuple[float, float]:
+        """The latencies between which members lie, the first one excluded; the budget may have no bound of latency."""
+        return max(0, self.paths.above) / UNITS_PER_S, self.paths.limit[0] / UNITS_PER_S
 
     def members(self) -> Iterator[Member]:
         """Every member within the budget once, in an order that is always the same."""
@@ -86,6 +93,19 @@ def within_budget(priced: PricedSpace, budget: Budget) -> FeasibleSpace:
     limit = (_units(budget.latency_s, UNITS_PER_S, slack), _units(budget.sent_bytes, UNITS_PER_BYTE, slack))
     paths = bounded_paths(priced.space.graph, costs, limit)
     return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths)
+
+
+def price_slices(feasible: FeasibleSpace, num_slices: int) -> tuple[FeasibleSpace, ...]:
+    """The members within the budget by latency: equal slices from the cheapest to the dearest, cheapest first.
+
+    Slices without a member are left out; where latency has no bound, there is one slice.
+    """
+    paths, slack = feasible.paths, feasible.priced.num_ops  # of two members of one price, rounding may favour either
+    least, most = (_latency_units(feasible, pick(feasible.priced)) for pick in (cheapest, most_expensive))
+    least, most = least - slack, min(most + slack, paths.limit[0])
+    edges = [least - 1 + (most - least + 1) * place // num_slices for place in range(num_slices + 1)]
+    slices = [replace(feasible, paths=windowed(paths, *ends)) for ends in pairwise(edges) if ends[0] < ends[1]]
+    return tuple(one for one in slices if one.num_feasible)
 
 
 def num_deployed(feasible: FeasibleSpace) -> tuple[int, int]:
@@ -130,6 +150,11 @@ def format_budget(budget: Budget) -> str:
 def _bounded(cost: Cost, budget: Budget) -> Cost:
     """0 for a measure without a bound."""
     return cost[0] * (budget.latency_s is not None), cost[1] * (budget.sent_bytes is not None)
+
+
+def _latency_units(feasible: FeasibleSpace, member: Member) -> int:
+    path = path_of(feasible.space, member.architecture.layers)
+    return sum(feasible.costs[vertex][0] for vertex in path if vertex in feasible.costs)
 
 
 def _name(member: Member) -> str:

@@ -6,24 +6,19 @@ from pathlib import Path
 import pytest
 
 from costmodel.cost import Budget
-from costmodel.protocols import load_pricer
 from nas.corpus.corpus import Corpus
 from nas.results import ledger
 from nas.results.front import front, unearned
 from nas.results.ledger import deployed_of
 from nas.study.config import StudyConfig
 from nas.study.earn import earned_form
-from nas.study.open_run import anchors, published_members
 from nas.study.schedule import TrialSchedule
 from nas.study.searcher import SEARCHERS
 from nas.study.trials import Trials, TrialSetting, TrialSpec
 from nas.study.worker import run_trial
 from search_spaces.architecture import arch_id
-from search_spaces.budget.feasible import within_budget
-from search_spaces.budget.priced_space import price_of, price_space
-from search_spaces.deployed import deployed, deployed_id
+from search_spaces.deployed import deployed
 from search_spaces.notation import parse
-from search_spaces.space import load_space
 
 CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024)
 
@@ -85,12 +80,3 @@ def test_as_written_nothing_is_folded(feasible, corpus: Corpus, tmp_path: Path) 
     run(trials_of(feasible, corpus, tmp_path, "SM+R_i1", replace(CONFIG, accounting="written")))
     (record,) = ledger.completed(ledger.read(tmp_path / ledger.FILE_NAME))
     assert (record.deployed, record.promised_latency_s, record.fold_holds) == (None, None, None)
-
-
-def test_a_search_begins_with_each_deployed_form_once() -> None:
-    feasible = within_budget(price_space(load_space("gpt2-small"), load_pricer(), 128), Budget(latency_s=300.0))
-    found = anchors(feasible, published_members(feasible.space))
-    forms = [(deployed_id(one.architecture), one.entropy_regularised) for one in found]
-    assert len(set(forms)) == len(forms) >= 5
-    prices = sorted(price_of(feasible.priced, one).latency_s for one in found)
-    assert prices[-1] - prices[0] > 60  # over more than a minute

@@ -2,13 +2,15 @@ import numpy as np
 import pytest
 
 from costmodel.cost import Budget
-from nas.study.early_stop import dominated_at_rung
+from nas.study.draws import NUM_SLICES, Draws
 from nas.study.finalists import Result
 from nas.study.schedule import GENERATION_SIZE, Proposal, TrialSchedule
 from nas.study.searcher import SEARCHERS
-from search_spaces.budget.feasible import within_budget
-from search_spaces.budget.priced_space import cheapest, price_of
+from search_spaces.budget.feasible import num_deployed, price_slices, within_budget
+from search_spaces.budget.priced_space import price_of, price_space
+from search_spaces.deployed import deployed
 from search_spaces.notation import parse
+from search_spaces.space import load_space
 
 
 def schedule(feasible, searcher="evolution", num_trials=12, seed=0, anchors=(), baselines=()):
@@ -47,7 +49,7 @@ def test_proposals_do_not_depend_on_arrival_order(feasible, searcher):
 @pytest.mark.parametrize("searcher", list(SEARCHERS))
 def test_every_proposal_is_new_and_within_budget(feasible, searcher):
     members = run(feasible, schedule(feasible, searcher), order=lambda count: 0)
-    assert len(set(members)) == len(members) == 12
+    assert len({deployed(member.architecture) for member in members}) == len(members) == 12
     assert all(feasible.fits(member) for member in members)
 
 
@@ -55,8 +57,16 @@ def test_every_proposal_is_new_and_within_budget(feasible, searcher):
 def test_a_small_space_is_used_up_once(feasible, searcher):
     small = within_budget(feasible.priced, Budget(latency_s=12.5))
     members = run(small, schedule(small, searcher, num_trials=10_000), order=lambda count: 0)
-    assert 0 < small.num_feasible < 10_000
-    assert len(set(members)) == len(members) == small.num_feasible
+    within = num_deployed(small)[1]
+    assert 0 < within < small.num_feasible < 10_000
+    assert len({deployed(member.architecture) for member in members}) == len(members) == within
+
+
+def test_as_written_every_member_is_one_answer(feasible):
+    priced = price_space(feasible.space, feasible.priced.pricer, 16, "written")
+    small = within_budget(priced, Budget(latency_s=13.5))
+    members = run(small, schedule(small, num_trials=10_000), order=lambda count: 0)
+    assert len(set(members)) == len(members) == small.num_feasible > 4
 
 
 def test_evolution_begins_with_the_anchors(feasible):
@@ -90,6 +100,19 @@ def test_raising_the_number_of_trials_keeps_those_there_were(feasible):
     assert long[:6] == short
 
 
+def test_what_a_ledger_knows_stands(feasible):
+    """As proposed it changes nothing; as another version proposed it, it is proposed again, and nothing twice."""
+    whole = run(feasible, schedule(feasible), order=lambda count: 0)
+    same = schedule(feasible)
+    same.known = dict(enumerate(whole[:6]))
+    assert run(feasible, same, order=lambda count: 0) == whole
+    other = schedule(feasible)
+    other.known = dict(enumerate(run(feasible, schedule(feasible, seed=5), order=lambda count: 0)[:6]))
+    members = run(feasible, other, order=lambda count: 0)
+    assert members[:6] == list(other.known.values())
+    assert len(set(members)) == len(members) == 12
+
+
 def test_diverged_trials_have_no_offspring(feasible):
     plan = schedule(feasible)
     for _ in range(GENERATION_SIZE):
@@ -99,50 +122,44 @@ def test_diverged_trials_have_no_offspring(feasible):
     assert plan.ask() is not None  # a random member: there is no parent to mutate
 
 
-def test_rivals_are_eight_completed_candidates_or_none(feasible):
+def test_rivals_are_candidates_of_generations_that_may_be_seen(feasible):
     plan = schedule(feasible, num_trials=20, baselines=[parse("SM+LN+G", feasible.space.base)])
     asked: list[Proposal] = []
     while len(asked) < 1 + 4 * GENERATION_SIZE and (proposal := plan.ask()) is not None:
         asked.append(proposal)
         plan.tell(outcome(feasible, proposal))
     generations = {proposal.generation: proposal for proposal in asked}
-    assert plan.rivals(generations[2]) == ()  # sees one generation, of four trials
+    assert plan.rivals(generations[1]) == ()
     assert [rival.index for rival in plan.rivals(generations[3])] == [1, 2, 3, 4, 5, 6, 7, 8]  # no baseline
 
 
-def test_diverged_trials_do_not_count_as_rivals(feasible):
-    plan = schedule(feasible, num_trials=20)
-    asked = [plan.ask() for _ in range(2 * GENERATION_SIZE)]
-    for proposal in asked:
-        plan.tell(outcome(feasible, proposal, status="diverged" if proposal.index == 0 else "completed"))
-    later = [plan.ask() for _ in range(GENERATION_SIZE)]
-    for proposal in later:
-        plan.tell(outcome(feasible, proposal))
-    assert plan.rivals(plan.ask()) == ()
+def slice_counts(feasible, members):
+    return [sum(part.fits(member) for member in members) for part in price_slices(feasible, NUM_SLICES)]
+
+
+def test_random_search_covers_every_price(feasible):
+    """24 of 6 slices: 4 each, where there are as many forms."""
+    members = run(feasible, schedule(feasible, "random", num_trials=24), order=lambda count: 0)
+    slices = price_slices(feasible, NUM_SLICES)
+    forms = [len({deployed(member.architecture) for member in part.members()}) for part in slices]
+    counts = slice_counts(feasible, members)
+    assert (sum(counts), len(counts), min(forms)) == (24, 6, 1)
+    assert all(count >= min(4, held) for count, held in zip(counts, forms, strict=True))
+
+
+def test_offspring_are_aimed_at_the_slices_with_the_fewest_results(feasible):
+    draws = Draws(feasible)
+    inside = [draws.slices[1].sample(np.random.default_rng(seed)) for seed in range(3)]
+    order = draws.emptiest(inside, np.random.default_rng(0))
+    assert order[-1] == 1
+    assert sorted(order) == list(range(len(draws.slices)))
 
 
 def test_offspring_spread_over_the_latencies(feasible):
-    """Drawn without a latency target, offspring would follow the members, of which few are cheap."""
-    cheapest_s = price_of(feasible.priced, cheapest(feasible.priced)).latency_s
-    middle_s = (cheapest_s + feasible.budget.latency_s) / 2
-
-    def cheap_share(members):
-        return sum(price_of(feasible.priced, member).latency_s < middle_s for member in members) / len(members)
-
-    bred = []
-    for seed in range(5):
-        bred += run(feasible, schedule(feasible, num_trials=24, seed=seed), order=lambda count: 0)[
-            2 * GENERATION_SIZE :
-        ]
-    drawn = [feasible.sample(np.random.default_rng(seed)) for seed in range(500)]
-    assert cheap_share(bred) > 1.25 * cheap_share(drawn)
-
-
-def test_a_trial_is_dominated_only_in_price_and_loss():
-    rival = Result(index=0, status="completed", latency_s=10.0, log_perplexity=2.0, rung_losses=(3.0, 2.0))
-    assert dominated_at_rung(0, 11.0, 3.1, [rival])
-    assert dominated_at_rung(0, 10.0, 3.1, [rival])
-    assert not dominated_at_rung(0, 9.0, 9.0, [rival])  # cheaper: survives whatever its loss
-    assert not dominated_at_rung(0, 11.0, 2.9, [rival])
-    assert not dominated_at_rung(0, 10.0, 3.0, [rival])  # equal
-    assert not dominated_at_rung(2, 11.0, 9.0, [rival])  # the rival never reached that rung
+    """Drawn without a latency target, offspring would follow the members, of which hardly any is cheap."""
+    wide = within_budget(price_space(load_space("gpt2-small"), feasible.priced.pricer, 16), Budget(latency_s=150.0))
+    bred = run(wide, schedule(wide, num_trials=32), order=lambda count: 0)[2 * GENERATION_SIZE :]
+    drawn = [wide.sample(np.random.default_rng(seed)) for seed in range(24)]
+    assert min(slice_counts(wide, bred)) >= 1
+    assert max(slice_counts(wide, bred)) <= 8
+    assert sum(slice_counts(wide, drawn)[:4]) == 0

@@ -25,7 +25,13 @@ def spec(feasible, source_files, tmp_path):
     return Trials(schedule, feasible.priced.pricer, setting).next_spec()
 
 
-def with_rivals(spec, *rivals):
+def with_rivals(spec, latency_s):
+    """Eight completed trials of that price, far better at every rung and at the end, in one order."""
+    losses = [index / 100 for index in range(8)]
+    rivals = tuple(
+        Result(index=index, status="completed", latency_s=latency_s, log_perplexity=loss, rung_losses=(loss,) * 3)
+        for index, loss in enumerate(losses)
+    )
     return replace(spec, rivals=rivals)
 
 
@@ -37,17 +43,15 @@ def test_a_trial_reports_its_rungs_and_its_end(spec):
 
 
 def test_a_dominated_trial_is_stopped_at_its_first_rung_and_keeps_only_weights(spec):
-    rival = Result(index=0, status="completed", latency_s=0.0, log_perplexity=0.0, rung_losses=(0.0, 0.0, 0.0))
-    events = list(run_trial(with_rivals(spec, rival)))
+    events = list(run_trial(with_rivals(spec, 0.0)))
     assert [event.status for event in events] == ["running", "stopped"]
     assert "dominated in price and loss at rung 0, after 25% of the tokens" in events[-1].reason
     assert not list(spec.folder.rglob("optimizer.safetensors"))
-    assert list(run_trial(with_rivals(spec, rival)))[-1] == events[-1]  # resumed: the same decision again
+    assert list(run_trial(with_rivals(spec, 0.0)))[-1] == events[-1]  # resumed: the same decision again
 
 
 def test_a_dearer_rival_stops_nothing(spec):
-    rival = Result(index=0, status="completed", latency_s=1e9, log_perplexity=0.0, rung_losses=(0.0, 0.0, 0.0))
-    assert list(run_trial(with_rivals(spec, rival)))[-1].status == "completed"
+    assert list(run_trial(with_rivals(spec, 1e9)))[-1].status == "completed"
 
 
 def raising(error):

@@ -1,6 +1,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from costmodel.cost import Budget, Price
 from costmodel.errors import InfeasibleError
 from costmodel.estimate import Pricer
-from search_spaces.budget.feasible import FeasibleSpace, check_feasible, within_budget
+from search_spaces.budget.feasible import FeasibleSpace, check_feasible, price_slices, within_budget
 from search_spaces.budget.priced_space import Measure, PricedSpace, cheapest, most_expensive, price_of, price_space
 from search_spaces.notation import parse
 from search_spaces.space import SearchSpace, load_space, members, num_members
@@ -98,6 +99,37 @@ def test_sampling_is_uniform_where_ways_of_equal_cost_differ_in_number(
     feasible = within_budget(priced, Budget(latency_s=7 + 4 * 3 + 11 + 8))  # 8 s for norms and activations
     assert 500 < feasible.num_feasible < 1500
     assert_uniform(feasible)
+
+
+@pytest.mark.parametrize("shares", [(0.8, None), (2.0, None), (0.8, 0.5), (None, 0.5)])
+def test_slices_part_the_members_by_equal_steps_of_the_price(
+    small_space: SearchSpace, pricer: Pricer, shares: tuple[float | None, float | None]
+) -> None:
+    priced = price_space(small_space, pricer, 8)
+    feasible = within_budget(priced, budget_at(priced, *shares))
+    slices = price_slices(feasible, 5)
+    listed = [member for part in slices for member in part.members()]
+    assert sorted(map(hash, listed)) == sorted(map(hash, feasible.members()))
+    assert sum(part.num_feasible for part in slices) == feasible.num_feasible
+    if feasible.budget.latency_s is None:
+        assert len(slices) == 1
+        return
+    assert len(slices) > 2
+    widths = {round(high - low, 6) for low, high in (part.latency_s_bounds for part in slices)}
+    assert len(widths) == 1
+    for part in slices:
+        low, high = part.latency_s_bounds
+        inside = set(part.members())
+        assert all(low - 1e-9 < price_of(priced, one).latency_s < high + 1e-9 for one in inside)
+        assert all(part.fits(one) == (one in inside) for one in islice(feasible.members(), 200))
+
+
+def test_sampling_within_a_slice_is_uniform(small_space: SearchSpace, pricer: Pricer) -> None:
+    priced = price_space(small_space, pricer, 8)
+    feasible = within_budget(priced, budget_at(priced, 0.9, 0.8))
+    part = max(price_slices(feasible, 5)[1:], key=lambda one: -one.num_feasible)
+    assert 20 < part.num_feasible < feasible.num_feasible
+    assert_uniform(part)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""What a search begins with: known rows, and the cheapest forms that keep a little of each kind.
+
+Attention and ReLU FFNs stay in the first layers and go from the deepest, where the papers' `_ip` rows remove them
+(arXiv 2410.13060). Norms are frozen in training rather than absent, where the space has them: they deploy as none, at
+the same price, and most of the training has them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from costmodel.protocols.published_rows import published_rows
+from search_spaces.architecture import Attention, Layer, Norm
+from search_spaces.budget.feasible import FeasibleSpace
+from search_spaces.budget.priced_space import cheapest, price_of
+from search_spaces.deployed import deployed_id
+from search_spaces.notation import Member, parse
+from search_spaces.space import SearchSpace, contains, member_of
+
+MOST_ANCHORS = 10  # half of the default trials: the other half are offspring
+MOST_WHOLE = 5  # of those, with attention in all layers and ReLU FFNs in some
+FOLDING_NORMS: tuple[Norm, ...] = ("frozen-layernorm", "none")  # best first; the first that the space has
+
+
+def published_members(space: SearchSpace) -> tuple[Member, ...]:
+    """The papers' rows of this depth that the space holds, in the papers' order, each once."""
+    notations = [row.notation for row in published_rows() if row.num_layers == space.base.num_layers]
+    members = [parse(notation, space.base) for notation in dict.fromkeys(notations)]
+    return tuple(member for member in members if contains(space, member))
+
+
+def anchors(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member]:
+    """The first candidates of a search, as far as they are within the budget, in an order that soon covers all prices.
+
+    Nets with attention in all layers and ReLU FFNs in the first 0, 1, 3, 5 ... of them; the cheapest member; then those
+    of the published rows and of nets with fewer layers or half the heads that are farthest in price from all others.
+    One of each deployed form, MOST_ANCHORS in all. As written: all published rows and the cheapest member.
+    """
+    least = cheapest(feasible.priced)
+    if feasible.priced.accounting == "written":
+        return list(dict.fromkeys(member for member in (*published, least) if feasible.fits(member)))
+    space, depth = feasible.space, feasible.space.base.num_layers
+    whole = [_first_layers(space, depth, num_ffns) for num_ffns in _ffn_counts(depth)]
+    fewer = [_first_layers(space, count, num) for count in range(1, depth) for num in _ffn_counts(count)]
+    fewer += [_first_layers(space, depth, num_ffns, "softmax-half") for num_ffns in _ffn_counts(depth)]
+    chosen = _spread(feasible, [], _known(feasible, whole), MOST_WHOLE)
+    chosen += _known(feasible, [least], chosen)
+    chosen = _spread(feasible, chosen, _known(feasible, [*reversed(published), *fewer], chosen), MOST_ANCHORS)
+    return _spread(feasible, [], chosen, len(chosen))
+
+
+def _ffn_counts(num_layers: int) -> list[int]:
+    """How many first layers keep a ReLU FFN: none, odd numbers, all."""
+    return list(dict.fromkeys((0, *range(1, num_layers, 2), num_layers)))
+
+
+def _first_layers(
+    space: SearchSpace, num_attention: int, num_ffns: int, attention: Attention = "softmax"
+) -> Member | None:
+    """Attention in the first layers and a ReLU FFN in the first of those; None if the space has no such member."""
+    for norm in FOLDING_NORMS:
+        alone = Layer(norm1=norm, attention=attention, ffn="none")
+        both = replace(alone, norm2=norm, ffn="relu")
+        empty = Layer(attention="none", ffn="none")
+        layers = (both,) * num_ffns + (alone,) * (num_attention - num_ffns)
+        layers += (empty,) * (space.base.num_layers - num_attention)
+        member = member_of(space, layers, entropy_regularised=space.recipes[0])
+        if contains(space, member):
+            return member
+    return None
+
+
+def _known(feasible: FeasibleSpace, members: Sequence[Member | None], others: Sequence[Member] = ()) -> list[Member]:
+    """The members within the budget, the first of each deployed form that none of the others has."""
+    forms = {deployed_id(member.architecture) for member in others}
+    known = []
+    for member in members:
+        if member is not None and feasible.fits(member) and (form := deployed_id(member.architecture)) not in forms:
+            forms.add(form)
+            known.append(member)
+    return known
+
+
+def _spread(feasible: FeasibleSpace, chosen: Sequence[Member], members: Sequence[Member], most: int) -> list[Member]:
+    """`chosen` and, up to `most` in all, in turn the member farthest in price from all those; first the dearest."""
+    prices = {member: price_of(feasible.priced, member).latency_s for member in (*chosen, *members)}
+    spread, left = list(chosen), list(members)
+
+    def gap(member: Member) -> float:
+        return min((abs(prices[member] - prices[one]) for one in spread), default=prices[member])
+
+    while left and len(spread) < most:
+        spread.append(max(left, key=gap))
+        left.remove(spread[-1])
+    return spread

@@ -1,0 +1,60 @@
+"""What a search begins with: forms of every kind, spread over the prices."""
+
+from itertools import pairwise
+
+import pytest
+
+from costmodel.cost import Budget
+from costmodel.protocols import load_pricer
+from nas.study.anchors import MOST_ANCHORS, anchors, published_members
+from search_spaces.budget.feasible import FeasibleSpace, within_budget
+from search_spaces.budget.priced_space import Accounting, cheapest, price_of, price_space
+from search_spaces.deployed import deployed, deployed_id
+from search_spaces.notation import Member, name_of, parse
+from search_spaces.space import load_space
+
+
+def begun(space: str, minutes: float, accounting: Accounting = "deployed") -> tuple[FeasibleSpace, list[Member]]:
+    priced = price_space(load_space(space), load_pricer(), 128, accounting)
+    feasible = within_budget(priced, Budget(latency_s=60 * minutes))
+    return feasible, anchors(feasible, published_members(feasible.space))
+
+
+@pytest.mark.parametrize("minutes", [2.5, 5.0, 8.0])
+def test_each_deployed_form_is_there_once_within_budget_over_the_whole_range(minutes: float) -> None:
+    feasible, found = begun("gpt2-small", minutes)
+    assert len({deployed_id(one.architecture) for one in found}) == len(found) <= MOST_ANCHORS
+    assert all(feasible.fits(one) for one in found)
+    prices = sorted(price_of(feasible.priced, one).latency_s for one in found)
+    least = price_of(feasible.priced, cheapest(feasible.priced)).latency_s
+    assert prices[0] == least
+    assert prices[-1] > 60 * minutes - 30
+    gaps = [dearer - cheaper for cheaper, dearer in pairwise(prices)]
+    assert max(gaps) < 0.4 * (60 * minutes - least) + 10
+
+
+def test_a_few_relus_in_the_first_layers_with_norms_that_fold() -> None:
+    feasible, found = begun("gpt2-small", 5.0)
+    names = {name_of(deployed(one.architecture)): one for one in found}
+    assert {"SM_i12", "SM+R_i11", "SM+R_i9", "SM+R_i7", "SM+R_i5"} < set(names)
+    assert names["SM+R_i5"] == parse("7xlSlRo-5xlSooo", feasible.space.base)
+    assert any(one.architecture.layers[-1].attention == "none" for one in found)  # fewer layers
+
+
+def test_the_first_few_are_far_apart() -> None:
+    feasible, found = begun("gpt2-small", 5.0)
+    prices = [price_of(feasible.priced, one).latency_s / 60 for one in found]
+    assert (prices[0], prices[1]) == (max(prices), min(prices))
+    assert abs(prices[2] - sum(prices[:2]) / 2) < 0.5
+
+
+def test_a_space_without_frozen_norms_has_none() -> None:
+    _, found = begun("tiny", 5.0)
+    assert len(found) >= 3
+    assert all(layer.norm1 == "none" for one in found for layer in one.architecture.layers)
+
+
+def test_as_written_the_published_rows_and_the_cheapest_member() -> None:
+    feasible, found = begun("ladder", 5.0, "written")
+    within = [one for one in published_members(feasible.space) if feasible.fits(one)]
+    assert found == list(dict.fromkeys([*within, cheapest(feasible.priced)]))
