@@ -10,9 +10,9 @@
                 weights.safetensors  for its --weights-file
                 graph.json           the op graph, node by node
 
-All have export.yaml: recipe, result, cost breakdown by layer and provenance. With --fold the model is folded first (see
-`nas.conversion.fold`) as far as its check allows (`nas.conversion.earned`): another architecture, cheaper, whose logits
-are those that were trained but for rounding.
+All have export.yaml (recipe, result, cost breakdown by layer, provenance) and checksums.json. With --fold the model is
+folded first (see `nas.conversion.fold`) as far as its check allows (`nas.conversion.earned`): another architecture,
+cheaper, whose logits are those that were trained but for rounding.
 """
 
 import json
@@ -34,7 +34,7 @@ from costmodel.estimate import Estimate, Pricer, estimate
 from costmodel.protocols import load_pricer
 from nas.conversion.earned import Earned, check_tokens, fold_as_far_as
 from nas.conversion.fold import at_dimensions
-from nas.conversion.pretrained import TRAINED_FILE
+from nas.conversion.pretrained import TRAINED_FILE, write_checksums
 from nas.corpus.corpus import Corpus, open_corpus, tokenizer_file
 from nas.corpus.sources import TOKENIZER_FILE
 from nas.model.weights import WEIGHTS_FILE
@@ -131,6 +131,7 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
             raise UserError(f"--output-dir {target} must be new or empty, but holds files; choose another folder.")
         (target / "export.yaml").write_text(dump(made.facts), encoding="utf-8")
         FORMATS[format](made, target)
+        write_checksums(target)
     except OSError as error:
         _clear(target)
         raise UserError(f"--output-dir {target} must be a folder we can write to: {error.strerror}.") from None
@@ -139,12 +140,10 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
 
 def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: bool = False) -> Export:
     """What a completed trial's export holds. Raises UserError if the trial's last checkpoint is gone."""
+    meta = read_meta(folder)
+    architecture = architecture_of(record, meta.base)
     candidate = study_candidate(
-        config,
-        Member(
-            architecture=architecture_of(record, read_meta(folder).base),
-            entropy_regularised=record.entropy_regularised,
-        ),
+        meta.recipe, Member(architecture=architecture, entropy_regularised=record.entropy_regularised)
     )
     trial = folder / "trials" / record.trial_id
     found = checkpoint.load_latest(trial, {"candidate": candidate_id(candidate)})
@@ -162,7 +161,7 @@ def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: b
     provenance = {
         "run": folder.name,
         "trial_id": record.trial_id,
-        "created": read_meta(folder).created,
+        "created": meta.created,
         "corpus": record.corpus,
         "budget_latency": config.budget_latency,
         "versions": dict(record.versions),

@@ -37,8 +37,9 @@ from nas.recipe.recipe import MAX_SEED, Normalisation, NormalisedLinears, ScaleN
 from nas.storage import RUNS, locked, replace_file
 from nas.training.distributed import Team, joined
 from nas.training.manifest import TrainingManifest, write_training
+from nas.training.out_of_memory import TooLargeError
 from nas.training.outcome import Outcome, RungRecord
-from nas.training.trainer import TooLargeError, check, train
+from nas.training.trainer import check, train
 from search_spaces.bases import base_architecture
 from search_spaces.resolve import resolve
 

@@ -11,11 +11,12 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols.identity import is_hash_of_sources
 from costmodel.protocols.published_rows import published_rows
+from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
 from nas.provenance import versions
 from nas.results import ledger
 from nas.results.ledger import architecture_of
-from nas.study.config import StudyConfig
+from nas.study.config import StudyConfig, study_recipe
 from nas.study.run_folder import Meta, read_ledger, read_meta
 from nas.study.searcher import SEARCHERS, TrialSchedule
 from nas.study.trials import Trials, TrialSetting
@@ -36,7 +37,9 @@ def published_members(space: SearchSpace) -> tuple[Member, ...]:
     return tuple(member for member in members if contains(space, member))
 
 
-def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, folder: Path, *, threads: int) -> Trials:
+def open_trials(
+    config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, meta: Meta, folder: Path, *, threads: int
+) -> Trials:
     """The trials of a run, its ledger replayed.
 
     Baselines are the published rows with LayerNorm beyond the budget. Raises UserError if the ledger is damaged before
@@ -51,6 +54,7 @@ def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, fo
     )
     setting = TrialSetting(
         config=config,
+        recipe=meta.recipe,
         folder=folder,
         corpus=corpus,
         device="cuda" if config.gpus_per_trial > 0 else "cpu",
@@ -90,7 +94,7 @@ def _has_norm(member: Member) -> bool:
     return member.architecture.final_norm != "none"
 
 
-def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Meta:
+def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, parent: Parent | None) -> Meta:
     """What a new run is made with."""
     assert config.budget.latency_s is not None
     return Meta(
@@ -106,6 +110,8 @@ def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Me
         num_members=num_members(feasible.space),
         num_feasible=feasible.num_feasible,
         base=feasible.space.base,
+        recipe=study_recipe(config, parent and parent.route),
+        parent=parent and parent.name,
     )
 
 

@@ -12,6 +12,7 @@ from costmodel.config.bugs import bugs_reported
 from costmodel.cost import Budget
 from costmodel.errors import StoppedError, UserError
 from nas.attention.causal import has_native
+from nas.conversion.parent import keep_parent
 from nas.corpus.corpus import Corpus, prepare
 from nas.recipe.recipe import SCALES
 from nas.report.plot_files import plot_front, remove_plots
@@ -23,8 +24,9 @@ from nas.results.ledger import Record
 from nas.storage import locked
 from nas.study.config import StudyConfig
 from nas.study.open_run import checked_meta, new_meta, open_trials
+from nas.study.parent import run_parent, study_parent
 from nas.study.ray_tune import Resources, RunHaltedError, run_study
-from nas.study.run_folder import Meta, new_folder, write_config, write_meta
+from nas.study.run_folder import PARENT_FOLDER, Meta, new_folder, read_meta, write_config, write_meta
 from nas.study.trials import Trials
 from nas.study.worker import worker_env
 from search_spaces.architecture import Architecture, dump_architecture
@@ -45,10 +47,13 @@ def run_campaign(
     Raises UserError for bad input, StoppedError or OSError if the run cannot go on (it can be resumed).
     """
     resources = study_resources(config)
+    meta = None if folder is None else read_meta(folder)
+    parent = study_parent(config, feasible.space.base) if folder is None or meta is None else run_parent(folder, meta)
     corpus = prepare(
         config.data,
         vocab_size=SCALES[config.scale].vocab_size or feasible.space.base.vocab_size,
         seq_len=config.seq_len,
+        tokenizer=parent and parent.model.tokenizer,
         tokens=config.tokens or SCALES[config.scale].tokens,
         tell=lambda line: console.print(line, soft_wrap=True, highlight=False),
     )
@@ -57,7 +62,9 @@ def run_campaign(
     known = None if folder is None else checked_meta(folder, config, feasible.priced.pricer, corpus)
     folder = folder or new_folder(output_dir)
     with locked(folder), bugs_reported(folder, f"what was trained is saved; continue with --resume {folder}"):
-        meta = known or new_meta(config, feasible, corpus)
+        meta = known or new_meta(config, feasible, corpus, parent)
+        if known is None and parent is not None:
+            keep_parent(parent, folder / PARENT_FOLDER)
         try:
             _study(config, feasible, corpus, meta, resources, folder, console)
         except KeyboardInterrupt:
@@ -81,7 +88,7 @@ def _study(
 ) -> None:
     write_meta(folder, meta)
     write_config(folder, config)
-    trials = open_trials(config, feasible, corpus, folder, threads=resources.threads_per_trial)
+    trials = open_trials(config, feasible, corpus, meta, folder, threads=resources.threads_per_trial)
     console.print(
         f"run {folder}: {config.num_trials} candidates and {_num_baselines(trials)} baselines, "
         f"{resources.max_concurrent} at a time, torch threads each: {resources.threads_per_trial}",

@@ -5,7 +5,7 @@ import pytest
 
 from nas.corpus.corpus import Corpus
 from nas.results import ledger
-from nas.study.config import StudyConfig
+from nas.study.config import StudyConfig, study_recipe
 from nas.study.searcher import SEARCHERS, TrialSchedule
 from nas.study.trials import TrialEvent, Trials, TrialSetting, TrialSpec
 from nas.training.outcome import EntropySummary, Outcome, RungRecord
@@ -28,7 +28,13 @@ def make_trials(feasible, folder: Path, records=(), config=CONFIG) -> Trials:
         strategy=SEARCHERS[config.searcher](feasible, ()), seed=config.seed, num_trials=config.num_trials
     )
     setting = TrialSetting(
-        config=config, folder=folder, corpus=CORPUS, device="cpu", threads=1, versions={"python": "3"}
+        config=config,
+        recipe=study_recipe(config, None),
+        folder=folder,
+        corpus=CORPUS,
+        device="cpu",
+        threads=1,
+        versions={"python": "3"},
     )
     return Trials(schedule, feasible.priced.pricer, setting, records)
 
