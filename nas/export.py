@@ -10,9 +10,9 @@
                 weights.safetensors  for its --weights-file
                 graph.json           the op graph, node by node
 
-All have export.yaml: recipe, result, cost breakdown by layer and provenance. With --fold the model is folded first (see
-`nas.conversion.fold`) as far as its check allows (`nas.conversion.earned`): another architecture, cheaper, whose logits
-are those that were trained but for rounding.
+All have export.yaml: recipe, result beside that of n-gram models, cost breakdown by layer and provenance. With --fold
+the model is folded first (see `nas.conversion.fold`) as far as its check allows (`nas.conversion.earned`): another
+architecture, cheaper, whose logits are those that were trained but for rounding.
 """
 
 import json
@@ -36,6 +36,7 @@ from nas.conversion.earned import Earned, check_tokens, fold_as_far_as
 from nas.conversion.fold import at_dimensions
 from nas.conversion.pretrained import TRAINED_FILE
 from nas.corpus.corpus import Corpus, open_corpus, tokenizer_file
+from nas.corpus.ngrams import NgramFloors
 from nas.corpus.sources import TOKENIZER_FILE
 from nas.model.weights import WEIGHTS_FILE
 from nas.recipe.candidate import Candidate, candidate_id, canonical_candidate
@@ -139,10 +140,11 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
 
 def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: bool = False) -> Export:
     """What a completed trial's export holds. Raises UserError if the trial's last checkpoint is gone."""
+    meta = read_meta(folder)
     candidate = study_candidate(
         config,
         Member(
-            architecture=architecture_of(record, read_meta(folder).base),
+            architecture=architecture_of(record, meta.base),
             entropy_regularised=record.entropy_regularised,
         ),
     )
@@ -158,17 +160,28 @@ def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: b
         "tokens": record.tokens,
         "seed": record.seed,
         "flags": list(record.flags),
+        **_floor_facts(meta.floors, record.val_loss),
     }
     provenance = {
         "run": folder.name,
         "trial_id": record.trial_id,
-        "created": read_meta(folder).created,
+        "created": meta.created,
         "corpus": record.corpus,
         "budget_latency": config.budget_latency,
         "versions": dict(record.versions),
     }
     made = _prepared(candidate, found, run_pricer(folder, config), result, provenance, fold=fold)
     return replace(made, facts=made.facts | _earned_facts(record))
+
+
+def _floor_facts(floors: NgramFloors | None, val_loss: float | None) -> dict[str, Any]:
+    """What n-gram models of the same training tokens reach; nothing where that is not known."""
+    if floors is None:
+        return {}
+    return {
+        "ngram_floors": {"tokens": floors.tokens, "perplexities": floors.perplexities},
+        "knows_less_than_trigram": None if val_loss is None else floors.above_trigram(val_loss),
+    }
 
 
 def _earned_facts(record: Record) -> dict[str, Any]:
@@ -195,6 +208,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         "tokens": found.step * training.candidate.recipe.scale.batch * training.candidate.recipe.scale.seq_len,
         "seed": training.seed,
         "flags": list(last.entropy.flags) if last else [],
+        **_floor_facts(training.floors, last.val_loss if last else None),
     }
     provenance = {
         "run": folder.absolute().name,

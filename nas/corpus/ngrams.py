@@ -47,6 +47,10 @@ class NgramFloors:
         """exp(loss) of order 1 to 5."""
         return math.exp(self.losses[order - 1])
 
+    def above_trigram(self, loss: float) -> bool:
+        """Whether a model of this validation loss, nats per token, predicts worse than the trigram."""
+        return loss > self.losses[TRIGRAM - 1]
+
     @property
     def perplexities(self) -> dict[str, float]:
         """By name, lowest order first."""

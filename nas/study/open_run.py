@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +12,12 @@ from costmodel.estimate import Pricer
 from costmodel.protocols.identity import is_hash_of_sources
 from costmodel.protocols.published_rows import published_rows
 from nas.corpus.corpus import Corpus
+from nas.corpus.floors import ngram_floors
+from nas.corpus.ngrams import NgramFloors
 from nas.provenance import versions
 from nas.results import ledger
 from nas.results.ledger import architecture_of
-from nas.study.config import StudyConfig
+from nas.study.config import StudyConfig, study_candidate
 from nas.study.run_folder import Meta, read_ledger, read_meta
 from nas.study.searcher import SEARCHERS, TrialSchedule
 from nas.study.trials import Trials, TrialSetting
@@ -90,7 +92,25 @@ def _has_norm(member: Member) -> bool:
     return member.architecture.final_norm != "none"
 
 
-def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Meta:
+def study_floors(
+    config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, tell: Callable[[str], None]
+) -> NgramFloors:
+    """What n-gram models reach of the tokens that a candidate sees, all trained from scratch on equally many.
+
+    Raises UserError if a split of the corpus has no sequence.
+    """
+    scale = study_candidate(config, cheapest(feasible.priced)).recipe.scale
+    return ngram_floors(
+        corpus,
+        seq_len=scale.seq_len,
+        validation_tokens=scale.validation_tokens,
+        tokens=scale.seen_tokens,
+        seed=config.seed,
+        tell=tell,
+    )
+
+
+def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, floors: NgramFloors | None = None) -> Meta:
     """What a new run is made with."""
     assert config.budget.latency_s is not None
     return Meta(
@@ -106,6 +126,7 @@ def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Me
         num_members=num_members(feasible.space),
         num_feasible=feasible.num_feasible,
         base=feasible.space.base,
+        floors=floors,
     )
 
 

@@ -16,6 +16,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from costmodel.protocols.primitives import EngineSetting
+from nas.corpus.ngrams import NgramFloors
 from nas.results import ledger
 from nas.results.ledger import Record
 from nas.storage import RUNS, replace_file
@@ -35,6 +36,7 @@ class Meta:
 
     reference: the hypervolume's reference point: (latency_s, natural log of the unigram model's perplexity).
     base: the dimensions that all members share (its own layers are of no account).
+    floors: what n-gram models reach of the training tokens that a candidate sees; None in runs from before there were.
     """
 
     schema_version: int = META_SCHEMA_VERSION
@@ -50,6 +52,7 @@ class Meta:
     num_members: int
     num_feasible: int
     base: Architecture
+    floors: NgramFloors | None = None
 
     def __post_init__(self) -> None:
         if self.schema_version != META_SCHEMA_VERSION:
