@@ -200,6 +200,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         raise UserError(f"{folder} must have a whole checkpoint, but has none to export; train on with --resume.")
     progress = decode(TrainingProgress, found.progress, "the progress of a checkpoint")
     last = progress.rungs[-1] if progress.rungs else None
+    at_end = found.step == training.candidate.recipe.scale.num_steps  # the floors are of all of its tokens
     result = {
         "perplexity": last and last.perplexity,
         "val_loss": last and last.val_loss,
@@ -208,7 +209,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         "tokens": found.step * training.candidate.recipe.scale.batch * training.candidate.recipe.scale.seq_len,
         "seed": training.seed,
         "flags": list(last.entropy.flags) if last else [],
-        **_floor_facts(training.floors, last.val_loss if last else None),
+        **_floor_facts(training.floors if at_end else None, last.val_loss if last else None),
     }
     provenance = {
         "run": folder.absolute().name,

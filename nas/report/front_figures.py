@@ -108,7 +108,7 @@ def front_figure(
             range_min=(None,) * len(same),
         ),
         published_title=f"Papers' rows, L={num_layers}, T={seq_len}\n(full scale, other corpus and tokenizer)",
-        floors=floor_lines(floors, done),
+        floors=drawn_floors(floors, done),
     )
 
 
@@ -118,11 +118,11 @@ def what_if_figure(found: WhatIf, floors: NgramFloors | None = None) -> WhatIfFi
         title=title(found.trials),
         before=_panel(found, found.trials, found.before, found.budget_before, f"as searched: {found.title_before}"),
         after=_panel(found, found.repriced, found.after, found.budget_after, f"re-priced: {found.title_after}"),
-        floors=floor_lines(floors, found.trials),
+        floors=drawn_floors(floors, found.trials),
     )
 
 
-def floor_lines(floors: NgramFloors | None, done: Sequence[Record]) -> FloorLines:
+def drawn_floors(floors: NgramFloors | None, done: Sequence[Record]) -> FloorLines:
     """The floors to draw beside these trials: those of `DRAWN_FLOORS`, and the low orders that are among them."""
     if floors is None:
         return NO_FLOORS
