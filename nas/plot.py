@@ -68,14 +68,25 @@ def plot(
 
 
 def _plot_as_run(folder: Path, config: StudyConfig) -> None:
-    records, base = read_ledger(folder), read_meta(folder).base
-    _print_paths(plot_front(folder, records, config.budget, num_layers=base.num_layers, seq_len=config.seq_len))
+    records, meta = read_ledger(folder), read_meta(folder)
+    base = meta.base
+    _print_paths(
+        plot_front(
+            folder,
+            records,
+            config.budget,
+            num_layers=base.num_layers,
+            seq_len=config.seq_len,
+            floors=meta.floors,
+        )
+    )
     members = front(records, config.budget)
     _print_paths(plot_costs(folder, members, records, base, run_pricer(folder, config), config.seq_len))
 
 
 def _what_if(folder: Path, config: StudyConfig, pricer: Pricer, seq_len: int, budget: Budget) -> None:
-    records, base = read_ledger(folder), read_meta(folder).base
+    records, meta = read_ledger(folder), read_meta(folder)
+    base = meta.base
     found = what_if(
         records,
         base,
@@ -84,12 +95,12 @@ def _what_if(folder: Path, config: StudyConfig, pricer: Pricer, seq_len: int, bu
         budgets=(config.budget, budget),
     )
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    for line in what_if_lines(found):
+    for line in what_if_lines(found, meta.floors):
         console.print(line)
-    console.print(what_if_table(found))
+    console.print(what_if_table(found, meta.floors))
     words = [pricer.protocol, *([pricer.network] if pricer.network else []), f"T{seq_len}"]
     suffix = "-" + re.sub(r"[^\w.-]+", "_", "-".join(words))
-    _print_paths(plot_what_if(folder, found, suffix))
+    _print_paths(plot_what_if(folder, found, suffix, meta.floors))
     _print_paths(plot_costs(folder, found.shown, records, base, pricer, seq_len, suffix))
 
 

@@ -12,6 +12,8 @@ from costmodel.config import cli
 from costmodel.config.bugs import TRACEBACK_FILE
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
+from nas.corpus.ngrams import NgramFloors
+from nas.report.floor_lines import floor_lines, mark
 from nas.report.progress import line
 from nas.report.summary import unearned_lines
 from nas.results import ledger
@@ -38,12 +40,14 @@ def status(run: str) -> None:
     baselines = len({record.index for record in records if record.role == "baseline"})
     console.print(f"run {folder}: space {config.space}, budget {config.budget_latency}, scale {config.scale}")
     console.print(f"perplexities are of {meta.tokenizer}, {meta.split}")
+    for told in floor_lines(meta.floors):
+        console.print(told)
     live = is_running(folder)
-    console.print(line(summary, config.num_trials + baselines, eta_s=None, live=live))
+    console.print(line(summary, config.num_trials + baselines, eta_s=None, live=live, floors=meta.floors))
     if not live and summary.ended < config.num_trials + baselines:
         console.print(f"nothing is running; continue with python -m nas.search --resume {folder}")
     if summary.front:
-        console.print(_front_table(summary.front, config.budget))
+        console.print(_front_table(summary.front, config.budget, meta.floors))
     for told in unearned_lines(records, config.budget):
         console.print(told)
     for record in ledger.finished(records):
@@ -59,11 +63,13 @@ def _traceback(folder: Path, record: Record) -> Path | None:
     return path if path.exists() and str(path) not in (record.reason or "") else None
 
 
-def _front_table(members: tuple[Record, ...], budget: Budget) -> Table:
+def _front_table(members: tuple[Record, ...], budget: Budget, floors: NgramFloors | None) -> Table:
+    marks = [mark(member, floors) for member in members]
     table = Table(title="Pareto front; * its price range crosses the budget")
-    for heading in ("arch_id", "architecture", "runs as", "perplexity", "latency", "sent", "tokens"):
+    headings = ["arch_id", "architecture", "runs as", "perplexity", "latency", "sent", "tokens"]
+    for heading in headings + ["floor"] * any(marks):
         table.add_column(heading, overflow="fold")
-    for member in members:
+    for member, marked in zip(members, marks, strict=True):
         table.add_row(
             member.arch_id,
             member.notation,
@@ -72,6 +78,7 @@ def _front_table(members: tuple[Record, ...], budget: Budget) -> Table:
             format_seconds(member.latency_s) + (" *" if crosses(member, budget) else ""),
             format_bytes(member.sent_bytes),
             f"{member.tokens:,}",
+            *([marked] if any(marks) else []),
         )
     return table
 

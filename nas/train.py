@@ -26,6 +26,8 @@ from nas.conversion.load import load_initial
 from nas.conversion.pretrained import Pretrained, require_vocabulary
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.floors import ngram_floors
+from nas.corpus.ngrams import NgramFloors
 from nas.interrupt import deferred_interrupt
 from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder
@@ -34,9 +36,10 @@ from nas.provenance import versions
 from nas.recipe.candidate import Candidate, candidate_at
 from nas.recipe.overrides import EntropyChanges, FoldableChanges, RecipeChanges, ScaleChanges, changed
 from nas.recipe.recipe import MAX_SEED, Normalisation, NormalisedLinears, ScaleName, SlopeSharing
+from nas.report.floor_lines import KNOWS_LESS, floor_lines
 from nas.storage import RUNS, locked, replace_file
 from nas.training.distributed import Team, joined
-from nas.training.manifest import TrainingManifest, write_training
+from nas.training.manifest import TrainingManifest, is_training, read_training, write_training
 from nas.training.out_of_memory import TooLargeError
 from nas.training.outcome import Outcome, RungRecord
 from nas.training.trainer import check, train
@@ -150,7 +153,8 @@ def _train(
     if source is not None:
         require_vocabulary(source, str(config.init_from), corpus)
     check(candidate, corpus, team)
-    folder = team.broadcast_from_leader(lambda: resumed or _new_folder(config, output_dir, candidate, corpus))
+    folder = team.broadcast_from_leader(lambda: resumed or _new_folder(config, output_dir, candidate, corpus, console))
+    floors = read_training(folder).floors if team.leads and is_training(folder) else None
     console.print(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
         f"{corpus.tokenizer}, {corpus.split}",
@@ -165,7 +169,7 @@ def _train(
     ):
         try:
             for record in records(team=team, stop=interrupted):
-                _report(record, candidate, folder, console)
+                _report(record, candidate, floors, folder, console)
             if interrupted():
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
@@ -195,7 +199,22 @@ def _corpus(config: TrainConfig, candidate: Candidate, source: Pretrained | None
     )
 
 
-def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus) -> Path:
+def _floors(config: TrainConfig, candidate: Candidate, corpus: Corpus, console: Console) -> NgramFloors:
+    """Given weights may have seen anything, so that all training tokens are counted."""
+    scale = candidate.recipe.scale
+    return ngram_floors(
+        corpus,
+        seq_len=scale.seq_len,
+        validation_tokens=scale.validation_tokens,
+        tokens=scale.seen_tokens if config.init_from is None else None,
+        seed=config.seed,
+        tell=lambda line: console.print(line, highlight=False),
+    )
+
+
+def _new_folder(
+    config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus, console: Console
+) -> Path:
     """The folder of a new training, with what it is. Raises UserError if it cannot be one."""
     now = datetime.now(UTC)
     training = TrainingManifest(
@@ -206,6 +225,7 @@ def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candida
         split=corpus.split,
         created=now.isoformat(timespec="seconds"),
         versions=versions(),
+        floors=_floors(config, candidate, corpus, console),
     )
     folder = output_dir or RUNS / now.strftime("train-%Y-%m-%dT%H%M%SZ")
     if os.path.isdir(folder) and os.access(folder, os.R_OK) and any(folder.iterdir()):
@@ -246,10 +266,16 @@ def _check_device(device: str) -> None:
         raise UserError("--device cuda needs a CUDA device, but there is none; leave the flag out to train on the CPU.")
 
 
-def _report(record: RungRecord | Outcome, candidate: Candidate, folder: Path, console: Console) -> None:
+def _report(
+    record: RungRecord | Outcome, candidate: Candidate, floors: NgramFloors | None, folder: Path, console: Console
+) -> None:
     if isinstance(record, Outcome):
         if record.status == "diverged":
             raise StoppedError(f"{candidate.name} diverged: {record.reason}")
+        for line in floor_lines(floors):
+            console.print(line, highlight=False)
+        if floors is not None and record.val_loss is not None and floors.above_trigram(record.val_loss):
+            console.print(f"{candidate.name} {KNOWS_LESS}", highlight=False)
         console.print(f"done; metrics, TensorBoard log and checkpoints are in {folder}", highlight=False)
         return
     left = f", about {format_seconds(record.seconds * (1 / record.share - 1))} left" if record.share < 1 else ""

@@ -1,3 +1,4 @@
+import math
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from costmodel import ops
 from costmodel.cost import Budget, Price
 from costmodel.estimate import Pricer
 from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.ngrams import NgramFloors
 from nas.results.ledger import Record
 from nas.study.run_folder import Meta
 from search_spaces.bases import base_architecture
@@ -99,6 +101,13 @@ def make_record():
         return Record(**{**fields, **changes})
 
     return make
+
+
+@pytest.fixture
+def floors() -> NgramFloors:
+    """Perplexities 200, 40, 18, 15 and 14 of 524,288 tokens."""
+    losses = tuple(math.log(perplexity) for perplexity in (200.0, 40.0, 18.0, 15.0, 14.0))
+    return NgramFloors(tokens=524_288, losses=losses)
 
 
 @pytest.fixture

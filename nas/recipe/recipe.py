@@ -75,6 +75,11 @@ class Scale:
         return -(-self.tokens // (self.batch * self.seq_len))
 
     @property
+    def seen_tokens(self) -> int:
+        """Tokens of these steps."""
+        return self.num_steps * self.batch * self.seq_len
+
+    @property
     def rung_steps(self) -> tuple[int, ...]:
         """The step after which each rung is due; two rungs never share one."""
         steps = [max(1, round(share * self.num_steps)) for share in self.rungs]

@@ -7,6 +7,8 @@ from pathlib import Path
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
 from costmodel.protocols.published_rows import published_rows
+from nas.corpus.ngrams import NgramFloors
+from nas.report.floor_lines import floor_lines, mark
 from nas.results import ledger
 from nas.results.front import crosses, front, unearned
 from nas.results.ledger import Record
@@ -16,19 +18,27 @@ FEW = 4  # a front of fewer members is said to be one
 
 
 def closing_lines(
-    records: Sequence[Record], budget: Budget, *, num_layers: int, seq_len: int, folder: Path, plots: Iterable[Path]
+    records: Sequence[Record],
+    budget: Budget,
+    *,
+    num_layers: int,
+    seq_len: int,
+    folder: Path,
+    plots: Iterable[Path],
+    floors: NgramFloors | None = None,
 ) -> list[str]:
-    """Only what this run established, in order: front, baselines, order against the papers, scale, places."""
+    """Only what this run established, in order: front, floor, baselines, order against the papers, scale, places."""
     members = front(records, budget)
     done = ledger.completed(records)
     lines = [
         f"front: {len(members)} {'member' if len(members) == 1 else 'members'} within {format_budget(budget)} per token"
     ]
-    lines += [f"  {_described(member)}{_doubt(member, budget)}" for member in members]
+    lines += [f"  {_described(member)}{_doubt(member, budget)}{_known(member, floors)}" for member in members]
+    lines += floor_lines(floors)
     if len(members) < FEW:
         lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
     lines += unearned_lines(records, budget)
-    lines += _baseline_lines(done, members)
+    lines += _baseline_lines(done, members, floors)
     lines += _order_lines(done, num_layers, seq_len)
     example = done[0]
     lines.append(
@@ -70,12 +80,18 @@ def _doubt(record: Record, budget: Budget) -> str:
     return f" (its range, {format_seconds(low)} to {format_seconds(high)}, crosses the budget)"
 
 
-def _baseline_lines(done: Sequence[Record], members: Sequence[Record]) -> list[str]:
+def _known(record: Record, floors: NgramFloors | None) -> str:
+    """Says so where a trigram predicts better."""
+    marked = mark(record, floors)
+    return f"; {marked}" if marked else ""
+
+
+def _baseline_lines(done: Sequence[Record], members: Sequence[Record], floors: NgramFloors | None) -> list[str]:
     """Each baseline with the gap of the best candidate within budget, whatever its sign."""
     losses = [member.val_loss for member in members if member.val_loss is not None]
     lines = []
     for baseline in (record for record in done if record.role == "baseline"):
-        text = f"baseline outside the budget: {_described(baseline)}"
+        text = f"baseline outside the budget: {_described(baseline)}{_known(baseline, floors)}"
         if losses and baseline.perplexity:
             best = min(member.perplexity for member in members if member.perplexity is not None)
             text += f"; best in budget is {best / baseline.perplexity - 1:+.1%} in perplexity"

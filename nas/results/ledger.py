@@ -9,7 +9,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -187,15 +187,19 @@ def completed(records: Iterable[Record]) -> tuple[Record, ...]:
     return tuple(record for record in finished(records) if record.status == "completed")
 
 
-def write_csv(path: Path, records: Iterable[Record]) -> None:
-    """The scalar columns of the records as a table."""
+def write_csv(
+    path: Path, records: Iterable[Record], more: Mapping[str, Callable[[Record], object]] | None = None
+) -> None:
+    """The scalar columns of the records as a table. more: further columns, by name, from each record."""
+    derived = more or {}
     nested = {"entropy", "versions"}
     columns = [field.name for field in fields(Record) if field.name not in nested]
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
+        writer = csv.DictWriter(file, [*columns, *derived])
         writer.writeheader()
         for record in records:
-            writer.writerow({name: _cell(getattr(record, name)) for name in columns})
+            row = {name: getattr(record, name) for name in columns} | {name: of(record) for name, of in derived.items()}
+            writer.writerow({name: _cell(value) for name, value in row.items()})
 
 
 def _cell(value: Any) -> Any:

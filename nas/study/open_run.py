@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,10 @@ from costmodel.protocols.identity import is_hash_of_sources
 from costmodel.protocols.published_rows import published_rows
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
+from nas.corpus.floors import ngram_floors
+from nas.corpus.ngrams import NgramFloors
 from nas.provenance import versions
+from nas.recipe.recipe import Recipe
 from nas.results import ledger
 from nas.results.ledger import architecture_of
 from nas.study.config import StudyConfig, study_recipe
@@ -94,9 +97,32 @@ def _has_norm(member: Member) -> bool:
     return member.architecture.final_norm != "none"
 
 
-def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, parent: Parent | None) -> Meta:
+def study_floors(recipe: Recipe, seed: int, corpus: Corpus, tell: Callable[[str], None]) -> NgramFloors:
+    """What n-gram models reach of the tokens that candidates see: of the whole training side, if their parent saw it.
+
+    What else a parent has seen nobody counts. Raises UserError if a split of the corpus has no sequence.
+    """
+    scale = recipe.scale
+    return ngram_floors(
+        corpus,
+        seq_len=scale.seq_len,
+        validation_tokens=scale.validation_tokens,
+        tokens=scale.seen_tokens if recipe.route is None else None,
+        seed=seed,
+        tell=tell,
+    )
+
+
+def new_meta(
+    config: StudyConfig,
+    feasible: FeasibleSpace,
+    corpus: Corpus,
+    parent: Parent | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Meta:
     """What a new run is made with."""
     assert config.budget.latency_s is not None
+    recipe = study_recipe(config, parent and parent.route)
     return Meta(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions(),
@@ -110,8 +136,9 @@ def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, paren
         num_members=num_members(feasible.space),
         num_feasible=feasible.num_feasible,
         base=feasible.space.base,
-        recipe=study_recipe(config, parent and parent.route),
+        recipe=recipe,
         parent=parent and parent.name,
+        floors=study_floors(recipe, config.seed, corpus, tell),
     )
 
 

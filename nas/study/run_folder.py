@@ -16,6 +16,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from costmodel.protocols.primitives import EngineSetting
+from nas.corpus.ngrams import NgramFloors
 from nas.recipe.recipe import SCALES, Recipe
 from nas.results import ledger
 from nas.results.ledger import Record
@@ -40,6 +41,7 @@ class Meta:
     base: the dimensions that all members share (its own layers are of no account).
     recipe: what candidates are trained with (`nas.study.config.study_candidate`).
     parent: the name by which the parent was asked for; None without one. It is kept in PARENT_FOLDER.
+    floors: what n-gram models reach of the training tokens that a candidate sees; None in runs from before there were.
     """
 
     schema_version: int = META_SCHEMA_VERSION
@@ -57,6 +59,7 @@ class Meta:
     base: Architecture
     recipe: Recipe
     parent: str | None = None
+    floors: NgramFloors | None = None
 
     def __post_init__(self) -> None:
         if self.schema_version != META_SCHEMA_VERSION:

@@ -14,11 +14,13 @@ from costmodel.errors import StoppedError, UserError
 from nas.attention.causal import has_native
 from nas.conversion.parent import keep_parent
 from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.ngrams import NgramFloors
 from nas.recipe.recipe import SCALES
 from nas.report.plot_files import plot_front, remove_plots
 from nas.report.progress import Eta, shown
 from nas.report.summary import closing_lines
 from nas.results import ledger
+from nas.results.floors import floor_columns
 from nas.results.front import Summary, front, summarise
 from nas.results.ledger import Record
 from nas.storage import locked
@@ -46,25 +48,31 @@ def run_campaign(
     folder: the run to resume, or None for a new one in `output_dir`.
     Raises UserError for bad input, StoppedError or OSError if the run cannot go on (it can be resumed).
     """
+
+    def tell(line: str) -> None:
+        console.print(line, soft_wrap=True, highlight=False)
+
     resources = study_resources(config)
-    meta = None if folder is None else read_meta(folder)
-    parent = study_parent(config, feasible.space.base) if folder is None or meta is None else run_parent(folder, meta)
+    base = feasible.space.base
+    parent = study_parent(config, base) if folder is None else run_parent(folder, read_meta(folder))
     corpus = prepare(
         config.data,
-        vocab_size=SCALES[config.scale].vocab_size or feasible.space.base.vocab_size,
+        vocab_size=SCALES[config.scale].vocab_size or base.vocab_size,
         seq_len=config.seq_len,
         tokenizer=parent and parent.model.tokenizer,
         tokens=config.tokens or SCALES[config.scale].tokens,
-        tell=lambda line: console.print(line, soft_wrap=True, highlight=False),
+        tell=tell,
     )
     if not config.gpus_per_trial:
         has_native(SCALES[config.scale].head_dim or feasible.space.base.head_dim)  # compiled or said here, once for all
-    known = None if folder is None else checked_meta(folder, config, feasible.priced.pricer, corpus)
-    folder = folder or new_folder(output_dir)
-    with locked(folder), bugs_reported(folder, f"what was trained is saved; continue with --resume {folder}"):
-        meta = known or new_meta(config, feasible, corpus, parent)
-        if known is None and parent is not None:
+    if folder is None:
+        meta = new_meta(config, feasible, corpus, parent, tell)
+        folder = new_folder(output_dir)
+        if parent is not None:
             keep_parent(parent, folder / PARENT_FOLDER)
+    else:
+        meta = checked_meta(folder, config, feasible.priced.pricer, corpus)
+    with locked(folder), bugs_reported(folder, f"what was trained is saved; continue with --resume {folder}"):
         try:
             _study(config, feasible, corpus, meta, resources, folder, console)
         except KeyboardInterrupt:
@@ -98,16 +106,24 @@ def _study(
     try:
         _train(trials, config, resources, meta, console)
     finally:
-        write_tables(folder, trials.records, config.budget, feasible.space.base)
+        write_tables(folder, trials.records, config.budget, feasible.space.base, meta.floors)
     unfinished = f"time budget used up; go on with --resume {folder}" if trials.running or not trials.finished else ""
     if not ledger.completed(trials.records):
         reason = unfinished or f"see the reasons in {folder / 'trials.csv'}"
         raise StoppedError(f"no trial was trained to completion: {reason}.")
     remove_plots(folder)
     num_layers = feasible.space.base.num_layers
-    plots = plot_front(folder, trials.records, config.budget, num_layers=num_layers, seq_len=config.seq_len)
+    plots = plot_front(
+        folder, trials.records, config.budget, num_layers=num_layers, seq_len=config.seq_len, floors=meta.floors
+    )
     lines = closing_lines(
-        trials.records, config.budget, num_layers=num_layers, seq_len=config.seq_len, folder=folder, plots=plots
+        trials.records,
+        config.budget,
+        num_layers=num_layers,
+        seq_len=config.seq_len,
+        folder=folder,
+        plots=plots,
+        floors=meta.floors,
     )
     if unfinished:
         lines.append(unfinished)
@@ -141,11 +157,13 @@ def study_resources(config: StudyConfig) -> Resources:
     )
 
 
-def write_tables(folder: Path, records: Sequence[Record], budget: Budget, base: Architecture) -> None:
-    """`trials.csv`, `pareto.csv` and the architectures of the front, all derived from the ledger."""
+def write_tables(
+    folder: Path, records: Sequence[Record], budget: Budget, base: Architecture, floors: NgramFloors | None = None
+) -> None:
+    """`trials.csv`, `pareto.csv` and the architectures of the front, derived from the ledger and the run's floors."""
     members = front(records, budget)
-    ledger.write_csv(folder / "trials.csv", ledger.finished(records))
-    ledger.write_csv(folder / "pareto.csv", members)
+    ledger.write_csv(folder / "trials.csv", ledger.finished(records), floor_columns(floors))
+    ledger.write_csv(folder / "pareto.csv", members, floor_columns(floors))
     architectures = folder / "architectures"
     shutil.rmtree(architectures, ignore_errors=True)
     architectures.mkdir()
@@ -161,7 +179,7 @@ def _train(trials: Trials, config: StudyConfig, resources: Resources, meta: Meta
     def state() -> tuple[Summary, int]:
         return summarise(trials.records, config.budget, meta.reference), total
 
-    with shown(console, state, eta) as refresh:
+    with shown(console, state, eta, meta.floors) as refresh:
         run_study(
             trials,
             resources,
