@@ -23,6 +23,7 @@ from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError, UserError
 from nas.conversion.load import load_initial
+from nas.conversion.parent import Parent, load_parent, require_fit
 from nas.conversion.pretrained import Pretrained, require_vocabulary
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
@@ -35,7 +36,16 @@ from nas.model.weight_normalisation import chosen_linears
 from nas.provenance import versions
 from nas.recipe.candidate import Candidate, candidate_at
 from nas.recipe.overrides import EntropyChanges, FoldableChanges, RecipeChanges, ScaleChanges, changed
-from nas.recipe.recipe import MAX_SEED, Normalisation, NormalisedLinears, ScaleName, SlopeSharing
+from nas.recipe.recipe import (
+    MAX_SEED,
+    SCALES,
+    Normalisation,
+    NormalisedLinears,
+    ScaleName,
+    SlopeSharing,
+    from_parent,
+    trained_architecture,
+)
 from nas.report.floor_lines import KNOWS_LESS, floor_lines
 from nas.storage import RUNS, locked, replace_file
 from nas.training.distributed import Team, joined
@@ -64,6 +74,8 @@ class TrainConfig:
         init_from: start from these weights, at their width: a folder of save_pretrained, a model id on the Hugging
             Face hub (GPT-2 or GPT-NeoX), or a folder of nas.export. Norms and FFNs that ARCH lacks are dropped, and a
             fused FFN starts as the product of two linears.
+        parent: the same, or builtin, but what ARCH lacks goes gradually, and ARCH learns from the parent's predictions.
+            At the scale's width, which must be the parent's.
         normalisation: train the weights of linears in weight- or spectrally normalised form.
         normalised: which linears; q, k, v and o are queries, keys, values and output of attention.
         slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
@@ -79,6 +91,7 @@ class TrainConfig:
     tokens: int | None = None
     data: str = "stdlib"
     init_from: str | None = None
+    parent: str | None = None
     normalisation: Literal["weight", "spectral"] | None = None
     normalised: NormalisedLinears = "ffn"
     slopes: SlopeSharing = "layer"
@@ -89,6 +102,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:
             raise UserError(f"--seed must be from 0 to {MAX_SEED}, but got {self.seed}.")
+        if self.parent is not None and (self.init_from is not None or self.normalisation is not None):
+            other = "--init-from" if self.init_from is not None else "--normalisation"
+            raise UserError(f"--parent does not go with {other}; drop one of the two.")
 
 
 def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
@@ -142,16 +158,17 @@ def run(args: Sequence[str], console: Console) -> None:
 def _train(
     config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, team: Team, device: str
 ) -> None:
-    source = None if config.init_from is None else load_initial(config.init_from)
-    candidate = _candidate(config, source)
-    initial = None if source is None else transferred(source.architecture, source.weights, candidate.trained)
+    parent = None if config.parent is None else load_parent(config.parent)
+    source = load_initial(config.init_from) if config.init_from else parent and parent.model
+    candidate = _candidate(config, source) if parent is None else _child(config, parent)
+    initial = None if source is None else transferred(source.architecture, source.weights, candidate.begun)
     with torch.device("meta"):  # refuses what cannot be trained before anything is written
         model = Decoder(candidate.trained)
     if candidate.recipe.normalisation is not None:
         chosen_linears(model, candidate.recipe.normalisation)
     corpus = team.broadcast_from_leader(lambda: _corpus(config, candidate, source, console))
     if source is not None:
-        require_vocabulary(source, str(config.init_from), corpus)
+        require_vocabulary(source, str(config.init_from or config.parent), corpus)
     check(candidate, corpus, team)
     folder = team.broadcast_from_leader(lambda: resumed or _new_folder(config, output_dir, candidate, corpus, console))
     floors = read_training(folder).floors if team.leads and is_training(folder) else None
@@ -160,7 +177,10 @@ def _train(
         f"{corpus.tokenizer}, {corpus.split}",
         highlight=False,
     )
-    records = partial(train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial)
+    teacher = None if parent is None else parent.teacher(device)
+    records = partial(
+        train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
+    )
     alone = team.size == 1  # several would stop at different steps, and wait for one another
     with (
         bugs_reported(folder, f"continue with --resume {folder}"),
@@ -206,7 +226,7 @@ def _floors(config: TrainConfig, candidate: Candidate, corpus: Corpus, console: 
         corpus,
         seq_len=scale.seq_len,
         validation_tokens=scale.validation_tokens,
-        tokens=scale.seen_tokens if config.init_from is None else None,
+        tokens=scale.seen_tokens if config.init_from is config.parent is None else None,
         seed=config.seed,
         tell=lambda line: console.print(line, highlight=False),
     )
@@ -259,6 +279,16 @@ def _candidate(config: TrainConfig, source: Pretrained | None) -> Candidate:
                 raise UserError(f"--recipe.scale.{name} is that of the weights of --init-from; leave it out.")
         recipe = replace(recipe, scale=replace(recipe.scale, head_dim=None, vocab_size=None))
     return replace(candidate, recipe=recipe)
+
+
+def _child(config: TrainConfig, parent: Parent) -> Candidate:
+    """A candidate on the way from its parent. Raises UserError if the parent does not fit."""
+    base = parent.vocabulary_of(base_architecture(config.base or BASE), SCALES[config.scale])
+    member = resolve(config.arch, base)
+    made = candidate_at(member, config.scale, seq_len=config.seq_len, tokens=config.tokens, data=config.data)
+    recipe = replace(changed(from_parent(made.recipe, parent.route), config.recipe), slopes=config.slopes)
+    require_fit(parent, trained_architecture(member.architecture, recipe.scale))
+    return replace(made, recipe=recipe)
 
 
 def _check_device(device: str) -> None:

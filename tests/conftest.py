@@ -12,6 +12,7 @@ from costmodel.cost import Budget, Price
 from costmodel.estimate import Pricer
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngrams import NgramFloors
+from nas.recipe.papers import recipe_for
 from nas.results.ledger import Record
 from nas.study.run_folder import Meta
 from search_spaces.bases import base_architecture
@@ -128,6 +129,7 @@ def make_meta():
             "num_members": 10,
             "num_feasible": 5,
             "base": base_architecture("tiny"),
+            "recipe": recipe_for("smoke", "stdlib", entropy_regularised=True),
         }
         return Meta(**{**fields, **changes})
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from nas.conversion.transfer import SAME, transferred
 from nas.model.decoder import Decoder
 from nas.model.weights import load_deployed
 from nas.recipe.candidate import Candidate
+from nas.recipe.recipe import Scale
 from nas.recipe.route import Route
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.notation import placement
@@ -36,6 +38,10 @@ class Parent(NamedTuple):
         if architecture.folded:
             raise UserError(f"parent {self.name!r} must be a model as it was trained, but is a folded one.")
         return Route(parent=self.digest, placement=placement(architecture))
+
+    def vocabulary_of(self, base: Architecture, scale: Scale) -> Architecture:
+        """A base with the parent's vocabulary, where the scale does not have one of its own."""
+        return base if scale.vocab_size is not None else replace(base, vocab_size=self.model.architecture.vocab_size)
 
     def start(self, candidate: Candidate) -> dict[str, Tensor]:
         """The deployed weights that training of a candidate begins with. Raises UserError if it does not fit."""

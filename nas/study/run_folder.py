@@ -23,7 +23,8 @@ from nas.results.ledger import Record
 from nas.storage import RUNS, replace_file
 from nas.study.config import StudyConfig, study_recipe
 from search_spaces.architecture import Architecture, canonical
-from search_spaces.space import SearchSpace, load_space
+from search_spaces.definition import load_definition
+from search_spaces.space import SearchSpace, build_space
 
 CONFIG_FILE = "run.yaml"
 KEPT_FILES = {"space": "space.yaml", "network": "network.yaml", "testbed": "testbed.yaml"}  # the user's own, copied
@@ -106,9 +107,12 @@ def write_config(folder: Path, config: StudyConfig) -> None:
     replace_file(folder / CONFIG_FILE, dump(asdict(config)))
 
 
-def run_space(folder: Path | None, config: StudyConfig) -> SearchSpace:
-    """The space of a run; None is a run to be."""
-    return load_space(own_file(folder, config, "space") or config.space)
+def run_space(folder: Path | None, config: StudyConfig, vocab_size: int | None = None) -> SearchSpace:
+    """The space of a run; None is a run to be. vocab_size: of the parent, in place of that of the space's base."""
+    definition = load_definition(own_file(folder, config, "space") or config.space)
+    if vocab_size is not None:
+        definition = replace(definition, dimensions=replace(definition.dimensions, vocab=vocab_size))
+    return build_space(definition)
 
 
 def run_pricer(
