@@ -53,13 +53,20 @@ def read_export(folder: Path) -> Pretrained:
                 raise UserError(f"{path} must hold {name!r} of shape {shape}, as {TRAINED_FILE} says, but has {found}.")
             if not weights[name].is_floating_point() or not weights[name].isfinite().all():
                 raise UserError(f"{path} must hold finite floating-point numbers, but {name!r} does not.")
-    beside = folder / TOKENIZER_FILE
-    tokenizer = (
-        GivenTokenizer(name=str(beside), json=beside.read_text(encoding="utf-8"), end_of_text=END_OF_TEXT)
-        if beside.is_file()
-        else None
-    )
+    tokenizer = _tokenizer(folder / TOKENIZER_FILE)
     return Pretrained(architecture, {name: value.float() for name, value in weights.items()}, tokenizer)
+
+
+def _tokenizer(path: Path) -> GivenTokenizer | None:
+    """What is beside the weights, named after its kind, so that a copy of it has the same name."""
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8")
+    try:
+        kind = str(json.loads(text)["model"]["type"]).lower()
+    except (ValueError, LookupError, TypeError):
+        raise UserError(f"{path} must be a whole tokenizer.json; put that of the weights there.") from None
+    return GivenTokenizer(name=kind, json=text, end_of_text=END_OF_TEXT)
 
 
 def write_pretrained(model: Pretrained, folder: Path) -> None:
