@@ -20,12 +20,13 @@ from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import Recipe, floored_layers
 from nas.training.batches import Validation, validation_batches
-from nas.training.optimizer import MOMENTS, adamw_over, decays
+from nas.training.optimizer import adamw_over, decays
 from nas.training.outcome import Outcome, RungRecord
 from nas.training.trainer import TrainingRun
 from search_spaces.architecture import Architecture
 
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grads_with_norm_
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW
 THRESHOLDS = "penalty.thresholds"
 
 
@@ -180,7 +181,7 @@ class Population:
         self._optimizer = adamw_over(
             [(joint.value, decays(joint.name, joint.parts[0])) for joint in self._joints], self.runs[0].recipe
         )
-        states = {part: state for run in self.runs for part, state in run.optimizer.state.items()}
+        states = {part: state for run in self.runs for part, state in run.optimizers[0].state.items()}
         for joint in self._joints:
             if joint.parts[0] in states:
                 self._optimizer.state[joint.value] = _joint_state([states[part] for part in joint.parts])
@@ -193,7 +194,7 @@ class Population:
             state = self._optimizer.state[joint.value]
             for share, (place, part) in enumerate(zip(joint.rows.places, joint.parts, strict=True)):
                 if state:
-                    self.runs[place].optimizer.state[part] = _own_state(state, share)
+                    self.runs[place].optimizers[0].state[part] = _own_state(state, share)
 
     def _backward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Adds up the gradients of a batch; cross-entropies and penalties of the members, as `Objective.backward`."""

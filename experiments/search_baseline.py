@@ -88,6 +88,7 @@ def study(settings: Settings, searcher: SearcherName, seed: int, folder: Path) -
         finalist_seeds=0,
         scale=settings.scale,
         tokens=settings.tokens,
+        parent="none",
         seed=seed,
     )
     feasible = within_budget(price_space(load_space(config.space), load_pricer(), config.seq_len), config.budget)
@@ -96,10 +97,10 @@ def study(settings: Settings, searcher: SearcherName, seed: int, folder: Path) -
     with locked(folder):
         is_old = (folder / CONFIG_FILE).exists()
         pricer = feasible.priced.pricer
-        meta = checked_meta(folder, config, pricer, corpus) if is_old else new_meta(config, feasible, corpus)
+        meta = checked_meta(folder, config, pricer, corpus) if is_old else new_meta(config, feasible, corpus, None)
         write_meta(folder, meta)
         write_config(folder, config)
-        trials = open_trials(config, feasible, corpus, folder, threads=1)
+        trials = open_trials(config, feasible, corpus, meta, folder, threads=1)
         _run_serially(trials)
     records = [record for record in ledger.finished(trials.records) if record.role == "candidate"]
     return [

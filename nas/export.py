@@ -10,9 +10,9 @@
                 weights.safetensors  for its --weights-file
                 graph.json           the op graph, node by node
 
-All have export.yaml: recipe, result, cost breakdown by layer and provenance. With --fold the model is folded first (see
-`nas.conversion.fold`) as far as its check allows (`nas.conversion.earned`): another architecture, cheaper, whose logits
-are those that were trained but for rounding.
+All have export.yaml (recipe, result beside that of n-gram models, cost breakdown by layer, provenance) and
+checksums.json. With --fold the model is folded first (see `nas.conversion.fold`) as far as its check allows
+(`nas.conversion.earned`): another architecture, cheaper, whose logits are those that were trained but for rounding.
 """
 
 import json
@@ -34,8 +34,9 @@ from costmodel.estimate import Estimate, Pricer, estimate
 from costmodel.protocols import load_pricer
 from nas.conversion.earned import Earned, check_tokens, fold_as_far_as
 from nas.conversion.fold import at_dimensions
-from nas.conversion.pretrained import TRAINED_FILE
+from nas.conversion.pretrained import TRAINED_FILE, write_checksums
 from nas.corpus.corpus import Corpus, open_corpus, tokenizer_file
+from nas.corpus.ngrams import NgramFloors
 from nas.corpus.sources import TOKENIZER_FILE
 from nas.model.weights import WEIGHTS_FILE
 from nas.recipe.candidate import Candidate, candidate_id, canonical_candidate
@@ -131,6 +132,7 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
             raise UserError(f"--output-dir {target} must be new or empty, but holds files; choose another folder.")
         (target / "export.yaml").write_text(dump(made.facts), encoding="utf-8")
         FORMATS[format](made, target)
+        write_checksums(target)
     except OSError as error:
         _clear(target)
         raise UserError(f"--output-dir {target} must be a folder we can write to: {error.strerror}.") from None
@@ -139,12 +141,10 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
 
 def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: bool = False) -> Export:
     """What a completed trial's export holds. Raises UserError if the trial's last checkpoint is gone."""
+    meta = read_meta(folder)
+    architecture = architecture_of(record, meta.base)
     candidate = study_candidate(
-        config,
-        Member(
-            architecture=architecture_of(record, read_meta(folder).base),
-            entropy_regularised=record.entropy_regularised,
-        ),
+        meta.recipe, Member(architecture=architecture, entropy_regularised=record.entropy_regularised)
     )
     trial = folder / "trials" / record.trial_id
     found = checkpoint.load_latest(trial, {"candidate": candidate_id(candidate)})
@@ -158,17 +158,28 @@ def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: b
         "tokens": record.tokens,
         "seed": record.seed,
         "flags": list(record.flags),
+        **_floor_facts(meta.floors, record.val_loss),
     }
     provenance = {
         "run": folder.name,
         "trial_id": record.trial_id,
-        "created": read_meta(folder).created,
+        "created": meta.created,
         "corpus": record.corpus,
         "budget_latency": config.budget_latency,
         "versions": dict(record.versions),
     }
     made = _prepared(candidate, found, run_pricer(folder, config), result, provenance, fold=fold)
     return replace(made, facts=made.facts | _earned_facts(record))
+
+
+def _floor_facts(floors: NgramFloors | None, val_loss: float | None) -> dict[str, Any]:
+    """What n-gram models of the same training tokens reach; nothing where that is not known."""
+    if floors is None:
+        return {}
+    return {
+        "ngram_floors": {"tokens": floors.tokens, "perplexities": floors.perplexities},
+        "knows_less_than_trigram": None if val_loss is None else floors.above_trigram(val_loss),
+    }
 
 
 def _earned_facts(record: Record) -> dict[str, Any]:
@@ -187,6 +198,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         raise UserError(f"{folder} must have a whole checkpoint, but has none to export; train on with --resume.")
     progress = decode(TrainingProgress, found.progress, "the progress of a checkpoint")
     last = progress.rungs[-1] if progress.rungs else None
+    at_end = found.step == training.candidate.recipe.scale.num_steps  # the floors are of all of its tokens
     result = {
         "perplexity": last and last.perplexity,
         "val_loss": last and last.val_loss,
@@ -195,6 +207,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         "tokens": found.step * training.candidate.recipe.scale.batch * training.candidate.recipe.scale.seq_len,
         "seed": training.seed,
         "flags": list(last.entropy.flags) if last else [],
+        **_floor_facts(training.floors if at_end else None, last.val_loss if last else None),
     }
     provenance = {
         "run": folder.absolute().name,

@@ -9,12 +9,9 @@ what-if        with --protocol, --network, --testbed, --seq-len or a budget: the
 """
 
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
-
-from rich.console import Console
 
 from costmodel.config import cli
 from costmodel.config.units import parse_bytes, parse_seconds
@@ -23,12 +20,11 @@ from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from nas.report.plot_files import plot_costs, plot_front, plot_what_if
 from nas.report.reprice_lines import what_if_lines, what_if_table
+from nas.report.terminal import table_console
 from nas.results.front import front
 from nas.results.reprice import what_if
 from nas.study.config import StudyConfig
 from nas.study.run_folder import find_run, read_config, read_ledger, read_meta, run_pricer
-
-PIPE_WIDTH = 160  # columns of a table that no terminal limits
 
 
 def plot(
@@ -68,14 +64,25 @@ def plot(
 
 
 def _plot_as_run(folder: Path, config: StudyConfig) -> None:
-    records, base = read_ledger(folder), read_meta(folder).base
-    _print_paths(plot_front(folder, records, config.budget, num_layers=base.num_layers, seq_len=config.seq_len))
+    records, meta = read_ledger(folder), read_meta(folder)
+    base = meta.base
+    _print_paths(
+        plot_front(
+            folder,
+            records,
+            config.budget,
+            num_layers=base.num_layers,
+            seq_len=config.seq_len,
+            floors=meta.floors,
+        )
+    )
     members = front(records, config.budget)
     _print_paths(plot_costs(folder, members, records, base, run_pricer(folder, config), config.seq_len))
 
 
 def _what_if(folder: Path, config: StudyConfig, pricer: Pricer, seq_len: int, budget: Budget) -> None:
-    records, base = read_ledger(folder), read_meta(folder).base
+    records, meta = read_ledger(folder), read_meta(folder)
+    base = meta.base
     found = what_if(
         records,
         base,
@@ -83,13 +90,13 @@ def _what_if(folder: Path, config: StudyConfig, pricer: Pricer, seq_len: int, bu
         seq_lens=(config.seq_len, seq_len),
         budgets=(config.budget, budget),
     )
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    for line in what_if_lines(found):
+    console = table_console()
+    for line in what_if_lines(found, meta.floors):
         console.print(line)
-    console.print(what_if_table(found))
+    console.print(what_if_table(found, meta.floors))
     words = [pricer.protocol, *([pricer.network] if pricer.network else []), f"T{seq_len}"]
     suffix = "-" + re.sub(r"[^\w.-]+", "_", "-".join(words))
-    _print_paths(plot_what_if(folder, found, suffix))
+    _print_paths(plot_what_if(folder, found, suffix, meta.floors))
     _print_paths(plot_costs(folder, found.shown, records, base, pricer, seq_len, suffix))
 
 

@@ -15,8 +15,9 @@ from rich.console import Console
 
 from costmodel.config import cli
 from costmodel.errors import UserError
+from nas.recipe.recipe import SCALES
 from nas.study.config import StudyConfig, flag
-from nas.study.run_folder import find_run, read_config, run_pricer, run_space
+from nas.study.run_folder import find_run, read_config, read_meta, run_pricer, run_space
 from search_spaces.budget.feasible import (
     FeasibleSpace,
     check_feasible,
@@ -91,7 +92,9 @@ def search(request: Request, console: Console) -> None:
     """
     config = request.config
     pricer = run_pricer(request.folder, config)
-    found = priceable(run_space(request.folder, config), pricer, config.workload, config.accounting)
+    found = priceable(
+        run_space(request.folder, config, _vocab_size(request)), pricer, config.workload, config.accounting
+    )
     priced = price_space(found.space, pricer, config.workload, config.accounting)
     feasible = within_budget(priced, config.budget)
     for line in (*_left_out(found), *overview(feasible), *_extrapolated(feasible), *_last_projection(feasible)):
@@ -102,6 +105,18 @@ def search(request: Request, console: Console) -> None:
     from nas.study.run_study import run_campaign  # torch, Ray and matplotlib are not needed to price a space
 
     run_campaign(config, feasible, console, folder=request.folder, output_dir=request.output_dir)
+
+
+def _vocab_size(request: Request) -> int | None:
+    """Of the parent, which at full size decides what is priced; None where the space or the scale does."""
+    config = request.config
+    if SCALES[config.scale].vocab_size is not None or config.parent in (None, "none"):
+        return None
+    if request.folder is not None:
+        return read_meta(request.folder).base.vocab_size
+    from nas.conversion.parent import load_parent  # needs torch
+
+    return load_parent(config.parent).model.architecture.vocab_size
 
 
 def _left_out(found: Priceable) -> list[str]:

@@ -5,16 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from rich.console import Console
 from rich.table import Table
 
 from costmodel.config import cli
 from costmodel.config.bugs import TRACEBACK_FILE
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
+from nas.corpus.ngrams import NgramFloors
+from nas.report.floor_lines import floor_lines, mark
 from nas.report.progress import line
 from nas.report.seed_words import IN_NOISE, SPREAD, perplexity_text, unstable_lines
 from nas.report.summary import unearned_lines
+from nas.report.terminal import table_console
 from nas.results import ledger
 from nas.results.front import crosses, summarise
 from nas.results.ledger import Record
@@ -33,19 +35,21 @@ def status(run: str) -> None:
     config, meta = read_config(folder), read_meta(folder)
     with warnings.catch_warnings(record=True) as caught:
         records = read_ledger(folder)
-    console = Console(soft_wrap=True, highlight=False)
+    console = table_console()
     for warning in caught:
         console.print(f"warning: {warning.message}")
     summary = summarise(records, config.budget, meta.reference, finalist_seeds=config.finalist_seeds)
     baselines = len({record.index for record in records if record.role == "baseline"})
     console.print(f"run {folder}: space {config.space}, budget {config.budget_latency}, scale {config.scale}")
     console.print(f"perplexities are of {meta.tokenizer}, {meta.split}")
+    for told in floor_lines(meta.floors):
+        console.print(told)
     live = is_running(folder)
-    console.print(line(summary, config.num_trials + baselines, eta_s=None, live=live))
+    console.print(line(summary, config.num_trials + baselines, eta_s=None, live=live, floors=meta.floors))
     if not live and (summary.ended < config.num_trials + baselines or summary.seeds_left):
         console.print(f"nothing is running; continue with python -m nas.search --resume {folder}")
     if summary.front:
-        console.print(_front_table(summary.front, config.budget))
+        console.print(_front_table(summary.front, config.budget, meta.floors))
     for told in (*unearned_lines(records, config.budget), *unstable_lines(records)):
         console.print(told)
     for record in ledger.finished(records):
@@ -61,19 +65,22 @@ def _traceback(folder: Path, record: Record) -> Path | None:
     return path if path.exists() and str(path) not in (record.reason or "") else None
 
 
-def _front_table(members: tuple[TrainedMember, ...], budget: Budget) -> Table:
+def _front_table(members: tuple[TrainedMember, ...], budget: Budget, floors: NgramFloors | None) -> Table:
+    marks = [mark(member.mean_loss, floors) for member in members]
     table = Table(title=f"Pareto front; {SPREAD}; ~ {IN_NOISE}; * its price range crosses the budget")
-    for heading in ("arch_id", "architecture", "runs as", "perplexity", "latency", "sent", "tokens"):
+    headings = ["arch_id", "architecture", "runs as", "perplexity", "latency", "sent", "tokens"]
+    for heading in headings + ["floor"] * any(marks):
         table.add_column(heading, overflow="fold")
-    for member, mark in zip(members, in_noise(members), strict=True):
+    for member, inside, marked in zip(members, in_noise(members), marks, strict=True):
         table.add_row(
             member.arch_id,
             member.notation,
             member.deployed or "as written",
-            perplexity_text(member) + (" ~" if mark else ""),
+            perplexity_text(member) + (" ~" if inside else ""),
             format_seconds(member.latency_s) + (" *" if crosses(member, budget) else ""),
             format_bytes(member.sent_bytes),
             f"{member.first.tokens:,}",
+            *([marked] if any(marks) else []),
         )
     return table
 

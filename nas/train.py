@@ -23,9 +23,12 @@ from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError, UserError
 from nas.conversion.load import load_initial
+from nas.conversion.parent import Parent, load_parent, require_fit
 from nas.conversion.pretrained import Pretrained, require_vocabulary
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.floors import ngram_floors
+from nas.corpus.ngrams import NgramFloors
 from nas.interrupt import deferred_interrupt
 from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder
@@ -33,12 +36,23 @@ from nas.model.weight_normalisation import chosen_linears
 from nas.provenance import versions
 from nas.recipe.candidate import Candidate, candidate_at
 from nas.recipe.overrides import EntropyChanges, FoldableChanges, RecipeChanges, ScaleChanges, changed
-from nas.recipe.recipe import MAX_SEED, Normalisation, NormalisedLinears, ScaleName, SlopeSharing
+from nas.recipe.recipe import (
+    MAX_SEED,
+    SCALES,
+    Normalisation,
+    NormalisedLinears,
+    ScaleName,
+    SlopeSharing,
+    from_parent,
+    trained_architecture,
+)
+from nas.report.floor_lines import floor_lines, mark
 from nas.storage import RUNS, locked, replace_file
 from nas.training.distributed import Team, joined
-from nas.training.manifest import TrainingManifest, write_training
+from nas.training.manifest import TrainingManifest, is_training, read_training, write_training
+from nas.training.out_of_memory import TooLargeError
 from nas.training.outcome import Outcome, RungRecord
-from nas.training.trainer import TooLargeError, check, train
+from nas.training.trainer import check, train
 from search_spaces.bases import base_architecture
 from search_spaces.resolve import resolve
 
@@ -60,6 +74,8 @@ class TrainConfig:
         init_from: start from these weights, at their width: a folder of save_pretrained, a model id on the Hugging
             Face hub (GPT-2 or GPT-NeoX), or a folder of nas.export. Norms and FFNs that ARCH lacks are dropped, and a
             fused FFN starts as the product of two linears.
+        parent: the same, or builtin, but what ARCH lacks goes gradually, and ARCH learns from the parent's predictions.
+            At the scale's width, which must be the parent's.
         normalisation: train the weights of linears in weight- or spectrally normalised form.
         normalised: which linears; q, k, v and o are queries, keys, values and output of attention.
         slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
@@ -75,6 +91,7 @@ class TrainConfig:
     tokens: int | None = None
     data: str = "stdlib"
     init_from: str | None = None
+    parent: str | None = None
     normalisation: Literal["weight", "spectral"] | None = None
     normalised: NormalisedLinears = "ffn"
     slopes: SlopeSharing = "layer"
@@ -85,6 +102,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:
             raise UserError(f"--seed must be from 0 to {MAX_SEED}, but got {self.seed}.")
+        if self.parent is not None and (self.init_from is not None or self.normalisation is not None):
+            other = "--init-from" if self.init_from is not None else "--normalisation"
+            raise UserError(f"--parent does not go with {other}; drop one of the two.")
 
 
 def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
@@ -138,24 +158,29 @@ def run(args: Sequence[str], console: Console) -> None:
 def _train(
     config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, team: Team, device: str
 ) -> None:
-    source = None if config.init_from is None else load_initial(config.init_from)
-    candidate = _candidate(config, source)
-    initial = None if source is None else transferred(source.architecture, source.weights, candidate.trained)
+    parent = None if config.parent is None else load_parent(config.parent)
+    source = load_initial(config.init_from) if config.init_from else parent and parent.model
+    candidate = _candidate(config, source) if parent is None else _child(config, parent)
+    initial = None if source is None else transferred(source.architecture, source.weights, candidate.begun)
     with torch.device("meta"):  # refuses what cannot be trained before anything is written
         model = Decoder(candidate.trained)
     if candidate.recipe.normalisation is not None:
         chosen_linears(model, candidate.recipe.normalisation)
     corpus = team.broadcast_from_leader(lambda: _corpus(config, candidate, source, console))
     if source is not None:
-        require_vocabulary(source, str(config.init_from), corpus)
+        require_vocabulary(source, str(config.init_from or config.parent), corpus)
     check(candidate, corpus, team)
-    folder = team.broadcast_from_leader(lambda: resumed or _new_folder(config, output_dir, candidate, corpus))
+    folder = team.broadcast_from_leader(lambda: resumed or _new_folder(config, output_dir, candidate, corpus, console))
+    floors = read_training(folder).floors if team.leads and is_training(folder) else None
     console.print(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
         f"{corpus.tokenizer}, {corpus.split}",
         highlight=False,
     )
-    records = partial(train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial)
+    teacher = None if parent is None else parent.teacher(device)
+    records = partial(
+        train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
+    )
     alone = team.size == 1  # several would stop at different steps, and wait for one another
     with (
         bugs_reported(folder, f"continue with --resume {folder}"),
@@ -164,7 +189,7 @@ def _train(
     ):
         try:
             for record in records(team=team, stop=interrupted):
-                _report(record, candidate, folder, console)
+                _report(record, candidate, floors, folder, console)
             if interrupted():
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
@@ -194,7 +219,22 @@ def _corpus(config: TrainConfig, candidate: Candidate, source: Pretrained | None
     )
 
 
-def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus) -> Path:
+def _floors(config: TrainConfig, candidate: Candidate, corpus: Corpus, console: Console) -> NgramFloors:
+    """Given weights may have seen anything, so that all training tokens are counted."""
+    scale = candidate.recipe.scale
+    return ngram_floors(
+        corpus,
+        seq_len=scale.seq_len,
+        validation_tokens=scale.validation_tokens,
+        tokens=scale.seen_tokens if config.init_from is config.parent is None else None,
+        seed=config.seed,
+        tell=lambda line: console.print(line, highlight=False),
+    )
+
+
+def _new_folder(
+    config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus, console: Console
+) -> Path:
     """The folder of a new training, with what it is. Raises UserError if it cannot be one."""
     now = datetime.now(UTC)
     training = TrainingManifest(
@@ -205,6 +245,7 @@ def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candida
         split=corpus.split,
         created=now.isoformat(timespec="seconds"),
         versions=versions(),
+        floors=_floors(config, candidate, corpus, console),
     )
     folder = output_dir or RUNS / now.strftime("train-%Y-%m-%dT%H%M%SZ")
     if os.path.isdir(folder) and os.access(folder, os.R_OK) and any(folder.iterdir()):
@@ -240,15 +281,31 @@ def _candidate(config: TrainConfig, source: Pretrained | None) -> Candidate:
     return replace(candidate, recipe=recipe)
 
 
+def _child(config: TrainConfig, parent: Parent) -> Candidate:
+    """A candidate on the way from its parent. Raises UserError if the parent does not fit."""
+    base = parent.vocabulary_of(base_architecture(config.base or BASE), SCALES[config.scale])
+    member = resolve(config.arch, base)
+    made = candidate_at(member, config.scale, seq_len=config.seq_len, tokens=config.tokens, data=config.data)
+    recipe = replace(changed(from_parent(made.recipe, parent.route), config.recipe), slopes=config.slopes)
+    require_fit(parent, trained_architecture(member.architecture, recipe.scale))
+    return replace(made, recipe=recipe)
+
+
 def _check_device(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda needs a CUDA device, but there is none; leave the flag out to train on the CPU.")
 
 
-def _report(record: RungRecord | Outcome, candidate: Candidate, folder: Path, console: Console) -> None:
+def _report(
+    record: RungRecord | Outcome, candidate: Candidate, floors: NgramFloors | None, folder: Path, console: Console
+) -> None:
     if isinstance(record, Outcome):
         if record.status == "diverged":
             raise StoppedError(f"{candidate.name} diverged: {record.reason}")
+        for line in floor_lines(floors):
+            console.print(line, highlight=False)
+        if record.val_loss is not None and (marked := mark(record.val_loss, floors)):
+            console.print(f"{candidate.name} {marked}", highlight=False)
         console.print(f"done; metrics, TensorBoard log and checkpoints are in {folder}", highlight=False)
         return
     left = f", about {format_seconds(record.seconds * (1 / record.share - 1))} left" if record.share < 1 else ""

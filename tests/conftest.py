@@ -11,6 +11,8 @@ from costmodel import ops
 from costmodel.cost import Budget, Price
 from costmodel.estimate import Pricer
 from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.ngrams import NgramFloors
+from nas.recipe.papers import recipe_for
 from nas.results.ledger import Record
 from nas.study.run_folder import Meta
 from search_spaces.bases import base_architecture
@@ -125,6 +127,13 @@ def over_seeds(make_record):
 
 
 @pytest.fixture
+def floors() -> NgramFloors:
+    """Perplexities 200, 40, 18, 15 and 14 of 524,288 tokens."""
+    losses = tuple(math.log(perplexity) for perplexity in (200.0, 40.0, 18.0, 15.0, 14.0))
+    return NgramFloors(tokens=524_288, losses=losses)
+
+
+@pytest.fixture
 def make_meta():
     """Makes what a run says of itself, with the fields a test does not care about filled in."""
 
@@ -142,6 +151,7 @@ def make_meta():
             "num_members": 10,
             "num_feasible": 5,
             "base": base_architecture("tiny"),
+            "recipe": recipe_for("smoke", "stdlib", entropy_regularised=True),
         }
         return Meta(**{**fields, **changes})
 

@@ -1,10 +1,15 @@
-"""A trained model from elsewhere, and reading one that `nas.export` wrote."""
+"""A trained model from elsewhere, and reading one that `nas.export` wrote.
 
+CHECKSUMS_FILE holds the SHA-256 of every other file of a folder, so that one that was lost or edited is noticed.
+"""
+
+import hashlib
+import json
 from pathlib import Path
 from typing import NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load, save
 from torch import Tensor
 
 from costmodel.errors import UserError
@@ -14,10 +19,11 @@ from nas.corpus.documents import GivenTokenizer
 from nas.corpus.sources import TOKENIZER_FILE
 from nas.corpus.tokenizer import END_OF_TEXT
 from nas.model.weights import WEIGHTS_FILE
-from search_spaces.architecture import Architecture, load_architecture
+from search_spaces.architecture import Architecture, dump_architecture, load_architecture
 from search_spaces.lower import lower
 
 TRAINED_FILE = "trained.yaml"
+CHECKSUMS_FILE = "checksums.json"
 
 
 class Pretrained(NamedTuple):
@@ -31,8 +37,9 @@ class Pretrained(NamedTuple):
 def read_export(folder: Path) -> Pretrained:
     """The model that `nas.export` wrote, with a tokenizer.json if one is put beside it.
 
-    Raises UserError, naming the file, if it is damaged.
+    Raises UserError, naming the file, if it is damaged, or is not what the folder's checksums say.
     """
+    _require_checksums(folder)
     architecture, path = load_architecture(folder / TRAINED_FILE), folder / WEIGHTS_FILE
     try:
         weights = load(path.read_bytes())
@@ -46,13 +53,56 @@ def read_export(folder: Path) -> Pretrained:
                 raise UserError(f"{path} must hold {name!r} of shape {shape}, as {TRAINED_FILE} says, but has {found}.")
             if not weights[name].is_floating_point() or not weights[name].isfinite().all():
                 raise UserError(f"{path} must hold finite floating-point numbers, but {name!r} does not.")
-    beside = folder / TOKENIZER_FILE
-    tokenizer = (
-        GivenTokenizer(name=str(beside), json=beside.read_text(encoding="utf-8"), end_of_text=END_OF_TEXT)
-        if beside.is_file()
-        else None
-    )
+    tokenizer = _tokenizer(folder / TOKENIZER_FILE)
     return Pretrained(architecture, {name: value.float() for name, value in weights.items()}, tokenizer)
+
+
+def _tokenizer(path: Path) -> GivenTokenizer | None:
+    """What is beside the weights, named after its kind, so that a copy of it has the same name."""
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8")
+    try:
+        kind = str(json.loads(text)["model"]["type"]).lower()
+    except (ValueError, LookupError, TypeError):
+        raise UserError(f"{path} must be a whole tokenizer.json; put that of the weights there.") from None
+    return GivenTokenizer(name=kind, json=text, end_of_text=END_OF_TEXT)
+
+
+def write_pretrained(model: Pretrained, folder: Path) -> None:
+    """Writes a model as `read_export` reads it, with checksums. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / TRAINED_FILE).write_text(dump_architecture(model.architecture), encoding="utf-8")
+    (folder / WEIGHTS_FILE).write_bytes(save(model.weights))
+    if model.tokenizer is not None:
+        (folder / TOKENIZER_FILE).write_text(model.tokenizer.json, encoding="utf-8")
+    write_checksums(folder)
+
+
+def write_checksums(folder: Path) -> None:
+    """Records every file of a folder. Raises OSError."""
+    sums = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != CHECKSUMS_FILE}
+    (folder / CHECKSUMS_FILE).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
+
+
+def _require_checksums(folder: Path) -> None:
+    path = folder / CHECKSUMS_FILE
+    if not path.is_file():  # an export from before there were any
+        return
+    try:
+        sums: dict[str, str] = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} must hold the SHA-256 of the files beside it, but: {error}.") from None
+    for name, expected in sums.items():
+        found = _sha256(folder / name) if (folder / name).is_file() else "gone"
+        if found != expected:
+            raise UserError(
+                f"{folder / name} must be as it was written (SHA-256 {expected[:12]}), but is {found[:12]}; restore it."
+            )
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def require_vocabulary(source: Pretrained, path: str, corpus: Corpus) -> None:

@@ -27,6 +27,17 @@ def projected_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> 
     return loss
 
 
+def distilled(hidden: Tensor, weight: Tensor, targets: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
+    """Two means over all rows, in nats: the cross-entropy of the targets, as `projected_cross_entropy`, and
+    KL(predicted || softmax(hidden @ weight.T)).
+
+    predicted: rows x vocab, log-probabilities. Source: Hinton et al. 2015, arXiv 1503.02531, at temperature 1.
+    """
+    logits = functional.log_softmax(functional.linear(hidden, weight).float(), dim=1)
+    cross_entropy = functional.nll_loss(logits, targets)
+    return cross_entropy, functional.kl_div(logits, predicted, reduction="batchmean", log_target=True)
+
+
 class _Projected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 from costmodel.errors import UserError
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import Recipe, ScaleName, floored_layers, trained_architecture
+from nas.recipe.route import carrier, parent_architecture, routed
 from search_spaces.architecture import Architecture, canonical, has_frozen_norms
 from search_spaces.notation import Member, name_of
 
@@ -21,8 +22,18 @@ class Candidate:
 
     @property
     def trained(self) -> Architecture:
-        """The architecture at the recipe's scale: the one whose weights are trained."""
-        return trained_architecture(self.architecture, self.recipe.scale)
+        """The architecture at the recipe's scale: the one whose weights are trained.
+
+        From a parent, norms that the candidate lacks are frozen ones, which deploy alike.
+        """
+        made, route = trained_architecture(self.architecture, self.recipe.scale), self.recipe.route
+        return made if route is None else routed(made, parent_architecture(route, made))
+
+    @property
+    def begun(self) -> Architecture:
+        """What training begins as: what is trained, with the parts of the parent that are yet to go."""
+        trained, route = self.trained, self.recipe.route
+        return trained if route is None else carrier(trained, parent_architecture(route, trained))
 
     @property
     def name(self) -> str:
@@ -36,10 +47,15 @@ def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
     What is left out keeps the `candidate_id` of every candidate from before there was this field.
     """
     recipe = asdict(candidate.recipe)
-    if not has_frozen_norms(candidate.architecture):
+    architecture = candidate.architecture if candidate.recipe.route is None else candidate.trained
+    if not has_frozen_norms(architecture):
         del recipe["freezing"]
-    if candidate.recipe.foldable is None or not floored_layers(candidate.architecture):
+    if candidate.recipe.foldable is None or not floored_layers(architecture):
         del recipe["foldable"]
+    if candidate.recipe.optimizer == "adamw":
+        del recipe["optimizer"]
+    if candidate.recipe.route is None:
+        del recipe["route"]
     return {"architecture": canonical(candidate.architecture), "recipe": recipe}
 
 

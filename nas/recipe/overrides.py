@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from costmodel.errors import UserError
-from nas.recipe.recipe import EntropyMaximum, Foldable, PenaltyForm, Precision, RateSchedule, Recipe
+from nas.recipe.recipe import EntropyMaximum, Foldable, OptimizerName, PenaltyForm, Precision, RateSchedule, Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +69,7 @@ class RecipeChanges:
     """Changes to how a candidate is trained.
 
     Args:
+        optimizer: of the weights of the layers' linears; everything else is AdamW's.
         schedule: how the learning rate falls after warm-up.
         final_rate_share: last learning rate over the peak.
         beta1: AdamW's decay of the mean gradient.
@@ -83,6 +84,7 @@ class RecipeChanges:
     scale: ScaleChanges = ScaleChanges()
     entropy: EntropyChanges = EntropyChanges()
     foldable: FoldableChanges = FoldableChanges()
+    optimizer: OptimizerName | None = None
     schedule: RateSchedule | None = None
     final_rate_share: float | None = None
     beta1: float | None = None

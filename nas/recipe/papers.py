@@ -45,6 +45,6 @@ PAPER_PENALTIES = {
 def recipe_for(scale: ScaleName, data: str, *, entropy_regularised: bool) -> Recipe:
     """The recipe of a scale on some data: at scale `paper` the papers', for their corpora and local copies of them."""
     corpus = data.partition(":")[0] if scale == "paper" else ""
-    recipe = PAPER_RECIPES.get(corpus, Recipe(scale=SCALES[scale]))
+    recipe = PAPER_RECIPES.get(corpus, Recipe(scale=SCALES[scale], optimizer="muon" if scale == "proxy" else "adamw"))
     penalty = PAPER_PENALTIES.get(corpus, EntropyRegularisation()) if entropy_regularised else None
     return replace(recipe, data=data, entropy=penalty)

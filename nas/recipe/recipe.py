@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from costmodel.errors import UserError
+from nas.recipe.route import Route
 from search_spaces.architecture import Architecture, scaled
 from search_spaces.deployed import absorbed_layers
 
 ScaleName = Literal["smoke", "proxy", "gpu", "paper"]
 RateSchedule = Literal["cosine", "linear"]
 Precision = Literal["float32", "bfloat16"]
+OptimizerName = Literal["adamw", "muon"]
 SlopeSharing = Literal["layer", "global"]
 NormalisedLinears = Literal["qk", "ffn", "qk+ffn", "qkv+ffn", "qkvo+ffn"]
 PenaltyForm = Literal["mean", "published-code"]
@@ -73,6 +75,11 @@ class Scale:
         return -(-self.tokens // (self.batch * self.seq_len))
 
     @property
+    def seen_tokens(self) -> int:
+        """Tokens of these steps."""
+        return self.num_steps * self.batch * self.seq_len
+
+    @property
     def rung_steps(self) -> tuple[int, ...]:
         """The step after which each rung is due; two rungs never share one."""
         steps = [max(1, round(share * self.num_steps)) for share in self.rungs]
@@ -107,9 +114,9 @@ SCALES: dict[ScaleName, Scale] = {
         vocab_size=512,
         seq_len=128,
         tokens=524_288,
-        batch=4,
-        micro_batch=4,
-        learning_rate=6e-3,
+        batch=8,
+        micro_batch=8,
+        learning_rate=1.2e-2,
         validation_tokens=16_384,
     ),
     # One GPU, under an hour a candidate by arithmetic; not measured yet.
@@ -240,7 +247,9 @@ class Recipe:
     normalisation: of the weights of linears, or None.
     freezing: of the norms that the architecture has frozen; without effect where it has none.
     foldable: keeps linear FFNs so that they fold, or None; without effect where `floored_layers` are none.
+    route: from a trained parent, or None to train from scratch.
     slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
+    optimizer: `muon` moves the weights of the layers' linears by Muon, at AdamW's rate, and the rest by AdamW.
     temperature_init: first value of every learned softmax temperature.
     clip_norm: largest norm of the whole gradient. final_rate_share: last learning rate over the peak.
 
@@ -253,7 +262,9 @@ class Recipe:
     normalisation: Normalisation | None = None
     freezing: Freezing = Freezing()
     foldable: Foldable | None = None
+    route: Route | None = None
     slopes: SlopeSharing = "layer"
+    optimizer: OptimizerName = "adamw"
     schedule: RateSchedule = "cosine"
     final_rate_share: float = 0.1  # Hoffmann et al. 2022, arXiv 2203.15556, section 3: cosine to a tenth
     beta1: float = 0.9
@@ -282,6 +293,16 @@ class Recipe:
                 f"FFNs are kept foldable or trained with normalised weights, not both, but got `foldable` and "
                 f"normalisation of {self.normalisation.linears!r}; leave one out."
             )
+
+
+FROM_PARENT_RATE = 0.5
+FROM_PARENT_FREEZING = Freezing(start_share=0.05, end_share=0.55)
+
+
+def from_parent(recipe: Recipe, route: Route) -> Recipe:
+    """The recipe on a route from a trained parent, whose weights ask for smaller steps than drawn ones."""
+    scale = replace(recipe.scale, learning_rate=recipe.scale.learning_rate * FROM_PARENT_RATE)
+    return replace(recipe, scale=scale, route=route, freezing=FROM_PARENT_FREEZING)
 
 
 def floored_layers(architecture: Architecture) -> list[int]:

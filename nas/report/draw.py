@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib
 
 from nas.report.cost_figures import BreakdownFigure, SensitivityFigure, Stack
-from nas.report.front_figures import FrontFigure, Group, WhatIfFigure, WhatIfPanel
+from nas.report.front_figures import FloorLines, FrontFigure, Group, WhatIfFigure, WhatIfPanel
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -24,6 +24,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 
 
 OTHER_COLOUR = "0.75"
+FLOOR_COLOUR = "0.35"
 
 
 LINES = ("-", "--", "-.", ":")
@@ -62,6 +63,7 @@ def draw_what_if(data: WhatIfFigure) -> Figure:
     figure.suptitle(data.title, fontsize=9)
     for axes, panel in zip(panels, (data.before, data.after), strict=True):
         _draw_panel(axes, panel)
+        _draw_floors(axes, data.floors)
     _label_perplexity(panels[0])
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8)
@@ -210,6 +212,7 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     _draw_group(axes, data.front, color="tab:blue", marker="o", label="Pareto front" + names)
     _explain_seeds(axes, (data.front, data.dominated, data.baselines))
     axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1, label=f"budget {data.budget_min:g} min")
+    _draw_floors(axes, data.floors)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
     axes.yaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
@@ -223,6 +226,17 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     _label(axes, data.baselines)
     _label(axes, data.front._replace(names=tuple(map(str, range(1, len(data.front.names) + 1)))))
     axes.legend(fontsize=8, loc="best")
+
+
+def _draw_floors(axes: Axes, floors: FloorLines) -> None:
+    """A thin line at each perplexity, named above its left end, where there are fewest trials."""
+    for name, perplexity in zip(floors.names, floors.perplexity, strict=True):
+        label = floors.title if name == floors.names[0] else "_"
+        axes.axhline(perplexity, color=FLOOR_COLOUR, linewidth=0.9, linestyle=":", zorder=1, label=label)
+        axes.text(
+            0.005, perplexity, f"{name} {perplexity:.3g}", transform=axes.get_yaxis_transform(),
+            ha="left", va="bottom", fontsize=7, color=FLOOR_COLOUR,
+        )  # fmt: skip
 
 
 def _draw_group(axes: Axes, group: Group, *, color: str, marker: str, label: str) -> None:

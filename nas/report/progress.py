@@ -10,24 +10,27 @@ from rich.live import Live
 from rich.table import Table
 
 from costmodel.config.units import format_seconds
+from nas.corpus.ngrams import NgramFloors
+from nas.report.floor_lines import beside_trigram
 from nas.results.front import Summary
 
 REFRESH_S = 1.0
 
 
-def line(summary: Summary, total: int, eta_s: float | None, *, live: bool = True) -> str:
+def line(
+    summary: Summary, total: int, eta_s: float | None, *, live: bool = True, floors: NgramFloors | None = None
+) -> str:
     """The state of a run in one line. live: whether a process works on it."""
-    best = "-" if summary.best is None else f"{summary.best.perplexity:.2f}"
     begun = f"{summary.running} {'running' if live else 'unfinished'}"
     return (
         f"{summary.ended}/{total} ended ({summary.completed} completed, {summary.stopped} stopped, "
         f"{summary.diverged} diverged, {summary.failed} failed), {_more_seeds(summary)}{begun}, "
-        f"front {len(summary.front)}, hypervolume {_hypervolume(summary)}, best perplexity in budget {best}, "
-        f"ETA {'-' if eta_s is None else format_seconds(eta_s)}"
+        f"front {len(summary.front)}, hypervolume {_hypervolume(summary)}, "
+        f"best perplexity in budget {_best(summary, floors)}, ETA {'-' if eta_s is None else format_seconds(eta_s)}"
     )
 
 
-def table(summary: Summary, total: int, eta_s: float | None) -> Table:
+def table(summary: Summary, total: int, eta_s: float | None, floors: NgramFloors | None = None) -> Table:
     """The state of a run as a table of one row."""
     cells = {
         "running": str(summary.running),
@@ -39,7 +42,7 @@ def table(summary: Summary, total: int, eta_s: float | None) -> Table:
         "more seeds": f"{summary.replicates}/{summary.replicates + summary.seeds_left}",
         "front": str(len(summary.front)),
         "hypervolume": _hypervolume(summary),
-        "best perplexity": "-" if summary.best is None else f"{summary.best.perplexity:.2f}",
+        "best perplexity": _best(summary, floors),
         "ETA": "-" if eta_s is None else format_seconds(eta_s),
     }
     result = Table(*cells)
@@ -66,10 +69,12 @@ class Eta:
 
 
 @contextmanager
-def shown(console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta) -> Iterator[Callable[[], None]]:
+def shown(
+    console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta, floors: NgramFloors | None = None
+) -> Iterator[Callable[[], None]]:
     """Yields a function to call when something may have changed; cheap to call often."""
     if not console.is_terminal:
-        print_line = _lines(console, state, eta)
+        print_line = _lines(console, state, eta, floors)
         try:
             yield print_line
         finally:
@@ -83,13 +88,17 @@ def shown(console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta) 
             if time.monotonic() - last >= REFRESH_S:
                 last = time.monotonic()
                 summary, total = state()
-                live.update(table(summary, total, eta(summary, total)), refresh=True)
+                live.update(table(summary, total, eta(summary, total), floors), refresh=True)
 
         try:
             yield refresh
         finally:
             last = 0.0
             refresh()
+
+
+def _best(summary: Summary, floors: NgramFloors | None) -> str:
+    return beside_trigram(None if summary.best is None else summary.best.perplexity, floors)
 
 
 def _hypervolume(summary: Summary) -> str:
@@ -109,7 +118,9 @@ class _Refresh(Protocol):
     def __call__(self, *, force: bool = False) -> None: ...
 
 
-def _lines(console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta) -> _Refresh:
+def _lines(
+    console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta, floors: NgramFloors | None
+) -> _Refresh:
     shown_ended, checked = -1, 0.0
 
     def refresh(*, force: bool = False) -> None:
@@ -120,6 +131,6 @@ def _lines(console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta)
         summary, total = state()
         if summary.ended + summary.replicates != shown_ended:
             shown_ended = summary.ended + summary.replicates
-            console.print(line(summary, total, eta(summary, total)), soft_wrap=True, highlight=False)
+            console.print(line(summary, total, eta(summary, total), floors=floors), soft_wrap=True, highlight=False)
 
     return refresh

@@ -6,6 +6,8 @@ from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
+from nas.corpus.ngrams import NgramFloors
+from nas.report.floor_lines import floor_lines, mark
 from nas.report.seed_words import perplexity_text
 from nas.results.front import point
 from nas.results.members import TrainedMember
@@ -14,18 +16,20 @@ from nas.results.reprice import WhatIf, fate
 from search_spaces.budget.feasible import format_budget
 
 
-def what_if_table(found: WhatIf) -> Table:
-    """The members of either front, cheapest first, at both prices."""
+def what_if_table(found: WhatIf, floors: NgramFloors | None = None) -> Table:
+    """The members of either front, cheapest first, at both prices; a last column where some are above the trigram."""
     old = {record.trial_id: record for record in found.trials}
     table = Table(box=None, pad_edge=False)
-    for heading in ("", "arch_id", "architecture", "perplexity", "latency", "then", "sent", "then", "front"):
+    marks = [mark(member.mean_loss, floors) for member in found.shown]
+    headings = ["", "arch_id", "architecture", "perplexity", "latency", "then", "sent", "then", "front"]
+    for heading in headings + ["floor"] * any(marks):
         table.add_column(
             heading,
             no_wrap=heading != "architecture",
             overflow="fold",
             justify="right" if heading in ("perplexity", "latency", "then", "sent") else "left",
         )
-    for number, member in enumerate(found.shown, 1):
+    for number, (member, marked) in enumerate(zip(found.shown, marks, strict=True), 1):
         before = old[member.trial_id]
         table.add_row(
             str(number),
@@ -35,11 +39,12 @@ def what_if_table(found: WhatIf) -> Table:
             *(format_seconds(one.latency_s) for one in (member, before)),
             *(format_bytes(one.sent_bytes) for one in (member, before)),
             _describe_fate(found, member),
+            *([marked] if any(marks) else []),
         )
     return table
 
 
-def what_if_lines(found: WhatIf) -> list[str]:
+def what_if_lines(found: WhatIf, floors: NgramFloors | None = None) -> list[str]:
     """What is compared, and which picks survive."""
     lines = [
         f"then: {found.title_before}, within {format_budget(found.budget_before)} a token",
@@ -50,6 +55,7 @@ def what_if_lines(found: WhatIf) -> list[str]:
             f"note: perplexities are of T={found.seq_len_before}, at which all trials were trained, "
             f"not of T={found.seq_len_after}"
         )
+    lines += floor_lines(floors)
     names = {one.trial_id for one in found.after}
     stay = sum(one.trial_id in names for one in found.before)
     lines.append(f"front: {stay} of {len(found.before)} members stay, {len(found.after) - stay} enter")

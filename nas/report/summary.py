@@ -7,6 +7,8 @@ from pathlib import Path
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
 from costmodel.protocols.published_rows import published_rows
+from nas.corpus.ngrams import NgramFloors
+from nas.report.floor_lines import floor_lines, mark
 from nas.report.seed_words import SPREAD, noise_marks, perplexity_text, unstable_lines
 from nas.results import ledger
 from nas.results.front import crosses, front, unearned
@@ -18,20 +20,28 @@ FEW = 4  # a front of fewer members is said to be one
 
 
 def closing_lines(
-    records: Sequence[Record], budget: Budget, *, num_layers: int, seq_len: int, folder: Path, plots: Iterable[Path]
+    records: Sequence[Record],
+    budget: Budget,
+    *,
+    num_layers: int,
+    seq_len: int,
+    folder: Path,
+    plots: Iterable[Path],
+    floors: NgramFloors | None = None,
 ) -> list[str]:
-    """Only what this run established, in order: front, baselines, order against the papers, scale, places."""
+    """Only what this run established, in order: front, floor, baselines, order against the papers, scale, places."""
     found, trained = front(records, budget), members(records)
     lines = [
         f"front: {len(found)} {'member' if len(found) == 1 else 'members'} within {format_budget(budget)} per token"
     ]
-    for member, mark in zip(found, noise_marks(found), strict=True):
-        lines.append(f"  {_described(member)}{_doubt(member, budget)}{mark and f', {mark}'}")
+    for member, noise in zip(found, noise_marks(found), strict=True):
+        lines.append(f"  {_described(member)}{_doubt(member, budget)}{noise and f', {noise}'}{_known(member, floors)}")
+    lines += floor_lines(floors)
     if len(found) < FEW:
         lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
     lines += unearned_lines(records, budget)
     lines += unstable_lines(records)
-    lines += _baseline_lines(trained, found)
+    lines += _baseline_lines(trained, found, floors)
     lines += _order_lines(trained, num_layers, seq_len)
     example = ledger.completed(records)[0]
     lines.append(
@@ -81,11 +91,19 @@ def _doubt(member: TrainedMember, budget: Budget) -> str:
     return f" (its range, {format_seconds(low)} to {format_seconds(high)}, crosses the budget)"
 
 
-def _baseline_lines(trained: Sequence[TrainedMember], found: Sequence[TrainedMember]) -> list[str]:
+def _known(member: TrainedMember, floors: NgramFloors | None) -> str:
+    """Says so where a trigram predicts better."""
+    marked = mark(member.mean_loss, floors)
+    return f"; {marked}" if marked else ""
+
+
+def _baseline_lines(
+    trained: Sequence[TrainedMember], found: Sequence[TrainedMember], floors: NgramFloors | None
+) -> list[str]:
     """Each baseline with the gap of the best candidate within budget, whatever its sign, and what seeds show of it."""
     lines = []
     for baseline in (member for member in trained if member.role == "baseline"):
-        text = f"baseline outside the budget: {_described(baseline)}"
+        text = f"baseline outside the budget: {_described(baseline)}{_known(baseline, floors)}"
         if found:
             best = min(found, key=lambda one: one.mean_loss)
             gap = best.perplexity / baseline.perplexity - 1

@@ -1,1 +1,1 @@
-"""What a run has found: its ledger, its front, its prices anew. Neither torch nor ray."""
+"""What a run has found: its ledger, its front, its floor, its prices anew. Neither torch nor ray."""

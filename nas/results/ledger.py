@@ -188,15 +188,16 @@ def completed(records: Iterable[Record]) -> tuple[Record, ...]:
     return tuple(record for record in finished(records) if record.status == "completed")
 
 
-def write_csv(path: Path, records: Sequence[Record], more: Sequence[Mapping[str, Any]] = ()) -> None:
-    """The scalar columns of the records as a table. more: further columns, one mapping a record, all of equal keys."""
+def write_csv(path: Path, records: Sequence[Record], more: Mapping[str, Sequence[object]] | None = None) -> None:
+    """The scalar columns of the records as a table. more: further columns by name, each with one value a record."""
+    derived = more or {}
     nested = {"entropy", "versions"}
     columns = [field.name for field in fields(Record) if field.name not in nested]
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*columns, *(more[0] if more else ())])
-        writer.writeheader()
-        for record, added in zip(records, more or [{}] * len(records), strict=True):
-            writer.writerow({name: _cell(getattr(record, name)) for name in columns} | dict(added))
+        writer = csv.writer(file)
+        writer.writerow([*columns, *derived])
+        for record, *added in zip(records, *derived.values(), strict=True):
+            writer.writerow([*(_cell(getattr(record, name)) for name in columns), *added])
 
 
 def _cell(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The tables of a run, all derived from its ledger: `trials.csv`, `pareto.csv` and the architectures of the front."""
+"""The tables of a run, of its ledger and floors: `trials.csv`, `pareto.csv` and the architectures of the front."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from costmodel.cost import Budget
+from nas.corpus.ngrams import NgramFloors
 from nas.results import ledger
+from nas.results.floors import floor_columns
 from nas.results.front import front
 from nas.results.ledger import Record
 from nas.results.members import TrainedMember, in_noise, members
@@ -22,26 +24,33 @@ SEED_COLUMNS = (
 )
 
 
-def write_tables(folder: Path, records: Sequence[Record], budget: Budget, base: Architecture) -> None:
+def write_tables(
+    folder: Path, records: Sequence[Record], budget: Budget, base: Architecture, floors: NgramFloors | None = None
+) -> None:
     """Writes all of them anew. `standard_error` is of the mean loss, nats; low and high are two of it either side.
 
     A row of pareto.csv is a member: the trial of its first seed, but price and form of the dearest seed, and loss and
-    perplexity of the mean. `within_noise`: of its cheaper neighbour.
+    perplexity of the mean. `within_noise`: of its cheaper neighbour. `knows_less_than_trigram`: by the `val_loss`
+    of the row.
     """
     found, trials = front(records, budget), ledger.finished(records)
     by_candidate = {member.candidate_id: member for member in members(records)}
     ledger.write_csv(
         folder / "trials.csv",
         trials,
-        [_seed_cells(by_candidate.get(one.candidate_id)) for one in trials],
+        {
+            **_seed_columns([by_candidate.get(one.candidate_id) for one in trials]),
+            **floor_columns([one.val_loss if one.status == "completed" else None for one in trials], floors),
+        },
     )
     ledger.write_csv(
         folder / "pareto.csv",
         [_as_one(member) for member in found],
-        [
-            {**_seed_cells(member), "within_noise": inside}
-            for member, inside in zip(found, in_noise(found), strict=True)
-        ],
+        {
+            **_seed_columns(found),
+            "within_noise": in_noise(found),
+            **floor_columns([member.mean_loss for member in found], floors),
+        },
     )
     architectures = folder / "architectures"
     shutil.rmtree(architectures, ignore_errors=True)
@@ -63,10 +72,15 @@ def _as_one(member: TrainedMember) -> Record:
     )
 
 
-def _seed_cells(member: TrainedMember | None) -> Mapping[str, object]:
-    """What the seeds of a trial's candidate come to; empty where none completed."""
+def _seed_columns(found: Sequence[TrainedMember | None]) -> Mapping[str, Sequence[object]]:
+    """What the seeds of each row's candidate come to."""
+    rows = [_seed_cells(member) for member in found]
+    return {name: [row[place] for row in rows] for place, name in enumerate(SEED_COLUMNS)}
+
+
+def _seed_cells(member: TrainedMember | None) -> tuple[object, ...]:
+    """The values of SEED_COLUMNS; empty where no seed completed."""
     if member is None:
-        return dict.fromkeys(SEED_COLUMNS)
+        return (None,) * len(SEED_COLUMNS)
     low, high = member.perplexity_bounds or (None, None)
-    values = (member.num_seeds, member.num_diverged, member.mean_loss, member.standard_error, low, high)
-    return dict(zip(SEED_COLUMNS, values, strict=True))
+    return member.num_seeds, member.num_diverged, member.mean_loss, member.standard_error, low, high

@@ -8,8 +8,10 @@ from costmodel.cost import Budget
 from costmodel.errors import UserError
 from costmodel.ops import Encoding
 from costmodel.protocols.primitives import Holder
-from nas.recipe.candidate import Candidate, candidate_at
-from nas.recipe.recipe import MAX_SEED, Foldable, ScaleName, floored_layers
+from nas.recipe.candidate import Candidate
+from nas.recipe.papers import recipe_for
+from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, floored_layers, from_parent
+from nas.recipe.route import Route
 from nas.study.searcher import SearcherName
 from search_spaces.budget.priced_space import Accounting
 from search_spaces.lower import Deployment, Projection
@@ -42,6 +44,9 @@ class StudyConfig:
         time_budget: stop after this long, with a unit; the run can be resumed.
         scale: how large, how long and how fast a candidate is trained.
         tokens: training tokens of a candidate at full fidelity; by default the scale's.
+        parent: a trained model that candidates start from: builtin, a folder of nas.export or of save_pretrained, an id
+            on the Hugging Face hub, or none to train from scratch. By default builtin where scale and space are its
+            own, else none.
         data: stdlib, codeparrot, languini (codeparrot:FOLDER is a local copy), or the path of a text, jsonl or
             parquet file or folder.
         max_concurrent: trials at a time; by default one per core, or as many as share the GPUs.
@@ -68,6 +73,7 @@ class StudyConfig:
     time_budget: str | None = None
     scale: ScaleName = "proxy"
     tokens: int | None = None
+    parent: str | None = None
     data: str = "stdlib"
     max_concurrent: int | None = None
     gpus_per_trial: float = 0.0
@@ -112,12 +118,23 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def study_candidate(config: StudyConfig, member: Member) -> Candidate:
-    """A member of the space with the recipe that the study trains it with.
+def study_recipe(config: StudyConfig, route: Route | None) -> Recipe:
+    """What a study trains its candidates with; the regulariser is for those that have one.
 
-    Where prices are of what a candidate deploys to, its linear FFNs are kept foldable, so that it earns its price.
+    Where prices are of what a candidate deploys to, linear FFNs are kept foldable, so that it earns its price.
     """
-    made = candidate_at(member, config.scale, seq_len=config.seq_len, tokens=config.tokens, data=config.data)
-    if config.accounting == "written" or not floored_layers(made.architecture):
+    recipe = recipe_for(config.scale, config.data, entropy_regularised=True)
+    scale = replace(recipe.scale, seq_len=config.seq_len, tokens=config.tokens or recipe.scale.tokens)
+    foldable = Foldable() if config.accounting == "deployed" else None
+    recipe = replace(recipe, scale=scale, foldable=foldable)
+    return recipe if route is None else from_parent(recipe, route)
+
+
+def study_candidate(recipe: Recipe, member: Member) -> Candidate:
+    """A member of the space with the recipe of its study."""
+    if not member.entropy_regularised:
+        recipe = replace(recipe, entropy=None)
+    made = Candidate(architecture=member.architecture, recipe=recipe)
+    if floored_layers(made.architecture if recipe.route is None else made.trained):
         return made
-    return replace(made, recipe=replace(made.recipe, foldable=Foldable()))
+    return replace(made, recipe=replace(recipe, foldable=None))

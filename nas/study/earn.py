@@ -15,6 +15,7 @@ from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint
 from nas.training.objective import Objective
 from nas.training.outcome import EarnedForm
+from nas.training.route.gates import Gates
 
 
 def earned_form(candidate: Candidate, corpus: Corpus, folder: Path) -> EarnedForm:
@@ -40,7 +41,18 @@ def earned_form(candidate: Candidate, corpus: Corpus, folder: Path) -> EarnedFor
 
 
 def trained_weights(candidate: Candidate, found: Checkpoint) -> dict[str, Tensor]:
-    """The weights of a checkpoint by node of the op graph, a tied output table written out."""
+    """The weights of a checkpoint by node of the op graph, a tied output table written out.
+
+    Raises UserError for one on the way from a parent.
+    """
     model = Objective(candidate, torch.Generator()).model
+    if candidate.recipe.route is not None:
+        gates = Gates(model, candidate.trained, candidate.recipe.route)
+        gates.move(step=found.step, num_steps=candidate.recipe.scale.num_steps)
+    if model.architecture != candidate.trained:
+        raise UserError(
+            f"{candidate.name} is still on the way from its parent at step {found.step} of "
+            f"{candidate.recipe.scale.num_steps}; train it to the end."
+        )
     load_stored(model, found.weights)
     return {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}

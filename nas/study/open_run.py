@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,12 +10,16 @@ from pathlib import Path
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols.identity import is_hash_of_sources
+from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
+from nas.corpus.floors import ngram_floors
+from nas.corpus.ngrams import NgramFloors
 from nas.provenance import versions
+from nas.recipe.recipe import Recipe
 from nas.results import ledger
 from nas.results.ledger import Record, architecture_of
 from nas.study.anchors import anchors, published_members
-from nas.study.config import StudyConfig
+from nas.study.config import StudyConfig, study_recipe
 from nas.study.run_folder import Meta, read_ledger, read_meta
 from nas.study.schedule import TrialSchedule
 from nas.study.searcher import SEARCHERS
@@ -28,7 +32,9 @@ from search_spaces.space import num_members
 from search_spaces.workload import Workload
 
 
-def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, folder: Path, *, threads: int) -> Trials:
+def open_trials(
+    config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, meta: Meta, folder: Path, *, threads: int
+) -> Trials:
     """The trials of a run, its ledger replayed.
 
     Baselines are the published rows with LayerNorm beyond the budget. Raises UserError if the ledger is damaged before
@@ -49,6 +55,7 @@ def open_trials(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, fo
     )
     setting = TrialSetting(
         config=config,
+        recipe=meta.recipe,
         folder=folder,
         corpus=corpus,
         device="cuda" if config.gpus_per_trial > 0 else "cpu",
@@ -71,9 +78,32 @@ def _has_norm(member: Member) -> bool:
     return member.architecture.final_norm != "none"
 
 
-def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Meta:
+def study_floors(recipe: Recipe, seed: int, corpus: Corpus, tell: Callable[[str], None]) -> NgramFloors:
+    """What n-gram models reach of the tokens that candidates see: of the whole training side, if their parent saw it.
+
+    What else a parent has seen nobody counts. Raises UserError if a split of the corpus has no sequence.
+    """
+    scale = recipe.scale
+    return ngram_floors(
+        corpus,
+        seq_len=scale.seq_len,
+        validation_tokens=scale.validation_tokens,
+        tokens=scale.seen_tokens if recipe.route is None else None,
+        seed=seed,
+        tell=tell,
+    )
+
+
+def new_meta(
+    config: StudyConfig,
+    feasible: FeasibleSpace,
+    corpus: Corpus,
+    parent: Parent | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Meta:
     """What a new run is made with."""
     assert config.budget.latency_s is not None
+    recipe = study_recipe(config, parent and parent.route)
     return Meta(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions(),
@@ -87,6 +117,9 @@ def new_meta(config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Me
         num_members=num_members(feasible.space),
         num_feasible=feasible.num_feasible,
         base=feasible.space.base,
+        recipe=recipe,
+        parent=parent and parent.name,
+        floors=study_floors(recipe, config.seed, corpus, tell),
     )
 
 

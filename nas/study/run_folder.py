@@ -1,11 +1,11 @@
 """A run: the configuration of a study and the folder that holds everything it produces.
 
-run.yaml meta.json trials.jsonl trials.csv pareto.csv architectures/ trials/<trial_id>/ plots/
+run.yaml meta.json parent/ trials.jsonl trials.csv pareto.csv architectures/ trials/<trial_id>/ plots/
 """
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,22 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from costmodel.protocols.primitives import EngineSetting
+from nas.corpus.ngrams import NgramFloors
+from nas.recipe.recipe import SCALES, Recipe
 from nas.results import ledger
 from nas.results.ledger import Record
 from nas.storage import RUNS, replace_file
-from nas.study.config import StudyConfig
+from nas.study.config import StudyConfig, study_recipe
 from search_spaces.architecture import Architecture, canonical
-from search_spaces.space import SearchSpace, load_space
+from search_spaces.definition import load_definition
+from search_spaces.space import SearchSpace, build_space
 
 CONFIG_FILE = "run.yaml"
 KEPT_FILES = {"space": "space.yaml", "network": "network.yaml", "testbed": "testbed.yaml"}  # the user's own, copied
 FORMER_SPACES = {"gpt2-small": "gpt2-papers"}
-META_SCHEMA_VERSION = 2  # 1 did not hold the base
+FORMER_PROXY = replace(SCALES["proxy"], batch=4, micro_batch=4, learning_rate=6e-3)  # moved by AdamW
+META_SCHEMA_VERSION = 3  # 1 did not hold the base, 2 not the recipe
+PARENT_FOLDER = "parent"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +40,9 @@ class Meta:
 
     reference: the hypervolume's reference point: (latency_s, natural log of the unigram model's perplexity).
     base: the dimensions that all members share (its own layers are of no account).
+    recipe: what candidates are trained with (`nas.study.config.study_candidate`).
+    parent: the name by which the parent was asked for; None without one. It is kept in PARENT_FOLDER.
+    floors: what n-gram models reach of the training tokens that a candidate sees; None in runs from before there were.
     """
 
     schema_version: int = META_SCHEMA_VERSION
@@ -50,6 +58,9 @@ class Meta:
     num_members: int
     num_feasible: int
     base: Architecture
+    recipe: Recipe
+    parent: str | None = None
+    floors: NgramFloors | None = None
 
     def __post_init__(self) -> None:
         if self.schema_version != META_SCHEMA_VERSION:
@@ -96,9 +107,12 @@ def write_config(folder: Path, config: StudyConfig) -> None:
     replace_file(folder / CONFIG_FILE, dump(asdict(config)))
 
 
-def run_space(folder: Path | None, config: StudyConfig) -> SearchSpace:
-    """The space of a run; None is a run to be."""
-    return load_space(own_file(folder, config, "space") or config.space)
+def run_space(folder: Path | None, config: StudyConfig, vocab_size: int | None = None) -> SearchSpace:
+    """The space of a run; None is a run to be. vocab_size: of the parent, in place of that of the space's base."""
+    definition = load_definition(own_file(folder, config, "space") or config.space)
+    if vocab_size is not None:
+        definition = replace(definition, dimensions=replace(definition.dimensions, vocab=vocab_size))
+    return build_space(definition)
 
 
 def run_pricer(
@@ -130,6 +144,7 @@ def read_ledger(folder: Path) -> tuple[Record, ...]:
 def read_config(folder: Path) -> StudyConfig:
     """Raises UserError, naming the file, if it is damaged."""
     data = load_mapping(folder / CONFIG_FILE)
+    data.setdefault("parent", "none")
     if "accounting" not in data:  # of a time when candidates were priced as written, and gpt2-small had fewer choices
         data |= {"accounting": "written", "space": FORMER_SPACES.get(data["space"], data["space"])}
     data.setdefault("finalist_seeds", 0)  # of a time when every candidate had one seed
@@ -148,9 +163,14 @@ def read_meta(folder: Path) -> Meta:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} must be the JSON a run writes at its start, but: {error}") from None
-    if isinstance(data, dict) and data.get("schema_version") == 1:
-        base = run_space(folder, read_config(folder)).base
-        data |= {"schema_version": META_SCHEMA_VERSION, "base": canonical(base)}
+    if isinstance(data, dict) and data.get("schema_version") in (1, 2):
+        config = read_config(folder)
+        former = study_recipe(config, None)
+        if config.scale == "proxy":
+            tokens, seq_len = config.tokens or FORMER_PROXY.tokens, config.seq_len
+            former = replace(former, optimizer="adamw", scale=replace(FORMER_PROXY, tokens=tokens, seq_len=seq_len))
+        added = {"base": canonical(run_space(folder, config).base), "recipe": asdict(former)}
+        data = added | data | {"schema_version": META_SCHEMA_VERSION}
     return decode(Meta, data, str(path))
 
 

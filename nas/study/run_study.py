@@ -9,6 +9,7 @@ from rich.console import Console
 from costmodel.config.bugs import bugs_reported
 from costmodel.errors import StoppedError, UserError
 from nas.attention.causal import has_native
+from nas.conversion.parent import keep_parent
 from nas.corpus.corpus import Corpus, prepare
 from nas.recipe.recipe import SCALES
 from nas.report.plot_files import plot_front, remove_plots
@@ -20,8 +21,9 @@ from nas.results.tables import write_tables
 from nas.storage import locked
 from nas.study.config import StudyConfig
 from nas.study.open_run import checked_meta, new_meta, open_trials
+from nas.study.parent import run_parent, study_parent
 from nas.study.ray_tune import Resources, RunHaltedError, run_study
-from nas.study.run_folder import Meta, new_folder, write_config, write_meta
+from nas.study.run_folder import PARENT_FOLDER, Meta, new_folder, read_meta, write_config, write_meta
 from nas.study.trials import Trials
 from nas.study.worker import worker_env
 from search_spaces.budget.feasible import FeasibleSpace
@@ -40,20 +42,31 @@ def run_campaign(
     folder: the run to resume, or None for a new one in `output_dir`.
     Raises UserError for bad input, StoppedError or OSError if the run cannot go on (it can be resumed).
     """
+
+    def tell(line: str) -> None:
+        console.print(line, soft_wrap=True, highlight=False)
+
     resources = study_resources(config)
+    base = feasible.space.base
+    parent = study_parent(config, base) if folder is None else run_parent(folder, read_meta(folder))
     corpus = prepare(
         config.data,
-        vocab_size=SCALES[config.scale].vocab_size or feasible.space.base.vocab_size,
+        vocab_size=SCALES[config.scale].vocab_size or base.vocab_size,
         seq_len=config.seq_len,
+        tokenizer=parent and parent.model.tokenizer,
         tokens=config.tokens or SCALES[config.scale].tokens,
-        tell=lambda line: console.print(line, soft_wrap=True, highlight=False),
+        tell=tell,
     )
     if not config.gpus_per_trial:
         has_native(SCALES[config.scale].head_dim or feasible.space.base.head_dim)  # compiled or said here, once for all
-    known = None if folder is None else checked_meta(folder, config, feasible.priced.pricer, corpus)
-    folder = folder or new_folder(output_dir)
+    if folder is None:
+        meta = new_meta(config, feasible, corpus, parent, tell)
+        folder = new_folder(output_dir)
+        if parent is not None:
+            keep_parent(parent, folder / PARENT_FOLDER)
+    else:
+        meta = checked_meta(folder, config, feasible.priced.pricer, corpus)
     with locked(folder), bugs_reported(folder, f"what was trained is saved; continue with --resume {folder}"):
-        meta = known or new_meta(config, feasible, corpus)
         try:
             _study(config, feasible, corpus, meta, resources, folder, console)
         except KeyboardInterrupt:
@@ -77,7 +90,7 @@ def _study(
 ) -> None:
     write_meta(folder, meta)
     write_config(folder, config)
-    trials = open_trials(config, feasible, corpus, folder, threads=resources.threads_per_trial)
+    trials = open_trials(config, feasible, corpus, meta, folder, threads=resources.threads_per_trial)
     console.print(
         f"run {folder}: {config.num_trials} candidates and {_num_baselines(trials)} baselines, "
         f"then {config.finalist_seeds} more seeds for each member of the front, "
@@ -88,16 +101,24 @@ def _study(
     try:
         _train(trials, config, resources, meta, console)
     finally:
-        write_tables(folder, trials.records, config.budget, feasible.space.base)
+        write_tables(folder, trials.records, config.budget, feasible.space.base, meta.floors)
     unfinished = f"time budget used up; go on with --resume {folder}" if trials.running or not trials.finished else ""
     if not ledger.completed(trials.records):
         reason = unfinished or f"see the reasons in {folder / 'trials.csv'}"
         raise StoppedError(f"no trial was trained to completion: {reason}.")
     remove_plots(folder)
     num_layers = feasible.space.base.num_layers
-    plots = plot_front(folder, trials.records, config.budget, num_layers=num_layers, seq_len=config.seq_len)
+    plots = plot_front(
+        folder, trials.records, config.budget, num_layers=num_layers, seq_len=config.seq_len, floors=meta.floors
+    )
     lines = closing_lines(
-        trials.records, config.budget, num_layers=num_layers, seq_len=config.seq_len, folder=folder, plots=plots
+        trials.records,
+        config.budget,
+        num_layers=num_layers,
+        seq_len=config.seq_len,
+        folder=folder,
+        plots=plots,
+        floors=meta.floors,
     )
     if unfinished:
         lines.append(unfinished)
@@ -138,7 +159,7 @@ def _train(trials: Trials, config: StudyConfig, resources: Resources, meta: Meta
     def state() -> tuple[Summary, int]:
         return summarise(trials.records, config.budget, meta.reference, finalist_seeds=config.finalist_seeds), total
 
-    with shown(console, state, eta) as refresh:
+    with shown(console, state, eta, meta.floors) as refresh:
         run_study(
             trials,
             resources,

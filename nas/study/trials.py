@@ -15,11 +15,13 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate, candidate_id, trial_id
+from nas.recipe.recipe import Recipe
 from nas.results import ledger
 from nas.results.front import is_admitted
 from nas.results.ledger import Event, Record, Status
 from nas.study.config import StudyConfig, study_candidate
 from nas.study.finalists import Key, Result
+from nas.study.run_folder import PARENT_FOLDER
 from nas.study.schedule import LAG, Proposal, TrialSchedule
 from nas.training.outcome import EarnedForm, Outcome, RungRecord
 from search_spaces.architecture import Architecture, arch_id
@@ -36,7 +38,7 @@ class TrialSpec:
 
     deployed: what the candidate deploys to by rule, or None where candidates are priced as written.
     price, latency_s_range: of that. rivals: results that may stop this trial early.
-    folder: where its checkpoints and metrics go.
+    folder: where its checkpoints and metrics go. parent: folder of the parent, or None.
     """
 
     proposal: Proposal
@@ -51,6 +53,7 @@ class TrialSpec:
     device: Device
     threads: int
     rivals: tuple[Result, ...]
+    parent: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +81,7 @@ class TrialSetting:
     """What all trials of a run share. `folder` is the run's."""
 
     config: StudyConfig
+    recipe: Recipe
     folder: Path
     corpus: Corpus
     device: Device
@@ -140,7 +144,7 @@ class Trials:
             self.happened(spec, TrialEvent(event="finished", status="failed", reason=reason))
 
     def _spec(self, proposal: Proposal) -> TrialSpec:
-        candidate = study_candidate(self.setting.config, proposal.member)
+        candidate = study_candidate(self.setting.recipe, proposal.member)
         attempt = sum(one.event == "finished" and self._key(one) == proposal.key for one in self.records)
         seed = self.setting.config.seed + proposal.replicate
         name = trial_id(candidate, seed=seed, attempt=attempt)
@@ -159,6 +163,7 @@ class Trials:
             folder=self.setting.folder / "trials" / name,
             threads=self.setting.threads,
             rivals=self.schedule.rivals(proposal) if proposal.role == "candidate" else (),
+            parent=None if self.setting.recipe.route is None else self.setting.folder / PARENT_FOLDER,
         )
 
     def _key(self, record: Record) -> Key:
@@ -195,7 +200,7 @@ class Trials:
         )
 
     def _check_same(self, proposal: Proposal, record: Record) -> None:
-        proposed = candidate_id(study_candidate(self.setting.config, proposal.member))
+        proposed = candidate_id(study_candidate(self.setting.recipe, proposal.member))
         if proposed != record.candidate_id:
             raise UserError(
                 f"trial {proposal.index} of {self.path} must be candidate {proposed} under this configuration, but "

@@ -2,18 +2,21 @@
 
 import errno
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
 from costmodel.config.bugs import described, report, traceback_kept
 from costmodel.errors import UserError
+from nas.conversion.parent import kept_parent
 from nas.malloc import keep_freed_memory
 from nas.study.early_stop import dominated_at_rung
 from nas.study.earn import earned_form
 from nas.study.trials import TrialEvent, TrialSpec
 from nas.training import checkpoint
+from nas.training.out_of_memory import TooLargeError
 from nas.training.outcome import Outcome, RungRecord
-from nas.training.trainer import TooLargeError, train
+from nas.training.trainer import train
 
 NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
 
@@ -50,7 +53,9 @@ def _failed(reason: str) -> TrialEvent:
 
 
 def _train(spec: TrialSpec) -> Iterator[TrialEvent]:
-    records = train(spec.candidate, spec.corpus, seed=spec.seed, folder=spec.folder, device=spec.device)
+    records = train(
+        spec.candidate, spec.corpus, seed=spec.seed, folder=spec.folder, device=spec.device, **_parent_of(spec)
+    )
     for record in records:
         if isinstance(record, Outcome):
             folds = spec.deployed is not None and record.status == "completed"
@@ -65,6 +70,18 @@ def _train(spec: TrialSpec) -> Iterator[TrialEvent]:
             checkpoint.finish(spec.folder)
             yield _stopped(record)
             return
+
+
+def _parent_of(spec: TrialSpec) -> dict[str, Any]:
+    """What training takes from the parent."""
+    route = spec.candidate.recipe.route
+    if route is None or spec.parent is None:
+        return {}
+    parent = kept_parent(spec.parent, str(spec.parent), route.parent)
+    return {
+        "initial": parent.start(spec.candidate),
+        "teacher": parent.teacher(spec.device) if route.distillation else None,
+    }
 
 
 def _stopped(record: RungRecord) -> TrialEvent:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
+from nas.corpus.ngrams import NgramFloors
 from nas.recipe.candidate import Candidate, canonical_candidate
 from nas.storage import replace_file
 
@@ -14,7 +15,10 @@ TRAINING_FILE = "training.yaml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingManifest:
-    """corpus: its fingerprint. tokenizer, split: what perplexities are of. created: UTC. versions: of packages."""
+    """corpus: its fingerprint. tokenizer, split: what perplexities are of. created: UTC. versions: of packages.
+
+    floors: what n-gram models reach of the same tokens; None in trainings from before there were.
+    """
 
     candidate: Candidate
     seed: int
@@ -23,6 +27,7 @@ class TrainingManifest:
     split: str
     created: str
     versions: dict[str, str]
+    floors: NgramFloors | None = None
 
 
 def is_training(folder: Path) -> bool:

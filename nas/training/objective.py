@@ -1,12 +1,13 @@
-"""What is minimised: cross-entropy plus, if the recipe says so, the weighted entropy penalty."""
+"""What is minimised: cross-entropy, distillation from a parent and the entropy penalty, as the recipe says."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from nas.model.cross_entropy import projected_cross_entropy
-from nas.model.decoder import build
+from nas.model.cross_entropy import distilled, projected_cross_entropy
+from nas.model.decoder import Decoder, build
 from nas.model.weight_normalisation import normalise
 from nas.recipe.candidate import Candidate
 from nas.training.entropy import EntropyPenalty
@@ -14,18 +15,27 @@ from search_spaces.architecture import num_heads
 
 
 class Losses(NamedTuple):
-    """Losses of a batch: mean cross-entropy in nats per token, and the penalty before its weight."""
+    """Losses of a batch, before their weights.
+
+    cross_entropy: mean over tokens, in nats. penalty: of attention entropies.
+    distillation: divergence of the model from its parent, KL(parent || model), mean over tokens, in nats.
+    """
 
     cross_entropy: Tensor
     penalty: Tensor
+    distillation: Tensor
 
 
 class Objective(nn.Module):
-    """Everything the optimizer moves: the model and, with entropy regularisation, its thresholds."""
+    """Everything the optimizer moves: the model and, with entropy regularisation, its thresholds.
 
-    def __init__(self, candidate: Candidate, generator: torch.Generator) -> None:
+    On a route the model begins as its `carrier`. teacher: the parent, if there is distillation; not a part of it.
+    """
+
+    def __init__(self, candidate: Candidate, generator: torch.Generator, teacher: Decoder | None = None) -> None:
         super().__init__()
-        architecture, recipe = candidate.trained, candidate.recipe
+        recipe = candidate.recipe
+        architecture = candidate.begun
         self.model = build(architecture, generator, temperature_init=recipe.temperature_init, slopes=recipe.slopes)
         if recipe.normalisation is not None:
             normalise(self.model, recipe.normalisation, generator)
@@ -36,21 +46,39 @@ class Objective(nn.Module):
         if recipe.entropy is not None and most_heads:  # without any attention there is nothing to regularise
             self.penalty = EntropyPenalty(recipe.entropy, num_layers=architecture.num_layers, num_heads=most_heads)
         self.lowered = recipe.precision == "bfloat16"
+        self._teacher = (teacher,)  # hidden from torch, which would train and save it
+        self.distillation = 0.0 if recipe.route is None or teacher is None else recipe.route.distillation
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Losses:
         """inputs, targets: batch x T."""
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
             stream, entropies = self.model.features(inputs, with_entropies=self.penalty is not None)
-            cross_entropy = projected_cross_entropy(stream.flatten(0, 1), self.model.logits.weight, targets.flatten())
-        return Losses(cross_entropy, cross_entropy.new_zeros(()) if self.penalty is None else self.penalty(entropies))
+            hidden, weight = stream.flatten(0, 1), self.model.logits.weight
+            if self.distillation:
+                cross_entropy, distillation = distilled(hidden, weight, targets.flatten(), self._predicted(inputs))
+            else:
+                cross_entropy = projected_cross_entropy(hidden, weight, targets.flatten())
+                distillation = cross_entropy.new_zeros(())
+        penalty = cross_entropy.new_zeros(()) if self.penalty is None else self.penalty(entropies)
+        return Losses(cross_entropy, penalty, distillation)
+
+    @torch.no_grad()
+    def _predicted(self, inputs: Tensor) -> Tensor:
+        """The teacher's log-probabilities of the next token: rows x vocab."""
+        (teacher,) = self._teacher
+        assert teacher is not None
+        logits = teacher(inputs, with_entropies=False).logits
+        return functional.log_softmax(logits.flatten(0, 1).float(), dim=1)
 
     def backward(self, inputs: Tensor, targets: Tensor, *, num_parts: int, penalty_weight: float) -> Losses:
         """Gradients and losses of a batch, computed in equal parts so that memory holds one part only."""
         penalty_share = 1.0 if self.penalty is not None and self.penalty.adds_up else 1 / num_parts
-        total = torch.zeros(2, dtype=torch.float64, device=inputs.device)
+        total = torch.zeros(3, dtype=torch.float64, device=inputs.device)
         for part in zip(inputs.chunk(num_parts), targets.chunk(num_parts), strict=True):
-            cross_entropy, penalty = self(*part)
-            scaled = torch.stack((cross_entropy / num_parts, penalty * penalty_share))
-            torch.autograd.backward(scaled[0] + penalty_weight * scaled[1])
+            losses = self(*part)
+            shares = (1 / num_parts, penalty_share, 1 / num_parts)
+            scaled = torch.stack([loss * share for loss, share in zip(losses, shares, strict=True)])
+            weights = (1 - self.distillation, penalty_weight, self.distillation)
+            torch.autograd.backward(sum(weight * loss for weight, loss in zip(weights, scaled, strict=True)))
             total += scaled.detach()
         return Losses(*total)

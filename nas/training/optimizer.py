@@ -1,15 +1,29 @@
-"""AdamW as the papers use it: which parameters decay, how the learning rate moves, its state as named tensors."""
+"""What moves which parameter, how the learning rate moves, and the optimizers' state as named tensors."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from nas.recipe.recipe import Recipe
+from nas.training.muon import Muon
 
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+PACKED = {"qkv": 3, "qk": 2}  # linears that are several, one below the other
 UNDECAYED = ("thresholds", "log_weight")  # matrices by shape, but no weights of a linear
+
+
+def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]:
+    """AdamW over every parameter or, if the recipe says `muon`, over all but the weights of the layers' linears."""
+    if recipe.optimizer == "adamw":
+        return (adamw(module, recipe),)
+    named = dict(module.named_parameters())
+    linears = {name: one for name, one in named.items() if decays(name, one) and ".layers." in f".{name}"}
+    rest = adamw_over([(one, decays(name, one)) for name, one in named.items() if name not in linears], recipe)
+    weights = [(one, PACKED.get(name.split(".")[-2], 1)) for name, one in linears.items()]
+    if not weights:
+        return (rest,)
+    return rest, Muon(weights, lr=recipe.scale.learning_rate, weight_decay=recipe.weight_decay)
 
 
 def adamw(module: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
@@ -51,20 +65,28 @@ def learning_rate(recipe: Recipe, step: int) -> float:
     return scale.learning_rate * (recipe.final_rate_share + (1 - recipe.final_rate_share) * left)
 
 
-def state_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state on the CPU, as `exp_avg.<parameter>` and so on."""
+def state_tensors(module: nn.Module, moving: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """The optimizers' state on the CPU, as `exp_avg.<parameter>` and so on."""
     return {
-        f"{moment}.{name}": optimizer.state[parameter][moment].cpu()
+        f"{kind}.{name}": value.cpu()
         for name, parameter in module.named_parameters()
-        if optimizer.state[parameter]
-        for moment in MOMENTS
+        for optimizer in moving
+        for kind, value in optimizer.state.get(parameter, {}).items()
     }
 
 
-def load_state_tensors(module: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+def load_state_tensors(
+    module: nn.Module, moving: Sequence[torch.optim.Optimizer], tensors: Mapping[str, Tensor]
+) -> None:
     """Puts back what `state_tensors` gave; copies, as tensors of a file need not be aligned as torch's own are."""
-    for name, parameter in module.named_parameters():
-        if f"step.{name}" in tensors:
-            optimizer.state[parameter] = {
-                moment: tensors[f"{moment}.{name}"].clone().to(parameter.device) for moment in MOMENTS
-            }
+    named = dict(module.named_parameters())
+    owners = {
+        parameter: optimizer
+        for optimizer in moving
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    for name, value in tensors.items():
+        kind, _, of = name.partition(".")
+        if of in named:
+            owners[named[of]].state[named[of]][kind] = value.clone().to(named[of].device)

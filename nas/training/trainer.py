@@ -6,8 +6,7 @@ killed and resumed. Several processes can train one model together (`nas.trainin
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from costmodel.config.schema import decode
-from costmodel.errors import StoppedError, UserError
+from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus, require_chunks
+from nas.model.decoder import Decoder
 from nas.model.norms import followed_deviations
 from nas.model.weights import load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate, candidate_id
@@ -26,13 +26,15 @@ from nas.training.checkpoint import Checkpoint
 from nas.training.diagnostics import Diagnosis, diagnose, is_due
 from nas.training.distributed import SOLO, Team
 from nas.training.entropy import summarise
-from nas.training.foldable import keep_foldable
-from nas.training.freezing import freeze_due
 from nas.training.metrics import MetricsLog, StepMetrics
 from nas.training.objective import Objective
-from nas.training.optimizer import adamw, learning_rate, load_state_tensors, state_tensors
+from nas.training.optimizer import learning_rate, load_state_tensors, optimizers, state_tensors
+from nas.training.out_of_memory import raise_out_of_memory
 from nas.training.outcome import Outcome, RungRecord
 from nas.training.prefetch import Prefetched
+from nas.training.route.foldable import keep_foldable
+from nas.training.route.freezing import freeze_due
+from nas.training.route.gates import Gates
 
 CHECKPOINT_INTERVAL_S = 30.0  # the work a kill may cost
 
@@ -61,6 +63,7 @@ def train(
     folder: Path | None = None,
     device: str = "cpu",
     initial: Mapping[str, Tensor] | None = None,
+    teacher: Decoder | None = None,
     team: Team = SOLO,
     stop: Callable[[], bool] = lambda: False,
 ) -> Generator[RungRecord | Outcome, None, None]:
@@ -68,7 +71,8 @@ def train(
 
     folder: where metrics, TensorBoard log and checkpoints go; a run found there is resumed, and the rungs it had
         already reached (and its outcome) are yielded again first.
-    initial: deployed weights to start from; what is not in it is drawn.
+    initial: deployed weights to start from, of `candidate.begun`; what is not in it is drawn.
+    teacher: the parent, for the distillation of a route.
     team: processes that call this alike and train one model; all read the folder, the leader writes it.
     stop: asked after every step; once it says so, the run is saved and ends without an outcome.
 
@@ -76,7 +80,16 @@ def train(
     `checkpoint.finish` ended on the way; OSError if it cannot be written; TooLargeError.
     """
     with raise_out_of_memory(candidate, device):
-        run = TrainingRun(candidate, corpus, seed=seed, folder=folder, device=device, initial=initial or {}, team=team)
+        run = TrainingRun(
+            candidate,
+            corpus,
+            seed=seed,
+            folder=folder,
+            device=device,
+            initial=initial or {},
+            teacher=teacher,
+            team=team,
+        )
         yield from _records(run, folder, stop)
 
 
@@ -114,25 +127,6 @@ def _records(
         yield run.progress.outcome
 
 
-class TooLargeError(StoppedError):
-    """The memory does not hold a micro-batch; the text says which, and what to lower."""
-
-
-@contextmanager
-def raise_out_of_memory(candidate: Candidate, device: str) -> Iterator[None]:
-    """Raises TooLargeError for whatever torch raises where memory runs out."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
-            raise
-        scale = candidate.recipe.scale
-        raise TooLargeError(
-            f"out of memory on {device} with {scale.micro_batch} sequences of {scale.seq_len} tokens in a forward pass "
-            f"at width {candidate.trained.d_model}; lower `micro_batch`, `seq_len` or the width."
-        ) from error
-
-
 class TrainingRun:
     """A run between two steps. folder: where it is written; None in a process that writes nothing."""
 
@@ -145,6 +139,7 @@ class TrainingRun:
         folder: Path | None,
         device: str,
         initial: Mapping[str, Tensor],
+        teacher: Decoder | None = None,
         team: Team = SOLO,
     ) -> None:
         check(candidate, corpus, team)
@@ -152,10 +147,12 @@ class TrainingRun:
         self.corpus, self.seed, self.device, self.team = corpus, seed, device, team
         self.folder = folder if team.leads else None
         self.identity = {"candidate": candidate_id(candidate), "corpus": corpus.fingerprint, "seed": seed}
-        self.objective = Objective(candidate, torch.Generator().manual_seed(seed))
+        self.objective = Objective(candidate, torch.Generator().manual_seed(seed), teacher)
         load_deployed(self.objective.model, initial)
         self.objective.to(device)
-        self.optimizer = adamw(self.objective, candidate.recipe)
+        route = candidate.recipe.route
+        self._gates = None if route is None else Gates(self.objective.model, candidate.trained, route)
+        self.optimizers = optimizers(self.objective, candidate.recipe)
         self.progress = TrainingProgress()
         self.diagnosis: Diagnosis | None = None  # of the last step, if it was looked into
         self.ended = False  # found so on disk: its weights are not loaded
@@ -181,14 +178,22 @@ class TrainingRun:
         values = torch.stack((losses.cross_entropy, factor * losses.penalty, norm.double()))
         metrics = self.judge(inputs, *values.tolist())
         if self.progress.outcome is None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = metrics.learning_rate
             nn.utils.clip_grads_with_norm_(parameters, self.recipe.clip_norm, norm)
-            self.optimizer.step()
-            freeze_due(self.objective.model, self.recipe.freezing, step=metrics.step, num_steps=self.scale.num_steps)
-            keep_foldable(self.objective.model, self.recipe.foldable, step=metrics.step, num_steps=self.scale.num_steps)
-        self.optimizer.zero_grad(set_to_none=True)
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = metrics.learning_rate
+                optimizer.step()
+            self._go_on(metrics.step)
+        self.objective.zero_grad(set_to_none=True)
         return metrics
+
+    def _go_on(self, step: int) -> None:
+        """What the recipe does to the model after step 1, 2, ..."""
+        model, recipe, num_steps = self.objective.model, self.recipe, self.scale.num_steps
+        freeze_due(model, recipe.freezing, step=step, num_steps=num_steps)
+        if self._gates is not None:
+            self._gates.move(step=step, num_steps=num_steps)
+        keep_foldable(model, recipe.foldable, step=step, num_steps=num_steps)
 
     def judge(self, inputs: Tensor, loss: float, penalty: float, gradient_norm: float) -> StepMetrics:
         """Counts a step whose gradients are there but no weight has moved; sets the outcome if it diverged."""
@@ -251,7 +256,7 @@ class TrainingRun:
             identity=self.identity,
             progress=asdict(self.progress),
             weights=weights,
-            optimizer=None if self.progress.outcome else state_tensors(self.objective, self.optimizer) | thresholds,
+            optimizer=None if self.progress.outcome else state_tensors(self.objective, self.optimizers) | thresholds,
         )
         checkpoint.save(self.folder, written)
 
@@ -260,12 +265,14 @@ class TrainingRun:
         if found.optimizer is None:
             self.ended = True
             return
+        if self._gates is not None:
+            self._gates.move(step=found.step, num_steps=self.scale.num_steps)
         load_stored(self.objective.model, found.weights)
         thresholds = [name for name in found.optimizer if name.startswith("value.")]
         state = {f"model.{name}": value for name, value in self.objective.model.state_dict().items()}
         state |= {name.removeprefix("value."): found.optimizer[name] for name in thresholds}
         self.objective.load_state_dict(state)
-        load_state_tensors(self.objective, self.optimizer, found.optimizer)
+        load_state_tensors(self.objective, self.optimizers, found.optimizer)
 
     def close(self) -> None:
         """Stops making batches."""

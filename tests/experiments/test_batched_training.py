@@ -146,7 +146,7 @@ def test_the_first_step_of_any_placements_has_the_gradients_of_each_alone(corpus
     population.leave(together)
     for run, other in zip(together, alone, strict=True):
         moments = [
-            [one.optimizer.state[part]["exp_avg"] for part in one.objective.parameters()] for one in (run, other)
+            [one.optimizers[0].state[part]["exp_avg"] for part in one.objective.parameters()] for one in (run, other)
         ]
         torch.testing.assert_close(moments[0], moments[1], rtol=1e-3, atol=1e-6)  # a tenth of the clipped gradient
 

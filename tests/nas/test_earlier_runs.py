@@ -50,6 +50,9 @@ def test_it_is_extended_and_what_it_had_stays(folder: Path) -> None:
     after = ledger.read(folder / ledger.FILE_NAME)
     assert after[: len(before)] == before
     assert [one.index for one in ledger.finished(after)] == [0, 1, 2, 3]
+    assert read_meta(folder).floors is None
+    assert not [line for line in done.stdout.splitlines() if "gram" in line and "unigram model" not in line]
+    assert "floor" not in (folder / "pareto.csv").read_text()
     assert read_meta(folder).cost_model_id == after[-1].cost_model_id != before[0].cost_model_id
 
 
@@ -67,7 +70,9 @@ def test_it_is_refused_where_the_cost_model_prices_it_otherwise(folder: Path) ->
 def test_it_is_shown_plotted_and_exported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert read_meta(folder).base == base_architecture("tiny")
     status.status(str(folder))
-    assert "Pareto front" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Pareto front" in shown
+    assert "trigram" not in shown
     plot.plot(str(folder))
     plot.plot(str(folder), protocol="aby3")
     assert (folder / "plots" / "pareto.png").stat().st_size > 0

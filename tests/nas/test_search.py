@@ -15,13 +15,17 @@ import pytest
 from safetensors import safe_open
 
 from costmodel.config.bugs import BugError
+from costmodel.config.strict_yaml import load_mapping
 from costmodel.cost import Budget
 from nas import export, plot, search, status
 from nas.conversion.pretrained import read_export
+from nas.corpus.corpus import prepare
+from nas.corpus.floors import ngram_floors
+from nas.recipe.recipe import SCALES
 from nas.report.plot_files import remove_plots
 from nas.results import ledger
 from nas.results.front import front
-from nas.study.run_folder import read_config
+from nas.study.run_folder import read_config, read_meta
 from search_spaces.architecture import arch_id, load_architecture
 
 SPACE = ("--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3")
@@ -74,6 +78,7 @@ def test_a_run_leaves_everything_it_promises(finished):
     for row in rows:
         assert row["status"] == "completed"
         assert arch_id(load_architecture(folder / "architectures" / f"{row['arch_id']}.yaml")) == row["arch_id"]
+        assert float(row["floor_trigram"]) == pytest.approx(read_meta(folder).floors.perplexity(3))
     assert str(folder / "plots" / "pareto.png") in printed
     assert "scale smoke" in printed
 
@@ -95,6 +100,17 @@ def test_the_front_is_trained_with_one_more_seed_and_says_so(finished, capsys):
     assert f"{len(replicates)}/{len(replicates)} more seeds" in shown
     assert all(f"{member.perplexity:.2f} ±" in shown for member in members)
     assert "nothing is running" not in shown
+
+
+def test_the_floor_is_of_the_tokens_and_the_validation_of_the_trials(finished, environment, monkeypatch):
+    folder, printed = finished
+    monkeypatch.setenv("XDG_CACHE_HOME", environment[1]["XDG_CACHE_HOME"])
+    scale = replace(SCALES["smoke"], seq_len=32)
+    corpus = prepare(str(environment[0] / "corpus"), 512)
+    expected = ngram_floors(corpus, seq_len=32, validation_tokens=scale.validation_tokens, tokens=scale.tokens, seed=3)
+    assert read_meta(folder).floors == expected
+    assert expected.tokens == ledger.completed(ledger.read(folder / ledger.FILE_NAME))[0].tokens
+    assert f"floor, perplexity of n-gram models of {expected.tokens:,} training tokens: unigram " in printed
 
 
 def test_a_killed_run_resumes_to_the_same_numbers(finished, environment):
@@ -144,7 +160,9 @@ def test_a_finished_run_is_extended(finished, environment):
 def test_status_shows_the_front(finished, capsys):
     folder, _ = finished
     status.status(str(folder))
-    assert "Pareto front" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Pareto front" in shown
+    assert f"(trigram {read_meta(folder).floors.perplexity(3):.2f})" in shown
 
 
 def test_status_shows_why_a_trial_failed_and_where_its_traceback_is(finished, tmp_path, capsys):
@@ -206,6 +224,10 @@ def test_export_is_complete_and_priced(finished, environment, tmp_path):
     facts = (tmp_path / "out" / "export.yaml").read_text()
     assert arch_id(architecture) in facts
     assert "cost_model_id" in facts
+    result = load_mapping(tmp_path / "out" / "export.yaml")["result"]
+    floors = read_meta(folder).floors
+    assert result["ngram_floors"] == {"tokens": floors.tokens, "perplexities": floors.perplexities}
+    assert result["knows_less_than_trigram"] == (result["perplexity"] > floors.perplexity(3))
     with pytest.raises(ValueError, match="must be new or empty"):
         export.export(str(folder), output_dir=str(tmp_path / "out"))
     with pytest.raises(ValueError, match="--pick must be knee, best or the arch_id"):
@@ -223,7 +245,7 @@ def test_a_folded_export_is_written_in_every_format(finished, environment, tmp_p
     facts = made.facts["fold"]
     assert (facts["passes"], facts["tokens"], facts["check"]["positions"]) == (True, "validation", 4096)
     files = {path.name for path in export.write_export(made, tmp_path / "mpc", "mpc")}
-    assert files == {"architecture.yaml", "weights.safetensors", "graph.json", "export.yaml"}
+    assert files == {"architecture.yaml", "weights.safetensors", "graph.json", "export.yaml", "checksums.json"}
     pytest.importorskip("transformers")
     files = {path.name for path in export.write_export(made, tmp_path / "hf", "hf")}
     assert {"config.json", "model.safetensors", "tokenizer.json", "huggingface_model.py"} <= files
@@ -287,6 +309,17 @@ def test_bad_input_is_one_clear_line_and_nothing_written(args, message, tmp_path
     assert message in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_corpus_without_a_sequence_is_one_clear_line_and_nothing_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Path("few.txt").write_text("one two three four\n" * 20)
+    assert search.main([*ARGS, "--data", "few.txt"]) == 2
+    error = capsys.readouterr().err
+    assert "split of data 'few.txt' must hold more than 32 tokens" in error
+    assert error.count("\n") == 1
+    assert not Path("runs").exists()
 
 
 def test_an_emptied_ledger_is_not_taken_for_a_new_run(finished, environment, tmp_path, monkeypatch, capsys):

@@ -26,9 +26,19 @@ def test_trains_and_resumes_to_the_same_end(source_files, tmp_path, capsys):
     assert "1,024 tokens: validation perplexity" in first
     assert (folder / "metrics.csv").exists()
     assert train.main(["--resume", str(folder)]) == 0
-    assert first.splitlines()[-2] == capsys.readouterr().out.splitlines()[-2]
+    assert last_lines(first) == last_lines(capsys.readouterr().out)
+    floors = read_training(folder).floors
+    assert floors.tokens == 1024
+    assert f"training tokens: unigram {floors.perplexity(1):.4g}, " in first
     assert train.main(["SM", *SMOKE, "--data", source_files, "--output-dir", str(folder)]) == 2
     assert "already holds a training" in capsys.readouterr().err
+
+
+def last_lines(printed):
+    """The last perplexity, the floors after it, and whether it is above the trigram."""
+    lines = printed.splitlines()
+    (floor,) = (index for index, line in enumerate(lines) if line.startswith("floor, perplexity of n-gram models"))
+    return lines[floor - 1 : -1]
 
 
 def test_a_folder_with_other_files_is_refused(source_files, tmp_path, capsys):
@@ -43,7 +53,7 @@ def test_a_folder_with_other_files_is_refused(source_files, tmp_path, capsys):
 def test_ctrl_c_saves_and_the_training_goes_on(source_files, tmp_path, capsys, monkeypatch):
     arguments = ["SM", *SMOKE, "--data", source_files, "--output-dir"]
     assert train.main([*arguments, str(tmp_path / "whole")]) == 0
-    whole = capsys.readouterr().out.splitlines()[-2]
+    whole = last_lines(capsys.readouterr().out)[0]
     original = train_batch
 
     def press(corpus, *, step, **rest):
@@ -56,8 +66,9 @@ def test_ctrl_c_saves_and_the_training_goes_on(source_files, tmp_path, capsys, m
         assert train.main([*arguments, str(tmp_path / "out")]) == 130
     assert f"continue with --resume {tmp_path / 'out'}" in capsys.readouterr().out
     assert checkpoint.load_latest(tmp_path / "out").step == 3
+    assert "ngram_floors" not in export.training_export(tmp_path / "out").facts["result"]  # they are of all tokens
     assert train.main(["--resume", str(tmp_path / "out")]) == 0
-    assert perplexity(capsys.readouterr().out.splitlines()[-2]) == perplexity(whole)
+    assert perplexity(last_lines(capsys.readouterr().out)[0]) == perplexity(whole)
 
 
 def perplexity(line):
@@ -101,6 +112,9 @@ def test_what_was_trained_is_exported_and_trained_on(source_files, tmp_path, cap
     assert facts["notation"] == "EReg(SM+LN+R)"
     assert facts["result"]["tokens"] == 1024
     assert facts["result"]["perplexity"] == pytest.approx(math.exp(facts["result"]["val_loss"]))
+    above = facts["result"]["perplexity"] > facts["result"]["ngram_floors"]["perplexities"]["trigram"]
+    assert facts["result"]["knows_less_than_trigram"] == above
+    assert ("EReg(SM+LN+R) knows less than a trigram\n" in capsys.readouterr().out) == above
     assert facts["cost"]["protocol"] == "published"
     read_back = read_export(out)
     tokens = torch.arange(8).unsqueeze(0)
@@ -112,6 +126,7 @@ def test_what_was_trained_is_exported_and_trained_on(source_files, tmp_path, cap
     torch.testing.assert_close(deployed(tokens).logits, model(tokens).logits)
     more = ["EReg(SM+LN+R)", *SMOKE[2:], "--data", source_files, "--init-from", str(out)]
     assert train.main([*more, "--output-dir", str(tmp_path / "more")]) == 0
+    assert read_training(tmp_path / "more").floors.tokens > 10 * 1024  # given weights may have seen all
     export.export(str(folder), fold=True, format="mpc")
     assert (folder / "exports" / f"{facts['arch_id']}-folded-mpc" / "graph.json").exists()
 

@@ -13,10 +13,11 @@ from tokenizers import Tokenizer
 
 from nas.corpus.corpus import Corpus, open_corpus, prepare, require_chunks
 from nas.corpus.documents import by_hash, texts
+from nas.corpus.sequences import num_sequences
 from nas.corpus.sources import open_source
 from nas.corpus.tokenizer import END_OF_TEXT
 from nas.recipe.recipe import SCALES
-from nas.training.batches import num_sequences, train_batch, validation_batches
+from nas.training.batches import train_batch, validation_batches
 
 
 def write_files(folder: Path, count: int = 60) -> Path:

@@ -10,8 +10,9 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from nas.corpus.corpus import open_corpus, prepare
+from nas.corpus.sequences import num_sequences
 from nas.corpus.sources import PAPER_CORPORA, HubDataset, open_source
-from nas.training.batches import num_sequences, train_batch
+from nas.training.batches import train_batch
 
 SEQ_LEN = 16
 LENGTHS = [1, 15, 16, 17, 32, 33, 50]  # tokens of a document, over and over

@@ -6,6 +6,7 @@ import pytest
 
 from costmodel.cost import Budget
 from costmodel.protocols.published_rows import published_rows
+from nas.report.draw import draw_front, draw_what_if
 from nas.report.front_figures import front_figure, label, what_if_figure
 from nas.results.members import members
 from nas.results.reprice import WhatIf
@@ -56,6 +57,45 @@ def test_published_rows_are_those_of_the_depth_and_prompt(records) -> None:
     data = front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128)
     assert dict(zip(data.published.names, data.published.latency_min, strict=True))["SM+LN+G"] == pytest.approx(8.21)
     assert front_figure(records, BUDGET, published_rows(), num_layers=13, seq_len=128).published.names == ()
+
+
+def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(make_record, floors) -> None:
+    def drawn(*perplexities: float) -> tuple[tuple[str, ...], tuple[float, ...]]:
+        made = [make_record(i, perplexity=one, val_loss=math.log(one)) for i, one in enumerate(perplexities)]
+        data = front_figure(made, BUDGET, (), num_layers=12, seq_len=128, floors=floors).floors
+        assert data.title == "n-gram models of 524,288 tokens"
+        return data.names, tuple(round(one, 6) for one in data.perplexity)
+
+    assert drawn(30.0, 35.0) == (("trigram", "5-gram"), (18, 14))
+    assert drawn(30.0, 45.0) == (("bigram", "trigram", "5-gram"), (40, 18, 14))
+    assert drawn(12.0, 210.0) == (("unigram", "bigram", "trigram", "5-gram"), (200, 40, 18, 14))
+
+
+def test_a_run_without_floors_has_none_drawn(records) -> None:
+    assert front_figure(records, BUDGET, (), num_layers=12, seq_len=128).floors.names == ()
+
+
+def test_the_floors_are_lines_with_names(records, floors) -> None:
+    """Named in the plot of a run and in both panels of one that is priced anew."""
+    front = draw_front(front_figure(records, BUDGET, (), num_layers=12, seq_len=128, floors=floors))
+    what_if = draw_what_if(what_if_figure(same_prices(members(records[:4])), floors))
+    without = draw_front(front_figure(records, BUDGET, (), num_layers=12, seq_len=128))
+    for figure, times in ((front, 1), (what_if, 2), (without, 0)):
+        texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+        assert (texts.count("trigram 18"), texts.count("5-gram 14")) == (times, times)
+
+
+def same_prices(trials) -> WhatIf:
+    return WhatIf(
+        trials=tuple(trials),
+        repriced=tuple(trials),
+        before=tuple(trials[:2]),
+        after=tuple(trials[:2]),
+        budget_before=BUDGET,
+        budget_after=BUDGET,
+        seq_len_before=128,
+        seq_len_after=128,
+    )
 
 
 def test_long_placements_are_labelled_by_id(make_record) -> None:

@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 from costmodel.cost import Budget
@@ -6,10 +7,12 @@ from nas.report.summary import closing_lines
 BUDGET = Budget(latency_s=300.0)
 
 
-def lines(records) -> str:
+def lines(records, floors=None) -> str:
     folder = Path("runs/x")
     plots = [folder / "plots" / "pareto.png"]
-    return "\n".join(closing_lines(records, BUDGET, num_layers=12, seq_len=128, folder=folder, plots=plots))
+    return "\n".join(
+        closing_lines(records, BUDGET, num_layers=12, seq_len=128, folder=folder, plots=plots, floors=floors)
+    )
 
 
 def test_says_scale_tokens_tokenizer_and_places(make_record):
@@ -79,3 +82,42 @@ def test_a_member_of_which_a_seed_diverged_is_named(over_seeds):
     assert "not on the front: a0 SM+ScFuFFN: 1 of 3 seeds diverged; perplexity of the others 20.09" in lines(
         [*over_seeds(0, 3.0, 3.0, None), *over_seeds(1, 2.0)]
     )
+
+
+def test_the_floor_is_one_line_and_who_is_above_the_trigram_is_marked(make_record, floors):
+    """Perplexities 30 and 17 on the front, 25 beyond the budget; the trigram's is 18."""
+    records = [
+        make_record(0, latency_s=100.0, perplexity=30.0, val_loss=math.log(30)),
+        make_record(1, latency_s=200.0, perplexity=17.0, val_loss=math.log(17)),
+        make_record(2, latency_s=400.0, perplexity=25.0, val_loss=math.log(25), role="baseline"),
+    ]
+    text = lines(records, floors).splitlines()
+    (floor,) = (line for line in text if line.startswith("floor"))
+    assert floor == (
+        "floor, perplexity of n-gram models of 524,288 training tokens: "
+        "unigram 200, bigram 40, trigram 18, 4-gram 15, 5-gram 14"
+    )
+    (above,) = (line for line in text if "perplexity 30.00" in line)
+    (below,) = (line for line in text if "perplexity 17.00" in line)
+    (baseline,) = (line for line in text if "perplexity 25.00" in line)
+    assert above.endswith("; knows less than a trigram")
+    assert "trigram" not in below
+    assert "; knows less than a trigram; best in budget is" in baseline
+
+
+def test_a_member_is_marked_by_its_mean_beside_what_noise_says(over_seeds, floors):
+    """The trigram is at ln 18; the first two have means above it and a seed below; the third the other way round."""
+    trigram = math.log(18)
+    above = over_seeds(0, trigram - 0.1, trigram + 0.3, latency_s=100.0)
+    in_noise = over_seeds(1, trigram - 0.15, trigram + 0.25, latency_s=200.0)
+    below = over_seeds(2, trigram + 0.1, trigram - 0.5, latency_s=250.0)
+    found = [line for line in lines([*above, *in_noise, *below], floors).splitlines() if line.startswith("  a")]
+    assert found[0].endswith("(2 seeds), 1.67 min, 1.00 GB; knows less than a trigram")
+    assert found[1].endswith("1.00 GB, within noise of its cheaper neighbour; knows less than a trigram")
+    assert found[2].endswith("1.00 GB, within noise of its cheaper neighbour")
+
+
+def test_a_run_without_a_floor_says_nothing_of_it(make_record):
+    text = lines([make_record(0, perplexity=300.0, val_loss=math.log(300))])
+    assert "gram" not in text
+    assert "floor" not in text

@@ -130,6 +130,16 @@ def test_the_words_say_what_survives(records) -> None:
     assert "perplexities are of" not in "\n".join(what_if_lines(priced(records)))
 
 
+def test_a_table_marks_who_is_above_the_trigram(records, floors) -> None:
+    found = priced(records)
+    table = Console(record=True, width=200)
+    table.print(what_if_table(found, floors))
+    table.print(what_if_table(found))
+    assert table.export_text().count("knows less than a trigram") == 1  # SM_i12, exp(3.0) above 18
+    assert "trigram 18" in "\n".join(what_if_lines(found, floors))
+    assert "trigram" not in "\n".join(what_if_lines(found))
+
+
 def test_where_nothing_fits_the_cheapest_is_named(records) -> None:
     text = "\n".join(what_if_lines(priced(records, budget=Budget(latency_s=0.001))))
     assert "no completed trial is within the budget; the cheapest, SM_i12, costs " in text

@@ -10,7 +10,7 @@ from nas.corpus.corpus import Corpus
 from nas.results import ledger
 from nas.results.front import front, unearned
 from nas.results.ledger import deployed_of
-from nas.study.config import StudyConfig
+from nas.study.config import StudyConfig, study_recipe
 from nas.study.earn import earned_form
 from nas.study.schedule import TrialSchedule
 from nas.study.searcher import SEARCHERS
@@ -29,7 +29,15 @@ def trials_of(feasible, corpus: Corpus, folder: Path, name: str, config: StudyCo
     """A run whose first candidate is the named one."""
     members = [parse(name, feasible.space.base)]
     schedule = TrialSchedule(strategy=SEARCHERS["evolution"](feasible, members), seed=0, num_trials=1)
-    setting = TrialSetting(config=config, folder=folder, corpus=corpus, device="cpu", threads=1, versions={})
+    setting = TrialSetting(
+        config=config,
+        recipe=study_recipe(config, None),
+        folder=folder,
+        corpus=corpus,
+        device="cpu",
+        threads=1,
+        versions={},
+    )
     return Trials(schedule, feasible.priced.pricer, setting)
 
 

@@ -6,7 +6,7 @@ from ray import tune
 
 from nas.results import ledger
 from nas.study import ray_tune
-from nas.study.config import StudyConfig
+from nas.study.config import StudyConfig, study_recipe
 from nas.study.ray_tune import Resources, _start_ray, run_study
 from nas.study.schedule import TrialSchedule
 from nas.study.searcher import SEARCHERS
@@ -19,7 +19,15 @@ RESOURCES = Resources(max_concurrent=1, threads_per_trial=1)
 @pytest.fixture
 def trials(feasible, corpus, tmp_path):
     schedule = TrialSchedule(strategy=SEARCHERS["random"](feasible, ()), seed=0, num_trials=1)
-    setting = TrialSetting(config=CONFIG, folder=tmp_path, corpus=corpus, device="cpu", threads=1, versions={})
+    setting = TrialSetting(
+        config=CONFIG,
+        recipe=study_recipe(CONFIG, None),
+        folder=tmp_path,
+        corpus=corpus,
+        device="cpu",
+        threads=1,
+        versions={},
+    )
     return Trials(schedule, feasible.priced.pricer, setting)
 
 

@@ -1,5 +1,6 @@
 """A run keeps the files of the user's own that its prices and its space rest on."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from costmodel.network import NETWORKS
 from costmodel.protocols.derived import TESTBEDS
 from nas.study.config import StudyConfig
-from nas.study.run_folder import read_config, run_pricer, run_space, write_config
+from nas.study.run_folder import read_config, read_meta, run_pricer, run_space, write_config, write_meta
 
 NETWORK = "name: mine\nbandwidth_bits_per_s: 1.0e+8\nrtt_s: 0.02\nsource: a cable\n"
 
@@ -50,3 +51,12 @@ def test_presets_are_not_copied(tmp_path: Path) -> None:
 def test_a_testbed_of_another_protocol_is_refused(config: StudyConfig) -> None:
     with pytest.raises(ValueError, match="`protocol` of testbed .*testbed.yaml must be aby3, but got semi2k"):
         run_pricer(None, replace(config, protocol="aby3"))
+
+
+def test_floors_are_kept_and_may_be_missing(tmp_path: Path, make_meta, floors) -> None:
+    write_meta(tmp_path, make_meta(floors=floors))
+    assert read_meta(tmp_path).floors == floors
+    data = json.loads((tmp_path / "meta.json").read_text())
+    del data["floors"]
+    (tmp_path / "meta.json").write_text(json.dumps(data))
+    assert read_meta(tmp_path) == make_meta()

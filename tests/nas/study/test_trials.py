@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from nas.corpus.corpus import Corpus
+from nas.recipe.route import Route
 from nas.results import ledger
-from nas.study.config import StudyConfig
+from nas.study.config import StudyConfig, study_recipe
 from nas.study.schedule import TrialSchedule
 from nas.study.searcher import SEARCHERS
 from nas.study.trials import TrialEvent, Trials, TrialSetting, TrialSpec
@@ -26,7 +27,7 @@ CORPUS = Corpus(
 )
 
 
-def make_trials(feasible, folder: Path, records=(), config=CONFIG) -> Trials:
+def make_trials(feasible, folder: Path, records=(), config=CONFIG, route: Route | None = None) -> Trials:
     schedule = TrialSchedule(
         strategy=SEARCHERS[config.searcher](feasible, ()),
         seed=config.seed,
@@ -34,7 +35,13 @@ def make_trials(feasible, folder: Path, records=(), config=CONFIG) -> Trials:
         finalist_seeds=config.finalist_seeds,
     )
     setting = TrialSetting(
-        config=config, folder=folder, corpus=CORPUS, device="cpu", threads=1, versions={"python": "3"}
+        config=config,
+        recipe=study_recipe(config, route),
+        folder=folder,
+        corpus=CORPUS,
+        device="cpu",
+        threads=1,
+        versions={"python": "3"},
     )
     return Trials(schedule, feasible.priced.pricer, setting, records)
 
@@ -230,6 +237,22 @@ def test_replicates_have_no_rivals_and_their_own_seed(feasible, tmp_path):
     assert {spec.seed for spec in replicates} == {1, 2}
     by_index = {spec.proposal.index: spec.candidate for spec in specs[:12]}
     assert all(spec.candidate == by_index[spec.proposal.index] for spec in replicates)
+
+
+def test_replicates_start_from_the_parent_too(feasible, tmp_path):
+    route = Route(parent="digest", placement="2xLSLGo")
+    trials = make_trials(feasible, tmp_path, config=SEEDED, route=route)
+    specs = []
+    while (spec := trials.next_spec()) is not None:
+        specs.append(spec)
+        trials.started(spec)
+        trials.happened(spec, noisy(spec))
+    assert {spec.proposal.role for spec in specs} == {"candidate", "replicate"}
+    assert {spec.parent for spec in specs} == {tmp_path / "parent"}
+    assert {spec.candidate.recipe.route for spec in specs} == {route}
+    resumed = make_trials(feasible, tmp_path, ledger.read(trials.path), config=SEEDED, route=route)
+    assert resumed.next_spec() is None
+    assert resumed.finished
 
 
 def test_more_seeds_can_be_asked_for_later(feasible, tmp_path):

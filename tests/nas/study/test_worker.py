@@ -7,7 +7,7 @@ import pytest
 from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
 from nas.study import worker
-from nas.study.config import StudyConfig
+from nas.study.config import StudyConfig, study_recipe
 from nas.study.finalists import Result
 from nas.study.schedule import TrialSchedule
 from nas.study.searcher import SEARCHERS
@@ -21,7 +21,15 @@ CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=
 def spec(feasible, source_files, tmp_path):
     corpus = prepare(source_files, vocab_size=512)
     schedule = TrialSchedule(strategy=SEARCHERS["random"](feasible, ()), seed=0, num_trials=1)
-    setting = TrialSetting(config=CONFIG, folder=tmp_path, corpus=corpus, device="cpu", threads=1, versions={})
+    setting = TrialSetting(
+        config=CONFIG,
+        recipe=study_recipe(CONFIG, None),
+        folder=tmp_path,
+        corpus=corpus,
+        device="cpu",
+        threads=1,
+        versions={},
+    )
     return Trials(schedule, feasible.priced.pricer, setting).next_spec()
 
 

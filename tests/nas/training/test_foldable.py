@@ -14,7 +14,7 @@ from nas.model.decoder import Decoder, FeedForward, build
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.recipe import SCALES, Foldable, Normalisation, Recipe
 from nas.training import checkpoint
-from nas.training.foldable import floor_singular_values, keep_foldable
+from nas.training.route.foldable import floor_singular_values, keep_foldable
 from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse

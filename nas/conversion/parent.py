@@ -1,0 +1,108 @@
+"""The trained model that candidates start from: found by name, checked, kept with a run, handed to a training."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from costmodel.errors import UserError
+from nas.conversion.load import load_initial
+from nas.conversion.pretrained import Pretrained, read_export, write_pretrained
+from nas.conversion.transfer import SAME, transferred
+from nas.model.decoder import Decoder
+from nas.model.weights import load_deployed
+from nas.recipe.candidate import Candidate
+from nas.recipe.recipe import Scale
+from nas.recipe.route import Route
+from search_spaces.architecture import Architecture, canonical
+from search_spaces.notation import placement
+
+BUILTIN = "builtin"
+BUILTIN_FOLDER = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy"
+
+
+class Parent(NamedTuple):
+    """A trained model with its tokenizer. name: as the user gave it. digest: of architecture, weights and tokenizer."""
+
+    name: str
+    model: Pretrained
+    digest: str
+
+    @property
+    def route(self) -> Route:
+        """The usual route from this parent. Raises UserError if its placement has no notation (a folded export)."""
+        architecture = self.model.architecture
+        if architecture.folded:
+            raise UserError(f"parent {self.name!r} must be a model as it was trained, but is a folded one.")
+        return Route(parent=self.digest, placement=placement(architecture))
+
+    def vocabulary_of(self, base: Architecture, scale: Scale) -> Architecture:
+        """A base with the parent's vocabulary, where the scale does not have one of its own."""
+        return base if scale.vocab_size is not None else replace(base, vocab_size=self.model.architecture.vocab_size)
+
+    def start(self, candidate: Candidate) -> dict[str, Tensor]:
+        """The deployed weights that training of a candidate begins with. Raises UserError if it does not fit."""
+        return transferred(self.model.architecture, self.model.weights, candidate.begun)
+
+    def teacher(self, device: str = "cpu") -> Decoder:
+        """The parent itself, which nothing trains."""
+        teacher = Decoder(self.model.architecture)
+        load_deployed(teacher, self.model.weights)
+        return teacher.requires_grad_(False).eval().to(device)
+
+
+def load_parent(name: str) -> Parent:
+    """`builtin`, a folder of `nas.export` or of transformers' `save_pretrained`, or an id on the hub.
+
+    Raises UserError if there is none, a file of it is missing or was edited, or it has no tokenizer.
+    """
+    model = read_export(BUILTIN_FOLDER) if name == BUILTIN else load_initial(name)
+    if model.tokenizer is None:
+        raise UserError(f"parent {name!r} must come with its tokenizer; put its tokenizer.json beside the weights.")
+    return Parent(name, model, _digest(model))
+
+
+def require_fit(parent: Parent, target: Architecture) -> None:
+    """Raises UserError, saying what would fit, unless candidates of these trained dimensions can start from a parent.
+
+    target: any candidate of the space, at the scale that it is trained at.
+    """
+    source = parent.model.architecture
+    for name in SAME:
+        theirs, ours = getattr(source, name), getattr(target, name)
+        if theirs != ours:
+            raise UserError(
+                f"parent {parent.name!r} must have the `{name}` that candidates are trained with, {ours!r}, but has "
+                f"{theirs!r}; give another --parent, a --scale or --space of its dimensions, or --parent none."
+            )
+    if target.context > source.context:
+        raise UserError(
+            f"--seq-len must be at most the context of parent {parent.name!r}, {source.context}, "
+            f"but got {target.context}."
+        )
+
+
+def keep_parent(parent: Parent, folder: Path) -> None:
+    """Writes the parent into a folder, from which `kept_parent` reads it. Raises OSError."""
+    write_pretrained(parent.model, folder)
+
+
+def kept_parent(folder: Path, name: str, digest: str) -> Parent:
+    """The parent that a run keeps. Raises UserError if it is not the one with that digest any more."""
+    model = read_export(folder)
+    if (found := _digest(model)) != digest:
+        raise UserError(f"{folder} must hold the parent {digest} of the run, but holds {found}; start a new run.")
+    return Parent(name, model, digest)
+
+
+def _digest(model: Pretrained) -> str:
+    """Twelve hexadecimal digits."""
+    digest = hashlib.sha256(json.dumps(canonical(model.architecture), sort_keys=True).encode())
+    digest.update((model.tokenizer.json if model.tokenizer else "").encode())
+    for name, value in sorted(model.weights.items()):
+        digest.update(f"{name} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:12]

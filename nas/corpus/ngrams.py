@@ -1,0 +1,135 @@
+"""What n-grams make of a text: interpolated Kneser-Ney models of orders 1 to 5, as functions of arrays.
+
+    P_n(w | h) = (max(c(h w) - D, 0) + D t(h) P_(n-1)(w | h')) / c(h)
+
+h are the n - 1 tokens before w, h' all but the first of them; c(h) is the sum of c(h w) over w, t(h) the number of w
+with c(h w) > 0. The highest order counts n-grams; a lower one counts in how many contexts an n-gram is seen, the
+distinct tokens before it. Below order 1 every token is as likely as another, so none has probability 0. After a context
+that was never seen, P_n is P_(n-1).
+
+Source: Kneser and Ney 1995, "Improved backing-off for m-gram language modeling"; Chen and Goodman 1998, "An empirical
+study of smoothing techniques for language modeling", TR-10-98, for the interpolated form. Their discount is estimated;
+this one is given.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.errors import UserError
+
+DISCOUNT = 0.75  # D, by which bigrams of held-out news are rarer than of training news: Church and Gale 1991
+NAMES = ("unigram", "bigram", "trigram", "4-gram", "5-gram")
+TRIGRAM = 3
+
+Tokens = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NgramFloors:
+    """What n-gram models of a candidate's training tokens reach on the tokens that it is validated on.
+
+    tokens: training tokens that were counted. losses: of orders 1 to 5, nats per token.
+    """
+
+    tokens: int
+    losses: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.losses) != len(NAMES):
+            raise UserError(f"`losses` must be one of each order, {len(NAMES)}, but got {len(self.losses)}.")
+
+    def perplexity(self, order: int) -> float:
+        """exp(loss) of order 1 to 5."""
+        return math.exp(self.losses[order - 1])
+
+    def above_trigram(self, loss: float) -> bool:
+        """Whether a model of this validation loss, nats per token, predicts worse than the trigram."""
+        return loss > self.losses[TRIGRAM - 1]
+
+    @property
+    def perplexities(self) -> dict[str, float]:
+        """By name, lowest order first."""
+        return {name: self.perplexity(order) for order, name in enumerate(NAMES, 1)}
+
+
+def kneser_ney(train: Tokens, held_out: Tokens, vocab_size: int) -> Iterator[NDArray[np.float64]]:
+    """Yields, for each order from 1 to 5, the probability of every held-out target: rows x (columns - 1).
+
+    train, held_out: rows of token ids below `vocab_size`, which is at most 2**32; at least 1 row x 2 columns, as many
+        columns in both. All but the first token of a row are targets; a context reaches back to the start of its row,
+        so that targets near it are given by the longest order that fits.
+    """
+    ids, held_ids = train.astype(np.int64), held_out.astype(np.int64)  # of the n-gram that ends at each place
+    counts = np.bincount(train[:, 1:].ravel(), minlength=vocab_size)
+    grams = _Grams(counts=counts, contexts=np.zeros(vocab_size, dtype=np.int64), num_contexts=1)
+    asked = _Asked(grams=held_ids[:, 1:], contexts=np.zeros_like(held_ids[:, 1:]))
+    probabilities = np.full(asked.grams.shape, 1 / vocab_size)
+    lower = probabilities.copy()  # of order n - 1 by contexts, at the targets of order n
+    for order in range(1, len(NAMES) + 1):
+        probabilities[:, max(0, order - 2) :] = _interpolated(grams, asked, lower)
+        yield probabilities.copy()
+        if order == len(NAMES):
+            return
+        codes, ids, counts, continuations = _extended(ids, train[:, order:], vocab_size, len(grams.counts))
+        lower = _interpolated(grams._replace(counts=continuations), asked, lower)[:, min(1, order - 1) :]
+        grams = _Grams(counts=counts, contexts=codes // vocab_size, num_contexts=len(grams.counts))
+        contexts = held_ids[:, :-1]
+        held_ids = _found(codes, np.where(contexts < 0, -1, contexts * vocab_size + held_out[:, order:]))
+        asked = _Asked(grams=held_ids, contexts=contexts)
+
+
+class _Grams(NamedTuple):
+    """The n-grams of an order by id: how often each counts, and the id of its context."""
+
+    counts: NDArray[np.int64]
+    contexts: NDArray[np.int64]
+    num_contexts: int
+
+
+class _Asked(NamedTuple):
+    """The n-grams whose probability is asked for, by id, and their contexts; -1: never seen."""
+
+    grams: NDArray[np.int64]
+    contexts: NDArray[np.int64]
+
+
+def _interpolated(grams: _Grams, asked: _Asked, lower: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The formula above, of the shape of what is asked."""
+    totals = np.append(np.bincount(grams.contexts, grams.counts, grams.num_contexts), 0)
+    kinds = np.append(np.bincount(grams.contexts, grams.counts > 0, grams.num_contexts), 0)
+    discounted = np.append(np.maximum(grams.counts - DISCOUNT, 0), 0)  # the last of each is that of id -1
+    total = totals[asked.contexts]
+    seen = discounted[asked.grams] + DISCOUNT * kinds[asked.contexts] * lower
+    return np.divide(seen, total, out=lower.copy(), where=total > 0)
+
+
+def _extended(
+    ids: NDArray[np.int64], tokens: Tokens, vocab_size: int, num_ids: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """One order further: the distinct n-grams, where they are, how often, and how many end with each shorter one.
+
+    ids: of the shorter ones, rows x (columns of tokens + 1). An n-gram is coded as id of its context * vocab_size + its
+    token, below 2**63 for up to 2**31 ids; its own id is its place among the sorted codes.
+    """
+    codes = (ids[:, :-1] * vocab_size + tokens).ravel()
+    order = np.argsort(codes)
+    codes = codes[order]
+    is_first = np.ones(len(codes), dtype=bool)
+    is_first[1:] = codes[1:] != codes[:-1]
+    places = np.empty(len(codes), dtype=np.int64)
+    places[order] = np.cumsum(is_first) - 1
+    firsts = np.flatnonzero(is_first)
+    counts = np.diff(firsts, append=len(codes))
+    ends = ids[:, 1:].ravel()[order[firsts]]
+    return codes[firsts], places.reshape(tokens.shape), counts, np.bincount(ends, minlength=num_ids)
+
+
+def _found(codes: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places of codes among the sorted ones; -1 where they are not."""
+    places = np.minimum(np.searchsorted(codes, wanted), len(codes) - 1)
+    return np.where(codes[places] == wanted, places, -1)

@@ -1,0 +1,106 @@
+"""The route from a trained parent to a candidate: what the parent has and the candidate lacks goes step by step.
+
+Norms are frozen one after another (`Freezing`), activations turn linear, attention and FFNs are gated down to nothing;
+meanwhile and after that the candidate learns from the parent's predictions. Cut off at once, what a trained model leans
+on is not learned back in a laptop's minutes. The candidate is the target; the route is a part of its recipe.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from costmodel.errors import UserError
+from search_spaces.architecture import Architecture, Layer, Norm
+from search_spaces.deployed import LINEAR_FFNS
+from search_spaces.notation import parse
+
+PartKind = Literal["attention", "ffn", "activation"]
+
+FROZEN: dict[Norm, Norm] = {"layernorm": "frozen-layernorm", "rmsnorm": "frozen-rmsnorm"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """How a candidate is made from its parent.
+
+    parent: digest of the parent's weights (`nas.conversion.parent`). placement: the parent's layers, typed.
+    start_share, end_share: of the steps, between which the gates of what goes fall from 1 to 0, linearly.
+    distillation: share of the parent's predictions in what the loss compares with; the rest is the next token.
+
+    Raises UserError if a number is out of its range.
+    """
+
+    parent: str
+    placement: str
+    start_share: float = 0.0
+    end_share: float = 0.6
+    distillation: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_share < self.end_share <= 1:
+            raise UserError(
+                f"a route needs 0 <= `start_share` < `end_share` <= 1, but got {self.start_share}, {self.end_share}."
+            )
+        if not 0 <= self.distillation <= 1:
+            raise UserError(f"`distillation` of a route must be from 0 to 1, but got {self.distillation}.")
+
+    def gate_at(self, step: int, num_steps: int) -> float:
+        """What is left after step 0, 1, ..., num_steps of the parts that go."""
+        begin, end = self.start_share * num_steps, self.end_share * num_steps
+        return min(1.0, max(0.0, (end - step) / (end - begin)))
+
+
+class Part(NamedTuple):
+    """A part of a layer that goes: its attention, its FFN, or the nonlinearity of its FFN."""
+
+    layer: int
+    kind: PartKind
+
+
+def parent_architecture(route: Route, dimensions: Architecture) -> Architecture:
+    """The parent's placement. dimensions: any architecture of the parent's dimensions and depth."""
+    return parse(route.placement, dimensions).architecture
+
+
+def routed(target: Architecture, parent: Architecture) -> Architecture:
+    """What is trained for a target: norms that the parent has and the target lacks are frozen. Both deploy alike."""
+    layers = tuple(
+        replace(
+            layer,
+            norm1=_norm(layer.norm1, theirs.norm1) if layer.attention != "none" else "none",
+            norm2=_norm(layer.norm2, theirs.norm2) if layer.ffn != "none" else "none",
+        )
+        for layer, theirs in zip(target.layers, parent.layers, strict=True)
+    )
+    return replace(target, layers=layers, final_norm=_norm(target.final_norm, parent.final_norm))
+
+
+def carrier(trained: Architecture, parent: Architecture) -> Architecture:
+    """What training begins as: what is trained, with the parent's attention and FFN where these are yet to go."""
+    layers = list(trained.layers)
+    for index, kind in parts_that_go(trained, parent):
+        layers[index] = _with_part(layers[index], parent.layers[index], kind)
+    return replace(trained, layers=tuple(layers))
+
+
+def parts_that_go(trained: Architecture, parent: Architecture) -> Iterator[Part]:
+    """Every part of the parent that the trained architecture lacks, layer by layer."""
+    for index, (layer, theirs) in enumerate(zip(trained.layers, parent.layers, strict=True)):
+        if layer.attention == "none" != theirs.attention:
+            yield Part(index, "attention")
+        if layer.ffn == "none" != theirs.ffn:
+            yield Part(index, "ffn")
+        elif layer.ffn in LINEAR_FFNS and theirs.ffn not in (*LINEAR_FFNS, "none"):
+            yield Part(index, "activation")
+
+
+def _with_part(layer: Layer, theirs: Layer, kind: PartKind) -> Layer:
+    if kind == "attention":
+        return replace(layer, attention=theirs.attention, norm1=theirs.norm1)
+    if kind == "ffn":
+        return replace(layer, ffn=theirs.ffn, norm2=theirs.norm2, stabiliser=theirs.stabiliser)
+    return replace(layer, ffn=theirs.ffn)
+
+
+def _norm(wanted: Norm, theirs: Norm) -> Norm:
+    return FROZEN.get(theirs, theirs) if wanted == "none" else wanted

@@ -1,0 +1,12 @@
+"""Where the tables of commands go: the terminal, or a pipe that is as wide as they need."""
+
+import sys
+
+from rich.console import Console
+
+PIPE_WIDTH = 160  # columns of a table that no terminal limits
+
+
+def table_console() -> Console:
+    """Standard output; lines are not broken, tables are as wide as the terminal."""
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)

@@ -1,0 +1,35 @@
+"""Which trained model the candidates of a study start from."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from costmodel.errors import UserError
+from nas.conversion.parent import BUILTIN, Parent, kept_parent, load_parent, require_fit
+from nas.recipe.recipe import SCALES, trained_architecture
+from nas.study.config import StudyConfig
+from nas.study.run_folder import PARENT_FOLDER, Meta
+from search_spaces.architecture import Architecture
+
+
+def study_parent(config: StudyConfig, base: Architecture) -> Parent | None:
+    """The parent that a new study asks for, or None to train from scratch. base: of its space.
+
+    Unless one is named, the builtin one at scale `proxy`, as far as it fits. Raises UserError if the one named is not
+    whole or does not fit.
+    """
+    if config.parent == "none" or (config.parent is None and config.scale != "proxy"):
+        return None
+    parent = load_parent(config.parent or BUILTIN)
+    try:
+        require_fit(parent, trained_architecture(base, replace(SCALES[config.scale], seq_len=config.seq_len)))
+    except UserError:
+        if config.parent is None:
+            return None
+        raise
+    return parent
+
+
+def run_parent(folder: Path, meta: Meta) -> Parent | None:
+    """The parent of a run's candidates. Raises UserError if what the run keeps of it is damaged."""
+    route = meta.recipe.route
+    return None if route is None else kept_parent(folder / PARENT_FOLDER, str(meta.parent), route.parent)

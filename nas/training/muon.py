@@ -1,0 +1,97 @@
+"""Muon: momentum whose matrices are made orthogonal before they are taken as a step. All of one shape at once.
+
+Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the step's length is that of Liu
+et al. 2025, arXiv 2502.16982, section 2.2, so that AdamW's learning rates and weight decay carry over.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+MOMENTUM = 0.95  # both sources
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al.: singular values end between about 0.7 and 1.2
+NEWTON_SCHULZ_STEPS = 5
+ADAMW_RMS = 0.2  # arXiv 2502.16982: root mean square of an entry of AdamW's step, in learning rates
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon over the weights of linears, out_features x in_features.
+
+    packed: how many matrices of equal size each weight is made of, one below the other, as queries, keys and values
+    are. Its state is one buffer per weight, `momentum`.
+    """
+
+    def __init__(self, weights: Iterable[tuple[nn.Parameter, int]], *, lr: float, weight_decay: float) -> None:
+        by_packed = sorted(weights, key=lambda one: one[1])
+        groups = [
+            {"params": [weight for weight, _ in group], "packed": packed}
+            for packed, group in groupby(by_packed, key=lambda one: one[1])
+        ]
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step of every weight that has a gradient. closure: never asked for."""
+        moved: list[tuple[Tensor, Tensor, dict[str, Any]]] = []  # matrices of a weight, its momentum, its group
+        for group in self.param_groups:
+            held = [weight for weight in group["params"] if weight.grad is not None]
+            moved += [(weight, self._look_ahead(weight), group) for weight in held]
+        moved.sort(key=lambda one: _size(one[0], one[2]["packed"]))
+        for (short, long), alike in groupby(moved, key=lambda one: _size(one[0], one[2]["packed"])):
+            found = list(alike)
+            steps = orthogonalised(torch.cat([_matrices(momentum, group["packed"]) for _, momentum, group in found]))
+            steps *= ADAMW_RMS * max(short, long) ** 0.5
+            own = torch.split(steps, [group["packed"] for _, _, group in found])
+            for (weight, _, group), step in zip(found, own, strict=True):
+                wide = step if weight.shape[0] // group["packed"] <= weight.shape[1] else step.mT
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.add_(wide.reshape(weight.shape), alpha=-group["lr"])
+        return None
+
+    def _look_ahead(self, weight: nn.Parameter) -> Tensor:
+        """Nesterov's momentum of a weight: what the running mean of its gradients would be after one more of these."""
+        assert weight.grad is not None
+        state = self.state[weight]
+        if not state:
+            state["momentum"] = torch.zeros_like(weight)
+        state["momentum"].lerp_(weight.grad, 1 - MOMENTUM)
+        return weight.grad.lerp(state["momentum"], MOMENTUM)
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """The nearest matrices with orthonormal rows, roughly. matrices: n x short x long, with short <= long.
+
+    The iteration X <- (a + b XX' + c (XX')^2) X of NEWTON_SCHULZ. As XX' and the factors commute, it is run on the
+    short x short matrices XX' alone, and X is multiplied once, by the product of all factors.
+    """
+    unit = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    a, b, c = NEWTON_SCHULZ
+    gram = unit @ unit.mT
+    identity = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
+    product = identity.expand_as(gram)
+    for step in range(NEWTON_SCHULZ_STEPS):
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c) + a * identity
+        product = factor @ product if step else factor
+        gram = factor @ gram @ factor
+    nearest: Tensor = product @ unit
+    return nearest
+
+
+def _size(weight: Tensor, packed: int) -> tuple[int, int]:
+    rows, columns = weight.shape[0] // packed, weight.shape[1]
+    return min(rows, columns), max(rows, columns)
+
+
+def _matrices(source: Tensor, packed: int) -> Tensor:
+    """The matrices of a weight, as wide ones: packed x short x long."""
+    matrices = source.view(packed, -1, source.shape[1])
+    return matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT

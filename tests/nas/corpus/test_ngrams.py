@@ -1,0 +1,95 @@
+"""Kneser-Ney on arrays against its formula, word by word, in dictionaries."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from nas.corpus.ngrams import NAMES, NgramFloors, kneser_ney
+
+Gram = tuple[int, ...]
+
+
+def grams(rows: list[Gram], order: int) -> Iterator[Gram]:
+    """The n-grams inside rows; a row's first token is no target."""
+    for row in rows:
+        for end in range(max(1, order - 1), len(row)):
+            yield row[end + 1 - order : end + 1]
+
+
+def literal(rows: list[Gram], vocab_size: int, context: Gram, token: int, *, highest: bool = True) -> float:
+    """P(token | context) with discount 0.75; below the highest order, counts are of distinct tokens before."""
+    order = len(context) + 1
+    counts = Counter(grams(rows, order)) if highest else Counter(gram[1:] for gram in set(grams(rows, order + 1)))
+    after = {gram: count for gram, count in counts.items() if gram[:-1] == context}
+    lower = literal(rows, vocab_size, context[1:], token, highest=False) if context else 1 / vocab_size
+    if not after:
+        return lower
+    discounted = max(after.get((*context, token), 0) - 0.75, 0)
+    return (discounted + 0.75 * len(after) * lower) / sum(after.values())
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> tuple[int, NDArray[np.uint16], NDArray[np.uint16]]:
+    vocab_size, length = draw(st.integers(2, 5)), draw(st.integers(2, 8))
+    row = st.lists(st.integers(0, vocab_size - 1), min_size=length, max_size=length)
+    train, held_out = (draw(st.lists(row, min_size=1, max_size=4)) for _ in range(2))
+    return vocab_size, np.array(train, dtype=np.uint16), np.array(held_out, dtype=np.uint16)
+
+
+@given(texts())
+@settings(max_examples=50, deadline=None)
+def test_every_probability_is_that_of_the_formula(text: tuple[int, NDArray[np.uint16], NDArray[np.uint16]]) -> None:
+    vocab_size, train, held_out = text
+    rows = [tuple(row) for row in train.tolist()]
+    for order, found in enumerate(kneser_ney(train, held_out, vocab_size), 1):
+        expected = [
+            [
+                literal(rows, vocab_size, tuple(row[max(0, end + 1 - order) : end]), row[end])
+                for end in range(1, len(row))
+            ]
+            for row in held_out.tolist()
+        ]
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert order == len(NAMES)
+
+
+def test_all_next_tokens_share_probability_one() -> None:
+    """Also after contexts of the training text, and with a vocabulary that 16 bits do not hold."""
+    rng = np.random.default_rng(0)
+    vocab_size = 70_000
+    train = rng.integers(0, 3, (20, 9)).astype(np.uint32) * 34_999
+    for context in (train[0, :8], train[3, 1:9], np.array([5] * 8, dtype=np.uint32)):
+        asked = np.column_stack([np.tile(context, (vocab_size, 1)), np.arange(vocab_size, dtype=np.uint32)])
+        for probabilities in kneser_ney(train, asked, vocab_size):
+            assert probabilities[:, -1].min() > 0
+            assert probabilities[:, -1].sum() == pytest.approx(1)
+
+
+def test_the_arithmetic_of_a_small_text() -> None:
+    """Two rows, `0 1 0 1` and `1 0 1 2`, of a vocabulary of 4; asked for 2 after 1."""
+    found = kneser_ney(np.array([[0, 1, 0, 1], [1, 0, 1, 2]]), np.array([[0, 0, 1, 2]]), 4)
+    unigram, bigram, trigram, *_ = (probabilities[0, -1] for probabilities in found)
+    # targets 1 0 1, 0 1 2: c(2) = 1 of 6, three kinds
+    assert unigram == pytest.approx((0.25 + 0.75 * 3 / 4) / 6)
+    # distinct bigrams 01 10 12: one token before 0, 1 and 2 each; after 1: 0 twice, 2 once
+    continued = (0.25 + 0.75 * 3 / 4) / 3
+    assert bigram == pytest.approx((0.25 + 0.75 * 2 * continued) / 3)
+    # after 01: 0 once, 2 once; distinct trigrams 010 101 012: after 1, one token before 0 and one before 2
+    below = (0.25 + 0.75 * 2 * continued) / 2
+    assert trigram == pytest.approx((0.25 + 0.75 * 2 * below) / 2)
+
+
+def test_perplexities_by_order_and_name() -> None:
+    floors = NgramFloors(tokens=1_000, losses=tuple(math.log(one) for one in (200.0, 40.0, 18.0, 15.0, 14.0)))
+    assert floors.perplexity(3) == pytest.approx(18)
+    assert floors.perplexities == pytest.approx(
+        {"unigram": 200, "bigram": 40, "trigram": 18, "4-gram": 15, "5-gram": 14}
+    )
+    with pytest.raises(ValueError, match="`losses` must be one of each order, 5, but got 1."):
+        NgramFloors(tokens=1, losses=(1.0,))
