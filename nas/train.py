@@ -285,8 +285,10 @@ def _child(config: TrainConfig, parent: Parent) -> Candidate:
     """A candidate on the way from its parent. Raises UserError if the parent does not fit."""
     base = parent.vocabulary_of(base_architecture(config.base or BASE), SCALES[config.scale])
     member = resolve(config.arch, base)
-    made = candidate_at(member, config.scale, seq_len=config.seq_len, tokens=config.tokens, data=config.data)
-    recipe = replace(changed(from_parent(made.recipe, parent.route), config.recipe), slopes=config.slopes)
+    made = candidate_at(member, config.scale, seq_len=config.seq_len, tokens=None, data=config.data)
+    recipe = from_parent(made.recipe, parent.route)
+    recipe = replace(recipe, scale=replace(recipe.scale, tokens=config.tokens or recipe.scale.tokens))
+    recipe = replace(changed(recipe, config.recipe), slopes=config.slopes)
     require_fit(parent, trained_architecture(member.architecture, recipe.scale))
     return replace(made, recipe=recipe)
 

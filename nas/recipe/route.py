@@ -33,8 +33,8 @@ class Route:
     parent: str
     placement: str
     start_share: float = 0.0
-    end_share: float = 0.6
-    distillation: float = 0.5
+    end_share: float = 0.05
+    distillation: float = 0.95
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_share < self.end_share <= 1:

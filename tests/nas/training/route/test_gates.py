@@ -30,7 +30,9 @@ TARGETS = ("1xooLGo-1xLSooo", "2xlSooo", "1xoTlGo-1xooooo", "1xlSlFs-1xLSlIo", "
 
 def candidate(name: str, **recipe: Any) -> Candidate:
     route = Route(parent="p", placement="2xLSLGo", distillation=recipe.pop("distillation", 0.5))
-    made = from_parent(Recipe(scale=SCALE, **recipe), route)
+    made = from_parent(
+        Recipe(scale=replace(SCALE, learning_rate=2e-2, tokens=2 * SCALE.tokens, batch=8), **recipe), route
+    )
     return Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=made)
 
 
