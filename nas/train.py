@@ -48,6 +48,7 @@ from nas.recipe.recipe import (
 )
 from nas.report.floor_lines import KNOWS_LESS, floor_lines
 from nas.storage import RUNS, locked, replace_file
+from nas.study.parent import teacher_of
 from nas.training.distributed import Team, joined
 from nas.training.manifest import TrainingManifest, is_training, read_training, write_training
 from nas.training.out_of_memory import TooLargeError
@@ -177,7 +178,7 @@ def _train(
         f"{corpus.tokenizer}, {corpus.split}",
         highlight=False,
     )
-    teacher = None if parent is None else parent.teacher(device)
+    teacher = None if parent is None else teacher_of(parent, corpus, candidate.recipe.scale, device)
     records = partial(
         train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
     )

@@ -50,7 +50,7 @@ def test_the_builtin_parent_has_the_perplexity_it_says_and_predicts_better_than_
     assert builtin.model.tokenizer is not None
     corpus = prepare("stdlib", 512, tokenizer=builtin.model.tokenizer)
     stated = load_mapping(BUILTIN_FOLDER / "export.yaml")["result"]["perplexity"]
-    perplexity = math.exp(validate(builtin.teacher(), corpus, PROXY).loss)
+    perplexity = math.exp(validate(builtin.decoder(), corpus, PROXY).loss)
     assert perplexity == pytest.approx(stated, rel=0.1)  # stated of the whole split
     floors = ngram_floors(corpus, seq_len=PROXY.seq_len, validation_tokens=PROXY.validation_tokens)
     assert perplexity < floors.perplexity(5)
@@ -62,7 +62,7 @@ def test_training_starts_with_the_predictions_of_the_parent(builtin: Parent, som
     begun = Decoder(made.begun)
     load_deployed(begun, builtin.start(made))
     tokens = some_tokens(512)
-    torch.testing.assert_close(begun(tokens).logits, builtin.teacher()(tokens).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(begun(tokens).logits, builtin.decoder()(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_a_kept_parent_is_the_parent(builtin: Parent, tmp_path: Path) -> None:

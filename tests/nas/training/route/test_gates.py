@@ -18,6 +18,7 @@ from nas.recipe.recipe import EntropyRegularisation, Recipe, from_parent
 from nas.recipe.route import Route
 from nas.training import checkpoint
 from nas.training.route.gates import Gates
+from nas.training.route.teacher import MOST_LIKELY, Teacher
 from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -98,7 +99,7 @@ def test_a_run_ends_with_the_weights_of_what_is_trained(
     corpus: Corpus, parent: Decoder, tmp_path: Path, name: str
 ) -> None:
     made = candidate(name, entropy=EntropyRegularisation())
-    *_, outcome = train(made, corpus, seed=0, folder=tmp_path, initial=start(parent, made), teacher=parent)
+    *_, outcome = train(made, corpus, seed=0, folder=tmp_path, initial=start(parent, made), teacher=Teacher(parent))
     assert outcome.status == "completed"
     load_stored(Decoder(made.trained), checkpoint.load_latest(tmp_path).weights)
     attentions = [layer.attention != "none" for layer in made.trained.layers]
@@ -111,7 +112,7 @@ def test_a_stopped_run_resumes_to_the_same_numbers(
     corpus: Corpus, parent: Decoder, tmp_path: Path, stopped_after: int, optimizer: str
 ) -> None:
     made = candidate("1xooLFs-1xlSooo", entropy=EntropyRegularisation(), optimizer=optimizer)
-    run = partial(train, made, corpus, seed=0, initial=start(parent, made), teacher=parent)
+    run = partial(train, made, corpus, seed=0, initial=start(parent, made), teacher=Teacher(parent))
     whole = list(run(folder=tmp_path / "whole"))
     asked = itertools.chain([False] * (stopped_after - 1), itertools.repeat(True))
     list(run(folder=tmp_path / "stopped", stop=lambda: next(asked)))
@@ -124,15 +125,23 @@ def test_a_stopped_run_resumes_to_the_same_numbers(
 
 def test_the_loss_is_shared_between_the_next_token_and_the_parent(parent: Decoder, corpus: Corpus) -> None:
     made = candidate("SM+LN+R", distillation=0.25)
-    run = TrainingRun(made, corpus, seed=0, folder=None, device="cpu", initial=start(parent, made), teacher=parent)
+    run = TrainingRun(
+        made, corpus, seed=0, folder=None, device="cpu", initial=start(parent, made), teacher=Teacher(parent)
+    )
     inputs, targets = run.batch()
-    losses = run.objective.backward(inputs, targets, num_parts=2, penalty_weight=0.0)
+    taught = run.predictions(inputs)
+    losses = run.objective.backward(inputs, targets, num_parts=2, penalty_weight=0.0, predictions=taught)
     gradient = run.objective.model.embed.weight.grad.clone()
     model = run.objective.model
     model.zero_grad()
-    logits, theirs = (one(inputs).logits.flatten(0, 1).log_softmax(1) for one in (model, parent))
-    cross_entropy = torch.nn.functional.nll_loss(logits, targets.flatten())
-    divergence = (theirs.exp() * (theirs - logits)).sum(1).mean()
+    ours, theirs = (one(inputs).logits.flatten(0, 1).softmax(1) for one in (model, parent))
+    cross_entropy = -ours.gather(1, targets.flatten()[:, None]).log().mean()
+    likely = theirs.topk(MOST_LIKELY).indices
+    ours, theirs = (
+        torch.cat((one.gather(1, likely), one.scatter(1, likely, 0.0).sum(1, keepdim=True)), dim=1)
+        for one in (ours, theirs)
+    )
+    divergence = (theirs * (theirs.log() - ours.log())).sum(1).mean()
     (0.75 * cross_entropy + 0.25 * divergence).backward()
     torch.testing.assert_close(gradient, model.embed.weight.grad, rtol=1e-4, atol=1e-7)
     assert losses.cross_entropy.item() == pytest.approx(cross_entropy.item(), rel=1e-6)
@@ -141,8 +150,12 @@ def test_the_loss_is_shared_between_the_next_token_and_the_parent(parent: Decode
 
 def test_a_parent_teaches_itself_nothing(parent: Decoder, corpus: Corpus) -> None:
     made = candidate("SM+LN+G", distillation=1.0)
-    run = TrainingRun(made, corpus, seed=0, folder=None, device="cpu", initial=start(parent, made), teacher=parent)
+    run = TrainingRun(
+        made, corpus, seed=0, folder=None, device="cpu", initial=start(parent, made), teacher=Teacher(parent)
+    )
     inputs, targets = run.batch()
-    losses = run.objective.backward(inputs, targets, num_parts=1, penalty_weight=0.0)
+    losses = run.objective.backward(
+        inputs, targets, num_parts=1, penalty_weight=0.0, predictions=run.predictions(inputs)
+    )
     assert losses.distillation.item() == pytest.approx(0.0, abs=1e-6)
     assert all(one.grad.abs().max() < 1e-6 for one in run.objective.model.parameters())
