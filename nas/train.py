@@ -48,6 +48,7 @@ from nas.recipe.recipe import (
 )
 from nas.report.floor_lines import floor_lines, mark
 from nas.storage import RUNS, locked, replace_file
+from nas.study.parent import teacher_of
 from nas.training.distributed import Team, joined
 from nas.training.manifest import TrainingManifest, is_training, read_training, write_training
 from nas.training.out_of_memory import TooLargeError
@@ -177,7 +178,7 @@ def _train(
         f"{corpus.tokenizer}, {corpus.split}",
         highlight=False,
     )
-    teacher = None if parent is None else parent.teacher(device)
+    teacher = None if parent is None else teacher_of(parent, corpus, candidate.recipe.scale, device)
     records = partial(
         train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
     )
@@ -285,8 +286,10 @@ def _child(config: TrainConfig, parent: Parent) -> Candidate:
     """A candidate on the way from its parent. Raises UserError if the parent does not fit."""
     base = parent.vocabulary_of(base_architecture(config.base or BASE), SCALES[config.scale])
     member = resolve(config.arch, base)
-    made = candidate_at(member, config.scale, seq_len=config.seq_len, tokens=config.tokens, data=config.data)
-    recipe = replace(changed(from_parent(made.recipe, parent.route), config.recipe), slopes=config.slopes)
+    made = candidate_at(member, config.scale, seq_len=config.seq_len, tokens=None, data=config.data)
+    recipe = from_parent(made.recipe, parent.route)
+    recipe = replace(recipe, scale=replace(recipe.scale, tokens=config.tokens or recipe.scale.tokens))
+    recipe = replace(changed(recipe, config.recipe), slopes=config.slopes)
     require_fit(parent, trained_architecture(member.architecture, recipe.scale))
     return replace(made, recipe=recipe)
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from nas.conversion.pretrained import TRAINED_FILE, Pretrained, read_export
+from nas.conversion.pretrained import CHECKSUMS_FILE, TRAINED_FILE, Pretrained, read_export
 
 
 def load_initial(path: str) -> Pretrained:
@@ -11,7 +11,7 @@ def load_initial(path: str) -> Pretrained:
 
     Raises UserError if there is none, or its weights are not whole and finite.
     """
-    if os.path.isfile(Path(path, TRAINED_FILE)):
+    if any(os.path.isfile(Path(path, name)) for name in (TRAINED_FILE, CHECKSUMS_FILE)):
         return read_export(Path(path))
     from nas.conversion.huggingface import load_pretrained  # needs the extra `hf`
 

@@ -47,11 +47,11 @@ class Parent(NamedTuple):
         """The deployed weights that training of a candidate begins with. Raises UserError if it does not fit."""
         return transferred(self.model.architecture, self.model.weights, candidate.begun)
 
-    def teacher(self, device: str = "cpu") -> Decoder:
+    def decoder(self) -> Decoder:
         """The parent itself, which nothing trains."""
-        teacher = Decoder(self.model.architecture)
-        load_deployed(teacher, self.model.weights)
-        return teacher.requires_grad_(False).eval().to(device)
+        made = Decoder(self.model.architecture)
+        load_deployed(made, self.model.weights)
+        return made.requires_grad_(False).eval()
 
 
 def load_parent(name: str) -> Parent:

@@ -4,6 +4,7 @@ Of a chunk the loss and both gradients are computed at once, while its logits ar
 twice. What is kept for the backward pass is as large as the inputs.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 CHUNK_SIZE = {"cpu": 1 << 20, "cuda": 1 << 26}  # logits in a chunk: 4 MiB of fp32 (smaller chunks are slower), 256 MiB
+
+LEAST_LEFT = 1e-6  # of a probability of one that single precision adds up to
 
 
 def projected_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -27,15 +30,23 @@ def projected_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> 
     return loss
 
 
-def distilled(hidden: Tensor, weight: Tensor, targets: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
-    """Two means over all rows, in nats: the cross-entropy of the targets, as `projected_cross_entropy`, and
-    KL(predicted || softmax(hidden @ weight.T)).
+def distilled(
+    hidden: Tensor, weight: Tensor, targets: Tensor, likely: Tensor, log_probabilities: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Two means over all rows, in nats: the cross-entropy of the targets, as `projected_cross_entropy`, and the
+    divergence KL(p || softmax(hidden @ weight.T)) from predictions p of another model.
 
-    predicted: rows x vocab, log-probabilities. Source: Hinton et al. 2015, arXiv 1503.02531, at temperature 1.
+    likely, log_probabilities: rows x n, the tokens that p holds most likely; the rest of the vocabulary counts as one.
+    Source: Hinton et al. 2015, arXiv 1503.02531, at temperature 1.
     """
-    logits = functional.log_softmax(functional.linear(hidden, weight).float(), dim=1)
-    cross_entropy = functional.nll_loss(logits, targets)
-    return cross_entropy, functional.kl_div(logits, predicted, reduction="batchmean", log_target=True)
+    logits = functional.linear(hidden, weight).float()
+    total = logits.logsumexp(dim=1, keepdim=True)
+    cross_entropy = (total - logits.gather(1, targets[:, None])).mean()
+    rest = logits.scatter(1, likely, -math.inf).logsumexp(dim=1, keepdim=True)
+    ours = torch.cat((logits.gather(1, likely), rest), dim=1) - total
+    left = (1 - log_probabilities.exp().sum(dim=1, keepdim=True)).clamp(min=LEAST_LEFT)
+    theirs = torch.cat((log_probabilities, left.log()), dim=1)
+    return cross_entropy, functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)
 
 
 class _Projected(torch.autograd.Function):

@@ -295,14 +295,22 @@ class Recipe:
             )
 
 
-FROM_PARENT_RATE = 0.5
-FROM_PARENT_FREEZING = Freezing(start_share=0.05, end_share=0.55)
-
-
 def from_parent(recipe: Recipe, route: Route) -> Recipe:
-    """The recipe on a route from a trained parent, whose weights ask for smaller steps than drawn ones."""
-    scale = replace(recipe.scale, learning_rate=recipe.scale.learning_rate * FROM_PARENT_RATE)
-    return replace(recipe, scale=scale, route=route, freezing=FROM_PARENT_FREEZING)
+    """The recipe on a route from a trained parent, whose weights ask for smaller steps, and fewer, than drawn ones.
+
+    Chosen at scale `proxy` (see `nas.recipe.route`): a quarter of the rate, half the batch, half the tokens.
+    """
+    scale = recipe.scale
+    batch = max(1, scale.batch // 2)
+    changed = replace(
+        scale,
+        learning_rate=scale.learning_rate / 4,
+        batch=batch,
+        micro_batch=math.gcd(scale.micro_batch, batch),
+        tokens=max(1, scale.tokens // 2),
+    )
+    freezing = Freezing(start_share=0.1, end_share=0.7)
+    return replace(recipe, scale=changed, final_rate_share=0.02, freezing=freezing, route=route)
 
 
 def floored_layers(architecture: Architecture) -> list[int]:

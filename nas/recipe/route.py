@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from costmodel.errors import UserError
-from search_spaces.architecture import Architecture, Layer, Norm
-from search_spaces.deployed import LINEAR_FFNS
+from search_spaces.architecture import LIVE_NORMS, Architecture, Layer, Norm
+from search_spaces.deployed import LINEAR_FFNS, deployed
 from search_spaces.notation import parse
 
 PartKind = Literal["attention", "ffn", "activation"]
@@ -33,8 +33,8 @@ class Route:
     parent: str
     placement: str
     start_share: float = 0.0
-    end_share: float = 0.6
-    distillation: float = 0.5
+    end_share: float = 0.05
+    distillation: float = 0.95
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_share < self.end_share <= 1:
@@ -63,7 +63,9 @@ def parent_architecture(route: Route, dimensions: Architecture) -> Architecture:
 
 
 def routed(target: Architecture, parent: Architecture) -> Architecture:
-    """What is trained for a target: norms that the parent has and the target lacks are frozen. Both deploy alike."""
+    """What is trained for a target: where the parent has a norm and the target has none, or a frozen one, the parent's
+    own is frozen. Both deploy alike.
+    """
     layers = tuple(
         replace(
             layer,
@@ -72,7 +74,8 @@ def routed(target: Architecture, parent: Architecture) -> Architecture:
         )
         for layer, theirs in zip(target.layers, parent.layers, strict=True)
     )
-    return replace(target, layers=layers, final_norm=_norm(target.final_norm, parent.final_norm))
+    trained = replace(target, layers=layers, final_norm=_norm(target.final_norm, parent.final_norm))
+    return trained if deployed(trained) == deployed(target) else replace(trained, final_norm=target.final_norm)
 
 
 def carrier(trained: Architecture, parent: Architecture) -> Architecture:
@@ -103,4 +106,4 @@ def _with_part(layer: Layer, theirs: Layer, kind: PartKind) -> Layer:
 
 
 def _norm(wanted: Norm, theirs: Norm) -> Norm:
-    return FROZEN.get(theirs, theirs) if wanted == "none" else wanted
+    return wanted if wanted in LIVE_NORMS or theirs == "none" else FROZEN.get(theirs, theirs)

@@ -43,7 +43,7 @@ class StudyConfig:
         finalist_seeds: how many more seeds each member of the front is trained with once all candidates have ended.
         time_budget: stop after this long, with a unit; the run can be resumed.
         scale: how large, how long and how fast a candidate is trained.
-        tokens: training tokens of a candidate at full fidelity; by default the scale's.
+        tokens: training tokens of a candidate at full fidelity; by default the scale's, from a parent half of them.
         parent: a trained model that candidates start from: builtin, a folder of nas.export or of save_pretrained, an id
             on the Hugging Face hub, or none to train from scratch. By default builtin where scale and space are its
             own, else none.
@@ -124,10 +124,9 @@ def study_recipe(config: StudyConfig, route: Route | None) -> Recipe:
     Where prices are of what a candidate deploys to, linear FFNs are kept foldable, so that it earns its price.
     """
     recipe = recipe_for(config.scale, config.data, entropy_regularised=True)
+    recipe = recipe if route is None else from_parent(recipe, route)
     scale = replace(recipe.scale, seq_len=config.seq_len, tokens=config.tokens or recipe.scale.tokens)
-    foldable = Foldable() if config.accounting == "deployed" else None
-    recipe = replace(recipe, scale=scale, foldable=foldable)
-    return recipe if route is None else from_parent(recipe, route)
+    return replace(recipe, scale=scale, foldable=Foldable() if config.accounting == "deployed" else None)
 
 
 def study_candidate(recipe: Recipe, member: Member) -> Candidate:

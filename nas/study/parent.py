@@ -5,10 +5,14 @@ from pathlib import Path
 
 from costmodel.errors import UserError
 from nas.conversion.parent import BUILTIN, Parent, kept_parent, load_parent, require_fit
-from nas.recipe.recipe import SCALES, trained_architecture
+from nas.corpus.corpus import Corpus
+from nas.recipe.recipe import SCALES, Scale, trained_architecture
 from nas.study.config import StudyConfig
 from nas.study.run_folder import PARENT_FOLDER, Meta
+from nas.training.route.teacher import Teacher
 from search_spaces.architecture import Architecture
+
+MOST_KEPT_TOKENS = 1 << 24  # 2 GiB of predictions
 
 
 def study_parent(config: StudyConfig, base: Architecture) -> Parent | None:
@@ -33,3 +37,10 @@ def run_parent(folder: Path, meta: Meta) -> Parent | None:
     """The parent of a run's candidates. Raises UserError if what the run keeps of it is damaged."""
     route = meta.recipe.route
     return None if route is None else kept_parent(folder / PARENT_FOLDER, str(meta.parent), route.parent)
+
+
+def teacher_of(parent: Parent, corpus: Corpus, scale: Scale, device: str) -> Teacher:
+    """The parent as what candidates learn from; its predictions are kept beside the corpus, unless they are many."""
+    name = f"predictions-{parent.digest}-{scale.seq_len}-{device.partition(':')[0]}.bin"
+    path = Path(corpus.folder) / name if scale.tokens <= MOST_KEPT_TOKENS else None
+    return Teacher(parent.decoder().to(device), path)

@@ -12,6 +12,7 @@ from nas.conversion.parent import kept_parent
 from nas.malloc import keep_freed_memory
 from nas.study.early_stop import dominated_at_rung
 from nas.study.earn import earned_form
+from nas.study.parent import teacher_of
 from nas.study.trials import TrialEvent, TrialSpec
 from nas.training import checkpoint
 from nas.training.out_of_memory import TooLargeError
@@ -80,7 +81,7 @@ def _parent_of(spec: TrialSpec) -> dict[str, Any]:
     parent = kept_parent(spec.parent, str(spec.parent), route.parent)
     return {
         "initial": parent.start(spec.candidate),
-        "teacher": parent.teacher(spec.device) if route.distillation else None,
+        "teacher": teacher_of(parent, spec.corpus, spec.candidate.recipe.scale, spec.device),
     }
 
 

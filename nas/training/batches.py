@@ -22,14 +22,16 @@ class Validation(NamedTuple):
 
 
 def train_batch(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of step 0, 1, ...: each batch x seq_len, int64.
+    """Inputs and targets of step 0, 1, ...: each batch x seq_len, int64."""
+    indices = train_indices(corpus, step=step, batch=batch, seq_len=seq_len, seed=seed)
+    return _split(gather(corpus, "train", indices, seq_len))
 
-    Every sequence comes once an epoch, in an order drawn anew from (seed, epoch).
-    """
+
+def train_indices(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: int) -> list[int]:
+    """Which sequences step 0, 1, ... trains on: every one once an epoch, in an order drawn anew from (seed, epoch)."""
     count = num_sequences(corpus, "train", seq_len)
     places = range(step * batch, (step + 1) * batch)
-    indices = [int(epoch_order(seed, place // count, count)[place % count]) for place in places]
-    return _split(gather(corpus, "train", indices, seq_len))
+    return [int(epoch_order(seed, place // count, count)[place % count]) for place in places]
 
 
 def validation_batches(corpus: Corpus, scale: Scale) -> list[tuple[Tensor, Tensor]]:

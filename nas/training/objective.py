@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from nas.model.cross_entropy import distilled, projected_cross_entropy
-from nas.model.decoder import Decoder, build
+from nas.model.decoder import build
 from nas.model.weight_normalisation import normalise
 from nas.recipe.candidate import Candidate
 from nas.training.entropy import EntropyPenalty
+from nas.training.route.teacher import Predictions
 from search_spaces.architecture import num_heads
 
 
@@ -29,10 +29,10 @@ class Losses(NamedTuple):
 class Objective(nn.Module):
     """Everything the optimizer moves: the model and, with entropy regularisation, its thresholds.
 
-    On a route the model begins as its `carrier`. teacher: the parent, if there is distillation; not a part of it.
+    On a route the model begins as its `carrier`.
     """
 
-    def __init__(self, candidate: Candidate, generator: torch.Generator, teacher: Decoder | None = None) -> None:
+    def __init__(self, candidate: Candidate, generator: torch.Generator) -> None:
         super().__init__()
         recipe = candidate.recipe
         architecture = candidate.begun
@@ -46,35 +46,37 @@ class Objective(nn.Module):
         if recipe.entropy is not None and most_heads:  # without any attention there is nothing to regularise
             self.penalty = EntropyPenalty(recipe.entropy, num_layers=architecture.num_layers, num_heads=most_heads)
         self.lowered = recipe.precision == "bfloat16"
-        self._teacher = (teacher,)  # hidden from torch, which would train and save it
-        self.distillation = 0.0 if recipe.route is None or teacher is None else recipe.route.distillation
+        self.distillation = 0.0 if recipe.route is None else recipe.route.distillation
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> Losses:
-        """inputs, targets: batch x T."""
+    def forward(self, inputs: Tensor, targets: Tensor, predictions: Predictions | None = None) -> Losses:
+        """inputs, targets: batch x T. predictions: the parent's, which distillation needs."""
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
             stream, entropies = self.model.features(inputs, with_entropies=self.penalty is not None)
             hidden, weight = stream.flatten(0, 1), self.model.logits.weight
             if self.distillation:
-                cross_entropy, distillation = distilled(hidden, weight, targets.flatten(), self._predicted(inputs))
+                assert predictions is not None
+                likely = [one.flatten(0, 1) for one in predictions]
+                cross_entropy, distillation = distilled(hidden, weight, targets.flatten(), *likely)
             else:
                 cross_entropy = projected_cross_entropy(hidden, weight, targets.flatten())
                 distillation = cross_entropy.new_zeros(())
         penalty = cross_entropy.new_zeros(()) if self.penalty is None else self.penalty(entropies)
         return Losses(cross_entropy, penalty, distillation)
 
-    @torch.no_grad()
-    def _predicted(self, inputs: Tensor) -> Tensor:
-        """The teacher's log-probabilities of the next token: rows x vocab."""
-        (teacher,) = self._teacher
-        assert teacher is not None
-        logits = teacher(inputs, with_entropies=False).logits
-        return functional.log_softmax(logits.flatten(0, 1).float(), dim=1)
-
-    def backward(self, inputs: Tensor, targets: Tensor, *, num_parts: int, penalty_weight: float) -> Losses:
+    def backward(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        num_parts: int,
+        penalty_weight: float,
+        predictions: Predictions | None = None,
+    ) -> Losses:
         """Gradients and losses of a batch, computed in equal parts so that memory holds one part only."""
         penalty_share = 1.0 if self.penalty is not None and self.penalty.adds_up else 1 / num_parts
         total = torch.zeros(3, dtype=torch.float64, device=inputs.device)
-        for part in zip(inputs.chunk(num_parts), targets.chunk(num_parts), strict=True):
+        taught = [None] * num_parts if predictions is None else _chunks(predictions, num_parts)
+        for part in zip(inputs.chunk(num_parts), targets.chunk(num_parts), taught, strict=True):
             losses = self(*part)
             shares = (1 / num_parts, penalty_share, 1 / num_parts)
             scaled = torch.stack([loss * share for loss, share in zip(losses, shares, strict=True)])
@@ -82,3 +84,7 @@ class Objective(nn.Module):
             torch.autograd.backward(sum(weight * loss for weight, loss in zip(weights, scaled, strict=True)))
             total += scaled.detach()
         return Losses(*total)
+
+
+def _chunks(predictions: Predictions, num_parts: int) -> list[Predictions]:
+    return [Predictions(*parts) for parts in zip(*(one.chunk(num_parts) for one in predictions), strict=True)]

@@ -87,3 +87,16 @@ class Outcome:
     entropy: EntropySummary | None = None
     reason: str | None = None
     layer: str | None = None
+
+
+def completed(record: RungRecord) -> Outcome:
+    """The outcome of a run whose last rung this is."""
+    return Outcome(
+        status="completed",
+        steps=record.steps,
+        tokens=record.tokens,
+        seconds=record.seconds,
+        val_loss=record.val_loss,
+        perplexity=record.perplexity,
+        entropy=record.entropy,
+    )

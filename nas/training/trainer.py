@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus, require_chunks
-from nas.model.decoder import Decoder
 from nas.model.norms import followed_deviations
 from nas.model.weights import load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint, divergence
-from nas.training.batches import Validation, train_batch, validate, validation_batches
+from nas.training.batches import Validation, train_batch, train_indices, validate, validation_batches
 from nas.training.checkpoint import Checkpoint
 from nas.training.diagnostics import Diagnosis, diagnose, is_due
 from nas.training.distributed import SOLO, Team
@@ -30,11 +29,12 @@ from nas.training.metrics import MetricsLog, StepMetrics
 from nas.training.objective import Objective
 from nas.training.optimizer import learning_rate, load_state_tensors, optimizers, state_tensors
 from nas.training.out_of_memory import raise_out_of_memory
-from nas.training.outcome import Outcome, RungRecord
+from nas.training.outcome import Outcome, RungRecord, completed
 from nas.training.prefetch import Prefetched
 from nas.training.route.foldable import keep_foldable
 from nas.training.route.freezing import freeze_due
 from nas.training.route.gates import Gates
+from nas.training.route.teacher import Predictions, Teacher
 
 CHECKPOINT_INTERVAL_S = 30.0  # the work a kill may cost
 
@@ -63,7 +63,7 @@ def train(
     folder: Path | None = None,
     device: str = "cpu",
     initial: Mapping[str, Tensor] | None = None,
-    teacher: Decoder | None = None,
+    teacher: Teacher | None = None,
     team: Team = SOLO,
     stop: Callable[[], bool] = lambda: False,
 ) -> Generator[RungRecord | Outcome, None, None]:
@@ -72,7 +72,7 @@ def train(
     folder: where metrics, TensorBoard log and checkpoints go; a run found there is resumed, and the rungs it had
         already reached (and its outcome) are yielded again first.
     initial: deployed weights to start from, of `candidate.begun`; what is not in it is drawn.
-    teacher: the parent, for the distillation of a route.
+    teacher: the parent, which a route with distillation needs.
     team: processes that call this alike and train one model; all read the folder, the leader writes it.
     stop: asked after every step; once it says so, the run is saved and ends without an outcome.
 
@@ -139,7 +139,7 @@ class TrainingRun:
         folder: Path | None,
         device: str,
         initial: Mapping[str, Tensor],
-        teacher: Decoder | None = None,
+        teacher: Teacher | None = None,
         team: Team = SOLO,
     ) -> None:
         check(candidate, corpus, team)
@@ -147,7 +147,8 @@ class TrainingRun:
         self.corpus, self.seed, self.device, self.team = corpus, seed, device, team
         self.folder = folder if team.leads else None
         self.identity = {"candidate": candidate_id(candidate), "corpus": corpus.fingerprint, "seed": seed}
-        self.objective = Objective(candidate, torch.Generator().manual_seed(seed), teacher)
+        self.objective = Objective(candidate, torch.Generator().manual_seed(seed))
+        self.teacher = teacher
         load_deployed(self.objective.model, initial)
         self.objective.to(device)
         route = candidate.recipe.route
@@ -170,7 +171,9 @@ class TrainingRun:
         # what adds up over sequences must not be averaged over processes
         factor = self.team.size if penalty is not None and penalty.adds_up else 1
         weight = factor * self.penalty_weight
-        losses = self.objective.backward(inputs, targets, num_parts=num_parts, penalty_weight=weight)
+        losses = self.objective.backward(
+            inputs, targets, num_parts=num_parts, penalty_weight=weight, predictions=self.predictions(inputs)
+        )
         parameters = list(self.objective.parameters())
         gradients = [one.grad for one in parameters if one.grad is not None]
         self.team.average([*losses, *gradients, *followed_deviations(self.objective.model)])
@@ -241,7 +244,7 @@ class TrainingRun:
         )
         self.progress = replace(progress, rungs=(*progress.rungs, record))
         if rung == len(steps) - 1:
-            self.progress = replace(self.progress, outcome=_completed(record))
+            self.progress = replace(self.progress, outcome=completed(record))
         return record
 
     def save(self) -> None:
@@ -283,6 +286,14 @@ class TrainingRun:
         """Inputs and targets of the step about to be taken, this process's share of them, on its device."""
         inputs, targets = (self._prefetched or self._host_batch)(self.progress.step)
         return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
+
+    def predictions(self, inputs: Tensor) -> Predictions | None:
+        """The parent's, of the batch of the step about to be taken."""
+        if self.teacher is None or not self.objective.distillation:
+            return None
+        scale, step = self.scale, self.progress.step
+        drawn = train_indices(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
+        return self.teacher.predictions(self.team.share(torch.tensor(drawn)).tolist(), inputs)
 
     def _host_batch(self, step: int) -> tuple[Tensor, Tensor]:
         scale = self.scale
@@ -365,18 +376,6 @@ class TrainingRun:
         now_s = time.perf_counter()
         self.progress = replace(self.progress, seconds=self.progress.seconds + now_s - self._since_s)
         self._since_s = now_s
-
-
-def _completed(record: RungRecord) -> Outcome:
-    return Outcome(
-        status="completed",
-        steps=record.steps,
-        tokens=record.tokens,
-        seconds=record.seconds,
-        val_loss=record.val_loss,
-        perplexity=record.perplexity,
-        entropy=record.entropy,
-    )
 
 
 def check(candidate: Candidate, corpus: Corpus, team: Team = SOLO) -> None:

@@ -1,0 +1,100 @@
+"""Routes from a parent: what is trained deploys as the target does, and what goes."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nas.recipe.candidate import Candidate, candidate_id
+from nas.recipe.recipe import SCALES, Recipe, from_parent
+from nas.recipe.route import Part, Route, carrier, parts_that_go, routed
+from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, default_final_norm
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.deployed import deployed
+from search_spaces.notation import parse, placement
+
+PARENT = parse("SM+LN+G", base_architecture("tiny", Dimensions(layers=4))).architecture
+NORMS: tuple[Norm, ...] = ("layernorm", "frozen-layernorm", "frozen-rmsnorm", "none")
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Layer:
+    attention: Attention = draw(st.sampled_from(("softmax", "softmax-temperature", "softmax-half", "2quad", "none")))
+    ffn: Ffn = draw(st.sampled_from(("gelu", "relu", "leaky-relu", "square", "identity", "fused", "none")))
+    return Layer(
+        norm1="none" if attention == "none" else draw(st.sampled_from(NORMS)),
+        attention=attention,
+        norm2="none" if ffn == "none" else draw(st.sampled_from(NORMS)),
+        ffn=ffn,
+        stabiliser="none" if ffn == "none" else draw(st.sampled_from(("none", "scaled"))),
+    )
+
+
+@st.composite
+def targets(draw: st.DrawFn) -> Architecture:
+    placed = tuple(draw(st.lists(layers(), min_size=4, max_size=4)))
+    return replace(PARENT, layers=placed, final_norm=default_final_norm(placed))
+
+
+def sized(name: str) -> Architecture:
+    return parse(name, PARENT).architecture
+
+
+@given(targets())
+def test_what_is_trained_deploys_as_the_target_does(target: Architecture) -> None:
+    assert deployed(routed(target, PARENT)) == deployed(target)
+
+
+@given(targets())
+def test_what_is_trained_has_a_norm_wherever_it_reads_the_stream_and_is_its_own_route(target: Architecture) -> None:
+    trained = routed(target, PARENT)
+    assert all(layer.norm1 != "none" for layer in trained.layers if layer.attention != "none")
+    assert all(layer.norm2 != "none" for layer in trained.layers if layer.ffn != "none")
+    assert routed(trained, PARENT) == trained
+
+
+@given(targets())
+def test_training_begins_with_every_part_of_the_parent(target: Architecture) -> None:
+    begun = carrier(routed(target, PARENT), PARENT)
+    assert list(parts_that_go(begun, PARENT)) == []
+    assert all(layer.attention != "none" for layer in begun.layers)
+    assert all(layer.ffn not in ("none", "identity", "fused") for layer in begun.layers)
+
+
+def test_the_parts_that_go_by_layer() -> None:
+    trained = routed(sized("1xooLRo-1xoSooo-1xlSlIs-1xLSLGo"), PARENT)
+    assert list(parts_that_go(trained, PARENT)) == [Part(0, "attention"), Part(1, "ffn"), Part(2, "activation")]
+    assert placement(trained) == "1xooLRo-1xlSooo-1xlSlIs-1xLSLGo"
+    assert placement(carrier(trained, PARENT)) == "1xLSLRo-1xlSLGo-1xlSlGs-1xLSLGo"
+
+
+def test_a_parent_without_norms_gives_none() -> None:
+    parent = sized("SM+G")
+    assert routed(sized("SM+R"), parent) == sized("SM+R")
+
+
+def test_gates_fall_from_one_to_nothing_between_their_shares() -> None:
+    route = Route(parent="p", placement="4xLSLGo", start_share=0.25, end_share=0.75)
+    assert [route.gate_at(step, 16) for step in (0, 4, 6, 8, 10, 12, 16)] == [1, 1, 0.75, 0.5, 0.25, 0, 0]
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (-0.1, 0.4), (0.5, 1.1), (float("nan"), 0.5)])
+def test_impossible_shares_are_refused(shares: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="a route needs 0 <= `start_share` < `end_share` <= 1"):
+        Route(parent="p", placement="4xLSLGo", start_share=shares[0], end_share=shares[1])
+
+
+def test_an_impossible_distillation_is_refused() -> None:
+    with pytest.raises(ValueError, match="`distillation` of a route must be from 0 to 1, but got 1.5"):
+        Route(parent="p", placement="4xLSLGo", distillation=1.5)
+
+
+def test_the_route_is_a_part_of_the_candidate() -> None:
+    recipe = Recipe(scale=SCALES["smoke"])
+    route = Route(parent="p", placement="4xLSLGo")
+    made = [
+        candidate_id(Candidate(architecture=sized("SM+R"), recipe=one))
+        for one in (recipe, from_parent(recipe, route), from_parent(recipe, replace(route, parent="q")))
+    ]
+    assert len(set(made)) == 3

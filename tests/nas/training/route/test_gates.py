@@ -1,0 +1,161 @@
+"""Gates: a model begins as its parent, ends as what is trained, and passes through what the formulas say."""
+
+import itertools
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nas.conversion.transfer import transferred
+from nas.corpus.corpus import Corpus
+from nas.model.decoder import Decoder, build
+from nas.model.weights import deployed_weights, load_deployed, load_stored
+from nas.recipe.candidate import Candidate
+from nas.recipe.recipe import EntropyRegularisation, Recipe, from_parent
+from nas.recipe.route import Route
+from nas.training import checkpoint
+from nas.training.route.gates import Gates
+from nas.training.route.teacher import MOST_LIKELY, Teacher
+from nas.training.trainer import TrainingRun, train
+from search_spaces.bases import BASES
+from search_spaces.notation import parse
+from tests.nas.training.short_runs import SCALE, timeless
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TARGETS = ("1xooLGo-1xLSooo", "2xlSooo", "1xoTlGo-1xooooo", "1xlSlFs-1xLSlIo", "1xooLFo-1xLHooo")
+
+
+def candidate(name: str, **recipe: Any) -> Candidate:
+    route = Route(parent="p", placement="2xLSLGo", distillation=recipe.pop("distillation", 0.5))
+    made = from_parent(
+        Recipe(scale=replace(SCALE, learning_rate=2e-2, tokens=2 * SCALE.tokens, batch=8), **recipe), route
+    )
+    return Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=made)
+
+
+@pytest.fixture
+def parent() -> Decoder:
+    made = replace(candidate("SM+LN+G"), recipe=Recipe(scale=SCALE))
+    return build(made.trained, torch.Generator().manual_seed(7)).requires_grad_(False)
+
+
+def gated(model: Decoder, made: Candidate, end_share: float = 0.6) -> Gates:
+    assert made.recipe.route is not None
+    return Gates(model, made.trained, replace(made.recipe.route, end_share=end_share))
+
+
+def start(parent: Decoder, made: Candidate) -> dict[str, torch.Tensor]:
+    return transferred(parent.architecture, deployed_weights(parent), made.begun)
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if "H" not in name])
+def test_a_model_begins_as_its_parent(parent: Decoder, some_tokens, name: str) -> None:
+    made = candidate(name)
+    model = Decoder(made.begun)
+    load_deployed(model, start(parent, made))
+    gated(model, made)
+    tokens = some_tokens()
+    torch.testing.assert_close(model(tokens).logits, parent(tokens).logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_model_ends_as_what_is_trained(parent: Decoder, some_tokens, name: str) -> None:
+    made = candidate(name)
+    model, expected = Decoder(made.begun), Decoder(made.trained)
+    load_deployed(model, start(parent, made))
+    gates = gated(model, made)
+    for step in range(17):
+        gates.move(step=step, num_steps=16)
+    assert model.architecture == made.trained
+    expected.load_state_dict(model.state_dict())
+    tokens = some_tokens()
+    torch.testing.assert_close(model(tokens).logits, expected(tokens).logits)
+
+
+def test_half_way_half_of_a_part_is_left(parent: Decoder, some_tokens) -> None:
+    made = candidate("1xooLGo-1xLSooo")
+    model = Decoder(made.begun)
+    load_deployed(model, start(parent, made))
+    gates = gated(model, made, end_share=1.0)
+    gates.move(step=8, num_steps=16)
+    stream = torch.randn(2, 5, parent.architecture.d_model, generator=torch.Generator().manual_seed(3))
+    first, second = parent.layers
+    attended, _ = first.attention(first.norm1(stream), False)
+    middle = stream + attended / 2
+    expected = middle + first.ffn(first.norm2(middle), torch.zeros_like(middle))
+    torch.testing.assert_close(model.layers[0](stream)[0], expected)
+    attended, _ = second.attention(second.norm1(stream), False)
+    middle = stream + attended
+    expected = middle + second.ffn(second.norm2(middle), torch.zeros_like(middle)) / 2
+    torch.testing.assert_close(model.layers[1](stream)[0], expected)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_run_ends_with_the_weights_of_what_is_trained(
+    corpus: Corpus, parent: Decoder, tmp_path: Path, name: str
+) -> None:
+    made = candidate(name, entropy=EntropyRegularisation())
+    *_, outcome = train(made, corpus, seed=0, folder=tmp_path, initial=start(parent, made), teacher=Teacher(parent))
+    assert outcome.status == "completed"
+    load_stored(Decoder(made.trained), checkpoint.load_latest(tmp_path).weights)
+    attentions = [layer.attention != "none" for layer in made.trained.layers]
+    assert [len(heads) > 0 for heads in outcome.entropy.head_means] == attentions
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("stopped_after", [1, 5, 9, 10, 15])
+def test_a_stopped_run_resumes_to_the_same_numbers(
+    corpus: Corpus, parent: Decoder, tmp_path: Path, stopped_after: int, optimizer: str
+) -> None:
+    made = candidate("1xooLFs-1xlSooo", entropy=EntropyRegularisation(), optimizer=optimizer)
+    run = partial(train, made, corpus, seed=0, initial=start(parent, made), teacher=Teacher(parent))
+    whole = list(run(folder=tmp_path / "whole"))
+    asked = itertools.chain([False] * (stopped_after - 1), itertools.repeat(True))
+    list(run(folder=tmp_path / "stopped", stop=lambda: next(asked)))
+    assert checkpoint.load_latest(tmp_path / "stopped").step == stopped_after
+    resumed = list(run(folder=tmp_path / "stopped"))
+    assert timeless(resumed) == timeless(whole)
+    ends = [checkpoint.load_latest(tmp_path / name).weights for name in ("whole", "stopped")]
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+
+
+def test_the_loss_is_shared_between_the_next_token_and_the_parent(parent: Decoder, corpus: Corpus) -> None:
+    made = candidate("SM+LN+R", distillation=0.25)
+    run = TrainingRun(
+        made, corpus, seed=0, folder=None, device="cpu", initial=start(parent, made), teacher=Teacher(parent)
+    )
+    inputs, targets = run.batch()
+    taught = run.predictions(inputs)
+    losses = run.objective.backward(inputs, targets, num_parts=2, penalty_weight=0.0, predictions=taught)
+    gradient = run.objective.model.embed.weight.grad.clone()
+    model = run.objective.model
+    model.zero_grad()
+    ours, theirs = (one(inputs).logits.flatten(0, 1).softmax(1) for one in (model, parent))
+    cross_entropy = -ours.gather(1, targets.flatten()[:, None]).log().mean()
+    likely = theirs.topk(MOST_LIKELY).indices
+    ours, theirs = (
+        torch.cat((one.gather(1, likely), one.scatter(1, likely, 0.0).sum(1, keepdim=True)), dim=1)
+        for one in (ours, theirs)
+    )
+    divergence = (theirs * (theirs.log() - ours.log())).sum(1).mean()
+    (0.75 * cross_entropy + 0.25 * divergence).backward()
+    torch.testing.assert_close(gradient, model.embed.weight.grad, rtol=1e-4, atol=1e-7)
+    assert losses.cross_entropy.item() == pytest.approx(cross_entropy.item(), rel=1e-6)
+    assert losses.distillation.item() == pytest.approx(divergence.item(), rel=1e-4)
+
+
+def test_a_parent_teaches_itself_nothing(parent: Decoder, corpus: Corpus) -> None:
+    made = candidate("SM+LN+G", distillation=1.0)
+    run = TrainingRun(
+        made, corpus, seed=0, folder=None, device="cpu", initial=start(parent, made), teacher=Teacher(parent)
+    )
+    inputs, targets = run.batch()
+    losses = run.objective.backward(
+        inputs, targets, num_parts=1, penalty_weight=0.0, predictions=run.predictions(inputs)
+    )
+    assert losses.distillation.item() == pytest.approx(0.0, abs=1e-6)
+    assert all(one.grad.abs().max() < 1e-6 for one in run.objective.model.parameters())

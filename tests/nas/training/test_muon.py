@@ -1,0 +1,90 @@
+"""Muon: its steps against the formula written out, and what packs several matrices."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nas.recipe.recipe import Recipe
+from nas.training.muon import Muon, orthogonalised
+from nas.training.objective import Objective
+from nas.training.optimizer import optimizers
+from tests.nas.training.short_runs import SCALE, candidate
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def plain_iteration(matrix: Tensor) -> Tensor:
+    """Newton-Schulz on the matrix itself, as its authors print it."""
+    found = matrix / matrix.norm()
+    for _ in range(5):
+        gram = found @ found.T
+        found = 3.4445 * found + (-4.7750 * gram + 2.0315 * gram @ gram) @ found
+    return found
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (4, 9), (1, 3)])
+def test_iterating_on_the_gram_matrix_is_iterating_on_the_matrix(shape: tuple[int, int]) -> None:
+    drawn = torch.randn((3, *shape), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = torch.stack([plain_iteration(matrix) for matrix in drawn])
+    torch.testing.assert_close(orthogonalised(drawn), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_singular_values_end_near_one() -> None:
+    drawn = torch.randn((1, 12, 30), generator=torch.Generator().manual_seed(0))
+    sizes = torch.linalg.svdvals(orthogonalised(drawn)[0])
+    assert sizes.min() > 0.6
+    assert sizes.max() < 1.3
+
+
+def test_a_matrix_of_zeros_stays() -> None:
+    assert orthogonalised(torch.zeros(1, 2, 3)).equal(torch.zeros(1, 2, 3))
+
+
+def test_two_steps_are_the_formula() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(6, 3, generator=generator, dtype=torch.float64))
+    expected, momentum = weight.detach().clone(), torch.zeros(6, 3, dtype=torch.float64)
+    optimizer = Muon([(weight, 1)], lr=0.1, weight_decay=0.5)
+    for _ in range(2):
+        gradient = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+        weight.grad = gradient.clone()
+        optimizer.step()
+        momentum = 0.95 * momentum + 0.05 * gradient
+        ahead = 0.05 * gradient + 0.95 * momentum
+        step = 0.2 * 6**0.5 * plain_iteration(ahead.T).T
+        expected = expected * (1 - 0.1 * 0.5) - 0.1 * step
+    torch.testing.assert_close(weight.detach(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_packed_matrices_move_as_if_each_were_a_weight() -> None:
+    generator = torch.Generator().manual_seed(0)
+    packed = nn.Parameter(torch.randn(12, 4, generator=generator))
+    parts = [nn.Parameter(part.clone()) for part in packed.detach().split(4)]
+    packed.grad = torch.randn(12, 4, generator=generator)
+    for part, gradient in zip(parts, packed.grad.split(4), strict=True):
+        part.grad = gradient.clone()
+    Muon([(packed, 3)], lr=0.1, weight_decay=0.1).step()
+    Muon([(part, 1) for part in parts], lr=0.1, weight_decay=0.1).step()
+    torch.testing.assert_close(packed.detach(), torch.cat([part.detach() for part in parts]))
+
+
+def test_what_has_no_gradient_stays() -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    Muon([(weight, 1)], lr=0.1, weight_decay=0.1).step()
+    assert weight.equal(torch.ones(2, 2))
+
+
+def test_the_weights_of_the_layers_linears_are_muons_and_all_else_adamws() -> None:
+    made = replace(candidate("1xLTLKs-1xoSoFs"), recipe=Recipe(scale=SCALE, optimizer="muon"))
+    objective = Objective(made, torch.Generator().manual_seed(0))
+    names = {parameter: name for name, parameter in objective.named_parameters()}
+    rest, muon = [
+        {names[one] for group in optimizer.param_groups for one in group["params"]}
+        for optimizer in optimizers(objective, made.recipe)
+    ]
+    attention = {f"model.layers.{layer}.attention.{name}.weight" for layer in (0, 1) for name in ("qkv", "out")}
+    ffns = {"model.layers.0.ffn.up.weight", "model.layers.0.ffn.down.weight", "model.layers.1.ffn.fused.weight"}
+    assert muon == attention | ffns
+    assert rest == set(names.values()) - muon
