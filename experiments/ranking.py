@@ -1,6 +1,7 @@
 """Perplexities of the same rows from several sources against each other: rank correlation, order, tables.
 
-A row whose training diverged has perplexity infinity, which ranks last.
+Of what papers print only the rows that they have count. A row whose training diverged has perplexity infinity, which
+ranks last.
 """
 
 import math
@@ -37,6 +38,31 @@ def means(by_seed: BySeed) -> dict[str, float]:
     return {row: statistics.fmean(result[row] for result in by_seed.values()) for row in rows}
 
 
+def decided_pairs(by_seed: BySeed, reference: Perplexities) -> tuple[int, int]:
+    """(pairs that the seeds decide as the reference orders them, pairs that they decide).
+
+    A pair is decided if the mean losses, ln perplexity, differ by more than two standard errors of the difference, from
+    the variance pooled over rows; so none is with one seed. A row that diverged with every seed is behind all others; a
+    row that did so with some is left out.
+    """
+    seeds = list(by_seed.values())
+    losses = {row: [math.log(seed[row]) for seed in seeds] for row in seeds[0]}
+    whole = {row: each for row, each in losses.items() if all(map(math.isfinite, each))}
+    diverged = [row for row, each in losses.items() if not any(map(math.isfinite, each))]
+    if len(seeds) < 2 or not whole:
+        return 0, 0
+    variance = statistics.fmean(statistics.variance(each) for each in whole.values())
+    least = 2 * math.sqrt(2 * variance / len(seeds))
+    mean = {row: statistics.fmean(each) for row, each in whole.items()} | dict.fromkeys(diverged, math.inf)
+    pairs = [
+        (one, other)
+        for one, other in combinations(mean, 2)
+        if not mean[one] == mean[other] == math.inf and abs(mean[one] - mean[other]) > least
+    ]
+    agreeing = [pair for pair in pairs if (mean[pair[0]] < mean[pair[1]]) == (reference[pair[0]] < reference[pair[1]])]
+    return len(agreeing), len(pairs)
+
+
 def perplexity_table(printed: Perplexities, variants: Mapping[str, BySeed]) -> Table:
     """Per row: printed perplexity, and for each variant mean, sample standard deviation over seeds, and rank."""
     table = Table(title="validation perplexity: mean (standard deviation over seeds), rank")
@@ -45,24 +71,33 @@ def perplexity_table(printed: Perplexities, variants: Mapping[str, BySeed]) -> T
     for name, by_seed in variants.items():
         table.add_column(f"{name}, {_seeds(by_seed)}", justify="right")
     ranks = {name: _ranks(means(by_seed)) for name, by_seed in variants.items()}
-    for row in printed:
+    for row in _rows(variants):
         cells = [f"{_cell([seed[row] for seed in variants[name].values()])}, {ranks[name][row]:g}" for name in variants]
-        table.add_row(row, f"{_number(printed[row])}, {_ranks(printed)[row]:g}", *cells)
+        paper = f"{_number(printed[row])}, {_ranks(printed)[row]:g}" if row in printed else "-"
+        table.add_row(row, paper, *cells)
     return table
 
 
-def correlation_table(printed: Perplexities, variants: Mapping[str, BySeed]) -> Table:
-    """Per variant: Spearman with the papers, of seeds and of means; pairs in their order; Spearman with the first."""
+def correlation_table(
+    printed: Perplexities, variants: Mapping[str, BySeed], seconds: Mapping[str, float] | None = None
+) -> Table:
+    """Per variant: Spearman with the papers, of seeds and of means; pairs in their order; the same with the first
+    variant, over all rows, and of the pairs that the seeds decide; mean seconds of a training.
+    """
     table = Table(title="rank correlation (Spearman)")
-    for heading in ("variant", "papers, each seed", "papers, means", "pairs in the papers' order", "first variant"):
+    headings = ["papers, each seed", "papers, means", "pairs in the papers' order", "first variant, each seed"]
+    headings += ["first variant, means", "decided pairs in its order"]
+    for heading in ("variant", *headings, *(["seconds"] if seconds else [])):
         table.add_column(heading, justify="left" if heading == "variant" else "right")
     first = means(next(iter(variants.values())))
     for name, by_seed in variants.items():
-        each = ", ".join(f"{spearman(printed, result):.2f}" for result in by_seed.values())
         mean = means(by_seed)
         agreeing, total = pairs_in_order(printed, mean)
-        correlations = (spearman(printed, mean), spearman(first, mean))
-        table.add_row(name, each, f"{correlations[0]:.2f}", f"{agreeing} of {total}", f"{correlations[1]:.2f}")
+        right, decided = decided_pairs(by_seed, first)
+        cells = [_each(printed, by_seed), f"{spearman(printed, mean):.2f}", f"{agreeing} of {total}"]
+        cells += [_each(first, by_seed), f"{spearman(first, mean):.2f}"]
+        cells += [f"{right} of {decided}" if len(by_seed) > 1 else "-"]
+        table.add_row(name, *cells, *([f"{seconds[name]:.0f}"] if seconds else []))
     return table
 
 
@@ -73,11 +108,19 @@ def verdicts(printed: Perplexities, variants: Mapping[str, BySeed]) -> list[str]
         agreeing, total = pairs_in_order(printed, means(by_seed))
         held = "the papers' order holds" if agreeing == total else f"{total - agreeing} of {total} pairs are swapped"
         lines.append(f"{name}: {held}: {_ascending(means(by_seed))}")
-        for row in printed:
+        for row in _rows(variants):
             diverged = sum(math.isinf(result[row]) for result in by_seed.values())
-            if diverged or math.isinf(printed[row]):
+            if diverged or math.isinf(printed.get(row, 0.0)):
                 lines.append(f"{name}: {row} diverged with {diverged} of {_seeds(by_seed)}")
     return lines
+
+
+def _rows(variants: Mapping[str, BySeed]) -> list[str]:
+    return list(next(iter(next(iter(variants.values())).values())))
+
+
+def _each(reference: Perplexities, by_seed: BySeed) -> str:
+    return ", ".join(f"{spearman(reference, result):.2f}" for result in by_seed.values())
 
 
 def _ranks(perplexities: Perplexities) -> dict[str, float]:

@@ -15,7 +15,7 @@ from nas.corpus.ngrams import NgramFloors
 from nas.report.floor_lines import floor_lines, mark
 from nas.report.progress import line
 from nas.report.seed_words import IN_NOISE, SPREAD, perplexity_text, unstable_lines
-from nas.report.summary import unearned_lines
+from nas.report.summary import parent_lines, unearned_lines
 from nas.report.terminal import table_console
 from nas.results import ledger
 from nas.results.front import crosses, summarise
@@ -42,7 +42,7 @@ def status(run: str) -> None:
     baselines = len({record.index for record in records if record.role == "baseline"})
     console.print(f"run {folder}: space {config.space}, budget {config.budget_latency}, scale {config.scale}")
     console.print(f"perplexities are of {meta.tokenizer}, {meta.split}")
-    for told in floor_lines(meta.floors):
+    for told in (*floor_lines(meta.floors), *parent_lines(meta.parent, summary.front)):
         console.print(told)
     live = is_running(folder)
     console.print(line(summary, config.num_trials + baselines, eta_s=None, live=live, floors=meta.floors))

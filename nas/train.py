@@ -35,7 +35,15 @@ from nas.model.decoder import Decoder
 from nas.model.weight_normalisation import chosen_linears
 from nas.provenance import versions
 from nas.recipe.candidate import Candidate, candidate_at
-from nas.recipe.overrides import EntropyChanges, FoldableChanges, RecipeChanges, ScaleChanges, changed
+from nas.recipe.overrides import (
+    EntropyChanges,
+    FoldableChanges,
+    FreezingChanges,
+    RecipeChanges,
+    RouteChanges,
+    ScaleChanges,
+    changed,
+)
 from nas.recipe.recipe import (
     MAX_SEED,
     SCALES,
@@ -59,6 +67,12 @@ from search_spaces.resolve import resolve
 
 CONFIG_FILE = "train.yaml"
 BASE = "gpt2-small"
+RECIPE_PARTS: dict[str, type] = {
+    "entropy": EntropyChanges,
+    "foldable": FoldableChanges,
+    "freezing": FreezingChanges,
+    "route": RouteChanges,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,10 +128,10 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
     parser.add_argument("--config", action="config")
     parser.add_argument("ARCH", nargs="?", type=str, help="notation such as 'EReg(SM(t)+ScFuFFN)', or a .yaml file")
     parser.add_class_arguments(TrainConfig, skip={"arch", "recipe"})
-    parser.add_class_arguments(RecipeChanges, "recipe", skip={"scale", "entropy", "foldable"})
+    parser.add_class_arguments(RecipeChanges, "recipe", skip={"scale", *RECIPE_PARTS})
     parser.add_class_arguments(ScaleChanges, "recipe.scale")
-    parser.add_class_arguments(EntropyChanges, "recipe.entropy")
-    parser.add_class_arguments(FoldableChanges, "recipe.foldable")
+    for name, part in RECIPE_PARTS.items():
+        parser.add_class_arguments(part, f"recipe.{name}")
     parser.add_argument("--output_dir", type=str, help="folder of the training (default: runs/train-<UTC time>)")
     parser.add_argument("--resume", type=str, help="continue the training in this folder, or `latest`; no other flag")
     given = cli.given(parser, args).as_dict()

@@ -114,7 +114,7 @@ def _chosen(
         spreads = [_spread(step.taken) for step in steps]
         worst = max(range(len(steps)), key=spreads.__getitem__)
         condition = spreads[worst]
-        if condition <= max_condition:
+        if condition <= max_condition or spreads[worst] == 1:  # nothing is left to take up less
             bases = _bases(steps, stretch)
             condition = _condition(bases)
             if condition <= max_condition or spreads[worst] == 1:

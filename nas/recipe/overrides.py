@@ -1,7 +1,7 @@
 """What a user changes in the recipe that a scale and its data come with. Nothing stated, nothing changed."""
 
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from costmodel.errors import UserError
 from nas.recipe.recipe import EntropyMaximum, Foldable, OptimizerName, PenaltyForm, Precision, RateSchedule, Recipe
@@ -65,6 +65,37 @@ class FoldableChanges:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FreezingChanges:
+    """When norms are frozen that an architecture has frozen, one after another.
+
+    Args:
+        start_share: share of the steps before the first.
+        end_share: share of the steps before the last.
+    """
+
+    start_share: float | None = None
+    end_share: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouteChanges:
+    """Changes to the route from a parent.
+
+    Args:
+        start_share: share of the steps before attention, FFNs and nonlinearities that go begin to.
+        end_share: share of the steps before they have gone.
+        distillation: share of the parent's predictions in what the loss compares with.
+    """
+
+    start_share: float | None = None
+    end_share: float | None = None
+    distillation: float | None = None
+
+
+Changes: TypeAlias = ScaleChanges | EntropyChanges | FoldableChanges | FreezingChanges | RouteChanges
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeChanges:
     """Changes to how a candidate is trained.
 
@@ -84,6 +115,8 @@ class RecipeChanges:
     scale: ScaleChanges = ScaleChanges()
     entropy: EntropyChanges = EntropyChanges()
     foldable: FoldableChanges = FoldableChanges()
+    freezing: FreezingChanges = FreezingChanges()
+    route: RouteChanges = RouteChanges()
     optimizer: OptimizerName | None = None
     schedule: RateSchedule | None = None
     final_rate_share: float | None = None
@@ -99,7 +132,7 @@ class RecipeChanges:
 def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
     """The recipe with its changes.
 
-    Raises UserError for a value out of its range, or changes of a regulariser that is not there.
+    Raises UserError for a value out of its range, or changes of a regulariser or a route that is not there.
     """
     if recipe.entropy is None and _stated(changes.entropy):
         names = ", ".join(_stated(changes.entropy))
@@ -109,16 +142,20 @@ def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
             "form=published-code needs a weight of its own, such as the papers' 1e-5, since it adds up over rows and "
             "sequences; state --recipe.entropy.weight."
         )
+    if recipe.route is None and _stated(changes.route):
+        raise UserError(f"changes of the route ({', '.join(_stated(changes.route))}) need a parent; name it.")
     stated = _stated(changes.foldable)
     return replace(
         recipe,
         scale=replace(recipe.scale, **_stated(changes.scale)),
         entropy=recipe.entropy and replace(recipe.entropy, **_stated(changes.entropy)),
+        freezing=replace(recipe.freezing, **_stated(changes.freezing)),
+        route=recipe.route and replace(recipe.route, **_stated(changes.route)),
         foldable=replace(recipe.foldable or Foldable(), **stated) if stated else recipe.foldable,
         **_stated(changes),
     )
 
 
-def _stated(changes: ScaleChanges | EntropyChanges | FoldableChanges | RecipeChanges) -> dict[str, Any]:
+def _stated(changes: Changes | RecipeChanges) -> dict[str, Any]:
     values = {field.name: getattr(changes, field.name) for field in fields(changes)}
     return {name: value for name, value in values.items() if value is not None and not is_dataclass(value)}

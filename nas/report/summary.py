@@ -14,6 +14,7 @@ from nas.results import ledger
 from nas.results.front import crosses, front, unearned
 from nas.results.ledger import Record
 from nas.results.members import TrainedMember, members, verdict
+from nas.results.parent import ParentResult
 from search_spaces.budget.feasible import format_budget
 
 FEW = 4  # a front of fewer members is said to be one
@@ -28,6 +29,7 @@ def closing_lines(
     folder: Path,
     plots: Iterable[Path],
     floors: NgramFloors | None = None,
+    parent: ParentResult | None = None,
 ) -> list[str]:
     """Only what this run established, in order: front, floor, baselines, order against the papers, scale, places."""
     found, trained = front(records, budget), members(records)
@@ -41,6 +43,7 @@ def closing_lines(
         lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
     lines += unearned_lines(records, budget)
     lines += unstable_lines(records)
+    lines += parent_lines(parent, found)
     lines += _baseline_lines(trained, found, floors)
     lines += _order_lines(trained, num_layers, seq_len)
     example = ledger.completed(records)[0]
@@ -51,6 +54,21 @@ def closing_lines(
     lines.append(f"plot: {', '.join(map(str, plots))}")
     lines.append(f"front: {folder / 'pareto.csv'}; configs: {folder / 'architectures'}/")
     return lines
+
+
+def parent_lines(parent: ParentResult | None, found: Sequence[TrainedMember]) -> list[str]:
+    """The unmodified parent, and how far behind it the best member of the front is."""
+    if parent is None:
+        return []
+    line = (
+        f"parent {parent.name}, {parent.notation} as it was given: perplexity {parent.perplexity:.2f}, "
+        f"{format_seconds(parent.latency_s)}"
+    )
+    if found:
+        best = min(found, key=lambda one: one.mean_loss)
+        faster = 1 - best.latency_s / parent.latency_s
+        line += f"; best in budget is {best.perplexity / parent.perplexity - 1:+.1%} in perplexity, {faster:.0%} faster"
+    return [line]
 
 
 def _seeds(trained: Sequence[TrainedMember]) -> str:

@@ -20,6 +20,7 @@ from nas.results import ledger
 from nas.results.ledger import Record, architecture_of
 from nas.study.anchors import anchors, published_members
 from nas.study.config import StudyConfig, study_recipe
+from nas.study.parent import parent_result
 from nas.study.run_folder import Meta, read_ledger, read_meta
 from nas.study.schedule import TrialSchedule
 from nas.study.searcher import SEARCHERS
@@ -118,7 +119,7 @@ def new_meta(
         num_feasible=feasible.num_feasible,
         base=feasible.space.base,
         recipe=recipe,
-        parent=parent and parent.name,
+        parent=parent and parent_result(parent, corpus, recipe.scale, feasible),
         floors=study_floors(recipe, config.seed, corpus, tell),
     )
 

@@ -7,10 +7,16 @@ from costmodel.errors import UserError
 from nas.conversion.parent import BUILTIN, Parent, kept_parent, load_parent, require_fit
 from nas.corpus.corpus import Corpus
 from nas.recipe.recipe import SCALES, Scale, trained_architecture
+from nas.recipe.route import parent_architecture
+from nas.results.parent import ParentResult
 from nas.study.config import StudyConfig
 from nas.study.run_folder import PARENT_FOLDER, Meta
+from nas.training.batches import validate
 from nas.training.route.teacher import Teacher
 from search_spaces.architecture import Architecture
+from search_spaces.budget.feasible import FeasibleSpace
+from search_spaces.notation import name_of
+from search_spaces.pricing import price_architecture
 
 MOST_KEPT_TOKENS = 1 << 24  # 2 GiB of predictions
 
@@ -36,7 +42,22 @@ def study_parent(config: StudyConfig, base: Architecture) -> Parent | None:
 def run_parent(folder: Path, meta: Meta) -> Parent | None:
     """The parent of a run's candidates. Raises UserError if what the run keeps of it is damaged."""
     route = meta.recipe.route
-    return None if route is None else kept_parent(folder / PARENT_FOLDER, str(meta.parent), route.parent)
+    if route is None or meta.parent is None:
+        return None
+    return kept_parent(folder / PARENT_FOLDER, meta.parent.name, route.parent)
+
+
+def parent_result(parent: Parent, corpus: Corpus, scale: Scale, feasible: FeasibleSpace) -> ParentResult:
+    """The parent validated on the tokens that validate its candidates, and priced at the size of the space."""
+    priced = feasible.priced
+    architecture = parent_architecture(parent.route, priced.space.base)
+    cost = price_architecture(architecture, priced.pricer, priced.workload, priced.accounting)
+    return ParentResult(
+        name=parent.name,
+        notation=name_of(architecture),
+        val_loss=validate(parent.decoder(), corpus, scale).loss,
+        latency_s=cost.price.latency_s,
+    )
 
 
 def teacher_of(parent: Parent, corpus: Corpus, scale: Scale, device: str) -> Teacher:

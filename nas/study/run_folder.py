@@ -20,6 +20,7 @@ from nas.corpus.ngrams import NgramFloors
 from nas.recipe.recipe import SCALES, Recipe
 from nas.results import ledger
 from nas.results.ledger import Record
+from nas.results.parent import ParentResult
 from nas.storage import RUNS, replace_file
 from nas.study.config import StudyConfig, study_recipe
 from search_spaces.architecture import Architecture, canonical
@@ -41,7 +42,7 @@ class Meta:
     reference: the hypervolume's reference point: (latency_s, natural log of the unigram model's perplexity).
     base: the dimensions that all members share (its own layers are of no account).
     recipe: what candidates are trained with (`nas.study.config.study_candidate`).
-    parent: the name by which the parent was asked for; None without one. It is kept in PARENT_FOLDER.
+    parent: what the parent reaches, which is kept in PARENT_FOLDER; None without one.
     floors: what n-gram models reach of the training tokens that a candidate sees; None in runs from before there were.
     """
 
@@ -59,7 +60,7 @@ class Meta:
     num_feasible: int
     base: Architecture
     recipe: Recipe
-    parent: str | None = None
+    parent: ParentResult | None = None
     floors: NgramFloors | None = None
 
     def __post_init__(self) -> None:

@@ -119,6 +119,7 @@ def _study(
         folder=folder,
         plots=plots,
         floors=meta.floors,
+        parent=meta.parent,
     )
     if unfinished:
         lines.append(unfinished)

@@ -3,7 +3,8 @@
 Two rules. Non-finite: the loss or the gradient of a step, or a validation loss or its perplexity, is infinite or not
 a number, or the norm of a finite gradient is beyond the range of its floats.
 Above its start: after warm-up, each of the last `WINDOW` training losses exceeds that of the first step, so that the
-model predicts worse than it did untrained, and neither a spike nor an unlucky batch is to blame.
+model predicts worse than it did untrained, and neither a spike nor an unlucky batch is to blame. On a route from a
+parent, whose parts may all go at once, only in the second half of the steps.
 """
 
 import math

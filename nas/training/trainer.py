@@ -315,8 +315,8 @@ class TrainingRun:
                 return "non-finite gradient at step {step}, first in {layer}", deepest.removeprefix("model.")
             return "gradient norm too large at step {step}, steepest in {layer}", divergence.steepest_module(model)
         assert progress.initial_loss is not None
-        warmed_up = progress.step >= self.scale.warmup_steps + divergence.WINDOW
-        if warmed_up and divergence.above_start(progress.losses, progress.initial_loss):
+        settled = progress.step >= self._settled_step + divergence.WINDOW
+        if settled and divergence.above_start(progress.losses, progress.initial_loss):
             where = divergence.steepest_module(model)
             return "training loss above its initial value at step {step}, steepest in {layer}", where
         return None
@@ -361,6 +361,11 @@ class TrainingRun:
         if self.folder is None:
             return None
         return diagnose(self.objective, inputs[: self.scale.micro_batch], step=self.progress.step)
+
+    @property
+    def _settled_step(self) -> int:
+        """From here on a loss is the model's own: after warm-up, and after what a parent lost has had time to heal."""
+        return self.scale.warmup_steps if self.recipe.route is None else self.scale.num_steps // 2
 
     @property
     def penalty_weight(self) -> float:

@@ -1,3 +1,4 @@
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,12 @@ from costmodel.config.strict_yaml import load_mapping
 from costmodel.protocols.published_rows import published_rows
 from experiments import fidelity
 from experiments.__main__ import definitions
-from experiments.fidelity import Job, Settings, Variant, scale_of
-from nas.recipe.recipe import SCALES
+from experiments.fidelity import Job, Settings, Variant, recipe_of
+from nas.conversion.parent import load_parent
+from nas.recipe.overrides import RecipeChanges, ScaleChanges
+from nas.recipe.papers import recipe_for
+from nas.recipe.recipe import Foldable
+from nas.study.config import StudyConfig, study_recipe
 
 KIND = "fidelity"
 FOUND = {name: load_mapping(path) for name, path in definitions().items()}
@@ -37,19 +42,26 @@ def test_printed_perplexities_are_those_of_the_published_rows(name: str):
         for row in published_rows()
         if (row.dataset, row.num_layers, row.seq_len) == ("CodeParrot", 12, 128)
     }
-    shared = SETTINGS[name].rows.keys() & printed.keys()
-    assert len(shared) >= 2
-    assert {row: SETTINGS[name].rows[row] for row in shared} == {row: printed[row] for row in shared}
+    published = SETTINGS[name].published
+    shared = published.keys() & printed.keys()
+    assert shared
+    assert {row: published[row] for row in shared} == {row: printed[row] or math.inf for row in shared}
 
 
 def test_a_variant_changes_what_it_names_and_nothing_else():
-    changed = Variant(seeds=(0,), tokens_factor=8, batch=2, vocab_size=512)
     settings = SETTINGS["fidelity"]
-    scale = SCALES[settings.scale]
-    assert scale_of(settings, changed) == replace(
-        scale, tokens=8 * scale.tokens, batch=2, micro_batch=2, vocab_size=512
-    )
-    assert scale_of(settings, Variant(seeds=(0,))) == scale
+    plain = recipe_of(settings, Variant(seeds=(0,)), None, entropy_regularised=False)
+    assert plain == recipe_for(settings.scale, "stdlib", entropy_regularised=False)
+    given = RecipeChanges(optimizer="adamw", scale=ScaleChanges(batch=2, vocab_size=512))
+    other = recipe_of(settings, Variant(seeds=(0,), tokens=99, recipe=given), None, entropy_regularised=False)
+    scale = replace(plain.scale, tokens=99, batch=2, micro_batch=2, vocab_size=512)
+    assert other == replace(plain, optimizer="adamw", scale=scale)
+
+
+def test_from_a_parent_the_recipe_is_that_of_a_search():
+    settings, parent = SETTINGS["fidelity"], load_parent("builtin")
+    found = recipe_of(settings, Variant(seeds=(0,), parent="builtin"), parent, entropy_regularised=True)
+    assert replace(found, foldable=Foldable()) == study_recipe(StudyConfig(budget_latency="5min"), parent.route)
 
 
 @pytest.mark.parametrize(("rows", "variants"), [({"SM": 1.0}, {"1x": {"seeds": [0]}}), ({"SM": 1.0, "SM+R": 2.0}, {})])
@@ -70,7 +82,7 @@ def test_it_runs_small_and_a_finished_training_is_not_repeated(
         "base": "tiny",
         "data": text,
         "rows": {"SM+LN+G": 2.69, "SM+ScFuFFN": 3.48},
-        "variants": {"1x": {"seeds": [0], "tokens_factor": 0.25}, "short": {"seeds": [0], "tokens_factor": 0.125}},
+        "variants": {"1x": {"seeds": [0], "tokens": 2048}, "short": {"seeds": [0], "tokens": 1024}},
     }
     told = []
     for _ in range(2):

@@ -1,0 +1,125 @@
+"""Which parent a study has, and what a trial takes from it."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from costmodel.config.strict_yaml import dump
+from costmodel.errors import UserError
+from nas.conversion.parent import BUILTIN, Parent, keep_parent, load_parent
+from nas.conversion.pretrained import Pretrained
+from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.documents import GivenTokenizer
+from nas.model.decoder import Decoder, build
+from nas.model.weights import deployed_weights, load_stored
+from nas.recipe.recipe import SCALES, trained_architecture
+from nas.study.config import StudyConfig, study_recipe
+from nas.study.parent import parent_result, study_parent
+from nas.study.run_folder import PARENT_FOLDER
+from nas.study.schedule import TrialSchedule
+from nas.study.searcher import SEARCHERS
+from nas.study.trials import Trials, TrialSetting
+from nas.study.worker import run_trial
+from nas.training import checkpoint
+from search_spaces.bases import BASES
+from search_spaces.notation import parse
+
+CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def folder(source_files: str, tmp_path: Path) -> Path:
+    """An untrained parent of the tiny space at scale `smoke`."""
+    corpus = prepare(source_files, vocab_size=512)
+    tokenizer = (Path(corpus.folder) / "tokenizer.json").read_text()
+    architecture = trained_architecture(parse("SM+LN+G", BASES["tiny"]).architecture, SCALES["smoke"])
+    weights = deployed_weights(build(architecture, torch.Generator().manual_seed(5)))
+    given = GivenTokenizer(name="bpe", json=tokenizer, end_of_text="<|endoftext|>")
+    whole = {name: value.contiguous().clone() for name, value in weights.items()}
+    keep_parent(Parent("made", Pretrained(architecture, whole, given), ""), tmp_path / "made")
+    return tmp_path / "made"
+
+
+@pytest.fixture
+def corpus(folder: Path, source_files: str) -> Corpus:
+    return prepare(source_files, vocab_size=512, tokenizer=load_parent(str(folder)).model.tokenizer)
+
+
+def test_the_builtin_parent_is_the_default_where_it_fits() -> None:
+    found = study_parent(StudyConfig(budget_latency="5min"), BASES["gpt2-small"])
+    assert found is not None
+    assert found.name == BUILTIN
+
+
+@pytest.mark.parametrize(
+    ("config", "base"),
+    [
+        (StudyConfig(budget_latency="5min", parent="none"), "gpt2-small"),
+        (StudyConfig(budget_latency="5min", scale="gpu"), "gpt2-small"),
+        (StudyConfig(budget_latency="5min", scale="paper"), "gpt2-small"),
+        (StudyConfig(budget_latency="5min"), "gpt2-18l"),
+        (StudyConfig(budget_latency="5min", seq_len=256), "gpt2-small"),
+    ],
+)
+def test_elsewhere_candidates_are_trained_from_scratch(config: StudyConfig, base: str) -> None:
+    assert study_parent(config, BASES[base]) is None
+
+
+def test_one_that_is_asked_for_must_fit() -> None:
+    config = StudyConfig(budget_latency="5min", parent=BUILTIN)
+    with pytest.raises(UserError, match=r"`num_layers` .* 18, but has 12; give another --parent, a --scale or --space"):
+        study_parent(config, BASES["gpt2-18l"])
+
+
+@pytest.mark.parametrize("name", ["2xlSooo", "1xooLFo-1xLSlRo", "SM+ScFuFFN"])
+def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(
+    feasible, corpus: Corpus, folder: Path, tmp_path: Path, name: str
+) -> None:
+    parent = load_parent(str(folder))
+    keep_parent(parent, tmp_path / PARENT_FOLDER)
+    schedule = TrialSchedule(
+        strategy=SEARCHERS["evolution"](feasible, [parse(name, feasible.space.base)]), seed=0, num_trials=1
+    )
+    recipe = study_recipe(CONFIG, parent.route)
+    recipe = replace(recipe, scale=replace(recipe.scale, learning_rate=1e-2))
+    setting = TrialSetting(
+        config=CONFIG, recipe=recipe, folder=tmp_path, corpus=corpus, device="cpu", threads=1, versions={}
+    )
+    trials = Trials(schedule, feasible.priced.pricer, setting)
+    spec = trials.next_spec()
+    assert spec is not None
+    *_, last = run_trial(spec)
+    assert (last.status, last.reason) == ("completed", None)
+    load_stored(Decoder(spec.candidate.trained), checkpoint.load_latest(spec.folder).weights)
+    assert list(Path(corpus.folder).glob("predictions-*.bin"))
+
+
+def test_a_trial_whose_parent_was_edited_fails_with_a_reason(
+    feasible, corpus: Corpus, folder: Path, tmp_path: Path
+) -> None:
+    parent = load_parent(str(folder))
+    keep_parent(parent, tmp_path / PARENT_FOLDER)
+    (tmp_path / PARENT_FOLDER / "trained.yaml").write_text(dump({"block": "gpt2"}))
+    schedule = TrialSchedule(strategy=SEARCHERS["random"](feasible, ()), seed=0, num_trials=1)
+    recipe = study_recipe(CONFIG, parent.route)
+    setting = TrialSetting(
+        config=CONFIG, recipe=recipe, folder=tmp_path, corpus=corpus, device="cpu", threads=1, versions={}
+    )
+    spec = Trials(schedule, feasible.priced.pricer, setting).next_spec()
+    assert spec is not None
+    *_, last = run_trial(spec)
+    assert last.status == "failed"
+    assert "must be as it was written" in last.reason
+
+
+def test_the_parent_is_validated_and_priced_as_it_is(feasible, corpus: Corpus, folder: Path) -> None:
+    found = parent_result(load_parent(str(folder)), corpus, SCALES["smoke"], feasible)
+    assert found.notation == "SM+LN+G"
+    assert found.perplexity == pytest.approx(512, rel=0.1)  # it has learned nothing
+    assert math.isclose(found.perplexity, math.exp(found.val_loss))
+    assert found.latency_s > 0
