@@ -1,6 +1,7 @@
 """One study from prepared data to a finished run folder: what `nas.search` does once it knows that something fits."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,6 +28,8 @@ from nas.study.run_folder import PARENT_FOLDER, Meta, new_folder, read_meta, wri
 from nas.study.trials import Trials
 from nas.study.worker import worker_env
 from search_spaces.budget.feasible import FeasibleSpace
+
+FEW_TOKENS = 1 << 23  # proxies from scratch pass the trigram between 2 and 6 million tokens, the 5-gram later
 
 
 def run_campaign(
@@ -60,7 +63,9 @@ def run_campaign(
     if not config.gpus_per_trial:
         has_native(SCALES[config.scale].head_dim or feasible.space.base.head_dim)  # compiled or said here, once for all
     if folder is None:
+        config = replace(config, parent="none" if parent is None else parent.name)
         meta = new_meta(config, feasible, corpus, parent, tell)
+        tell(_start(meta))
         folder = new_folder(output_dir)
         if parent is not None:
             keep_parent(parent, folder / PARENT_FOLDER)
@@ -125,6 +130,22 @@ def _study(
         lines.append(unfinished)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def _start(meta: Meta) -> str:
+    """What candidates start from; from scratch on few tokens, what that is good for."""
+    if meta.parent is not None:
+        return (
+            f"candidates start from parent {meta.parent.name}, {meta.parent.notation}, perplexity "
+            f"{meta.parent.perplexity:.2f} on the tokens that validate them"
+        )
+    tokens = meta.recipe.scale.tokens
+    if tokens >= FEW_TOKENS:
+        return f"candidates are trained from scratch on {tokens:,} tokens"
+    return (
+        f"note: from scratch on {tokens:,} tokens candidates are likely to know less than a trigram, so their order "
+        f"says little; start from a trained model (--parent) or give --tokens {FEW_TOKENS} or more"
+    )
 
 
 def study_resources(config: StudyConfig) -> Resources:
