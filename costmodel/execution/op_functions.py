@@ -21,7 +21,6 @@ Weights: TypeAlias = Mapping[str, Array]
 RMSNORM_EPSILON = 1e-6  # the default of transformers' Llama; 18 fraction bits cannot tell it from 1e-5
 LAYERNORM_EPSILON = 1e-5  # Radford et al. 2019, GPT-2, and torch's default
 ROTARY_BASE = 10_000.0  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
-MASKED_SCORE = -30.0  # exp(-30) = 9e-14 counts as 0; -1e4 and below overflow fixed point with 18 fraction bits
 QUAD_SHIFT = 5.0  # c of (x + c)^2. Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452
 RELU_SUM_OFFSET = 2.0**-10  # keeps a row without a positive score finite; a multiple of what 18 fraction bits can hold
 GELU_TANH_CUBIC = 0.044715  # Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2
@@ -136,12 +135,12 @@ def _temper(op: ops.Temperature, library: Library, own: Weights, scores: Array) 
 def _softmax(op: ops.Softmax, library: Library, own: Weights, scores: Array) -> Array:
     seen = np.tri(op.queries, op.keys, op.keys - op.queries, dtype=bool)  # public
     positive, offset = SOFTMAX_FORMS[op.form](library, seen, scores)
-    positive = library.numpy.where(seen, positive, 0.0)  # exact where a row's scores are all far below MASKED_SCORE
+    positive = library.numpy.where(seen, positive, 0.0)
     return positive * (1 / (positive.sum(axis=-1, keepdims=True) + offset))
 
 
 def _powers(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
-    scores = library.numpy.where(seen, scores, MASKED_SCORE)
+    scores = library.numpy.where(seen, scores, scores[..., :1])  # seen by every query, so the maximum is the row's own
     return library.numpy.exp(scores - scores.max(axis=-1, keepdims=True)), 0.0
 
 

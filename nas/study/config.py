@@ -68,7 +68,7 @@ class StudyConfig:
     new_tokens: int = 1
     accounting: Accounting = "deployed"
     searcher: SearcherName = "evolution"
-    num_trials: int = 14  # with the baselines and more seeds of the front, a quarter of an hour on two cores
+    num_trials: int = 13  # with the baselines and more seeds of the front, a quarter of an hour on two cores
     finalist_seeds: int = 2  # the fewest that show a spread and a mean that one unlucky seed does not decide
     time_budget: str | None = None
     scale: ScaleName = "proxy"

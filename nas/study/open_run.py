@@ -27,7 +27,7 @@ from nas.study.searcher import SEARCHERS
 from nas.study.trials import Trials, TrialSetting
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
-from search_spaces.notation import Member
+from search_spaces.notation import Member, placement
 from search_spaces.pricing import price_architecture
 from search_spaces.space import num_members
 from search_spaces.workload import Workload
@@ -38,8 +38,8 @@ def open_trials(
 ) -> Trials:
     """The trials of a run, its ledger replayed.
 
-    Baselines are the published rows with LayerNorm beyond the budget. Raises UserError if the ledger is damaged before
-    its last line.
+    Baselines are the published rows with LayerNorm beyond the budget, but for the parent. Raises UserError if the
+    ledger is damaged before its last line.
     """
     path = folder / ledger.FILE_NAME
     records = ledger.recover(path) if path.exists() else ()
@@ -50,7 +50,7 @@ def open_trials(
         strategy=SEARCHERS[config.searcher](feasible, anchors(feasible, published)),
         seed=config.seed,
         num_trials=config.num_trials,
-        baselines=[member for member in published if not feasible.fits(member) and _has_norm(member)],
+        baselines=[member for member in published if not feasible.fits(member) and _is_baseline(member, meta)],
         finalist_seeds=config.finalist_seeds,
         known=_candidates(records, feasible.space.base),
     )
@@ -75,8 +75,11 @@ def _candidates(records: Sequence[Record], base: Architecture) -> dict[int, Memb
     }
 
 
-def _has_norm(member: Member) -> bool:
-    return member.architecture.final_norm != "none"
+def _is_baseline(member: Member, meta: Meta) -> bool:
+    """Whether a published row has LayerNorm, and is not the parent, whose perplexity is known."""
+    route = meta.recipe.route
+    is_parent = route is not None and placement(member.architecture) == route.placement
+    return member.architecture.final_norm != "none" and not is_parent
 
 
 def study_floors(recipe: Recipe, seed: int, corpus: Corpus, tell: Callable[[str], None]) -> NgramFloors:
