@@ -74,6 +74,7 @@ def _plot_as_run(folder: Path, config: StudyConfig) -> None:
             num_layers=base.num_layers,
             seq_len=config.seq_len,
             floors=meta.floors,
+            parent=meta.parent,
         )
     )
     members = front(records, config.budget)

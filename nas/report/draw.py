@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 ERRORS = "± two standard errors"
-LABELLED = 8  # front members named in the legend; the rest are in pareto.csv
+LABELLED = 9  # front members named in the legend; the rest are in pareto.csv
 
 
 # Okabe and Ito 2008, https://jfly.uni-koeln.de/color/: told apart by the colour-blind
@@ -211,6 +211,10 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     names = "".join(f"\n{number}  {name}" for number, name in enumerate(data.front.names[:LABELLED], 1))
     _draw_group(axes, data.front, color="tab:blue", marker="o", label="Pareto front" + names)
     _explain_seeds(axes, (data.front, data.dominated, data.baselines))
+    if data.parent is not None:
+        style: dict[str, Any] = {"color": "tab:green", "marker": "*", "markersize": 9, "linestyle": ""}
+        name = f"parent {data.parent.notation}, as it was given"
+        axes.plot([data.parent.latency_s / 60], [data.parent.perplexity], **style, label=name)
     axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1, label=f"budget {data.budget_min:g} min")
     _draw_floors(axes, data.floors)
     axes.set_yscale("log")

@@ -10,6 +10,7 @@ from nas.results import ledger
 from nas.results.front import front
 from nas.results.ledger import Record
 from nas.results.members import TrainedMember, members
+from nas.results.parent import ParentResult
 from nas.results.reprice import WhatIf
 
 PRIOR_RANGE_SHARE = 0.005  # a latency range narrower than this share of the latency is no wider than its marker
@@ -56,6 +57,7 @@ class FrontFigure(NamedTuple):
     published: Group
     published_title: str
     floors: FloorLines = NO_FLOORS
+    parent: ParentResult | None = None
 
 
 class WhatIfPanel(NamedTuple):
@@ -88,6 +90,7 @@ def front_figure(
     num_layers: int,
     seq_len: int,
     floors: NgramFloors | None = None,
+    parent: ParentResult | None = None,
 ) -> FrontFigure:
     """The data of the Pareto plot of a ledger."""
     assert budget.latency_s is not None
@@ -115,6 +118,7 @@ def front_figure(
         ),
         published_title=f"Papers' rows, L={num_layers}, T={seq_len}\n(full scale, other corpus and tokenizer)",
         floors=drawn_floors(floors, whole),
+        parent=parent,
     )
 
 

@@ -15,6 +15,7 @@ from nas.report.front_figures import front_figure, what_if_figure
 from nas.results import ledger
 from nas.results.ledger import Record
 from nas.results.members import TrainedMember
+from nas.results.parent import ParentResult
 from nas.results.reprice import WhatIf
 from search_spaces.architecture import Architecture
 
@@ -29,11 +30,14 @@ def plot_front(
     num_layers: int,
     seq_len: int,
     floors: NgramFloors | None = None,
+    parent: ParentResult | None = None,
 ) -> tuple[Path, ...]:
     """Draws the Pareto plot of a run and returns the paths. Raises UserError if nothing has been trained yet."""
     if not ledger.completed(records):
         raise UserError(f"{folder} has no completed trial yet, so there is nothing to plot.")
-    data = front_figure(records, budget, published_rows(), num_layers=num_layers, seq_len=seq_len, floors=floors)
+    data = front_figure(
+        records, budget, published_rows(), num_layers=num_layers, seq_len=seq_len, floors=floors, parent=parent
+    )
     return save_figure(folder / PLOTS / "pareto", draw_front(data))
 
 

@@ -114,7 +114,13 @@ def _study(
     remove_plots(folder)
     num_layers = feasible.space.base.num_layers
     plots = plot_front(
-        folder, trials.records, config.budget, num_layers=num_layers, seq_len=config.seq_len, floors=meta.floors
+        folder,
+        trials.records,
+        config.budget,
+        num_layers=num_layers,
+        seq_len=config.seq_len,
+        floors=meta.floors,
+        parent=meta.parent,
     )
     lines = closing_lines(
         trials.records,
