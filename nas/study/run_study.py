@@ -65,7 +65,7 @@ def run_campaign(
     if folder is None:
         config = replace(config, parent="none" if parent is None else parent.name)
         meta = new_meta(config, feasible, corpus, parent, tell)
-        tell(_start(meta))
+        tell(start_line(meta))
         folder = new_folder(output_dir)
         if parent is not None:
             keep_parent(parent, folder / PARENT_FOLDER)
@@ -138,7 +138,7 @@ def _study(
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def _start(meta: Meta) -> str:
+def start_line(meta: Meta) -> str:
     """What candidates start from; from scratch on few tokens, what that is good for."""
     if meta.parent is not None:
         return (

@@ -9,6 +9,7 @@ from costmodel.protocols.published_rows import published_rows
 from nas.report.draw import draw_front, draw_what_if
 from nas.report.front_figures import front_figure, label, what_if_figure
 from nas.results.members import members
+from nas.results.parent import ParentResult
 from nas.results.reprice import WhatIf
 
 BUDGET = Budget(latency_s=300.0)
@@ -35,6 +36,14 @@ def test_every_trial_is_in_its_group(records) -> None:
     assert data.dominated.latency_min == (4.5,)
     assert (data.baselines.names, data.baselines.latency_min) == (("SM+LN+G",), (8.0,))
     assert (data.stopped_min, data.diverged_min) == ((1.0,), (0.5,))
+
+
+def test_the_parent_is_drawn_beside_them(records) -> None:
+    parent = ParentResult(name="builtin", notation="SM+LN+G", val_loss=1.5, latency_s=480.0)
+    data = front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128, parent=parent)
+    axes = draw_front(data).axes[0]
+    (mark,) = [line for line in axes.lines if line.get_label() == "parent SM+LN+G, as it was given"]
+    assert (mark.get_xdata()[0], mark.get_ydata()[0]) == (8.0, pytest.approx(math.exp(1.5)))
 
 
 def test_a_range_narrower_than_its_marker_is_left_out(records) -> None:

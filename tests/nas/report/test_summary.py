@@ -2,16 +2,22 @@ import math
 from pathlib import Path
 
 from costmodel.cost import Budget
-from nas.report.summary import closing_lines
+from nas.report.summary import closing_lines, parent_lines
+from nas.results.parent import ParentResult
 
 BUDGET = Budget(latency_s=300.0)
 
 
-def lines(records, floors=None) -> str:
+PARENT = ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(8.0), latency_s=400.0)
+
+
+def lines(records, floors=None, parent=None) -> str:
     folder = Path("runs/x")
     plots = [folder / "plots" / "pareto.png"]
     return "\n".join(
-        closing_lines(records, BUDGET, num_layers=12, seq_len=128, folder=folder, plots=plots, floors=floors)
+        closing_lines(
+            records, BUDGET, num_layers=12, seq_len=128, folder=folder, plots=plots, floors=floors, parent=parent
+        )
     )
 
 
@@ -34,6 +40,14 @@ def test_shows_a_baseline_outside_the_budget_with_the_observed_gap(make_record):
     text = lines([baseline, make_record(1, perplexity=110.0, val_loss=4.7)])
     assert "baseline outside the budget" in text
     assert "best in budget is +10.0% in perplexity" in text
+
+
+def test_says_what_the_parent_reaches_and_how_far_behind_the_best_member_is(make_record):
+    text = lines([make_record(0, latency_s=300.0, val_loss=math.log(10.0), perplexity=10.0)], parent=PARENT)
+    assert "parent builtin, SM+LN+G as it was given: perplexity 8.00, 6.67 min; best in budget is +25.0% in" in text
+    assert "in perplexity, 25% faster" in text
+    assert "best in budget" not in "".join(parent_lines(PARENT, ()))
+    assert "parent" not in lines([make_record(0)])
 
 
 def test_says_where_the_order_differs_from_the_papers_and_only_there(make_record):

@@ -1,8 +1,13 @@
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
+from nas.recipe.papers import recipe_for
+from nas.results.parent import ParentResult
 from nas.study.config import StudyConfig
-from nas.study.run_study import study_resources
+from nas.study.run_study import FEW_TOKENS, start_line, study_resources
 
 
 def resources(monkeypatch, *, cores, gpus=0, **settings):
@@ -36,3 +41,18 @@ def test_too_few_gpus_are_refused(monkeypatch):
 def test_a_share_above_one_is_whole():
     with pytest.raises(ValueError, match="--gpus-per-trial must be whole or below 1"):
         StudyConfig(budget_latency="5min", gpus_per_trial=1.5)
+
+
+def test_a_study_from_scratch_on_few_tokens_is_warned(make_meta):
+    recipe = recipe_for("proxy", "stdlib", entropy_regularised=False)
+    assert "from scratch on 524,288 tokens candidates are likely to know less than a trigram" in start_line(
+        make_meta(recipe=recipe)
+    )
+    enough = replace(recipe, scale=replace(recipe.scale, tokens=FEW_TOKENS))
+    assert start_line(make_meta(recipe=enough)) == "candidates are trained from scratch on 8,388,608 tokens"
+
+
+def test_a_study_says_what_its_candidates_start_from(make_meta):
+    parent = ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(7.0), latency_s=400.0)
+    expected = "candidates start from parent builtin, SM+LN+G, perplexity 7.00 on the tokens that validate them"
+    assert start_line(make_meta(parent=parent)) == expected
