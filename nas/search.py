@@ -18,6 +18,7 @@ from costmodel.errors import UserError
 from nas.recipe.recipe import SCALES
 from nas.study.config import StudyConfig, flag
 from nas.study.run_folder import find_run, read_config, read_meta, run_pricer, run_space
+from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import (
     FeasibleSpace,
     check_feasible,
@@ -92,9 +93,7 @@ def search(request: Request, console: Console) -> None:
     """
     config = request.config
     pricer = run_pricer(request.folder, config)
-    found = priceable(
-        run_space(request.folder, config, _vocab_size(request)), pricer, config.workload, config.accounting
-    )
+    found = priceable(run_space(request.folder, config, _tables(request)), pricer, config.workload, config.accounting)
     priced = price_space(found.space, pricer, config.workload, config.accounting)
     feasible = within_budget(priced, config.budget)
     for line in (*_left_out(found), *overview(feasible), *_extrapolated(feasible), *_last_projection(feasible)):
@@ -107,16 +106,16 @@ def search(request: Request, console: Console) -> None:
     run_campaign(config, feasible, console, folder=request.folder, output_dir=request.output_dir)
 
 
-def _vocab_size(request: Request) -> int | None:
-    """Of the parent, which at full size decides what is priced; None where the space or the scale does."""
+def _tables(request: Request) -> Architecture | None:
+    """The parent, whose vocabulary and context are priced at full size; None where those of space and scale are."""
     config = request.config
     if SCALES[config.scale].vocab_size is not None or config.parent in (None, "none"):
         return None
     if request.folder is not None:
-        return read_meta(request.folder).base.vocab_size
+        return read_meta(request.folder).base
     from nas.conversion.parent import load_parent  # needs torch
 
-    return load_parent(config.parent).model.architecture.vocab_size
+    return load_parent(config.parent).model.architecture
 
 
 def _left_out(found: Priceable) -> list[str]:

@@ -298,7 +298,7 @@ def _candidate(config: TrainConfig, source: Pretrained | None) -> Candidate:
 
 def _child(config: TrainConfig, parent: Parent) -> Candidate:
     """A candidate on the way from its parent. Raises UserError if the parent does not fit."""
-    base = parent.vocabulary_of(base_architecture(config.base or BASE), SCALES[config.scale])
+    base = parent.tables_on(base_architecture(config.base or BASE), SCALES[config.scale])
     member = resolve(config.arch, base)
     made = candidate_at(member, config.scale, seq_len=config.seq_len, tokens=None, data=config.data)
     recipe = from_parent(made.recipe, parent.route)

@@ -39,9 +39,10 @@ class Parent(NamedTuple):
             raise UserError(f"parent {self.name!r} must be a model as it was trained, but is a folded one.")
         return Route(parent=self.digest, placement=placement(architecture))
 
-    def vocabulary_of(self, base: Architecture, scale: Scale) -> Architecture:
-        """A base with the parent's vocabulary, where the scale does not have one of its own."""
-        return base if scale.vocab_size is not None else replace(base, vocab_size=self.model.architecture.vocab_size)
+    def tables_on(self, base: Architecture, scale: Scale) -> Architecture:
+        """A base with the parent's vocabulary and context, where the scale does not have a vocabulary of its own."""
+        own = self.model.architecture
+        return base if scale.vocab_size is not None else replace(base, vocab_size=own.vocab_size, context=own.context)
 
     def start(self, candidate: Candidate) -> dict[str, Tensor]:
         """The deployed weights that training of a candidate begins with. Raises UserError if it does not fit."""

@@ -108,11 +108,12 @@ def write_config(folder: Path, config: StudyConfig) -> None:
     replace_file(folder / CONFIG_FILE, dump(asdict(config)))
 
 
-def run_space(folder: Path | None, config: StudyConfig, vocab_size: int | None = None) -> SearchSpace:
-    """The space of a run; None is a run to be. vocab_size: of the parent, in place of that of the space's base."""
+def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | None = None) -> SearchSpace:
+    """The space of a run; None is a run to be. tables: whose vocabulary and context its base has instead of its own."""
     definition = load_definition(own_file(folder, config, "space") or config.space)
-    if vocab_size is not None:
-        definition = replace(definition, dimensions=replace(definition.dimensions, vocab=vocab_size))
+    if tables is not None:
+        dimensions = replace(definition.dimensions, vocab=tables.vocab_size, context=tables.context)
+        definition = replace(definition, dimensions=dimensions)
     return build_space(definition)
 
 

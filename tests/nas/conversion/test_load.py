@@ -12,6 +12,7 @@ from nas.conversion.pretrained import read_export
 from nas.corpus.corpus import prepare, tokenizer_file
 from nas.model.decoder import build
 from nas.model.weights import deployed_weights
+from nas.training.manifest import read_training
 from search_spaces.architecture import dump_architecture
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.notation import parse
@@ -69,6 +70,26 @@ def test_a_gpt2_is_linearised_and_fine_tuned(
         capsys.readouterr().err
     )
     assert "training SM+ScFuFFN at width 16" in capsys.readouterr().out
+
+
+@pytest.mark.needs_hf
+def test_a_gpt2_is_the_parent_of_candidates_at_its_own_size(
+    tmp_path: Path, source_files: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its vocabulary and context are those that are priced."""
+    from nas.conversion.huggingface import save_model
+
+    model = build(TINY, torch.Generator().manual_seed(0))
+    prepared = prepare(source_files, vocab_size=300)
+    save_model(TINY, deployed_weights(model), Path(prepared.folder, "tokenizer.json"), tmp_path / "gpt2")
+    args = ["1xlSlRo-1xooooo", "--parent", str(tmp_path / "gpt2"), "--base", "tiny", "--scale", "paper"]
+    args += ["--seq-len", "16", "--tokens", "1024", "--recipe.scale.batch", "4", "--recipe.scale.micro-batch", "4"]
+    out = tmp_path / "out"
+    assert train.main([*args, "--data", source_files, "--output-dir", str(out)]) == 0, capsys.readouterr().err
+    made = read_training(out).candidate
+    assert (made.architecture.vocab_size, made.architecture.context) == (300, 32)
+    assert made.recipe.route is not None
+    assert made.recipe.route.placement == "2xLSLGo"
 
 
 def test_weights_without_their_tokenizer_are_refused_and_with_it_are_trained(

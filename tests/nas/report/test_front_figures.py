@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from costmodel.cost import Budget
@@ -43,7 +44,8 @@ def test_the_parent_is_drawn_beside_them(records) -> None:
     data = front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128, parent=parent)
     axes = draw_front(data).axes[0]
     (mark,) = [line for line in axes.lines if line.get_label() == "parent SM+LN+G, as it was given"]
-    assert (mark.get_xdata()[0], mark.get_ydata()[0]) == (8.0, pytest.approx(math.exp(1.5)))
+    assert list(np.ravel(mark.get_xdata())) == [8.0]
+    assert list(np.ravel(mark.get_ydata())) == [pytest.approx(math.exp(1.5))]
 
 
 def test_a_range_narrower_than_its_marker_is_left_out(records) -> None:

@@ -14,11 +14,8 @@ PARENT = ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(8.0)
 def lines(records, floors=None, parent=None) -> str:
     folder = Path("runs/x")
     plots = [folder / "plots" / "pareto.png"]
-    return "\n".join(
-        closing_lines(
-            records, BUDGET, num_layers=12, seq_len=128, folder=folder, plots=plots, floors=floors, parent=parent
-        )
-    )
+    more = {"folder": folder, "plots": plots, "floors": floors, "parent": parent}
+    return "\n".join(closing_lines(records, BUDGET, num_layers=12, seq_len=128, **more))
 
 
 def test_says_scale_tokens_tokenizer_and_places(make_record):
