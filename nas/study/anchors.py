@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from costmodel.protocols.published_rows import published_rows
+from nas.study.draws import IDLE_SHARE
 from search_spaces.architecture import Attention, Layer, Norm
 from search_spaces.budget.feasible import FeasibleSpace
-from search_spaces.budget.priced_space import cheapest, price_of
+from search_spaces.budget.priced_space import cheapest, most_expensive, price_of
 from search_spaces.deployed import deployed_id
 from search_spaces.notation import Member, parse
 from search_spaces.space import SearchSpace, contains, member_of
@@ -33,10 +34,11 @@ def published_members(space: SearchSpace) -> tuple[Member, ...]:
 def anchors(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member]:
     """The first candidates of a search, as far as they are within the budget, in an order that soon covers all prices.
 
-    Nets of only the first layers, with attention and a ReLU FFN each; the cheapest member; then those that are farthest
-    in price from all others, of nets with attention in all layers and ReLU FFNs in the first 1, 3, 5 ... of them, of
-    fewer layers or half the heads with such FFNs, and of the published rows. One of each deployed form, MOST_ANCHORS in
-    all. As written: all published rows and the cheapest member.
+    Nets of only the first layers, with attention and a ReLU FFN each; then those that are farthest in price from all
+    others, of nets with attention in all layers and ReLU FFNs in the first 1, 3, 5 ... of them, of fewer layers or half
+    the heads with such FFNs, and of the published rows. One of each deployed form, MOST_ANCHORS in all, none from the
+    cheap end of the range of prices, its IDLE_SHARE; where that leaves nothing, the cheapest member. As written: all
+    published rows and the cheapest member.
     """
     least = cheapest(feasible.priced)
     if feasible.priced.accounting == "written":
@@ -46,9 +48,8 @@ def anchors(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member
     some_ffns = [_first_layers(space, count, num) for count in range(depth, 1, -1) for num in _ffn_counts(count)]
     some_ffns += [_first_layers(space, depth, num_ffns, "softmax-half") for num_ffns in _ffn_counts(depth)]
     chosen = _spread(feasible, [], _known(feasible, shallow), MOST_SHALLOW)
-    chosen += _known(feasible, [least], chosen)
     chosen = _spread(feasible, chosen, _known(feasible, [*some_ffns, *reversed(published)], chosen), MOST_ANCHORS)
-    return _spread(feasible, [], chosen, len(chosen))
+    return _spread(feasible, [], chosen, len(chosen)) or [least]
 
 
 def _ffn_counts(num_layers: int) -> list[int]:
@@ -73,14 +74,23 @@ def _first_layers(
 
 
 def _known(feasible: FeasibleSpace, members: Sequence[Member | None], others: Sequence[Member] = ()) -> list[Member]:
-    """The members within the budget, the first of each deployed form that none of the others has."""
-    forms = {deployed_id(member.architecture) for member in others}
+    """The members within the budget, not too cheap, the first of each deployed form that none of the others has."""
+    forms, least_s = {deployed_id(member.architecture) for member in others}, _least_s(feasible)
     known = []
     for member in members:
-        if member is not None and feasible.fits(member) and (form := deployed_id(member.architecture)) not in forms:
+        if member is None or not feasible.fits(member) or price_of(feasible.priced, member).latency_s < least_s:
+            continue
+        if (form := deployed_id(member.architecture)) not in forms:
             forms.add(form)
             known.append(member)
     return known
+
+
+def _least_s(feasible: FeasibleSpace) -> float:
+    """The price from which on members are worth a training."""
+    low, high = (price_of(feasible.priced, pick(feasible.priced)).latency_s for pick in (cheapest, most_expensive))
+    high = min(high, feasible.budget.latency_s or high)
+    return low + IDLE_SHARE * (high - low)
 
 
 def _spread(feasible: FeasibleSpace, chosen: Sequence[Member], members: Sequence[Member], most: int) -> list[Member]:

@@ -95,15 +95,16 @@ def within_budget(priced: PricedSpace, budget: Budget) -> FeasibleSpace:
     return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths)
 
 
-def price_slices(feasible: FeasibleSpace, num_slices: int) -> tuple[FeasibleSpace, ...]:
+def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0) -> tuple[FeasibleSpace, ...]:
     """The members within the budget by latency: equal slices from the cheapest to the dearest, cheapest first.
 
-    Slices without a member are left out; where latency has no bound, there is one slice.
+    left_out: share of the range, at its cheap end, that is in no slice. Slices without a member are left out.
     """
     paths, slack = feasible.paths, feasible.priced.num_ops  # of two members of one price, rounding may favour either
     least, most = (_latency_units(feasible, pick(feasible.priced)) for pick in (cheapest, most_expensive))
     least, most = least - slack, min(most + slack, paths.limit[0])
-    edges = [least - 1 + (most - least + 1) * place // num_slices for place in range(num_slices + 1)]
+    begin = least - 1 + int(left_out * (most - least + 1))
+    edges = [begin + (most - begin) * place // num_slices for place in range(num_slices + 1)]
     slices = [replace(feasible, paths=windowed(paths, *ends)) for ends in pairwise(edges) if ends[0] < ends[1]]
     return tuple(one for one in slices if one.num_feasible)
 

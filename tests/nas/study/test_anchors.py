@@ -7,8 +7,9 @@ import pytest
 from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
 from nas.study.anchors import MOST_ANCHORS, anchors, published_members
+from nas.study.draws import IDLE_SHARE
 from search_spaces.budget.feasible import FeasibleSpace, within_budget
-from search_spaces.budget.priced_space import Accounting, cheapest, price_of, price_space
+from search_spaces.budget.priced_space import Accounting, cheapest, most_expensive, price_of, price_space
 from search_spaces.deployed import deployed_id
 from search_spaces.notation import Member, parse
 from search_spaces.space import load_space
@@ -27,10 +28,11 @@ def test_each_deployed_form_is_there_once_within_budget_over_the_whole_range(min
     assert all(feasible.fits(one) for one in found)
     prices = sorted(price_of(feasible.priced, one).latency_s for one in found)
     least = price_of(feasible.priced, cheapest(feasible.priced)).latency_s
-    assert prices[0] == least
-    assert prices[-1] > 60 * minutes - 30
+    most = min(60 * minutes, price_of(feasible.priced, most_expensive(feasible.priced)).latency_s)
+    assert prices[0] >= least + IDLE_SHARE * (most - least)
+    assert prices[-1] > most - 0.4 * (most - least)
     gaps = [dearer - cheaper for cheaper, dearer in pairwise(prices)]
-    assert max(gaps) < 0.4 * (60 * minutes - least) + 10
+    assert max(gaps, default=0.0) < 0.4 * (most - least)
 
 
 def test_the_first_layers_whole_and_a_few_relus_with_norms_that_fold() -> None:
@@ -38,9 +40,8 @@ def test_the_first_layers_whole_and_a_few_relus_with_norms_that_fold() -> None:
     shallow = [parse(f"{count}xlSlRo-{12 - count}xooooo", feasible.space.base) for count in range(1, 11)]
     assert len(set(shallow) & set(found)) == 5
     assert shallow[9] == found[0]
-    others = [one for one in found if one not in shallow][1:]  # but for the cheapest
-    assert len(others) >= 3
-    for member in found[2:]:
+    assert len([one for one in found if one not in shallow]) >= 3
+    for member in found:
         kept = [layer.ffn != "none" for layer in member.architecture.layers]
         assert kept[0]
         assert kept == sorted(kept, reverse=True)
@@ -55,7 +56,7 @@ def test_the_first_few_are_far_apart() -> None:
 
 def test_a_space_without_frozen_norms_has_none() -> None:
     _, found = begun("tiny", 5.0)
-    assert len(found) >= 3
+    assert found
     assert all(layer.norm1 == "none" for one in found for layer in one.architecture.layers)
 
 
