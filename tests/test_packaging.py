@@ -43,7 +43,7 @@ def exit_code(name: str, *args: str) -> object:
 
 def missing_paths(text: str) -> list[str]:
     """The paths in backticks, in or below a folder of ours or a .py file anywhere, that are not there."""
-    ours = {path.name for path in ROOT.iterdir()}
+    ours = {path.name for path in ROOT.iterdir()} - {"runs"}  # what a user has made there is no path of ours
     found = [code for code in _CODE.findall(_FENCED.sub("", text)) for code in code.split() if _PATH.fullmatch(code)]
     paths = [path for path in found if path.endswith(".py") or ("/" in path and path.split("/")[0] in ours)]
     return [path for path in paths if not any(ROOT.glob(path.rstrip("/")))]
