@@ -17,7 +17,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 search: setup
-	$(BIN)/python -m nas.search --budget-latency 5min
+	$(BIN)/python -m nas.search --budget-latency 5min --time-budget 14min
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
