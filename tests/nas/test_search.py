@@ -90,8 +90,9 @@ def test_the_front_is_trained_with_one_more_seed_and_says_so(finished, capsys):
     members = front(records, read_config(folder).budget)
     assert {record.seed for record in replicates} == {4}
     assert all(record.tokens == records[-1].tokens for record in replicates)  # to the end
-    assert {member.num_seeds for member in members} == {2}
-    assert all(f"{member.perplexity:.2f} ±" in printed for member in members)
+    again = [member for member in members if member.num_seeds == 2]
+    assert again  # one that came in when as many were trained again as may be has one seed
+    assert all(f"{member.perplexity:.2f} ±" in printed for member in again)
     assert "1 to 2 seeds" in printed
     rows = list(csv.DictReader((folder / "pareto.csv").read_text().splitlines()))
     assert [float(row["perplexity"]) for row in rows] == [member.perplexity for member in members]
