@@ -1,7 +1,7 @@
 """Weights of one placement for another of the same dimensions, so that a trained model can be linearised.
 
 What both have is kept: linears whatever the activation between them, norms, tables. What the target lacks (norms, a
-removed attention or FFN) is dropped, and half of the heads are the first half. A norm that the target is to freeze
+removed attention or FFN) is dropped, and half of the heads are those that write most into the residual stream. A norm that the target is to freeze
 starts with the gain and bias of a live one and normalises each row until its turn; of a frozen one it stays frozen. A
 fused FFN starts as the product of the two linears, a temperature at 1, which is what the
 source computes without one; scalars of a scaled residual, slopes and norms that the source lacks start as they would.
@@ -39,7 +39,7 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
         for suffix, shape in weight_shapes(node.op).items():
             value = _value(node, suffix, weights)
             if value is not None and node.name.endswith(HEADS):
-                value = _first_heads(source, target, node, suffix, value)
+                value = _strongest_heads(source, target, node, suffix, value, weights)
             if value is not None and value.shape != shape:
                 raise UserError(f"`{node.name}.{suffix}` must have the shape {shape}, but has {tuple(value.shape)}.")
             if value is not None:
@@ -49,15 +49,28 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
     return started
 
 
-def _first_heads(source: Architecture, target: Architecture, node: Node, suffix: str, value: Tensor) -> Tensor:
-    """Of a packed or an output linear what belongs to the heads that the target has."""
+def _strongest_heads(
+    source: Architecture, target: Architecture, node: Node, suffix: str, value: Tensor, weights: Mapping[str, Tensor]
+) -> Tensor:
+    """Of a packed or an output linear what belongs to the heads that the target keeps, in their order."""
     assert isinstance(node.layer, int)
     theirs, ours = (num_heads(each, each.layers[node.layer]) for each in (source, target))
     if ours >= theirs:
         return value
-    if node.name.endswith(".qkv"):
-        return value.view(3, theirs, source.head_dim, -1)[:, :ours].reshape(-1, *value.shape[1:])
-    return value[:, : ours * source.head_dim] if suffix == "weight" else value
+    layer, _, linear = node.name.rpartition(".attention.")
+    kept = _strengths(layer, theirs, weights).topk(ours).indices.sort().values
+    if linear == "qkv":
+        return value.view(3, theirs, source.head_dim, -1)[:, kept].reshape(-1, *value.shape[1:])
+    return value.view(-1, theirs, source.head_dim)[:, kept].flatten(1) if suffix == "weight" else value
+
+
+def _strengths(layer: str, heads: int, weights: Mapping[str, Tensor]) -> Tensor:
+    """By head, the Frobenius norm of what takes a normalised row to what the head writes of it: O V diag(gain)."""
+    packed, out = (weights[f"{layer}.attention.{linear}.weight"].double() for linear in ("qkv", "out"))
+    gain = weights.get(f"{layer}.norm1.weight", torch.ones(packed.shape[1])).double()
+    values = packed.view(3, heads, -1, packed.shape[1])[2] * gain  # heads x head_dim x d
+    written = out.view(len(out), heads, -1).transpose(0, 1) @ values  # heads x d x d
+    return written.flatten(1).norm(dim=1)
 
 
 def _is_frozen(source: Architecture, node: Node) -> bool:

@@ -11,6 +11,8 @@ from nas.results.ledger import Record
 from nas.results.members import TrainedMember, members
 from nas.results.pareto import Point, hypervolume, knee, nondominated
 
+MOST_FINALISTS = 2  # so many times the first front's members get more seeds: one that leaves it is followed by another
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
@@ -101,7 +103,6 @@ def summarise(records: Sequence[Record], budget: Budget, reference: Point, *, fi
     replicates = [record for record in ended if record.role == "replicate"]
     firsts = Counter(record.status for record in ended if record.role != "replicate")
     found = front(records, budget)
-    tried = Counter(record.candidate_id for record in ended)
     return Summary(
         running=len(begun),
         completed=firsts["completed"],
@@ -109,11 +110,30 @@ def summarise(records: Sequence[Record], budget: Budget, reference: Point, *, fi
         diverged=firsts["diverged"],
         failed=firsts["failed"],
         replicates=len(replicates),
-        seeds_left=sum(max(0, 1 + finalist_seeds - tried[member.candidate_id]) for member in found),
+        seeds_left=_seeds_left(ended, budget, found, finalist_seeds),
         front=found,
         hypervolume=hypervolume([point(member) for member in found], reference),
         best=min(found, key=lambda one: point(one)[1], default=None),
     )
+
+
+def _seeds_left(
+    ended: Sequence[Record], budget: Budget, found: Sequence[TrainedMember], finalist_seeds: int
+) -> int:
+    """Seeds that the members of the front lack, without those that MOST_FINALISTS leaves out.
+
+    ended: one record of every trial that ended. found: the front of all of them.
+    """
+    firsts = [record for record in ended if record.role != "replicate"]
+    tried = Counter(record.index for record in ended)
+    room = MOST_FINALISTS * len(front(firsts, budget)) - sum(tried[record.index] > 1 for record in firsts)
+    left = 0
+    for member in found:
+        seeds = tried[member.first.index]
+        if seeds > 1 or room > 0:
+            left += max(0, 1 + finalist_seeds - seeds)
+            room -= seeds == 1
+    return left
 
 
 def pick(records: Sequence[Record], budget: Budget, choice: str) -> Record:

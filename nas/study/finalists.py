@@ -10,12 +10,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from nas.results.front import MOST_FINALISTS
 from nas.results.ledger import Status
 from nas.results.pareto import nondominated, point_of_seeds
 
 Key: TypeAlias = tuple[int, int]  # index of a candidate, and how many seeds after the run's own
-
-MOST_FINALISTS = 2  # each member that leaves the front, as the means move, may be followed by another
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

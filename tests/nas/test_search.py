@@ -98,9 +98,9 @@ def test_the_front_is_trained_with_one_more_seed_and_says_so(finished, capsys):
     assert [float(row["perplexity"]) for row in rows] == [member.perplexity for member in members]
     status.status(str(folder))
     shown = capsys.readouterr().out
-    assert f" {len(replicates)}/" in shown
-    assert "more seeds" in shown
+    assert f"{len(replicates)}/{len(replicates)} more seeds" in shown
     assert all(f"{member.perplexity:.2f} ±" in shown for member in again)
+    assert "nothing is running" not in shown
 
 
 def test_the_floor_is_of_the_tokens_and_the_validation_of_the_trials(finished, environment, monkeypatch):

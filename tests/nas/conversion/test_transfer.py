@@ -91,14 +91,18 @@ def test_rmsnorm_takes_the_gain_of_layernorm() -> None:
     assert "layers.0.norm1.bias" not in after
 
 
-def test_half_of_the_heads_are_the_first_half() -> None:
+@pytest.mark.parametrize("strongest", [0, 1])
+def test_half_of_the_heads_are_those_that_write_most(strongest: int) -> None:
     source = made("SM+LN+G")  # 2 heads of 8 features
+    head = slice(8 * strongest, 8 * strongest + 8)
+    with torch.no_grad():
+        source.layers[0].attention.qkv.weight[32:][head] *= 2
     before, after = deployed_weights(source), deployed_weights(started("2xLHLGo", source))
-    packed, kept = before["layers.0.attention.qkv.weight"], after["layers.0.attention.qkv.weight"]
-    assert torch.equal(kept, torch.cat((packed[:8], packed[16:24], packed[32:40])))
-    bias = before["layers.0.attention.qkv.bias"]
-    assert torch.equal(after["layers.0.attention.qkv.bias"], torch.cat((bias[:8], bias[16:24], bias[32:40])))
-    assert torch.equal(after["layers.0.attention.out.weight"], before["layers.0.attention.out.weight"][:, :8])
+    for name in ("weight", "bias"):
+        packed = before[f"layers.0.attention.qkv.{name}"]
+        kept = torch.cat([part[head] for part in packed.split(16)])
+        assert torch.equal(after[f"layers.0.attention.qkv.{name}"], kept)
+    assert torch.equal(after["layers.0.attention.out.weight"], before["layers.0.attention.out.weight"][:, head])
     assert torch.equal(after["layers.0.attention.out.bias"], before["layers.0.attention.out.bias"])
 
 
