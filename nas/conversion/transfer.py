@@ -65,12 +65,12 @@ def _strongest_heads(
 
 
 def _strengths(layer: str, heads: int, weights: Mapping[str, Tensor]) -> Tensor:
-    """By head, the Frobenius norm of what takes a normalised row to what the head writes of it: O V diag(gain)."""
+    """By head, the squared Frobenius norm of what takes a normalised row to what the head writes of it: O V diag(gain)."""
     packed, out = (weights[f"{layer}.attention.{linear}.weight"].double() for linear in ("qkv", "out"))
     gain = weights.get(f"{layer}.norm1.weight", torch.ones(packed.shape[1])).double()
     values = packed.view(3, heads, -1, packed.shape[1])[2] * gain  # heads x head_dim x d
     written = out.view(len(out), heads, -1).transpose(0, 1) @ values  # heads x d x d
-    return torch.linalg.vector_norm(written, dim=(1, 2))
+    return written.square().sum(dim=(1, 2))
 
 
 def _is_frozen(source: Architecture, node: Node) -> bool:
