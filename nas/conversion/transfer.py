@@ -65,7 +65,7 @@ def _strongest_heads(
 
 
 def _strengths(layer: str, heads: int, weights: Mapping[str, Tensor]) -> Tensor:
-    """By head, the squared Frobenius norm of what takes a normalised row to what the head writes of it: O V diag(gain)."""
+    """By head, the squared Frobenius norm of what takes a normalised row to what it writes: O V diag(gain)."""
     packed, out = (weights[f"{layer}.attention.{linear}.weight"].double() for linear in ("qkv", "out"))
     gain = weights.get(f"{layer}.norm1.weight", torch.ones(packed.shape[1])).double()
     values = packed.view(3, heads, -1, packed.shape[1])[2] * gain  # heads x head_dim x d
