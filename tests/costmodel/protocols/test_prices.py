@@ -25,7 +25,7 @@ MATRIX_PRODUCTS = (
 )  # fmt: skip
 FIXED = {"past_len": 0, "rotary_dim": 4, "key_heads": 0}  # of which a price is not a monotone function, or none at all
 OF_FORM = {"bias": st.booleans(), "affine": st.booleans(), "scaled": st.booleans(), "causal": st.booleans()}
-FORMS = {
+FORMS: dict[tuple[str, str], list[Any]] = {
     ("TokenEmbedding", "encoding"): ["one-hot", "lookup"],
     ("Gelu", "form"): ["tanh", "exact", "piecewise"],
     ("Softmax", "form"): ["exact", "2quad", "relu"],
