@@ -89,7 +89,8 @@ WEIGHTED = (
 # the same kernel. A frozen norm is a product with a weight and, if centred, a mean per row; a scaled addition is two
 # such products: on a busy machine, one took 0.5 to 1.8 times as long as the other. A scale is a product with a public
 # number, as a temperature is; both first and last row are a slice. A logistic function is a SiLU without its product,
-# and a hyperbolic tangent a GELU without its polynomials, so that those seconds are an upper bound.
+# and a hyperbolic tangent a GELU without its polynomials. Under semi2k and aby3, the least seconds of each were 0.6 to
+# 1.3 times those of its stand-in, at 32 x 64 and 128 x 512 elements, op beside op in one run.
 STAND_INS = {
     "Square": "Multiply",
     "Scale": "Temperature",

@@ -264,9 +264,9 @@ def _peeled(program: Program, node: FxNode, *, scores: bool = False) -> _Operand
             found.turned, found.rotation, found.node = numel(node) - rotation[1], node, rotation[0]
         elif len(sources) == 1:
             found.node = sources[0]
-        elif other in program.learned and size(other)[-1:] == (1,) and not any(map(is_node, found.steps)):
+        elif other in program.learned and size(other)[-1:] in ((), (1,)) and not any(map(is_node, found.steps)):
             found.node, found.steps = source, [*found.steps, node]
-        elif (factor := public_factor(program, node)[1]) is not None:
+        elif other not in program.learned and (factor := public_factor(program, node)[1]) is not None:
             found.node, found.steps = source, [*found.steps, factor]
         elif scores and kind(node) == "tanh":
             found.node, found.steps = node.args[0], [*found.steps, node]

@@ -146,7 +146,7 @@ def _program(exported: Any, name: str) -> Program:
     signature = exported.graph_signature
     by_name = {node.name: node for node in nodes}
     (tokens,) = (by_name[name] for name in signature.user_inputs)
-    whole = unpadded(nodes, tokens)
+    whole, device = unpadded(nodes, tokens), tokens.meta["val"].device
     secret = dependent(nodes, {tokens}, whole)
     learned = dependent(nodes, {by_name[name] for name in signature.inputs_to_parameters}) - secret
     samples = torch.linspace(-8, 8, 65, dtype=torch.float64)
@@ -165,7 +165,9 @@ def _program(exported: Any, name: str) -> Program:
         output=by_name[signature.user_outputs[0]],
         secret=secret,
         learned=learned,
-        value=_evaluator(exported, {node: torch.ones(size(node), dtype=torch.bool) for node in whole}, name),
+        value=_evaluator(
+            exported, {node: torch.ones(size(node), dtype=torch.bool, device=device) for node in whole}, name
+        ),
         samples=samples,
         activations=activations,
     )

@@ -177,7 +177,7 @@ def public_number(program: Program, value: Any) -> float | None:
 def public_factor(program: Program, node: FxNode) -> tuple[FxNode, float | None]:
     """The secret of a product with one public number, and that number, inverted for a quotient; else nothing.
 
-    The number may be learned; 0 and infinity are none.
+    0 and infinity are none.
     """
     source, other = split_product(program, node)
     number = None if source is None or numel(source) != numel(node) else public_number(program, other)

@@ -5,7 +5,8 @@ a pattern recognises become typed ops, and the model is refused with the list of
 priced as zero. Entropies, caches and whatever else a model computes beside its logits are not part of it.
 
 A sum with one operand times a learned scalar is charged as if both had one. Masks are public and cost nothing:
-attention under any mask is run as causal, and without one as it is. A prompt has no padding.
+attention under any mask is run as causal, and without one as it is; what else is added to scores is not run. A prompt
+has no padding.
 
 Names are module paths, `transformer.h.3.attn.c_attn`. To run a graph, weights of a packed projection have to hold
 queries, keys and values in this order, and no op may read a part of another's features, as the two halves of a gated

@@ -103,6 +103,14 @@ CHAINS = {
 }
 
 
+@pytest.mark.parametrize("size", [(), (1,), (HEADS, 1, 1)])
+def test_a_learned_factor_is_a_temperature_whatever_its_value(size):
+    model: Any = Attention(lambda q, k: causal(product(q, k) * model.learned))
+    model.learned = nn.Parameter(torch.ones(size))
+    found = [node.op for node in trace(model, SEQ_LEN)][5:-2]
+    assert found == [scored(None), ops.Temperature(**SQUARE), ops.Softmax(**SQUARE)]
+
+
 @pytest.mark.parametrize("name", CHAINS)
 def test_factors_and_caps(name):
     score, chain = CHAINS[name]
