@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from costmodel.cost import Price, total_price
+from costmodel.errors import UserError
 from costmodel.ops import LayerId, Node, Op, OpGraph
 
 
@@ -48,8 +49,11 @@ class Estimate:
 
 
 def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
-    """Prices every node of the graph. Raises UserError for an op the protocol has no formula for."""
-    prices = {op: pricer.price(op) for op in dict.fromkeys(node.op for node in graph)}  # layers repeat their ops
+    """Prices every node of the graph. Raises UserError, naming the node, for an op the protocol has no formula for."""
+    prices: dict[Op, Price] = {}
+    for node in graph:
+        if node.op not in prices:  # layers repeat their ops
+            prices[node.op] = _price(node, pricer)
     by_op = tuple((node, prices[node.op]) for node in graph)
     layers: dict[LayerId, list[Price]] = {}
     for node, price in by_op:
@@ -65,3 +69,10 @@ def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
         range_over=pricer.range_over,
         prior_share=pricer.prior_share(graph),
     )
+
+
+def _price(node: Node, pricer: Pricer) -> Price:
+    try:
+        return pricer.price(node.op)
+    except UserError as error:
+        raise type(error)(f"op {node.name!r} must have a price: {error}") from None

@@ -12,10 +12,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias, get_args
 
+from costmodel.elementwise import Add as Add
+from costmodel.elementwise import Gelu as Gelu
+from costmodel.elementwise import GeluForm as GeluForm
+from costmodel.elementwise import LeakyRelu as LeakyRelu
+from costmodel.elementwise import Multiply as Multiply
+from costmodel.elementwise import Relu as Relu
+from costmodel.elementwise import Scale as Scale
+from costmodel.elementwise import ScaledAdd as ScaledAdd
+from costmodel.elementwise import Sigmoid as Sigmoid
+from costmodel.elementwise import Silu as Silu
+from costmodel.elementwise import Square as Square
+from costmodel.elementwise import Tanh as Tanh
 from costmodel.errors import UserError
 
 LayerId: TypeAlias = int | Literal["embed", "head"]
-GeluForm = Literal["tanh", "exact", "piecewise"]
 Encoding = Literal["one-hot", "lookup"]
 SoftmaxForm = Literal["exact", "2quad", "relu"]
 
@@ -44,11 +55,15 @@ class PositionEmbedding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerNorm:
-    """Normalises each row to zero mean and unit variance, then applies gain and bias unless they are folded away."""
+    """Normalises each row to zero mean and unit variance, then applies gain and bias unless they are folded away.
+
+    bias: whether a norm with a gain has a bias.
+    """
 
     rows: int
     features: int
     affine: bool = True
+    bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,8 +157,9 @@ class KeyValueCache:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionScores:
-    """Per head, `queries x head_dim` times `head_dim x keys`, with the public factor 1/sqrt(head_dim) if `scaled`.
+    """Per head, `queries x head_dim` times `head_dim x keys`, with a public factor if `scaled`.
 
+    factor: the public factor; None for 1/sqrt(head_dim).
     The queries are those of the last tokens: with fewer queries than keys, the keys come from a `KeyValueCache`.
     """
 
@@ -152,6 +168,7 @@ class AttentionScores:
     keys: int
     head_dim: int
     scaled: bool = True
+    factor: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,10 +185,10 @@ class Temperature:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Softmax:
-    """Causal softmax over each row of `heads x queries x keys` scores, or what stands in for it.
+    """Softmax over each row of `heads x queries x keys` scores, or what stands in for it.
 
     form: `exact`; `2quad`, (x + c)^2 over its row sum; `relu`, max(x, 0) over its row sum. The mask is public in
-    every form, and what it hides adds nothing to a sum.
+    every form, and what it hides adds nothing to a sum. causal: whether a query sees no later key; else it sees all.
 
     Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452 (2Quad, and 2ReLU as a baseline).
     """
@@ -180,6 +197,7 @@ class Softmax:
     queries: int
     keys: int
     form: SoftmaxForm = "exact"
+    causal: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,65 +225,8 @@ class AttentionMix:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gelu:
-    """GELU of every element: in the tanh or the exact (erf) form, or by polynomials between thresholds."""
-
-    rows: int
-    features: int
-    form: GeluForm
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Relu:
-    """ReLU of every element."""
-
-    rows: int
-    features: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeakyRelu:
-    """Leaky ReLU of every element with one learned negative slope per layer."""
-
-    rows: int
-    features: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Square:
-    """The square of every element: one product, no comparison."""
-
-    rows: int
-    features: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Silu:
-    """SiLU of every element: x times the logistic function of x."""
-
-    rows: int
-    features: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Multiply:
-    """Element-wise product of two activations."""
-
-    rows: int
-    features: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Add:
-    """Element-wise sum of two activations (local)."""
-
-    rows: int
-    features: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScaledAdd:
-    """`beta * residual + branch / alpha` with learned scalars (local only if folded into neighbouring weights)."""
+class FirstRow:
+    """The first of `rows x features` (local): the one token that a classifier reads."""
 
     rows: int
     features: int
@@ -309,9 +270,13 @@ Op: TypeAlias = (
     | LeakyRelu
     | Square
     | Silu
+    | Sigmoid
+    | Tanh
     | Multiply
+    | Scale
     | Add
     | ScaledAdd
+    | FirstRow
     | LastRow
     | VocabProjection
 )

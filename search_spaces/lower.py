@@ -6,7 +6,7 @@ projection (all positions), and one token comes out.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from costmodel import ops
 from costmodel.errors import UserError
@@ -208,7 +208,7 @@ def _attention_weights(builder: _Builder, layer: Layer, packed: str, keys: str) 
     )
 
 
-def _heads(builder: _Builder, layer: Layer) -> dict[str, int]:
+def _heads(builder: _Builder, layer: Layer) -> dict[str, Any]:
     heads = num_heads(builder.architecture, layer)
     return {"heads": heads, "queries": builder.rows, "keys": builder.past_len + builder.rows}
 

@@ -33,7 +33,10 @@ def resolve(text: str, base: Architecture) -> Member:
     if is_factory(text):
         made = call_factory(text)
         if not isinstance(made, Architecture):
-            raise UserError(f"architecture {text!r} must return an Architecture, but returned {type(made).__name__}.")
+            raise UserError(
+                f"architecture {text!r} must return an Architecture, but returned {type(made).__name__}; a torch "
+                "module is only priced, by `python -m costmodel estimate`."
+            )
         return Member(architecture=made, entropy_regularised=False)
     if text.endswith(".yaml"):
         raise UserError(f"architecture file {text!r} does not exist; give the path of a .yaml file or a name.")

@@ -99,9 +99,13 @@ def plan(protocol: str) -> tuple[Series, ...]:
         _by_elements(ops.LeakyRelu),
         _by_elements(ops.Square),
         _by_elements(ops.Silu),
+        _by_elements(ops.Sigmoid),
+        _by_elements(ops.Tanh),
         _by_elements(ops.Multiply),
+        _by_elements(lambda rows, features: ops.Scale(rows=rows, features=features, factor=0.5)),
         _by_elements(ops.Add),
         _by_elements(ops.ScaledAdd),
+        _by_elements(ops.FirstRow),
         _by_elements(ops.LastRow),
         tuple(ops.VocabProjection(rows=t, vocab=v, features=d) for t, v, d in TABLES),
     ]

@@ -88,7 +88,7 @@ def _encoded(graph: OpGraph, tokens: Array) -> Array:
 WEIGHT_SHAPES: dict[type, Callable[[Any], dict[str, tuple[int, ...]]]] = {
     ops.TokenEmbedding: lambda op: {"weight": (op.vocab, op.features)},
     ops.PositionEmbedding: lambda op: {"weight": (op.past_len + op.rows, op.features)},
-    ops.LayerNorm: lambda op: {"weight": (op.features,), "bias": (op.features,)} if op.affine else {},
+    ops.LayerNorm: lambda op: dict.fromkeys(("weight", "bias")[: op.affine + (op.affine and op.bias)], (op.features,)),
     ops.RmsNorm: lambda op: {"weight": (op.features,)} if op.affine else {},
     ops.FrozenNorm: lambda op: {"weight": (op.features,), **({"bias": (op.features,)} if op.centred else {})},
     ops.Linear: lambda op: {
@@ -126,9 +126,13 @@ INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
     ops.LeakyRelu: lambda op: ((op.rows, op.features),),
     ops.Square: lambda op: ((op.rows, op.features),),
     ops.Silu: lambda op: ((op.rows, op.features),),
+    ops.Sigmoid: lambda op: ((op.rows, op.features),),
+    ops.Tanh: lambda op: ((op.rows, op.features),),
     ops.Multiply: lambda op: ((op.rows, op.features),) * 2,
+    ops.Scale: lambda op: ((op.rows, op.features),),
     ops.Add: lambda op: ((op.rows, op.features),) * 2,
     ops.ScaledAdd: lambda op: ((op.rows, op.features),) * 2,
+    ops.FirstRow: lambda op: ((op.rows, op.features),),
     ops.LastRow: lambda op: ((op.rows, op.features),),
     ops.VocabProjection: lambda op: ((op.rows, op.features),),
 }

@@ -66,7 +66,8 @@ def _layer_norm(op: ops.LayerNorm, library: Library, own: Weights, source: Array
     centred = source - source.sum(axis=-1, keepdims=True) * share  # rows x features
     variance = library.numpy.square(centred).sum(axis=-1, keepdims=True) * share  # rows x 1
     normed = centred * library.rsqrt(variance + LAYERNORM_EPSILON)
-    return normed * own["weight"] + own["bias"] if op.affine else normed
+    gained = normed * own["weight"] if op.affine else normed
+    return gained + own["bias"] if op.affine and op.bias else gained
 
 
 def _rms_norm(op: ops.RmsNorm, library: Library, own: Weights, source: Array) -> Array:
@@ -122,8 +123,9 @@ def _scores(op: ops.AttentionScores, library: Library, own: Weights, packed: Arr
     packed: queries, then keys; cached: keys first, of all tokens, where `packed` has but those of the last.
     """
     parts = packed.reshape(op.queries, -1, op.heads, op.head_dim)
-    factor = op.head_dim**-0.5 if op.scaled else 1
-    queries = (parts[:, 0] * factor).transpose(1, 0, 2)  # heads x queries x head_dim
+    factor = op.head_dim**-0.5 if op.factor is None else op.factor
+    queries = parts[:, 0] * factor if op.scaled else parts[:, 0]
+    queries = queries.transpose(1, 0, 2)  # heads x queries x head_dim
     keys = cached[0].reshape(op.keys, -1, op.heads, op.head_dim)[:, 0] if cached else parts[:, 1]
     return library.numpy.matmul(queries, keys.transpose(1, 2, 0))
 
@@ -133,7 +135,8 @@ def _temper(op: ops.Temperature, library: Library, own: Weights, scores: Array) 
 
 
 def _softmax(op: ops.Softmax, library: Library, own: Weights, scores: Array) -> Array:
-    seen = np.tri(op.queries, op.keys, op.keys - op.queries, dtype=bool)  # public
+    last_seen = op.keys - op.queries if op.causal else op.keys
+    seen = np.tri(op.queries, op.keys, last_seen, dtype=bool)  # public
     positive, offset = SOFTMAX_FORMS[op.form](library, seen, scores)
     positive = library.numpy.where(seen, positive, 0.0)
     return positive * (1 / (positive.sum(axis=-1, keepdims=True) + offset))
@@ -239,6 +242,18 @@ def _silu(op: ops.Silu, library: Library, own: Weights, source: Array) -> Array:
     return source * (1 / (library.numpy.exp(-source) + 1))
 
 
+def _sigmoid(op: ops.Sigmoid, library: Library, own: Weights, source: Array) -> Array:
+    return 1 / (library.numpy.exp(-source) + 1)
+
+
+def _tanh(op: ops.Tanh, library: Library, own: Weights, source: Array) -> Array:
+    return library.numpy.tanh(source)
+
+
+def _scale(op: ops.Scale, library: Library, own: Weights, source: Array) -> Array:
+    return source * op.factor
+
+
 def _multiply(op: ops.Multiply, library: Library, own: Weights, first: Array, second: Array) -> Array:
     return first * second
 
@@ -249,6 +264,10 @@ def _add(op: ops.Add, library: Library, own: Weights, stream: Array, branch: Arr
 
 def _scaled_add(op: ops.ScaledAdd, library: Library, own: Weights, stream: Array, branch: Array) -> Array:
     return stream * own["beta"] + branch * own["alpha"]  # alpha comes inverted
+
+
+def _first_row(op: ops.FirstRow, library: Library, own: Weights, source: Array) -> Array:
+    return source[:1]
 
 
 def _last_row(op: ops.LastRow, library: Library, own: Weights, source: Array) -> Array:
@@ -280,9 +299,13 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.LeakyRelu: _leaky_relu,
     ops.Square: _square,
     ops.Silu: _silu,
+    ops.Sigmoid: _sigmoid,
+    ops.Tanh: _tanh,
     ops.Multiply: _multiply,
+    ops.Scale: _scale,
     ops.Add: _add,
     ops.ScaledAdd: _scaled_add,
+    ops.FirstRow: _first_row,
     ops.LastRow: _last_row,
     ops.VocabProjection: _project,
 }

@@ -7,6 +7,7 @@ What is not listed is local: sums, products with public integers, shifts and mas
 """
 
 from collections.abc import Iterator
+from math import ceil, log2
 
 from costmodel.errors import UserError
 from costmodel.protocols.primitives import Call, Calls, EngineSetting, on
@@ -19,6 +20,7 @@ CHEBYSHEV_TERMS = 9  # fxp_approx.cc, tanh_chebyshev
 RSQRT_DEGREE = 4  # fxp_approx.cc, rsqrt_init_guess
 NARROWEST_DIVISION_BITS = 64
 ERF_DEGREE = 4  # fxp_approx.cc, ErfImpl
+VERY_SMALL_UNITS = 4  # of the last fraction bit; see `constant_product`
 
 MULTIPLY: Calls = (Call(primitive="multiply", elements=1),)
 SIGN: Calls = (Call(primitive="msb", elements=1),)
@@ -49,6 +51,23 @@ def weight_sum(setting: EngineSetting) -> Calls:
 def public_product(setting: EngineSetting) -> Calls:
     """A secret and a public number: the product is local, its truncation is not."""
     return truncate(setting)
+
+
+def constant_product(factor: float, setting: EngineSetting) -> Calls:
+    """A secret and a public number that the program states: none for 1, and more bits are cut for a very small one.
+
+    Below 4 units of the last fraction bit, the engine multiplies by 2^k times the number, 2^k the greatest power of two
+    less than its inverse, and cuts k bits more.
+
+    Source: SecretFlow-SPU, libspu/dialect/ring, ImproveMulSmallConstant; that 0.9.5 does so too, up to but without the
+    limit, is measured.
+    """
+    if factor == 1:
+        return ()
+    if abs(factor) >= VERY_SMALL_UNITS * 2.0**-setting.fraction_bits:
+        return truncate(setting)
+    extra_bits = ceil(log2(1 / abs(factor))) - 1
+    return (Call(primitive="truncate", elements=1, bits=setting.fraction_bits + extra_bits),)
 
 
 def square(setting: EngineSetting) -> Calls:
@@ -100,6 +119,11 @@ def tanh(setting: EngineSetting) -> Calls:
     clamp = maximum(setting) * 2
     terms = square(setting) + product(setting) * (CHEBYSHEV_TERMS - 1)
     return clamp + public_product(setting) + terms + public_product(setting)
+
+
+def sigmoid(setting: EngineSetting) -> Calls:
+    """1 / (1 + exp(-x)). Source: fxp_approx.cc, sigmoid_real, the engine's default."""
+    return exponential(setting) + reciprocal(setting)
 
 
 def error_function(setting: EngineSetting) -> Calls:

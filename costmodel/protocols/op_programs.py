@@ -104,8 +104,9 @@ def _layer_norm(op: ops.LayerNorm, setting: EngineSetting, share_bytes: int) -> 
     means = () if op.features == 1 else on(op.rows, fixed_point.public_product(setting))
     squares = on(op.rows * op.features, fixed_point.product(setting))
     root = on(op.rows, fixed_point.reciprocal_square_root(setting))
-    affine = fixed_point.weight_product(setting) + fixed_point.weight_sum(setting) if op.affine else ()
-    products = on(op.rows * op.features, fixed_point.product(setting) + affine)
+    gain = fixed_point.weight_product(setting) if op.affine else ()
+    bias = fixed_point.weight_sum(setting) if op.affine and op.bias else ()
+    products = on(op.rows * op.features, fixed_point.product(setting) + gain + bias)
     return start + means + squares + means + root + products
 
 
@@ -144,8 +145,8 @@ def _rotary(op: ops.Rotary, setting: EngineSetting, share_bytes: int) -> Calls:
 
 
 def _scores(op: ops.AttentionScores, setting: EngineSetting, share_bytes: int) -> Calls:
-    by_one = op.head_dim == 1 or not op.scaled
-    scaled = () if by_one else on(op.heads * op.queries * op.head_dim, fixed_point.public_product(setting))
+    factor = 1 if not op.scaled else op.head_dim**-0.5 if op.factor is None else op.factor
+    scaled = on(op.heads * op.queries * op.head_dim, fixed_point.constant_product(factor, setting))
     return scaled + _heads(op, matmul(op.queries, op.head_dim, op.keys, setting, share_bytes))
 
 
@@ -193,9 +194,20 @@ def _leaky_relu(op: ops.LeakyRelu, setting: EngineSetting, share_bytes: int) -> 
 
 
 def _silu(op: ops.Silu, setting: EngineSetting, share_bytes: int) -> Calls:
-    """x times 1 / (1 + exp(-x)). Source: fxp_approx.cc, sigmoid_real, the engine's default."""
-    sigmoid = fixed_point.exponential(setting) + fixed_point.reciprocal(setting)
-    return on(op.rows * op.features, sigmoid + fixed_point.product(setting))
+    return on(op.rows * op.features, fixed_point.sigmoid(setting) + fixed_point.product(setting))
+
+
+def _sigmoid(op: ops.Sigmoid, setting: EngineSetting, share_bytes: int) -> Calls:
+    return on(op.rows * op.features, fixed_point.sigmoid(setting))
+
+
+def _tanh(op: ops.Tanh, setting: EngineSetting, share_bytes: int) -> Calls:
+    return on(op.rows * op.features, fixed_point.tanh(setting))
+
+
+def _scale(op: ops.Scale, setting: EngineSetting, share_bytes: int) -> Calls:
+    """The factor is public, so only the truncation talks. Source: libspu/kernel/hal/fxp_base.cc, f_mul."""
+    return on(op.rows * op.features, fixed_point.constant_product(op.factor, setting))
 
 
 def _multiply(op: ops.Multiply | ops.Square, setting: EngineSetting, share_bytes: int) -> Calls:
@@ -235,9 +247,13 @@ PROGRAMS: dict[type, Callable[[Any, EngineSetting, int], Calls]] = {
     ops.LeakyRelu: _leaky_relu,
     ops.Square: _multiply,
     ops.Silu: _silu,
+    ops.Sigmoid: _sigmoid,
+    ops.Tanh: _tanh,
     ops.Multiply: _multiply,
+    ops.Scale: _scale,
     ops.Add: _local,
     ops.ScaledAdd: _scaled_add,
+    ops.FirstRow: _local,
     ops.LastRow: _local,
     ops.VocabProjection: _project,
 }

@@ -23,7 +23,8 @@ What the counts assume:
 - Half of the heads are priced by the same counts, of narrower linears and fewer scores. All printed rows have every
   head, so this is an extrapolation that no row checks.
 - A norm with a frozen deviation is free: it is linear and folds into the linears behind it, an assumption as for alpha
-  and beta. RMSNorm and the square have no printed row, so no formula.
+  and beta. RMSNorm, the square, logistic functions and tangents by themselves, and public factors have no printed row,
+  so no formula; a factor of the scores is in the attention product.
 - A leaky ReLU costs what a ReLU costs: one comparison and one selection; its slope is taken as public.
 
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2; SecretFlow-SPU with Cheetah, two servers.
@@ -81,6 +82,7 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.LeakyRelu: lambda op: {"relu_elements": op.rows * op.features},
     ops.Add: lambda op: {},
     ops.ScaledAdd: lambda op: {},
+    ops.FirstRow: lambda op: {},
     ops.LastRow: lambda op: {},
     ops.VocabProjection: lambda op: {"vocabulary_elements": op.rows * op.vocab},
 }

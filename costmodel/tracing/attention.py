@@ -1,14 +1,19 @@
 """Attention in an exported program: fused, or spelled out as two products around a softmax.
 
-Whatever rotates queries and keys, scales or tempers the scores, or lays heads out belongs to the pattern. Masks are
-public; as everywhere, the full square of scores is counted.
+Whatever rotates queries and keys, scales, caps or tempers the scores, or lays heads out belongs to the pattern. Masks
+are public; as everywhere, the full square of scores is counted. The public factors of queries and keys are one, as that
+of 1/sqrt(head_dim) is; if they have none, the first of the scores takes its place.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from math import isclose, prod
+from typing import Any
 
 from costmodel import ops
 from costmodel.ops import Op
-from costmodel.tracing.patterns import Patterns, TracedOp, TracedOps, first_match, split_product
+from costmodel.tracing.masks import seen_by, unmasked
+from costmodel.tracing.patterns import Patterns, TracedOp, TracedOps, first_match
 from costmodel.tracing.program import (
     FxNode,
     Program,
@@ -18,30 +23,34 @@ from costmodel.tracing.program import (
     moved,
     numel,
     origin,
+    public_factor,
     secret_inputs,
     size,
+    split_product,
 )
 
 SDPA = "scaled_dot_product_attention"
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 PADS: frozenset[str] = frozenset({"constant_pad_nd", "pad"})
+SAME_FACTOR = 1e-6  # relative; single precision holds 6e-8
 COPIES: frozenset[str] = frozenset({"alias", "clone", "contiguous", "detach", "to", "_to_copy"})
 
 
 @dataclass(kw_only=True, slots=True)
 class _Operand:
-    """What is left of queries, keys or scores when local operations, rotation, factors and temperature are taken off.
+    """What is left of queries, keys or scores when local operations, rotation, factors, caps and masks are taken off.
 
     least: elements of the operand where it is smallest, before its heads are repeated.
-    turned: elements that are rotated. num_factors: products with public numbers.
+    turned: elements that are rotated. steps: what was taken off that is no rotation, the last of it first: a public
+    factor, or the node of a temperature or a tanh. seen: public, where a mask lets scores be seen.
     """
 
     node: FxNode
-    least: int
+    least: int = 0
     turned: int = 0
-    num_factors: int = 0
     rotation: FxNode = None
-    temperature: FxNode = None
+    steps: list[Any] = field(default_factory=list)
+    seen: list[Any] = field(default_factory=list)
 
 
 def fused(program: Program, node: FxNode) -> TracedOps:
@@ -81,9 +90,15 @@ def _fused(program: Program, node: FxNode, kernel: FxNode, values: FxNode) -> Tr
     if dropout or not set(secret_inputs(program, kernel)) <= set(operands):
         return ()
     queries, keys = (_unpadded(each) for each in operands[:2])
-    num_factors = 0 if kernel.kwargs.get("scale") == 1 else 1
-    scores = _Operand(node=None, least=0, num_factors=num_factors)
-    return _attention(program, node, queries, keys, values, scores, num_keys=size(keys)[-2])
+    scores = _Operand(node=None)
+    factor = kernel.kwargs.get("scale")
+    factor = size(operands[0])[-1] ** -0.5 if factor is None else float(factor)
+    scores.steps = [] if factor == 1 else [factor]
+    mask = argument(kernel, 3, "attn_mask") if kind(kernel) == SDPA else kernel.kwargs.get("attn_mask")
+    if mask is not None:
+        scores.seen = [seen_by(program.value(mask))]
+    causal = bool(argument(kernel, 5 if kind(kernel) == SDPA else 4, "is_causal", False))
+    return _attention(program, node, queries, keys, values, scores, num_keys=size(keys)[-2], causal=causal)
 
 
 def spelled(program: Program, node: FxNode) -> TracedOps:
@@ -94,13 +109,18 @@ def spelled(program: Program, node: FxNode) -> TracedOps:
     softmax = origin(program, weights)
     if kind(softmax) not in {"softmax", "_softmax"} or softmax.args[1] not in (-1, len(size(softmax)) - 1):
         return ()
-    scores = _peeled(program, softmax.args[0], masks=True)
+    scores = _peeled(program, softmax.args[0], scores=True)
     product = scores.node
     if kind(product) not in {"matmul", "bmm", "baddbmm"} or scores.turned:
         return ()
     queries, keys = product.args[1:3] if kind(product) == "baddbmm" else product.args[:2]
-    if not {queries, keys} <= program.secret:
+    if set(secret_inputs(program, product)) != {queries, keys}:
         return ()
+    if kind(product) == "baddbmm":
+        if (alpha := float(product.kwargs.get("alpha", 1))) != 1:
+            scores.steps.append(alpha)
+        if product.kwargs.get("beta", 1) != 0:
+            scores.seen.append(seen_by(program.value(product.args[0])))
     return _attention(program, node, queries, keys, values, scores, num_keys=size(keys)[-1])
 
 
@@ -129,21 +149,29 @@ def shaped(program: Program, node: FxNode) -> TracedOps:
 
 
 def _attention(
-    program: Program, node: FxNode, queries: FxNode, keys: FxNode, values: FxNode, scores: _Operand, *, num_keys: int
+    program: Program,
+    node: FxNode,
+    queries: FxNode,
+    keys: FxNode,
+    values: FxNode,
+    scores: _Operand,
+    *,
+    num_keys: int,
+    causal: bool = False,
 ) -> TracedOps:
-    """queries: (1 x) heads x T x head_dim. scores: what is done to the scores beside the softmax."""
+    """queries: (1 x) heads x T x head_dim. scores: what is done to the scores beside the softmax.
+
+    causal: whether they are masked, whatever was taken off them.
+    """
     heads, num_queries, head_dim = (1, *size(queries))[-3:]
     peeled_queries, peeled_keys, peeled_values = (_peeled(program, each) for each in (queries, keys, values))
-    parts = (scores, peeled_queries, peeled_keys)
-    temperatures = [each.temperature for each in parts if each.temperature is not None]
-    num_factors = sum(each.num_factors for each in parts)
     key_heads = peeled_keys.least // (num_keys * head_dim)
+    factor, rest = _factored([*peeled_queries.steps, *peeled_keys.steps], scores.steps[::-1])
     if (
         numel(queries) != heads * num_queries * head_dim  # more than one sequence
-        or num_factors > 1
-        or len(temperatures) > 1
-        or peeled_values.num_factors + peeled_values.turned
-        or peeled_values.temperature is not None
+        or sum(is_node(each) and not _is_tanh(each) for each in rest) > 1
+        or peeled_values.steps
+        or peeled_values.turned
         or peeled_queries.turned * key_heads != peeled_keys.turned * heads
     ):
         return ()
@@ -152,16 +180,47 @@ def _attention(
     values_apart = peeled_queries.node is peeled_keys.node and not peeled_queries.turned and key_heads == heads
     steps = _laid_out(sources[: 1 if values_apart else None], peeled_queries, node, **layout)
     packed = steps[-1] if steps else sources[0]
-    square = {"heads": heads, "queries": num_queries, "keys": num_keys}
+    square: dict[str, Any] = {"heads": heads, "queries": num_queries, "keys": num_keys}
+    if factor is not None and isclose(factor, head_dim**-0.5, rel_tol=SAME_FACTOR):
+        factor, scaled = None, True
+    else:
+        scaled = factor is not None
+    causal = causal or _hides(scores) or num_keys == 1
     chain: list[tuple[str, Op, FxNode]] = [
-        ("scores", ops.AttentionScores(**square, head_dim=head_dim, scaled=num_factors == 1), node),
-        *(("temperature", ops.Temperature(**square), anchor) for anchor in temperatures),
-        ("softmax", ops.Softmax(heads=heads, queries=num_queries, keys=num_keys), node),
+        ("scores", ops.AttentionScores(**square, head_dim=head_dim, scaled=scaled, factor=factor), node),
+        *(_score_step(each, square, node) for each in rest),
+        ("softmax", ops.Softmax(**square, causal=causal), node),
     ]
     steps = _chained(steps, packed, chain)
     mix = ops.AttentionMix(**square, head_dim=size(values)[-1])
     mixed = peeled_values.node if values_apart else packed
     return (*steps, TracedOp(part="mix", op=mix, inputs=(steps[-1], mixed), anchor=node))
+
+
+def _factored(early: list[Any], late: list[Any]) -> tuple[float | None, list[Any]]:
+    """The public factor of a product of queries and keys, if it is not 1, and the steps that are left after it.
+
+    early: what was taken off queries and keys, factors of which are one. late: what was taken off the scores, first
+    things first; their first factor, if nothing else has one and no tanh is before it.
+    """
+    factors = [each for each in early if not is_node(each)]
+    rest = [*(each for each in early if is_node(each)), *late]
+    if not factors:
+        factors = [each for each in takewhile(lambda each: not _is_tanh(each), rest) if not is_node(each)][:1]
+        rest = [each for each in rest if not factors or each is not factors[0]]
+    factor = prod(factors)
+    return (None if factor == 1 else factor), rest
+
+
+def _score_step(step: Any, square: dict[str, Any], node: FxNode) -> tuple[str, Op, FxNode]:
+    rows = {"rows": square["heads"] * square["queries"], "features": square["keys"]}
+    if not is_node(step):
+        return "scale", ops.Scale(**rows, factor=step), node
+    return ("cap", ops.Tanh(**rows), step) if _is_tanh(step) else ("temperature", ops.Temperature(**square), step)
+
+
+def _is_tanh(step: Any) -> bool:
+    return is_node(step) and kind(step) == "tanh"
 
 
 def _laid_out(
@@ -191,26 +250,35 @@ def _chained(steps: TracedOps, source: FxNode, chain: list[tuple[str, Op, FxNode
     return steps
 
 
-def _peeled(program: Program, node: FxNode, *, masks: bool = False) -> _Operand:
-    """masks: whether public numbers that are added, or put in by a public mask, come off too."""
+def _peeled(program: Program, node: FxNode, *, scores: bool = False) -> _Operand:
+    """scores: whether tanh, and public numbers that are added or put in by a public mask, come off too."""
     found = _Operand(node=node, least=numel(node))
     while True:
         node, sources = found.node, moved(program, found.node)
         source, other = split_product(program, node)
-        if masks and kind(node) in {"add", "masked_fill", "where"} and len(inputs := secret_inputs(program, node)) == 1:
-            found.node = inputs[0]
+        masked = None if not scores or any(map(_is_tanh, found.steps)) else unmasked(program, node, found.seen)
+        if masked is not None:
+            found.node, mask = masked
+            found.seen += [] if mask is None else [mask]
         elif rotation := _rotation(program, node):
             found.turned, found.rotation, found.node = numel(node) - rotation[1], node, rotation[0]
         elif len(sources) == 1:
             found.node = sources[0]
-        elif source is not None and other in program.learned and size(other)[-1:] == (1,) and not found.temperature:
-            found.node, found.temperature = source, node
-        elif source is not None and (not is_node(other) or numel(other) == 1):
-            found.node, found.num_factors = source, found.num_factors + 1
+        elif other in program.learned and size(other)[-1:] in ((), (1,)) and not any(map(is_node, found.steps)):
+            found.node, found.steps = source, [*found.steps, node]
+        elif other not in program.learned and (factor := public_factor(program, node)[1]) is not None:
+            found.node, found.steps = source, [*found.steps, factor]
+        elif scores and kind(node) == "tanh":
+            found.node, found.steps = node.args[0], [*found.steps, node]
         else:
             return found
         if not found.turned:
             found.least = min(found.least, numel(found.node))
+
+
+def _hides(scores: _Operand) -> bool:
+    """Whether a mask hides any score; a mask without numbers does."""
+    return any(mask.is_meta or not bool(mask.all()) for mask in scores.seen)
 
 
 def _rotation(program: Program, node: FxNode) -> tuple[FxNode, int] | None:

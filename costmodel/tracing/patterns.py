@@ -1,7 +1,7 @@
 """Which typed ops an operation of an exported program stands for, itself or together with those before it.
 
 Each pattern takes the last operation of what it recognises and returns the steps that compute its value, or none.
-Linears, norms and tables are recognised by structure; activations, however they are spelled out, by their values.
+Linears and tables are recognised by structure; activations, however they are spelled out, by their values.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,20 +12,26 @@ from costmodel import ops
 from costmodel.ops import Op
 from costmodel.tracing.program import (
     CASTS,
+    FACTORS,
     REARRANGES,
     FxNode,
     Program,
     argument,
     is_node,
     kind,
+    moved,
     numel,
     origin,
+    public_factor,
+    readers,
     secret_inputs,
     size,
+    split_product,
 )
 
 VALUE_TOLERANCE = 1e-5  # the tanh form of GELU is off the exact one by 5e-4
 LARGEST_ACTIVATION = 12  # operations of which a spelled-out activation may consist; GELU has 8
+CAPS: frozenset[str] = FACTORS | {"tanh"}  # cap * tanh(x / cap) keeps logits and scores within a cap
 # Element-wise operations that an activation may be spelled out in.
 ELEMENTWISE: frozenset[str] = frozenset(
     {
@@ -68,56 +74,35 @@ def _scaled_embedding(program: Program, node: FxNode) -> TracedOps:
     source, factor = split_product(program, node)
     if source is None or factor in program.learned or (is_node(factor) and numel(factor) != 1):
         return ()
-    lookup = origin(program, source)
-    alone = kind(lookup) == "embedding" and len(lookup.users) == 1
-    return _embedding(program, lookup) if alone else ()
+    while len(readers(source)) == 1 and len(sources := moved(program, source)) == 1:
+        (source,) = sources
+    alone = kind(source) == "embedding" and len(readers(source)) == 1
+    return _embedding(program, source) if alone else ()
 
 
-def _layer_norm(program: Program, node: FxNode) -> TracedOps:
-    """Over the last axis."""
-    source, normalised, gain = node.args[0], node.args[1], argument(node, 2, "weight")
-    if secret_inputs(program, node) != [source] or len(normalised) != 1:
+def _scaled(program: Program, node: FxNode) -> TracedOps:
+    """Times or divided by one public number that is not learned."""
+    source, factor = public_factor(program, node)
+    if factor is None or any(each in program.learned for each in node.all_input_nodes):
         return ()
-    op = ops.LayerNorm(rows=numel(source) // normalised[0], features=normalised[0], affine=gain is not None)
-    return (TracedOp(part="norm", op=op, inputs=(source,), anchor=node),)
+    op = ops.Scale(**_rows(node), factor=factor)
+    return (TracedOp(part="scale", op=op, inputs=(source,), anchor=node),)
 
 
-def _rms_norm(program: Program, node: FxNode) -> TracedOps:
-    source, normalised, gain = node.args[0], node.args[1], argument(node, 2, "weight")
-    if secret_inputs(program, node) != [source] or len(normalised) != 1 or gain is None:
+def _one_row(program: Program, node: FxNode) -> TracedOps:
+    """The first or the last token of 1 x T x features."""
+    source, axis = node.args[0], argument(node, 1, "dim", 0)
+    if len(size(source)) != 3 or size(source)[0] != 1 or size(source)[1] == 1 or axis not in (1, -2):
         return ()
-    return _rms_norm_step(source, node)
-
-
-def _spelled_rms_norm(program: Program, node: FxNode) -> TracedOps:
-    """gain * (x * rsqrt(mean(x^2) + epsilon))."""
-    product, gain = split_product(program, node)
-    if product is None or not is_node(gain) or numel(gain) != size(node)[-1]:
+    if numel(node) != size(source)[2]:
         return ()
-    product = origin(program, product)
-    if kind(product) != "mul" or len(factors := secret_inputs(program, product)) != 2:
-        return ()
-    for source, root in (factors, factors[::-1]):
-        source = origin(program, source)
-        inner = [root]
-        for wanted in ("rsqrt", "add", "mean"):
-            inner = [] if not inner or kind(inner[0]) != wanted else secret_inputs(program, inner[0])
-        if len(inner) == 1 and _square_of(program, inner[0]) is source:
-            return _rms_norm_step(source, node)
+    rows = {"rows": size(source)[1], "features": size(source)[2]}
+    position = (argument(node, 2, "index" if kind(node) == "select" else "start") or 0) % rows["rows"]
+    if position == 0:
+        return (TracedOp(part="first", op=ops.FirstRow(**rows), inputs=(source,), anchor=node),)
+    if position == rows["rows"] - 1:
+        return (TracedOp(part="last", op=ops.LastRow(**rows), inputs=(source,), anchor=node),)
     return ()
-
-
-def _square_of(program: Program, node: FxNode) -> FxNode | None:
-    """x of x^2 or x * x."""
-    inputs = secret_inputs(program, node)
-    is_square = (kind(node) == "pow" and node.args[1] == 2) or (kind(node) == "mul" and node.args[0] is node.args[1])
-    return origin(program, inputs[0]) if is_square and len(inputs) == 1 else None
-
-
-def _rms_norm_step(source: FxNode, node: FxNode) -> TracedOps:
-    features = size(node)[-1]
-    op = ops.RmsNorm(rows=numel(source) // features, features=features)
-    return (TracedOp(part="norm", op=op, inputs=(source,), anchor=node),)
 
 
 def _linear(program: Program, node: FxNode) -> TracedOps:
@@ -129,7 +114,7 @@ def _linear(program: Program, node: FxNode) -> TracedOps:
         return ()
     dimensions = {"rows": numel(source) // size(source)[-1], "features": size(source)[-1]}
     out_features = size(node)[-1]
-    if origin(program, program.output) is node and out_features >= _vocabulary(program):
+    if _last_product(program) is node and out_features >= _vocabulary(program):
         rows, features = dimensions["rows"], dimensions["features"]
         projection = ops.VocabProjection(rows=rows, features=features, vocab=out_features)
         head = TracedOp(part="logits", op=projection, inputs=(source,), anchor=node)
@@ -144,6 +129,14 @@ def _linear(program: Program, node: FxNode) -> TracedOps:
         bias=bias is not None,
     )
     return (TracedOp(part="linear", op=op, inputs=(source,), anchor=node),)
+
+
+def _last_product(program: Program) -> FxNode:
+    """What the logits are before factors and caps."""
+    node = origin(program, program.output)
+    while kind(node) in CAPS and len(secret_inputs(program, node)) == 1:
+        node = origin(program, secret_inputs(program, node)[0])
+    return node
 
 
 def _vocabulary(program: Program) -> int:
@@ -167,7 +160,9 @@ ACTIVATIONS: dict[str, Callable[[dict[str, int]], Op]] = {
     "gelu-tanh": lambda rows: ops.Gelu(**rows, form="tanh"),
     "relu": lambda rows: ops.Relu(**rows),
     "silu": lambda rows: ops.Silu(**rows),
+    "sigmoid": lambda rows: ops.Sigmoid(**rows),
     "square": lambda rows: ops.Square(**rows),
+    "tanh": lambda rows: ops.Tanh(**rows),
 }
 
 
@@ -262,18 +257,6 @@ def _rows(node: FxNode) -> dict[str, int]:
     return {"rows": numel(node) // features, "features": features}
 
 
-def split_product(program: Program, node: FxNode) -> tuple[FxNode, Any]:
-    """The operands of a product of one secret with something else; for a quotient, the secret must be on top."""
-    if kind(node) not in {"mul", "div"}:
-        return None, None
-    first, second = node.args[:2]
-    if first in program.secret and second not in program.secret:
-        return first, second
-    if kind(node) == "mul" and second in program.secret and first not in program.secret:
-        return second, first
-    return None, None
-
-
 def first_match(patterns: Patterns, program: Program, node: FxNode) -> TracedOps:
     """What the first pattern that recognises a node makes of it; nothing if none does."""
     return next((steps for pattern in patterns.get(kind(node), ()) if (steps := pattern(program, node))), ())
@@ -281,9 +264,6 @@ def first_match(patterns: Patterns, program: Program, node: FxNode) -> TracedOps
 
 PATTERNS: Patterns = {
     "embedding": (_embedding,),
-    "layer_norm": (_layer_norm,),
-    "native_layer_norm": (_layer_norm,),
-    "rms_norm": (_rms_norm,),
     "linear": (_linear,),
     "addmm": (_linear,),
     "mm": (_linear,),
@@ -291,6 +271,9 @@ PATTERNS: Patterns = {
     "leaky_relu": (_leaky_relu,),
     "prelu": (_leaky_relu,),
     "add": (_activation, _sum),
-    "mul": (_activation, _spelled_rms_norm, _product, _scaled_embedding),
-    **dict.fromkeys(sorted(ELEMENTWISE - {"add", "mul", "leaky_relu"}), (_activation,)),
+    "select": (_one_row,),
+    "slice": (_one_row,),
+    "mul": (_activation, _product, _scaled_embedding, _scaled),
+    "div": (_activation, _scaled_embedding, _scaled),
+    **dict.fromkeys(sorted(ELEMENTWISE - {"add", "div", "mul", "leaky_relu"}), (_activation,)),
 }

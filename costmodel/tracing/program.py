@@ -1,12 +1,13 @@
 """An exported ATen program as the tracer reads it: what depends on the tokens, and what moves numbers around for free.
 
 A value is secret if it depends on the values of the tokens. Everything else is computed before the run by whoever
-owns it: weights, positions, masks, rotary angles. That follows from the data flow, never from names.
+owns it: weights, positions, masks, rotary angles. That follows from the data flow, never from names. A prompt has no
+padding, so position ids that are counted from the tokens that are none are public too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from typing import Any, TypeAlias
 
 FxNode: TypeAlias = Any  # torch.fx.Node; this module needs no torch
@@ -25,6 +26,7 @@ CASTS: frozenset[str] = frozenset({"_to_copy", "to", "type_as"})
 DROPOUTS: frozenset[str] = frozenset({"dropout", "dropout_", "feature_dropout"})
 # The number that an operation with it leaves everything as it is.
 NEUTRAL: dict[str, float] = {"mul": 1, "div": 1, "add": 0, "sub": 0}
+FACTORS: frozenset[str] = frozenset({"mul", "div"})
 # Operations whose result depends on the shape of their operand and not on its values.
 SHAPE_ONLY: frozenset[str] = frozenset(
     {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "sym_size", "zeros_like"}
@@ -38,7 +40,8 @@ class Program:
     """nodes: in execution order. tokens: the input. output: the logits, or whatever the model returns first.
 
     secret: what depends on the tokens. learned: what depends on parameters and not on the tokens.
-    samples, activations: arguments of an element-wise function, and what each known function makes of them.
+    value: what a node that is not secret computes. samples, activations: arguments of an element-wise function, and
+        what each known function makes of them.
     """
 
     nodes: tuple[FxNode, ...]
@@ -46,16 +49,32 @@ class Program:
     output: FxNode
     secret: frozenset[FxNode]
     learned: frozenset[FxNode]
+    value: Callable[[FxNode], Any]
     samples: Any
     activations: dict[str, Any]
 
 
-def dependent(nodes: Iterator[FxNode] | tuple[FxNode, ...], roots: set[FxNode]) -> frozenset[FxNode]:
-    """The roots and all that is computed from their values."""
+def dependent(
+    nodes: Iterator[FxNode] | tuple[FxNode, ...], roots: set[FxNode], known: frozenset[FxNode] = frozenset()
+) -> frozenset[FxNode]:
+    """The roots and all that is computed from their values, but for what is `known` all the same."""
     found = set(roots)
     for node in nodes:
-        if any(source in found for source in value_inputs(node)):
+        if node not in known and any(source in found for source in value_inputs(node)):
             found.add(node)
+    return frozenset(found)
+
+
+def unpadded(nodes: tuple[FxNode, ...], tokens: FxNode) -> frozenset[FxNode]:
+    """The comparisons of tokens with padding from which positions are counted: true for all tokens of a prompt."""
+    found = set()
+    for node in nodes:
+        if kind(node) == "cumsum":
+            source = node.args[0]
+            while kind(source) in CASTS:
+                source = source.args[0]
+            if kind(source) == "ne" and source.args[0] is tokens and not is_node(source.args[1]):
+                found.add(source)
     return frozenset(found)
 
 
@@ -87,6 +106,11 @@ def value_inputs(node: FxNode) -> list[FxNode]:
     if kind(node) in SHAPE_ONLY:
         return []
     return node.all_input_nodes[:1] if kind(node) in LIKE_OTHERS else list(node.all_input_nodes)
+
+
+def readers(node: FxNode) -> list[FxNode]:
+    """The operations that read a node's values; assertions about its type read none."""
+    return [user for user in node.users if not kind(user).startswith("_assert")]
 
 
 def writes(node: FxNode) -> bool:
@@ -122,7 +146,44 @@ def moved(program: Program, node: FxNode) -> list[FxNode]:
 def is_neutral(program: Program, node: FxNode) -> bool:
     """Whether the operation is a product or quotient with 1, or a sum or difference with 0."""
     name = kind(node)
+    if name in FACTORS:
+        source, other = split_product(program, node)
+        return source is not None and other not in program.learned and public_number(program, other) == 1
     return name in NEUTRAL and secret_inputs(program, node) == [node.args[0]] and node.args[1] == NEUTRAL[name]
+
+
+def split_product(program: Program, node: FxNode) -> tuple[FxNode, Any]:
+    """The operands of a product of one secret with something else; for a quotient, the secret must be on top."""
+    if kind(node) not in FACTORS:
+        return None, None
+    first, second = node.args[:2]
+    if first in program.secret and second not in program.secret:
+        return first, second
+    if kind(node) == "mul" and second in program.secret and first not in program.secret:
+        return second, first
+    return None, None
+
+
+def public_number(program: Program, value: Any) -> float | None:
+    """The one number of a literal or of a value that is not secret; None if it has several, or none yet."""
+    if not is_node(value):
+        return float(value) if isinstance(value, (int, float)) else None
+    if value in program.secret or numel(value) != 1:
+        return None
+    computed = program.value(value)
+    return None if computed.is_meta else float(computed.detach())
+
+
+def public_factor(program: Program, node: FxNode) -> tuple[FxNode, float | None]:
+    """The secret of a product with one public number, and that number, inverted for a quotient; else nothing.
+
+    0 and infinity are none.
+    """
+    source, other = split_product(program, node)
+    number = None if source is None or numel(source) != numel(node) else public_number(program, other)
+    if not number or not isfinite(number):
+        return None, None
+    return source, number if kind(node) == "mul" else 1 / number
 
 
 def origin(program: Program, node: FxNode) -> FxNode:

@@ -3,8 +3,10 @@ from dataclasses import asdict, fields
 import pytest
 
 from costmodel.cost import Price
+from costmodel.errors import UserError
 from costmodel.estimate import Pricer, estimate
-from costmodel.ops import Add, LayerNorm, Node, OpGraph
+from costmodel.ops import Add, LayerNorm, Node, OpGraph, Tanh
+from costmodel.protocols import load_pricer
 from costmodel.report.estimates import document
 
 
@@ -73,3 +75,16 @@ def test_every_field_of_a_price_is_summed_and_reported():
 def test_a_pricer_is_abstract():
     with pytest.raises(TypeError, match="abstract"):
         Pricer()  # type: ignore[abstract]
+
+
+def test_an_op_without_a_formula_is_named_by_its_node():
+    op = Tanh(rows=1, features=32)
+    graph = OpGraph(nodes=(Node(name="bert.pooler.activation", layer="head", op=op, inputs=("tokens",)),))
+    with pytest.raises(UserError) as refusal:
+        estimate(graph, load_pricer("published"))
+    assert str(refusal.value) == (
+        "op 'bert.pooler.activation' must have a price: protocol published has no formula for Tanh, which no printed "
+        "row has; choose protocol semi2k, aby3 or cheetah."
+    )
+    for protocol in ("semi2k", "aby3", "cheetah"):
+        assert estimate(graph, load_pricer(protocol)).total.latency_s > 0

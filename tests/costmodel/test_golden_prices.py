@@ -121,7 +121,20 @@ def traced_graphs(size: str, rows: int, features: int) -> dict[str, OpGraph]:
         ops.Silu(rows=rows, features=features),
         ops.Multiply(rows=rows, features=features),
     )
-    return {f"grouped heads, {size}": grouped_heads, f"gated, {size}": gated}
+    scaled = of_ops(
+        ops.LayerNorm(rows=rows, features=features, bias=False),
+        ops.AttentionScores(heads=4, queries=rows, keys=rows, head_dim=features // 4, factor=0.0156),
+        ops.Scale(rows=4 * rows, features=rows, factor=1 / 50),
+        ops.Tanh(rows=4 * rows, features=rows),
+        ops.Softmax(heads=4, queries=rows, keys=rows, causal=False),
+        ops.Sigmoid(rows=rows, features=features),
+    )
+    pooled = of_ops(
+        ops.FirstRow(rows=rows, features=features),
+        ops.Linear(rows=1, in_features=features, out_features=features, bias=True),
+    )
+    some = {"grouped heads": grouped_heads, "gated": gated, "scaled": scaled, "pooled": pooled}
+    return {f"{name}, {size}": graph for name, graph in some.items()}
 
 
 GRAPHS = {f"{name}, {size}": graph_of(case, size) for name, case in CASES.items() for size in SIZES}

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from costmodel import ops
+from costmodel import elementwise, ops
 from costmodel.calibration.microbenchmark import plan
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.engine.compare import MATRIX_STD
@@ -26,7 +26,7 @@ GRAPH = {"Node", "Input", "OpGraph"}  # frozen data of costmodel/ops.py that is 
 NO_WEIGHTS = dict.fromkeys(
     (
         "PackHeads", "Rotary", "RepeatHeads", "KeyValueCache", "AttentionScores", "Softmax", "AttentionMix", "Gelu",
-        "Relu", "Square", "Silu", "Multiply", "Add", "LastRow",
+        "Relu", "Square", "Silu", "Sigmoid", "Tanh", "Multiply", "Scale", "Add", "FirstRow", "LastRow",
     ),
     "it has no weights",
 )  # fmt: skip
@@ -35,12 +35,14 @@ NO_MATRIX = dict.fromkeys(
     ("LayerNorm", "RmsNorm", "FrozenNorm", "Temperature", "ShapedAttention", "LeakyRelu", "ScaledAdd"),
     "its weights are no matrix",
 )
-NOT_PRINTED = dict.fromkeys(("RmsNorm", "Square", "Silu", "Multiply"), "no printed row has one")
+NOT_PRINTED = dict.fromkeys(
+    ("RmsNorm", "Square", "Silu", "Sigmoid", "Tanh", "Multiply", "Scale"), "no printed row has one"
+)
 NO_FORMS = dict.fromkeys(set(NAMES) - {"TokenEmbedding", "Softmax", "Gelu"}, "it has one form")
 OWN_NAME = dict.fromkeys(
     (
-        "PackHeads", "Rotary", "RepeatHeads", "KeyValueCache", "ShapedAttention", "Silu", "Multiply",
-        "LastRow",
+        "PackHeads", "Rotary", "RepeatHeads", "KeyValueCache", "ShapedAttention", "Silu", "Sigmoid", "Tanh", "Multiply",
+        "Scale", "FirstRow", "LastRow",
     ),
     "figures call it by its own name",
 )  # fmt: skip
@@ -66,7 +68,8 @@ def _table(file: str, name: str, holds: str, entries: Iterable[Any], exempt: dic
 
 
 def _data_of_ops() -> set[str]:
-    own = [each for each in vars(ops).values() if isinstance(each, type) and each.__module__ == ops.__name__]
+    where = {ops.__name__, elementwise.__name__}
+    own = [each for each in vars(ops).values() if isinstance(each, type) and each.__module__ in where]
     return {each.__name__ for each in own if is_dataclass(each)} - GRAPH
 
 

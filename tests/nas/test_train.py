@@ -88,6 +88,7 @@ def perplexity(line):
         ("SM --seq-len 4096", "the context must cover a sequence"),
         ("SM --seed 99999999999999999999", "--seed must be from 0 to"),
         ("sys:exit", "but it raised SystemExit"),
+        ("os:getpid", "must return an Architecture, but returned int; a torch module is only priced, by"),
         ("SM --data /no/such/path", "/no/such/path"),
         ("EReg(SM) --recipe.entropy.form published-code", "state --recipe.entropy.weight"),
         ("SM --resume x", "--resume DIR takes everything from DIR"),

@@ -110,6 +110,20 @@ def some_choices(rows: int, features: int) -> list[Op]:
     ]
 
 
+def some_of_transformers(rows: int, features: int, heads: int, keys: int) -> list[Op]:
+    """What only traced models have: factors, logistic functions and tangents by themselves, and attention unmasked."""
+    square: Any = {"heads": heads, "queries": keys, "keys": keys}
+    return [
+        ops.LayerNorm(rows=rows, features=features, bias=False),
+        ops.AttentionScores(**square, head_dim=features, factor=0.3),
+        ops.Softmax(**square, causal=False),
+        ops.Sigmoid(rows=rows, features=features),
+        ops.Tanh(rows=rows, features=features),
+        *(ops.Scale(rows=rows, features=features, factor=factor) for factor in (0.22, 12.0, -1.0, 1e-5)),
+        ops.FirstRow(rows=rows, features=features),
+    ]
+
+
 def some_weighted(rows: int, features: int, vocab: int) -> list[Op]:
     """Every op whose weights the server may hold."""
     return [
@@ -151,9 +165,20 @@ PLAN: dict[str, list[Op]] = {
         *some_choices(rows=64, features=256),
         *some_choices(rows=7, features=12),
         *some_choices(rows=1, features=1),
+        *some_of_transformers(rows=64, features=256, heads=2, keys=64),
+        *some_of_transformers(rows=7, features=12, heads=3, keys=33),
+        *some_of_transformers(rows=1, features=1, heads=1, keys=2),
     ],
-    "odd fraction": [*some_ops(rows=3, features=5, heads=1, keys=6, vocab=9), *some_choices(rows=3, features=5)],
-    "wide ring": [*some_ops(rows=3, features=5, heads=1, keys=6, vocab=9), *some_choices(rows=3, features=5)],
+    "odd fraction": [
+        *some_ops(rows=3, features=5, heads=1, keys=6, vocab=9),
+        *some_choices(rows=3, features=5),
+        *some_of_transformers(rows=3, features=5, heads=1, keys=6),
+    ],
+    "wide ring": [
+        *some_ops(rows=3, features=5, heads=1, keys=6, vocab=9),
+        *some_choices(rows=3, features=5),
+        *some_of_transformers(rows=3, features=5, heads=1, keys=6),
+    ],
     "server": [
         *some_weighted(rows=64, features=256, vocab=300),
         *some_weighted(rows=7, features=12, vocab=50),
@@ -161,6 +186,9 @@ PLAN: dict[str, list[Op]] = {
         *some_choices(rows=64, features=256)[1:3],
         *some_choices(rows=7, features=12)[1:3],
         *some_choices(rows=1, features=1)[1:3],
+        *some_of_transformers(rows=64, features=256, heads=2, keys=64)[:1],
+        *some_of_transformers(rows=7, features=12, heads=3, keys=33)[:1],
+        *some_of_transformers(rows=1, features=1, heads=1, keys=2)[:1],
     ],
 }
 CHEETAH_SETTINGS = ("default", "server")
@@ -209,6 +237,7 @@ def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: st
     drawn = [*some_ops(**sizes, vocab=draw(1, 60)), *some_variants(**sizes)]
     drawn += some_of_llama(sizes["rows"], sizes["features"], key_heads=draw(1, 3))
     drawn += some_choices(sizes["rows"], sizes["features"])
+    drawn += some_of_transformers(**sizes)
     embedding = drawn[0]
     assert isinstance(embedding, ops.TokenEmbedding)
     drawn.append(replace(embedding, encoding="lookup"))

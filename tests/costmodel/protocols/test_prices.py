@@ -24,11 +24,13 @@ MATRIX_PRODUCTS = (
     ops.TokenEmbedding, ops.Linear, ops.AttentionScores, ops.AttentionMix, ops.VocabProjection,
 )  # fmt: skip
 FIXED = {"past_len": 0, "rotary_dim": 4, "key_heads": 0}  # of which a price is not a monotone function, or none at all
-OF_FORM = {"bias": st.booleans(), "affine": st.booleans(), "scaled": st.booleans()}
-FORMS = {
+OF_FORM = {"bias": st.booleans(), "affine": st.booleans(), "scaled": st.booleans(), "causal": st.booleans()}
+FORMS: dict[tuple[str, str], list[Any]] = {
     ("TokenEmbedding", "encoding"): ["one-hot", "lookup"],
     ("Gelu", "form"): ["tanh", "exact", "piecewise"],
     ("Softmax", "form"): ["exact", "2quad", "relu"],
+    ("AttentionScores", "factor"): [None, 0.3],
+    ("Scale", "factor"): [0.02, 12.0, -3e-6],
 }
 
 

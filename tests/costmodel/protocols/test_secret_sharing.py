@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,6 +77,50 @@ def test_a_lookup_compares_every_token_with_every_entry() -> None:
 def test_exponential_is_eight_squarings() -> None:
     assert per_element(semi2k.PRICES, fixed_point.exponential(DEFAULT)) == 8 * (16 + 8) + 8
     assert per_element(aby3.PRICES, fixed_point.exponential(DEFAULT)) == 8 * (24 + 28) + 28
+
+
+def test_a_public_factor_costs_its_truncation_alone() -> None:
+    # both parties open the wrap bit in a ring of 4 bytes; in aby3 three do, and two words are shared again
+    scale = ops.Scale(rows=64, features=256, factor=0.22)
+    assert semi2k.comm(scale, DEFAULT).online_bytes == 2 * 4 * 64 * 256
+    assert aby3.comm(scale, DEFAULT).online_bytes == (3 * 4 + 2 * 8) * 64 * 256
+    scores = ops.AttentionScores(heads=2, queries=5, keys=5, head_dim=3)
+    plain, odd = (replace(scores, **change) for change in ({"scaled": False}, {"factor": 0.1}))
+    assert semi2k.comm(scores, DEFAULT) == semi2k.comm(odd, DEFAULT)
+    assert semi2k.comm(odd, DEFAULT).online_bytes - semi2k.comm(plain, DEFAULT).online_bytes == 2 * 4 * 2 * 5 * 3
+
+
+@pytest.mark.parametrize(
+    ("factor", "bits"),
+    [
+        (2.0**-16, 18),  # 4 units of the last of 18 bits
+        (1e-5, 18 + 16),  # 2^16 < 100,000 < 2^17
+        (-1e-5, 18 + 16),
+        (2.0**-17, 18 + 16),  # 2^16 < 2^17, which is not less than itself
+        (12.0, 18),
+    ],
+)
+def test_a_very_small_factor_is_made_larger_and_more_bits_are_cut(factor: float, bits: int) -> None:
+    (call,) = fixed_point.constant_product(factor, DEFAULT)
+    assert (call.primitive, call.bits) == ("truncate", bits)
+    assert fixed_point.constant_product(1.0, DEFAULT) == ()
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0, float("inf"), float("nan")])
+def test_a_scale_does_something(factor: float) -> None:
+    with pytest.raises(ValueError, match="must be finite and neither 0 nor 1, but got"):
+        ops.Scale(rows=1, features=1, factor=factor)
+
+
+def test_logistic_functions_and_tangents_cost_what_they_do_inside_silu_and_gelu() -> None:
+    size: Any = {"rows": 3, "features": 5}
+    for comm in COMMS:
+        product = comm(ops.Multiply(**size), DEFAULT).online_bytes
+        scale = comm(ops.Scale(**size, factor=0.5), DEFAULT).online_bytes
+        sigmoid, silu = (comm(op, DEFAULT).online_bytes for op in (ops.Sigmoid(**size), ops.Silu(**size)))
+        assert silu == sigmoid + product
+        tanh, gelu = (comm(op, DEFAULT).online_bytes for op in (ops.Tanh(**size), ops.Gelu(**size, form="tanh")))
+        assert gelu == tanh + 3 * product + 2 * scale
 
 
 def test_a_large_product_is_cut_to_tiles() -> None:

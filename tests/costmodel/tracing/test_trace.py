@@ -148,6 +148,10 @@ SPELLED = {
     "silu": (lambda x: x * torch.sigmoid(x), ops.Silu(**ROWS)),
     "relu": (lambda x: x.clamp(min=0), ops.Relu(**ROWS)),
     "leaky relu": (lambda x: functional.leaky_relu(x, 0.1), ops.LeakyRelu(**ROWS)),
+    "square": (torch.square, ops.Square(**ROWS)),
+    "power of 2": (lambda x: x**2, ops.Square(**ROWS)),
+    "tanh": (torch.tanh, ops.Tanh(**ROWS)),
+    "logistic": (lambda x: 1 / (1 + torch.exp(-x)), ops.Sigmoid(**ROWS)),
 }
 
 
@@ -161,6 +165,83 @@ def test_norms():
     norms = nn.ModuleList([nn.RMSNorm(32), nn.LayerNorm(32), nn.LayerNorm(32, elementwise_affine=False)])
     found = middle(Small(lambda model, x: nn.Sequential(*model.norms)(x), norms=norms))
     assert found == [ops.RmsNorm(**ROWS), ops.LayerNorm(**ROWS), ops.LayerNorm(**ROWS, affine=False)]
+
+
+def spelled_norm(centre, root):
+    def norm(model, x):
+        x = x - x.mean(-1, keepdim=True) if centre else x
+        return root(x) * model.gain + model.bias if hasattr(model, "bias") else root(x)
+
+    return norm
+
+
+ROOTS = {
+    "inverse root": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5),
+    "root below": lambda x: x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5),
+}
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_norms_by_hand(root):
+    gains = {name: nn.Parameter(torch.ones(32)) for name in ("gain", "bias")}
+    assert middle(Small(spelled_norm(True, ROOTS[root]), **gains)) == [ops.LayerNorm(**ROWS)]
+    assert middle(Small(spelled_norm(True, ROOTS[root]))) == [ops.LayerNorm(**ROWS, affine=False)]
+    assert middle(Small(spelled_norm(False, ROOTS[root]))) == [ops.RmsNorm(**ROWS, affine=False)]
+
+
+def test_a_variance_of_all_elements_makes_a_norm_and_no_other():
+    def norm(unbiased):
+        def divide(model, x):
+            return (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=unbiased) + 1e-5)
+
+        return divide
+
+    assert middle(Small(norm(False))) == [ops.LayerNorm(**ROWS, affine=False)]
+    with pytest.raises(ValueError, match="no op stands for"):
+        trace(Small(norm(True)), SEQ_LEN)
+
+
+FACTORS = {
+    "product": (lambda model, x: functional.relu(x) * 0.22, [0.22]),
+    "quotient": (lambda model, x: functional.relu(x) / 8, [0.125]),
+    "tensor": (lambda model, x: torch.tensor(3.0) * functional.relu(x), [3.0]),
+    "one": (lambda model, x: functional.relu(1.0 * x) * 1.0 / 1, []),
+    "tensor of one": (lambda model, x: functional.relu(x) * torch.ones(1), []),
+    "both": (lambda model, x: functional.relu(x) * 0.5 * 3.0, [0.5, 3.0]),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_public_factors_are_priced_and_1_is_none(name):
+    between, factors = FACTORS[name]
+    expected = [ops.Relu(**ROWS), *(ops.Scale(**ROWS, factor=factor) for factor in factors)]
+    assert middle(Small(between)) == expected
+
+
+@pytest.mark.parametrize("factor", [1.0, torch.ones(()), 12.0])
+def test_a_table_is_read_once(factor):
+    """A factor is in the table only where nothing reads the table without it."""
+    alone = trace(Small(lambda model, x: functional.relu(x * factor)), SEQ_LEN)
+    assert [type(node.op) for node in alone] == [ops.TokenEmbedding, ops.Relu, ops.VocabProjection]
+    for copied in (lambda x: x, torch.clone):
+        twice = trace(Small(lambda model, x, copied=copied: (y := copied(x)) * factor + y.relu()), SEQ_LEN)
+        assert sum(isinstance(node.op, ops.TokenEmbedding) for node in twice) == 1
+        assert sum(isinstance(node.op, ops.Scale) for node in twice) == (factor == 12.0)
+
+
+def test_learned_and_empty_factors_are_no_scale():
+    with pytest.raises(ValueError, match="no op stands for: aten.mul.Tensor"):
+        trace(Small(lambda model, x: x.relu() * model.gain, gain=nn.Parameter(torch.ones(1))), SEQ_LEN)
+    with pytest.raises(ValueError, match="no op stands for: aten.mul.Tensor"):
+        trace(Small(lambda model, x: x.relu() * 0.0), SEQ_LEN)
+
+
+@pytest.mark.parametrize(
+    ("index", "kind"), [((0, 0), ops.FirstRow), ((0, slice(-1, None)), ops.LastRow), ((0, -1), ops.LastRow)]
+)
+def test_one_token_of_all(index, kind):
+    found = middle(Small(lambda model, x: x[:, index[1]]))
+    assert found == [kind(**ROWS)]
 
 
 def test_learned_scalars_scale_a_sum():
@@ -208,14 +289,14 @@ def test_what_does_not_depend_on_the_tokens_is_free():
 def test_all_unsupported_operations_are_listed_with_their_places():
     class Odd(nn.Module):
         def forward(self, x):
-            return torch.sort(x * torch.sigmoid(1.702 * x)).values.cumsum(-1)
+            return torch.sort(torch.sin(x) * torch.erf(1.702 * x)).values.cumsum(-1)
 
     model = Small(lambda model, x: model.layers(x), layers=nn.Sequential(Odd(), Odd()))
     with pytest.raises(ValueError, match=re.escape("model 'mine' has operations on secret values")) as refusal:
         trace(model, SEQ_LEN, name="mine")
     message = str(refusal.value)
     assert "\n" not in message
-    for target in ("aten.mul.Tensor", "aten.sigmoid.default", "aten.sort.default", "aten.cumsum.default"):
+    for target in ("aten.sin.default", "aten.erf.default", "aten.sort.default", "aten.cumsum.default"):
         assert f"{target} (2x, in layers.0, layers.1)" in message
 
 

@@ -1,0 +1,215 @@
+"""A torch module to the program that the tracer reads: exported to ATen, and sorted into secret and public values."""
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from costmodel.errors import UserError
+from costmodel.tracing.program import FxNode, Program, dependent, kind, numel, size, unpadded, writes
+
+Module: TypeAlias = Any  # torch.nn.Module; torch is imported only where a model is at hand
+WRAPPED = "model"  # the traced module's name inside the one that takes its logits out
+# Arguments that keep a model from returning more than logits: of transformers, and of `nas.model.decoder`.
+QUIET: dict[str, bool] = {"use_cache": False, "with_entropies": False}
+# Operations that only say how the operations of a graph inside are run, and where among their arguments that graph is.
+WRAPPERS: dict[str, int] = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled": 1}
+
+
+def program_of(model: Module, seq_len: int, name: str) -> Program:
+    """The program of a module for `seq_len` tokens. Raises UserError as `costmodel.tracing.trace.trace` does."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(
+            f"{name!r} must be an Architecture or a torch.nn.Module, but is {type(model).__name__}; "
+            "let the factory return the model itself."
+        )
+    if seq_len < 1:
+        raise UserError(f"`seq_len` must be at least 1, but got {seq_len}.")
+    _check_one_stack(model, name)
+    exported = _exported(model, seq_len, name)
+    program = _program(exported, name)
+    _check_tables(program, name)
+    return program
+
+
+def _check_one_stack(model: Module, name: str) -> None:
+    """Raises UserError for an encoder with a decoder, as models of transformers say of themselves."""
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return
+    stacks = [path for path, _ in model.named_modules() if path.rpartition(".")[2] in ("encoder", "decoder")]
+    raise UserError(
+        f"model {name!r} must read its tokens with one stack of layers, but {type(model).__name__} has an encoder and "
+        f"a decoder (modules {', '.join(stacks[:2])}); let the factory return one of them with its embedding."
+    )
+
+
+def _exported(model: Module, seq_len: int, name: str) -> Any:
+    import torch
+
+    class Logits(torch.nn.Module):
+        """Takes the logits out of whatever a model returns."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            setattr(self, WRAPPED, model)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = _logits(model(tokens, **_quiet(model)))
+            return logits
+
+    device = next((parameter.device for parameter in model.parameters()), "cpu")
+    tokens = torch.zeros(1, seq_len, dtype=torch.long, device=device)
+    was_training = model.training
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of its own deprecations while it exports
+            exported = torch.export.export(Logits().eval(), (tokens,), strict=False)
+            if any(writes(node) for graph in _graphs(exported.graph_module) for node in graph.nodes):
+                exported = exported.run_decompositions({})  # without operations in place, data flow is all there is
+            _unwrap(exported.graph_module)
+            return exported
+    except Exception as error:  # whatever foreign code raises is the user's bad input
+        reason = str(error).strip().partition("\n")[0]
+        path = _raised_in(error, model)
+        raise UserError(
+            f"model {name!r} must take a 1 x {seq_len} tensor of token ids and be exportable by torch.export, "
+            f"but that raised {type(error).__name__}: {reason}{f' (in module {path})' if path else ''}"
+        ) from None
+    finally:
+        model.train(was_training)
+
+
+def _raised_in(error: BaseException, model: Module) -> str:
+    """The path of the innermost module that an error came from; empty for the model itself, or none of its modules."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found, frame = "", error.__traceback__
+    while frame is not None:
+        found = paths.get(id(frame.tb_frame.f_locals.get("self")), found)
+        frame = frame.tb_next
+    return found
+
+
+def path_of(node: FxNode) -> str:
+    """The path of the module that an operation belongs to; empty for the model itself."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return re.sub(r"@\d+", "", path.removeprefix(WRAPPED).removeprefix("."))
+
+
+def _graphs(module: Module) -> list[Any]:
+    """The graph of an exported module, and those inside it."""
+    return [each.graph for each in module.modules() if hasattr(each, "graph")]
+
+
+def _unwrap(module: Module) -> None:
+    """Puts the operations of graphs inside a graph in their place."""
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and (position := WRAPPERS.get(kind(node))) is not None:
+            inner = getattr(module, node.args[position].target)
+            _unwrap(inner)
+            parameters = [each for each in inner.graph.nodes if each.op == "placeholder"]
+            outer = dict(zip(parameters, node.args[position + 1 :], strict=True))
+            with module.graph.inserting_before(node):
+                results = module.graph.graph_copy(inner.graph, outer)
+            for user in list(node.users):
+                user.replace_all_uses_with(results[user.args[1]])
+
+
+def _quiet(model: Module) -> dict[str, bool]:
+    parameters = inspect.signature(model.forward).parameters
+    return {name: value for name, value in QUIET.items() if name in parameters}
+
+
+def _logits(output: Any) -> Any:
+    import torch
+
+    while not isinstance(output, torch.Tensor):
+        if hasattr(output, "logits"):
+            output = output.logits
+        elif isinstance(output, (tuple, list)) and output:
+            output = output[0]
+        elif isinstance(output, dict) and output:
+            output = next(iter(output.values()))
+        else:
+            raise UserError(f"a model must return a tensor of logits, but returned {type(output).__name__}.")
+    return output
+
+
+def _program(exported: Any, name: str) -> Program:
+    import torch
+    from torch.nn import functional
+
+    nodes = tuple(exported.graph.nodes)
+    signature = exported.graph_signature
+    by_name = {node.name: node for node in nodes}
+    (tokens,) = (by_name[name] for name in signature.user_inputs)
+    whole, device = unpadded(nodes, tokens), tokens.meta["val"].device
+    secret = dependent(nodes, {tokens}, whole)
+    learned = dependent(nodes, {by_name[name] for name in signature.inputs_to_parameters}) - secret
+    samples = torch.linspace(-8, 8, 65, dtype=torch.float64)
+    activations = {
+        "gelu": functional.gelu(samples),
+        "gelu-tanh": functional.gelu(samples, approximate="tanh"),
+        "relu": functional.relu(samples),
+        "sigmoid": samples.sigmoid(),
+        "silu": functional.silu(samples),
+        "square": samples.square(),
+        "tanh": samples.tanh(),
+    }
+    return Program(
+        nodes=nodes,
+        tokens=tokens,
+        output=by_name[signature.user_outputs[0]],
+        secret=secret,
+        learned=learned,
+        value=_evaluator(
+            exported, {node: torch.ones(size(node), dtype=torch.bool, device=device) for node in whole}, name
+        ),
+        samples=samples,
+        activations=activations,
+    )
+
+
+def _check_tables(program: Program, name: str) -> None:
+    """Raises UserError for a position beyond a table's end, which nothing checks while a model is exported."""
+    for node in program.nodes:
+        if kind(node) == "embedding" and node not in program.secret:
+            rows, positions = size(node.args[0])[0], program.value(node.args[1])
+            if not positions.is_meta and int(positions.max()) >= rows:
+                raise UserError(
+                    f"the prompt of model {name!r} must fit its table of {rows} positions, "
+                    f"but it has {numel(program.tokens)} tokens, the last at position {int(positions.max())}."
+                )
+
+
+def _evaluator(exported: Any, known: dict[FxNode, Any], name: str) -> Callable[[FxNode], Any]:
+    """What computes the nodes that do not depend on the tokens, each once. known: values given beforehand.
+
+    It raises UserError for one that cannot be computed.
+    """
+    from torch.fx.node import map_arg
+
+    signature = exported.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    names |= signature.inputs_to_lifted_tensor_constants
+
+    def value(node: FxNode) -> Any:
+        if node not in known:
+            if node.op == "placeholder":
+                known[node] = {**exported.state_dict, **exported.constants}[names[node.name]]
+            else:
+                args, kwargs = map_arg((node.args, dict(node.kwargs)), value)
+                try:
+                    known[node] = node.target(*args, **kwargs)
+                except (IndexError, RuntimeError) as error:  # such as a table that is too short
+                    raise UserError(
+                        f"what model {name!r} computes of positions must be within its tables, but {node.target} in "
+                        f"{path_of(node) or 'the model itself'} raised {type(error).__name__}: "
+                        f"{str(error).strip().partition(chr(10))[0]}; choose a smaller `seq_len`."
+                    ) from None
+        return known[node]
+
+    return value

@@ -1,0 +1,69 @@
+"""Masks of attention scores in an exported program: public numbers that are added to scores or put in their place."""
+
+from typing import Any
+
+from costmodel.tracing.program import FxNode, Program, is_node, kind, numel, public_number, secret_inputs, split_product
+
+HIDING = -1e3  # what is added to a score that must not be seen is less: -1e4 in OpenAI GPT, else the least number
+
+
+def seen_by(mask: Any) -> Any:
+    """Where a mask lets scores be seen: where it is true, or adds more than `HIDING`."""
+    return mask > HIDING if mask.dtype.is_floating_point else mask.bool()
+
+
+def unmasked(program: Program, node: FxNode, seen: list[Any]) -> tuple[FxNode, Any] | None:
+    """Scores without the mask that an operation puts on them, and where it lets them be seen; None if it puts on none.
+
+    seen: where masks that are put on later let scores be seen; without it, a product with a mask is none.
+    """
+    inputs = secret_inputs(program, node)
+    if len(inputs) != 1:
+        return None
+    found = MASKS[kind(node)](program, node, seen) if kind(node) in MASKS else None
+    return None if found is None else (inputs[0], found[0])
+
+
+def _added(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | None:
+    """A number that is added to all scores changes no softmax."""
+    others = [each for each in node.args[:2] if is_node(each) and each not in program.secret]
+    return (seen_by(program.value(others[0])) if others and numel(others[0]) > 1 else None,)
+
+
+def _filled(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | None:
+    scores, hidden, filling = node.args
+    if scores not in program.secret or not _hides(program, filling):
+        return None
+    return (~program.value(hidden).bool(),)
+
+
+def _chosen(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | None:
+    condition, first, second = node.args
+    if condition in program.secret or not _hides(program, second if first in program.secret else first):
+        return None
+    shown = program.value(condition).bool()
+    return (shown if first in program.secret else ~shown,)
+
+
+def _zeroed(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | None:
+    """Scores times 0 or 1, if those times 0 are hidden later."""
+    _, other = split_product(program, node)
+    if not is_node(other) or numel(other) == 1 or other in program.learned:
+        return None
+    factors = program.value(other)
+    if factors.is_meta:
+        return (factors,)
+    zeroed = factors == 0
+    if not bool((zeroed | (factors == 1)).all()):
+        return None
+    for shown in seen:
+        zeroed = zeroed & shown
+    return None if bool(zeroed.any()) else (factors.bool(),)
+
+
+def _hides(program: Program, filling: Any) -> bool:
+    number = public_number(program, filling)
+    return number is None or number < HIDING
+
+
+MASKS = {"add": _added, "masked_fill": _filled, "where": _chosen, "mul": _zeroed}

@@ -1,0 +1,142 @@
+"""Norms in an exported program: fused, or spelled out as a product with an inverse root of a mean of squares."""
+
+from collections.abc import Iterator
+
+from costmodel import ops
+from costmodel.tracing.patterns import Patterns, TracedOp, TracedOps
+from costmodel.tracing.program import (
+    FxNode,
+    Program,
+    argument,
+    is_node,
+    kind,
+    numel,
+    origin,
+    secret_inputs,
+    size,
+    split_product,
+)
+
+
+def _layer_norm(program: Program, node: FxNode) -> TracedOps:
+    """Over the last axis."""
+    source, normalised = node.args[0], node.args[1]
+    if secret_inputs(program, node) != [source] or len(normalised) != 1:
+        return ()
+    gain, bias = (argument(node, position, name) is not None for position, name in ((2, "weight"), (3, "bias")))
+    return _step(ops.LayerNorm, source, node, gain=gain, bias=bias)
+
+
+def _rms_norm(program: Program, node: FxNode) -> TracedOps:
+    source, normalised, gain = node.args[0], node.args[1], argument(node, 2, "weight")
+    if secret_inputs(program, node) != [source] or len(normalised) != 1:
+        return ()
+    return _step(ops.RmsNorm, source, node, gain=gain is not None)
+
+
+def _with_bias(program: Program, node: FxNode) -> TracedOps:
+    """A spelled-out LayerNorm plus a bias."""
+    sources = secret_inputs(program, node)
+    others = [each for each in node.args[:2] if is_node(each) and each not in program.secret]
+    if len(sources) != 1 or len(others) != 1 or numel(others[0]) != size(node)[-1]:
+        return ()
+    (found,) = _with_gain(program, origin(program, sources[0])) or (None,)
+    if found is None or not isinstance(found.op, ops.LayerNorm):
+        return ()
+    return _step(ops.LayerNorm, found.inputs[0], node, gain=True, bias=True)
+
+
+def _with_gain(program: Program, node: FxNode) -> TracedOps:
+    """gain * (x * rsqrt(mean(x^2) + epsilon)), where a LayerNorm has x - mean(x) for x."""
+    normed, gain = split_product(program, node)
+    if kind(node) != "mul" or normed is None or not is_node(gain) or numel(gain) != size(node)[-1]:
+        return ()
+    op_type, source = _normed(program, origin(program, normed))
+    return () if op_type is None else _step(op_type, source, node, gain=True)
+
+
+def _without_gain(program: Program, node: FxNode) -> TracedOps:
+    op_type, source = _normed(program, node)
+    return () if op_type is None else _step(op_type, source, node, gain=False)
+
+
+def _normed(program: Program, node: FxNode) -> tuple[type | None, FxNode]:
+    """The type of a norm without gain and bias, and what it normalises; None if the node is none."""
+    for numerator, spread in _by_inverse_roots(program, node):
+        centred = _centred(program, numerator)
+        if centred is not None and centred in (
+            _centred(program, _squared_mean(program, spread)),
+            _variance_of(program, spread),
+        ):
+            return ops.LayerNorm, centred
+        if _squared_mean(program, spread) is numerator:
+            return ops.RmsNorm, numerator
+    return None, None
+
+
+def _by_inverse_roots(program: Program, node: FxNode) -> Iterator[tuple[FxNode, FxNode]]:
+    """x and v of x * rsqrt(v + epsilon), whichever comes first, or of x / sqrt(v + epsilon)."""
+    if len(factors := secret_inputs(program, node)) != 2:
+        return
+    orders = {"mul": ((factors, "rsqrt"), (factors[::-1], "rsqrt")), "div": ((factors, "sqrt"),)}
+    for (numerator, root), wanted in orders.get(kind(node), ()):
+        root = origin(program, root)
+        inner = secret_inputs(program, root) if kind(root) == wanted else []
+        if len(inner) == 1 and kind(inner[0]) == "add" and len(spread := secret_inputs(program, inner[0])) == 1:
+            yield origin(program, numerator), origin(program, spread[0])
+
+
+def _centred(program: Program, node: FxNode | None) -> FxNode | None:
+    """x of x - mean(x) over the last axis."""
+    if node is None or kind(node) != "sub" or len(secret_inputs(program, node)) != 2:
+        return None
+    source, mean = (origin(program, each) for each in node.args[:2])
+    return source if _is_over_last_axis(mean, "mean") and origin(program, mean.args[0]) is source else None
+
+
+def _squared_mean(program: Program, node: FxNode) -> FxNode | None:
+    """x of the mean over the last axis of x^2 or x * x."""
+    if not _is_over_last_axis(node, "mean"):
+        return None
+    square = origin(program, node.args[0])
+    inputs = secret_inputs(program, square)
+    raised = kind(square) == "pow" and square.args[1] == 2
+    by_itself = kind(square) == "mul" and square.args[0] is square.args[1]
+    return (
+        origin(program, inputs[0]) if (raised or by_itself or kind(square) == "square") and len(inputs) == 1 else None
+    )
+
+
+def _variance_of(program: Program, node: FxNode) -> FxNode | None:
+    """x of its variance over the last axis, divided by the number of elements."""
+    if not _is_over_last_axis(node, "var"):
+        return None
+    by_all = argument(node, 2, "unbiased", node.kwargs.get("correction", 1)) in (False, 0)
+    return origin(program, node.args[0]) if by_all else None
+
+
+def _is_over_last_axis(node: FxNode, name: str) -> bool:
+    if kind(node) != name or len(size(node)) != len(size(node.args[0])):
+        return False
+    return tuple(argument(node, 1, "dim") or ()) in {(-1,), (len(size(node)) - 1,)}
+
+
+def _step(op_type: type, source: FxNode, node: FxNode, *, gain: bool, bias: bool = False) -> TracedOps:
+    """A norm of no gain has no bias."""
+    biased = {"bias": bias} if op_type is ops.LayerNorm and gain else {}
+    op = op_type(**_rows(node), affine=gain, **biased)
+    return (TracedOp(part="norm", op=op, inputs=(source,), anchor=node),)
+
+
+def _rows(node: FxNode) -> dict[str, int]:
+    return {"rows": numel(node) // size(node)[-1], "features": size(node)[-1]}
+
+
+PATTERNS: Patterns = {
+    "layer_norm": (_layer_norm,),
+    "native_layer_norm": (_layer_norm,),
+    "rms_norm": (_rms_norm,),
+    "add": (_with_bias,),
+    "mul": (_with_gain, _without_gain),
+    "div": (_without_gain,),
+}

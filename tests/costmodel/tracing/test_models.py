@@ -1,0 +1,262 @@
+"""Models of transformers, tiny and of random weights: the traced graph in the clear is the model, and what it costs."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from costmodel import ops
+from costmodel.engine import spu
+from costmodel.engine.compare import predict
+from costmodel.execution.interpreter import execute, weight_shapes
+from costmodel.ops import Node, OpGraph
+from costmodel.protocols.primitives import EngineSetting
+from costmodel.tracing.trace import trace
+
+transformers = pytest.importorskip("transformers")
+
+SEQ_LEN, VOCAB, WIDTH, HEADS, HEAD_DIM = 9, 40, 32, 4, 8
+SIZE = {
+    "num_hidden_layers": 2, "hidden_size": WIDTH, "intermediate_size": 48, "num_attention_heads": HEADS,
+    "vocab_size": VOCAB,
+}  # fmt: skip
+SHARED_HEADS = {**SIZE, "num_key_value_heads": 2, "head_dim": HEAD_DIM}
+NO_SPECIAL = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125, "logits_scaling": 8.0,
+}  # fmt: skip
+
+
+def granite(**changes):
+    return transformers.GraniteForCausalLM(transformers.GraniteConfig(**SHARED_HEADS, **NO_SPECIAL, **changes))
+
+
+def gemma2(**changes):
+    config = transformers.Gemma2Config(
+        **SHARED_HEADS, **NO_SPECIAL, query_pre_attn_scalar=16, attn_logit_softcapping=2.0,
+        final_logit_softcapping=1.5, **changes,
+    )  # fmt: skip
+    return transformers.Gemma2ForCausalLM(config)
+
+
+def bert(kind="ForSequenceClassification", **changes):
+    config = transformers.BertConfig(**SIZE, layer_norm_eps=1e-5, **changes)
+    return getattr(transformers, f"Bert{kind}")(config)
+
+
+def roberta(kind="ForSequenceClassification"):
+    config = transformers.RobertaConfig(**SIZE, layer_norm_eps=1e-5)
+    return getattr(transformers, f"Roberta{kind}")(config)
+
+
+def nemotron():
+    return transformers.NemotronForCausalLM(transformers.NemotronConfig(**SHARED_HEADS, **NO_SPECIAL))
+
+
+def cohere():
+    return transformers.CohereForCausalLM(
+        transformers.CohereConfig(**SIZE, num_key_value_heads=2, rope_theta=10_000.0, **NO_SPECIAL)
+    )
+
+
+def openai_gpt():
+    config = transformers.OpenAIGPTConfig(vocab_size=VOCAB, n_positions=32, n_embd=WIDTH, n_layer=2, n_head=HEADS)
+    return transformers.OpenAIGPTLMHeadModel(config)
+
+
+def gpt2(**changes):
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=HEADS, n_embd=WIDTH, vocab_size=VOCAB, n_positions=32, bos_token_id=None, eos_token_id=None,
+        **changes,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def clip():
+    config = transformers.CLIPTextConfig(**SIZE, max_position_embeddings=32, eos_token_id=2, bos_token_id=0)
+    return transformers.CLIPTextModel(config)
+
+
+MODELS = {
+    "granite": granite,
+    "granite with multipliers": lambda: granite(**MULTIPLIERS),
+    "gemma2": gemma2,
+    "gemma2, spelled out": lambda: gemma2(attn_implementation="eager"),
+    "bert with a pooler": bert,
+    "bert, spelled out": lambda: bert(attn_implementation="eager"),
+    "bert of masks": lambda: bert("ForMaskedLM"),
+    "nemotron": nemotron,
+    "cohere": cohere,
+    "openai gpt": openai_gpt,
+    "roberta": roberta,
+    "roberta of masks": lambda: roberta("ForMaskedLM"),
+    "gpt2 of quick gelus": lambda: gpt2(activation_function="quick_gelu"),
+    "clip": clip,
+}
+
+
+def made(name: str) -> Any:
+    """A model of random weights, all of them away from 0 and 1."""
+    torch.manual_seed(0)
+    model = MODELS[name]().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def deployed(model: Any, graph: OpGraph) -> dict[str, np.ndarray]:
+    """A model's weights by node and suffix, as the interpreter takes them."""
+    state = {name: value.detach().double() for name, value in model.state_dict().items()}
+    return {
+        f"{node.name}.{suffix}": _weight(model, state, node, suffix, shape).numpy()
+        for node in graph
+        for suffix, shape in weight_shapes(node.op).items()
+    }
+
+
+def _weight(model: Any, state: dict[str, Any], node: Node, suffix: str, shape: tuple[int, ...]) -> Any:
+    if isinstance(node.op, ops.PositionEmbedding):
+        return _table(model, state, node.name, shape)
+    owner, value = model.get_submodule(node.name), state[f"{node.name}.{suffix}"]
+    kind = type(owner).__name__
+    if kind == "Conv1D" and value.ndim == 2:  # in_features x out_features
+        return value.T
+    if kind in ("Gemma2RMSNorm", "NemotronLayerNorm1P") and suffix == "weight":
+        return value + 1
+    if isinstance(node.op, ops.TokenEmbedding):
+        factor = {"Granite": model.config.to_dict().get("embedding_multiplier"), "Gemma2": WIDTH**0.5}
+        return value * (factor.get(type(model).__name__.removesuffix("ForCausalLM")) or 1)
+    if node.name.endswith(("q_proj", "k_proj")) and type(model).__name__.startswith("Cohere"):  # pairs are neighbours
+        return value.view(-1, HEAD_DIM // 2, 2, WIDTH).transpose(1, 2).reshape(value.shape)
+    return value
+
+
+def _table(model: Any, state: dict[str, Any], name: str, shape: tuple[int, ...]) -> Any:
+    """What is added to every token: a learned position, the first of two types of token, or the bias of the logits."""
+    if (bias := state.get(f"{name.removesuffix('.bias')}.bias")) is not None:
+        return bias.expand(shape)
+    table = state[f"{name}.weight"]
+    if "token_type" in name:
+        return table[:1].expand(shape)
+    first = model.config.pad_token_id + 1 if "roberta" in name else 0
+    return table[first : first + shape[0]]
+
+
+def output_of(model: Any, tokens: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        output = model(torch.from_numpy(tokens)[None])
+    return (output.logits if hasattr(output, "logits") else output[0])[0].numpy()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_traced_graph_in_the_clear_is_the_model(name):
+    model = made(name)
+    graph = trace(model, SEQ_LEN)
+    tokens = np.random.default_rng(0).integers(3, VOCAB, size=SEQ_LEN)  # the first three are padding and ends
+    ours, theirs = execute(graph, deployed(model, graph), tokens), output_of(model, tokens)
+    np.testing.assert_allclose(ours.reshape(theirs.shape), theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
+
+
+def parts(graph: OpGraph) -> Counter[Any]:
+    """How often each op is in each layer."""
+    return Counter((node.layer, node.op) for node in graph)
+
+
+def of_type(graph: OpGraph, *kinds: type) -> list[Any]:
+    return [node.op for node in graph if isinstance(node.op, kinds)]
+
+
+def test_a_public_factor_of_1_changes_no_price():
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHARED_HEADS, **NO_SPECIAL))
+    assert parts(trace(granite(attention_multiplier=HEAD_DIM**-0.5), SEQ_LEN)) == parts(trace(llama, SEQ_LEN))
+
+
+def test_public_factors_are_folded_into_the_table_and_priced_everywhere_else():
+    plain, scaled = (parts(trace(granite(**some), SEQ_LEN)) for some in ({"attention_multiplier": 0.125}, MULTIPLIERS))
+    branch = ops.Scale(rows=SEQ_LEN, features=WIDTH, factor=0.22)
+    logits = ops.Scale(rows=SEQ_LEN, features=VOCAB, factor=0.125)
+    assert scaled - plain == {(0, branch): 2, (1, branch): 2, ("head", logits): 1}
+    assert plain - scaled == {}
+    scores: Any = {"heads": HEADS, "queries": SEQ_LEN, "keys": SEQ_LEN, "head_dim": HEAD_DIM}
+    assert set(of_type(trace(granite(**MULTIPLIERS), SEQ_LEN), ops.AttentionScores)) == {
+        ops.AttentionScores(**scores, factor=0.125)
+    }
+
+
+def test_soft_caps_are_two_factors_and_a_tangent_of_scores_and_of_logits():
+    graph = trace(gemma2(), SEQ_LEN)
+    scores, logits = {"rows": HEADS * SEQ_LEN, "features": SEQ_LEN}, {"rows": SEQ_LEN, "features": VOCAB}
+    cap = [ops.Scale(**scores, factor=0.5), ops.Tanh(**scores), ops.Scale(**scores, factor=2.0)]
+    last = [ops.Scale(**logits, factor=1 / 1.5), ops.Tanh(**logits), ops.Scale(**logits, factor=1.5)]
+    assert of_type(graph, ops.Scale, ops.Tanh) == [*cap, *cap, *last]
+    assert {op.factor for op in of_type(graph, ops.AttentionScores)} == {0.25}  # 16^-1/2, and not 8^-1/2
+    assert len(of_type(graph, ops.VocabProjection)) == 1
+
+
+def test_a_pooler_reads_the_first_token_of_attention_without_a_mask():
+    graph = trace(bert(), SEQ_LEN)
+    row = {"rows": 1, "features": WIDTH}
+    assert [node.op for node in graph][-4:] == [
+        ops.FirstRow(rows=SEQ_LEN, features=WIDTH),
+        ops.Linear(rows=1, in_features=WIDTH, out_features=WIDTH, bias=True),
+        ops.Tanh(**row),
+        ops.Linear(rows=1, in_features=WIDTH, out_features=2, bias=True),
+    ]
+    assert {op.causal for op in of_type(graph, ops.Softmax)} == {False}
+    assert {op.causal for op in of_type(trace(openai_gpt(), SEQ_LEN), ops.Softmax)} == {True}
+
+
+def test_norms_spelled_out_are_those_of_torch():
+    size: Any = {"rows": SEQ_LEN, "features": WIDTH}
+    assert of_type(trace(cohere(), SEQ_LEN), ops.LayerNorm) == [ops.LayerNorm(**size, bias=False)] * 3
+    squares = of_type(trace(nemotron(), SEQ_LEN), ops.Relu, ops.Square)
+    assert squares == [each(rows=SEQ_LEN, features=48) for each in (ops.Relu, ops.Square)] * 2
+
+
+def test_a_quick_gelu_is_a_factor_a_logistic_function_and_a_product():
+    quick, tanh = (trace(gpt2(activation_function=name), SEQ_LEN) for name in ("quick_gelu", "gelu_new"))
+    size: Any = {"rows": SEQ_LEN, "features": 4 * WIDTH}
+    instead = [ops.Scale(**size, factor=1.702), ops.Sigmoid(**size), ops.Multiply(**size)]
+    assert parts(quick) - parts(tanh) == Counter((layer, op) for layer in (0, 1) for op in instead)
+
+
+def test_position_ids_counted_from_tokens_are_one_table():
+    tables = [node.name for node in trace(roberta(), SEQ_LEN) if isinstance(node.op, ops.PositionEmbedding)]
+    assert tables == [f"roberta.embeddings.{part}_embeddings" for part in ("token_type", "position")]
+    config = transformers.RobertaConfig(**SIZE, max_position_embeddings=SEQ_LEN + 1, pad_token_id=1)
+    with pytest.raises(ValueError, match=r"within its tables, but aten.gather.default in roberta.embeddings raised "):
+        trace(transformers.RobertaForMaskedLM(config), SEQ_LEN)
+
+
+LOGIT_TOLERANCE = 0.05  # of logits up to 3: fixed point, and a tanh of degree 17
+CHEETAH_TOLERANCE = 1e-3  # compressed ciphertexts vary in size
+RUNS = [
+    ("semi2k", "gemma2"),
+    ("semi2k", "granite with multipliers"),
+    ("semi2k", "gpt2 of quick gelus"),
+    ("aby3", "bert with a pooler"),
+    ("aby3", "cohere"),
+    pytest.param("cheetah", "gemma2", marks=pytest.mark.slow),
+    pytest.param("cheetah", "bert with a pooler", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.needs_engine
+@pytest.mark.parametrize(("protocol", "name"), RUNS)
+def test_the_engine_computes_the_model_at_the_predicted_cost(protocol, name):
+    model = made(name)
+    graph = trace(model, SEQ_LEN)
+    tokens = np.random.default_rng(0).integers(3, VOCAB, size=SEQ_LEN)
+    run = spu.run(graph, deployed(model, graph), tokens, protocol=protocol, setting=EngineSetting())
+    theirs = output_of(model, tokens)
+    assert np.abs(run.logits.reshape(theirs.shape) - theirs).max() < LOGIT_TOLERANCE
+    predicted = predict(graph, protocol, EngineSetting())
+    assert [cost.messages for _, cost in run.by_op] == [comm.messages for comm in predicted]
+    sent = [comm.online_bytes + comm.setup_bytes for comm in predicted]
+    if protocol == "cheetah":
+        assert abs(sum(sent) / run.total.sent_bytes - 1) < CHEETAH_TOLERANCE
+    else:
+        assert [cost.sent_bytes for _, cost in run.by_op] == sent

@@ -1,0 +1,88 @@
+"""What cannot be traced says so in one line: subject, rule, value, remedy, and the module."""
+
+import pytest
+from torch import nn
+
+from costmodel.errors import UserError
+from costmodel.tracing.trace import trace
+
+transformers = pytest.importorskip("transformers")
+
+SEQ_LEN, VOCAB = 9, 40
+SIZE = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": VOCAB}
+NO_SPECIAL = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+
+
+def mixtral():
+    config = transformers.MixtralConfig(
+        **SIZE, **NO_SPECIAL, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4
+    )
+    return transformers.MixtralForCausalLM(config)
+
+
+def mamba():
+    config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4, **NO_SPECIAL)
+    return transformers.MambaForCausalLM(config)
+
+
+def t5():
+    config = transformers.T5Config(vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def bart():
+    config = transformers.BartConfig(
+        vocab_size=VOCAB, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48,
+    )  # fmt: skip
+    return transformers.BartForConditionalGeneration(config)
+
+
+class Needs(nn.Module):
+    def forward(self, tokens):
+        return self.missing(tokens)
+
+
+EXPERTS = (
+    "model 'm' has operations on secret values that no op stands for: aten.topk.default (2x, in "
+    "model.layers.0.mlp.gate, model.layers.1.mlp.gate); it chooses experts by secret scores; "
+    "trace a model of the same shape without experts."
+)
+STATES = (
+    "model 'm' has operations on secret values that no op stands for: aten.conv1d.default (2x, in "
+    "backbone.layers.0.mixer, backbone.layers.1.mixer); it convolves over tokens, as state-space layers do; trace a "
+    "model with attention in their place."
+)
+STACKS = (
+    "model 'm' must read its tokens with one stack of layers, but {} has an encoder and a decoder (modules {}); let "
+    "the factory return one of them with its embedding."
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (mixtral, EXPERTS),
+        (mamba, STATES),
+        (t5, STACKS.format("T5ForConditionalGeneration", "encoder, decoder")),
+        (bart, STACKS.format("BartForConditionalGeneration", "model.encoder, model.decoder")),
+        (
+            lambda: "gpt2",
+            "'m' must be an Architecture or a torch.nn.Module, but is str; let the factory return the model itself.",
+        ),
+        (
+            lambda: None,
+            "'m' must be an Architecture or a torch.nn.Module, but is NoneType; let the factory return the model "
+            "itself.",
+        ),
+        (
+            lambda: nn.Sequential(nn.Embedding(VOCAB, 32), Needs()),
+            "model 'm' must take a 1 x 9 tensor of token ids and be exportable by torch.export, but that raised "
+            "AttributeError: 'Needs' object has no attribute 'missing' (in module 1)",
+        ),
+    ],
+)
+def test_models_that_are_refused(make, message):
+    with pytest.raises(UserError) as refusal:
+        trace(make(), SEQ_LEN, name="m")
+    assert str(refusal.value) == message
