@@ -64,7 +64,7 @@ def kv_cache(graph: OpGraph, past: Mapping[str, Array]) -> dict[str, Array]:
     """
     found = {}
     for node in graph:
-        if isinstance(node.op, ops.KeyValueCache):
+        if isinstance(node.op, ops.KeyValueCache) and node.op.past_len:
             cache, source = node.inputs
             if len(past[source]) < node.op.past_len:
                 raise UserError(f"{cache!r} keeps {node.op.past_len} tokens, but the run had {len(past[source])}.")
@@ -112,7 +112,10 @@ INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
     ops.PackHeads: lambda op: ((op.rows, op.query_features), *((op.rows, op.key_features),) * 2),
     ops.Rotary: lambda op: ((op.rows, (op.heads + 2 * (op.key_heads or op.heads)) * op.rotary_dim),),
     ops.RepeatHeads: lambda op: ((op.rows, (op.heads + 2 * op.key_heads) * op.head_dim),),
-    ops.KeyValueCache: lambda op: ((op.past_len, op.features), (op.rows, op.features)),
+    ops.KeyValueCache: lambda op: (
+        *([(op.past_len, op.features)] if op.past_len else []),
+        (op.rows, op.features),
+    ),
     ops.AttentionScores: lambda op: (
         (op.queries, 3 * op.heads * op.head_dim),
         *([(op.keys, 2 * op.heads * op.head_dim)] if op.queries < op.keys else []),
@@ -129,7 +132,10 @@ INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
     ops.Multiply: lambda op: ((op.rows, op.features),) * 2,
     ops.Add: lambda op: ((op.rows, op.features),) * 2,
     ops.ScaledAdd: lambda op: ((op.rows, op.features),) * 2,
-    ops.LastRow: lambda op: ((op.rows, op.features),),
+    ops.TakeRows: lambda op: ((op.rows, op.features),),
+    ops.JoinRows: lambda op: tuple(
+        (min(op.part, op.rows - first), op.features) for first in range(0, op.rows, op.part)
+    ),
     ops.VocabProjection: lambda op: ((op.rows, op.features),),
 }
 # Tables that are learned for the whole context and read for some of its tokens: the axis of tokens, and which of them.
@@ -155,7 +161,7 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
     """
     found = {}
     for suffix, shape in weight_shapes(node.op).items():
-        name = f"{node.name}.{suffix}"
+        name = f"{node.model_name}.{suffix}"
         if name not in weights:
             raise UserError(f"`weights` must hold {name!r} of shape {shape}, but it is missing.")
         value = np.asarray(weights[name], dtype=np.float64)

@@ -71,7 +71,8 @@ WORK: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.Multiply: _elements,
     ops.Add: _elements,
     ops.ScaledAdd: _elements,
-    ops.LastRow: _elements,
+    ops.TakeRows: _elements,
+    ops.JoinRows: _elements,
     ops.KeyValueCache: lambda op: {"elements": (op.past_len + op.rows) * op.features},
     ops.VocabProjection: lambda op: _matrix(op.rows, op.features, op.vocab),
 }
@@ -83,9 +84,11 @@ WEIGHTED = (
 
 # kind -> the kind whose seconds it has on a testbed from before it was measured. A square is a product of two secrets,
 # the same kernel. A frozen norm is a product with a weight and, if centred, a mean per row; a scaled addition is two
-# such products: on a busy machine, one took 0.5 to 1.8 times as long as the other.
+# such products: on a busy machine, one took 0.5 to 1.8 times as long as the other. Rows were taken one at a time.
 STAND_INS = {
     "Square": "Multiply",
+    "TakeRows": "LastRow",
+    "JoinRows": "KeyValueCache",
     "FrozenNorm.secret": "ScaledAdd.secret",
     "FrozenNorm.server": "ScaledAdd.server",
 }

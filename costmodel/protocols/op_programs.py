@@ -238,6 +238,7 @@ PROGRAMS: dict[type, Callable[[Any, EngineSetting, int], Calls]] = {
     ops.Multiply: _multiply,
     ops.Add: _local,
     ops.ScaledAdd: _scaled_add,
-    ops.LastRow: _local,
+    ops.TakeRows: _local,
+    ops.JoinRows: _local,
     ops.VocabProjection: _project,
 }

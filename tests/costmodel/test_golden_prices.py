@@ -24,6 +24,7 @@ import pytest
 from costmodel import ops
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.cost import Price, total_price
+from costmodel.deployment.deploy import Deployment
 from costmodel.errors import UserError
 from costmodel.estimate import estimate
 from costmodel.ops import Node, Op, OpGraph
@@ -33,7 +34,7 @@ from costmodel.protocols.derived import COMM, Derived
 from costmodel.protocols.identity import COST_MODEL_VERSION
 from costmodel.protocols.primitives import EngineSetting, Holder
 from search_spaces.bases import Dimensions, base_architecture
-from search_spaces.lower import Deployment, lower
+from search_spaces.lower import lower
 from search_spaces.notation import parse
 
 PATH = Path(__file__).with_name("golden_prices.yaml")

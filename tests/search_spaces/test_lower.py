@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel import ops
+from costmodel.deployment.deploy import Deployment, Phase
 from costmodel.ops import GeluForm, SoftmaxForm
 from search_spaces.bases import BASES, Dimensions, base_architecture
-from search_spaces.lower import Deployment, Phase, lower
+from search_spaces.lower import lower
 from search_spaces.notation import parse
 
 PROMPT = Deployment()

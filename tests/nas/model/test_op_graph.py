@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from costmodel.deployment.deploy import Deployment
 from costmodel.execution import interpreter
 from costmodel.execution.op_functions import FUNCTIONS
 from costmodel.ops import GeluForm, SoftmaxForm
@@ -15,7 +16,7 @@ from nas.model.norms import frozen_norms
 from nas.model.weights import deployed_weights
 from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
-from search_spaces.lower import Deployment, lower
+from search_spaces.lower import lower
 from search_spaces.notation import parse
 
 GPT2 = base_architecture("tiny", Dimensions(vocab=40, context=16))
