@@ -1,9 +1,9 @@
 """Weights of one placement for another of the same dimensions, so that a trained model can be linearised.
 
 What both have is kept: linears whatever the activation between them, norms, tables. What the target lacks (norms, a
-removed attention or FFN) is dropped, and half of the heads are those that write most into the residual stream. A norm that the target is to freeze
-starts with the gain and bias of a live one and normalises each row until its turn; of a frozen one it stays frozen. A
-fused FFN starts as the product of the two linears, a temperature at 1, which is what the
+removed attention or FFN) is dropped, and half of the heads are those that write most into the residual stream. A norm
+that the target is to freeze starts with the gain and bias of a live one and normalises each row until its turn; of a
+frozen one it stays frozen. A fused FFN starts as the product of the two linears, a temperature at 1, which is what the
 source computes without one; scalars of a scaled residual, slopes and norms that the source lacks start as they would.
 """
 
@@ -65,12 +65,12 @@ def _strongest_heads(
 
 
 def _strengths(layer: str, heads: int, weights: Mapping[str, Tensor]) -> Tensor:
-    """By head, the Frobenius norm of what takes a normalised row to what the head writes of it: O V diag(gain)."""
+    """By head, the squared Frobenius norm of what takes a normalised row to what it writes: O V diag(gain)."""
     packed, out = (weights[f"{layer}.attention.{linear}.weight"].double() for linear in ("qkv", "out"))
     gain = weights.get(f"{layer}.norm1.weight", torch.ones(packed.shape[1])).double()
     values = packed.view(3, heads, -1, packed.shape[1])[2] * gain  # heads x head_dim x d
     written = out.view(len(out), heads, -1).transpose(0, 1) @ values  # heads x d x d
-    return written.flatten(1).norm(dim=1)
+    return written.square().sum(dim=(1, 2))
 
 
 def _is_frozen(source: Architecture, node: Node) -> bool:

@@ -311,9 +311,7 @@ def from_parent(recipe: Recipe, route: Route) -> Recipe:
         tokens=max(1, scale.tokens * 5 // 8),
     )
     freezing = Freezing(start_share=0.02, end_share=0.25)
-    return replace(
-        recipe, scale=changed, optimizer="adamw", final_rate_share=0.02, freezing=freezing, route=route
-    )
+    return replace(recipe, scale=changed, optimizer="adamw", final_rate_share=0.02, freezing=freezing, route=route)
 
 
 def floored_layers(architecture: Architecture) -> list[int]:

@@ -117,9 +117,7 @@ def summarise(records: Sequence[Record], budget: Budget, reference: Point, *, fi
     )
 
 
-def _seeds_left(
-    ended: Sequence[Record], budget: Budget, found: Sequence[TrainedMember], finalist_seeds: int
-) -> int:
+def _seeds_left(ended: Sequence[Record], budget: Budget, found: Sequence[TrainedMember], finalist_seeds: int) -> int:
     """Seeds that the members of the front lack, without those that MOST_FINALISTS leaves out.
 
     ended: one record of every trial that ended. found: the front of all of them.

@@ -96,7 +96,7 @@ def test_half_of_the_heads_are_those_that_write_most(strongest: int) -> None:
     source = made("SM+LN+G")  # 2 heads of 8 features
     head = slice(8 * strongest, 8 * strongest + 8)
     with torch.no_grad():
-        source.layers[0].attention.qkv.weight[32:][head] *= 2
+        source.get_parameter("layers.0.attention.qkv.weight")[32:][head] *= 2
     before, after = deployed_weights(source), deployed_weights(started("2xLHLGo", source))
     for name in ("weight", "bias"):
         packed = before[f"layers.0.attention.qkv.{name}"]
