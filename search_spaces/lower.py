@@ -13,6 +13,7 @@ from costmodel.errors import UserError
 from costmodel.ops import LayerId, Node, Op, OpGraph
 from search_spaces.architecture import Architecture, Ffn, Layer, Norm, gelu_form, num_heads, softmax_form
 
+WHOLE_PROMPT = Deployment()
 PYTHIA_ROTARY_SHARE = 4  # rotary covers head_dim // 4 features. Source: Biderman et al. 2023, Pythia configs.
 
 
@@ -62,7 +63,7 @@ class _Builder:
         return self.add(name, NORM_OPS[kind](self.rows, self.architecture.d_model, affine), source)
 
 
-def lower(architecture: Architecture, seq_len: int, deployment: Deployment = Deployment()) -> OpGraph:
+def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHOLE_PROMPT) -> OpGraph:
     """The op graph of `architecture` for `seq_len` tokens: a prompt, or in phase `decode` the last of them.
 
     Raises UserError if seq_len is below 1 or beyond the model's context.

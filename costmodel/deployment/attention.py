@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from costmodel import ops
+from costmodel.errors import UserError
 from costmodel.ops import Node, Op, OpGraph
 
 ROWWISE = (
@@ -62,6 +63,21 @@ def of_rows(op: Op, first: int, taken: int) -> Op:
     if isinstance(op, PLACED):
         return replace(op, rows=taken, past_len=op.past_len + first)
     return replace(op, rows=taken)  # type: ignore[arg-type]
+
+
+def last_token(op: Op, num_tokens: int) -> Op:
+    """An op for the last of so many tokens. Raises UserError if it mixes tokens in another way than attention does."""
+    if isinstance(op, BY_QUERY):
+        return replace(op, queries=1)
+    if isinstance(op, ROWWISE):
+        return of_rows(op, num_tokens - 1, 1)
+    raise UserError(f"an op must work token by token to be run for one alone, but {type(op).__name__} does not.")
+
+
+def of_queries(op: Op, queries: int, keys: int) -> Op:
+    """An op of attention for so many of the last queries and of the first keys."""
+    assert isinstance(op, BY_QUERY)
+    return replace(op, queries=queries, keys=keys)
 
 
 def features(graph: OpGraph) -> dict[str, int]:

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from costmodel import ops
-from costmodel.deployment.attention import BY_QUERY, ROWWISE, Attention, attentions, keys_and_values, of_rows
-from costmodel.errors import UserError
+from costmodel.deployment.attention import Attention, attentions, keys_and_values, last_token
 from costmodel.ops import Input, Node, OpGraph
 
 
@@ -29,7 +28,7 @@ def decode_step(graph: OpGraph) -> OpGraph:
             node = replace(node, inputs=(attention.packed, caches[0].name))
         elif node.name in kept:
             node = replace(node, inputs=(node.inputs[0], kept[node.name]))
-        nodes.append(_last_token(node, num_tokens))
+        nodes.append(replace(node, op=last_token(node.op, num_tokens)))
     return OpGraph(nodes=tuple(nodes), inputs=tuple(inputs))
 
 
@@ -42,11 +41,3 @@ def _caches(attention: Attention, num_tokens: int) -> tuple[list[Node], list[Inp
         nodes.append(Node(name=name, layer=attention.scores.layer, op=op, inputs=(past.name, source)))
         inputs.append(past)
     return nodes, inputs
-
-
-def _last_token(node: Node, num_tokens: int) -> Node:
-    if isinstance(node.op, BY_QUERY):
-        return replace(node, op=replace(node.op, queries=1))
-    if isinstance(node.op, ROWWISE):
-        return replace(node, op=of_rows(node.op, num_tokens - 1, 1))
-    raise UserError(f"{node.name!r} must work token by token to be run for one alone, but is {type(node.op).__name__}.")

@@ -2,6 +2,7 @@
 
 Followed back from the logits: an op that works row by row needs the last row of what it reads, an attention the last
 row of its queries, but all keys and values. What is needed whole anywhere is computed whole, and its last row taken.
+All tokens are embedded, since they are the client's input.
 """
 
 from dataclasses import replace
@@ -14,7 +15,7 @@ from costmodel.deployment.attention import (
     attentions,
     features,
     keys_and_values,
-    of_rows,
+    last_token,
 )
 from costmodel.ops import Node, OpGraph
 
@@ -47,14 +48,12 @@ class _Rewriter:
             self.nodes.append(node)
             return
         if node.name in self.attentions:
-            read = self._query_and_keys(self.attentions[node.name])
+            read: tuple[str, ...] = self._query_and_keys(self.attentions[node.name])
         elif isinstance(node.op, ops.AttentionMix):
             read = node.inputs
         else:
             read = tuple(self._last_of(name, node) for name in node.inputs)
-        by_query = isinstance(node.op, BY_QUERY)
-        op = replace(node.op, queries=1) if by_query else of_rows(node.op, self.num_rows - 1, 1)
-        self.nodes.append(replace(node, op=op, inputs=read))
+        self.nodes.append(replace(node, op=last_token(node.op, self.num_rows), inputs=read))
         self.last[node.name] = node.name
 
     def _last_of(self, name: str, reader: Node) -> str:
@@ -75,8 +74,9 @@ def _whole(graph: OpGraph, *, through_layers: bool) -> set[str]:
     """The nodes that are needed for all rows, from the logits back."""
     whole: set[str] = {"tokens"}
     for node in reversed(graph.nodes):
-        may_shrink = (through_layers or node.layer == "head") and isinstance(node.op, ROWWISE + BY_QUERY)
-        if node.name in whole or not may_shrink:
+        inside = through_layers or node.layer == "head"
+        may_shrink = isinstance(node.op, ROWWISE + BY_QUERY) and not isinstance(node.op, ops.TokenEmbedding)
+        if node.name in whole or not (inside and may_shrink):
             whole.update((node.name, *node.inputs))
         elif isinstance(node.op, ops.AttentionScores):
             whole.update(node.inputs)  # for its keys

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from costmodel import ops
-from costmodel.deployment.attention import Attention, attentions, keys_and_values
+from costmodel.deployment.attention import Attention, attentions, keys_and_values, of_queries
 from costmodel.ops import Node, OpGraph
 
 
@@ -52,9 +52,9 @@ def _blocks(attention: Attention, size: int) -> Iterator[Node]:
         keys, values = f"{kept[0][0]}@{first}", f"{kept[-1][0]}@{first}"
         for node in attention.nodes:
             read = {attention.scores.name: (queries, keys), attention.mix.name: (f"{node.inputs[0]}@{first}", values)}
-            op = replace(node.op, queries=end - first, keys=end)  # type: ignore[arg-type]
             inputs = read.get(node.name, (f"{node.inputs[0]}@{first}",))
-            yield Node(name=f"{node.name}@{first}", layer=layer, op=op, inputs=inputs)
+            part = of_queries(node.op, end - first, end)
+            yield Node(name=f"{node.name}@{first}", layer=layer, op=part, inputs=inputs)
         parts.append(f"{attention.mix.name}@{first}")
     joined = ops.JoinRows(rows=num_rows, features=width, part=size)
     yield Node(name=attention.mix.name, layer=layer, op=joined, inputs=tuple(parts))

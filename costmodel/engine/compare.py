@@ -150,9 +150,8 @@ def drawn_weights(graph: OpGraph, generator: np.random.Generator) -> dict[str, A
     2, which is moderate: the engine's fixed point loses more at logits beyond 10.
     """
     return {
-        f"{node.name}.{suffix}": _drawn(node.op, suffix, shape, generator)
-        for node in graph
-        for suffix, shape in interpreter.weight_shapes(node.op).items()
+        name: _drawn(op, suffix, interpreter.weight_shapes(op)[suffix], generator)
+        for name, (op, suffix) in interpreter.model_weights(graph).items()
     }
 
 

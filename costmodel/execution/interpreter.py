@@ -154,6 +154,17 @@ def weight_shapes(op: Op) -> dict[str, tuple[int, ...]]:
     return WEIGHT_SHAPES[type(op)](op) if type(op) in WEIGHT_SHAPES else {}
 
 
+def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:
+    """Every weight of a graph's model by name: an op that reads all of it that any does, and its suffix there."""
+    found: dict[str, tuple[Op, str]] = {}
+    for node in graph:
+        for suffix, shape in weight_shapes(node.op).items():
+            name = f"{node.model_name}.{suffix}"
+            if name not in found or shape > weight_shapes(found[name][0])[suffix]:
+                found[name] = node.op, suffix
+    return found
+
+
 def operands(node: Node, weights: Weights) -> dict[str, Array]:
     """A node's operands by suffix, as its function takes them: cut to its tokens, and inverted where that is cheaper.
 

@@ -84,10 +84,9 @@ WEIGHTED = (
 
 # kind -> the kind whose seconds it has on a testbed from before it was measured. A square is a product of two secrets,
 # the same kernel. A frozen norm is a product with a weight and, if centred, a mean per row; a scaled addition is two
-# such products: on a busy machine, one took 0.5 to 1.8 times as long as the other. Rows were taken one at a time.
+# such products: on a busy machine, one took 0.5 to 1.8 times as long as the other.
 STAND_INS = {
     "Square": "Multiply",
-    "TakeRows": "LastRow",
     "JoinRows": "KeyValueCache",
     "FrozenNorm.secret": "ScaledAdd.secret",
     "FrozenNorm.server": "ScaledAdd.server",

@@ -87,6 +87,9 @@ CASES = {
     "every choice decode": Case(
         notation="4xMHmXo-4xlQoPo-4xoHlEo", base="pythia-70m", deployment=Deployment(phase="decode")
     ),
+    "needed rows in blocks": Case(
+        notation="SM(t)+LN+R", deployment=Deployment(projection="last", rows="needed", query_block=4)
+    ),
     "frozen norms and half the heads": Case(notation="6xlSmGo-6xmHoRo"),
     "choices folded": Case(notation="6xMSoPo-6xoHMXo", folded=True),
 }
