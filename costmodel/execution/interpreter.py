@@ -145,6 +145,8 @@ READ_TOKENS: dict[type, tuple[int, Callable[[Any], range]]] = {
 }
 # Operands that the owner of the weights inverts before the run, since a division is dear where a product is not.
 INVERTED: frozenset[tuple[type, str]] = frozenset({(ops.Temperature, "weight"), (ops.ScaledAdd, "alpha")})
+# Matrices that are turned before the run: an engine that keeps a weight's mask keeps that of an array, not of a view.
+TRANSPOSED: frozenset[tuple[type, str]] = frozenset({(ops.Linear, "weight"), (ops.VocabProjection, "weight")})
 # Ops whose learned scalars are public, as `costmodel.ops` says of them.
 PUBLIC: frozenset[type] = frozenset({ops.Temperature, ops.ShapedAttention})
 
@@ -166,7 +168,7 @@ def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:
 
 
 def operands(node: Node, weights: Weights) -> dict[str, Array]:
-    """A node's operands by suffix, as its function takes them: cut to its tokens, and inverted where that is cheaper.
+    """A node's operands by suffix, as its function takes them: cut to its tokens, and turned or inverted.
 
     Raises UserError for a weight that is missing or of another shape.
     """
@@ -183,5 +185,6 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
             raise UserError(f"weight {name!r} must have the shape {shape}, but has {value.shape}.")
         if tokens is not None:
             value = value.take(tokens(node.op), axis)
+        value = value.T if (type(node.op), suffix) in TRANSPOSED else value
         found[suffix] = 1 / value if (type(node.op), suffix) in INVERTED else value
     return found

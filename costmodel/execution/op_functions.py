@@ -83,7 +83,7 @@ def _frozen_norm(op: ops.FrozenNorm, library: Library, own: Weights, source: Arr
 
 
 def _linear(op: ops.Linear, library: Library, own: Weights, source: Array) -> Array:
-    product = library.numpy.matmul(source, own["weight"].T)
+    product = library.numpy.matmul(source, own["weight"])  # comes turned
     return product + own["bias"] if op.bias else product
 
 
@@ -261,7 +261,7 @@ def _join(op: ops.JoinRows, library: Library, own: Weights, *parts: Array) -> Ar
 
 
 def _project(op: ops.VocabProjection, library: Library, own: Weights, source: Array) -> Array:
-    return library.numpy.matmul(source, own["weight"].T)
+    return library.numpy.matmul(source, own["weight"])  # comes turned
 
 
 FUNCTIONS: dict[type, Callable[..., Array]] = {
