@@ -22,6 +22,7 @@ from costmodel.calibration.fit_published import dump_testbed
 from costmodel.calibration.validate_published import checks, derived_terms, fit_errors, flops_published
 from costmodel.config import cli
 from costmodel.config.units import format_bytes, format_seconds
+from costmodel.deployment.deploy import Deployment, Phase, Projection
 from costmodel.engine import spu as mpc_engine
 from costmodel.engine.compare import Comparison, predict
 from costmodel.engine.compare import compare as run_both
@@ -41,7 +42,7 @@ from costmodel.tracing.trace import trace
 from search_spaces.architecture import Architecture, arch_id
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.deployed import deployed
-from search_spaces.lower import Deployment, Phase, Projection, lower
+from search_spaces.lower import lower
 from search_spaces.notation import name_of, parse, placement
 from search_spaces.resolve import call_factory, is_factory, is_notation, resolve
 

@@ -147,7 +147,8 @@ class RepeatHeads:
 class KeyValueCache:
     """The keys and values of `past_len` tokens, an input of the graph, followed by those of `rows` new tokens (local).
 
-    features: of the keys and values of one token together, or of the keys or the values alone.
+    features: of the keys and values of one token together, or of the keys or the values alone; the last ones of what
+        is read of a new token. With a `past_len` of 0 there is no input but that.
     """
 
     past_len: int
@@ -160,7 +161,8 @@ class AttentionScores:
     """Per head, `queries x head_dim` times `head_dim x keys`, with a public factor if `scaled`.
 
     factor: the public factor; None for 1/sqrt(head_dim).
-    The queries are those of the last tokens: with fewer queries than keys, the keys come from a `KeyValueCache`.
+    The queries are those of the last tokens: with fewer queries than keys, the keys come from a `KeyValueCache`, or
+    rows of one.
     """
 
     heads: int
@@ -225,19 +227,22 @@ class AttentionMix:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FirstRow:
-    """The first of `rows x features` (local): the one token that a classifier reads."""
+class TakeRows:
+    """The rows `first` to `first + taken` of `rows x features` (local)."""
 
     rows: int
     features: int
+    taken: int
+    first: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LastRow:
-    """The last of `rows x features` (local): the one token whose next is asked for."""
+class JoinRows:
+    """Parts of `rows x features` of `part` rows each, the last of what is left, one below the other (local)."""
 
     rows: int
     features: int
+    part: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,24 +281,29 @@ Op: TypeAlias = (
     | Scale
     | Add
     | ScaledAdd
-    | FirstRow
-    | LastRow
+    | TakeRows
+    | JoinRows
     | VocabProjection
 )
 OP_TYPES: tuple[type, ...] = get_args(Op)
 
 
+OFFSETS = ("past_len", "first")
+
+
 def shape(op: Op) -> dict[str, int]:
     """The dimensions of an op by name; flags, forms and offsets of 0 left out."""
     values = {field.name: getattr(op, field.name) for field in fields(op)}
-    return {name: value for name, value in values.items() if type(value) is int and (name, value) != ("past_len", 0)}
+    return {
+        name: value for name, value in values.items() if type(value) is int and not (name in OFFSETS and value == 0)
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
     """One op of a graph.
 
-    name: unique in its graph, e.g. `layers.3.ffn.up`; the weights of the op carry the same name in a state dict.
+    name: unique in its graph, e.g. `layers.3.ffn.up`. What follows an `@` tells parts of one op of the model apart.
     inputs: names of the nodes or graph inputs that it reads, in operand order; `tokens` is the model's input.
     """
 
@@ -301,6 +311,11 @@ class Node:
     layer: LayerId
     op: Op
     inputs: tuple[str, ...]
+
+    @property
+    def model_name(self) -> str:
+        """The op's name in the model, which its weights carry in a state dict."""
+        return self.name.partition("@")[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

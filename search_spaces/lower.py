@@ -1,21 +1,20 @@
 """`lower`: the op graph of an architecture at a sequence length, in a deployment.
 
-By default as the papers run it: the prompt of `seq_len` tokens goes through embedding, every layer and the vocabulary
-projection (all positions), and one token comes out.
+As the papers run it, the prompt of `seq_len` tokens goes through embedding, every layer and the vocabulary projection
+(all positions), and one token comes out; `costmodel.deployment` rewrites that as it is asked to be run.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from costmodel import ops
+from costmodel.deployment.deploy import Deployment, deploy
 from costmodel.errors import UserError
-from costmodel.ops import Encoding, Input, LayerId, Node, Op, OpGraph
+from costmodel.ops import LayerId, Node, Op, OpGraph
 from search_spaces.architecture import Architecture, Ffn, Layer, Norm, gelu_form, num_heads, softmax_form
 
-Projection = Literal["all", "last"]
-Phase = Literal["prefill", "decode"]
-
+WHOLE_PROMPT = Deployment()
 PYTHIA_ROTARY_SHARE = 4  # rotary covers head_dim // 4 features. Source: Biderman et al. 2023, Pythia configs.
 
 
@@ -33,41 +32,16 @@ ACTIVATION_OPS: dict[Ffn, Callable[..., Op]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Deployment:
-    """How a model is run: choices that change its price and not its function.
-
-    embedding: the client one-hot encodes its tokens, or they are looked up under the protocol.
-    projection: logits of all tokens, or of the last one alone, which is what generation reads.
-    phase: the whole prompt at once, or one new token after seq_len - 1 others whose keys and values are kept.
-
-    Raises UserError for the last of several tokens where one alone is run.
-    """
-
-    embedding: Encoding = "one-hot"
-    projection: Projection = "all"
-    phase: Phase = "prefill"
-
-    def __post_init__(self) -> None:
-        if self.phase == "decode" and self.projection == "last":
-            raise UserError(
-                "`projection` last goes with phase prefill, but got phase decode, which runs one token alone; "
-                "leave `projection` out."
-            )
-
-
 @dataclass(kw_only=True)
 class _Builder:
     """Collects nodes of the layer under construction; every method returns the name of the node it added.
 
-    rows: new tokens; past_len: tokens whose keys and values are inputs of the graph.
+    rows: tokens of the prompt.
     """
 
     architecture: Architecture
     rows: int
-    past_len: int
     nodes: list[Node] = field(default_factory=list)
-    inputs: list[Input] = field(default_factory=list)
     layer: LayerId = "embed"
 
     def named(self, name: str) -> str:
@@ -89,51 +63,35 @@ class _Builder:
         affine = not self.architecture.folded or self.layer == "head" or value_source  # else linears take them up
         return self.add(name, NORM_OPS[kind](self.rows, self.architecture.d_model, affine), source)
 
-    def cache(self, name: str, source: str, features: int) -> str:
-        """The last features of the source behind those of earlier tokens; the source itself where there are none."""
-        if self.past_len == 0:
-            return source
-        past = Input(name=self.named(f"{name}.past"), shape=(self.past_len, features))
-        self.inputs.append(past)
-        op = ops.KeyValueCache(past_len=self.past_len, rows=self.rows, features=features)
-        return self.add(name, op, past.name, source)
 
-
-def lower(architecture: Architecture, seq_len: int, deployment: Deployment = Deployment()) -> OpGraph:
+def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHOLE_PROMPT) -> OpGraph:
     """The op graph of `architecture` for `seq_len` tokens: a prompt, or in phase `decode` the last of them.
 
     Raises UserError if seq_len is below 1 or beyond the model's context.
     """
     if not 1 <= seq_len <= architecture.context:
         raise UserError(f"`seq_len` must be between 1 and the context {architecture.context}, but got {seq_len}.")
-    rows = 1 if deployment.phase == "decode" else seq_len
-    builder = _Builder(architecture=architecture, rows=rows, past_len=seq_len - rows)
-    stream = _embed(builder, deployment)
+    builder = _Builder(architecture=architecture, rows=seq_len)
+    stream = _embed(builder)
     for index, layer in enumerate(architecture.layers):
         builder.layer = index
         stream = _BLOCKS[architecture.block](builder, layer, stream)
     builder.layer = "head"
-    _project(builder, deployment, stream)
-    return OpGraph(nodes=tuple(builder.nodes), inputs=tuple(builder.inputs))
+    stream = builder.norm("final_norm", architecture.final_norm, stream)
+    builder.add(
+        "logits",
+        ops.VocabProjection(rows=seq_len, features=architecture.d_model, vocab=architecture.vocab_size),
+        stream,
+    )
+    return deploy(OpGraph(nodes=tuple(builder.nodes)), deployment)
 
 
-def _embed(builder: _Builder, deployment: Deployment) -> str:
+def _embed(builder: _Builder) -> str:
     rows, d_model, vocab = builder.rows, builder.architecture.d_model, builder.architecture.vocab_size
-    embedding = ops.TokenEmbedding(tokens=rows, vocab=vocab, features=d_model, encoding=deployment.embedding)
-    stream = builder.add("embed", embedding, "tokens")
+    stream = builder.add("embed", ops.TokenEmbedding(tokens=rows, vocab=vocab, features=d_model), "tokens")
     if builder.architecture.block == "pythia":
         return stream
-    positions = ops.PositionEmbedding(rows=rows, features=d_model, past_len=builder.past_len)
-    return builder.add("position", positions, stream)
-
-
-def _project(builder: _Builder, deployment: Deployment, stream: str) -> str:
-    d_model, vocab = builder.architecture.d_model, builder.architecture.vocab_size
-    if deployment.projection == "last" and builder.rows > 1:
-        stream = builder.add("last", ops.LastRow(rows=builder.rows, features=d_model), stream)
-        builder.rows = 1
-    stream = builder.norm("final_norm", builder.architecture.final_norm, stream)
-    return builder.add("logits", ops.VocabProjection(rows=builder.rows, features=d_model, vocab=vocab), stream)
+    return builder.add("position", ops.PositionEmbedding(rows=rows, features=d_model), stream)
 
 
 def _gpt2(builder: _Builder, layer: Layer, stream: str) -> str:
@@ -159,10 +117,10 @@ def _sas(builder: _Builder, layer: Layer, stream: str) -> str:
     heads = _heads(builder, layer)
     queries_keys = builder.linear("attention.qk", normed, d_model, 2 * d_model)
     values = builder.linear("attention.v", normed, d_model, d_model) if builder.layer == 0 else normed
-    weights = _attention_weights(builder, layer, queries_keys, builder.cache("attention.keys", queries_keys, d_model))
+    weights = _attention_weights(builder, layer, queries_keys)
     shaped = builder.add("attention.shaped", ops.ShapedAttention(**heads), weights)
     mix = ops.AttentionMix(**heads, head_dim=builder.architecture.head_dim)
-    attended = builder.add("attention.mix", mix, shaped, builder.cache("attention.values", values, d_model))
+    attended = builder.add("attention.mix", mix, shaped, values)
     if layer.ffn == "none":
         return attended
     return _add_ffn(builder, layer, attended, _ffn(builder, layer, builder.norm("norm2", layer.norm2, attended)))
@@ -182,25 +140,22 @@ def _self_attention(builder: _Builder, layer: Layer, source: str) -> str:
     packed = builder.linear("attention.qkv", source, d_model, 3 * width)
     if builder.architecture.block == "pythia":
         packed = _rotate(builder, layer, packed)
-    keys_values = builder.cache("attention.keys_values", packed, 2 * width)
-    weights = _attention_weights(builder, layer, packed, keys_values)
     mix = ops.AttentionMix(**_heads(builder, layer), head_dim=head_dim)
-    mixed = builder.add("attention.mix", mix, weights, keys_values)
+    mixed = builder.add("attention.mix", mix, _attention_weights(builder, layer, packed), packed)
     return builder.linear("attention.out", mixed, width, d_model)
 
 
 def _rotate(builder: _Builder, layer: Layer, packed: str) -> str:
     rotary_dim = max(2, builder.architecture.head_dim // PYTHIA_ROTARY_SHARE)
     heads = num_heads(builder.architecture, layer)
-    rotary = ops.Rotary(rows=builder.rows, heads=heads, rotary_dim=rotary_dim, past_len=builder.past_len)
-    return builder.add("attention.rotary", rotary, packed)
+    return builder.add("attention.rotary", ops.Rotary(rows=builder.rows, heads=heads, rotary_dim=rotary_dim), packed)
 
 
-def _attention_weights(builder: _Builder, layer: Layer, packed: str, keys: str) -> str:
-    """packed: where the queries are, and the keys too where `keys` is the same."""
+def _attention_weights(builder: _Builder, layer: Layer, packed: str) -> str:
+    """packed: where queries and keys are."""
     heads = _heads(builder, layer)
     op = ops.AttentionScores(**heads, head_dim=builder.architecture.head_dim, scaled=not builder.architecture.folded)
-    scores = builder.add("attention.scores", op, *dict.fromkeys((packed, keys)))
+    scores = builder.add("attention.scores", op, packed)
     if layer.attention == "softmax-temperature":
         scores = builder.add("attention.temperature", ops.Temperature(**heads), scores)
     return builder.add(
@@ -210,7 +165,7 @@ def _attention_weights(builder: _Builder, layer: Layer, packed: str, keys: str) 
 
 def _heads(builder: _Builder, layer: Layer) -> dict[str, Any]:
     heads = num_heads(builder.architecture, layer)
-    return {"heads": heads, "queries": builder.rows, "keys": builder.past_len + builder.rows}
+    return {"heads": heads, "queries": builder.rows, "keys": builder.rows}
 
 
 def _ffn(builder: _Builder, layer: Layer, source: str) -> str:

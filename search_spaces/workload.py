@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 
+from costmodel.deployment.deploy import Deployment
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
 from search_spaces.architecture import Architecture
-from search_spaces.lower import Deployment, lower
+from search_spaces.lower import lower
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -105,8 +105,8 @@ def plan(protocol: str) -> tuple[Series, ...]:
         _by_elements(lambda rows, features: ops.Scale(rows=rows, features=features, factor=0.5)),
         _by_elements(ops.Add),
         _by_elements(ops.ScaledAdd),
-        _by_elements(ops.FirstRow),
-        _by_elements(ops.LastRow),
+        _by_elements(lambda rows, features: ops.TakeRows(rows=rows, features=features, taken=max(1, rows // 2))),
+        _by_elements(lambda rows, features: ops.JoinRows(rows=rows, features=features, part=max(1, rows // 2))),
         tuple(ops.VocabProjection(rows=t, vocab=v, features=d) for t, v, d in TABLES),
     ]
     repeats = REPEATS[protocol]

@@ -85,13 +85,15 @@ class Comparison:
 def predict(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[Comm, ...]:
     """The cost of every op, in order; needs no engine.
 
-    Raises UserError for a protocol without engine, an op without formula, or a ring too small for an op.
+    Raises UserError for a protocol without engine, an op without formula, a setting that the protocol does not have, or
+    a ring too small for an op.
     """
     if protocol not in PREDICTIONS:
         known = ", ".join(PREDICTIONS)
         if protocol in PROTOCOLS:
             raise UserError(f"protocol {protocol} has no engine to compare with; choose one of {known}.")
         raise UserError(f"protocol must be one of {known}, but got {protocol!r}.")
+    derived.check_setting(protocol, setting)
     return PREDICTIONS[protocol](graph, setting)
 
 
@@ -135,7 +137,7 @@ def compare(
 
 def predicted_seconds(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[float, ...] | None:
     """Compute seconds of every op, those of starting in the first; None in another ring than the testbed's."""
-    ring = EngineSetting(weights=setting.weights)
+    ring = EngineSetting(weights=setting.weights, weight_masks=setting.weight_masks)
     if setting != ring:
         return None
     pricer = derived.load(protocol, "loopback", setting=setting)
@@ -150,9 +152,8 @@ def drawn_weights(graph: OpGraph, generator: np.random.Generator) -> dict[str, A
     2, which is moderate: the engine's fixed point loses more at logits beyond 10.
     """
     return {
-        f"{node.name}.{suffix}": _drawn(node.op, suffix, shape, generator)
-        for node in graph
-        for suffix, shape in interpreter.weight_shapes(node.op).items()
+        name: _drawn(op, suffix, interpreter.weight_shapes(op)[suffix], generator)
+        for name, (op, suffix) in interpreter.model_weights(graph).items()
     }
 
 

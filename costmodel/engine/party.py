@@ -14,7 +14,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from costmodel import ops
 from costmodel.engine.job import Job
 from costmodel.execution.interpreter import PUBLIC
 from costmodel.execution.op_functions import Array, Library, evaluate
@@ -34,6 +35,7 @@ from costmodel.ops import Node, Op
 JOB, RESULT = "job.pickle", "result.npy"
 MEMORY = "memory_"  # what the addresses of parties in one process begin with
 SERVER, SHARED = 1, -1  # owners of a secret: the rank that holds the weights, or all together
+MASKED = (ops.TokenEmbedding, ops.Linear, ops.VocabProjection)  # their weights are factors of matrix products
 WAIT_MS = 600_000  # for a message of a peer that computes
 CONNECT_RETRIES, CONNECT_INTERVAL_MS = 240, 250  # parties start apart, and some machines are busy
 
@@ -175,6 +177,31 @@ def _connect(process: Process, addresses: list[list[str]]) -> None:
     for rank, runtime in zip(process.ranks, process.runtimes, strict=True):
         for name, share in process.packets[rank].shares.items():
             runtime.set_var(name, share)
+    if process.job.setting.weight_masks == "kept":
+        for keeper in _mask_keepers(process.job):
+            list(process.pool.map(partial(_run_one, keeper), process.runtimes))
+
+
+def _mask_keepers(job: Job) -> Iterator[Any]:
+    """What tells a runtime, for each matrix of weights, to keep the mask that it is first opened with."""
+    from spu import experimental, libspu
+    from spu.utils import frontend
+
+    for node in job.nodes:
+        if isinstance(node.op, MASKED):
+            name = f"{node.name}.weight"
+            executable, _ = frontend.compile(
+                frontend.Kind.JAX,
+                experimental.make_cached_var,
+                [np.zeros(job.operands[node.name]["weight"].shape, dtype=np.float32)],
+                {},
+                [name],
+                [libspu.Visibility.VIS_SECRET],
+                lambda _, name=name: [name],  # type: ignore[misc]
+                copts=libspu.CompilerOptions(),
+            )
+            code = executable.code
+            yield libspu.Executable(name=f"keep {name}", input_names=[name], output_names=[name], code=code)
 
 
 def _runtime(job: Job, rank: int, addresses: list[str]) -> Any:

@@ -88,7 +88,7 @@ def run(
     link: str = "memory",
     timeout_s: float | None = None,
 ) -> EngineRun:
-    """One forward pass of a sequence under the engine.
+    """One forward pass of a sequence under the engine; where masks of weights are kept, the second of two.
 
     weights, tokens, caches: as `interpreter.execute` takes them. link: a key of `links.LINKS`.
 
@@ -96,8 +96,9 @@ def run(
     installed; EngineError if the engine fails or takes longer than `timeout_s`.
     """
     job = graph_job(graph, weights, tokens, caches, protocol=protocol, setting=setting)
-    (only,), logits = passes(job, _link(link), [UNHINDERED], timeout_s=timeout_s)
-    return EngineRun(logits=logits, by_op=tuple(zip(graph.nodes, only.by_op, strict=True)))
+    conditions = [UNHINDERED] * (2 if setting.weight_masks == "kept" else 1)
+    (*_, last), logits = passes(job, _link(link), conditions, timeout_s=timeout_s)
+    return EngineRun(logits=logits, by_op=tuple(zip(graph.nodes, last.by_op, strict=True)))
 
 
 def measure(

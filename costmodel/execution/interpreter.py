@@ -64,7 +64,7 @@ def kv_cache(graph: OpGraph, past: Mapping[str, Array]) -> dict[str, Array]:
     """
     found = {}
     for node in graph:
-        if isinstance(node.op, ops.KeyValueCache):
+        if isinstance(node.op, ops.KeyValueCache) and node.op.past_len:
             cache, source = node.inputs
             if len(past[source]) < node.op.past_len:
                 raise UserError(f"{cache!r} keeps {node.op.past_len} tokens, but the run had {len(past[source])}.")
@@ -112,7 +112,10 @@ INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
     ops.PackHeads: lambda op: ((op.rows, op.query_features), *((op.rows, op.key_features),) * 2),
     ops.Rotary: lambda op: ((op.rows, (op.heads + 2 * (op.key_heads or op.heads)) * op.rotary_dim),),
     ops.RepeatHeads: lambda op: ((op.rows, (op.heads + 2 * op.key_heads) * op.head_dim),),
-    ops.KeyValueCache: lambda op: ((op.past_len, op.features), (op.rows, op.features)),
+    ops.KeyValueCache: lambda op: (
+        *([(op.past_len, op.features)] if op.past_len else []),
+        (op.rows, op.features),
+    ),
     ops.AttentionScores: lambda op: (
         (op.queries, 3 * op.heads * op.head_dim),
         *([(op.keys, 2 * op.heads * op.head_dim)] if op.queries < op.keys else []),
@@ -132,8 +135,10 @@ INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
     ops.Scale: lambda op: ((op.rows, op.features),),
     ops.Add: lambda op: ((op.rows, op.features),) * 2,
     ops.ScaledAdd: lambda op: ((op.rows, op.features),) * 2,
-    ops.FirstRow: lambda op: ((op.rows, op.features),),
-    ops.LastRow: lambda op: ((op.rows, op.features),),
+    ops.TakeRows: lambda op: ((op.rows, op.features),),
+    ops.JoinRows: lambda op: tuple(
+        (min(op.part, op.rows - first), op.features) for first in range(0, op.rows, op.part)
+    ),
     ops.VocabProjection: lambda op: ((op.rows, op.features),),
 }
 # Tables that are learned for the whole context and read for some of its tokens: the axis of tokens, and which of them.
@@ -143,6 +148,8 @@ READ_TOKENS: dict[type, tuple[int, Callable[[Any], range]]] = {
 }
 # Operands that the owner of the weights inverts before the run, since a division is dear where a product is not.
 INVERTED: frozenset[tuple[type, str]] = frozenset({(ops.Temperature, "weight"), (ops.ScaledAdd, "alpha")})
+# Matrices that are turned before the run: an engine that keeps a weight's mask keeps that of an array, not of a view.
+TRANSPOSED: frozenset[tuple[type, str]] = frozenset({(ops.Linear, "weight"), (ops.VocabProjection, "weight")})
 # Ops whose learned scalars are public, as `costmodel.ops` says of them.
 PUBLIC: frozenset[type] = frozenset({ops.Temperature, ops.ShapedAttention})
 
@@ -152,14 +159,25 @@ def weight_shapes(op: Op) -> dict[str, tuple[int, ...]]:
     return WEIGHT_SHAPES[type(op)](op) if type(op) in WEIGHT_SHAPES else {}
 
 
+def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:
+    """Every weight of a graph's model by name: an op that reads all of it that any does, and its suffix there."""
+    found: dict[str, tuple[Op, str]] = {}
+    for node in graph:
+        for suffix, shape in weight_shapes(node.op).items():
+            name = f"{node.model_name}.{suffix}"
+            if name not in found or shape > weight_shapes(found[name][0])[suffix]:
+                found[name] = node.op, suffix
+    return found
+
+
 def operands(node: Node, weights: Weights) -> dict[str, Array]:
-    """A node's operands by suffix, as its function takes them: cut to its tokens, and inverted where that is cheaper.
+    """A node's operands by suffix, as its function takes them: cut to its tokens, and turned or inverted.
 
     Raises UserError for a weight that is missing or of another shape.
     """
     found = {}
     for suffix, shape in weight_shapes(node.op).items():
-        name = f"{node.name}.{suffix}"
+        name = f"{node.model_name}.{suffix}"
         if name not in weights:
             raise UserError(f"`weights` must hold {name!r} of shape {shape}, but it is missing.")
         value = np.asarray(weights[name], dtype=np.float64)
@@ -170,5 +188,6 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
             raise UserError(f"weight {name!r} must have the shape {shape}, but has {value.shape}.")
         if tokens is not None:
             value = value.take(tokens(node.op), axis)
+        value = value.T if (type(node.op), suffix) in TRANSPOSED else value
         found[suffix] = 1 / value if (type(node.op), suffix) in INVERTED else value
     return found

@@ -84,7 +84,7 @@ def _frozen_norm(op: ops.FrozenNorm, library: Library, own: Weights, source: Arr
 
 
 def _linear(op: ops.Linear, library: Library, own: Weights, source: Array) -> Array:
-    product = library.numpy.matmul(source, own["weight"].T)
+    product = library.numpy.matmul(source, own["weight"])  # comes turned
     return product + own["bias"] if op.bias else product
 
 
@@ -113,8 +113,9 @@ def _repeat(op: ops.RepeatHeads, library: Library, own: Weights, packed: Array) 
     return library.numpy.concatenate((heads[:, : op.heads], repeated), axis=1).reshape(op.rows, -1)
 
 
-def _keep(op: ops.KeyValueCache, library: Library, own: Weights, earlier: Array, source: Array) -> Array:
-    return library.numpy.concatenate((earlier, source[:, -op.features :]), axis=0)
+def _keep(op: ops.KeyValueCache, library: Library, own: Weights, *sources: Array) -> Array:
+    *earlier, source = sources
+    return library.numpy.concatenate((*earlier, source[:, -op.features :]), axis=0)
 
 
 def _scores(op: ops.AttentionScores, library: Library, own: Weights, packed: Array, *cached: Array) -> Array:
@@ -266,16 +267,16 @@ def _scaled_add(op: ops.ScaledAdd, library: Library, own: Weights, stream: Array
     return stream * own["beta"] + branch * own["alpha"]  # alpha comes inverted
 
 
-def _first_row(op: ops.FirstRow, library: Library, own: Weights, source: Array) -> Array:
-    return source[:1]
+def _take(op: ops.TakeRows, library: Library, own: Weights, source: Array) -> Array:
+    return source[op.first : op.first + op.taken]
 
 
-def _last_row(op: ops.LastRow, library: Library, own: Weights, source: Array) -> Array:
-    return source[-1:]
+def _join(op: ops.JoinRows, library: Library, own: Weights, *parts: Array) -> Array:
+    return library.numpy.concatenate(parts, axis=0)
 
 
 def _project(op: ops.VocabProjection, library: Library, own: Weights, source: Array) -> Array:
-    return library.numpy.matmul(source, own["weight"].T)
+    return library.numpy.matmul(source, own["weight"])  # comes turned
 
 
 FUNCTIONS: dict[type, Callable[..., Array]] = {
@@ -305,7 +306,7 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.Scale: _scale,
     ops.Add: _add,
     ops.ScaledAdd: _scaled_add,
-    ops.FirstRow: _first_row,
-    ops.LastRow: _last_row,
+    ops.TakeRows: _take,
+    ops.JoinRows: _join,
     ops.VocabProjection: _project,
 }

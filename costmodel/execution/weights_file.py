@@ -21,12 +21,10 @@ def load_weights(path: Path, graph: OpGraph) -> dict[str, Array]:
         weights = load_file(path)
     except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
         raise UserError(f"weights file {str(path)!r} must be a readable safetensors file, but: {error}.") from None
-    found = {}
     for node in graph:
         interpreter.operands(node, weights)
-        for suffix in interpreter.weight_shapes(node.op):
-            name = f"{node.name}.{suffix}"
-            found[name] = weights[name]
-            if bad := int(np.size(found[name]) - np.isfinite(found[name]).sum()):
-                raise UserError(f"weight {name!r} of {str(path)!r} must be finite, but {bad} of its numbers are not.")
+    found = {name: weights[name] for name in interpreter.model_weights(graph)}
+    for name, value in found.items():
+        if bad := int(np.size(value) - np.isfinite(value).sum()):
+            raise UserError(f"weight {name!r} of {str(path)!r} must be finite, but {bad} of its numbers are not.")
     return found

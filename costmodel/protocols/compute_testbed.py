@@ -74,8 +74,8 @@ WORK: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.Scale: _elements,
     ops.Add: _elements,
     ops.ScaledAdd: _elements,
-    ops.FirstRow: _elements,
-    ops.LastRow: _elements,
+    ops.TakeRows: _elements,
+    ops.JoinRows: _elements,
     ops.KeyValueCache: lambda op: {"elements": (op.past_len + op.rows) * op.features},
     ops.VocabProjection: lambda op: _matrix(op.rows, op.features, op.vocab),
 }
@@ -88,15 +88,15 @@ WEIGHTED = (
 # kind -> the kind whose seconds it has on a testbed from before it was measured. A square is a product of two secrets,
 # the same kernel. A frozen norm is a product with a weight and, if centred, a mean per row; a scaled addition is two
 # such products: on a busy machine, one took 0.5 to 1.8 times as long as the other. A scale is a product with a public
-# number, as a temperature is; both first and last row are a slice. A logistic function is a SiLU without its product,
+# number, as a temperature is. A logistic function is a SiLU without its product,
 # and a hyperbolic tangent a GELU without its polynomials. Under semi2k and aby3, the least seconds of each were 0.6 to
 # 1.3 times those of its stand-in, at 32 x 64 and 128 x 512 elements, op beside op in one run.
 STAND_INS = {
     "Square": "Multiply",
     "Scale": "Temperature",
-    "FirstRow": "LastRow",
     "Sigmoid": "Silu",
     "Tanh": "Gelu.tanh",
+    "JoinRows": "KeyValueCache",
     "FrozenNorm.secret": "ScaledAdd.secret",
     "FrozenNorm.server": "ScaledAdd.server",
 }

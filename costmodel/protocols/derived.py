@@ -101,6 +101,7 @@ def load(
     path = testbed or TESTBEDS / f"{protocol}.yaml"
     link = network if isinstance(network, Network) else load_network(DEFAULT if network is None else network)
     measured, setting = load_compute(path), setting or EngineSetting()
+    check_setting(protocol, setting)
     wanted = {"protocol": protocol, "ring_bits": setting.ring_bits, "fraction_bits": setting.fraction_bits}
     for name, value in wanted.items():
         if (found := getattr(measured, name)) != value:
@@ -113,11 +114,18 @@ def load(
             protocol,
             *(link.bandwidth_bits_per_s, link.rtt_s),
             *(setting.ring_bits, setting.fraction_bits, setting.weights),
+            *(["kept"] if setting.weight_masks == "kept" else []),
         ),
         setting=setting,
         testbed=measured,
         link=link,
     )
+
+
+def check_setting(protocol: str, setting: EngineSetting) -> None:
+    """Raises UserError for a setting that a protocol does not have."""
+    if setting.weight_masks == "kept" and protocol != "semi2k":
+        raise UserError(f"`weight_masks` kept is of protocol semi2k, but got protocol {protocol}; leave it out.")
 
 
 def _on_grid(seconds: float) -> float:

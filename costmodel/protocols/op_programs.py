@@ -42,7 +42,7 @@ def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, 
 
     Raises UserError for a product of more than `MOST_TILES`.
     """
-    private = weight and setting.weights == "server"
+    private, opened = weight and setting.weights == "server", weight and setting.weight_masks == "kept"
     m_step, k_step, n_step = _tile(m, k, n, share_bytes)
     if (num_tiles := ceil(m / m_step) * ceil(k / k_step) * ceil(n / n_step)) > MOST_TILES:
         raise UserError(
@@ -56,7 +56,16 @@ def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, 
                 operands = inner * (rows + columns)
                 shape = (rows, columns)
                 size = rows * columns
-                calls += (Call(primitive="matmul", elements=size, operands=operands, factors=shape, private=private),)
+                calls += (
+                    Call(
+                        primitive="matmul",
+                        elements=size,
+                        operands=operands,
+                        factors=shape,
+                        private=private,
+                        opened=opened,
+                    ),
+                )
     return calls + on(m * n, fixed_point.truncate(setting))
 
 
@@ -253,7 +262,7 @@ PROGRAMS: dict[type, Callable[[Any, EngineSetting, int], Calls]] = {
     ops.Scale: _scale,
     ops.Add: _local,
     ops.ScaledAdd: _scaled_add,
-    ops.FirstRow: _local,
-    ops.LastRow: _local,
+    ops.TakeRows: _local,
+    ops.JoinRows: _local,
     ops.VocabProjection: _project,
 }

@@ -26,6 +26,7 @@ Primitive = Literal[
 ]  # fmt: skip
 PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
 Holder = Literal["secret", "server"]
+WeightMasks = Literal["fresh", "kept"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,15 +36,21 @@ class EngineSetting:
     ring_bits: secret-shared integers are modulo 2^ring_bits.
     fraction_bits: bits after the binary point; 18 is the engine's default for a ring of 64 bits.
     weights: `secret`, shared by all parties before the run; `server`, held by one party, which no other sees.
+    weight_masks: of matrices of weights in products that open them masked, `semi2k`'s: `fresh` in every run, or `kept`
+        from an earlier one, so that only the other factor is masked and opened.
 
-    Raises UserError for a ring the engine does not have, or too small for the fraction.
+    Raises UserError for a ring the engine does not have, or too small for the fraction, or masks of weights that the
+    server holds, which the engine shares anew in every run.
     """
 
     ring_bits: int = 64
     fraction_bits: int = 18
     weights: Holder = "secret"
+    weight_masks: WeightMasks = "fresh"
 
     def __post_init__(self) -> None:
+        if self.weight_masks == "kept" and self.weights == "server":
+            raise UserError("`weight_masks` kept goes with weights that are secret, but the server holds them.")
         if self.ring_bits not in (32, 64, 128):
             raise UserError(f"`ring_bits` must be 32, 64 or 128, but got {self.ring_bits}.")
         # a product has twice the fraction bits, and division and square root reverse that many bits
@@ -63,6 +70,7 @@ class Call:
     factors: rows and columns of a matrix product; empty for the rest.
     bits: width of what `and`, `b2a` and `truncate` (bits cut off) work on; 0 for the rest.
     private: of `multiply` and `matmul`, whether one factor, the right one, is held by one party and not shared.
+    opened: of `matmul`, whether the right factor was opened, masked, in an earlier run.
     """
 
     primitive: Primitive
@@ -71,6 +79,7 @@ class Call:
     factors: tuple[int, ...] = ()
     bits: int = 0
     private: bool = False
+    opened: bool = False
 
 
 Calls: TypeAlias = tuple[Call, ...]

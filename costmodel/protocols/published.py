@@ -82,8 +82,8 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.LeakyRelu: lambda op: {"relu_elements": op.rows * op.features},
     ops.Add: lambda op: {},
     ops.ScaledAdd: lambda op: {},
-    ops.FirstRow: lambda op: {},
-    ops.LastRow: lambda op: {},
+    ops.TakeRows: lambda op: {},
+    ops.JoinRows: lambda op: {},
     ops.VocabProjection: lambda op: {"vocabulary_elements": op.rows * op.vocab},
 }
 

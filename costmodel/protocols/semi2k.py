@@ -49,8 +49,13 @@ def _square(call: Call, setting: EngineSetting) -> Comm:
 
 
 def _matmul(call: Call, setting: EngineSetting) -> Comm:
-    """Beaver: both masked factors are opened, whatever the result's size. Source: arithmetic.cc, MatMulAA."""
-    return _opened(call.operands * setting.ring_bits // 8)
+    """Beaver: both masked factors are opened, whatever the result's size; a weight but once, if its mask is kept.
+
+    Source: arithmetic.cc, MatMulAA and MulOpen, and beaver_cache.h.
+    """
+    rows, columns = call.factors
+    elements = call.operands * rows // (rows + columns) if call.opened else call.operands
+    return _opened(elements * setting.ring_bits // 8)
 
 
 def _truncate(call: Call, setting: EngineSetting) -> Comm:

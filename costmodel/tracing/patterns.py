@@ -90,7 +90,7 @@ def _scaled(program: Program, node: FxNode) -> TracedOps:
 
 
 def _one_row(program: Program, node: FxNode) -> TracedOps:
-    """The first or the last token of 1 x T x features."""
+    """One token of 1 x T x features, such as the first, which a classifier reads, or the last."""
     source, axis = node.args[0], argument(node, 1, "dim", 0)
     if len(size(source)) != 3 or size(source)[0] != 1 or size(source)[1] == 1 or axis not in (1, -2):
         return ()
@@ -98,11 +98,8 @@ def _one_row(program: Program, node: FxNode) -> TracedOps:
         return ()
     rows = {"rows": size(source)[1], "features": size(source)[2]}
     position = (argument(node, 2, "index" if kind(node) == "select" else "start") or 0) % rows["rows"]
-    if position == 0:
-        return (TracedOp(part="first", op=ops.FirstRow(**rows), inputs=(source,), anchor=node),)
-    if position == rows["rows"] - 1:
-        return (TracedOp(part="last", op=ops.LastRow(**rows), inputs=(source,), anchor=node),)
-    return ()
+    op = ops.TakeRows(**rows, taken=1, first=position)
+    return (TracedOp(part="row", op=op, inputs=(source,), anchor=node),)
 
 
 def _linear(program: Program, node: FxNode) -> TracedOps:

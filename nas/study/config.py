@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from costmodel.config.units import parse_bytes, parse_seconds
 from costmodel.cost import Budget
+from costmodel.deployment.deploy import Deployment, Projection
 from costmodel.errors import UserError
 from costmodel.ops import Encoding
 from costmodel.protocols.primitives import Holder
@@ -14,7 +15,6 @@ from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, floored_lay
 from nas.recipe.route import Route
 from nas.study.searcher import SearcherName
 from search_spaces.budget.priced_space import Accounting
-from search_spaces.lower import Deployment, Projection
 from search_spaces.notation import Member
 from search_spaces.workload import Workload
 

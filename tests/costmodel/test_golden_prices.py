@@ -24,6 +24,7 @@ import pytest
 from costmodel import ops
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.cost import Price, total_price
+from costmodel.deployment.deploy import Deployment
 from costmodel.errors import UserError
 from costmodel.estimate import estimate
 from costmodel.ops import Node, Op, OpGraph
@@ -33,7 +34,7 @@ from costmodel.protocols.derived import COMM, Derived
 from costmodel.protocols.identity import COST_MODEL_VERSION
 from costmodel.protocols.primitives import EngineSetting, Holder
 from search_spaces.bases import Dimensions, base_architecture
-from search_spaces.lower import Deployment, lower
+from search_spaces.lower import lower
 from search_spaces.notation import parse
 
 PATH = Path(__file__).with_name("golden_prices.yaml")
@@ -86,6 +87,9 @@ CASES = {
     "every choice decode": Case(
         notation="4xMHmXo-4xlQoPo-4xoHlEo", base="pythia-70m", deployment=Deployment(phase="decode")
     ),
+    "needed rows in blocks": Case(
+        notation="SM(t)+LN+R", deployment=Deployment(projection="last", rows="needed", query_block=4)
+    ),
     "frozen norms and half the heads": Case(notation="6xlSmGo-6xmHoRo"),
     "choices folded": Case(notation="6xMSoPo-6xoHMXo", folded=True),
 }
@@ -130,7 +134,7 @@ def traced_graphs(size: str, rows: int, features: int) -> dict[str, OpGraph]:
         ops.Sigmoid(rows=rows, features=features),
     )
     pooled = of_ops(
-        ops.FirstRow(rows=rows, features=features),
+        ops.TakeRows(rows=rows, features=features, taken=1),
         ops.Linear(rows=1, in_features=features, out_features=features, bias=True),
     )
     some = {"grouped heads": grouped_heads, "gated": gated, "scaled": scaled, "pooled": pooled}

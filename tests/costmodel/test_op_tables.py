@@ -26,7 +26,7 @@ GRAPH = {"Node", "Input", "OpGraph"}  # frozen data of costmodel/ops.py that is 
 NO_WEIGHTS = dict.fromkeys(
     (
         "PackHeads", "Rotary", "RepeatHeads", "KeyValueCache", "AttentionScores", "Softmax", "AttentionMix", "Gelu",
-        "Relu", "Square", "Silu", "Sigmoid", "Tanh", "Multiply", "Scale", "Add", "FirstRow", "LastRow",
+        "Relu", "Square", "Silu", "Sigmoid", "Tanh", "Multiply", "Scale", "Add", "TakeRows", "JoinRows",
     ),
     "it has no weights",
 )  # fmt: skip
@@ -42,7 +42,7 @@ NO_FORMS = dict.fromkeys(set(NAMES) - {"TokenEmbedding", "Softmax", "Gelu"}, "it
 OWN_NAME = dict.fromkeys(
     (
         "PackHeads", "Rotary", "RepeatHeads", "KeyValueCache", "ShapedAttention", "Silu", "Sigmoid", "Tanh", "Multiply",
-        "Scale", "FirstRow", "LastRow",
+        "Scale", "TakeRows", "JoinRows",
     ),
     "figures call it by its own name",
 )  # fmt: skip

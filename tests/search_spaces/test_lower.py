@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel import ops
+from costmodel.deployment.deploy import Deployment, Phase
 from costmodel.ops import GeluForm, SoftmaxForm
 from search_spaces.bases import BASES, Dimensions, base_architecture
-from search_spaces.lower import Deployment, Phase, lower
+from search_spaces.lower import lower
 from search_spaces.notation import parse
 
 PROMPT = Deployment()
@@ -222,7 +223,7 @@ def test_one_decoded_token_is_the_last_one_anyway() -> None:
 def test_the_last_token_alone_goes_through_final_norm_and_projection() -> None:
     graph = lower(parse("SM+LN+G", TINY).architecture, 8, Deployment(projection="last"))
     assert [node.op for node in graph if node.layer == "head"] == [
-        ops.LastRow(rows=8, features=16),
+        ops.TakeRows(rows=8, features=16, taken=1, first=7),
         ops.LayerNorm(rows=1, features=16),
         ops.VocabProjection(rows=1, features=16, vocab=512),
     ]

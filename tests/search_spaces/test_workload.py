@@ -1,11 +1,12 @@
 import pytest
 
+from costmodel.deployment.deploy import Deployment
 from costmodel.estimate import estimate
 from costmodel.protocols import load_pricer
 from search_spaces.bases import BASES
 from search_spaces.budget.priced_space import Accounting
 from search_spaces.deployed import deployed
-from search_spaces.lower import Deployment, lower
+from search_spaces.lower import lower
 from search_spaces.notation import parse
 from search_spaces.pricing import price_architecture
 from search_spaces.workload import Workload

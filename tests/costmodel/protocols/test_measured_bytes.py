@@ -64,7 +64,8 @@ def some_variants(rows: int, features: int, heads: int, keys: int) -> list[Op]:
         ops.Gelu(rows=rows, features=features, form="piecewise"),
         ops.Softmax(**square, form="2quad"),
         ops.Softmax(**square, form="relu"),
-        ops.LastRow(rows=rows, features=features),
+        ops.TakeRows(rows=rows, features=features, taken=1, first=rows - 1),
+        ops.JoinRows(rows=rows, features=features, part=max(1, rows // 2)),
         ops.PositionEmbedding(rows=1, features=features, past_len=rows),
         ops.Rotary(rows=1, heads=heads, rotary_dim=4, past_len=rows),
         ops.KeyValueCache(past_len=rows, rows=1, features=features),
@@ -120,7 +121,6 @@ def some_of_transformers(rows: int, features: int, heads: int, keys: int) -> lis
         ops.Sigmoid(rows=rows, features=features),
         ops.Tanh(rows=rows, features=features),
         *(ops.Scale(rows=rows, features=features, factor=factor) for factor in (0.22, 12.0, -1.0, 1e-5)),
-        ops.FirstRow(rows=rows, features=features),
     ]
 
 

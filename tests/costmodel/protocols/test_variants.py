@@ -5,13 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from costmodel.deployment.deploy import Deployment
 from costmodel.engine import spu
 from costmodel.engine.compare import drawn_caches, drawn_tokens, drawn_weights, predict
 from costmodel.execution import interpreter
 from costmodel.ops import OpGraph
 from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
-from search_spaces.lower import Deployment, lower
+from search_spaces.lower import lower
 from search_spaces.notation import parse
 
 LOGIT_TOLERANCE = 0.02

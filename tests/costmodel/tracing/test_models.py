@@ -200,7 +200,7 @@ def test_a_pooler_reads_the_first_token_of_attention_without_a_mask():
     graph = trace(bert(), SEQ_LEN)
     row = {"rows": 1, "features": WIDTH}
     assert [node.op for node in graph][-4:] == [
-        ops.FirstRow(rows=SEQ_LEN, features=WIDTH),
+        ops.TakeRows(rows=SEQ_LEN, features=WIDTH, taken=1),
         ops.Linear(rows=1, in_features=WIDTH, out_features=WIDTH, bias=True),
         ops.Tanh(**row),
         ops.Linear(rows=1, in_features=WIDTH, out_features=2, bias=True),

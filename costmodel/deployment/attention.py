@@ -1,0 +1,119 @@
+"""Where the keys and values of an attention come from, and which of its ops belong together."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from costmodel import ops
+from costmodel.errors import UserError
+from costmodel.ops import Node, Op, OpGraph
+
+ROWWISE = (
+    ops.TokenEmbedding, ops.PositionEmbedding, ops.LayerNorm, ops.RmsNorm, ops.FrozenNorm, ops.Linear, ops.PackHeads,
+    ops.Rotary, ops.RepeatHeads, ops.Gelu, ops.Relu, ops.LeakyRelu, ops.Square, ops.Silu, ops.Sigmoid, ops.Tanh,
+    ops.Multiply, ops.Scale, ops.Add, ops.ScaledAdd, ops.VocabProjection,
+)  # fmt: skip
+BY_QUERY = (ops.AttentionScores, ops.Temperature, ops.Softmax, ops.ShapedAttention, ops.AttentionMix)
+PLACED = (ops.PositionEmbedding, ops.Rotary)  # what they do to a row depends on where it stands
+
+
+class Attention(NamedTuple):
+    """One attention: its ops in order, from scores to mix, and the nodes that hold its queries and keys, and values."""
+
+    nodes: tuple[Node, ...]
+    packed: str
+    values: str
+
+    @property
+    def scores(self) -> Node:
+        return self.nodes[0]
+
+    @property
+    def mix(self) -> Node:
+        return self.nodes[-1]
+
+    @property
+    def width(self) -> int:
+        """Features of the queries of a token, as of its keys and its values."""
+        assert isinstance(self.mix.op, ops.AttentionMix)
+        return self.mix.op.heads * self.mix.op.head_dim
+
+    @property
+    def packs_values(self) -> bool:
+        """Whether queries, keys and values are side by side."""
+        return self.packed == self.values
+
+
+def attentions(graph: OpGraph) -> Iterator[Attention]:
+    """Every attention of a prompt, whose keys are those of its own tokens; one against a cache is left out."""
+    by_name = {node.name: node for node in graph}
+    for node in graph:
+        if isinstance(node.op, ops.AttentionMix):
+            found = [node]
+            while not isinstance(found[0].op, ops.AttentionScores):
+                found.insert(0, by_name[found[0].inputs[0]])
+            if len(found[0].inputs) == 1:
+                yield Attention(nodes=tuple(found), packed=found[0].inputs[0], values=node.inputs[1])
+
+
+def of_rows(op: Op, first: int, taken: int) -> Op:
+    """A row-wise op on rows `first` to `first + taken` of its own."""
+    if isinstance(op, ops.TokenEmbedding):
+        return replace(op, tokens=taken)
+    if isinstance(op, PLACED):
+        return replace(op, rows=taken, past_len=op.past_len + first)
+    return replace(op, rows=taken)  # type: ignore[arg-type]
+
+
+def last_token(op: Op, num_tokens: int) -> Op:
+    """An op for the last of so many tokens. Raises UserError if it mixes tokens in another way than attention does."""
+    if isinstance(op, BY_QUERY):
+        return replace(op, queries=1)
+    if isinstance(op, ROWWISE):
+        return of_rows(op, num_tokens - 1, 1)
+    raise UserError(f"an op must work token by token to be run for one alone, but {type(op).__name__} does not.")
+
+
+def of_queries(op: Op, queries: int, keys: int) -> Op:
+    """An op of attention for so many of the last queries and of the first keys."""
+    assert isinstance(op, BY_QUERY)
+    return replace(op, queries=queries, keys=keys)
+
+
+def features(graph: OpGraph) -> dict[str, int]:
+    """The features of a row of every node's output that has rows of features, by name."""
+    found: dict[str, int] = {}
+    for node in graph:
+        op = node.op
+        if isinstance(op, ops.Rotary):
+            found[node.name] = found[node.inputs[0]]
+        elif isinstance(op, ops.Linear):
+            found[node.name] = op.out_features
+        elif isinstance(op, ops.PackHeads):
+            found[node.name] = op.query_features + 2 * op.key_features
+        elif isinstance(op, ops.RepeatHeads):
+            found[node.name] = 3 * op.heads * op.head_dim
+        elif isinstance(op, ops.AttentionMix):
+            found[node.name] = op.heads * op.head_dim
+        elif isinstance(op, ops.VocabProjection):
+            found[node.name] = op.vocab
+        elif hasattr(op, "features"):
+            found[node.name] = op.features
+    return found
+
+
+def beside(name: str, own: str) -> str:
+    """A name in the module of another node."""
+    module, dot, _ = name.rpartition(".")
+    return f"{module}{dot}{own}"
+
+
+def keys_and_values(attention: Attention) -> list[tuple[str, str, int]]:
+    """What is kept of each token: name, the node whose last features it is, and how many."""
+    scores = attention.scores.name
+    if attention.packs_values:
+        return [(beside(scores, "keys_values"), attention.packed, 2 * attention.width)]
+    return [
+        (beside(scores, "keys"), attention.packed, attention.width),
+        (beside(scores, "values"), attention.values, attention.width),
+    ]

@@ -1,0 +1,68 @@
+"""`deploy`: the op graph of a whole prompt as it is really run, of a notation's model and of a traced one alike."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from costmodel import ops
+from costmodel.deployment.decode import decode_step
+from costmodel.deployment.last_row import for_last_row
+from costmodel.deployment.query_blocks import in_query_blocks
+from costmodel.errors import UserError
+from costmodel.ops import Encoding, OpGraph
+
+Projection = Literal["all", "last"]
+Phase = Literal["prefill", "decode"]
+RunRows = Literal["all", "needed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment:
+    """How a model is run: choices that change its price and not its function.
+
+    embedding: the client one-hot encodes its tokens, or they are looked up under the protocol.
+    projection: logits of all tokens, or of the last one alone, which is what generation reads.
+    phase: the whole prompt at once, or one new token after seq_len - 1 others whose keys and values are kept.
+    rows: all tokens go through every layer, or each only as far as the logits of the last one need it: in the last
+        layer with attention the others leave their keys and values.
+    query_block: so many queries at a time go through attention, each block against the keys up to its own end, so that
+        less of what the mask hides is computed; None for all at once.
+
+    Raises UserError for choices that do not go together, or a block below 1.
+    """
+
+    embedding: Encoding = "one-hot"
+    projection: Projection = "all"
+    phase: Phase = "prefill"
+    rows: RunRows = "all"
+    query_block: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.phase == "decode" and self.projection == "last":
+            raise UserError(
+                "`projection` last goes with phase prefill, but got phase decode, which runs one token alone; "
+                "leave `projection` out."
+            )
+        if self.rows == "needed" and self.projection == "all":
+            raise UserError(
+                "`rows` needed goes with projection last, but got projection all, which needs every row; "
+                "choose `projection` last."
+            )
+        if self.query_block is not None and self.query_block < 1:
+            raise UserError(f"`query_block` must be at least 1, but got {self.query_block}.")
+
+
+def deploy(graph: OpGraph, deployment: Deployment) -> OpGraph:
+    """The graph of a prompt, rewritten as it is run. Raises UserError for a phase that it cannot be run in."""
+    if deployment.embedding == "lookup":
+        graph = replace(graph, nodes=tuple(map(_looked_up, graph.nodes)))
+    if deployment.phase == "decode":
+        return decode_step(graph)
+    if deployment.projection == "last":
+        graph = for_last_row(graph, through_layers=deployment.rows == "needed")
+    return graph if deployment.query_block is None else in_query_blocks(graph, deployment.query_block)
+
+
+def _looked_up(node: ops.Node) -> ops.Node:
+    if not isinstance(node.op, ops.TokenEmbedding):
+        return node
+    return replace(node, op=replace(node.op, encoding="lookup"))

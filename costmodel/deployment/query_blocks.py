@@ -1,0 +1,60 @@
+"""Attention of a prompt in blocks of queries: each against the keys up to its own end, since the mask hides the rest.
+
+Without blocks a secret-shared engine computes the whole square of scores, of which a causal mask uses half.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from costmodel import ops
+from costmodel.deployment.attention import Attention, attentions, keys_and_values, of_queries
+from costmodel.ops import Node, OpGraph
+
+
+def in_query_blocks(graph: OpGraph, size: int) -> OpGraph:
+    """The graph with every attention of more than `size` queries in blocks; the last block may be smaller.
+
+    An op of a block has the name of the whole one, `@` and its first query; what joins them has the mix's name.
+    """
+    by_scores = {each.scores.name: each for each in attentions(graph) if _queries(each) > size}
+    inside = {node.name for each in by_scores.values() for node in each.nodes}
+    mixes = {each.mix.name: each for each in by_scores.values()}
+    nodes: list[Node] = []
+    for node in graph:
+        if node.name in mixes:  # where all that any op of the attention reads is there
+            nodes += _blocks(mixes[node.name], size)
+        elif node.name not in inside:
+            nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _queries(attention: Attention) -> int:
+    assert isinstance(attention.scores.op, ops.AttentionScores)
+    return attention.scores.op.queries
+
+
+def _blocks(attention: Attention, size: int) -> Iterator[Node]:
+    layer, num_rows, width = attention.scores.layer, _queries(attention), attention.width
+    kept = keys_and_values(attention)
+    for name, source, features in kept:
+        op = ops.KeyValueCache(past_len=0, rows=num_rows, features=features)
+        yield Node(name=name, layer=layer, op=op, inputs=(source,))
+    parts = []
+    for first in range(0, num_rows, size):
+        end = min(first + size, num_rows)
+        query_features = width + kept[0][2]  # as they are packed with keys, and with values if they are
+        query = ops.TakeRows(rows=num_rows, features=query_features, taken=end - first, first=first)
+        queries = f"{attention.packed}@{first}"
+        yield Node(name=queries, layer=layer, op=query, inputs=(attention.packed,))
+        for name, _, features in kept:
+            seen = ops.TakeRows(rows=num_rows, features=features, taken=end)
+            yield Node(name=f"{name}@{first}", layer=layer, op=seen, inputs=(name,))
+        keys, values = f"{kept[0][0]}@{first}", f"{kept[-1][0]}@{first}"
+        for node in attention.nodes:
+            read = {attention.scores.name: (queries, keys), attention.mix.name: (f"{node.inputs[0]}@{first}", values)}
+            inputs = read.get(node.name, (f"{node.inputs[0]}@{first}",))
+            part = of_queries(node.op, end - first, end)
+            yield Node(name=f"{node.name}@{first}", layer=layer, op=part, inputs=inputs)
+        parts.append(f"{attention.mix.name}@{first}")
+    joined = ops.JoinRows(rows=num_rows, features=width, part=size)
+    yield Node(name=attention.mix.name, layer=layer, op=joined, inputs=tuple(parts))
