@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from costmodel import ops
-from costmodel.errors import UserError
 from costmodel.ops import Node, Op, OpGraph
 
 ROWWISE = (
@@ -39,6 +38,11 @@ class Attention(NamedTuple):
         return self.mix.op.heads * self.mix.op.head_dim
 
     @property
+    def is_causal(self) -> bool:
+        """Whether no query sees a later key."""
+        return all(node.op.causal for node in self.nodes if isinstance(node.op, ops.Softmax))
+
+    @property
     def packs_values(self) -> bool:
         """Whether queries, keys and values are side by side."""
         return self.packed == self.values
@@ -56,6 +60,11 @@ def attentions(graph: OpGraph) -> Iterator[Attention]:
                 yield Attention(nodes=tuple(found), packed=found[0].inputs[0], values=node.inputs[1])
 
 
+def inside(graph: OpGraph) -> dict[str, Attention]:
+    """The attention that a node belongs to, by the node's name."""
+    return {node.name: each for each in attentions(graph) for node in each.nodes}
+
+
 def of_rows(op: Op, first: int, taken: int) -> Op:
     """A row-wise op on rows `first` to `first + taken` of its own."""
     if isinstance(op, ops.TokenEmbedding):
@@ -65,19 +74,15 @@ def of_rows(op: Op, first: int, taken: int) -> Op:
     return replace(op, rows=taken)  # type: ignore[arg-type]
 
 
-def last_token(op: Op, num_tokens: int) -> Op:
-    """An op for the last of so many tokens. Raises UserError if it mixes tokens in another way than attention does."""
+def of_queries(attention: Attention, op: Op, queries: int, keys: int) -> Op:
+    """An op of an attention for the first so many keys and the last so many queries of those.
+
+    What treats scores alike, such as a cap, has heads x queries rows of so many features as there are keys.
+    """
     if isinstance(op, BY_QUERY):
-        return replace(op, queries=1)
-    if isinstance(op, ROWWISE):
-        return of_rows(op, num_tokens - 1, 1)
-    raise UserError(f"an op must work token by token to be run for one alone, but {type(op).__name__} does not.")
-
-
-def of_queries(op: Op, queries: int, keys: int) -> Op:
-    """An op of attention for so many of the last queries and of the first keys."""
-    assert isinstance(op, BY_QUERY)
-    return replace(op, queries=queries, keys=keys)
+        return replace(op, queries=queries, keys=keys)
+    assert isinstance(attention.mix.op, ops.AttentionMix)
+    return replace(op, rows=attention.mix.op.heads * queries, features=keys)  # type: ignore[arg-type]
 
 
 def features(graph: OpGraph) -> dict[str, int]:

@@ -3,24 +3,26 @@
 from dataclasses import replace
 
 from costmodel import ops
-from costmodel.deployment.attention import Attention, attentions, keys_and_values, last_token
+from costmodel.deployment.attention import ROWWISE, Attention, inside, keys_and_values, of_queries, of_rows
+from costmodel.errors import UserError
 from costmodel.ops import Input, Node, OpGraph
 
 
 def decode_step(graph: OpGraph) -> OpGraph:
     """A prompt's graph for its last token; one of a single token is that already.
 
-    Raises UserError for an op that mixes tokens in another way than attention does.
+    Raises UserError for an attention to later tokens, or an op that mixes tokens in another way.
     """
     num_tokens = next(node.op.tokens for node in graph if isinstance(node.op, ops.TokenEmbedding))
     if num_tokens == 1:
         return graph
-    by_scores = {each.scores.name: each for each in attentions(graph)}
+    in_attention = inside(graph)
     kept: dict[str, str] = {}  # a mix, and where its values are
     nodes: list[Node] = []
     inputs: list[Input] = []
     for node in graph:
-        if (attention := by_scores.get(node.name)) is not None:
+        attention = in_attention.get(node.name)
+        if attention is not None and node.name == attention.scores.name:
             caches, pasts = _caches(attention, num_tokens)
             nodes += caches
             inputs += pasts
@@ -28,7 +30,7 @@ def decode_step(graph: OpGraph) -> OpGraph:
             node = replace(node, inputs=(attention.packed, caches[0].name))
         elif node.name in kept:
             node = replace(node, inputs=(node.inputs[0], kept[node.name]))
-        nodes.append(replace(node, op=last_token(node.op, num_tokens)))
+        nodes.append(_last_token(node, attention, num_tokens))
     return OpGraph(nodes=tuple(nodes), inputs=tuple(inputs))
 
 
@@ -41,3 +43,12 @@ def _caches(attention: Attention, num_tokens: int) -> tuple[list[Node], list[Inp
         nodes.append(Node(name=name, layer=attention.scores.layer, op=op, inputs=(past.name, source)))
         inputs.append(past)
     return nodes, inputs
+
+
+def _last_token(node: Node, attention: Attention | None, num_tokens: int) -> Node:
+    if attention is not None and attention.is_causal:
+        return replace(node, op=of_queries(attention, node.op, 1, num_tokens))
+    if attention is None and isinstance(node.op, ROWWISE):
+        return replace(node, op=of_rows(node.op, num_tokens - 1, 1))
+    kind = "attends to later tokens" if attention is not None else f"is {type(node.op).__name__}"
+    raise UserError(f"phase decode needs ops that work token by token or look back, but {node.name!r} {kind}.")

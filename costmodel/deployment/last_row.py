@@ -8,15 +8,7 @@ All tokens are embedded, since they are the client's input.
 from dataclasses import replace
 
 from costmodel import ops
-from costmodel.deployment.attention import (
-    BY_QUERY,
-    ROWWISE,
-    Attention,
-    attentions,
-    features,
-    keys_and_values,
-    last_token,
-)
+from costmodel.deployment.attention import ROWWISE, Attention, features, inside, keys_and_values, of_queries, of_rows
 from costmodel.ops import Node, OpGraph
 
 
@@ -39,7 +31,7 @@ class _Rewriter:
 
     def __init__(self, graph: OpGraph, num_rows: int, whole: set[str]) -> None:
         self.num_rows, self.whole, self.sizes = num_rows, whole, features(graph)
-        self.attentions = {each.scores.name: each for each in attentions(graph)}
+        self.inside = inside(graph)
         self.nodes: list[Node] = []
         self.last: dict[str, str] = {}  # a node, and the one that holds its last row
 
@@ -47,13 +39,13 @@ class _Rewriter:
         if node.name in self.whole:
             self.nodes.append(node)
             return
-        if node.name in self.attentions:
-            read: tuple[str, ...] = self._query_and_keys(self.attentions[node.name])
-        elif isinstance(node.op, ops.AttentionMix):
-            read = node.inputs
+        if attention := self.inside.get(node.name):
+            op = of_queries(attention, node.op, 1, self.num_rows)
+            read = self._query_and_keys(attention) if node == attention.scores else node.inputs
         else:
+            op = of_rows(node.op, self.num_rows - 1, 1)
             read = tuple(self._last_of(name, node) for name in node.inputs)
-        self.nodes.append(replace(node, op=last_token(node.op, self.num_rows), inputs=read))
+        self.nodes.append(replace(node, op=op, inputs=read))
         self.last[node.name] = node.name
 
     def _last_of(self, name: str, reader: Node) -> str:
@@ -63,7 +55,7 @@ class _Rewriter:
             self.nodes.append(Node(name=self.last[name], layer=reader.layer, op=op, inputs=(name,)))
         return self.last[name]
 
-    def _query_and_keys(self, attention: Attention) -> tuple[str, str]:
+    def _query_and_keys(self, attention: Attention) -> tuple[str, ...]:
         name, source, size = keys_and_values(attention)[0]
         keys = ops.KeyValueCache(past_len=0, rows=self.num_rows, features=size)
         self.nodes.append(Node(name=name, layer=attention.scores.layer, op=keys, inputs=(source,)))
@@ -72,11 +64,11 @@ class _Rewriter:
 
 def _whole(graph: OpGraph, *, through_layers: bool) -> set[str]:
     """The nodes that are needed for all rows, from the logits back."""
-    whole: set[str] = {"tokens"}
+    whole, in_attention = {"tokens"}, inside(graph)
     for node in reversed(graph.nodes):
-        inside = through_layers or node.layer == "head"
-        may_shrink = isinstance(node.op, ROWWISE + BY_QUERY) and not isinstance(node.op, ops.TokenEmbedding)
-        if node.name in whole or not (inside and may_shrink):
+        may_shrink = through_layers or node.layer == "head"
+        by_token = node.name in in_attention or isinstance(node.op, ROWWISE)
+        if node.name in whole or not (may_shrink and by_token) or isinstance(node.op, ops.TokenEmbedding):
             whole.update((node.name, *node.inputs))
         elif isinstance(node.op, ops.AttentionScores):
             whole.update(node.inputs)  # for its keys

@@ -12,11 +12,11 @@ from costmodel.ops import Node, OpGraph
 
 
 def in_query_blocks(graph: OpGraph, size: int) -> OpGraph:
-    """The graph with every attention of more than `size` queries in blocks; the last block may be smaller.
+    """The graph with every causal attention of more than `size` queries in blocks; the last may be smaller.
 
     An op of a block has the name of the whole one, `@` and its first query; what joins them has the mix's name.
     """
-    by_scores = {each.scores.name: each for each in attentions(graph) if _queries(each) > size}
+    by_scores = {each.scores.name: each for each in attentions(graph) if each.is_causal and _queries(each) > size}
     inside = {node.name for each in by_scores.values() for node in each.nodes}
     mixes = {each.mix.name: each for each in by_scores.values()}
     nodes: list[Node] = []
@@ -53,7 +53,7 @@ def _blocks(attention: Attention, size: int) -> Iterator[Node]:
         for node in attention.nodes:
             read = {attention.scores.name: (queries, keys), attention.mix.name: (f"{node.inputs[0]}@{first}", values)}
             inputs = read.get(node.name, (f"{node.inputs[0]}@{first}",))
-            part = of_queries(node.op, end - first, end)
+            part = of_queries(attention, node.op, end - first, end)
             yield Node(name=f"{node.name}@{first}", layer=layer, op=part, inputs=inputs)
         parts.append(f"{attention.mix.name}@{first}")
     joined = ops.JoinRows(rows=num_rows, features=width, part=size)

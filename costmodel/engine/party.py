@@ -197,7 +197,7 @@ def _mask_keepers(job: Job) -> Iterator[Any]:
                 {},
                 [name],
                 [libspu.Visibility.VIS_SECRET],
-                lambda _, name=name: [name],  # type: ignore[misc]
+                lambda _, name=name: [name],
                 copts=libspu.CompilerOptions(),
             )
             code = executable.code

@@ -121,5 +121,5 @@ def test_an_op_that_mixes_tokens_otherwise_is_refused():
     plain = lower(parse("SM+G", GPT2).architecture, 8)
     joined = ops.Node(name="odd", layer=0, op=ops.JoinRows(rows=8, features=16, part=8), inputs=("position",))
     nodes = (*plain.nodes[:2], joined, *plain.nodes[2:])
-    with pytest.raises(ValueError, match="must work token by token to be run for one alone, but JoinRows does not"):
+    with pytest.raises(ValueError, match="work token by token or look back, but 'odd' is JoinRows"):
         deploy(OpGraph(nodes=nodes), Deployment(phase="decode"))
