@@ -14,7 +14,7 @@ from costmodel.calibration.fit_published import calibrate as fit_testbed
 from costmodel.calibration.fit_published import dump_testbed
 from costmodel.commands.architectures import row_graph
 from costmodel.commands.compare import compare
-from costmodel.commands.estimate import estimate
+from costmodel.commands.estimate import estimate as estimate
 from costmodel.commands.output import console as new_console
 from costmodel.commands.validate import validate
 from costmodel.config import cli

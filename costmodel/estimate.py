@@ -28,6 +28,10 @@ class Pricer(ABC):
     def latency_s_range(self, graph: OpGraph) -> tuple[float, float] | None:
         """Least and greatest latency over all coefficients consistent with the data, or None if exact."""
 
+    def extrapolated(self, graph: OpGraph) -> tuple[str, ...]:
+        """What of a graph lies outside the data that the prices were fitted on, in words; nothing unless overridden."""
+        return ()
+
     @abstractmethod
     def prior_share(self, graph: OpGraph) -> float | None:
         """Share of the latency that rests on priors and not on data, 0 to 1, or None if there are no priors."""
@@ -45,6 +49,7 @@ class Estimate:
     latency_s_range: tuple[float, float] | None
     range_over: str
     prior_share: float | None
+    extrapolated: tuple[str, ...] = ()
 
 
 def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
@@ -64,4 +69,5 @@ def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
         latency_s_range=pricer.latency_s_range(graph),
         range_over=pricer.range_over,
         prior_share=pricer.prior_share(graph),
+        extrapolated=pricer.extrapolated(graph),
     )

@@ -15,7 +15,9 @@ from costmodel.estimate import Estimate
 from costmodel.ops import LayerId, Op, shape
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published_rows import PublishedRow
+from costmodel.trust.data_range import said
 
+UNCHECKED = "that costs grow with these as counts do is assumed, and no error is known"
 MENTIONED_SHARE = 0.005  # what rounds to less than 1 % is left out
 PUBLIC = ("temperatures", "scalars of shaped attention", "causal mask", "rotary angles")
 # What a summary does not mention, since it is so unless asked for.
@@ -100,6 +102,7 @@ def _total(estimate: Estimate) -> dict[str, Any]:
         **_numbers(estimate.total),
         "latency_s_range": _range(estimate.latency_s_range),
         "prior_share": estimate.prior_share,
+        "extrapolated": list(estimate.extrapolated),
     }
 
 
@@ -156,6 +159,7 @@ def summary(
     lines = [
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {estimate.protocol}{on_network}{asked}",
         f"latency {format_seconds(estimate.total.latency_s)}, communication {format_bytes(estimate.total.sent_bytes)}",
+        *([f"{said(estimate.extrapolated)}; {UNCHECKED}"] if estimate.extrapolated else []),
     ]
     if estimate.total.compute_s is not None and estimate.total.network_s is not None:
         lines.append(
@@ -169,7 +173,8 @@ def summary(
     if estimate.prior_share is not None:
         lines.append(
             f"share of the latency in terms that priors alone identify: {estimate.prior_share:.1%} "
-            "(not counted: the split between embedding and head, an assumption too)"
+            "(not counted: the split between embedding and head, an assumption too"
+            f"{'; nor that costs grow as counts do where it is extrapolated' if estimate.extrapolated else ''})"
         )
     if deployed is not None:
         lines.append(_deployed_line(deployed))
@@ -180,7 +185,8 @@ def _deployed_line(deployed: DeployedForm) -> str:
     layers = "" if deployed.notation == deployed.placement else f" ({deployed.placement})"
     total = deployed.estimate.total
     price = f"{format_seconds(total.latency_s)}, {format_bytes(total.sent_bytes)}"
-    return f"deployed: {deployed.notation}{layers}, {price}"
+    outside = said(deployed.estimate.extrapolated)
+    return f"deployed: {deployed.notation}{layers}, {price}{outside and f'; {outside}'}"
 
 
 def estimate_tables(estimate: Estimate) -> tuple[Table, Table]:

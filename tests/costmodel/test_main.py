@@ -43,7 +43,7 @@ def test_json_has_every_key_and_sums_exactly(run):
     assert (document["architecture"], document["base"], document["seq_len"]) == ("SM+ScFuFFN_i6", "gpt2-small", 128)
     assert (document["protocol"], document["network"]) == ("published", None)
     total = document["total"]
-    assert list(total) == [*PRICE_KEYS, "latency_s_range", "prior_share"]
+    assert list(total) == [*PRICE_KEYS, "latency_s_range", "prior_share", "extrapolated"]
     assert [key for key in PRICE_KEYS if total[key] is not None] == ["sent_bytes", "latency_s"]
     assert [entry["layer"] for entry in document["by_layer"]] == ["embed", *range(12), "head"]
     for parts in (document["by_layer"], document["by_op"], document["by_op"][::-1]):
@@ -142,6 +142,19 @@ def test_the_first_line_says_what_is_unusual(run):
     flags = ("--base=tiny", "--protocol=semi2k", "--network=wan", "--seq-len=8")
     _, out, _ = run("estimate", "SM", *flags, "--phase", "decode", "--weights", "server")
     assert out.startswith("SM on tiny, T=8, protocol semi2k on wan, weights server, phase decode\n")
+
+
+def test_what_lies_outside_the_data_is_said_wherever_there_is_a_latency(run):
+    outside = ["d_model 12 (data: 768)", "d_ff 48 (data: 3072)"]
+    document = estimated(run, "SM+ScFFN", "--d-model", "12")
+    assert document["total"]["extrapolated"] == outside
+    assert document["deployed"]["total"]["extrapolated"] == outside[:1]  # its linear FFNs are gone
+    _, out, _ = run("estimate", "SM+ScFFN", "--d-model", "12")
+    assert f"\nextrapolated: {', '.join(outside)}; that costs grow with these as counts do is assumed" in out
+    assert "; extrapolated: d_model 12 (data: 768)\n" in out
+    assert "nor that costs grow as counts do where it is extrapolated" in out
+    assert "extrapolated: vocab_size 100000000 (data: 50000);" in run("estimate", "SM", "--vocab", "100000000")[1]
+    assert "extrapolated" not in run("estimate", "SM+LN+G", "--layers", "15", "--seq-len", "200", "--vocab", "50257")[1]
 
 
 def test_table_has_layers_ops_embedding_and_projection(run):
