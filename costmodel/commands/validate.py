@@ -1,13 +1,24 @@
 """`python -m costmodel validate`."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from costmodel.calibration.validate_published import checks, derived_terms, fit_errors, flops_published
+from rich.table import Table
+
+from costmodel.calibration.held_out import NOTES, held_out_checks, left_out_group_checks
+from costmodel.calibration.validate_published import (
+    RowCounts,
+    RowFlops,
+    checks,
+    derived_terms,
+    fit_errors,
+    flops_published,
+)
 from costmodel.commands.architectures import row_architecture, row_graph
 from costmodel.commands.output import console
 from costmodel.config import cli
 from costmodel.protocols import published
-from costmodel.protocols.published_rows import published_rows
+from costmodel.protocols.published_rows import PublishedRow, held_out_rows, published_rows
 from costmodel.protocols.published_testbed import load_testbed
 from costmodel.report import estimates
 
@@ -15,22 +26,15 @@ from costmodel.report import estimates
 def validate(protocol: Literal["published"] = "published") -> int:
     """Compare every printed row with its prediction, refit without each row, and check the bars.
 
+    Rows that are held out were never fitted, and are not by this command.
+
     Args:
         protocol: the protocol whose testbed is checked.
     """
     testbed = load_testbed(published.TESTBED)
     pricer = published.load()
     rows = published_rows()
-    architectures = {row.name: row_architecture(row) for row in rows}
-    counts = {row.name: published.graph_counts(row_graph(row)) for row in rows}
-    flops = {
-        row.name: flops_published(
-            row,
-            [layer.ffn for layer in architectures[row.name].layers],
-            simplified=architectures[row.name].block == "sas",
-        )
-        for row in rows
-    }
+    counts, flops = _counts(rows), _flops(rows)
     found = checks(
         rows,
         counts,
@@ -39,16 +43,10 @@ def validate(protocol: Literal["published"] = "published") -> int:
         num_flops_wrong=sum(not flops[row.name].matches(row) for row in rows),
     )
     to = console()
-    to.print(
-        estimates.rows_table(
-            rows,
-            sent_bytes_errors=fit_errors("sent_bytes", rows, counts, pricer.sent_bytes),
-            latency_errors=fit_errors("latency_s", rows, counts, pricer.latency_s),
-            flops=flops,
-        )
-    )
+    to.print(_table(rows, counts, flops, pricer))
     to.print()
     to.print(estimates.checks_table(found))
+    _print_held_out(rows, counts, pricer)
     to.print("\nfirst principles (protocol cheetah, GPT-2 small at T=128):")
     to.print(estimates.derived_table(derived_terms(), pricer.sent_bytes))
     to.print("\nidentified by a prior alone:")
@@ -60,3 +58,39 @@ def validate(protocol: Literal["published"] = "published") -> int:
     for text in testbed.not_identified:
         to.print(f"- {text}")
     return cli.STOPPED if any(not check.passed for check in found) else 0
+
+
+def _print_held_out(rows: Sequence[PublishedRow], counts: RowCounts, pricer: published.Published) -> None:
+    held_out = held_out_rows()
+    others = _counts(held_out)
+    values = {"sent_bytes": pricer.sent_bytes, "latency_s": pricer.latency_s}
+    to = console()
+    to.print("\nheld out, never fitted:")
+    to.print(_table(held_out, others, _flops(held_out), pricer))
+    to.print()
+    to.print(estimates.checks_table([*held_out_checks(held_out, others, values), *left_out_group_checks(rows, counts)]))
+    for note in NOTES:
+        to.print(f"- {note}")
+
+
+def _counts(rows: Iterable[PublishedRow]) -> dict[str, dict[str, int]]:
+    return {row.name: published.graph_counts(row_graph(row)) for row in rows}
+
+
+def _flops(rows: Iterable[PublishedRow]) -> dict[str, RowFlops]:
+    found = {}
+    for row in rows:
+        made = row_architecture(row)
+        found[row.name] = flops_published(row, [layer.ffn for layer in made.layers], simplified=made.block == "sas")
+    return found
+
+
+def _table(
+    rows: Sequence[PublishedRow], counts: RowCounts, flops: Mapping[str, RowFlops], pricer: published.Published
+) -> Table:
+    return estimates.rows_table(
+        rows,
+        sent_bytes_errors=fit_errors("sent_bytes", rows, counts, pricer.sent_bytes),
+        latency_errors=fit_errors("latency_s", rows, counts, pricer.latency_s),
+        flops=flops,
+    )

@@ -300,6 +300,9 @@ def test_validate_prints_every_row_and_bar(run, rows):
     assert out.count("pass") == 6
     assert "FAIL" not in out
     assert "not identified by the rows" in out
+    assert "held out, never fitted" in out
+    assert out.count("T=512  ") == 8
+    assert "latency, leaving all of 18 layers out, worst" in out
 
 
 def test_validate_fails_when_a_bar_does(run, monkeypatch, tmp_path):
