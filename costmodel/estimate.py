@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from costmodel.cost import Price, total_price
 from costmodel.ops import LayerId, Node, Op, OpGraph
+from costmodel.trust.adversary import Trust
 
 
 class Pricer(ABC):
@@ -19,6 +20,11 @@ class Pricer(ABC):
     network: str | None
     cost_model_id: str
     range_over: str
+
+    @property
+    @abstractmethod
+    def trust(self) -> Trust:
+        """Whom the protocol trusts."""
 
     @abstractmethod
     def price(self, op: Op) -> Price:
@@ -43,6 +49,7 @@ class Estimate:
 
     protocol: str
     network: str | None
+    trust: Trust
     total: Price
     by_layer: tuple[tuple[LayerId, Price], ...]
     by_op: tuple[tuple[Node, Price], ...]
@@ -63,6 +70,7 @@ def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
     return Estimate(
         protocol=pricer.protocol,
         network=pricer.network,
+        trust=pricer.trust,
         total=total_price(price for _, price in by_layer),
         by_layer=by_layer,
         by_op=by_op,

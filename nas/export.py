@@ -320,6 +320,7 @@ def _cost(result: Estimate, seq_len: int) -> dict[str, Any]:
     return {
         "protocol": result.protocol,
         "network": result.network,
+        "trust": asdict(result.trust),
         "seq_len": seq_len,
         "total": asdict(result.total),
         "latency_s_range": None if result.latency_s_range is None else list(result.latency_s_range),

@@ -178,6 +178,7 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
         "seq_len": priced.seq_len,
         "protocol": priced.pricer.protocol,
         "network": priced.pricer.network,
+        "trust": asdict(priced.pricer.trust),
         "accounting": priced.accounting,
         "budget": asdict(feasible.budget),
         "num_architectures": num_architectures(priced.space),

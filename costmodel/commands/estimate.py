@@ -8,9 +8,11 @@ from costmodel.commands.architectures import lowered
 from costmodel.commands.output import print_blocks
 from costmodel.estimate import Pricer
 from costmodel.estimate import estimate as price_graph
-from costmodel.ops import Encoding, GeluForm, SoftmaxForm
+from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
 from costmodel.protocols import load_pricer
+from costmodel.protocols.derived import Derived
 from costmodel.protocols.primitives import EngineSetting, Holder
+from costmodel.randomness.makers import Made, alternatives
 from costmodel.report import estimates
 from search_spaces.architecture import Architecture, arch_id
 from search_spaces.bases import Dimensions
@@ -77,10 +79,19 @@ def estimate(
     priced = price_graph(graph, pricer)
     form = None if architecture is None else _deployed_form(architecture, seq_len, deployment, pricer)
     setting = None if protocol == "published" else asked or DEFAULT_SETTING
+    made = without_dealer(graph, pricer)
     if format == "json":
-        print(json.dumps(estimates.document(priced, setting, **title, deployed=form), allow_nan=False))
+        print(json.dumps(estimates.document(priced, setting, **title, deployed=form, made=made), allow_nan=False))
     else:
-        print_blocks(estimates.summary(priced, setting, **title, deployed=form), estimates.estimate_tables(priced))
+        lines = estimates.summary(priced, setting, **title, deployed=form)
+        print_blocks(lines, estimates.estimate_tables(priced, made))
+
+
+def without_dealer(graph: OpGraph, pricer: Pricer) -> tuple[Made, ...]:
+    """What it costs to make otherwise what a dealer makes; nothing where there is none."""
+    if not (pricer.trust.dealer and isinstance(pricer, Derived)):
+        return ()
+    return alternatives([node.op for node in graph], pricer.setting, pricer.link)
 
 
 def _deployed_form(

@@ -6,6 +6,7 @@ from typing import Literal
 from rich.table import Table
 
 from costmodel.calibration.held_out import NOTES, held_out_checks, left_out_group_checks
+from costmodel.calibration.second_opinion import opinions
 from costmodel.calibration.validate_published import (
     RowCounts,
     RowFlops,
@@ -49,6 +50,11 @@ def validate(protocol: Literal["published"] = "published") -> int:
     _print_held_out(rows, counts, pricer)
     to.print("\nfirst principles (protocol cheetah, GPT-2 small at T=128):")
     to.print(estimates.derived_table(derived_terms(), pricer.sent_bytes))
+    second = opinions()
+    to.print(
+        "\nsecond opinion (MP-SPDZ 0.4.2 at compile time, protocols semi2k and aby3; other fraction and sign bits):"
+    )
+    to.print(estimates.opinions_table(second))
     to.print("\nidentified by a prior alone:")
     for quantity, constants in (("sent_bytes", testbed.sent_bytes), ("latency_s", testbed.latency_s)):
         for term, constant in constants.items():
@@ -57,7 +63,7 @@ def validate(protocol: Literal["published"] = "published") -> int:
     to.print("\nnot identified by the rows:")
     for text in testbed.not_identified:
         to.print(f"- {text}")
-    return cli.STOPPED if any(not check.passed for check in found) else 0
+    return cli.STOPPED if any(not check.passed for check in (*found, *(one.check for one in second))) else 0
 
 
 def _print_held_out(rows: Sequence[PublishedRow], counts: RowCounts, pricer: published.Published) -> None:

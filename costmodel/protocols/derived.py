@@ -22,6 +22,7 @@ from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, semi2k
 from costmodel.protocols.compute_testbed import ComputeTestbed, error_s_of, load_compute, seconds_of
 from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.primitives import Comm, EngineSetting
+from costmodel.trust.adversary import TRUST, Trust
 
 TESTBEDS = Path(__file__).parents[1] / "testbeds"
 LATENCY_STEP_S = 2.0**-26  # seconds are multiples of it, so that sums are exact in any order below 4 years
@@ -48,6 +49,10 @@ class Derived(Pricer):
     setting: EngineSetting
     testbed: ComputeTestbed
     link: Network
+
+    @property
+    def trust(self) -> Trust:
+        return TRUST[self.protocol]
 
     def price(self, op: Op) -> Price:
         comm = COMM[self.protocol](op, self.setting)

@@ -42,6 +42,7 @@ from costmodel.ops import Op, OpGraph
 from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.published_rows import PublishedRow, published_rows
 from costmodel.protocols.published_testbed import FittedRow, Testbed, load_testbed
+from costmodel.trust.adversary import TRUST, Trust
 from costmodel.trust.data_range import DataRange
 
 TESTBED = Path(__file__).parents[1] / "testbeds" / "published.yaml"
@@ -154,6 +155,10 @@ class Published(Pricer):
     rows: tuple[FittedRow, ...]
     latency_tolerance: float
     data: DataRange
+
+    @property
+    def trust(self) -> Trust:
+        return TRUST[self.protocol]
 
     def price(self, op: Op) -> Price:
         latency_s = sent_bytes = 0.0

@@ -14,6 +14,8 @@ from costmodel.engine.spu import Measured
 from costmodel.ops import Op, shape
 from costmodel.protocols.primitives import Comm, total_comm
 from costmodel.report.estimates import PRICE_KEYS, DeploymentFacts, setting_document, unusual
+from costmodel.report.trust import trust_document
+from costmodel.trust.adversary import TRUST, described
 
 NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"
 
@@ -31,6 +33,7 @@ def document(
         "seq_len": seq_len,
         "protocol": comparison.protocol,
         "network": None,
+        "trust": trust_document(TRUST[comparison.protocol]),
         "total": {
             "predicted": {
                 **_predicted(comparison.predicted, _whole(comparison.predicted_s)),
@@ -127,6 +130,7 @@ def summary(
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {comparison.protocol}, "
         f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction"
         f"{unusual(_ops(comparison), setting, deployment)}",
+        f"trust: {described(TRUST[comparison.protocol])}",
         f"sent by all parties: predicted {format_bytes(_sent_bytes(predicted))}, "
         f"measured {format_bytes(measured.sent_bytes)} ({difference}); "
         f"messages: predicted {predicted.messages:,}, measured {measured.messages:,}",

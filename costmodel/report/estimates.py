@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from rich.table import Table
 
 from costmodel import ops
+from costmodel.calibration.second_opinion import Opinion
 from costmodel.calibration.validate_published import Check, Derived, RowFlops
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Price, total_price
@@ -15,6 +16,9 @@ from costmodel.estimate import Estimate
 from costmodel.ops import LayerId, Op, shape
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published_rows import PublishedRow
+from costmodel.randomness.makers import Made
+from costmodel.report.trust import made_table, trust_document
+from costmodel.trust.adversary import described
 from costmodel.trust.data_range import said
 
 UNCHECKED = "that costs grow with these as counts do is assumed, and no error is known"
@@ -62,11 +66,12 @@ def document(
     seq_len: int,
     deployment: DeploymentFacts,
     deployed: DeployedForm | None,
+    made: Sequence[Made] = (),
 ) -> dict[str, Any]:
     """The estimate as JSON data: SI numbers, every key always there, null for what is not known.
 
     `by_layer` and `by_op` sum to `total`, key by key, which is of the architecture as it is written. setting: None
-    where it is fitted in. deployed: None where a traced model decides.
+    where it is fitted in. deployed: None where a traced model decides. made: what it costs to do without a dealer.
     """
     return {
         "architecture": architecture,
@@ -74,6 +79,7 @@ def document(
         "seq_len": seq_len,
         "protocol": estimate.protocol,
         "network": estimate.network,
+        "trust": trust_document(estimate.trust, made),
         "total": _total(estimate),
         "by_layer": [{"layer": layer, **_numbers(price)} for layer, price in estimate.by_layer],
         "by_op": [
@@ -166,7 +172,9 @@ def summary(
             f"of it computing {format_seconds(estimate.total.compute_s)}, on the network "
             f"{format_seconds(estimate.total.network_s)}, one after the other; {estimate.total.rounds:,} rounds, "
             f"set-up {format_bytes(estimate.total.setup_bytes or 0)}"
+            f"{' between them, what a dealer makes not counted' if estimate.trust.dealer else ''}"
         )
+    lines.append(f"trust: {described(estimate.trust)}")
     if estimate.latency_s_range is not None:
         low, high = map(format_seconds, estimate.latency_s_range)
         lines.append(f"latency range, {estimate.range_over}: {low} to {high}")
@@ -189,14 +197,17 @@ def _deployed_line(deployed: DeployedForm) -> str:
     return f"deployed: {deployed.notation}{layers}, {price}{outside and f'; {outside}'}"
 
 
-def estimate_tables(estimate: Estimate) -> tuple[Table, Table]:
-    """(per layer, per kind of op), embedding and vocabulary projection included."""
+def estimate_tables(estimate: Estimate, made: Sequence[Made] = ()) -> list[Table]:
+    """Per layer, and per kind of op, embedding and vocabulary projection included; and what it costs to do without a
+    dealer, if there is one.
+    """
     layers = [(_layer_title(layer), "", price) for layer, price in estimate.by_layer]
     by_kind: dict[str, list[Price]] = {}
     for node, price in estimate.by_op:
         by_kind.setdefault(type(node.op).__name__, []).append(price)
     kinds = [(kind, str(len(prices)), total_price(prices)) for kind, prices in by_kind.items()]
-    return _prices("layer", layers, estimate.total), _prices("op", kinds, estimate.total)
+    tables = [_prices("layer", layers, estimate.total), _prices("op", kinds, estimate.total)]
+    return [*([made_table(made)] if made else []), *tables]
 
 
 def _layer_title(layer: LayerId) -> str:
@@ -256,6 +267,19 @@ def derived_table(terms: Iterable[Derived], sent_bytes: Mapping[str, float]) -> 
         parts = sorted(term.by_primitive.items(), key=lambda part: -part[1])
         shares = ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= MENTIONED_SHARE)
         table.add_row(term.title, f"{sent_bytes[term.term]:.1f}", f"{term.sent_bytes:.1f}", shares)
+    return table
+
+
+def opinions_table(opinions: Iterable[Opinion]) -> Table:
+    """What another framework says of the same op, beside the formulas, and how far apart they are."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("bytes of all parties", no_wrap=True)
+    for title in ("MP-SPDZ", "here", "ratio", "bar", "verdict"):
+        table.add_column(title, justify="right")
+    for one in opinions:
+        sizes = [format_bytes(one.other_bytes), format_bytes(one.own_bytes)]
+        judged = ["", ""] if one.bar is None else [f"{one.bar:.0%}", "pass" if one.check.passed else "FAIL"]
+        table.add_row(one.title, *sizes, f"{one.own_bytes / one.other_bytes:.2f}", *judged)
     return table
 
 

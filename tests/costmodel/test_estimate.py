@@ -6,6 +6,7 @@ from costmodel.cost import Price
 from costmodel.estimate import Pricer, estimate
 from costmodel.ops import Add, LayerNorm, Node, OpGraph
 from costmodel.report.estimates import document
+from costmodel.trust.adversary import TRUST
 
 
 class Flat(Pricer):
@@ -15,6 +16,7 @@ class Flat(Pricer):
     network = "lan"
     cost_model_id = "0"
     range_over = "nothing"
+    trust = TRUST["published"]
 
     def price(self, op):
         return Price(latency_s=3.0, sent_bytes=1.0, rounds=2 if isinstance(op, LayerNorm) else None)

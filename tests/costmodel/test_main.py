@@ -38,7 +38,7 @@ def test_json_has_every_key_and_sums_exactly(run):
     code, out, err = run("estimate", "SM+ScFuFFN_i6", "--format", "json")
     assert (code, err) == (0, "")
     document = json.loads(out)
-    head = ["architecture", "base", "seq_len", "protocol", "network"]
+    head = ["architecture", "base", "seq_len", "protocol", "network", "trust"]
     assert list(document) == [*head, "total", "by_layer", "by_op", "setting", "deployed"]
     assert (document["architecture"], document["base"], document["seq_len"]) == ("SM+ScFuFFN_i6", "gpt2-small", 128)
     assert (document["protocol"], document["network"]) == ("published", None)
@@ -155,6 +155,28 @@ def test_what_lies_outside_the_data_is_said_wherever_there_is_a_latency(run):
     assert "nor that costs grow as counts do where it is extrapolated" in out
     assert "extrapolated: vocab_size 100000000 (data: 50000);" in run("estimate", "SM", "--vocab", "100000000")[1]
     assert "extrapolated" not in run("estimate", "SM+LN+G", "--layers", "15", "--seq-len", "200", "--vocab", "50257")[1]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "parties", "threshold", "dealer"),
+    [
+        ("published", 2, "dishonest majority", False),
+        ("semi2k", 2, "dishonest majority", True),
+        ("aby3", 3, "honest majority", False),
+        ("cheetah", 2, "dishonest majority", False),
+    ],
+)
+def test_every_price_names_whom_it_trusts(run, protocol, parties, threshold, dealer):
+    flags = ("--base=tiny", f"--protocol={protocol}")
+    trust = estimated(run, "SM+LN+R", *flags)["trust"]
+    assert (trust["num_parties"], trust["adversary"], trust["threshold"]) == (parties, "semi-honest", threshold)
+    assert (trust["max_corrupted"], trust["dealer"]) == (1, dealer)
+    assert len(trust["alternatives"]) == (4 if dealer else 0)
+    assert not any(one["measured"] for one in trust["alternatives"])
+    _, out, _ = run("estimate", "SM+LN+R", *flags)
+    assert f"\ntrust: {parties} parties, semi-honest, {threshold} (at most 1 corrupted); correlated random" in out
+    assert ("what a dealer makes not counted" in out) == dealer
+    assert ("without that dealer, by formulas that were not measured here" in out) == dealer
 
 
 def test_table_has_layers_ops_embedding_and_projection(run):
@@ -297,7 +319,7 @@ def test_validate_prints_every_row_and_bar(run, rows):
     assert (code, err) == (0, "")
     for row in rows:
         assert row.name in out
-    assert out.count("pass") == 6
+    assert out.count("pass") == 6 + 2  # bars on rows, and on a second opinion
     assert "FAIL" not in out
     assert "not identified by the rows" in out
     assert "held out, never fitted" in out

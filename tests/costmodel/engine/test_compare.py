@@ -41,7 +41,9 @@ def engine_stub(monkeypatch):
 
 
 def check_document(document, protocol):
-    assert list(document) == ["architecture", "base", "seq_len", "protocol", "network", "total", "by_op", "setting"]
+    head = ["architecture", "base", "seq_len", "protocol", "network", "trust"]
+    assert list(document) == [*head, "total", "by_op", "setting"]
+    assert document["trust"]["dealer"] == (protocol == "semi2k")
     assert (document["protocol"], document["network"], document["seq_len"]) == (protocol, None, 6)
     total, by_op = document["total"], document["by_op"]
     assert list(total) == ["predicted", "measured", "logits_max_abs_error", "top1_agreement"]
