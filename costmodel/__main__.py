@@ -1,4 +1,4 @@
-"""`python -m costmodel estimate|compare|validate|calibrate`: what private inference costs, and how we know."""
+"""`python -m costmodel estimate|compare|diff|validate|calibrate`: what private inference costs, and how we know."""
 
 import os
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from costmodel.calibration.fit_published import calibrate as fit_testbed
 from costmodel.calibration.fit_published import dump_testbed
 from costmodel.commands.architectures import row_graph
 from costmodel.commands.compare import compare
+from costmodel.commands.diff import diff
 from costmodel.commands.estimate import estimate as estimate
 from costmodel.commands.output import console as new_console
 from costmodel.commands.validate import validate
@@ -93,6 +94,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     commands: dict[str, cli.Command] = {
         "estimate": estimate,
         "compare": compare,
+        "diff": diff,
         "validate": validate,
         "calibrate": calibrate,
     }

@@ -6,15 +6,19 @@ from pathlib import Path
 from typing import Literal
 
 from costmodel.commands.architectures import lowered
-from costmodel.commands.output import print_blocks
+from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes
 from costmodel.engine import spu as mpc_engine
 from costmodel.engine.compare import Comparison, predict
 from costmodel.engine.compare import compare as run_both
 from costmodel.engine.measured_rounds import parse_delays
 from costmodel.errors import StoppedError
+from costmodel.estimate import Estimate
+from costmodel.estimate import estimate as price_graph
 from costmodel.execution.weights_file import load_weights
+from costmodel.network import Network, link
 from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
+from costmodel.protocols import derived
 from costmodel.protocols.primitives import Comm, EngineSetting, Holder, total_comm
 from costmodel.report import comparisons
 from search_spaces.bases import Dimensions
@@ -44,7 +48,10 @@ def compare(
     ring_bits: int = DEFAULT_SETTING.ring_bits,
     fraction_bits: int = DEFAULT_SETTING.fraction_bits,
     delays: str | None = None,
-    format: Literal["table", "json"] = "table",
+    network: str | None = None,
+    bandwidth: str | None = None,
+    rtt: str | None = None,
+    format: Literal["table", "json", "csv"] = "table",
 ) -> None:
     """Run an architecture under the MPC engine, and print predicted against measured costs and the logits' error.
 
@@ -71,7 +78,10 @@ def compare(
         fraction_bits: bits after the binary point.
         delays: three or more one-way delays to measure rounds at, such as 10ms,20ms,40ms; takes two runs for
             each, and two more.
-        format: tables for people or one JSON document in SI units.
+        network: predict seconds on this network too, named or a .yaml file; the run itself is on this machine.
+        bandwidth: of that network, with a unit, such as 1Gbps, instead of its own.
+        rtt: of that network, with a unit, such as 4ms, instead of its own.
+        format: tables for people, one JSON document, or CSV, a line an op; in SI units.
     """
     dimensions = Dimensions(
         layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
@@ -79,11 +89,25 @@ def compare(
     deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
     title, graph, _ = lowered(arch, base, dimensions, seq_len, deployment)
     setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction_bits, weights=weights)
+    on_network = _on_network(graph, protocol, link(network, bandwidth, rtt), setting)
     comparison = _run_both(graph, protocol, setting, weights_file, None if delays is None else parse_delays(delays))
     if format == "json":
-        print(json.dumps(comparisons.document(comparison, **title), allow_nan=False))
+        print(json.dumps(comparisons.document(comparison, **title, on_network=on_network), allow_nan=False))
+    elif format == "csv":
+        print_csv(comparisons.op_records(comparison))
     else:
-        print_blocks(comparisons.summary(comparison, **title), [comparisons.comparison_table(comparison)])
+        lines = comparisons.summary(comparison, **title, on_network=on_network)
+        print_blocks(lines, [comparisons.comparison_table(comparison)])
+
+
+def _on_network(graph: OpGraph, protocol: str, asked: Network | None, setting: EngineSetting) -> Estimate | None:
+    """What is predicted beyond this machine, where it is asked for of a protocol that has an engine.
+
+    Raises UserError for a ring that no testbed has seconds for.
+    """
+    if asked is None or protocol not in derived.COMM:
+        return None
+    return price_graph(graph, derived.load(protocol, asked, setting=setting))
 
 
 def _run_both(

@@ -1,13 +1,16 @@
 """`python -m costmodel estimate`."""
 
 import json
+import math
 from pathlib import Path
 from typing import Literal
 
 from costmodel.commands.architectures import lowered
-from costmodel.commands.output import print_blocks
+from costmodel.commands.output import print_blocks, print_csv
+from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.estimate import estimate as price_graph
+from costmodel.network import link
 from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
 from costmodel.protocols import load_pricer
 from costmodel.protocols.derived import Derived
@@ -39,9 +42,12 @@ def estimate(
     phase: Phase = "prefill",
     protocol: str = "published",
     network: str | None = None,
+    bandwidth: str | None = None,
+    rtt: str | None = None,
     testbed: Path | None = None,
     weights: Holder | None = None,
-    format: Literal["table", "json"] = "table",
+    egress_price: float | None = None,
+    format: Literal["table", "json", "csv"] = "table",
 ) -> None:
     """Price an architecture: total, per layer and per op, embedding and vocabulary projection included.
 
@@ -65,9 +71,12 @@ def estimate(
         protocol: published, semi2k, aby3 or cheetah.
         network: loopback, lan (the default), wan, cheetah-lan, bumblebee-wan, aero-stated or a .yaml file; `published`
             has its own fitted in and takes none.
+        bandwidth: of the link, with a unit, such as 1Gbps, instead of the network's.
+        rtt: of the link, with a unit, such as 4ms, instead of the network's.
         testbed: compute seconds from `calibrate`, instead of the committed ones.
         weights: secret-shared (the default), or held by the server alone.
-        format: tables for people or one JSON document in SI units.
+        egress_price: money for each GB (1e9 bytes) that leaves a party, such as 0.09; by default none is counted.
+        format: tables for people, one JSON document, or CSV, a line an op; in SI units.
     """
     dimensions = Dimensions(
         layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
@@ -75,16 +84,26 @@ def estimate(
     deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
     title, graph, architecture = lowered(arch, base, dimensions, seq_len, deployment)
     asked = None if weights is None else EngineSetting(weights=weights)
-    pricer = load_pricer(protocol, network, testbed, asked)
+    check_egress_price(egress_price)
+    pricer = load_pricer(protocol, link(network, bandwidth, rtt), testbed, asked)
     priced = price_graph(graph, pricer)
     form = None if architecture is None else _deployed_form(architecture, seq_len, deployment, pricer)
     setting = None if protocol == "published" else asked or DEFAULT_SETTING
     made = without_dealer(graph, pricer)
     if format == "json":
-        print(json.dumps(estimates.document(priced, setting, **title, deployed=form, made=made), allow_nan=False))
+        document = estimates.document(priced, setting, **title, deployed=form, made=made, egress_price=egress_price)
+        print(json.dumps(document, allow_nan=False))
+    elif format == "csv":
+        print_csv(estimates.op_records(priced))
     else:
-        lines = estimates.summary(priced, setting, **title, deployed=form)
+        lines = estimates.summary(priced, setting, **title, deployed=form, egress_price=egress_price)
         print_blocks(lines, estimates.estimate_tables(priced, made))
+
+
+def check_egress_price(price: float | None) -> None:
+    """Raises UserError for a price that is below 0 or not finite."""
+    if price is not None and not 0 <= price < math.inf:
+        raise UserError(f"--egress-price must be at least 0 and finite, money for each GB, but got {price}.")
 
 
 def without_dealer(graph: OpGraph, pricer: Pricer) -> tuple[Made, ...]:

@@ -1,6 +1,9 @@
 """Where the commands print: a console that wraps nothing, also where no terminal limits it."""
 
-from collections.abc import Iterable
+import csv
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +19,22 @@ def print_blocks(lines: Iterable[str], tables: Iterable[Table]) -> None:
     for table in tables:
         to.print()
         to.print(table)
+
+
+def print_csv(records: Sequence[Mapping[str, Any]]) -> None:
+    """Records of the same keys, a line each below their names; a mapping in a record becomes `name=value` words."""
+    if not records:
+        return
+    writer = csv.DictWriter(sys.stdout, fieldnames=list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        writer.writerow({key: _cell(value) for key, value in record.items()})
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={part}" for key, part in value.items())
+    return value
 
 
 def console() -> Console:

@@ -146,19 +146,19 @@ MAKERS: tuple[Maker, ...] = (
     ),
     Maker(
         name="OT extension",
-        trusts="no one",
+        trusts="no third party",
         source="Gilboa 1999; Ishai et al. 2003; Mohassel and Zhang 2017",
         piece_bytes=_by_ots(EXTENDED_OT_BITS),
     ),
     Maker(
         name="silent OT",
-        trusts="no one",
+        trusts="no third party",
         source="Gilboa 1999; Yang et al. 2020 (Ferret), bytes of a batch as the engine's",
         piece_bytes=_by_ots(SILENT_OT_BITS),
     ),
     Maker(
         name=ENCRYPTED,
-        trusts="no one",
+        trusts="no third party",
         source="Huang et al. 2022 (Cheetah), ciphertexts as measured; Yang et al. 2020 (Ferret)",
         piece_bytes=_encrypted,
     ),

@@ -10,10 +10,11 @@ from rich.table import Table
 from costmodel import ops
 from costmodel.calibration.second_opinion import Opinion
 from costmodel.calibration.validate_published import Check, Derived, RowFlops
-from costmodel.config.units import format_bytes, format_seconds
+from costmodel.config.units import BYTES, format_bytes, format_seconds
 from costmodel.cost import Price, total_price
 from costmodel.estimate import Estimate
 from costmodel.ops import LayerId, Op, shape
+from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published_rows import PublishedRow
 from costmodel.randomness.makers import Made
@@ -67,11 +68,13 @@ def document(
     deployment: DeploymentFacts,
     deployed: DeployedForm | None,
     made: Sequence[Made] = (),
+    egress_price: float | None = None,
 ) -> dict[str, Any]:
     """The estimate as JSON data: SI numbers, every key always there, null for what is not known.
 
     `by_layer` and `by_op` sum to `total`, key by key, which is of the architecture as it is written. setting: None
     where it is fitted in. deployed: None where a traced model decides. made: what it costs to do without a dealer.
+    egress_price: money for each GB that is sent.
     """
     return {
         "architecture": architecture,
@@ -80,30 +83,43 @@ def document(
         "protocol": estimate.protocol,
         "network": estimate.network,
         "trust": trust_document(estimate.trust, made),
-        "total": _total(estimate),
+        "total": total_document(estimate),
         "by_layer": [{"layer": layer, **_numbers(price)} for layer, price in estimate.by_layer],
-        "by_op": [
-            {
-                "op": type(node.op).__name__,
-                "layer": node.layer,
-                "name": node.name,
-                "shape": shape(node.op),
-                **_numbers(price),
-            }
-            for node, price in estimate.by_op
-        ],
+        "by_op": op_records(estimate),
         "setting": setting_document([node.op for node, _ in estimate.by_op], setting, deployment),
         "deployed": deployed
         and {
             "notation": deployed.notation,
             "placement": deployed.placement,
             "deployed_id": deployed.deployed_id,
-            "total": _total(deployed.estimate),
+            "total": total_document(deployed.estimate),
         },
+        "egress": None
+        if egress_price is None
+        else {"price_per_gigabyte": egress_price, "price": egress(estimate, egress_price)},
     }
 
 
-def _total(estimate: Estimate) -> dict[str, Any]:
+def egress(estimate: Estimate, price_per_gigabyte: float) -> float:
+    """Money for all bytes sent, of every party, what a dealer makes left out; per token where a price is of one."""
+    return estimate.total.sent_bytes / BYTES["GB"] * price_per_gigabyte
+
+
+def op_records(estimate: Estimate) -> list[dict[str, Any]]:
+    """Every op with its price, in order; sums to the total."""
+    return [
+        {
+            "op": type(node.op).__name__,
+            "layer": node.layer,
+            "name": node.name,
+            "shape": shape(node.op),
+            **_numbers(price),
+        }
+        for node, price in estimate.by_op
+    ]
+
+
+def total_document(estimate: Estimate) -> dict[str, Any]:
     return {
         **_numbers(estimate.total),
         "latency_s_range": _range(estimate.latency_s_range),
@@ -117,6 +133,7 @@ def setting_document(
 ) -> dict[str, Any]:
     """What was priced or run, as JSON data: the numbers, who holds what, the deployment, and the ops' forms."""
     return {
+        "formulas_of": setting and ENGINE,
         "ring_bits": setting and setting.ring_bits,
         "fraction_bits": setting and setting.fraction_bits,
         "inputs": "secret",
@@ -158,6 +175,7 @@ def summary(
     seq_len: int,
     deployment: DeploymentFacts,
     deployed: DeployedForm | None,
+    egress_price: float | None = None,
 ) -> list[str]:
     """What a reader wants first, one line each."""
     asked = unusual([node.op for node, _ in estimate.by_op], setting, deployment)
@@ -174,7 +192,13 @@ def summary(
             f"set-up {format_bytes(estimate.total.setup_bytes or 0)}"
             f"{' between them, what a dealer makes not counted' if estimate.trust.dealer else ''}"
         )
+    if egress_price is not None:
+        lines.append(
+            f"egress: {egress(estimate, egress_price):.4g} per token at {egress_price:g} a GB, all parties' bytes"
+        )
     lines.append(f"trust: {described(estimate.trust)}")
+    if setting is not None:
+        lines.append(f"formulas and seconds of {ENGINE}")
     if estimate.latency_s_range is not None:
         low, high = map(format_seconds, estimate.latency_s_range)
         lines.append(f"latency range, {estimate.range_over}: {low} to {high}")
