@@ -32,6 +32,7 @@ from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
 from costmodel.estimate import Estimate, Pricer, estimate
 from costmodel.protocols import load_pricer
+from costmodel.trust.adversary import facts
 from costmodel.trust.data_range import said
 from nas.conversion.earned import Earned, check_tokens, fold_as_far_as
 from nas.conversion.fold import at_dimensions
@@ -320,7 +321,7 @@ def _cost(result: Estimate, seq_len: int) -> dict[str, Any]:
     return {
         "protocol": result.protocol,
         "network": result.network,
-        "trust": asdict(result.trust),
+        "trust": facts(result.trust),
         "seq_len": seq_len,
         "total": asdict(result.total),
         "latency_s_range": None if result.latency_s_range is None else list(result.latency_s_range),

@@ -14,6 +14,7 @@ from costmodel.cost import Budget, Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
+from costmodel.trust.adversary import facts
 from costmodel.trust.data_range import said
 from search_spaces.architecture import arch_id
 from search_spaces.budget.feasible import (
@@ -178,7 +179,7 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
         "seq_len": priced.seq_len,
         "protocol": priced.pricer.protocol,
         "network": priced.pricer.network,
-        "trust": asdict(priced.pricer.trust),
+        "trust": facts(priced.pricer.trust),
         "accounting": priced.accounting,
         "budget": asdict(feasible.budget),
         "num_architectures": num_architectures(priced.space),

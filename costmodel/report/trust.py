@@ -7,7 +7,7 @@ from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.randomness.makers import Made
-from costmodel.trust.adversary import Trust
+from costmodel.trust.adversary import Trust, facts
 
 MADE_TITLE = "without that dealer, by formulas that were not measured here, computing not counted:"
 
@@ -15,12 +15,7 @@ MADE_TITLE = "without that dealer, by formulas that were not measured here, comp
 def trust_document(trust: Trust, made: Sequence[Made] = ()) -> dict[str, Any]:
     """The statement as JSON data; alternatives to a dealer are by formula, so `measured` is false."""
     return {
-        "num_parties": trust.num_parties,
-        "adversary": trust.adversary,
-        "threshold": trust.threshold,
-        "max_corrupted": trust.max_corrupted,
-        "randomness": trust.randomness,
-        "dealer": trust.dealer,
+        **facts(trust),
         "alternatives": [
             {
                 "randomness": one.maker.name,

@@ -1,9 +1,11 @@
 """Whom a price trusts: how many parties, against whom they are safe, and who makes their correlated randomness.
 
-Sources: SecretFlow-SPU 0.9.5, `RuntimeConfig` and the protocols' own papers; https://www.secretflow.org.cn/docs/spu.
+Sources: SecretFlow-SPU 0.9.5, docs/reference/mpc_status.rst (https://github.com/secretflow/spu), the configuration that
+runs are made with, and the protocols' own papers.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 SEMI_HONEST = "semi-honest"
 
@@ -12,7 +14,8 @@ SEMI_HONEST = "semi-honest"
 class Trust:
     """What has to hold for a protocol to hide anything.
 
-    num_parties: that compute. adversary: what corrupted parties do. max_corrupted: how many of them there may be.
+    num_parties: that compute, as priced and measured. more_parties: whether there may be more.
+    adversary: what corrupted parties do. max_corrupted: how many of the parties may be, whoever they are.
     randomness: who makes the correlated randomness, in words. dealer: whether that is someone to be trusted.
     """
 
@@ -21,6 +24,7 @@ class Trust:
     max_corrupted: int
     randomness: str
     dealer: bool
+    more_parties: bool = False
 
     @property
     def threshold(self) -> str:
@@ -37,14 +41,16 @@ TRUST: dict[str, Trust] = {
         randomness="the two parties themselves, as in the papers (Cheetah)",
         dealer=False,
     ),
-    # `beaver_type` is the engine's default, TrustedFirstParty: the first party draws every other party's seed. The
-    # engine's manual keeps that for debugging; TrustedThirdParty asks a server that takes no part.
+    # Cramer et al. 2018, https://eprint.iacr.org/2018/482, without its authentication. `beaver_type` is the engine's
+    # default, TrustedFirstParty, which its manual keeps for debugging: the first party draws every other party's seed.
+    # TrustedThirdParty asks a server that takes no part.
     "semi2k": Trust(
         num_parties=2,
         adversary=SEMI_HONEST,
         max_corrupted=1,
         randomness="a trusted dealer; as measured, the engine's first party, which could unmask everything",
         dealer=True,
+        more_parties=True,
     ),
     # Mohassel and Rindal 2018, https://eprint.iacr.org/2018/403, section 3.
     "aby3": Trust(
@@ -65,10 +71,16 @@ TRUST: dict[str, Trust] = {
 }
 
 
+def facts(trust: Trust) -> dict[str, Any]:
+    """All of it as plain data."""
+    return {**asdict(trust), "threshold": trust.threshold}
+
+
 def described(trust: Trust) -> str:
     """All of it in a line."""
     return (
-        f"{trust.num_parties} parties, {trust.adversary}, {trust.threshold} (at most {trust.max_corrupted} corrupted); "
+        f"{trust.num_parties} parties{' (or more)' if trust.more_parties else ''}, {trust.adversary}, "
+        f"{trust.threshold} (at most {trust.max_corrupted} corrupted); "
         f"correlated randomness: {trust.randomness}"
     )
 

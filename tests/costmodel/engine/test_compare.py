@@ -136,7 +136,7 @@ def test_a_table_has_every_op_kind_and_the_total(run, engine_stub):
     code, out, _ = run("compare", "SM+LN+G", *TINY)
     assert code == 0
     assert out.startswith("SM+LN+G on tiny, T=6, protocol semi2k, ring of 64 bits, 18 of them fraction\n")
-    assert "\ntrust: 2 parties, semi-honest, dishonest majority (at most 1 corrupted); correlated" in out
+    assert "\ntrust: 2 parties (or more), semi-honest, dishonest majority (at most 1 corrupted); correlated" in out
     assert "\nformulas of SecretFlow-SPU 0.9.5, run under spu 0.0\n" in out
     assert "not measured: " not in out
     for text in ("layers.0.attention.softmax", "all Gelu", "total", "greatest error 0.25", "not rounds"):
