@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from costmodel.cost import Price, total_price
 from costmodel.errors import UserError
 from costmodel.ops import LayerId, Node, Op, OpGraph
+from costmodel.trust.adversary import Trust
 
 
 class Pricer(ABC):
@@ -21,6 +22,11 @@ class Pricer(ABC):
     cost_model_id: str
     range_over: str
 
+    @property
+    @abstractmethod
+    def trust(self) -> Trust:
+        """Whom the protocol trusts."""
+
     @abstractmethod
     def price(self, op: Op) -> Price:
         """The cost of one op. Raises UserError for an op the protocol has no formula for."""
@@ -28,6 +34,10 @@ class Pricer(ABC):
     @abstractmethod
     def latency_s_range(self, graph: OpGraph) -> tuple[float, float] | None:
         """Least and greatest latency over all coefficients consistent with the data, or None if exact."""
+
+    def extrapolated(self, graph: OpGraph) -> tuple[str, ...]:
+        """What of a graph lies outside the data that the prices were fitted on, in words; nothing unless overridden."""
+        return ()
 
     @abstractmethod
     def prior_share(self, graph: OpGraph) -> float | None:
@@ -40,12 +50,14 @@ class Estimate:
 
     protocol: str
     network: str | None
+    trust: Trust
     total: Price
     by_layer: tuple[tuple[LayerId, Price], ...]
     by_op: tuple[tuple[Node, Price], ...]
     latency_s_range: tuple[float, float] | None
     range_over: str
     prior_share: float | None
+    extrapolated: tuple[str, ...] = ()
 
 
 def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
@@ -62,12 +74,14 @@ def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
     return Estimate(
         protocol=pricer.protocol,
         network=pricer.network,
+        trust=pricer.trust,
         total=total_price(price for _, price in by_layer),
         by_layer=by_layer,
         by_op=by_op,
         latency_s_range=pricer.latency_s_range(graph),
         range_over=pricer.range_over,
         prior_share=pricer.prior_share(graph),
+        extrapolated=pricer.extrapolated(graph),
     )
 
 

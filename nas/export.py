@@ -32,6 +32,8 @@ from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
 from costmodel.estimate import Estimate, Pricer, estimate
 from costmodel.protocols import load_pricer
+from costmodel.trust.adversary import facts
+from costmodel.trust.data_range import said
 from nas.conversion.earned import Earned, check_tokens, fold_as_far_as
 from nas.conversion.fold import at_dimensions
 from nas.conversion.pretrained import TRAINED_FILE, write_checksums
@@ -105,9 +107,11 @@ def _fold_lines(made: Export) -> list[str]:
     """What became of a folded model, as the check measured it."""
     facts, cost = made.facts, made.facts["cost"]
     check, left = facts["fold"]["check"], facts["fold"]["left"]
+    outside = said(cost["extrapolated"])
     return [
         f"folded: {facts['notation']} is deployed as {name_of(made.architecture)} at "
-        f"{format_seconds(cost['total']['latency_s'])} a token (T={made.seq_len}, {cost['protocol']})",
+        f"{format_seconds(cost['total']['latency_s'])} a token (T={made.seq_len}, {cost['protocol']})"
+        f"{outside and f'; {outside}'}",
         f"on {check['positions']:,} {facts['fold']['tokens']} tokens its logits move by {check['float_error']:.1e} of "
         f"the largest and its most likely token agrees on {check['agreement']:.2%}; in fixed point they are off by "
         f"{check['fixed_error']:.1e}, unfolded by {check['trained_fixed_error']:.1e}",
@@ -317,10 +321,12 @@ def _cost(result: Estimate, seq_len: int) -> dict[str, Any]:
     return {
         "protocol": result.protocol,
         "network": result.network,
+        "trust": facts(result.trust),
         "seq_len": seq_len,
         "total": asdict(result.total),
         "latency_s_range": None if result.latency_s_range is None else list(result.latency_s_range),
         "prior_share": result.prior_share,
+        "extrapolated": list(result.extrapolated),
         "by_layer": [{"layer": layer, **asdict(price)} for layer, price in result.by_layer],
     }
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from costmodel.config import cli
 from costmodel.errors import UserError
+from costmodel.trust.data_range import said
 from nas.recipe.recipe import SCALES
 from nas.study.config import StudyConfig, flag
 from nas.study.run_folder import find_run, read_config, read_meta, run_pricer, run_space
@@ -28,7 +29,7 @@ from search_spaces.budget.feasible import (
     within_budget,
 )
 from search_spaces.budget.priceable import Priceable, priceable
-from search_spaces.budget.priced_space import cheapest, most_expensive, price_of, price_space
+from search_spaces.budget.priced_space import cheapest, extrapolated, most_expensive, price_of, price_space
 from search_spaces.notation import name_of
 from search_spaces.space import num_members
 
@@ -156,7 +157,8 @@ def overview(feasible: FeasibleSpace) -> list[str]:
         lines.append(f"deployed architectures: {whole:,}, {admitted:,} of them within; prices are of those")
     for title, member in (("cheapest", cheapest(priced)), ("most expensive", most_expensive(priced))):
         name = name_of(member.architecture, entropy_regularised=member.entropy_regularised)
-        lines.append(f"{title}: {name}, {format_price(price_of(priced, member))}")
+        outside = said(extrapolated(priced, member))
+        lines.append(f"{title}: {name}, {format_price(price_of(priced, member))}{outside and f'; {outside}'}")
     return lines
 
 

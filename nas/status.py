@@ -13,6 +13,7 @@ from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
 from nas.corpus.ngrams import NgramFloors
 from nas.report.floor_lines import floor_lines, mark
+from nas.report.price_lines import price_line
 from nas.report.progress import line
 from nas.report.seed_words import IN_NOISE, SPREAD, perplexity_text, unstable_lines
 from nas.report.summary import parent_lines, unearned_lines
@@ -49,6 +50,7 @@ def status(run: str) -> None:
     if not live and (summary.ended < config.num_trials + baselines or summary.seeds_left):
         console.print(f"nothing is running; continue with python -m nas.search --resume {folder}")
     if summary.front:
+        console.print(price_line(summary.front, meta.base, config.protocol, config.workload))
         console.print(_front_table(summary.front, config.budget, meta.floors))
     for told in (*unearned_lines(records, config.budget), *unstable_lines(records)):
         console.print(told)

@@ -14,6 +14,8 @@ from costmodel.cost import Budget, Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
+from costmodel.trust.adversary import facts
+from costmodel.trust.data_range import said
 from search_spaces.architecture import arch_id
 from search_spaces.budget.feasible import (
     FeasibleSpace,
@@ -28,6 +30,7 @@ from search_spaces.budget.priced_space import (
     Accounting,
     PricedSpace,
     cheapest,
+    extrapolated,
     most_expensive,
     price_by_part,
     price_of,
@@ -176,6 +179,7 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
         "seq_len": priced.seq_len,
         "protocol": priced.pricer.protocol,
         "network": priced.pricer.network,
+        "trust": facts(priced.pricer.trust),
         "accounting": priced.accounting,
         "budget": asdict(feasible.budget),
         "num_architectures": num_architectures(priced.space),
@@ -191,12 +195,14 @@ def _member(priced: PricedSpace, member: Member) -> dict[str, Any]:
         "arch_id": arch_id(member.architecture),
         "latency_s": price.latency_s,
         "sent_bytes": price.sent_bytes,
+        "extrapolated": list(extrapolated(priced, member)),
     }
 
 
 def _line(member: dict[str, Any]) -> str:
     price = Price(latency_s=member["latency_s"], sent_bytes=member["sent_bytes"])
-    return f"{member['name']}  {member['arch_id']}  {format_price(price)}"
+    outside = said(member["extrapolated"])
+    return f"{member['name']}  {member['arch_id']}  {format_price(price)}{outside and f'; {outside}'}"
 
 
 def _parts(priced: PricedSpace, member: Member) -> str:

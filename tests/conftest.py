@@ -10,6 +10,7 @@ import torch
 from costmodel import ops
 from costmodel.cost import Budget, Price
 from costmodel.estimate import Pricer
+from costmodel.trust.adversary import TRUST
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngrams import NgramFloors
 from nas.recipe.papers import recipe_for
@@ -32,6 +33,7 @@ class ToyPricer(Pricer):
     """Seconds per op kind, whatever the shape."""
 
     protocol, network, cost_model_id, range_over = "toy", None, "0", "nothing"
+    trust = TRUST["published"]
 
     def price(self, op):
         return Price(latency_s=SECONDS.get(type(op), 0.5), sent_bytes=1.0)

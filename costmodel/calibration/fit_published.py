@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from costmodel.config import strict_yaml
+from costmodel.errors import UserError
 from costmodel.ops import OpGraph, Relu
 from costmodel.protocols import cheetah
 from costmodel.protocols.linear_fit import fit
@@ -97,7 +98,11 @@ def coefficients(
     """Bytes or seconds per unit of each term.
 
     counts: the term counts of every row's op graph, by the row's name. free: terms that are to cost nothing.
+
+    Raises UserError for a row that is held out.
     """
+    if held_out := [row.name for row in rows if row.held_out]:
+        raise UserError(f"a held-out row must not be fitted, but got {', '.join(held_out)}; leave it to `validate`.")
     chosen = QUANTITIES[quantity]
     given = {term: constant.value for term, constant in chosen.priors.items()} | dict.fromkeys(free, 0.0)
     targets = [getattr(row, quantity) for row in rows]

@@ -8,6 +8,8 @@ from costmodel.errors import UserError
 SECONDS: dict[str, float] = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 BYTES: dict[str, float] = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
+BITS_PER_S: dict[str, float] = {"bps": 1.0, "kbps": 1e3, "Mbps": 1e6, "Gbps": 1e9, "Tbps": 1e12}
+
 _QUANTITY = re.compile(r"\s*(?P<number>[-+0-9.eE]+|[-+]?(?:nan|inf(?:inity)?))\s*(?P<unit>[A-Za-z]*)\s*", re.ASCII)
 
 
@@ -21,8 +23,19 @@ def parse_bytes(text: str, subject: str) -> float:
     return _parse(text, subject, BYTES, "800MB or 8GB")
 
 
-def _parse(text: str, subject: str, units: dict[str, float], example: str) -> float:
-    rule = f"{subject} must be a positive number with a unit ({', '.join(units)}), such as {example}"
+def parse_bits_per_s(text: str, subject: str) -> float:
+    """Bits a second of a bandwidth such as `1Gbps`. Raises UserError naming `subject`."""
+    return _parse(text, subject, BITS_PER_S, "100Mbps or 1Gbps")
+
+
+def parse_delay(text: str, subject: str) -> float:
+    """Seconds of a duration such as `4ms`, which may be 0. Raises UserError naming `subject`."""
+    return _parse(text, subject, SECONDS, "4ms or 0ms", zero=True)
+
+
+def _parse(text: str, subject: str, units: dict[str, float], example: str, *, zero: bool = False) -> float:
+    kind = "number of at least 0" if zero else "positive number"
+    rule = f"{subject} must be a {kind} with a unit ({', '.join(units)}), such as {example}"
     match = _QUANTITY.fullmatch(text)
     if match is None or match["unit"] not in units:
         raise UserError(f"{rule}, but got {text!r}.")
@@ -30,7 +43,7 @@ def _parse(text: str, subject: str, units: dict[str, float], example: str) -> fl
         value = float(match["number"]) * units[match["unit"]]
     except ValueError:
         raise UserError(f"{rule}, but got {text!r}.") from None
-    if not (math.isfinite(value) and value > 0):
+    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
         raise UserError(f"{rule}, but got {text!r}.")
     return value
 
@@ -41,6 +54,16 @@ def format_seconds(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.2f} {unit}"
     return f"{seconds:.3g} s"
+
+
+def format_bits_per_s(bits_per_s: float) -> str:
+    """A bandwidth for people: `352 Mbit/s`."""
+    if bits_per_s == math.inf:
+        return "unlimited bandwidth"
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if bits_per_s >= size:
+            return f"{bits_per_s / size:.3g} {unit}bit/s"
+    return f"{bits_per_s:.3g} bit/s"
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
+from costmodel.network import Network
 from costmodel.protocols import derived, published
 from costmodel.protocols.primitives import EngineSetting
 
@@ -12,7 +13,7 @@ PROTOCOLS = ("published", *derived.COMM)
 
 def load_pricer(
     protocol: str = "published",
-    network: str | None = None,
+    network: str | Network | None = None,
     testbed: Path | None = None,
     setting: EngineSetting | None = None,
 ) -> Pricer:
@@ -24,7 +25,8 @@ def load_pricer(
         raise UserError(f"protocol must be one of {', '.join(PROTOCOLS)}, but got {protocol!r}.")
     if protocol != "published":
         return derived.load(protocol, network, testbed, setting)
-    given = {"network": network, "testbed": testbed, "weights": setting and setting.weights}
+    named = network.name if isinstance(network, Network) else network
+    given = {"network": named, "testbed": testbed, "weights": setting and setting.weights}
     for name, value in given.items():
         if value is not None:
             raise UserError(

@@ -20,8 +20,9 @@ from costmodel.network import DEFAULT, Network, load_network, network_s
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, semi2k
 from costmodel.protocols.compute_testbed import ComputeTestbed, error_s_of, load_compute, seconds_of
-from costmodel.protocols.identity import cost_model_id
+from costmodel.protocols.identity import ENGINE, cost_model_id
 from costmodel.protocols.primitives import Comm, EngineSetting
+from costmodel.trust.adversary import TRUST, Trust
 
 TESTBEDS = Path(__file__).parents[1] / "testbeds"
 LATENCY_STEP_S = 2.0**-26  # seconds are multiples of it, so that sums are exact in any order below 4 years
@@ -48,6 +49,10 @@ class Derived(Pricer):
     setting: EngineSetting
     testbed: ComputeTestbed
     link: Network
+
+    @property
+    def trust(self) -> Trust:
+        return TRUST[self.protocol]
 
     def price(self, op: Op) -> Price:
         comm = COMM[self.protocol](op, self.setting)
@@ -96,16 +101,23 @@ def load(
 ) -> Derived:
     """A protocol on a network (default `lan`) and a testbed (default: the one committed for it).
 
-    Raises UserError for a network or testbed file that is not valid, or a testbed of another protocol or ring.
+    Raises UserError for a network or testbed file that is not valid, or a testbed of another engine version, protocol
+    or ring.
     """
     path = testbed or TESTBEDS / f"{protocol}.yaml"
     link = network if isinstance(network, Network) else load_network(DEFAULT if network is None else network)
     measured, setting = load_compute(path), setting or EngineSetting()
     check_setting(protocol, setting)
-    wanted = {"protocol": protocol, "ring_bits": setting.ring_bits, "fraction_bits": setting.fraction_bits}
+    wanted = {
+        "engine": ENGINE,
+        "protocol": protocol,
+        "ring_bits": setting.ring_bits,
+        "fraction_bits": setting.fraction_bits,
+    }
     for name, value in wanted.items():
         if (found := getattr(measured, name)) != value:
-            raise UserError(f"`{name}` of testbed {path} must be {value}, but got {found}; calibrate one for it.")
+            why = ", as the formulas are," if name == "engine" else ","
+            raise UserError(f"`{name}` of testbed {path} must be {value}{why} but got {found}; calibrate one for it.")
     return Derived(
         protocol=protocol,
         network=link.name,

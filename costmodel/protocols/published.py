@@ -41,7 +41,10 @@ from costmodel.errors import UnpricedOpError, UserError
 from costmodel.estimate import Pricer
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols.identity import cost_model_id
+from costmodel.protocols.published_rows import PublishedRow, published_rows
 from costmodel.protocols.published_testbed import FittedRow, Testbed, load_testbed
+from costmodel.trust.adversary import TRUST, Trust
+from costmodel.trust.data_range import DataRange
 
 TESTBED = Path(__file__).parents[1] / "testbeds" / "published.yaml"
 
@@ -94,6 +97,14 @@ MEASURED_FORMS: dict[type, tuple[str, tuple[str, ...]]] = {
     ops.Gelu: ("form", ("tanh", "exact")),
 }
 
+# op types that a printed row has, and those that move numbers and nothing else
+ROW_OPS: frozenset[type] = frozenset({
+    ops.TokenEmbedding, ops.PositionEmbedding, ops.LayerNorm, ops.Linear, ops.AttentionScores, ops.Temperature,
+    ops.Softmax, ops.ShapedAttention, ops.AttentionMix, ops.Gelu, ops.Relu, ops.Add, ops.ScaledAdd,
+    ops.VocabProjection, ops.PackHeads, ops.RepeatHeads,
+})  # fmt: skip
+D_FF_PER_D_MODEL = 4  # of every row: its FFN column is 16 x T x d_model^2 x L, two linears of 4 d_model
+
 # Coefficients are multiples of these powers of two, so that sums are exact in any order and any grouping:
 # exact below 2**53 steps, which is 9 hours and 35 TB.
 LATENCY_STEP_S = 2.0**-38
@@ -133,6 +144,7 @@ class Published(Pricer):
     latency_s, sent_bytes: seconds and bytes per unit of each term.
     latency_bounds_s: least and greatest seconds per unit that a prior allows, for terms only a prior identifies.
     rows, latency_tolerance: what a coefficient vector must reproduce, to that relative error, to be consistent.
+    data: the range of the printed rows; what lies outside it is extrapolated.
     """
 
     protocol: str = "published"
@@ -144,6 +156,11 @@ class Published(Pricer):
     latency_bounds_s: Mapping[str, tuple[float, float]]
     rows: tuple[FittedRow, ...]
     latency_tolerance: float
+    data: DataRange
+
+    @property
+    def trust(self) -> Trust:
+        return TRUST[self.protocol]
 
     def price(self, op: Op) -> Price:
         latency_s = sent_bytes = 0.0
@@ -166,6 +183,10 @@ class Published(Pricer):
         )  # fmt: skip
         point = sum(price.latency_s for price in map(self.price, (node.op for node in graph)))
         return min(low, point), max(high, point)
+
+    def extrapolated(self, graph: OpGraph) -> tuple[str, ...]:
+        """What of a graph no printed row has."""
+        return self.data.outside(graph)
 
     def prior_share(self, graph: OpGraph) -> float:
         """Share of the latency in terms whose coefficient only a prior identifies.
@@ -199,6 +220,24 @@ def pricer(testbed: Testbed, cost_model_id: str) -> Published:
         latency_bounds_s={term: constant.bounds for term, constant in priors.items()},
         rows=testbed.rows,
         latency_tolerance=testbed.latency_tolerance,
+        data=data_range(published_rows()),
+    )
+
+
+def data_range(rows: Iterable[PublishedRow]) -> DataRange:
+    """Of printed rows, every one of which ran a whole prompt and projected all its tokens."""
+    known = list(rows)
+    d_models = sorted({row.d_model for row in known})
+    return DataRange(
+        dimensions={
+            "d_model": tuple(d_models),
+            "d_ff": tuple(D_FF_PER_D_MODEL * d_model for d_model in d_models),
+            "num_heads": tuple(sorted({row.num_heads for row in known})),
+            "num_layers": tuple(sorted({row.num_layers for row in known})),
+            "vocab_size": tuple(sorted({row.vocab_size for row in known})),
+            "seq_len": tuple(sorted({row.seq_len for row in known})),
+        },
+        op_types=ROW_OPS,
     )
 
 

@@ -1,6 +1,6 @@
 """Comparisons of predicted with measured costs, for people (tables) and programs (JSON)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -11,19 +11,30 @@ from costmodel.engine import spu
 from costmodel.engine.compare import SEED, Comparison
 from costmodel.engine.measured_rounds import MeasuredRounds
 from costmodel.engine.spu import Measured
+from costmodel.estimate import Estimate
 from costmodel.ops import Op, shape
+from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import Comm, total_comm
-from costmodel.report.estimates import PRICE_KEYS, DeploymentFacts, setting_document, unusual
+from costmodel.report.estimates import PRICE_KEYS, DeploymentFacts, setting_document, total_document, unusual
+from costmodel.report.trust import trust_document
+from costmodel.trust.adversary import TRUST, described
 
 NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"
 
 
 def document(
-    comparison: Comparison, *, architecture: str, base: str | None, seq_len: int, deployment: DeploymentFacts
+    comparison: Comparison,
+    *,
+    architecture: str,
+    base: str | None,
+    seq_len: int,
+    deployment: DeploymentFacts,
+    on_network: Estimate | None = None,
 ) -> dict[str, Any]:
     """The comparison as JSON data: SI numbers, every key always there, null for what is not known.
 
-    `by_op` sums to `total`. Measured latency is of a process per party on one machine: network is null.
+    `by_op` sums to `total`. Measured latency is of a process per party on one machine: network is null. on_network:
+    what is predicted on another one.
     """
     return {
         "architecture": architecture,
@@ -31,6 +42,7 @@ def document(
         "seq_len": seq_len,
         "protocol": comparison.protocol,
         "network": None,
+        "trust": trust_document(TRUST[comparison.protocol]),
         "total": {
             "predicted": {
                 **_predicted(comparison.predicted, _whole(comparison.predicted_s)),
@@ -45,20 +57,32 @@ def document(
             "top1_agreement": comparison.top1_agreement,
         },
         "by_op": [
-            {
-                "op": type(node.op).__name__,
-                "layer": node.layer,
-                "name": node.name,
-                "shape": shape(node.op),
-                "predicted": _predicted(comm, seconds),
-                "measured": _measured(cost, rounds),
-            }
-            for (node, comm, cost), seconds, rounds in zip(
-                comparison.by_op, _seconds_by_op(comparison), _rounds_by_op(comparison), strict=True
-            )
+            {**node, "predicted": predicted, "measured": measured}
+            for node, predicted, measured in _ops_with_prices(comparison)
         ],
+        "on_network": on_network and {"network": on_network.network, "predicted": total_document(on_network)},
         "setting": _setting(comparison, deployment),
     }
+
+
+def op_records(comparison: Comparison) -> list[dict[str, Any]]:
+    """Every op in order, predicted and measured side by side."""
+    return [
+        {
+            **node,
+            **{f"predicted_{key}": value for key, value in predicted.items()},
+            **{f"measured_{key}": value for key, value in measured.items()},
+        }
+        for node, predicted, measured in _ops_with_prices(comparison)
+    ]
+
+
+def _ops_with_prices(comparison: Comparison) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
+    """(what an op is, what it should cost, what it did cost), in order."""
+    lines = zip(comparison.by_op, _seconds_by_op(comparison), _rounds_by_op(comparison), strict=True)
+    for (node, comm, cost), seconds, rounds in lines:
+        facts = {"op": type(node.op).__name__, "layer": node.layer, "name": node.name, "shape": shape(node.op)}
+        yield facts, _predicted(comm, seconds), _measured(cost, rounds)
 
 
 def _predicted(comm: Comm, seconds: float | None) -> dict[str, Any]:
@@ -118,7 +142,13 @@ def _ops(comparison: Comparison) -> list[Op]:
 
 
 def summary(
-    comparison: Comparison, *, architecture: str, base: str | None, seq_len: int, deployment: DeploymentFacts
+    comparison: Comparison,
+    *,
+    architecture: str,
+    base: str | None,
+    seq_len: int,
+    deployment: DeploymentFacts,
+    on_network: Estimate | None = None,
 ) -> list[str]:
     """What a reader wants first, one line each."""
     predicted, measured, setting = comparison.predicted, comparison.measured, comparison.setting
@@ -127,6 +157,8 @@ def summary(
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {comparison.protocol}, "
         f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction"
         f"{unusual(_ops(comparison), setting, deployment)}",
+        f"trust: {described(TRUST[comparison.protocol])}",
+        f"formulas of {ENGINE}, run under spu {version('spu')}",
         f"sent by all parties: predicted {format_bytes(_sent_bytes(predicted))}, "
         f"measured {format_bytes(measured.sent_bytes)} ({difference}); "
         f"messages: predicted {predicted.messages:,}, measured {measured.messages:,}",
@@ -135,7 +167,16 @@ def summary(
         "of the tokens",
         f"seconds, a process per party on one machine: {_predicted_seconds(comparison)}, "
         f"measured {format_seconds(measured.seconds)}",
+        *([] if on_network is None else [_elsewhere(on_network)]),
     ]
+
+
+def _elsewhere(priced: Estimate) -> str:
+    total = priced.total
+    return (
+        f"predicted on {priced.network}, not measured: {format_seconds(total.latency_s)}, of it on the network "
+        f"{format_seconds(total.network_s or 0.0)}"
+    )
 
 
 def _predicted_seconds(comparison: Comparison) -> str:

@@ -8,14 +8,21 @@ from typing import Any, TypeAlias
 from rich.table import Table
 
 from costmodel import ops
+from costmodel.calibration.second_opinion import Opinion
 from costmodel.calibration.validate_published import Check, Derived, RowFlops
-from costmodel.config.units import format_bytes, format_seconds
+from costmodel.config.units import BYTES, format_bytes, format_seconds
 from costmodel.cost import Price, total_price
 from costmodel.estimate import Estimate
 from costmodel.ops import LayerId, Op, shape
+from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published_rows import PublishedRow
+from costmodel.randomness.makers import Made
+from costmodel.report.trust import made_table, trust_document
+from costmodel.trust.adversary import described
+from costmodel.trust.data_range import said
 
+UNCHECKED = "that costs grow with these as counts do is assumed, and no error is known"
 MENTIONED_SHARE = 0.005  # what rounds to less than 1 % is left out
 PUBLIC = ("temperatures", "scalars of shaped attention", "causal mask", "rotary angles")
 # What a summary does not mention, since it is so unless asked for.
@@ -60,11 +67,14 @@ def document(
     seq_len: int,
     deployment: DeploymentFacts,
     deployed: DeployedForm | None,
+    made: Sequence[Made] = (),
+    egress_price: float | None = None,
 ) -> dict[str, Any]:
     """The estimate as JSON data: SI numbers, every key always there, null for what is not known.
 
     `by_layer` and `by_op` sum to `total`, key by key, which is of the architecture as it is written. setting: None
-    where it is fitted in. deployed: None where a traced model decides.
+    where it is fitted in. deployed: None where a traced model decides. made: what it costs to do without a dealer.
+    egress_price: money for each GB that is sent.
     """
     return {
         "architecture": architecture,
@@ -72,34 +82,49 @@ def document(
         "seq_len": seq_len,
         "protocol": estimate.protocol,
         "network": estimate.network,
-        "total": _total(estimate),
+        "trust": trust_document(estimate.trust, made),
+        "total": total_document(estimate),
         "by_layer": [{"layer": layer, **_numbers(price)} for layer, price in estimate.by_layer],
-        "by_op": [
-            {
-                "op": type(node.op).__name__,
-                "layer": node.layer,
-                "name": node.name,
-                "shape": shape(node.op),
-                **_numbers(price),
-            }
-            for node, price in estimate.by_op
-        ],
+        "by_op": op_records(estimate),
         "setting": setting_document([node.op for node, _ in estimate.by_op], setting, deployment),
         "deployed": deployed
         and {
             "notation": deployed.notation,
             "placement": deployed.placement,
             "deployed_id": deployed.deployed_id,
-            "total": _total(deployed.estimate),
+            "total": total_document(deployed.estimate),
         },
+        "egress": None
+        if egress_price is None
+        else {"price_per_gigabyte": egress_price, "price": egress(estimate, egress_price)},
     }
 
 
-def _total(estimate: Estimate) -> dict[str, Any]:
+def egress(estimate: Estimate, price_per_gigabyte: float) -> float:
+    """Money for all bytes sent, of every party, what a dealer makes left out; per token where a price is of one."""
+    return estimate.total.sent_bytes / BYTES["GB"] * price_per_gigabyte
+
+
+def op_records(estimate: Estimate) -> list[dict[str, Any]]:
+    """Every op with its price, in order; sums to the total."""
+    return [
+        {
+            "op": type(node.op).__name__,
+            "layer": node.layer,
+            "name": node.name,
+            "shape": shape(node.op),
+            **_numbers(price),
+        }
+        for node, price in estimate.by_op
+    ]
+
+
+def total_document(estimate: Estimate) -> dict[str, Any]:
     return {
         **_numbers(estimate.total),
         "latency_s_range": _range(estimate.latency_s_range),
         "prior_share": estimate.prior_share,
+        "extrapolated": list(estimate.extrapolated),
     }
 
 
@@ -108,6 +133,7 @@ def setting_document(
 ) -> dict[str, Any]:
     """What was priced or run, as JSON data: the numbers, who holds what, the deployment, and the ops' forms."""
     return {
+        "formulas_of": setting and ENGINE,
         "ring_bits": setting and setting.ring_bits,
         "fraction_bits": setting and setting.fraction_bits,
         "inputs": "secret",
@@ -149,6 +175,7 @@ def summary(
     seq_len: int,
     deployment: DeploymentFacts,
     deployed: DeployedForm | None,
+    egress_price: float | None = None,
 ) -> list[str]:
     """What a reader wants first, one line each."""
     asked = unusual([node.op for node, _ in estimate.by_op], setting, deployment)
@@ -156,20 +183,30 @@ def summary(
     lines = [
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {estimate.protocol}{on_network}{asked}",
         f"latency {format_seconds(estimate.total.latency_s)}, communication {format_bytes(estimate.total.sent_bytes)}",
+        *([f"{said(estimate.extrapolated)}; {UNCHECKED}"] if estimate.extrapolated else []),
     ]
     if estimate.total.compute_s is not None and estimate.total.network_s is not None:
         lines.append(
             f"of it computing {format_seconds(estimate.total.compute_s)}, on the network "
             f"{format_seconds(estimate.total.network_s)}, one after the other; {estimate.total.rounds:,} rounds, "
             f"set-up {format_bytes(estimate.total.setup_bytes or 0)}"
+            f"{' between them, what a dealer makes not counted' if estimate.trust.dealer else ''}"
         )
+    if egress_price is not None:
+        lines.append(
+            f"egress: {egress(estimate, egress_price):.4g} per token at {egress_price:g} a GB, all parties' bytes"
+        )
+    lines.append(f"trust: {described(estimate.trust)}")
+    if setting is not None:
+        lines.append(f"formulas and seconds of {ENGINE}")
     if estimate.latency_s_range is not None:
         low, high = map(format_seconds, estimate.latency_s_range)
         lines.append(f"latency range, {estimate.range_over}: {low} to {high}")
     if estimate.prior_share is not None:
         lines.append(
             f"share of the latency in terms that priors alone identify: {estimate.prior_share:.1%} "
-            "(not counted: the split between embedding and head, an assumption too)"
+            "(not counted: the split between embedding and head, an assumption too"
+            f"{'; nor that costs grow as counts do where it is extrapolated' if estimate.extrapolated else ''})"
         )
     if deployed is not None:
         lines.append(_deployed_line(deployed))
@@ -180,17 +217,21 @@ def _deployed_line(deployed: DeployedForm) -> str:
     layers = "" if deployed.notation == deployed.placement else f" ({deployed.placement})"
     total = deployed.estimate.total
     price = f"{format_seconds(total.latency_s)}, {format_bytes(total.sent_bytes)}"
-    return f"deployed: {deployed.notation}{layers}, {price}"
+    outside = said(deployed.estimate.extrapolated)
+    return f"deployed: {deployed.notation}{layers}, {price}{outside and f'; {outside}'}"
 
 
-def estimate_tables(estimate: Estimate) -> tuple[Table, Table]:
-    """(per layer, per kind of op), embedding and vocabulary projection included."""
+def estimate_tables(estimate: Estimate, made: Sequence[Made] = ()) -> list[Table]:
+    """Per layer, and per kind of op, embedding and vocabulary projection included; and what it costs to do without a
+    dealer, if there is one.
+    """
     layers = [(_layer_title(layer), "", price) for layer, price in estimate.by_layer]
     by_kind: dict[str, list[Price]] = {}
     for node, price in estimate.by_op:
         by_kind.setdefault(type(node.op).__name__, []).append(price)
     kinds = [(kind, str(len(prices)), total_price(prices)) for kind, prices in by_kind.items()]
-    return _prices("layer", layers, estimate.total), _prices("op", kinds, estimate.total)
+    tables = [_prices("layer", layers, estimate.total), _prices("op", kinds, estimate.total)]
+    return [*([made_table(made)] if made else []), *tables]
 
 
 def _layer_title(layer: LayerId) -> str:
@@ -250,6 +291,19 @@ def derived_table(terms: Iterable[Derived], sent_bytes: Mapping[str, float]) -> 
         parts = sorted(term.by_primitive.items(), key=lambda part: -part[1])
         shares = ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= MENTIONED_SHARE)
         table.add_row(term.title, f"{sent_bytes[term.term]:.1f}", f"{term.sent_bytes:.1f}", shares)
+    return table
+
+
+def opinions_table(opinions: Iterable[Opinion]) -> Table:
+    """What another framework says of the same op, beside the formulas, and how far apart they are."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("bytes of all parties", no_wrap=True)
+    for title in ("MP-SPDZ", "here", "ratio", "bar", "verdict"):
+        table.add_column(title, justify="right")
+    for one in opinions:
+        sizes = [format_bytes(one.other_bytes), format_bytes(one.own_bytes)]
+        judged = ["", ""] if one.bar is None else [f"{one.bar:.0%}", "pass" if one.check.passed else "FAIL"]
+        table.add_row(one.title, *sizes, f"{one.own_bytes / one.other_bytes:.2f}", *judged)
     return table
 
 

@@ -13,6 +13,8 @@ from costmodel.estimate import Pricer
 from costmodel.network import NETWORKS
 from costmodel.ops import Node, Op
 from costmodel.protocols.derived import Derived
+from costmodel.trust.adversary import caption
+from costmodel.trust.data_range import said
 from nas.report.front_figures import LONGEST_NAME
 from nas.results.ledger import Record, deployed_of
 from search_spaces.architecture import Architecture, arch_id
@@ -106,7 +108,8 @@ def sensitivity_figure(architectures: dict[str, Architecture], pricer: Derived, 
     parts = {name: total_price(map(price, _ops(one, seq_len))) for name, one in architectures.items()}
     bandwidth, rtt_s = pricer.link.bandwidth_bits_per_s, pricer.link.rtt_s
     return SensitivityFigure(
-        title=f"protocol {pricer.protocol}, T={seq_len}, {pricer.link.duplex} duplex; set-up included",
+        title=f"protocol {pricer.protocol} ({caption(pricer.trust)}), T={seq_len}, {pricer.link.duplex} duplex; "
+        f"set-up included{' but for what a dealer makes' if pricer.trust.dealer else ''}",
         bandwidth_bits_per_s=bandwidth,
         rtt_s=rtt_s,
         bandwidths=BANDWIDTHS_BITS_PER_S,
@@ -122,13 +125,15 @@ def breakdown_figure(architectures: dict[str, Architecture], pricer: Pricer, seq
     price = cache(pricer.price)
     priced = [[(node, price(node.op)) for node in lower(one, seq_len)] for one in architectures.values()]
     network = f" on {pricer.network}" if pricer.network else ""
+    beyond = [text for one in architectures.values() for text in pricer.extrapolated(lower(one, seq_len))]
+    outside = said(dict.fromkeys(beyond))
 
     def stacked(title: str, measure: str, part: Callable[[Node], str], *, joined: bool) -> Stack:
         stack = _stack(title, priced, measure, part)
         return _small_joined(stack) if joined else stack
 
     return BreakdownFigure(
-        title=f"protocol {pricer.protocol}{network}, T={seq_len}",
+        title=f"protocol {pricer.protocol} ({caption(pricer.trust)}){network}, T={seq_len}{outside and f'; {outside}'}",
         names=tuple(architectures),
         latency_by_kind=stacked("latency by kind of op", "latency_s", _kind, joined=True),
         latency_by_layer=stacked("latency by layer", "latency_s", _layer, joined=False),

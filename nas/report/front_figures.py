@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from costmodel.cost import Budget
 from costmodel.protocols.published_rows import PublishedRow
+from costmodel.trust.adversary import TRUST, caption
 from nas.corpus.ngrams import NgramFloors
 from nas.results import ledger
 from nas.results.front import front
@@ -148,11 +149,13 @@ def drawn_floors(floors: NgramFloors | None, trained: Sequence[TrainedMember]) -
 
 
 def title(trained: Sequence[TrainedMember]) -> str:
-    """The scale and tokens behind the points."""
+    """The scale and tokens behind the points, and whom their prices trust."""
     done = [member.first for member in trained]
     scales = sorted({f"scale {one.scale}, width {one.width}, {one.tokens:,} tokens" for one in done})
     corpora = sorted({f"{one.tokenizer}, {one.split}" for one in done})
-    return "; ".join(scales) + "\n" + "; ".join(corpora)
+    protocols = sorted({one.protocol for one in done})
+    priced = [f"protocol {name}" + (f" ({caption(TRUST[name])})" if name in TRUST else "") for name in protocols]
+    return "\n".join("; ".join(words) for words in (scales, corpora, priced))
 
 
 def label(member: TrainedMember) -> str:

@@ -14,10 +14,11 @@ from nas.conversion.parent import keep_parent
 from nas.corpus.corpus import Corpus, prepare
 from nas.recipe.recipe import SCALES
 from nas.report.plot_files import plot_front, remove_plots
+from nas.report.price_lines import price_line
 from nas.report.progress import Eta, shown
 from nas.report.summary import closing_lines
 from nas.results import ledger
-from nas.results.front import Summary, summarise
+from nas.results.front import Summary, front, summarise
 from nas.results.tables import write_tables
 from nas.storage import locked
 from nas.study.config import StudyConfig
@@ -132,6 +133,8 @@ def _study(
         floors=meta.floors,
         parent=meta.parent,
     )
+    found = front(trials.records, config.budget)
+    lines.append(price_line(found, feasible.space.base, config.protocol, config.workload))
     if unfinished:
         lines.append(unfinished)
     for line in lines:

@@ -107,6 +107,13 @@ def deployed_costs(priced: PricedSpace, graph: nx.DiGraph) -> dict[Vertex, Cost]
     return costs
 
 
+def extrapolated(priced: PricedSpace, member: Member) -> tuple[str, ...]:
+    """What of a member, as it is priced, lies outside the data of its prices, in words."""
+    one = member.architecture
+    graphs = priced.workload.graphs(deployed(one) if priced.accounting == "deployed" else one)
+    return tuple(dict.fromkeys(text for graph in graphs for text in priced.pricer.extrapolated(graph)))
+
+
 class LayerPrices:
     """The prices of the ops of embedding, layers and head, each lowered once."""
 

@@ -8,6 +8,7 @@ from costmodel.estimate import Pricer, estimate
 from costmodel.ops import Add, LayerNorm, Node, OpGraph, Tanh
 from costmodel.protocols import load_pricer
 from costmodel.report.estimates import document
+from costmodel.trust.adversary import TRUST
 
 
 class Flat(Pricer):
@@ -17,6 +18,7 @@ class Flat(Pricer):
     network = "lan"
     cost_model_id = "0"
     range_over = "nothing"
+    trust = TRUST["published"]
 
     def price(self, op):
         return Price(latency_s=3.0, sent_bytes=1.0, rounds=2 if isinstance(op, LayerNorm) else None)

@@ -1,3 +1,5 @@
+import csv
+import io
 import json
 import subprocess
 import sys
@@ -38,12 +40,12 @@ def test_json_has_every_key_and_sums_exactly(run):
     code, out, err = run("estimate", "SM+ScFuFFN_i6", "--format", "json")
     assert (code, err) == (0, "")
     document = json.loads(out)
-    head = ["architecture", "base", "seq_len", "protocol", "network"]
-    assert list(document) == [*head, "total", "by_layer", "by_op", "setting", "deployed"]
+    head = ["architecture", "base", "seq_len", "protocol", "network", "trust"]
+    assert list(document) == [*head, "total", "by_layer", "by_op", "setting", "deployed", "egress"]
     assert (document["architecture"], document["base"], document["seq_len"]) == ("SM+ScFuFFN_i6", "gpt2-small", 128)
     assert (document["protocol"], document["network"]) == ("published", None)
     total = document["total"]
-    assert list(total) == [*PRICE_KEYS, "latency_s_range", "prior_share"]
+    assert list(total) == [*PRICE_KEYS, "latency_s_range", "prior_share", "extrapolated"]
     assert [key for key in PRICE_KEYS if total[key] is not None] == ["sent_bytes", "latency_s"]
     assert [entry["layer"] for entry in document["by_layer"]] == ["embed", *range(12), "head"]
     for parts in (document["by_layer"], document["by_op"], document["by_op"][::-1]):
@@ -113,6 +115,7 @@ def setting_of(run, *args):
 def test_json_says_which_setting_was_priced(run):
     found = setting_of(run, "SM+LN+G", "--base", "tiny", "--protocol", "semi2k")
     assert found == {
+        "formulas_of": "SecretFlow-SPU 0.9.5",
         "ring_bits": 64,
         "fraction_bits": 18,
         "inputs": "secret",
@@ -142,6 +145,109 @@ def test_the_first_line_says_what_is_unusual(run):
     flags = ("--base=tiny", "--protocol=semi2k", "--network=wan", "--seq-len=8")
     _, out, _ = run("estimate", "SM", *flags, "--phase", "decode", "--weights", "server")
     assert out.startswith("SM on tiny, T=8, protocol semi2k on wan, weights server, phase decode\n")
+
+
+def test_what_lies_outside_the_data_is_said_wherever_there_is_a_latency(run):
+    outside = ["d_model 12 (data: 768)", "d_ff 48 (data: 3072)"]
+    document = estimated(run, "SM+ScFFN", "--d-model", "12")
+    assert document["total"]["extrapolated"] == outside
+    assert document["deployed"]["total"]["extrapolated"] == outside[:1]  # its linear FFNs are gone
+    _, out, _ = run("estimate", "SM+ScFFN", "--d-model", "12")
+    assert f"\nextrapolated: {', '.join(outside)}; that costs grow with these as counts do is assumed" in out
+    assert "; extrapolated: d_model 12 (data: 768)\n" in out
+    assert "nor that costs grow as counts do where it is extrapolated" in out
+    assert "extrapolated: vocab_size 100000000 (data: 50000);" in run("estimate", "SM", "--vocab", "100000000")[1]
+    assert "extrapolated" not in run("estimate", "SM+LN+G", "--layers", "15", "--seq-len", "200", "--vocab", "50257")[1]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "parties", "threshold", "dealer"),
+    [
+        ("published", 2, "dishonest majority", False),
+        ("semi2k", 2, "dishonest majority", True),
+        ("aby3", 3, "honest majority", False),
+        ("cheetah", 2, "dishonest majority", False),
+    ],
+)
+def test_every_price_names_whom_it_trusts(run, protocol, parties, threshold, dealer):
+    flags = ("--base=tiny", f"--protocol={protocol}")
+    trust = estimated(run, "SM+LN+R", *flags)["trust"]
+    assert (trust["num_parties"], trust["adversary"], trust["threshold"]) == (parties, "semi-honest", threshold)
+    assert (trust["max_corrupted"], trust["dealer"]) == (1, dealer)
+    assert len(trust["alternatives"]) == (4 if dealer else 0)
+    assert not any(one["measured"] for one in trust["alternatives"])
+    _, out, _ = run("estimate", "SM+LN+R", *flags)
+    many = f"{parties} parties{' (or more)' if dealer else ''}"
+    assert f"\ntrust: {many}, semi-honest, {threshold} (at most 1 corrupted); correlated random" in out
+    assert ("what a dealer makes not counted" in out) == dealer
+    assert ("without that dealer, by formulas that were not measured here" in out) == dealer
+
+
+def test_a_link_on_the_command_line(run):
+    flags = ("SM+LN+R", "--base=tiny", "--protocol=semi2k", "--seq-len=8")
+    named = estimated(run, *flags, "--network", "lan")
+    given = estimated(run, *flags, "--bandwidth", "1Gbps", "--rtt", "0.5ms")
+    assert given["network"] == "1Gbps 0.5ms"
+    assert given["total"] == named["total"]
+    slower = estimated(run, *flags, "--rtt", "10ms")["total"]
+    assert slower["network_s"] == pytest.approx(named["total"]["network_s"] + named["total"]["rounds"] * 9.5e-3 / 2)
+
+
+def test_csv_is_a_line_an_op(run):
+    flags = ("SM+LN+R", "--base=tiny", "--protocol=aby3")
+    code, out, err = run("estimate", *flags, "--format", "csv")
+    assert (code, err) == (0, "")
+    lines = list(csv.DictReader(io.StringIO(out)))
+    ops = estimated(run, *flags)["by_op"]
+    assert list(lines[0]) == ["op", "layer", "name", "shape", *PRICE_KEYS]
+    assert [line["name"] for line in lines] == [op["name"] for op in ops]
+    assert [float(line["latency_s"]) for line in lines] == [op["latency_s"] for op in ops]
+    assert lines[0]["shape"] == "tokens=128 vocab=512 features=16"
+    unknown = list(csv.DictReader(io.StringIO(run("estimate", "SM", "--format", "csv")[1])))
+    assert {line["rounds"] for line in unknown} == {""}  # not known, and not 0
+
+
+def test_money_for_bytes(run):
+    document = estimated(run, "SM+LN+G", "--egress-price", "0.09")
+    sent = document["total"]["sent_bytes"]
+    assert document["egress"] == {"price_per_gigabyte": 0.09, "price": pytest.approx(sent / 1e9 * 0.09)}
+    assert estimated(run, "SM+LN+G")["egress"] is None
+    _, out, _ = run("estimate", "SM+LN+G", "--egress-price", "0.09")
+    assert "\negress: 2.279 per token at 0.09 a GB" in out  # 25.32 GB
+
+
+def test_formulas_say_which_engine_they_are_of(run):
+    assert "\nformulas and seconds of SecretFlow-SPU 0.9.5\n" in run("estimate", "SM", "--protocol", "aby3")[1]
+    assert "SecretFlow-SPU 0.9.5" not in run("estimate", "SM")[1]
+
+
+def test_diff_says_what_makes_the_second_cheaper(run):
+    code, out, err = run("diff", "SM+LN+G", "SM+ScFuFFN_i6")
+    assert (code, err) == (0, "")
+    assert "\nB less A: latency -3.45 min (-43.8%), communication -19.01 GB (-75.1%)\n" in out
+    assert out.index("Gelu ") < out.index("LayerNorm ") < out.index("+18.8 s")
+    assert "break-even" not in out  # a network is fitted in
+    document = json.loads(run("diff", "SM+LN+G", "SM+ScFuFFN_i6", "--format", "json")[1])
+    first, second = (document[key]["total"]["latency_s"] for key in ("first", "second"))
+    assert sum(change["latency_s"] for change in document["changes"]) == second - first
+    assert document["break_even"] is None
+    lines = list(csv.DictReader(io.StringIO(run("diff", "SM+LN+G", "SM+LN+R", "--format", "csv")[1])))
+    assert [(line["op"], line["num_before"], line["num_after"]) for line in lines] == [
+        ("Gelu", "12", "0"),
+        ("Relu", "0", "12"),
+    ]
+
+
+def test_diff_of_protocols_has_a_break_even_network(run):
+    flags = ("SM+LN+R", "SM+LN+R", "--base=tiny", "--protocol=semi2k", "--versus=aby3", "--bandwidth=1Gbps")
+    even = json.loads(run("diff", *flags, "--rtt=4ms", "--format=json")[1])["break_even"]
+    assert (even["at_bandwidth_bits_per_s"], even["at_rtt_s"]) == (1e9, 0.004)
+    assert set(even) >= {"bandwidth_bits_per_s", "rtt_s", "faster_below_bandwidth", "faster_below_rtt"}
+    _, out, _ = run("diff", *flags, "--rtt=4ms")
+    assert "\nbreak-even at a round trip of 4 ms: " in out
+    assert out.count("\ntrust: ") == 2
+    _, out, _ = run("diff", *flags[:-1], "--network=loopback", "--format", "json")
+    assert json.loads(out)["break_even"]["at_bandwidth_bits_per_s"] is None
 
 
 def test_table_has_layers_ops_embedding_and_projection(run):
@@ -205,7 +311,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], 'expected "subcommand" to be one of {estimate,compare,validate,calibrate}'),
+        ([], 'expected "subcommand" to be one of {estimate,compare,diff,validate,calibrate}'),
         (["price"], "invalid choice: 'price'"),
         (["estimate"], "arguments are required"),
         (["estimate", "LN+SM"], "architecture must be a name like SM+LN+G"),
@@ -216,6 +322,15 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
             "protocol must be one of published, semi2k, aby3, cheetah, but got 'x'",
         ),
         (["estimate", "SM", "--network", "lan"], "protocol published has its network fitted in"),
+        (["estimate", "SM", "--rtt", "4ms"], "protocol published has its network fitted in, but got network 'lan 4ms'"),
+        (
+            ["estimate", "SM", "--protocol", "aby3", "--bandwidth", "0Gbps"],
+            "--bandwidth must be a positive number with a unit (bps, kbps, Mbps, Gbps, Tbps), such as 100Mbps or 1Gbps",
+        ),
+        (["estimate", "SM", "--egress-price=-1"], "--egress-price must be at least 0 and finite"),
+        (["compare", "SM", "--protocol=aby3", "--rtt", "4"], "--rtt must be a number of at least 0 with a unit (ms, s"),
+        (["diff", "SM"], "arguments are required"),
+        (["diff", "SM", "SM", "--versus", "x"], "protocol must be one of published, semi2k, aby3, cheetah, but got"),
         (["estimate", "SM", "--protocol", "aby3", "--network", ""], "or a .yaml file, but got ''"),
         (["estimate", "SM", "--weights", "server"], "its weights fitted in, but got weights 'server'; leave it out"),
         (["estimate", "SM", "--weights", "client"], "--weights must be one of 'secret', 'server', null. Got value: cl"),
@@ -235,7 +350,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
             "`projection` last goes with phase prefill, but got phase decode",
         ),
         (["estimate", "SM", "--layers", "two"], "--layers must be one of int, null. Got value: two"),
-        (["estimate", "SM", "--format", "xml"], "--format must be one of ['table', 'json']. Got value: xml"),
+        (["estimate", "SM", "--format", "xml"], "--format must be one of ['table', 'json', 'csv']. Got value: xml"),
         (["estimate", "SM", "--depth", "3"], "unrecognized arguments: --depth 3"),
         (["estimate", "SM", "--config", "absent.yaml"], "absent.yaml cannot be read: No such file or directory"),
         (["validate", "--protocol", "x"], "--protocol must be one of ['published']. Got value: x"),
@@ -284,9 +399,12 @@ def test_validate_prints_every_row_and_bar(run, rows):
     assert (code, err) == (0, "")
     for row in rows:
         assert row.name in out
-    assert out.count("pass") == 6
+    assert out.count("pass") == 6 + 2  # bars on rows, and on a second opinion
     assert "FAIL" not in out
     assert "not identified by the rows" in out
+    assert "held out, never fitted" in out
+    assert out.count("T=512  ") == 8
+    assert "latency, leaving all of 18 layers out, worst" in out
 
 
 def test_validate_fails_when_a_bar_does(run, monkeypatch, tmp_path):

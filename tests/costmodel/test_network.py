@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.network import NETWORKS, Network, load_network, network_s
+from costmodel.network import NETWORKS, Network, link, load_network, network_s
 
 LINK = Network(name="link", bandwidth_bits_per_s=8e6, rtt_s=0.1, source="a test")
 
@@ -48,6 +48,22 @@ def test_a_file_holds_a_network(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("{name: mine, bandwidth_bits_per_s: 1.0e+8, rtt_s: 0.02, duplex: half, source: measured}")
     assert load_network(str(path)).duplex == "half"
+
+
+def test_flags_change_a_named_link() -> None:
+    assert link(None, None, None) is None
+    assert link("wan", None, None) == NETWORKS["wan"]
+    both = link(None, "1Gbps", "4ms")
+    assert both is not None
+    assert (both.name, both.bandwidth_bits_per_s, both.rtt_s) == ("1Gbps 4ms", 1e9, 0.004)
+    one = link("wan", None, "4ms")
+    assert one is not None
+    assert (one.name, one.bandwidth_bits_per_s, one.rtt_s) == ("wan 4ms", 352e6, 0.004)
+    other = link(None, "10Gbps", None)
+    assert other is not None
+    assert (other.name, other.bandwidth_bits_per_s, other.rtt_s) == ("lan 10Gbps", 1e10, 0.5e-3)
+    with pytest.raises(ValueError, match="--bandwidth must be a positive number"):
+        link(None, "", None)
 
 
 def test_presets_are_filed_under_their_names() -> None:

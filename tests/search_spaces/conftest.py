@@ -9,6 +9,7 @@ from costmodel import ops
 from costmodel.cost import Price
 from costmodel.estimate import Pricer
 from costmodel.ops import Op, OpGraph
+from costmodel.trust.adversary import TRUST
 from search_spaces.bases import Dimensions
 from search_spaces.definition import Choices, Definition
 from search_spaces.graph import ConstraintName
@@ -36,6 +37,7 @@ class RoundPricer(Pricer):
     network = None
     cost_model_id = "0"
     range_over = "nothing"
+    trust = TRUST["published"]
 
     def price(self, op: Op) -> Price:
         return Price(latency_s=SECONDS.get(type(op), 0.0), sent_bytes=BYTES.get(type(op), 0.0))

@@ -2,7 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.config.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+from costmodel.config.units import (
+    format_bits_per_s,
+    format_bytes,
+    format_seconds,
+    parse_bits_per_s,
+    parse_bytes,
+    parse_delay,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +34,26 @@ def test_a_duration_needs_a_positive_number_with_a_unit(text):
     assert repr(text) in str(error.value)
 
 
+@pytest.mark.parametrize(("text", "bits_per_s"), [("1Gbps", 1e9), ("352 Mbps", 352e6), ("9.6kbps", 9600.0)])
+def test_bandwidths(text, bits_per_s):
+    assert parse_bits_per_s(text, "--bandwidth") == pytest.approx(bits_per_s)
+
+
+@pytest.mark.parametrize("text", ["0Gbps", "1", "1GBps", "-1Mbps", "inf Gbps", ""])
+def test_a_bandwidth_is_positive_and_has_a_unit(text):
+    with pytest.raises(ValueError, match="--bandwidth must be a positive number with a unit") as error:
+        parse_bits_per_s(text, "--bandwidth")
+    assert repr(text) in str(error.value)
+
+
+def test_a_delay_may_be_nothing_but_not_less():
+    assert parse_delay("0ms", "--rtt") == 0.0
+    assert parse_delay("4ms", "--rtt") == 0.004
+    for text in ("-1ms", "nan ms", "4"):
+        with pytest.raises(ValueError, match="--rtt must be a number of at least 0 with a unit"):
+            parse_delay(text, "--rtt")
+
+
 @given(st.integers(1, 10**6))
 def test_what_is_printed_reads_back(seconds):
     assert parse_seconds(format_seconds(seconds), "x") == pytest.approx(seconds, rel=0.006)
@@ -37,3 +65,6 @@ def test_units_for_people():
     assert format_seconds(7200) == "2.00 h"
     assert format_bytes(6.43e9) == "6.43 GB"
     assert format_bytes(999) == "999 B"
+    assert [format_bits_per_s(value) for value in (1e9, 352e6, 9600, 3, float("inf"))] == [
+        "1 Gbit/s", "352 Mbit/s", "9.6 kbit/s", "3 bit/s", "unlimited bandwidth",
+    ]  # fmt: skip

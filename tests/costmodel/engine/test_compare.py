@@ -1,5 +1,7 @@
 """`python -m costmodel compare`: predicted against measured, and its exit codes; the engine itself is optional here."""
 
+import csv
+import io
 import json
 import sys
 from dataclasses import replace
@@ -41,7 +43,9 @@ def engine_stub(monkeypatch):
 
 
 def check_document(document, protocol):
-    assert list(document) == ["architecture", "base", "seq_len", "protocol", "network", "total", "by_op", "setting"]
+    head = ["architecture", "base", "seq_len", "protocol", "network", "trust"]
+    assert list(document) == [*head, "total", "by_op", "on_network", "setting"]
+    assert document["trust"]["dealer"] == (protocol == "semi2k")
     assert (document["protocol"], document["network"], document["seq_len"]) == (protocol, None, 6)
     total, by_op = document["total"], document["by_op"]
     assert list(total) == ["predicted", "measured", "logits_max_abs_error", "top1_agreement"]
@@ -132,9 +136,34 @@ def test_a_table_has_every_op_kind_and_the_total(run, engine_stub):
     code, out, _ = run("compare", "SM+LN+G", *TINY)
     assert code == 0
     assert out.startswith("SM+LN+G on tiny, T=6, protocol semi2k, ring of 64 bits, 18 of them fraction\n")
+    assert "\ntrust: 2 parties (or more), semi-honest, dishonest majority (at most 1 corrupted); correlated" in out
+    assert "\nformulas of SecretFlow-SPU 0.9.5, run under spu 0.0\n" in out
+    assert "not measured: " not in out
     for text in ("layers.0.attention.softmax", "all Gelu", "total", "greatest error 0.25", "not rounds"):
         assert text in out
     assert "-100.000%" in out  # the stub sends where a residual sum is predicted to be local
+
+
+def test_seconds_on_another_network_are_predicted_beside(run, engine_stub):
+    document = json.loads(run("compare", "SM", *TINY, "--format", "json")[1])
+    assert document["on_network"] is None
+    given = ("--bandwidth", "1Gbps", "--rtt", "4ms")
+    found = json.loads(run("compare", "SM", *TINY, *given, "--format", "json")[1])
+    predicted, here = found["on_network"]["predicted"], found["total"]["predicted"]
+    assert (found["on_network"]["network"], found["network"]) == ("1Gbps 4ms", None)
+    assert predicted["compute_s"] == pytest.approx(here["compute_s"])
+    assert predicted["network_s"] > here["rounds"] * 0.002
+    _, out, _ = run("compare", "SM", *TINY, *given)
+    assert "\npredicted on 1Gbps 4ms, not measured: " in out
+
+
+def test_csv_is_a_line_an_op(run, engine_stub):
+    code, out, _ = run("compare", "SM", *TINY, "--format", "csv")
+    assert code == 0
+    lines = list(csv.DictReader(io.StringIO(out)))
+    assert len(lines) == len(json.loads(run("compare", "SM", *TINY, "--format", "json")[1])["by_op"])
+    assert {(line["measured_sent_bytes"], line["measured_rounds"]) for line in lines} == {("3", "")}
+    assert lines[0]["op"] == "TokenEmbedding"
 
 
 @pytest.mark.needs_engine
@@ -269,7 +298,7 @@ def test_the_last_words_of_a_killed_engine_are_not_its_profile():
         (["--ring-bits", "32", "--fraction-bits", "8"], "`ring_bits` must be at least 64 for division"),
         (["--ring-bits", "128", "--protocol", "cheetah"], "priced in a ring of 64 bits, but got 128"),
         (["--weights", "client"], "--weights must be one of ['secret', 'server']"),
-        (["--format", "xml"], "--format must be one of ['table', 'json']"),
+        (["--format", "xml"], "--format must be one of ['table', 'json', 'csv']"),
     ],
 )
 def test_bad_input_is_one_line(run, no_engine, tmp_path, args, message):

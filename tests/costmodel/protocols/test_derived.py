@@ -11,6 +11,7 @@ from costmodel.network import NETWORKS
 from costmodel.protocols import load_pricer
 from costmodel.protocols.compute_testbed import ComputeTestbed, KindSeconds, dump_compute
 from costmodel.protocols.derived import COMM, load
+from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import BASES
 from search_spaces.lower import lower
@@ -37,12 +38,24 @@ def testbeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             for series in plan(protocol)
         }
         testbed = ComputeTestbed(
-            protocol=protocol, engine="e", machine="m", measured_on="d", ring_bits=64, fraction_bits=18, start_s=10.0,
-            kinds=kinds,
+            protocol=protocol, engine=ENGINE, machine="m", measured_on="d", ring_bits=64, fraction_bits=18,
+            start_s=10.0, kinds=kinds,
         )  # fmt: skip
         paths[protocol] = folder / f"{protocol}.yaml"
         paths[protocol].write_text(dump_compute(testbed))
     return paths
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_seconds_of_another_engine_version_are_refused(
+    protocol: str, testbeds: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "later.yaml"
+    path.write_text(testbeds[protocol].read_text().replace(ENGINE, "SecretFlow-SPU 0.9.6"))
+    with pytest.raises(ValueError, match="`engine` of testbed .*later.yaml must be SecretFlow-SPU 0.9.5, as") as error:
+        load(protocol, "lan", path)
+    assert str(error.value).endswith("as the formulas are, but got SecretFlow-SPU 0.9.6; calibrate one for it.")
+    assert load(protocol).testbed.engine == ENGINE  # the committed ones
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -86,6 +86,15 @@ def test_layers_are_in_order_and_small_kinds_together() -> None:
     assert "embedding" in data.latency_by_kind.parts
 
 
+def test_captions_say_whom_prices_trust_and_what_is_extrapolated() -> None:
+    dealt = sensitivity_figure(ARCHITECTURES, derived.load("semi2k", "lan"), 16).title
+    assert dealt.startswith("protocol semi2k (2 parties, semi-honest, dishonest majority, trusted dealer), T=16")
+    assert dealt.endswith("set-up included but for what a dealer makes")
+    assert sensitivity_figure(ARCHITECTURES, derived.load("aby3", "lan"), 16).title.endswith("set-up included")
+    title = breakdown_figure(ARCHITECTURES, load_pricer("published"), 16).title
+    assert "(2 parties, semi-honest, dishonest majority), T=16; extrapolated: d_model 16 (data: 768), d_ff 64" in title
+
+
 def test_chosen_are_both_ends_of_the_front_and_few_baselines(make_record) -> None:
     def record(index: int, name: str, **changes):
         architecture = parse(name, BASE).architecture

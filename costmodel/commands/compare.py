@@ -1,0 +1,134 @@
+"""`python -m costmodel compare`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Literal
+
+from costmodel.commands.architectures import lowered
+from costmodel.commands.output import print_blocks, print_csv
+from costmodel.config.units import format_bytes
+from costmodel.deployment.deploy import Deployment, Phase, Projection
+from costmodel.engine import spu as mpc_engine
+from costmodel.engine.compare import Comparison, predict
+from costmodel.engine.compare import compare as run_both
+from costmodel.engine.measured_rounds import parse_delays
+from costmodel.errors import StoppedError
+from costmodel.estimate import Estimate
+from costmodel.estimate import estimate as price_graph
+from costmodel.execution.weights_file import load_weights
+from costmodel.network import Network, link
+from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
+from costmodel.protocols import derived
+from costmodel.protocols.primitives import Comm, EngineSetting, Holder, total_comm
+from costmodel.report import comparisons
+from search_spaces.bases import Dimensions
+
+LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
+DEFAULT_SETTING = EngineSetting()
+
+
+def compare(
+    arch: str,
+    base: str = "gpt2-small",
+    layers: int | None = None,
+    heads: int | None = None,
+    d_model: int | None = None,
+    d_ff: int | None = None,
+    vocab: int | None = None,
+    gelu: GeluForm | None = None,
+    softmax: SoftmaxForm | None = None,
+    seq_len: int = 128,
+    embedding: Encoding = "one-hot",
+    projection: Projection = "all",
+    phase: Phase = "prefill",
+    protocol: str = "semi2k",
+    weights: Holder = "secret",
+    weights_file: Path | None = None,
+    ring_bits: int = DEFAULT_SETTING.ring_bits,
+    fraction_bits: int = DEFAULT_SETTING.fraction_bits,
+    delays: str | None = None,
+    network: str | None = None,
+    bandwidth: str | None = None,
+    rtt: str | None = None,
+    format: Literal["table", "json", "csv"] = "table",
+) -> None:
+    """Run an architecture under the MPC engine, and print predicted against measured costs and the logits' error.
+
+    Tokens, and weights unless a file is given, are drawn with seed 0. Needs the engine, SecretFlow-SPU.
+
+    Args:
+        arch: an existing .yaml file, module:factory, or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
+        base: the model whose dimensions a name is placed on.
+        layers: number of layers, instead of the base's.
+        heads: attention heads per layer, instead of the base's.
+        d_model: features of the residual stream, instead of the base's.
+        d_ff: features inside the FFN (4 * d_model unless given).
+        vocab: tokens in the vocabulary, instead of the base's.
+        gelu: the form of every GELU, instead of the base's.
+        softmax: softmax in every layer, or a form that takes its place, instead of the base's.
+        seq_len: tokens of the prompt.
+        embedding: tokens one-hot encoded by the client, or looked up under the protocol.
+        projection: logits of all tokens, or of the last one.
+        phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
+        protocol: semi2k, aby3 or cheetah.
+        weights: secret-shared before the run, or held by the server alone.
+        weights_file: a .safetensors file of weights by <node>.<suffix>, such as `nas.export --format mpc` writes.
+        ring_bits: bits of a secret-shared integer.
+        fraction_bits: bits after the binary point.
+        delays: three or more one-way delays to measure rounds at, such as 10ms,20ms,40ms; takes two runs for
+            each, and two more.
+        network: predict seconds on this network too, named or a .yaml file; the run itself is on this machine.
+        bandwidth: of that network, with a unit, such as 1Gbps, instead of its own.
+        rtt: of that network, with a unit, such as 4ms, instead of its own.
+        format: tables for people, one JSON document, or CSV, a line an op; in SI units.
+    """
+    dimensions = Dimensions(
+        layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
+    )
+    deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
+    title, graph, _ = lowered(arch, base, dimensions, seq_len, deployment)
+    setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction_bits, weights=weights)
+    on_network = _on_network(graph, protocol, link(network, bandwidth, rtt), setting)
+    comparison = _run_both(graph, protocol, setting, weights_file, None if delays is None else parse_delays(delays))
+    if format == "json":
+        print(json.dumps(comparisons.document(comparison, **title, on_network=on_network), allow_nan=False))
+    elif format == "csv":
+        print_csv(comparisons.op_records(comparison))
+    else:
+        lines = comparisons.summary(comparison, **title, on_network=on_network)
+        print_blocks(lines, [comparisons.comparison_table(comparison)])
+
+
+def _on_network(graph: OpGraph, protocol: str, asked: Network | None, setting: EngineSetting) -> Estimate | None:
+    """What is predicted beyond this machine, where it is asked for of a protocol that has an engine.
+
+    Raises UserError for a ring that no testbed has seconds for.
+    """
+    if asked is None or protocol not in derived.COMM:
+        return None
+    return price_graph(graph, derived.load(protocol, asked, setting=setting))
+
+
+def _run_both(
+    graph: OpGraph,
+    protocol: str,
+    setting: EngineSetting,
+    weights_file: Path | None,
+    delays_s: tuple[float, ...] | None,
+) -> Comparison:
+    predicted = predict(graph, protocol, setting)
+    weights = None if weights_file is None else load_weights(weights_file, graph)
+    mpc_engine.check_installed()
+    _announce(graph, total_comm(predicted))
+    try:
+        return run_both(graph, predicted, protocol=protocol, setting=setting, weights=weights, delays_s=delays_s)
+    except mpc_engine.EngineError as error:
+        raise StoppedError(str(error)) from None
+
+
+def _announce(graph: OpGraph, predicted: Comm) -> None:
+    """On stderr, since a run may take long."""
+    size = predicted.online_bytes + predicted.setup_bytes
+    slow = "; at this size it takes minutes or more" if size > LARGE_BYTES else ""
+    print(f"running {len(graph.nodes)} ops under the engine, {format_bytes(size)} to send{slow}", file=sys.stderr)

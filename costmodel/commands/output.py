@@ -1,0 +1,42 @@
+"""Where the commands print: a console that wraps nothing, also where no terminal limits it."""
+
+import csv
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+PIPE_WIDTH = 140  # columns of a table that no terminal limits
+
+
+def print_blocks(lines: Iterable[str], tables: Iterable[Table]) -> None:
+    """Lines, then tables, each after an empty line."""
+    to = console()
+    for line in lines:
+        to.print(line)
+    for table in tables:
+        to.print()
+        to.print(table)
+
+
+def print_csv(records: Sequence[Mapping[str, Any]]) -> None:
+    """Records of the same keys, a line each below their names; a mapping in a record becomes `name=value` words."""
+    if not records:
+        return
+    writer = csv.DictWriter(sys.stdout, fieldnames=list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        writer.writerow({key: _cell(value) for key, value in record.items()})
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={part}" for key, part in value.items())
+    return value
+
+
+def console() -> Console:
+    usual = Console(highlight=False, soft_wrap=True)
+    return usual if usual.is_terminal else Console(highlight=False, soft_wrap=True, width=PIPE_WIDTH)

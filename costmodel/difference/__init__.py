@@ -1,0 +1,1 @@
+"""How two prices differ: op by op, and on which network they are equal."""

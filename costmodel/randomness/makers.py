@@ -1,0 +1,165 @@
+"""What it costs to make the correlated randomness of `semi2k` without a dealer among the parties: bytes, by formula.
+
+Nobody has measured these here: the engine has none of them under `semi2k`. The sizes of ciphertexts and of batches of
+oblivious transfers (OTs) are those measured of protocol `cheetah` on SecretFlow-SPU 0.9.5. The online phase stays what
+it is, so every piece is made as the engine consumes it, masks of full width included. Only bytes are priced: what the
+parties compute meanwhile, which is much under encryption, is not in them.
+
+Gilboa's product, of x held by one party and y by the other, modulo 2^k: an OT per bit of x, the i-th of which needs
+the k - i lower bits of y alone; k OTs, k (k + 1) / 2 bits of messages. Source: Gilboa 1999, "Two Party RSA Key
+Generation", section 4; Demmler, Schneider and Zohner 2015, ABY, section III-A (messages shortened bit by bit).
+Random bits are chosen by the OTs themselves, so that no choice is sent.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from costmodel.network import Network
+from costmodel.ops import Op
+from costmodel.protocols import cheetah
+from costmodel.protocols.cheetah_preprocessing import (
+    BATCH,
+    BATCH_BYTES,
+    KEPT,
+    TRIPLES,
+    AmortisedSetup,
+    triple_batches,
+)
+from costmodel.protocols.primitives import Call, EngineSetting, stored_bytes
+from costmodel.randomness.demand import Piece, pieces_of
+
+# Bits on the wire per OT: a row of the extension matrix (Ishai et al. 2003, Extending OTs Efficiently; 128 bits of
+# security), or a share of a batch that grows silently (Yang et al. 2020, Ferret, https://eprint.iacr.org/2020/924).
+EXTENDED_OT_BITS = 128.0
+SILENT_OT_BITS = 8 * BATCH_BYTES / (BATCH - KEPT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Maker:
+    """A way to make correlated randomness.
+
+    piece_bytes: sent for a piece, in a ring of so many bits, all senders together. trusts: who must be trusted.
+    source: of the formula.
+    """
+
+    name: str
+    trusts: str
+    source: str
+    piece_bytes: Callable[[Piece, int], float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """What a maker costs for a whole model. network_s: of the bytes alone, one after the other, on full bandwidth."""
+
+    maker: Maker
+    setup_bytes: float
+    network_s: float
+
+
+def alternatives(some: Iterable[Op], setting: EngineSetting, link: Network) -> tuple[Made, ...]:
+    """Every maker's cost of all that some ops use up. Raises UserError for an op without a program."""
+    pieces: dict[Piece, int] = {}
+    for op in some:
+        for piece in pieces_of(op, setting):
+            pieces[piece] = pieces.get(piece, 0) + 1
+    found = []
+    for maker in MAKERS:
+        if maker.name == ENCRYPTED and setting.ring_bits != cheetah.RING_BITS:
+            continue  # its ciphertexts are known for that ring alone
+        sent = sum(count * maker.piece_bytes(piece, setting.ring_bits) for piece, count in pieces.items())
+        found.append(Made(maker=maker, setup_bytes=sent, network_s=sent * 8 / link.bandwidth_bits_per_s))
+    return tuple(found)
+
+
+def _corrected(piece: Piece, ring_bits: int) -> float:
+    """All shares grow from seeds but one party's share of the result, which the dealer sends it.
+
+    A random bit is kept as a number of the ring, whose lowest bit it is.
+    """
+    num_bytes = piece.bits * ring_bits / 8 if piece.kind == "bit" else stored_bytes(piece.bits)
+    return piece.elements * num_bytes
+
+
+def _by_ots(ot_bits: float) -> Callable[[Piece, int], float]:
+    """Pieces from OTs of so many bits each."""
+
+    def piece_bytes(piece: Piece, ring_bits: int) -> float:
+        return OT_BITS[piece.kind](piece, ring_bits, ot_bits) / 8
+
+    return piece_bytes
+
+
+def _gilboa(bits: int, ot_bits: float, length: int = 1) -> float:
+    """Bits of one number times a vector of so many that the other party holds."""
+    return bits * ot_bits + length * bits * (bits + 1) / 2
+
+
+def _matrix_bits(piece: Piece, ring_bits: int, ot_bits: float) -> float:
+    """Two cross terms; in each, the bits of the factor that makes it cheaper choose rows or columns of the other.
+
+    Source: Mohassel and Zhang 2017, SecureML, https://eprint.iacr.org/2017/396, section IV-F.
+    """
+    rows, inner, columns = piece.shape
+    left = rows * inner * _gilboa(piece.bits, ot_bits, columns)
+    return 2 * min(left, inner * columns * _gilboa(piece.bits, ot_bits, rows))
+
+
+# piece -> bits of (piece, ring bits, bits of an OT)
+OT_BITS: dict[str, Callable[[Piece, int, float], float]] = {
+    "product": lambda piece, ring_bits, ot_bits: 2 * piece.elements * _gilboa(piece.bits, ot_bits),
+    "square": lambda piece, ring_bits, ot_bits: piece.elements * _gilboa(piece.bits, ot_bits),  # 2 a b of the shares
+    "cross": lambda piece, ring_bits, ot_bits: piece.elements * _gilboa(piece.bits, ot_bits),
+    "matrix": _matrix_bits,
+    # a random OT per direction and bit: Asharov et al. 2013, https://eprint.iacr.org/2013/552, section 5.1
+    "and": lambda piece, ring_bits, ot_bits: 2 * piece.elements * piece.bits * ot_bits,
+    # the XOR of a bit of each party is their sum less twice their product: one OT of a number of the ring
+    "bit": lambda piece, ring_bits, ot_bits: piece.elements * piece.bits * (ot_bits + ring_bits),
+}
+
+
+def _encrypted(piece: Piece, ring_bits: int) -> float:
+    """Products under lattice encryption, as those of `cheetah`; what is made of bits, from silent OTs.
+
+    Source: Huang et al. 2022, Cheetah, https://eprint.iacr.org/2022/207, section 4, for matrices; Rathee et al. 2019,
+    https://eprint.iacr.org/2019/577, for vectors of products; sizes as measured of the engine's own.
+    """
+    if piece.kind == "matrix":
+        rows, inner, columns = piece.shape
+        operands = inner * (rows + columns)
+        call = Call(primitive="matmul", elements=piece.elements, operands=operands, factors=(rows, columns))
+        return cheetah.PRICES["matmul"](call, AmortisedSetup()).online_bytes
+    if piece.kind in ("product", "square"):
+        cross_terms = 2 if piece.kind == "product" else 1
+        return triple_batches(piece.elements / TRIPLES).setup_bytes * cross_terms / 2
+    return _by_ots(SILENT_OT_BITS)(piece, ring_bits)
+
+
+ENCRYPTED = "lattice encryption and silent OT"
+
+MAKERS: tuple[Maker, ...] = (
+    Maker(
+        name="separate dealer, over the network",
+        trusts="a dealer that takes no part",
+        source="SecretFlow-SPU 0.9.5, libspu/mpc/semi2k/beaver/beaver_impl, TrustedThirdParty: corrections to a party",
+        piece_bytes=_corrected,
+    ),
+    Maker(
+        name="OT extension",
+        trusts="no third party",
+        source="Gilboa 1999; Ishai et al. 2003; Mohassel and Zhang 2017",
+        piece_bytes=_by_ots(EXTENDED_OT_BITS),
+    ),
+    Maker(
+        name="silent OT",
+        trusts="no third party",
+        source="Gilboa 1999; Yang et al. 2020 (Ferret), bytes of a batch as the engine's",
+        piece_bytes=_by_ots(SILENT_OT_BITS),
+    ),
+    Maker(
+        name=ENCRYPTED,
+        trusts="no third party",
+        source="Huang et al. 2022 (Cheetah), ciphertexts as measured; Yang et al. 2020 (Ferret)",
+        piece_bytes=_encrypted,
+    ),
+)

@@ -1,0 +1,87 @@
+"""The range of the data that prices were fitted on, and what of an op graph lies outside it.
+
+A dimension is inside between the least and the greatest value of the data, up to `MARGIN`. What lies outside is priced
+all the same, by how the counts of the formulas grow with it, which no measurement checks.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from costmodel import ops
+from costmodel.ops import OpGraph
+
+MARGIN = 0.01  # relative: closer than that, a fit does not tell its own rows apart
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataRange:
+    """What the models had whose costs are known.
+
+    dimensions: by name, as `dimensions` names them, every value of the data, ascending.
+    op_types: that a model of the data had, or that move numbers and nothing else.
+    Its prompts went through whole, and all their tokens were projected.
+    """
+
+    dimensions: dict[str, tuple[int, ...]]
+    op_types: frozenset[type]
+
+    def outside(self, graph: OpGraph) -> tuple[str, ...]:
+        """What of a graph no data has, such as `d_model 12 (data: 768)`; nothing where all is inside."""
+        found = dimensions(graph)
+        told = [
+            f"{name} {_range(beyond)} (data: {_range(known)})"
+            for name, known in self.dimensions.items()
+            if (beyond := [value for value in sorted(found[name]) if not _inside(value, known)])
+        ]
+        unknown = {type(node.op).__name__ for node in graph} - {kind.__name__ for kind in self.op_types}
+        ways = [text for kind, text in OTHER_WAYS.items() if kind.__name__ in unknown]
+        names = sorted(unknown - {kind.__name__ for kind in OTHER_WAYS})
+        return (*told, *ways, *(f"{name} (data: none)" for name in names))
+
+
+# ops that are there because of how a model is run, and what to call it
+OTHER_WAYS: dict[type, str] = {
+    ops.KeyValueCache: "phase decode (data: prefill)",
+    ops.LastRow: "projection last (data: all)",
+}
+
+
+def dimensions(graph: OpGraph) -> dict[str, set[int]]:
+    """The dimensions of a model, read off its ops: a set of values each, empty where none of its ops has one.
+
+    d_ff: inner features of FFNs; the rows of a linear that leads back to d_model and is not attention's.
+    """
+    found: dict[str, set[int]] = {name: set() for name in ("d_model", "d_ff", "num_heads", "vocab_size", "seq_len")}
+    attended = {node.op.heads * node.op.head_dim for node in graph if isinstance(node.op, ops.AttentionMix)}
+    for node in graph:
+        op = node.op
+        if isinstance(op, ops.TokenEmbedding):
+            found["d_model"].add(op.features)
+            found["vocab_size"].add(op.vocab)
+            found["seq_len"].add(op.tokens)
+        elif isinstance(op, ops.VocabProjection):
+            found["vocab_size"].add(op.vocab)
+        elif isinstance(op, ops.AttentionMix):
+            found["num_heads"].add(op.heads)
+            found["seq_len"].add(op.keys)
+    widths = found["d_model"] | attended
+    linears = [node.op for node in graph if isinstance(node.op, ops.Linear)]
+    found["d_ff"] = {op.in_features for op in linears if op.out_features in found["d_model"]} - widths
+    found["seq_len"] = {max(found["seq_len"])} if found["seq_len"] else set()
+    found["num_layers"] = {len({node.layer for node in graph if isinstance(node.layer, int)})} - {0}
+    return found
+
+
+def said(outside: Iterable[str]) -> str:
+    """`extrapolated: ` and what lies outside the data; empty if nothing does."""
+    listed = ", ".join(outside)
+    return f"extrapolated: {listed}" if listed else ""
+
+
+def _inside(value: int, known: tuple[int, ...]) -> bool:
+    return known[0] * (1 - MARGIN) <= value <= known[-1] * (1 + MARGIN)
+
+
+def _range(values: Iterable[int]) -> str:
+    least, *rest = sorted(values)
+    return f"{least} to {rest[-1]}" if rest and rest[-1] != least else f"{least}"

@@ -1,0 +1,52 @@
+from dataclasses import replace
+
+import pytest
+
+from costmodel.protocols import PROTOCOLS, derived, load_pricer
+from costmodel.trust.adversary import TRUST, caption, described, facts
+
+
+def test_every_protocol_has_a_statement():
+    assert set(TRUST) == set(PROTOCOLS)
+    for protocol in PROTOCOLS:
+        assert load_pricer(protocol).trust == TRUST[protocol]
+
+
+@pytest.mark.parametrize("protocol", derived.COMM)
+def test_parties_are_as_many_as_are_priced(protocol):
+    assert TRUST[protocol].num_parties == derived.NUM_PARTIES[protocol]
+
+
+def test_thresholds_by_name():
+    three = TRUST["aby3"]
+    assert three.threshold == "honest majority"
+    assert replace(three, max_corrupted=2).threshold == "dishonest majority"
+    assert TRUST["semi2k"].threshold == "dishonest majority"
+
+
+def test_as_data():
+    found = facts(TRUST["semi2k"])
+    assert (found["num_parties"], found["more_parties"], found["dealer"]) == (2, True, True)
+    assert (found["adversary"], found["threshold"], found["max_corrupted"]) == ("semi-honest", "dishonest majority", 1)
+
+
+def test_in_words():
+    assert described(TRUST["aby3"]) == (
+        "3 parties, semi-honest, honest majority (at most 1 corrupted); correlated randomness: none but seeds that "
+        "pairs of parties share"
+    )
+    assert caption(TRUST["semi2k"]) == "2 parties, semi-honest, dishonest majority, trusted dealer"
+
+
+@pytest.mark.needs_engine
+def test_the_engine_deals_from_its_first_party():
+    """What the statement of semi2k says, in the configuration that runs are made with."""
+    from spu import libspu
+
+    from costmodel.engine.job import Job
+    from costmodel.engine.party import _configuration
+    from costmodel.protocols.primitives import EngineSetting
+
+    job = Job(protocol="semi2k", setting=EngineSetting(), nodes=(), operands={}, inputs={})
+    assert _configuration(job).beaver_type == libspu.RuntimeConfig.BeaverType.TrustedFirstParty
+    assert "first party" in TRUST["semi2k"].randomness

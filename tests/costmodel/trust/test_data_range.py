@@ -1,0 +1,86 @@
+import pytest
+
+from costmodel import ops
+from costmodel.protocols import load_pricer, published
+from costmodel.protocols.published_rows import published_rows
+from costmodel.trust.data_range import DataRange, dimensions, said
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import Deployment, lower
+from search_spaces.notation import parse
+
+PRICER = published.load()
+VOCAB_60_000 = "vocab_size 60000 (data: 50000)"
+FREE = {ops.PackHeads, ops.RepeatHeads}  # move numbers; no row of notation has them
+
+
+def test_the_range_is_that_of_the_fitted_rows():
+    assert PRICER.data.dimensions == {
+        "d_model": (768,),
+        "d_ff": (3072,),
+        "num_heads": (12,),
+        "num_layers": (12, 18),
+        "vocab_size": (50_000,),
+        "seq_len": (128, 256),
+    }
+    assert [row.name for row in PRICER.rows] == [
+        row.name for row in published_rows()
+    ]  # what was fitted is what is read
+
+
+def test_no_printed_row_is_outside(row_graphs):
+    for name, graph in row_graphs.items():
+        assert PRICER.extrapolated(graph) == (), name
+
+
+def test_op_types_are_those_of_the_rows(row_graphs):
+    in_rows = {type(node.op) for graph in row_graphs.values() for node in graph}
+    assert in_rows | FREE == published.ROW_OPS
+    assert not in_rows & FREE
+
+
+@pytest.mark.parametrize(
+    ("notation", "changes", "outside"),
+    [
+        ("SM+LN+G", {"d_model": 12}, ("d_model 12 (data: 768)", "d_ff 48 (data: 3072)")),
+        ("SM+ScFuFFN", {"d_model": 1536, "heads": 24}, ("d_model 1536 (data: 768)", "num_heads 24 (data: 12)")),
+        ("SM+ScFFN", {"d_ff": 1000}, ("d_ff 1000 (data: 3072)",)),  # without activation, from linears alone
+        ("6xoHoRo-6xoSoRo", {}, ("num_heads 6 (data: 12)",)),
+        ("12xoHoRo", {"heads": 24}, ()),  # half of 24
+        ("SM+LN+G", {"layers": 19}, ("num_layers 19 (data: 12 to 18)",)),
+        ("SM+LN+G", {"layers": 11, "vocab": 60_000}, ("num_layers 11 (data: 12 to 18)", VOCAB_60_000)),
+        ("SM+LN+G", {"vocab": 50_257, "layers": 13}, ()),  # GPT-2's own vocabulary is within the margin
+        ("12xlSoKo", {}, ("FrozenNorm (data: none)", "LeakyRelu (data: none)")),
+    ],
+)  # fmt: skip
+def test_what_lies_outside(notation, changes, outside):
+    architecture = parse(notation, base_architecture("gpt2-small", Dimensions(**changes))).architecture
+    assert PRICER.extrapolated(lower(architecture, 128)) == outside
+
+
+def test_lengths_and_ways_to_run_a_model(graph_of):
+    architecture = base_architecture("gpt2-small")
+    assert PRICER.extrapolated(lower(architecture, 512)) == ("seq_len 512 (data: 128 to 256)",)
+    assert PRICER.extrapolated(lower(architecture, 130, Deployment(phase="decode"))) == (
+        "phase decode (data: prefill)",
+    )
+    assert PRICER.extrapolated(lower(architecture, 130, Deployment(projection="last"))) == (
+        "projection last (data: all)",
+    )
+
+
+def test_dimensions_of_a_decoded_token_are_those_of_its_prompt():
+    found = dimensions(lower(base_architecture("tiny"), 9, Deployment(phase="decode")))
+    assert found == {
+        "d_model": {16}, "d_ff": {64}, "num_heads": {2}, "vocab_size": {512}, "seq_len": {9}, "num_layers": {2},
+    }  # fmt: skip
+
+
+def test_a_range_of_no_dimension_still_knows_its_ops(graph_of):
+    data = DataRange(dimensions={}, op_types=frozenset({ops.Add}))
+    assert "Softmax (data: none)" in data.outside(graph_of("SM"))
+    assert said(()) == ""
+    assert said(["a", "b"]) == "extrapolated: a, b"
+
+
+def test_derived_prices_have_no_such_range(graph_of):
+    assert load_pricer("semi2k").extrapolated(graph_of("SM", layers=1)) == ()
