@@ -6,6 +6,7 @@ from typing import Literal
 
 from costmodel.commands.architectures import lowered
 from costmodel.commands.output import print_blocks
+from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.estimate import estimate as price_graph
 from costmodel.ops import Encoding, GeluForm, SoftmaxForm
@@ -39,6 +40,7 @@ def estimate(
     network: str | None = None,
     testbed: Path | None = None,
     weights: Holder | None = None,
+    threads: int | None = None,
     format: Literal["table", "json"] = "table",
 ) -> None:
     """Price an architecture: total, per layer and per op, embedding and vocabulary projection included.
@@ -65,6 +67,7 @@ def estimate(
             has its own fitted in and takes none.
         testbed: compute seconds from `calibrate`, instead of the committed ones.
         weights: secret-shared (the default), or held by the server alone.
+        threads: of each party, for a testbed that was measured so (default 1).
         format: tables for people or one JSON document in SI units.
     """
     dimensions = Dimensions(
@@ -72,7 +75,11 @@ def estimate(
     )
     deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
     title, graph, architecture = lowered(arch, base, dimensions, seq_len, deployment)
-    asked = None if weights is None else EngineSetting(weights=weights)
+    if protocol == "published" and threads is not None:
+        raise UserError(f"protocol published has its threads fitted in, but got --threads {threads}; leave it out.")
+    asked = (
+        None if (weights, threads) == (None, None) else EngineSetting(weights=weights or "secret", threads=threads or 1)
+    )
     pricer = load_pricer(protocol, network, testbed, asked)
     priced = price_graph(graph, pricer)
     form = None if architecture is None else _deployed_form(architecture, seq_len, deployment, pricer)

@@ -35,15 +35,19 @@ class EngineSetting:
     ring_bits: secret-shared integers are modulo 2^ring_bits.
     fraction_bits: bits after the binary point; 18 is the engine's default for a ring of 64 bits.
     weights: `secret`, shared by all parties before the run; `server`, held by one party, which no other sees.
+    threads: that each party computes with. Formulas are for one; cheetah makes some of its set-up for each thread.
 
-    Raises UserError for a ring the engine does not have, or too small for the fraction.
+    Raises UserError for a ring the engine does not have, or too small for the fraction, or no thread.
     """
 
     ring_bits: int = 64
     fraction_bits: int = 18
     weights: Holder = "secret"
+    threads: int = 1
 
     def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise UserError(f"`threads` must be at least 1, but got {self.threads}.")
         if self.ring_bits not in (32, 64, 128):
             raise UserError(f"`ring_bits` must be 32, 64 or 128, but got {self.ring_bits}.")
         # a product has twice the fraction bits, and division and square root reverse that many bits

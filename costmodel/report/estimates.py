@@ -13,11 +13,13 @@ from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Price, total_price
 from costmodel.estimate import Estimate
 from costmodel.ops import LayerId, Op, shape
+from costmodel.protocols.compute_testbed import ComputeTestbed
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published_rows import PublishedRow
 from costmodel.trust.data_range import said
 
 UNCHECKED = "that costs grow with these as counts do is assumed, and no error is known"
+WIDER = "these do so many times more than what was measured, and the range is wider for it"
 MENTIONED_SHARE = 0.005  # what rounds to less than 1 % is left out
 PUBLIC = ("temperatures", "scalars of shaped attention", "causal mask", "rotary angles")
 # What a summary does not mention, since it is so unless asked for.
@@ -65,8 +67,9 @@ def document(
 ) -> dict[str, Any]:
     """The estimate as JSON data: SI numbers, every key always there, null for what is not known.
 
-    `by_layer` and `by_op` sum to `total`, key by key, which is of the architecture as it is written. setting: None
-    where it is fitted in. deployed: None where a traced model decides.
+    `by_layer` and `by_op` sum to `total`, key by key of a price, which is of the architecture as it is written.
+    extrapolation: how many times more an op does than any that was measured, at least 1. setting: None where it is
+    fitted in. deployed: None where a traced model decides.
     """
     return {
         "architecture": architecture,
@@ -83,8 +86,9 @@ def document(
                 "name": node.name,
                 "shape": shape(node.op),
                 **_numbers(price),
+                "extrapolation": extrapolation,
             }
-            for node, price in estimate.by_op
+            for (node, price), extrapolation in zip(estimate.by_op, estimate.extrapolations, strict=True)
         ],
         "setting": setting_document([node.op for node, _ in estimate.by_op], setting, deployment),
         "deployed": deployed
@@ -159,7 +163,7 @@ def summary(
     lines = [
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {estimate.protocol}{on_network}{asked}",
         f"latency {format_seconds(estimate.total.latency_s)}, communication {format_bytes(estimate.total.sent_bytes)}",
-        *([f"{said(estimate.extrapolated)}; {UNCHECKED}"] if estimate.extrapolated else []),
+        *([f"{said(estimate.extrapolated)}; {_unchecked(estimate)}"] if estimate.extrapolated else []),
     ]
     if estimate.total.compute_s is not None and estimate.total.network_s is not None:
         lines.append(
@@ -181,6 +185,11 @@ def summary(
     return lines
 
 
+def _unchecked(estimate: Estimate) -> str:
+    """What the error of extrapolated prices is."""
+    return UNCHECKED if estimate.total.compute_s is None else WIDER
+
+
 def _deployed_line(deployed: DeployedForm) -> str:
     layers = "" if deployed.notation == deployed.placement else f" ({deployed.placement})"
     total = deployed.estimate.total
@@ -193,10 +202,18 @@ def estimate_tables(estimate: Estimate) -> tuple[Table, Table]:
     """(per layer, per kind of op), embedding and vocabulary projection included."""
     layers = [(_layer_title(layer), "", price) for layer, price in estimate.by_layer]
     by_kind: dict[str, list[Price]] = {}
-    for node, price in estimate.by_op:
-        by_kind.setdefault(type(node.op).__name__, []).append(price)
-    kinds = [(kind, str(len(prices)), total_price(prices)) for kind, prices in by_kind.items()]
+    beyond: dict[str, float] = {}
+    for (node, price), extrapolation in zip(estimate.by_op, estimate.extrapolations, strict=True):
+        kind = type(node.op).__name__
+        by_kind.setdefault(kind, []).append(price)
+        beyond[kind] = max(beyond.get(kind, 1.0), extrapolation or 1.0)
+    kinds = [(kind + _beyond(beyond[kind]), str(len(prices)), total_price(prices)) for kind, prices in by_kind.items()]
     return _prices("layer", layers, estimate.total), _prices("op", kinds, estimate.total)
+
+
+def _beyond(extrapolation: float) -> str:
+    """What a line says of seconds that no measurement bounds."""
+    return f" ({extrapolation:.1f}x beyond what was measured)" if extrapolation > 1 else ""
 
 
 def _layer_title(layer: LayerId) -> str:
@@ -256,6 +273,18 @@ def derived_table(terms: Iterable[Derived], sent_bytes: Mapping[str, float]) -> 
         parts = sorted(term.by_primitive.items(), key=lambda part: -part[1])
         shares = ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= MENTIONED_SHARE)
         table.add_row(term.title, f"{sent_bytes[term.term]:.1f}", f"{term.sent_bytes:.1f}", shares)
+    return table
+
+
+def ops_table(testbed: ComputeTestbed) -> Table:
+    """The ops that were measured one by one, the slowest first."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("op", no_wrap=True)
+    for title in ("seconds", "made ahead", "spread", "runs"):
+        table.add_column(title, justify="right")
+    for name, found in sorted(testbed.ops.items(), key=lambda item: -item[1].seconds):
+        ahead = format_seconds(found.setup_s) if found.setup_s else ""
+        table.add_row(name, format_seconds(found.seconds), ahead, f"{found.spread:.0%}", str(found.num_runs))
     return table
 
 
