@@ -167,7 +167,9 @@ def whole_runs(graph: OpGraph, protocol: str, repeats: int, path: Path, console:
 def whole_run(graph: OpGraph, protocol: str, path: Path) -> Run:
     """One run from the start. Raises StoppedError if the engine fails."""
     generator = np.random.default_rng(SEED)
-    weights, tokens = drawn_weights(graph, generator), drawn_tokens(graph, generator)
+    # as the engine takes them: of three parties that hold GPT-2, every gigabyte counts
+    weights = {key: value.astype(np.float32) for key, value in drawn_weights(graph, generator).items()}
+    tokens = drawn_tokens(graph, generator)
     load_before = os.getloadavg()[0]
     try:
         (only,), _ = passes(

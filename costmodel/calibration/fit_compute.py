@@ -40,7 +40,7 @@ def fit_testbed(protocol: str, setting: EngineSetting, timings: Sequence[Timing]
     Raises UserError if a kind has no timing, or one of another number of runs.
     """
     pairs = paired(plan(protocol), timings)
-    batch_s = batch_seconds(pairs, setting) if protocol == "cheetah" else 0.0
+    batch_s = batch_seconds(pairs, setting) if counts_batches(protocol, setting) else 0.0
     groups: dict[str, list[tuple[Op, float]]] = {}
     for series, timing in pairs:
         seconds = least_seconds(protocol, series, timing, setting, batch_s)
@@ -102,9 +102,14 @@ def paired(plan: Iterable[Series], timings: Sequence[Timing]) -> list[tuple[Seri
     return [(each, by_name[each.name]) for each in plan]
 
 
+def counts_batches(protocol: str, setting: EngineSetting) -> bool:
+    """Whether it is known which runs make batches of OTs: with several threads, each makes its own."""
+    return protocol == "cheetah" and setting.threads == 1
+
+
 def least_seconds(protocol: str, series: Series, timing: Timing, setting: EngineSetting, batch_s: float) -> list[float]:
     """Of every op of a series, with its share of what cheetah makes ahead."""
-    if protocol == "cheetah":
+    if counts_batches(protocol, setting):
         return _without_batches(series, timing, setting, batch_s)
     return [min(repeats) for repeats in series.by_size(timing.seconds)]
 

@@ -2,7 +2,7 @@
 
 Each op runs in an engine session of its own, after the warm-up, several times; the least time counts. Under cheetah
 the oblivious transfers (OTs) that a run made are taken off, and the share that the op uses is added: that share is made
-ahead. Under semi2k and aby3 nothing is, or it is part of every call.
+ahead. Under semi2k and aby3 nothing is, or it is part of every call; of cheetah with several threads it is not known.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,14 @@ from pathlib import Path
 from statistics import median
 
 from costmodel import ops
-from costmodel.calibration.fit_compute import LEAST_S, batch_seconds, batches_made, new_testbed, paired
+from costmodel.calibration.fit_compute import (
+    LEAST_S,
+    batch_seconds,
+    batches_made,
+    counts_batches,
+    new_testbed,
+    paired,
+)
 from costmodel.calibration.microbenchmark import WARM_UP, Series, Timing
 from costmodel.calibration.timed_run import timed_run
 from costmodel.errors import UserError
@@ -31,7 +38,7 @@ BATCH_PROBE, PROBE_REPEATS = ops.Relu(rows=128, features=256), 8
 def model_plan(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting) -> tuple[Series, ...]:
     """A series per distinct op of some graphs, and before them those that tell starting and OTs apart."""
     repeats = REPEATS[protocol]
-    probe = {BATCH_PROBE: PROBE_REPEATS} if protocol == "cheetah" else {}
+    probe = {BATCH_PROBE: PROBE_REPEATS} if counts_batches(protocol, setting) else {}
     wanted = dict.fromkeys(WARM_UP, repeats) | dict.fromkeys((n.op for graph in graphs for n in graph), repeats) | probe
     return tuple(Series(weights=setting.weights, sizes=(op,), repeats=(times,)) for op, times in wanted.items())
 
@@ -49,7 +56,7 @@ def fit_model(
     """The seconds of every op of a plan. Raises UserError if one has no timing, or one of another number of runs."""
     pairs = paired(plan, timings)
     probes = [pair for pair in pairs if pair[0].sizes[0] == BATCH_PROBE]
-    batch_s = batch_seconds(probes, setting) if protocol == "cheetah" else 0.0
+    batch_s = batch_seconds(probes, setting) if counts_batches(protocol, setting) else 0.0
     found = {series.sizes[0]: _seconds(series, timing, protocol, setting, batch_s) for series, timing in pairs}
     testbed = new_testbed(
         protocol, setting, ops={op_name(op, setting.weights): seconds for op, seconds in found.items()}
@@ -60,7 +67,7 @@ def fit_model(
 
 def _seconds(series: Series, timing: Timing, protocol: str, setting: EngineSetting, batch_s: float) -> OpSeconds:
     own, setup_s = list(timing.seconds), 0.0
-    if protocol == "cheetah":
+    if counts_batches(protocol, setting):
         made = batches_made(series, setting)
         own = [max(seconds - batch_s * num, LEAST_S) for seconds, num in zip(own, made, strict=True)]
         setup_s = batch_s * cheetah.num_ots(series.sizes[0], setting) / (BATCH - KEPT)

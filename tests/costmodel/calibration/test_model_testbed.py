@@ -71,6 +71,15 @@ def test_ops_take_what_was_measured_and_their_share_of_batches(protocol: str) ->
         assert extrapolation_of(op, "secret", testbed) == 1.0
 
 
+@pytest.mark.needs_engine
+def test_with_several_threads_nobody_knows_which_runs_make_batches() -> None:
+    setting = EngineSetting(threads=2)
+    plan = model_plan([GRAPH], "cheetah", setting)
+    assert BATCH_PROBE not in {series.sizes[0] for series in plan}
+    testbed = fit_model(plan, "cheetah", setting, [timed(series, "semi2k") for series in plan])
+    assert {(found.seconds, found.setup_s) for found in testbed.ops.values()} == {(OWN_S, 0.0)}
+
+
 def test_what_is_left_is_told_by_how_long_ops_take() -> None:
     small, large = (Series(weights="secret", sizes=(ops.Relu(rows=n, features=64),), repeats=(3,)) for n in (8, 800))
     assert expected_seconds(large, "semi2k") > expected_seconds(small, "semi2k") > 0
