@@ -1,8 +1,9 @@
 """A testbed of one model: every distinct op of it, measured at its full size, so that no price is extrapolated.
 
 Each op runs in an engine session of its own, after the warm-up, several times; the least time counts. Under cheetah
-the oblivious transfers (OTs) that a run made are taken off, and the share that the op uses is added: that share is made
-ahead. Under semi2k and aby3 nothing is, or it is part of every call; of cheetah with several threads it is not known.
+the batches of oblivious transfers (OTs) that a run made are taken off, and the share that the op uses is added, which
+is made ahead. Under semi2k and aby3 nothing is, or it is part of every call; of cheetah with several threads it is not
+known.
 """
 
 from collections.abc import Iterable, Sequence
@@ -66,13 +67,19 @@ def fit_model(
 
 
 def _seconds(series: Series, timing: Timing, protocol: str, setting: EngineSetting, batch_s: float) -> OpSeconds:
-    own, setup_s = list(timing.seconds), 0.0
+    """Of the runs, those that made the fewest batches count: a batch takes longer than many an op."""
+    made, setup_s = [0] * len(timing.seconds), 0.0
     if counts_batches(protocol, setting):
         made = batches_made(series, setting)
-        own = [max(seconds - batch_s * num, LEAST_S) for seconds, num in zip(own, made, strict=True)]
         setup_s = batch_s * cheetah.num_ots(series.sizes[0], setting) / (BATCH - KEPT)
-    least_s = min(own) + setup_s
-    return OpSeconds(seconds=least_s, setup_s=setup_s, spread=(max(own) - min(own)) / least_s, num_runs=len(own))
+    runs = list(zip(made, timing.seconds, strict=True))
+    fewest, least_s = min(runs)
+    own_s = max(least_s - batch_s * fewest, LEAST_S)
+    alike = [seconds - batch_s * num for num, seconds in runs if num == fewest or made.count(fewest) == 1]
+    spread_s = max(abs(seconds - own_s) for seconds in alike)
+    return OpSeconds(
+        seconds=own_s + setup_s, setup_s=setup_s, spread=spread_s / (own_s + setup_s), num_runs=len(timing.seconds)
+    )
 
 
 def expected_seconds(series: Series, protocol: str) -> float:

@@ -140,7 +140,7 @@ class OpSeconds:
     """One op, measured at its full size.
 
     seconds: the least of its runs, with its share of what is made ahead; setup_s: that share, where it can be told.
-    spread: how much longer than the least run the longest took, relative to it. num_runs: how often it ran.
+    spread: how far from these another run was at most, relative to them. num_runs: how often it ran.
     """
 
     seconds: float

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from costmodel.calibration.model_testbed import (
 from costmodel.calibration.timed_run import timed_run, timings_file
 from costmodel.engine.spu import EngineError
 from costmodel.errors import StoppedError
+from costmodel.ops import Node, OpGraph
 from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_preprocessing import BATCH, KEPT
 from costmodel.protocols.compute_testbed import extrapolation_of, op_name, seconds_of
@@ -31,14 +33,12 @@ BATCH_S, OWN_S, START_S = 0.25, 3.0, 5.0
 
 
 def timed(series: Series, protocol: str) -> Timing:
-    """Every op takes three seconds, a tenth more at every further run, and what batches of transfers take."""
-    made = [0] * len(series.runs)
+    """Every op takes three seconds; under cheetah what batches take besides, else a tenth more at every further run."""
+    made, later = [0] * len(series.runs), 0.1
     if protocol == "cheetah":
-        made = list(cheetah.batches_made(series.runs, SETTING))
+        made, later = list(cheetah.batches_made(series.runs, SETTING)), 0.0
     start = len(WARM_UP)
-    seconds = [OWN_S * (1 + 0.1 * run) + BATCH_S * num for run, num in enumerate(made[start:])]
-    if series.sizes[0] == BATCH_PROBE:
-        seconds = [OWN_S + BATCH_S * num for num in made[start:]]
+    seconds = [OWN_S * (1 + later * run) + BATCH_S * num for run, num in enumerate(made[start:])]
     return Timing(kind=series.name, start_s=START_S + 3 * OWN_S, seconds=tuple(seconds))
 
 
@@ -67,8 +67,22 @@ def test_ops_take_what_was_measured_and_their_share_of_batches(protocol: str) ->
         found = testbed.ops[op_name(op, "secret")]
         assert found.seconds == seconds_of(op, "secret", testbed) == pytest.approx(OWN_S + share)
         assert found.setup_s == pytest.approx(share)
-        assert found.spread == pytest.approx(OWN_S * 0.1 * (REPEATS[protocol] - 1) / found.seconds)
+        spread = 0.0 if protocol == "cheetah" else 0.1 * (REPEATS[protocol] - 1)
+        assert found.spread == pytest.approx(spread, abs=1e-9)
         assert extrapolation_of(op, "secret", testbed) == 1.0
+
+
+@pytest.mark.needs_engine
+def test_a_batch_that_was_slower_than_an_op_is_not_taken_off_it() -> None:
+    """The first of two runs makes a batch that took 0.1 s, less than others: the second says what the op takes."""
+    op = ops.LayerNorm(rows=8, features=16)
+    assert cheetah.batches_made([*WARM_UP, op, op], SETTING)[len(WARM_UP) :] == (1, 0)
+    plan = model_plan([OpGraph(nodes=(Node(name="a", layer=0, op=op, inputs=("tokens",)),))], "cheetah", SETTING)
+    timings = [timed(series, "cheetah") for series in plan]
+    quick = [replace(t, seconds=(0.13, 0.03)) if t.kind == op_name(op, "secret") else t for t in timings]
+    found = fit_model(plan, "cheetah", SETTING, quick).ops[op_name(op, "secret")]
+    assert found.seconds - found.setup_s == pytest.approx(0.03)
+    assert found.spread == pytest.approx((0.25 - 0.1) / found.seconds)
 
 
 @pytest.mark.needs_engine
