@@ -54,8 +54,7 @@ def calibrate(
         protocol: the protocol whose testbed is fitted.
         engine: spu to measure a protocol of the engine; none for published.
         output: the file to write; for published, by default the committed one.
-        for_: the model to measure, as `estimate` takes it: a .yaml file, module:factory or a name. The flags below,
-            but for threads, are of it.
+        for_: the model to measure, as `estimate` takes it; the flags below, but for threads, are of it.
         base: the model whose dimensions a name is placed on.
         layers: number of layers, instead of the base's.
         heads: attention heads per layer, instead of the base's.
@@ -75,22 +74,22 @@ def calibrate(
         layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
     )
     deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
-    usual = ("gpt2-small", Dimensions(), 128, DEFAULT_DEPLOYMENT, "secret")
-    if for_ is None and (base, dimensions, seq_len, deployment, weights) != usual:
-        raise UserError("flags of a model need --for ARCH, the model to measure; give it or leave them out.")
+    _check_model(for_, (base, dimensions, seq_len, deployment, weights))
     if (protocol == "published") != (engine is None):
         raise UserError(f"--protocol {protocol} must be fitted with{'out' if engine else ''} --engine spu.")
-    setting = EngineSetting(weights=weights, threads=threads)
     if engine is None:
-        if for_ is not None or threads != 1:
+        if (for_, threads) != (None, 1):
             raise UserError("--for and --threads are of an engine; give --engine spu and its --protocol with them.")
         rows = published_rows()
-        write(
-            output or published.TESTBED, dump_testbed(fit_published(rows, {row.name: row_graph(row) for row in rows}))
-        )
-        return
+        fitted = fit_published(rows, {row.name: row_graph(row) for row in rows})
+        return write(output or published.TESTBED, dump_testbed(fitted))
     graphs = [] if for_ is None else _graphs_of(for_, base, dimensions, seq_len, deployment)
-    _calibrate_engine(protocol, setting, graphs, output)
+    return _calibrate_engine(protocol, EngineSetting(weights=weights, threads=threads), graphs, output)
+
+
+def _check_model(arch: str | None, flags: tuple[object, ...]) -> None:
+    if arch is None and flags != ("gpt2-small", Dimensions(), 128, DEFAULT_DEPLOYMENT, "secret"):
+        raise UserError("flags of a model need --for ARCH, the model to measure; give it or leave them out.")
 
 
 def _graphs_of(arch: str, base: str, dimensions: Dimensions, seq_len: int, deployment: Deployment) -> list[OpGraph]:

@@ -75,11 +75,7 @@ def estimate(
     )
     deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
     title, graph, architecture = lowered(arch, base, dimensions, seq_len, deployment)
-    if protocol == "published" and threads is not None:
-        raise UserError(f"protocol published has its threads fitted in, but got --threads {threads}; leave it out.")
-    asked = (
-        None if (weights, threads) == (None, None) else EngineSetting(weights=weights or "secret", threads=threads or 1)
-    )
+    asked = _asked(protocol, weights, threads)
     pricer = load_pricer(protocol, network, testbed, asked)
     priced = price_graph(graph, pricer)
     form = None if architecture is None else _deployed_form(architecture, seq_len, deployment, pricer)
@@ -88,6 +84,15 @@ def estimate(
         print(json.dumps(estimates.document(priced, setting, **title, deployed=form), allow_nan=False))
     else:
         print_blocks(estimates.summary(priced, setting, **title, deployed=form), estimates.estimate_tables(priced))
+
+
+def _asked(protocol: str, weights: Holder | None, threads: int | None) -> EngineSetting | None:
+    """None if nothing is asked for."""
+    if protocol == "published" and threads is not None:
+        raise UserError(f"protocol published has its threads fitted in, but got --threads {threads}; leave it out.")
+    if (weights, threads) == (None, None):
+        return None
+    return EngineSetting(weights=weights or "secret", threads=1 if threads is None else threads)
 
 
 def _deployed_form(
