@@ -43,10 +43,17 @@ class Pricer(ABC):
     def prior_share(self, graph: OpGraph) -> float | None:
         """Share of the latency that rests on priors and not on data, 0 to 1, or None if there are no priors."""
 
+    def extrapolation(self, op: Op) -> float | None:
+        """How many times more an op does than any that seconds were fitted on, at least 1, or None."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """An op graph with its prices; `by_op` and `by_layer` sum to `total`."""
+    """An op graph with its prices; `by_op` and `by_layer` sum to `total`.
+
+    extrapolations: of every op of `by_op`, as `Pricer.extrapolation` says.
+    """
 
     protocol: str
     network: str | None
@@ -54,6 +61,7 @@ class Estimate:
     total: Price
     by_layer: tuple[tuple[LayerId, Price], ...]
     by_op: tuple[tuple[Node, Price], ...]
+    extrapolations: tuple[float | None, ...]
     latency_s_range: tuple[float, float] | None
     range_over: str
     prior_share: float | None
@@ -66,6 +74,7 @@ def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
     for node in graph:
         if node.op not in prices:  # layers repeat their ops
             prices[node.op] = _price(node, pricer)
+    extrapolations = {op: pricer.extrapolation(op) for op in prices}
     by_op = tuple((node, prices[node.op]) for node in graph)
     layers: dict[LayerId, list[Price]] = {}
     for node, price in by_op:
@@ -78,6 +87,7 @@ def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
         total=total_price(price for _, price in by_layer),
         by_layer=by_layer,
         by_op=by_op,
+        extrapolations=tuple(extrapolations[node.op] for node in graph),
         latency_s_range=pricer.latency_s_range(graph),
         range_over=pricer.range_over,
         prior_share=pricer.prior_share(graph),

@@ -10,7 +10,7 @@ from rich.console import Console
 from costmodel.config import cli
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import fidelity, link_seconds, population, pricing, search_baseline, step_cost, throughput
+from experiments import fidelity, link_seconds, population, pricing, search_baseline, seconds, step_cost, throughput
 from nas.recipe.recipe import ScaleName
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -24,6 +24,7 @@ KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
     "population": population.run,
     "pricing": pricing.run,
     "search-baseline": search_baseline.run,
+    "seconds": seconds.run,
     "throughput": throughput.run,
     "step-cost": step_cost.run,
 }

@@ -7,7 +7,7 @@ charged to ops by the OTs that each uses.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -16,9 +16,18 @@ from statistics import median
 
 from costmodel.calibration.microbenchmark import WARM_UP, Series, Timing, plan
 from costmodel.errors import UserError
+from costmodel.ops import Op
 from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_preprocessing import BATCH, KEPT
-from costmodel.protocols.compute_testbed import ComputeTestbed, KindSeconds, seconds_of, work
+from costmodel.protocols.compute_testbed import (
+    POOL,
+    ComputeTestbed,
+    KindSeconds,
+    OpSeconds,
+    fitted_kind,
+    seconds_of,
+    work,
+)
 from costmodel.protocols.primitives import EngineSetting
 
 FIXED = "fixed"
@@ -26,36 +35,83 @@ LEAST_S = 1e-6  # what is left of a run without the batches it made is never les
 
 
 def fit_testbed(protocol: str, setting: EngineSetting, timings: Sequence[Timing]) -> ComputeTestbed:
-    """Coefficients of every kind of the plan.
+    """Coefficients of every kind of the plan, those of all matrix products together.
 
     Raises UserError if a kind has no timing, or one of another number of runs.
     """
-    series = {each.kind: each for each in plan(protocol)}
-    by_kind = {timing.kind: timing for timing in timings}
-    for name, each in series.items():
-        runs = len(each.runs) - len(WARM_UP)
-        if name not in by_kind or len(by_kind[name].seconds) != runs:
-            raise UserError(f"kind {name} must have {runs} timings, one for each run of the plan; measure it again.")
-    pairs = [(each, by_kind[name]) for name, each in series.items()]
-    batch_s = _batch_s(pairs, setting) if protocol == "cheetah" else 0.0
-    kinds = {}
-    for each, timing in pairs:
-        if protocol == "cheetah":
-            seconds = _without_batches(each, timing, setting, batch_s)
-        else:
-            seconds = [min(repeats) for repeats in each.by_size(timing.seconds)]
-        kinds[each.kind] = _fit([work(op, protocol) for op in each.sizes], seconds)
-    testbed = ComputeTestbed(
+    pairs = paired(plan(protocol), timings)
+    batch_s = batch_seconds(pairs, setting) if counts_batches(protocol, setting) else 0.0
+    groups: dict[str, list[tuple[Op, float]]] = {}
+    for series, timing in pairs:
+        seconds = least_seconds(protocol, series, timing, setting, batch_s)
+        groups.setdefault(fitted_kind(series.sizes[0], series.weights), []).extend(
+            zip(series.sizes, seconds, strict=True)
+        )
+    testbed = new_testbed(protocol, setting, kinds=fit_kinds(groups, protocol, setting))
+    return _with_start(testbed, median(timing.start_s for timing in timings))
+
+
+def new_testbed(
+    protocol: str,
+    setting: EngineSetting,
+    *,
+    kinds: Mapping[str, KindSeconds] | None = None,
+    ops: Mapping[str, OpSeconds] | None = None,
+) -> ComputeTestbed:
+    """A testbed of this machine and engine, made today, without what starting takes."""
+    threads = "one thread" if setting.threads == 1 else f"{setting.threads} threads"
+    return ComputeTestbed(
         protocol=protocol,
         engine=f"SecretFlow-SPU {version('spu')}",
-        machine=f"{_processor()}, {len(os.sched_getaffinity(0))} cores, a process of one thread per party",
+        threads=setting.threads,
+        machine=f"{_processor()}, {len(os.sched_getaffinity(0))} cores, a process of {threads} per party",
         measured_on=datetime.now(UTC).date().isoformat(),
         ring_bits=setting.ring_bits,
         fraction_bits=setting.fraction_bits,
         start_s=0.0,
-        kinds=kinds,
+        kinds=dict(kinds or {}),
+        ops=dict(ops or {}),
     )
-    return _with_start(testbed, median(timing.start_s for timing in timings))
+
+
+def fit_kinds(
+    groups: Mapping[str, Sequence[tuple[Op, float]]], protocol: str, setting: EngineSetting
+) -> dict[str, KindSeconds]:
+    """The fit of every kind, on ops and their seconds.
+
+    Of a lookup, which compares tokens before a matrix product, the product's seconds are those of the matrix products.
+    """
+    kinds: dict[str, KindSeconds] = {}
+    for name in sorted(groups, key=lambda name: not name.startswith(POOL)):
+        works = [work(op, protocol, setting) for op, _ in groups[name]]
+        pool = kinds.get(f"{POOL}.{name.rpartition('.')[2]}")
+        shared = {} if pool is None or "products" not in works[0] else pool.per_unit_s
+        kinds[name] = _fit(works, [seconds for _, seconds in groups[name]], shared)
+    return {name: kinds[name] for name in groups}
+
+
+def paired(plan: Iterable[Series], timings: Sequence[Timing]) -> list[tuple[Series, Timing]]:
+    """Every series with its timing. Raises UserError if it has none, or one of another number of runs."""
+    by_name = {timing.kind: timing for timing in timings}
+    for each in plan:
+        runs = len(each.runs) - len(WARM_UP)
+        if each.name not in by_name or len(by_name[each.name].seconds) != runs:
+            raise UserError(
+                f"kind {each.name} must have {runs} timings, one for each run of the plan; measure it again."
+            )
+    return [(each, by_name[each.name]) for each in plan]
+
+
+def counts_batches(protocol: str, setting: EngineSetting) -> bool:
+    """Whether it is known which runs make batches of OTs: with several threads, each makes its own."""
+    return protocol == "cheetah" and setting.threads == 1
+
+
+def least_seconds(protocol: str, series: Series, timing: Timing, setting: EngineSetting, batch_s: float) -> list[float]:
+    """Of every op of a series, with its share of what cheetah makes ahead."""
+    if counts_batches(protocol, setting):
+        return _without_batches(series, timing, setting, batch_s)
+    return [min(repeats) for repeats in series.by_size(timing.seconds)]
 
 
 def _with_start(testbed: ComputeTestbed, warm_up_s: float) -> ComputeTestbed:
@@ -69,7 +125,7 @@ def _without_batches(series: Series, timing: Timing, setting: EngineSetting, bat
 
     Of the repeats, those that made the fewest count: batches differ by more than most ops take.
     """
-    made = series.by_size(_batches_made(series, setting))
+    made = series.by_size(batches_made(series, setting))
     found = []
     for op, seconds, batches in zip(series.sizes, series.by_size(timing.seconds), made, strict=True):
         fewest, least_s = min(zip(batches, seconds, strict=True))
@@ -78,18 +134,19 @@ def _without_batches(series: Series, timing: Timing, setting: EngineSetting, bat
     return found
 
 
-def _batch_s(pairs: Sequence[tuple[Series, Timing]], setting: EngineSetting) -> float:
+def batch_seconds(pairs: Sequence[tuple[Series, Timing]], setting: EngineSetting) -> float:
     """Seconds of a batch: how much longer a run of an op took than another that made fewer of them."""
     longer: list[float] = []
     for series, timing in pairs:
-        made = _batches_made(series, setting)
+        made = batches_made(series, setting)
         for seconds, batches in zip(series.by_size(timing.seconds), series.by_size(made), strict=True):
             least = min(zip(batches, seconds, strict=True))
             longer += [(s - least[1]) / (n - least[0]) for s, n in zip(seconds, batches, strict=True) if n > least[0]]
     return max(0.0, median(longer)) if longer else 0.0
 
 
-def _batches_made(series: Series, setting: EngineSetting) -> list[int]:
+def batches_made(series: Series, setting: EngineSetting) -> list[int]:
+    """Batches of OTs that every run of a series makes, after the warm-up."""
     return list(cheetah.batches_made(series.runs, _held(series, setting)))[len(WARM_UP) :]
 
 
@@ -97,27 +154,37 @@ def _held(series: Series, setting: EngineSetting) -> EngineSetting:
     return replace(setting, weights=series.weights)
 
 
-def _fit(works: Sequence[Mapping[str, int]], seconds: Sequence[float]) -> KindSeconds:
-    """Least mean relative error, coefficients >= 0; then again without each op, to see how well it is told."""
-    rows = [{FIXED: 1, **units} for units in works]
-    values = _coefficients(rows, seconds)
+def _fit(
+    works: Sequence[Mapping[str, int]], seconds: Sequence[float], shared: Mapping[str, float] | None = None
+) -> KindSeconds:
+    """Least mean relative error, coefficients >= 0; then again without each op, to see how well it is told.
+
+    shared: coefficients that are known from other kinds.
+    """
+    rows, known = [{FIXED: 1, **units} for units in works], shared or {}
+    values = _coefficients(rows, seconds, known)
     held_out = [
-        _error(_coefficients([*rows[:i], *rows[i + 1 :]], [*seconds[:i], *seconds[i + 1 :]]), rows[i], seconds[i])
+        _error(
+            _coefficients([*rows[:i], *rows[i + 1 :]], [*seconds[:i], *seconds[i + 1 :]], known), rows[i], seconds[i]
+        )
         for i in range(len(rows))
     ]
     return KindSeconds(
         fixed_s=values[FIXED],
-        per_unit_s={unit: value for unit, value in values.items() if unit != FIXED},
+        per_unit_s={unit: values[unit] for unit in works[0]},
+        greatest={unit: max(units[unit] for units in works) for unit in works[0]},
         num_points=len(rows),
         worst_error=max(_error(values, row, measured) for row, measured in zip(rows, seconds, strict=True)),
         held_out_error=max(held_out),
     )
 
 
-def _coefficients(rows: Sequence[Mapping[str, int]], seconds: Sequence[float]) -> dict[str, float]:
+def _coefficients(
+    rows: Sequence[Mapping[str, int]], seconds: Sequence[float], known: Mapping[str, float]
+) -> dict[str, float]:
     from costmodel.protocols.linear_fit import fit  # scipy is for fits, not for prices
 
-    return fit(rows, seconds, worst=math.inf, fixed={})
+    return fit(rows, seconds, worst=math.inf, fixed=known)
 
 
 def _error(values: Mapping[str, float], row: Mapping[str, int], seconds: float) -> float:

@@ -17,7 +17,7 @@ from costmodel.config.schema import decode
 from costmodel.engine import spu
 from costmodel.errors import UserError
 from costmodel.ops import Op
-from costmodel.protocols.compute_testbed import WEIGHTED, kind
+from costmodel.protocols.compute_testbed import WEIGHTED, kind, op_name
 from costmodel.protocols.primitives import EngineSetting
 
 T = TypeVar("T")
@@ -25,6 +25,7 @@ T = TypeVar("T")
 # protocol -> how often each size of a series runs, smallest first: the short runs of secret sharing are disturbed the
 # most; the largest sizes, left out for cheetah, would take it minutes each
 REPEATS = {"semi2k": (12, 12, 8, 4, 3, 3), "aby3": (12, 12, 8, 4, 3, 3), "cheetah": (3, 3, 3, 2, 2)}
+MORE_REPEATS = {"semi2k": 3, "aby3": 3, "cheetah": 2}  # of what is measured besides
 WARM_UP: tuple[Op, ...] = (
     ops.Linear(rows=8, in_features=8, out_features=8, bias=False),
     ops.ScaledAdd(rows=8, features=8),
@@ -35,17 +36,27 @@ ELEMENTS = ((1, 16), (16, 16), (32, 64), (64, 128), (64, 256), (128, 512))  # ro
 SCORES = ((1, 4, 4), (1, 16, 16), (2, 32, 32), (4, 64, 64), (2, 128, 128), (4, 128, 128))  # heads x queries x keys
 PRODUCTS = ((1, 16, 16), (16, 64, 64), (32, 64, 256), (64, 256, 256), (16, 512, 768), (128, 256, 512))
 HEAD_DIMS = (8, 8, 32, 16, 64, 32)  # of the attention products, shape by shape
+MANY_HEADS = (12, 32, 32, 64)  # heads x queries x keys x head_dim, of one attention product more
+# many blocks of products to one of the result, as in the second linear of an FFN
+LONG_PRODUCTS = ((64, 512, 64), (64, 2048, 64), (128, 768, 192), (128, 3072, 192))
+LARGE_PRODUCTS = ((128, 768, 768), (128, 3072, 768))
 TABLES = ((2, 32, 16), (8, 256, 32), (16, 1024, 32), (32, 512, 128), (64, 1024, 64), (128, 8192, 512))
+TILED_TABLE = (16, 50_257, 768)  # that of GPT-2, which the engine cuts to tiles
 LOOKUPS = TABLES[:5]  # a comparison per token and entry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One kind of op in several sizes, and how often each of them runs."""
+    """One kind of op in several sizes, or one op, and how often each of them runs."""
 
     weights: Literal["secret", "server"]
     sizes: tuple[Op, ...]
     repeats: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """What its timing is kept under: the kind, or the op where it is the only one."""
+        return self.kind if len(self.sizes) > 1 else op_name(self.sizes[0], self.weights)
 
     @property
     def kind(self) -> str:
@@ -64,7 +75,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """How long the runs of a series took: the warm-up, then every run after it."""
+    """How long the runs of a series took: the warm-up, then every run after it. kind: the name of the series."""
 
     kind: str
     start_s: float
@@ -109,33 +120,57 @@ def plan(protocol: str) -> tuple[Series, ...]:
         _by_elements(lambda rows, features: ops.JoinRows(rows=rows, features=features, part=max(1, rows // 2))),
         tuple(ops.VocabProjection(rows=t, vocab=v, features=d) for t, v, d in TABLES),
     ]
-    repeats = REPEATS[protocol]
-    measured = [each[: len(repeats)] for each in sizes]
-    secret = [Series(weights="secret", sizes=each, repeats=repeats) for each in measured]
-    server = [Series(weights="server", sizes=each, repeats=repeats) for each in measured if type(each[0]) in WEIGHTED]
+    secret = [_series(protocol, "secret", each) for each in sizes]
+    server = [_series(protocol, "server", each) for each in sizes if type(each[0]) in WEIGHTED]
     return (*secret, *server)
 
 
+def _series(protocol: str, weights: Literal["secret", "server"], sizes: tuple[Op, ...]) -> Series:
+    """The sizes that the protocol is measured in, and more of the matrix products."""
+    repeats, more = REPEATS[protocol], _more(type(sizes[0]), protocol)
+    return Series(
+        weights=weights,
+        sizes=(*sizes[: len(repeats)], *more),
+        repeats=(*repeats[: len(sizes)], *[MORE_REPEATS[protocol]] * len(more)),
+    )
+
+
+def _more(op: type, protocol: str) -> tuple[Op, ...]:
+    """Matrix products of sizes that decide for whole models; the largest would take minutes each under cheetah."""
+    tokens, vocab, features = TILED_TABLE
+    heads, queries, keys, head_dim = MANY_HEADS
+    is_slow = protocol == "cheetah"
+    if op is ops.Linear:
+        shapes = LONG_PRODUCTS if is_slow else LONG_PRODUCTS + LARGE_PRODUCTS
+        return tuple(ops.Linear(rows=m, in_features=k, out_features=n, bias=True) for m, k, n in shapes)
+    if op is ops.AttentionScores or op is ops.AttentionMix:
+        return (op(heads=heads, queries=queries, keys=keys, head_dim=head_dim),)
+    if op is ops.VocabProjection and not is_slow:
+        return (ops.VocabProjection(rows=tokens, features=features, vocab=vocab),)
+    return ()
+
+
 def measure(
+    series: Iterable[Series],
     protocol: str,
     setting: EngineSetting,
     known: Iterable[Timing],
     run: Callable[..., Sequence[spu.Measured]] = spu.measure,
 ) -> Iterator[Timing]:
-    """The timing of every series of the plan, in its order; the engine runs those not `known`, or of another plan.
+    """The timing of every series, in order; the engine runs those not `known`, or of another number of runs.
 
     Raises UserError if the engine is not installed, EngineError if it fails.
     """
     found = {(timing.kind, len(timing.seconds)): timing for timing in known}
-    for series in plan(protocol):
-        yield found.get((series.kind, len(series.runs) - len(WARM_UP))) or _timed(series, protocol, setting, run)
+    for each in series:
+        yield found.get((each.name, len(each.runs) - len(WARM_UP))) or _timed(each, protocol, setting, run)
 
 
 def _timed(series: Series, protocol: str, setting: EngineSetting, run: Callable[..., Sequence[spu.Measured]]) -> Timing:
     costs = run(series.runs, protocol=protocol, setting=replace(setting, weights=series.weights), link="tcp")
     seconds = [cost.seconds for cost in costs]
     start = len(WARM_UP)
-    return Timing(kind=series.kind, start_s=sum(seconds[:start]), seconds=tuple(seconds[start:]))
+    return Timing(kind=series.name, start_s=sum(seconds[:start]), seconds=tuple(seconds[start:]))
 
 
 def save(timing: Timing, path: Path) -> None:

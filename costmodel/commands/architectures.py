@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TypedDict
 
-from costmodel.deployment.deploy import Deployment
+from costmodel.deployment.deploy import Deployment, deploy
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
 from costmodel.protocols.published_rows import PublishedRow
@@ -24,7 +24,7 @@ class Title(TypedDict):
     architecture: str
     base: str | None
     seq_len: int
-    deployment: Mapping[str, str | None]
+    deployment: Mapping[str, str | int | None]
 
 
 def lowered(
@@ -38,13 +38,8 @@ def lowered(
     if named_base is None and dimensions != Dimensions():
         raise UserError(f"architecture {arch!r} brings its own dimensions; leave out the flags that change them.")
     if is_factory(arch) and not isinstance(made := call_factory(arch), Architecture):
-        if deployment != DEFAULT_DEPLOYMENT:
-            raise UserError(
-                f"model {arch!r} is priced as it is traced; leave out the flags that change its deployment."
-            )
-        facts = {"embedding": "one-hot", "projection": None, "phase": None}  # the model decides
-        title = Title(architecture=arch, base=None, seq_len=seq_len, deployment=facts)
-        return title, trace(made, seq_len, name=arch), None
+        title = Title(architecture=arch, base=None, seq_len=seq_len, deployment=asdict(deployment))
+        return title, deploy(trace(made, seq_len, name=arch), deployment), None
     named = resolve(arch, base_architecture(base, dimensions))
     name = name_of(named.architecture, entropy_regularised=named.entropy_regularised)
     title = Title(architecture=name, base=named_base, seq_len=seq_len, deployment=asdict(deployment))

@@ -8,7 +8,7 @@ from typing import Literal
 from costmodel.commands.architectures import lowered
 from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes
-from costmodel.deployment.deploy import Deployment, Phase, Projection
+from costmodel.deployment.deploy import Deployment, Phase, Projection, RunRows
 from costmodel.engine import spu as mpc_engine
 from costmodel.engine.compare import Comparison, predict
 from costmodel.engine.compare import compare as run_both
@@ -20,7 +20,7 @@ from costmodel.execution.weights_file import load_weights
 from costmodel.network import Network, link
 from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
 from costmodel.protocols import derived
-from costmodel.protocols.primitives import Comm, EngineSetting, Holder, total_comm
+from costmodel.protocols.primitives import Comm, EngineSetting, Holder, WeightMasks, total_comm
 from costmodel.report import comparisons
 from search_spaces.bases import Dimensions
 
@@ -42,8 +42,11 @@ def compare(
     embedding: Encoding = "one-hot",
     projection: Projection = "all",
     phase: Phase = "prefill",
+    rows: RunRows = "all",
+    query_block: int | None = None,
     protocol: str = "semi2k",
     weights: Holder = "secret",
+    weight_masks: WeightMasks = "fresh",
     weights_file: Path | None = None,
     ring_bits: int = DEFAULT_SETTING.ring_bits,
     fraction_bits: int = DEFAULT_SETTING.fraction_bits,
@@ -71,8 +74,11 @@ def compare(
         embedding: tokens one-hot encoded by the client, or looked up under the protocol.
         projection: logits of all tokens, or of the last one.
         phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
+        rows: all tokens through every layer, or each only as far as the logits of the last one need it.
+        query_block: queries that go through attention at a time, against the keys up to their end; by default all.
         protocol: semi2k, aby3 or cheetah.
         weights: secret-shared before the run, or held by the server alone.
+        weight_masks: of semi2k, made anew in every run, or kept from an earlier one (a token after the first).
         weights_file: a .safetensors file of weights by <node>.<suffix>, such as `nas.export --format mpc` writes.
         ring_bits: bits of a secret-shared integer.
         fraction_bits: bits after the binary point.
@@ -86,9 +92,11 @@ def compare(
     dimensions = Dimensions(
         layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
     )
-    deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
+    deployment = Deployment(embedding=embedding, projection=projection, phase=phase, rows=rows, query_block=query_block)
     title, graph, _ = lowered(arch, base, dimensions, seq_len, deployment)
-    setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction_bits, weights=weights)
+    setting = EngineSetting(
+        ring_bits=ring_bits, fraction_bits=fraction_bits, weights=weights, weight_masks=weight_masks
+    )
     on_network = _on_network(graph, protocol, link(network, bandwidth, rtt), setting)
     comparison = _run_both(graph, protocol, setting, weights_file, None if delays is None else parse_delays(delays))
     if format == "json":

@@ -5,7 +5,7 @@ from typing import Literal
 
 from costmodel.commands.architectures import lowered
 from costmodel.commands.output import print_blocks, print_csv
-from costmodel.deployment.deploy import Deployment, Phase, Projection
+from costmodel.deployment.deploy import Deployment, Phase, Projection, RunRows
 from costmodel.difference.break_even import BreakEven, break_even, network_use
 from costmodel.difference.by_op import changes
 from costmodel.estimate import Pricer
@@ -34,6 +34,8 @@ def diff(
     embedding: Encoding = "one-hot",
     projection: Projection = "all",
     phase: Phase = "prefill",
+    rows: RunRows = "all",
+    query_block: int | None = None,
     protocol: str = "published",
     versus: str | None = None,
     network: str | None = None,
@@ -61,6 +63,8 @@ def diff(
         embedding: tokens one-hot encoded by the client, or looked up under the protocol.
         projection: logits of all tokens, or of the last one.
         phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
+        rows: all tokens through every layer, or each only as far as the logits of the last one need it.
+        query_block: queries that go through attention at a time, against the keys up to their end; by default all.
         protocol: published, semi2k, aby3 or cheetah.
         versus: the protocol of B, if it is another one.
         network: a named network or a .yaml file, as `estimate` takes it.
@@ -72,7 +76,7 @@ def diff(
     dimensions = Dimensions(
         layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
     )
-    deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
+    deployment = Deployment(embedding=embedding, projection=projection, phase=phase, rows=rows, query_block=query_block)
     asked, setting = link(network, bandwidth, rtt), None if weights is None else EngineSetting(weights=weights)
     (first, graph, _), (second, other, _) = (lowered(arch, base, dimensions, seq_len, deployment) for arch in (a, b))
     pricers = tuple(load_pricer(name, asked, None, setting) for name in (protocol, versus or protocol))

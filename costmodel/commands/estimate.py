@@ -3,11 +3,11 @@
 import json
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from costmodel.commands.architectures import lowered
 from costmodel.commands.output import print_blocks, print_csv
-from costmodel.deployment.deploy import Deployment, Phase, Projection
+from costmodel.deployment.deploy import Deployment, Phase, Projection, RunRows
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.estimate import estimate as price_graph
@@ -15,7 +15,7 @@ from costmodel.network import link
 from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
 from costmodel.protocols import load_pricer
 from costmodel.protocols.derived import Derived
-from costmodel.protocols.primitives import EngineSetting, Holder
+from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
 from costmodel.randomness.makers import Made, alternatives
 from costmodel.report import estimates
 from search_spaces.architecture import Architecture, arch_id
@@ -41,12 +41,16 @@ def estimate(
     embedding: Encoding = "one-hot",
     projection: Projection = "all",
     phase: Phase = "prefill",
+    rows: RunRows = "all",
+    query_block: int | None = None,
     protocol: str = "published",
     network: str | None = None,
     bandwidth: str | None = None,
     rtt: str | None = None,
     testbed: Path | None = None,
     weights: Holder | None = None,
+    weight_masks: WeightMasks | None = None,
+    threads: int | None = None,
     egress_price: float | None = None,
     format: Literal["table", "json", "csv"] = "table",
 ) -> None:
@@ -69,6 +73,8 @@ def estimate(
         embedding: tokens one-hot encoded by the client, or looked up under the protocol.
         projection: logits of all tokens, or of the last one.
         phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
+        rows: all tokens through every layer, or each only as far as the logits of the last one need it.
+        query_block: queries that go through attention at a time, against the keys up to their end; by default all.
         protocol: published, semi2k, aby3 or cheetah.
         network: loopback, lan (the default), wan, cheetah-lan, bumblebee-wan, aero-stated or a .yaml file; `published`
             has its own fitted in and takes none.
@@ -76,15 +82,17 @@ def estimate(
         rtt: of the link, with a unit, such as 4ms, instead of the network's.
         testbed: compute seconds from `calibrate`, instead of the committed ones.
         weights: secret-shared (the default), or held by the server alone.
+        weight_masks: of semi2k, made anew in every run, or kept from an earlier one (a token after the first).
+        threads: of each party, for a testbed that was measured so (default 1).
         egress_price: money for each GB (1e9 bytes) that leaves a party, such as 0.09; by default none is counted.
         format: tables for people, one JSON document, or CSV, a line an op; in SI units.
     """
     dimensions = Dimensions(
         layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
     )
-    deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
+    deployment = Deployment(embedding=embedding, projection=projection, phase=phase, rows=rows, query_block=query_block)
     title, graph, architecture = lowered(arch, base, dimensions, seq_len, deployment)
-    asked = None if weights is None else EngineSetting(weights=weights)
+    asked = _asked(protocol, weights=weights, weight_masks=weight_masks, threads=threads)
     check_egress_price(egress_price)
     pricer = load_pricer(protocol, link(network, bandwidth, rtt), testbed, asked)
     priced = price_graph(graph, pricer)
@@ -112,6 +120,17 @@ def without_dealer(graph: OpGraph, pricer: Pricer) -> tuple[Made, ...]:
     if not (pricer.trust.dealer and isinstance(pricer, Derived)):
         return ()
     return alternatives([node.op for node in graph], pricer.setting, pricer.link)
+
+
+def _asked(protocol: str, **flags: Any) -> EngineSetting | None:
+    """The flags that are given; None if none is."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    if protocol == "published" and (fitted := [name for name in given if name != "weights"]):
+        flag = fitted[0].replace("_", "-")
+        raise UserError(
+            f"protocol published has its {flag} fitted in, but got --{flag} {given[fitted[0]]}; leave it out."
+        )
+    return EngineSetting(**given) if given else None
 
 
 def _deployed_form(

@@ -11,6 +11,7 @@ import sys
 import warnings
 from argparse import SUPPRESS, Action, ArgumentError
 from collections.abc import Callable, Container, Iterator, Sequence
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -149,13 +150,19 @@ def given(parser: Parser, args: Sequence[str]) -> Namespace:
 
 
 def _with_underscores(args: Sequence[str]) -> list[str]:
-    """`--seq-len=8` as `--seq_len=8`: the parser names flags after the parameters of a function."""
+    """`--seq-len=8` as `--seq_len=8`: the parser names flags after the parameters of a function.
+
+    One that is a word of Python's, as `--for`, has a parameter with an underscore at its end.
+    """
     return [_underscored(argument) for argument in args]
 
 
 def _underscored(argument: str) -> str:
     flag, equals, value = argument.partition("=")
-    return flag[:2] + flag[2:].replace("-", "_") + equals + value if flag.startswith("--") else argument
+    if not flag.startswith("--"):
+        return argument
+    name = flag[2:].replace("-", "_")
+    return f"--{name}{'_' if iskeyword(name) else ''}{equals}{value}"
 
 
 def _config_files(arguments: Sequence[str]) -> Iterator[Path]:
@@ -200,7 +207,7 @@ def _check_nulls(parser: ArgumentParser, parsed: Namespace) -> None:
 
 
 def _hyphened(text: str) -> str:
-    return re.sub(r"--(?!print_config)[a-z][a-z0-9_.]*", lambda match: match[0].replace("_", "-"), text)
+    return re.sub(r"--(?!print_config)[a-z][a-z0-9_.]*", lambda match: match[0].rstrip("_").replace("_", "-"), text)
 
 
 def _plain(message: str, known: Sequence[str] = ()) -> str:

@@ -218,7 +218,7 @@ def _runtime(job: Job, rank: int, addresses: list[str]) -> Any:
 
 
 def _configuration(job: Job) -> Any:
-    """Defaults of the engine but for the profile, and for one thread: cheetah has set-up costs per thread."""
+    """Defaults of the engine but for the profile, and for the threads: cheetah has set-up costs per thread."""
     from spu import libspu
 
     configuration = libspu.RuntimeConfig(
@@ -227,7 +227,7 @@ def _configuration(job: Job) -> Any:
         fxp_fraction_bits=job.setting.fraction_bits,
     )
     configuration.enable_pphlo_profile = True  # without it, nothing is reported
-    configuration.max_concurrency = 1
+    configuration.max_concurrency = job.setting.threads
     configuration.experimental_enable_colocated_optimization = (
         job.setting.weights == "server"
     )  # else owners are ignored

@@ -37,7 +37,7 @@ class _PortTakenError(EngineError):
 
 # The engine asks for 4 OpenMP threads in every matrix product of integers (linalg.h, matmul), which wait by spinning:
 # with as many parties as cores, a product took up to 40 times as long as on one thread.
-ONE_THREAD = {"OMP_THREAD_LIMIT": "1"}
+THREAD_LIMIT = "OMP_THREAD_LIMIT"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -90,7 +90,7 @@ def _run_passes(job: Job, link: Link, conditions: Sequence[Condition], timeout_s
     with tempfile.TemporaryDirectory(prefix="engine-") as name, link(job.num_parties) as wiring:
         folder = Path(name)
         (folder / JOB).write_bytes(pickle.dumps(job))
-        with _session(wiring, folder, timeout_s) as session:
+        with _session(wiring, folder, job.setting.threads, timeout_s) as session:
             client, *others = session.children
             _tell(session, [client], "share")
             _tell(session, session.children, "connect", wiring.addresses)
@@ -106,23 +106,24 @@ def _run_passes(job: Job, link: Link, conditions: Sequence[Condition], timeout_s
 
 
 @contextmanager
-def _session(wiring: Wiring, folder: Path, timeout_s: float | None) -> Iterator[_Session]:
+def _session(wiring: Wiring, folder: Path, threads: int, timeout_s: float | None) -> Iterator[_Session]:
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     with ExitStack() as stack:
         children = tuple(
-            stack.enter_context(_child(folder, ranks, prefix))
+            stack.enter_context(_child(folder, ranks, prefix, threads))
             for ranks, prefix in zip(wiring.groups, wiring.prefixes, strict=True)
         )
         yield _Session(folder=folder, children=children, timeout_s=timeout_s, deadline=deadline)
 
 
 @contextmanager
-def _child(folder: Path, ranks: tuple[int, ...], prefix: tuple[str, ...]) -> Iterator[_Child]:
+def _child(folder: Path, ranks: tuple[int, ...], prefix: tuple[str, ...], threads: int) -> Iterator[_Child]:
     read_end, write_end = os.pipe()
     command = [*prefix, sys.executable, "-m", "costmodel.engine.party", str(folder), str(write_end), *map(str, ranks)]
     with log_file(folder, ranks[0]).open("wb") as log:
+        environment = os.environ | {THREAD_LIMIT: str(threads)}
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=os.environ | ONE_THREAD
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=environment
         )
     os.close(write_end)
     with os.fdopen(read_end) as answers:

@@ -202,18 +202,23 @@ def _blocks(rows: int, inner: int, columns: int) -> tuple[Block, bool]:
     return best_block(rows, inner, columns, packed=False), False
 
 
-def matrix_work(op: Op) -> dict[str, int]:
-    """What the matrix products of an op compute, in each cross term: blocks of results, and the key switches that pack
-    these. Of blocks sent there are fewer, and a product of blocks takes less.
+def matrix_work(calls: Calls) -> dict[str, int]:
+    """What the matrix products among calls compute, in each cross term.
+
+    products: of blocks, of which nearly as many are encoded; results: blocks they add up to; switches: the key switches
+    that pack these. Of blocks that are encrypted and sent there are fewer.
     """
-    results = switches = 0
-    for call in calls_of(op, EngineSetting(), share_bytes=WORD_BYTES):
+    products = results = switches = 0
+    for call in calls:
         if call.primitive == "matmul":
             rows, columns = call.factors
-            block, packed = _blocks(rows, call.operands // (rows + columns), columns)
-            results += ceil(rows / block[0]) * ceil(columns / block[2])
+            inner = call.operands // (rows + columns)
+            block, packed = _blocks(rows, inner, columns)
+            of_call = ceil(rows / block[0]) * ceil(columns / block[2])
+            results += of_call
+            products += of_call * ceil(inner / block[1])
             switches += key_switches(rows, columns, block) if packed else 0
-    return {"results": results, "switches": switches}
+    return {"products": products, "results": results, "switches": switches}
 
 
 def _truncate(call: Call, setup: Setup) -> Comm:

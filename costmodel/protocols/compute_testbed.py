@@ -3,15 +3,16 @@
     seconds of an op = fixed_s of its kind + sum over units of work of per_unit_s x count
 
 Measured with a process per party on one machine, so what it takes to hand messages to TCP and back is in them.
-Coefficients are at least 0, so that seconds never fall as an op grows; but for cheetah's matrix products, whose work
-depends on how they are cut to blocks. A kind is a type of op in one of its forms, with its weights secret-shared or
-held by the server. What is fitted, and on which machine, is a testbed file. A kind that came later than a testbed has
-the seconds of its stand-in there.
+Coefficients are at least 0, so that seconds never fall as work grows; the work of matrix products depends on how the
+engine cuts them to tiles, and under cheetah to blocks. A kind is a type of op in one of its forms, with its weights
+secret-shared or held by the server; all matrix products are of one kind, since one kernel computes them. What is
+fitted, and on which machine, is a testbed file. A kind that came later than a testbed has the seconds of its stand-in
+there. An op that was measured itself, at its full size, takes the seconds measured.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,30 @@ from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
 from costmodel.protocols import cheetah
+from costmodel.protocols.op_programs import calls_of
+from costmodel.protocols.primitives import EngineSetting
 
-SCHEMA_VERSION = 1
-
-
-def _matrix(rows: int, inner: int, columns: int) -> dict[str, int]:
-    return {"products": rows * inner * columns, "elements": rows * inner + inner * columns + rows * columns}
-
-
-def _embedding(op: ops.TokenEmbedding) -> dict[str, int]:
-    if op.encoding == "lookup":
-        return {"comparisons": op.tokens * op.vocab, "products": op.tokens * op.vocab * op.features}
-    return _matrix(op.tokens, op.vocab, op.features)
+SCHEMA_VERSION = 2
+NUM_SHARES = {"semi2k": 1, "aby3": 2, "cheetah": 1}  # words that a party holds of one element
 
 
-def _per_head(op: Any, rows: int, inner: int, columns: int) -> dict[str, int]:
-    return {"heads": op.heads} | {unit: op.heads * count for unit, count in _matrix(rows, inner, columns).items()}
+def _matrix(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
+    """What all calls of an op do, tile by tile: a tile reads its operands anew, and its result is added up."""
+    calls = calls_of(op, setting, share_bytes=NUM_SHARES[protocol] * setting.ring_bits // 8)
+    made = [call for call in calls if call.primitive in ("matmul", "truncate")]
+    units = {"calls": len(made), "elements": sum(call.elements for call in made)}
+    if protocol == "cheetah":
+        return units | cheetah.matrix_work(calls)
+    products = [(call.operands // sum(call.factors)) * call.elements for call in made if call.factors]
+    return units | {"products": sum(products), "operands": sum(call.operands for call in made)}
+
+
+def _compared(op: ops.TokenEmbedding) -> dict[str, int]:
+    return {"comparisons": op.tokens * op.vocab} if op.encoding == "lookup" else {}
+
+
+def _no_more(op: Any) -> dict[str, int]:
+    return {}
 
 
 def _elements(op: Any) -> dict[str, int]:
@@ -47,22 +56,22 @@ def _scores(op: Any) -> dict[str, int]:
     return {"elements": op.heads * op.queries * op.keys}
 
 
-# op type -> how much of which work an op of that type does; every kind has a fixed part besides
+# op type -> how much of which work an op of that type does beside matrix products; every kind has a fixed part too
 WORK: dict[type, Callable[[Any], dict[str, int]]] = {
-    ops.TokenEmbedding: _embedding,
+    ops.TokenEmbedding: _compared,
     ops.PositionEmbedding: _elements,
     ops.LayerNorm: lambda op: {"rows": op.rows} | _elements(op),  # as with gain and bias, also without
     ops.RmsNorm: lambda op: {"rows": op.rows} | _elements(op),
     ops.FrozenNorm: _elements,  # as if centred, also where it is not
-    ops.Linear: lambda op: _matrix(op.rows, op.in_features, op.out_features),
+    ops.Linear: _no_more,
     ops.PackHeads: lambda op: {"elements": op.rows * (op.query_features + 2 * op.key_features)},
     ops.Rotary: lambda op: {"elements": op.rows * (op.heads + (op.key_heads or op.heads)) * op.rotary_dim},
     ops.RepeatHeads: lambda op: {"elements": op.rows * op.heads * op.head_dim},
-    ops.AttentionScores: lambda op: _per_head(op, op.queries, op.head_dim, op.keys),
+    ops.AttentionScores: _no_more,
     ops.Temperature: _scores,
     ops.Softmax: lambda op: {"rows": op.heads * op.queries} | _scores(op),
     ops.ShapedAttention: _scores,
-    ops.AttentionMix: lambda op: _per_head(op, op.queries, op.keys, op.head_dim),
+    ops.AttentionMix: _no_more,
     ops.Gelu: _elements,
     ops.Relu: _elements,
     ops.LeakyRelu: _elements,
@@ -77,8 +86,13 @@ WORK: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.TakeRows: _elements,
     ops.JoinRows: _elements,
     ops.KeyValueCache: lambda op: {"elements": (op.past_len + op.rows) * op.features},
-    ops.VocabProjection: lambda op: _matrix(op.rows, op.features, op.vocab),
+    ops.VocabProjection: _no_more,
 }
+
+# ops that are matrix products: one kernel whatever the op, with secret factors or one that the server holds
+PRODUCTS = (ops.TokenEmbedding, ops.Linear, ops.AttentionScores, ops.AttentionMix, ops.VocabProjection)
+POOL = "Matmul"
+
 
 WEIGHTED = (
     ops.TokenEmbedding, ops.PositionEmbedding, ops.LayerNorm, ops.RmsNorm, ops.FrozenNorm, ops.Linear, ops.LeakyRelu,
@@ -107,12 +121,14 @@ class KindSeconds:
     """The fit of one kind.
 
     fixed_s, per_unit_s: seconds per op, and per unit of each work in `WORK`.
+    greatest: the most of each unit that any op it is fitted on does; what does more is extrapolated.
     num_points: ops it is fitted on. worst_error: greatest relative error on them. held_out_error: greatest relative
     error on an op that was left out of the fit, which bounds what to expect of sizes between those measured.
     """
 
     fixed_s: float
     per_unit_s: dict[str, float]
+    greatest: dict[str, int]
     num_points: int
     worst_error: float
     held_out_error: float
@@ -122,23 +138,51 @@ class KindSeconds:
         for name, value in {"fixed_s": self.fixed_s, **self.per_unit_s, **errors}.items():
             if not 0 <= value < math.inf:
                 raise UserError(f"`{name}` must be finite and at least 0, but got {value}.")
+        if set(self.greatest) != set(self.per_unit_s):
+            raise UserError(
+                f"`greatest` must have the units of `per_unit_s`, {', '.join(self.per_unit_s)}, but has "
+                f"{', '.join(self.greatest) or 'none'}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpSeconds:
+    """One op, measured at its full size.
+
+    seconds: the least of its runs, with its share of what is made ahead; setup_s: that share, where it can be told.
+    spread: how far from these another run was at most, relative to them. num_runs: how often it ran.
+    """
+
+    seconds: float
+    setup_s: float
+    spread: float
+    num_runs: int
+
+    def __post_init__(self) -> None:
+        for name, value in {"seconds": self.seconds, "setup_s": self.setup_s, "spread": self.spread}.items():
+            if not 0 <= value < math.inf:
+                raise UserError(f"`{name}` must be finite and at least 0, but got {value}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeTestbed:
     """What one machine needs for each kind of op under one protocol, all parties on that machine.
 
-    engine, machine, measured_on: provenance. start_s: keys and first oblivious transfers, once a run.
+    engine, machine, measured_on: provenance; notes: what else to know of it. threads: of each party.
+    start_s: keys and first oblivious transfers, once a run. ops: single ops that were measured, by `op_name`.
     """
 
     protocol: str
     engine: str
+    threads: int
     machine: str
     measured_on: str
     ring_bits: int
     fraction_bits: int
     start_s: float
     kinds: dict[str, KindSeconds]
+    ops: dict[str, OpSeconds] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -146,38 +190,66 @@ class ComputeTestbed:
             raise UserError(f"`start_s` must be finite and at least 0, but got {self.start_s}.")
 
 
-def work(op: Op, protocol: str) -> dict[str, int]:
+def work(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
     """What an op does, by unit. Raises UserError for an op type without an entry in `WORK`."""
     if type(op) not in WORK:
         raise UnpricedOpError(f"no work is stated for {type(op).__name__}; add one to WORK.")
-    units = WORK[type(op)](op)
-    if protocol != "cheetah" or "products" not in units:
-        return units
-    return {unit: units[unit] for unit in ("heads", "comparisons") if unit in units} | cheetah.matrix_work(op)
+    return WORK[type(op)](op) | (_matrix(op, protocol, setting) if isinstance(op, PRODUCTS) else {})
 
 
 def kind(op: Op, weights: str) -> str:
     """The type of the op, its forms, and who holds its weights, if it has any: `secret` or `server`."""
-    forms = [value for field in fields(op) if isinstance(value := getattr(op, field.name), str)]
-    return ".".join([type(op).__name__, *forms, *([weights] if isinstance(op, WEIGHTED) else [])])
+    return ".".join([type(op).__name__, *_forms(op), *([weights] if isinstance(op, WEIGHTED) else [])])
+
+
+def fitted_kind(op: Op, weights: str) -> str:
+    """The kind whose seconds an op has: its own, or that of all matrix products."""
+    if not isinstance(op, PRODUCTS) or _compared_with(op):
+        return kind(op, weights)
+    return f"{POOL}.{weights if isinstance(op, WEIGHTED) else 'secret'}"
+
+
+def op_name(op: Op, weights: str) -> str:
+    """The kind of an op with whatever else it has, but for defaults, such as `Relu(rows=8, features=16)`."""
+    values = {each.name: getattr(op, each.name) for each in fields(op) if getattr(op, each.name) != each.default}
+    shape = ", ".join(f"{name}={value}" for name, value in values.items() if not isinstance(value, str))
+    return f"{kind(op, weights)}({shape})"
 
 
 def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
     """Seconds of one op, start not included. Raises UserError for a kind or unit that the testbed has not measured."""
+    if known := testbed.ops.get(op_name(op, weights)):
+        return known.seconds
     measured = _measured(op, weights, testbed)
     try:
-        units = work(op, testbed.protocol)
-        return measured.fixed_s + sum(measured.per_unit_s[unit] * count for unit, count in units.items())
+        return measured.fixed_s + sum(measured.per_unit_s[unit] * count for unit, count in _work(op, testbed).items())
     except KeyError as error:
         raise UnpricedOpError(
-            f"{kind(op, weights)} of the testbed has seconds per {', '.join(measured.per_unit_s)}, but none per "
+            f"{fitted_kind(op, weights)} of the testbed has seconds per {', '.join(measured.per_unit_s)}, but none per "
             f"{error.args[0]}; {_remedy(testbed)}"
         ) from None
 
 
+def extrapolation_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
+    """How many times more an op does, of the unit that it exceeds the most, than any that was measured; 1 within."""
+    if op_name(op, weights) in testbed.ops:
+        return 1.0
+    greatest = _measured(op, weights, testbed).greatest
+    counts = _work(op, testbed)
+    return max(1.0, *(count / max(1, greatest[unit]) for unit, count in counts.items()))
+
+
 def error_s_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    """How far off the seconds of an op may be, by the held-out error of its kind."""
-    return seconds_of(op, weights, testbed) * _measured(op, weights, testbed).held_out_error
+    """How far off the seconds of an op may be.
+
+    Of an op that was measured: its spread. Else the held-out error of its kind, and as much again for every doubling
+    beyond the sizes that were measured.
+    """
+    seconds = seconds_of(op, weights, testbed)
+    if known := testbed.ops.get(op_name(op, weights)):
+        return seconds * known.spread
+    doublings = math.log2(extrapolation_of(op, weights, testbed))
+    return seconds * _measured(op, weights, testbed).held_out_error * (1 + doublings)
 
 
 def load_compute(path: Path) -> ComputeTestbed:
@@ -187,25 +259,47 @@ def load_compute(path: Path) -> ComputeTestbed:
 
 def dump_compute(testbed: ComputeTestbed) -> str:
     """The text of a testbed file, seconds to four digits."""
-    data = asdict(testbed)
-    for measured in data["kinds"].values():
-        measured["per_unit_s"] = {unit: _rounded(value) for unit, value in measured["per_unit_s"].items()}
-        measured.update({name: _rounded(measured[name]) for name in ("fixed_s", "worst_error", "held_out_error")})
-    return dump({"schema_version": data.pop("schema_version"), **data, "start_s": _rounded(testbed.start_s)})
+    data = _rounded(asdict(testbed))
+    data["notes"] = list(testbed.notes)
+    return dump({"schema_version": data.pop("schema_version"), **data})
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _forms(op: Op) -> list[str]:
+    return [value for each in fields(op) if isinstance(value := getattr(op, each.name), str)]
+
+
+def _compared_with(op: Op) -> bool:
+    return bool(WORK[type(op)](op))
+
+
+def _work(op: Op, testbed: ComputeTestbed) -> dict[str, int]:
+    setting = EngineSetting(ring_bits=testbed.ring_bits, fraction_bits=testbed.fraction_bits)
+    return work(op, testbed.protocol, setting)
 
 
 def _measured(op: Op, weights: str, testbed: ComputeTestbed) -> KindSeconds:
-    name = kind(op, weights)
+    name = fitted_kind(op, weights)
     if name not in testbed.kinds and STAND_INS.get(name) in testbed.kinds:
         return testbed.kinds[STAND_INS[name]]
     if name not in testbed.kinds:
-        raise UserError(f"the testbed of protocol {testbed.protocol} has no seconds for {name}; {_remedy(testbed)}")
+        raise UserError(
+            f"the testbed of protocol {testbed.protocol} has no seconds for {_missing(op, weights, testbed)}; "
+            f"{_remedy(testbed)}"
+        )
     return testbed.kinds[name]
 
 
+def _missing(op: Op, weights: str, testbed: ComputeTestbed) -> str:
+    """A testbed of single ops lacks an op; another one lacks a kind."""
+    return op_name(op, weights) if testbed.ops else fitted_kind(op, weights)
+
+
 def _remedy(testbed: ComputeTestbed) -> str:
-    return f"measure it with `python -m costmodel calibrate --engine spu --protocol {testbed.protocol}`."
+    again = " with --for and the model it is in" if testbed.ops else ""
+    return f"measure it with `python -m costmodel calibrate --engine spu --protocol {testbed.protocol}`{again}."

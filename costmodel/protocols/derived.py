@@ -19,7 +19,13 @@ from costmodel.estimate import Pricer
 from costmodel.network import DEFAULT, Network, load_network, network_s
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, semi2k
-from costmodel.protocols.compute_testbed import ComputeTestbed, error_s_of, load_compute, seconds_of
+from costmodel.protocols.compute_testbed import (
+    ComputeTestbed,
+    error_s_of,
+    extrapolation_of,
+    load_compute,
+    seconds_of,
+)
 from costmodel.protocols.identity import ENGINE, cost_model_id
 from costmodel.protocols.primitives import Comm, EngineSetting
 from costmodel.trust.adversary import TRUST, Trust
@@ -45,7 +51,7 @@ class Derived(Pricer):
     protocol: str
     network: str
     cost_model_id: str
-    range_over: str = "held-out errors of the compute seconds"
+    range_over: str = "errors of the compute seconds"
     setting: EngineSetting
     testbed: ComputeTestbed
     link: Network
@@ -79,7 +85,7 @@ class Derived(Pricer):
         )
 
     def latency_s_range(self, graph: OpGraph) -> tuple[float, float]:
-        """The latency less and plus the held-out error of every op's compute seconds; the network's part is exact."""
+        """The latency less and plus the error of every op's compute seconds; the network's part is exact."""
         low_s = high_s = 0.0
         for op, count in Counter(node.op for node in graph).items():
             latency_s = self.price(op).latency_s
@@ -87,6 +93,16 @@ class Derived(Pricer):
             low_s += count * (latency_s - min(op_s, error_s))  # an error above 100 % leaves no less than nothing
             high_s += count * (latency_s + error_s)
         return max(0.0, low_s), high_s
+
+    def extrapolation(self, op: Op) -> float:
+        return extrapolation_of(op, self.setting.weights, self.testbed)
+
+    def extrapolated(self, graph: OpGraph) -> tuple[str, ...]:
+        """Kinds of op that do more than any that was measured, and how many times."""
+        found: dict[str, float] = {}
+        for op in dict.fromkeys(node.op for node in graph):
+            found[type(op).__name__] = max(found.get(type(op).__name__, 1.0), self.extrapolation(op))
+        return tuple(f"{name} {times:.1f}x" for name, times in found.items() if times > 1)
 
     def prior_share(self, graph: OpGraph) -> None:
         """Nothing rests on priors: bytes and rounds are derived, seconds measured."""
@@ -101,8 +117,8 @@ def load(
 ) -> Derived:
     """A protocol on a network (default `lan`) and a testbed (default: the one committed for it).
 
-    Raises UserError for a network or testbed file that is not valid, or a testbed of another engine version, protocol
-    or ring.
+    Raises UserError for a network or testbed file that is not valid, or a testbed of another protocol, engine, ring or
+    number of threads.
     """
     path = testbed or TESTBEDS / f"{protocol}.yaml"
     link = network if isinstance(network, Network) else load_network(DEFAULT if network is None else network)
@@ -111,6 +127,7 @@ def load(
     wanted = {
         "engine": ENGINE,
         "protocol": protocol,
+        "threads": setting.threads,
         "ring_bits": setting.ring_bits,
         "fraction_bits": setting.fraction_bits,
     }

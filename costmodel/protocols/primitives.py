@@ -38,19 +38,23 @@ class EngineSetting:
     weights: `secret`, shared by all parties before the run; `server`, held by one party, which no other sees.
     weight_masks: of matrices of weights in products that open them masked, `semi2k`'s: `fresh` in every run, or `kept`
         from an earlier one, so that only the other factor is masked and opened.
+    threads: that each party computes with. Formulas are for one; cheetah makes some of its set-up for each thread.
 
-    Raises UserError for a ring the engine does not have, or too small for the fraction, or masks of weights that the
-    server holds, which the engine shares anew in every run.
+    Raises UserError for a ring the engine does not have, or too small for the fraction, no thread, or masks of weights
+    that the server holds, which the engine shares anew in every run.
     """
 
     ring_bits: int = 64
     fraction_bits: int = 18
     weights: Holder = "secret"
     weight_masks: WeightMasks = "fresh"
+    threads: int = 1
 
     def __post_init__(self) -> None:
         if self.weight_masks == "kept" and self.weights == "server":
             raise UserError("`weight_masks` kept goes with weights that are secret, but the server holds them.")
+        if self.threads < 1:
+            raise UserError(f"`threads` must be at least 1, but got {self.threads}.")
         if self.ring_bits not in (32, 64, 128):
             raise UserError(f"`ring_bits` must be 32, 64 or 128, but got {self.ring_bits}.")
         # a product has twice the fraction bits, and division and square root reverse that many bits

@@ -14,6 +14,7 @@ from costmodel.config.units import BYTES, format_bytes, format_seconds
 from costmodel.cost import Price, total_price
 from costmodel.estimate import Estimate
 from costmodel.ops import LayerId, Op, shape
+from costmodel.protocols.compute_testbed import ComputeTestbed
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published_rows import PublishedRow
@@ -23,13 +24,23 @@ from costmodel.trust.adversary import described
 from costmodel.trust.data_range import said
 
 UNCHECKED = "that costs grow with these as counts do is assumed, and no error is known"
+WIDER = "these do so many times more than what was measured, and the range is wider for it"
 MENTIONED_SHARE = 0.005  # what rounds to less than 1 % is left out
 PUBLIC = ("temperatures", "scalars of shaped attention", "causal mask", "rotary angles")
 # What a summary does not mention, since it is so unless asked for.
-USUAL = {"weights": "secret", "embedding": "one-hot", "projection": "all", "phase": "prefill", "softmax": "exact"}
+USUAL = {
+    "weights": "secret",
+    "weight_masks": "fresh",
+    "embedding": "one-hot",
+    "projection": "all",
+    "phase": "prefill",
+    "rows": "all",
+    "query_block": None,
+    "softmax": "exact",
+}
 
-# Of a model's deployment, `embedding`, `projection` and `phase`; None where a traced model decides.
-DeploymentFacts: TypeAlias = Mapping[str, str | None]
+# A model's deployment, as `costmodel.deployment` names its choices.
+DeploymentFacts: TypeAlias = Mapping[str, str | int | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,9 +83,10 @@ def document(
 ) -> dict[str, Any]:
     """The estimate as JSON data: SI numbers, every key always there, null for what is not known.
 
-    `by_layer` and `by_op` sum to `total`, key by key, which is of the architecture as it is written. setting: None
-    where it is fitted in. deployed: None where a traced model decides. made: what it costs to do without a dealer.
-    egress_price: money for each GB that is sent.
+    `by_layer` and `by_op` sum to `total`, key by key of a price, which is of the architecture as it is written.
+    extrapolation: how many times more an op does than any that was measured, at least 1. setting: None where it is
+    fitted in. deployed: None where a traced model decides. made: what it costs to do without a dealer. egress_price:
+    money for each GB that is sent.
     """
     return {
         "architecture": architecture,
@@ -114,8 +126,9 @@ def op_records(estimate: Estimate) -> list[dict[str, Any]]:
             "name": node.name,
             "shape": shape(node.op),
             **_numbers(price),
+            "extrapolation": extrapolation,
         }
-        for node, price in estimate.by_op
+        for (node, price), extrapolation in zip(estimate.by_op, estimate.extrapolations, strict=True)
     ]
 
 
@@ -138,6 +151,7 @@ def setting_document(
         "fraction_bits": setting and setting.fraction_bits,
         "inputs": "secret",
         "weights": setting and setting.weights,
+        "weight_masks": setting and setting.weight_masks,
         "public": setting and list(PUBLIC),
         **deployment,
         "gelu": _forms(priced, ops.Gelu),
@@ -153,7 +167,8 @@ def _forms(priced: Sequence[Op], kind: type[ops.Gelu] | type[ops.Softmax]) -> st
 def unusual(priced: Sequence[Op], setting: EngineSetting | None, deployment: DeploymentFacts) -> str:
     """Whatever a reader might not expect, such as `, phase decode`."""
     found = setting_document(priced, setting, deployment)
-    return "".join(f", {key} {found[key]}" for key, usual in USUAL.items() if found[key] not in (None, usual))
+    told = {key: found[key] for key, usual in USUAL.items() if found[key] not in (None, usual)}
+    return "".join(f", {key.replace('_', ' ')} {value}" for key, value in told.items())
 
 
 def _numbers(price: Price) -> dict[str, float | int | None]:
@@ -183,7 +198,7 @@ def summary(
     lines = [
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {estimate.protocol}{on_network}{asked}",
         f"latency {format_seconds(estimate.total.latency_s)}, communication {format_bytes(estimate.total.sent_bytes)}",
-        *([f"{said(estimate.extrapolated)}; {UNCHECKED}"] if estimate.extrapolated else []),
+        *([f"{said(estimate.extrapolated)}; {_unchecked(estimate)}"] if estimate.extrapolated else []),
     ]
     if estimate.total.compute_s is not None and estimate.total.network_s is not None:
         lines.append(
@@ -213,6 +228,11 @@ def summary(
     return lines
 
 
+def _unchecked(estimate: Estimate) -> str:
+    """What the error of extrapolated prices is."""
+    return UNCHECKED if estimate.total.compute_s is None else WIDER
+
+
 def _deployed_line(deployed: DeployedForm) -> str:
     layers = "" if deployed.notation == deployed.placement else f" ({deployed.placement})"
     total = deployed.estimate.total
@@ -227,11 +247,19 @@ def estimate_tables(estimate: Estimate, made: Sequence[Made] = ()) -> list[Table
     """
     layers = [(_layer_title(layer), "", price) for layer, price in estimate.by_layer]
     by_kind: dict[str, list[Price]] = {}
-    for node, price in estimate.by_op:
-        by_kind.setdefault(type(node.op).__name__, []).append(price)
-    kinds = [(kind, str(len(prices)), total_price(prices)) for kind, prices in by_kind.items()]
+    beyond: dict[str, float] = {}
+    for (node, price), extrapolation in zip(estimate.by_op, estimate.extrapolations, strict=True):
+        kind = type(node.op).__name__
+        by_kind.setdefault(kind, []).append(price)
+        beyond[kind] = max(beyond.get(kind, 1.0), extrapolation or 1.0)
+    kinds = [(kind + _beyond(beyond[kind]), str(len(prices)), total_price(prices)) for kind, prices in by_kind.items()]
     tables = [_prices("layer", layers, estimate.total), _prices("op", kinds, estimate.total)]
     return [*([made_table(made)] if made else []), *tables]
+
+
+def _beyond(extrapolation: float) -> str:
+    """What a line says of seconds that no measurement bounds."""
+    return f" ({extrapolation:.1f}x beyond what was measured)" if extrapolation > 1 else ""
 
 
 def _layer_title(layer: LayerId) -> str:
@@ -304,6 +332,18 @@ def opinions_table(opinions: Iterable[Opinion]) -> Table:
         sizes = [format_bytes(one.other_bytes), format_bytes(one.own_bytes)]
         judged = ["", ""] if one.bar is None else [f"{one.bar:.0%}", "pass" if one.check.passed else "FAIL"]
         table.add_row(one.title, *sizes, f"{one.own_bytes / one.other_bytes:.2f}", *judged)
+    return table
+
+
+def ops_table(testbed: ComputeTestbed) -> Table:
+    """The ops that were measured one by one, the slowest first."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("op", no_wrap=True)
+    for title in ("seconds", "made ahead", "spread", "runs"):
+        table.add_column(title, justify="right")
+    for name, found in sorted(testbed.ops.items(), key=lambda item: -item[1].seconds):
+        ahead = format_seconds(found.setup_s) if found.setup_s else ""
+        table.add_row(name, format_seconds(found.seconds), ahead, f"{found.spread:.0%}", str(found.num_runs))
     return table
 
 

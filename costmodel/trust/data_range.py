@@ -34,7 +34,8 @@ class DataRange:
             if (beyond := [value for value in sorted(found[name]) if not _inside(value, known)])
         ]
         unknown = {type(node.op).__name__ for node in graph} - {kind.__name__ for kind in self.op_types}
-        ways = [text for kind, text in OTHER_WAYS.items() if kind.__name__ in unknown]
+        used = unknown - ({"KeyValueCache"} if _keeps_none(graph) else set())
+        ways = [text for kind, text in OTHER_WAYS.items() if kind.__name__ in used]
         names = sorted(unknown - {kind.__name__ for kind in OTHER_WAYS})
         return (*told, *ways, *(f"{name} (data: none)" for name in names))
 
@@ -42,8 +43,14 @@ class DataRange:
 # ops that are there because of how a model is run, and what to call it
 OTHER_WAYS: dict[type, str] = {
     ops.KeyValueCache: "phase decode (data: prefill)",
-    ops.LastRow: "projection last (data: all)",
+    ops.TakeRows: "projection last (data: all)",
+    ops.JoinRows: "attention in blocks of queries (data: all at once)",
 }
+
+
+def _keeps_none(graph: OpGraph) -> bool:
+    """Whether keys and values are those of the same run, and only told apart from queries."""
+    return not any(node.op.past_len for node in graph if isinstance(node.op, ops.KeyValueCache))
 
 
 def dimensions(graph: OpGraph) -> dict[str, set[int]]:

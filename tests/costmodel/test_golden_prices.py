@@ -22,6 +22,7 @@ from typing import Any, TypeAlias, get_args
 import pytest
 
 from costmodel import ops
+from costmodel.calibration.microbenchmark import plan
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.cost import Price, total_price
 from costmodel.deployment.deploy import Deployment
@@ -29,7 +30,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import estimate
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols import load_pricer, published
-from costmodel.protocols.compute_testbed import STAND_INS, kind
+from costmodel.protocols.compute_testbed import kind
 from costmodel.protocols.derived import COMM, Derived
 from costmodel.protocols.identity import COST_MODEL_VERSION
 from costmodel.protocols.primitives import EngineSetting, Holder
@@ -229,7 +230,7 @@ def test_every_kind_of_op_that_has_a_price_is_in_a_case(setting: str, golden: di
     pricer = load_pricer(protocol)
     if isinstance(pricer, Derived):
         others = ".server" if weights == "secret" else ".secret"
-        assert found == {name for name in {*pricer.testbed.kinds, *STAND_INS} if not name.endswith(others)}
+        assert found == {series.kind for series in plan(protocol) if not series.kind.endswith(others)}
     else:
         assert {name.partition(".")[0] for name in found} == {each.__name__ for each in published.COUNTS}
 

@@ -7,6 +7,8 @@ import sys
 import pytest
 import yaml
 
+from costmodel.calibration import timed_run
+from costmodel.calibration.microbenchmark import Timing
 from costmodel.protocols import published
 from search_spaces.architecture import dump_architecture
 from search_spaces.bases import base_architecture
@@ -120,10 +122,13 @@ def test_json_says_which_setting_was_priced(run):
         "fraction_bits": 18,
         "inputs": "secret",
         "weights": "secret",
+        "weight_masks": "fresh",
         "public": ["temperatures", "scalars of shaped attention", "causal mask", "rotary angles"],
         "embedding": "one-hot",
         "projection": "all",
         "phase": "prefill",
+        "rows": "all",
+        "query_block": None,
         "gelu": "tanh",
         "softmax": "exact",
     }
@@ -133,6 +138,21 @@ def test_json_says_which_setting_was_priced(run):
         found = setting_of(run, "SM+LN+R", "--base=tiny", "--protocol=aby3", *flags, "--seq-len", seq_len)
         assert {name: found[name] for name in changed} == changed
         assert found["gelu"] is None
+
+
+def test_ways_to_run_a_model_are_priced_and_said(run):
+    flags = ("SM+LN+R", "--base=tiny", "--protocol=semi2k", "--seq-len=8")
+    least = estimated(run, *flags, "--projection=last", "--rows=needed", "--query-block=3")["total"]["sent_bytes"]
+    last = estimated(run, *flags, "--projection=last")["total"]["sent_bytes"]
+    assert least < last
+    out = run("estimate", *flags, "--projection=last", "--rows=needed", "--query-block=3")[1]
+    assert ", projection last, rows needed, query block 3" in out.splitlines()[0]
+    step = ("--phase=decode", "--weight-masks=kept")
+    assert estimated(run, *flags, *step)["total"]["sent_bytes"] < estimated(run, *flags, step[0])["total"]["sent_bytes"]
+    assert ", weight masks kept, phase decode" in run("estimate", *flags, *step)[1].splitlines()[0]
+    code, out, err = run("estimate", *flags[:2], "--weight-masks=kept")
+    assert (code, out) == (2, "")
+    assert "protocol published has its weight-masks fitted in, but got --weight-masks kept; leave it out" in err
 
 
 def test_what_is_fitted_in_is_not_known(run):
@@ -199,7 +219,7 @@ def test_csv_is_a_line_an_op(run):
     assert (code, err) == (0, "")
     lines = list(csv.DictReader(io.StringIO(out)))
     ops = estimated(run, *flags)["by_op"]
-    assert list(lines[0]) == ["op", "layer", "name", "shape", *PRICE_KEYS]
+    assert list(lines[0]) == ["op", "layer", "name", "shape", *PRICE_KEYS, "extrapolation"]
     assert [line["name"] for line in lines] == [op["name"] for op in ops]
     assert [float(line["latency_s"]) for line in lines] == [op["latency_s"] for op in ops]
     assert lines[0]["shape"] == "tokens=128 vocab=512 features=16"
@@ -361,6 +381,19 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
             ["calibrate", "--protocol", "aby3", "--engine", "spu", "--output", "absent/x.yaml"],
             "--output absent/x.yaml must be a file in a folder that can be written to",
         ),
+        (["calibrate", "--layers", "3"], "flags of a model need --for ARCH, the model to measure; give it or leave"),
+        (["calibrate", "--for", "SM"], "--for and --threads are of an engine; give --engine spu and its --protocol"),
+        (["calibrate", "--threads", "2"], "--for and --threads are of an engine; give --engine spu and its --protocol"),
+        (
+            ["calibrate", "--protocol", "aby3", "--engine", "spu", "--output", "x.yaml", "--for", "LN+SM"],
+            "architecture must be a name like SM+LN+G",
+        ),
+        (
+            ["calibrate", "--protocol", "aby3", "--engine", "spu", "--output", "x.yaml", "--threads", "0"],
+            "`threads` must be at least 1, but got 0",
+        ),
+        (["estimate", "SM", "--threads", "2"], "protocol published has its threads fitted in, but got --threads 2"),
+        (["estimate", "SM", "--protocol", "aby3", "--threads", "2"], "aby3.yaml must be 2, but got 1; calibrate one"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(run, tmp_path, args, message):
@@ -415,6 +448,38 @@ def test_validate_fails_when_a_bar_does(run, monkeypatch, tmp_path):
     code, out, _ = run("validate")
     assert code == 1
     assert "FAIL" in out
+
+
+@pytest.mark.needs_engine
+def test_a_testbed_of_one_model_prices_it_as_written_and_as_deployed(run, tmp_path, monkeypatch):
+    asked = []
+
+    def measured(plan, protocol, setting, known):
+        for series in plan:
+            asked.append((series.name, protocol, setting.threads))
+            yield Timing(kind=series.name, start_s=9.0, seconds=(1.0,) * sum(series.repeats))
+
+    monkeypatch.setattr(timed_run, "measure", measured)
+    model = ("EReg(SM+ScFuFFN)", "--base", "tiny", "--layers", "2", "--seq-len", "8", "--threads", "3")
+    code, out, err = run("calibrate", "--for", *model, "--protocol", "aby3", "--engine", "spu", "--output", "mine.yaml")
+    assert (code, out.splitlines()[0]) == (0, "wrote mine.yaml")
+    assert len(asked) == len(set(asked))
+    assert f"{len(asked)} of {len(asked)} series" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]  # the timings are no longer needed
+    priced = estimated(run, *model, "--protocol", "aby3", "--testbed", "mine.yaml")
+    assert priced["total"]["compute_s"] == len(priced["by_op"]) + 9.0 - 3.0  # the warm-up's three ops are not starting
+    assert {entry["extrapolation"] for entry in priced["by_op"]} == {1.0}
+    assert priced["deployed"]["total"]["compute_s"] < priced["total"]["compute_s"]
+    assert "no seconds for" in refused(
+        run("estimate", "SM+LN+G", *model[1:], "--protocol", "aby3", "--testbed", "mine.yaml")
+    )
+
+
+def test_lines_beyond_what_was_measured_are_marked(run):
+    code, out, _ = run("estimate", "SM+LN+G", "--protocol", "semi2k")
+    assert code == 0
+    assert "Gelu (6.0x beyond what was measured)" in out  # 128 x 3072 of 128 x 512 elements
+    assert "Softmax (3.0x beyond what was measured)" in out  # 12 heads of 4
 
 
 def test_calibrate_writes_the_testbed(run, tmp_path):

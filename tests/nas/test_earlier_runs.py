@@ -1,4 +1,4 @@
-"""Runs made before there was a cost-model version, kept as they were: they resume, plot and export.
+"""Runs made before there was a cost-model version, kept as they were: they plot and export, and resume at equal prices.
 
 `earlier_runs/` holds a run under `published` and one under `semi2k` (tiny space, three trials of 512 tokens), with the
 data they were trained on. Their cost-model ids are hashes of source files that no longer exist in that form.
@@ -43,6 +43,7 @@ def resume(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, cwd=folder.parent, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.parametrize("folder", ["published"], indirect=True)
 def test_it_is_extended_and_what_it_had_stays(folder: Path) -> None:
     before = ledger.read(folder / ledger.FILE_NAME)
     done = resume(folder)
@@ -54,6 +55,15 @@ def test_it_is_extended_and_what_it_had_stays(folder: Path) -> None:
     assert not [line for line in done.stdout.splitlines() if "gram" in line and "unigram model" not in line]
     assert "floor" not in (folder / "pareto.csv").read_text()
     assert read_meta(folder).cost_model_id == after[-1].cost_model_id != before[0].cost_model_id
+
+
+@pytest.mark.parametrize("folder", ["semi2k"], indirect=True)
+def test_it_is_refused_since_seconds_are_others_now(folder: Path) -> None:
+    before = (folder / ledger.FILE_NAME).read_text()
+    done = resume(folder)
+    assert done.returncode == 2
+    assert "results of different cost_model_id are never mixed: start a new run" in done.stderr
+    assert (folder / ledger.FILE_NAME).read_text() == before
 
 
 def test_it_is_refused_where_the_cost_model_prices_it_otherwise(folder: Path) -> None:

@@ -22,11 +22,15 @@ from costmodel.protocols.compute_testbed import (
 )
 from costmodel.protocols.primitives import EngineSetting
 
+ONE = KindSeconds(
+    fixed_s=0.0, per_unit_s={"elements": 0.0}, greatest={"elements": 1}, num_points=1, worst_error=0.0,
+    held_out_error=0.0,
+)  # fmt: skip
 START_S, FIXED_S, UNIT_S, BATCH_S = 5.0, 1e-3, 1e-6, 2.0
 
 
 def of_work(op: Op, protocol: str) -> float:
-    return FIXED_S + UNIT_S * sum(work(op, protocol).values())
+    return FIXED_S + UNIT_S * sum(work(op, protocol, EngineSetting()).values())
 
 
 def timed(series, protocol: str) -> Timing:
@@ -97,7 +101,7 @@ def test_a_testbed_survives_its_file(tmp_path: Path) -> None:
 def test_a_file_of_another_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "old.yaml"
     path.write_text("{schema_version: 99, coefficients: {}}")
-    with pytest.raises(ValueError, match="`schema_version` must be 1, but got 99"):
+    with pytest.raises(ValueError, match="`schema_version` must be 2, but got 99"):
         load_compute(path)
 
 
@@ -109,7 +113,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
         return [Measured(sent_bytes=0, messages=0, seconds=1.0)] * len(runs)
 
     path = tmp_path / "timings.jsonl"
-    first, second, *_ = measure("semi2k", EngineSetting(), (), run)
+    first, second, *_ = measure(plan("semi2k"), "semi2k", EngineSetting(), (), run)
     save(first, path)
     save(second, path)
     with path.open("a") as file:
@@ -118,7 +122,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     save(second, path)  # in the place of the torn line
     assert saved(path) == (first, second, second)
     asked.clear()
-    everything = list(measure("semi2k", EngineSetting(), saved(path), run))
+    everything = list(measure(plan("semi2k"), "semi2k", EngineSetting(), saved(path), run))
     assert len(asked) == len(plan("semi2k")) - 2
     assert everything[0] == first
     assert [timing.kind for timing in everything] == [series.kind for series in plan("semi2k")]
@@ -142,9 +146,9 @@ def test_a_timing_of_another_plan_is_measured_again() -> None:
     def run(runs, *, protocol, setting, link):
         return [Measured(sent_bytes=0, messages=0, seconds=1.0)] * len(runs)
 
-    first = next(iter(measure("semi2k", EngineSetting(), (), run)))
+    first = next(iter(measure(plan("semi2k"), "semi2k", EngineSetting(), (), run)))
     old = replace(first, seconds=first.seconds[:-1])
-    assert next(iter(measure("semi2k", EngineSetting(), (old,), run))) == first
+    assert next(iter(measure(plan("semi2k"), "semi2k", EngineSetting(), (old,), run))) == first
 
 
 def test_a_plan_that_changed_asks_for_new_timings() -> None:
@@ -162,7 +166,7 @@ def test_a_kind_without_seconds_says_how_to_measure_it() -> None:
 
 def test_a_kind_that_a_testbed_is_older_than_has_the_seconds_of_its_stand_in() -> None:
     now = fit_testbed("semi2k", EngineSetting(), [timed(series, "semi2k") for series in plan("semi2k")])
-    slow = KindSeconds(fixed_s=7.0, per_unit_s={"elements": 0.0}, num_points=1, worst_error=0.0, held_out_error=0.0)
+    slow = replace(ONE, fixed_s=7.0)
     older = replace(now, kinds={name: slow for name in now.kinds if name not in STAND_INS})
     some = (ops.Square(rows=3, features=5), ops.FrozenNorm(rows=3, features=5, centred=True))
     assert [seconds_of(op, "server", older) for op in some] == [7.0, 7.0]
@@ -172,7 +176,7 @@ def test_a_kind_that_a_testbed_is_older_than_has_the_seconds_of_its_stand_in() -
 
 def test_seconds_never_fall_as_an_op_grows() -> None:
     with pytest.raises(ValueError, match="`elements` must be finite and at least 0"):
-        KindSeconds(fixed_s=0.0, per_unit_s={"elements": -1.0}, num_points=1, worst_error=0.0, held_out_error=0.0)
+        replace(ONE, per_unit_s={"elements": -1.0})
 
 
 def test_kinds_tell_forms_and_holders_apart() -> None:

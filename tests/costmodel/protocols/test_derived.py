@@ -1,18 +1,20 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel import ops
 from costmodel.calibration.microbenchmark import plan
 from costmodel.estimate import estimate
 from costmodel.network import NETWORKS
+from costmodel.ops import Node, OpGraph
 from costmodel.protocols import load_pricer
-from costmodel.protocols.compute_testbed import ComputeTestbed, KindSeconds, dump_compute
+from costmodel.protocols.compute_testbed import ComputeTestbed, KindSeconds, dump_compute, fitted_kind
 from costmodel.protocols.derived import COMM, load
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
+from costmodel.report.estimates import estimate_tables
 from search_spaces.bases import BASES
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -20,6 +22,7 @@ from search_spaces.notation import parse
 PROTOCOLS = list(COMM)
 GRAPH = lower(parse("SM+LN+G", BASES["tiny"]).architecture, 8)
 SETTING = EngineSetting()
+UNITS = ("elements", "rows", "products", "operands", "calls", "comparisons", "results", "switches")
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +31,10 @@ def testbeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder, paths = tmp_path_factory.mktemp("testbeds"), {}
     for protocol in PROTOCOLS:
         kinds = {
-            series.kind: KindSeconds(
+            fitted_kind(series.sizes[0], series.weights): KindSeconds(
                 fixed_s=1.0,
-                per_unit_s=dict.fromkeys(("elements", "rows", "products", "heads", "results", "switches"), 1e-6),
+                per_unit_s=dict.fromkeys(UNITS, 1e-6),
+                greatest=dict.fromkeys(UNITS, 10**6),
                 num_points=6,
                 worst_error=0.0,
                 held_out_error=0.1,
@@ -38,7 +42,7 @@ def testbeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             for series in plan(protocol)
         }
         testbed = ComputeTestbed(
-            protocol=protocol, engine=ENGINE, machine="m", measured_on="d", ring_bits=64, fraction_bits=18,
+            protocol=protocol, engine=ENGINE, threads=1, machine="m", measured_on="d", ring_bits=64, fraction_bits=18,
             start_s=10.0, kinds=kinds,
         )  # fmt: skip
         paths[protocol] = folder / f"{protocol}.yaml"
@@ -107,6 +111,7 @@ def test_an_error_above_100_percent_leaves_the_network_in_the_range(testbeds: di
     assert whole.latency_s_range[0] == pytest.approx(whole.total.network_s + 10.0)
 
 
+@settings(deadline=None)
 @given(bandwidths=st.lists(st.floats(1e6, 1e11), min_size=2, max_size=2), protocol=st.sampled_from(PROTOCOLS))
 def test_more_bandwidth_is_never_slower(
     bandwidths: list[float], protocol: str, tmp_path_factory: pytest.TempPathFactory, testbeds: dict[str, Path]
@@ -168,6 +173,8 @@ def test_seconds_beyond_all_numbers_are_refused(testbeds: dict[str, Path], tmp_p
         ("rows: ", "lines: ", "of the testbed has seconds per .*, but none per rows; measure it with"),
         ("fixed_s: 1.0", "fixed_s: 1e-3", "`fixed_s` of .* must be of type float, but got '1e-3'; write 0.001"),
         ("start_s: 10.0", "", "lacks the key 'start_s'"),
+        ("SPU 0.9.5", "SPU 0.9.6", "`engine` of testbed .* must be SecretFlow-SPU 0.9.5, as the formulas are, but got"),
+        ("threads: 1", "threads: 4", "`threads` of testbed .* must be 1, but got 4; calibrate one for it"),
     ],
 )
 def test_testbeds_that_cannot_be_used_are_refused(
@@ -182,6 +189,27 @@ def test_testbeds_that_cannot_be_used_are_refused(
 def test_a_testbed_of_another_ring_is_refused(testbeds: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="`ring_bits` of testbed .* must be 128, but got 64"):
         load("semi2k", None, testbeds["semi2k"], EngineSetting(ring_bits=128))
+
+
+def test_a_testbed_of_several_threads_prices_as_many(testbeds: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "four.yaml"
+    path.write_text(testbeds["semi2k"].read_text().replace("threads: 1", "threads: 4"))
+    assert load("semi2k", None, path, EngineSetting(threads=4)).price(ops.Relu(rows=1, features=1)).compute_s > 1.0
+
+
+def test_what_does_more_than_was_measured_is_said_and_widens_the_range(testbeds: dict[str, Path]) -> None:
+    """At 2,000,000 elements, twice the bound: the error of 10 % counts once more."""
+    pricer = load("semi2k", "loopback", testbeds["semi2k"])
+    within, beyond = (
+        estimate(OpGraph(nodes=(Node(name="a", layer=0, op=ops.Relu(rows=rows, features=1000), inputs=("tokens",)),)),
+        pricer) for rows in (1000, 2000)
+    )  # fmt: skip
+    assert (within.extrapolations, within.extrapolated) == ((1.0,), ())
+    assert (beyond.extrapolations, beyond.extrapolated) == ((2.0,), ("Relu 2.0x",))
+    assert beyond.latency_s_range is not None
+    assert beyond.latency_s_range[1] == pytest.approx(beyond.total.latency_s + 0.2 * (beyond.total.compute_s or 0.0))
+    kinds = estimate_tables(beyond)[1].columns[0]
+    assert list(kinds.cells) == ["Relu (2.0x beyond what was measured)"]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -1,9 +1,9 @@
 import pytest
 
+from costmodel.deployment.deploy import Deployment
 from nas.report.price_lines import price_line
 from nas.results.members import members
 from search_spaces.bases import Dimensions, base_architecture
-from search_spaces.lower import Deployment
 from search_spaces.workload import Workload
 
 BASE = base_architecture("gpt2-small")

@@ -1,0 +1,60 @@
+"""Runs a plan of series under the engine, says how far it is, and keeps every timing as soon as it is there."""
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, TimeElapsedColumn
+
+from costmodel.calibration.microbenchmark import Series, Timing, measure, save, saved
+from costmodel.config.units import format_seconds
+from costmodel.engine import spu
+from costmodel.errors import StoppedError, UserError
+from costmodel.protocols.identity import ENGINE
+from costmodel.protocols.primitives import EngineSetting
+
+
+def check_engine() -> None:
+    """Raises UserError if the engine is not installed, or is of another version than the formulas."""
+    spu.check_installed()
+    if (found := f"SecretFlow-SPU {version('spu')}") != ENGINE:
+        raise UserError(f"the engine must be {ENGINE}, which the formulas are of, but is {found}; run: {spu.INSTALL}")
+
+
+def timings_file(output: Path, protocol: str, setting: EngineSetting) -> Path:
+    """Where the timings so far are kept, beside a testbed that is to be written."""
+    threads = "" if setting.threads == 1 else f".{setting.threads}-threads"
+    return output.with_suffix(f".{protocol}{threads}.timings.jsonl")
+
+
+def timed_run(
+    plan: Sequence[Series],
+    protocol: str,
+    setting: EngineSetting,
+    path: Path,
+    expected_s: Callable[[Series], float] = lambda series: 1.0,
+) -> list[Timing]:
+    """The timing of every series; those in the file at `path` are not measured again.
+
+    expected_s: what a series may take, in any unit, from which the time left is told on stderr.
+
+    Raises StoppedError if the engine fails, with how to go on.
+    """
+    known, found = saved(path), list[Timing]()
+    console, total = Console(stderr=True, highlight=False, soft_wrap=True), len(plan)
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task(protocol, total=sum(map(expected_s, plan)), visible=console.is_terminal)
+        try:
+            for series, timing in zip(plan, measure(plan, protocol, setting, known), strict=True):
+                if timing not in known:
+                    save(timing, path)
+                found.append(timing)
+                progress.update(task, advance=expected_s(series), description=f"{protocol}: {timing.kind}")
+                if not console.is_terminal:
+                    left_s = progress.tasks[task].time_remaining
+                    eta = "" if left_s is None else f", about {format_seconds(left_s)} left"
+                    console.print(f"{protocol}: {timing.kind}, {len(found)} of {total} series{eta}")
+        except spu.EngineError as error:
+            raise StoppedError(f"{error} Timings so far are in {path}; run the command again to go on.") from None
+    return found

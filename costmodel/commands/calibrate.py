@@ -1,0 +1,125 @@
+"""`calibrate`: a testbed fitted on the printed rows, or on what the engine takes on this machine."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from costmodel.calibration import microbenchmark
+from costmodel.calibration.fit_compute import fit_testbed as fit_compute
+from costmodel.calibration.fit_published import calibrate as fit_published
+from costmodel.calibration.fit_published import dump_testbed
+from costmodel.calibration.model_testbed import measured_model
+from costmodel.calibration.timed_run import check_engine, timed_run, timings_file
+from costmodel.commands.architectures import DEFAULT_DEPLOYMENT, lowered, row_graph
+from costmodel.commands.output import console, print_blocks
+from costmodel.deployment.deploy import Deployment, Phase, Projection
+from costmodel.errors import UserError
+from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
+from costmodel.protocols import published
+from costmodel.protocols.compute_testbed import dump_compute
+from costmodel.protocols.primitives import EngineSetting, Holder
+from costmodel.protocols.published_rows import published_rows
+from costmodel.report import estimates
+from search_spaces.bases import Dimensions
+from search_spaces.deployed import deployed
+from search_spaces.lower import lower
+
+
+def calibrate(
+    protocol: Literal["published", "semi2k", "aby3", "cheetah"] = "published",
+    engine: Literal["spu"] | None = None,
+    output: Path | None = None,
+    for_: str | None = None,
+    base: str = "gpt2-small",
+    layers: int | None = None,
+    heads: int | None = None,
+    d_model: int | None = None,
+    d_ff: int | None = None,
+    vocab: int | None = None,
+    gelu: GeluForm | None = None,
+    softmax: SoftmaxForm | None = None,
+    seq_len: int = 128,
+    embedding: Encoding = "one-hot",
+    projection: Projection = "all",
+    phase: Phase = "prefill",
+    weights: Holder = "secret",
+    threads: int = 1,
+) -> None:
+    """Fit a testbed and write it: on the printed rows, or on what the engine takes on this machine.
+
+    With --for, every op of one model is measured at its full size, and the testbed prices these alone. A calibration
+    that was stopped goes on where it was: its timings so far are in a file beside the output.
+
+    Args:
+        protocol: the protocol whose testbed is fitted.
+        engine: spu to measure a protocol of the engine; none for published.
+        output: the file to write; for published, by default the committed one.
+        for_: the model to measure, as `estimate` takes it; the flags below, but for threads, are of it.
+        base: the model whose dimensions a name is placed on.
+        layers: number of layers, instead of the base's.
+        heads: attention heads per layer, instead of the base's.
+        d_model: features of the residual stream, instead of the base's.
+        d_ff: features inside the FFN (4 * d_model unless given).
+        vocab: tokens in the vocabulary, instead of the base's.
+        gelu: the form of every GELU, instead of the base's.
+        softmax: softmax in every layer, or a form that takes its place, instead of the base's.
+        seq_len: tokens of the prompt.
+        embedding: tokens one-hot encoded by the client, or looked up under the protocol.
+        projection: logits of all tokens, or of the last one.
+        phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
+        weights: secret-shared, or held by the server alone.
+        threads: that each party computes with.
+    """
+    dimensions = Dimensions(
+        layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
+    )
+    deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
+    _check_model(for_, (base, dimensions, seq_len, deployment, weights))
+    if (protocol == "published") != (engine is None):
+        raise UserError(f"--protocol {protocol} must be fitted with{'out' if engine else ''} --engine spu.")
+    if engine is None:
+        if (for_, threads) != (None, 1):
+            raise UserError("--for and --threads are of an engine; give --engine spu and its --protocol with them.")
+        rows = published_rows()
+        fitted = fit_published(rows, {row.name: row_graph(row) for row in rows})
+        return write(output or published.TESTBED, dump_testbed(fitted))
+    graphs = [] if for_ is None else _graphs_of(for_, base, dimensions, seq_len, deployment)
+    return _calibrate_engine(protocol, EngineSetting(weights=weights, threads=threads), graphs, output)
+
+
+def _check_model(arch: str | None, flags: tuple[object, ...]) -> None:
+    if arch is None and flags != ("gpt2-small", Dimensions(), 128, DEFAULT_DEPLOYMENT, "secret"):
+        raise UserError("flags of a model need --for ARCH, the model to measure; give it or leave them out.")
+
+
+def _graphs_of(arch: str, base: str, dimensions: Dimensions, seq_len: int, deployment: Deployment) -> list[OpGraph]:
+    """The op graph of a model, and that of what folding leaves of it to deploy, since `estimate` prices both."""
+    _, graph, architecture = lowered(arch, base, dimensions, seq_len, deployment)
+    return [graph] if architecture is None else [graph, lower(deployed(architecture), seq_len, deployment)]
+
+
+def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[OpGraph], output: Path | None) -> None:
+    """Of all kinds of op, or of the ops of some graphs."""
+    if output is None:
+        raise UserError(f"--output is required for protocol {protocol}: the .yaml file to write.")
+    if os.path.isdir(output) or not os.access(output.parent, os.W_OK):  # before it is measured for minutes
+        raise UserError(f"--output {output} must be a file in a folder that can be written to.")
+    check_engine()
+    timings = timings_file(output, protocol, setting)
+    if graphs:
+        testbed = measured_model(graphs, protocol, setting, timings)
+        write(output, dump_compute(testbed))
+        print_blocks([], [estimates.ops_table(testbed)])
+    else:
+        found = timed_run(microbenchmark.plan(protocol), protocol, setting, timings)
+        write(output, dump_compute(fit_compute(protocol, setting, found)))
+    timings.unlink()
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--output {path} cannot be written: {error.strerror}.") from None
+    console().print(f"wrote {path}")

@@ -1,0 +1,265 @@
+"""Predicted against measured compute seconds of whole decoders: a process per party, and nothing else running.
+
+Every op of a model is measured by itself first, at its full size; then the model runs whole, several times, each time
+afresh, so that starting is in both figures. Two predictions meet the fastest run: of the testbed of single ops, and of
+the committed one. Kinds of op that take a small share of the run are shown, but not judged. What was measured is kept
+under `RUNS`, so that an experiment that was stopped goes on where it was.
+"""
+
+import hashlib
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from costmodel.calibration.model_testbed import SESSION_S, measured_model
+from costmodel.calibration.timed_run import check_engine
+from costmodel.config.schema import decode
+from costmodel.config.units import format_seconds
+from costmodel.engine.compare import drawn_tokens, drawn_weights
+from costmodel.engine.job import graph_job
+from costmodel.engine.links import UNHINDERED, tcp
+from costmodel.engine.spu import EngineError, passes
+from costmodel.errors import StoppedError, UserError
+from costmodel.estimate import estimate
+from costmodel.ops import OpGraph
+from costmodel.protocols.compute_testbed import dump_compute, op_name
+from costmodel.protocols.derived import Derived, load
+from costmodel.protocols.primitives import EngineSetting
+from nas.storage import RUNS, replace_file
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+
+SEED = 0
+TOTAL = "total"
+QUIET_LOAD = 0.5  # processes that wait for a core before a run, in the mean over a minute: more disturb it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One protocol. total_bar, kind_bar: relative errors allowed where every op was measured; of the total, at least
+    its spread."""
+
+    protocol: str
+    layers: int
+    total_bar: float
+    kind_bar: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The experiment as its YAML states it.
+
+    repeats: whole runs. least_share: of the total, from which on a kind of op is judged. committed_bar: relative error
+    allowed of the committed testbeds' totals. least_inside: share of totals and kinds that their ranges must hold.
+    """
+
+    architecture: str
+    base: str
+    dimensions: Dimensions
+    seq_len: int
+    repeats: int
+    cases: tuple[Case, ...]
+    least_share: float
+    committed_bar: float
+    least_inside: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A whole run. by_kind: seconds by type of op, and in total. load: of the machine before it began."""
+
+    by_kind: dict[str, float]
+    load: float
+
+
+class Line(NamedTuple):
+    """A kind of op, or the total. error: of the testbed of single ops; both bars None where it is not judged."""
+
+    kind: str
+    measured_s: float
+    spread: float
+    model_s: float
+    bar: float | None
+    committed_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def error(self) -> float:
+        return self.model_s / self.measured_s - 1
+
+    @property
+    def committed_error(self) -> float:
+        return self.committed_s / self.measured_s - 1
+
+    @property
+    def inside(self) -> bool:
+        return self.low_s <= self.measured_s <= self.high_s
+
+
+def run(name: str, data: dict[str, Any], console: Console) -> None:
+    """Measures what is not measured yet, and prints a table per protocol.
+
+    Raises StoppedError if a bar is missed or the engine fails (run it again to go on), UserError for bad settings.
+    """
+    settings = decode(Settings, data, f"experiment {name}")
+    if settings.repeats < 2:
+        raise UserError(
+            f"`repeats` of experiment {name} must be at least 2, to see a spread, but got {settings.repeats}."
+        )
+    check_engine()
+    missed, judged = [], list[Line]()
+    for case in settings.cases:
+        lines, loads = measured_case(settings, case, name, console)
+        console.print(table(case, lines))
+        console.print(f"load before the runs: {', '.join(f'{load:.2f}' for load in loads)}{_disturbed(loads)}\n")
+        judged += [line for line in lines if line.bar is not None]
+        missed += [f"{case.protocol} {text}" for text in misses(settings, lines)]
+    inside = sum(line.inside for line in judged) / len(judged)
+    console.print(f"inside the committed testbeds' range: {inside:.0%} of {len(judged)} totals and kinds")
+    if inside < settings.least_inside:
+        missed.append(f"{inside:.0%} inside the range, not {settings.least_inside:.0%}")
+    if missed:
+        raise StoppedError(f"{len(missed)} bars are missed: {'; '.join(missed)}.")
+
+
+def measured_case(settings: Settings, case: Case, name: str, console: Console) -> tuple[list[Line], list[float]]:
+    """A line per kind of op, and the machine's load before every whole run."""
+    dimensions = replace(settings.dimensions, layers=case.layers)
+    architecture = parse(settings.architecture, base_architecture(settings.base, dimensions)).architecture
+    graph = lower(architecture, settings.seq_len)
+    folder = RUNS / "experiments" / name / f"{case.protocol}-{_digest(graph)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    committed = load(case.protocol, "loopback")
+    console.print(f"{case.protocol}: {case.layers} layers, every op by itself", style="dim")
+    testbed = measured_model([graph], case.protocol, EngineSetting(), folder / "timings.jsonl")
+    path = folder / "testbed.yaml"
+    path.write_text(dump_compute(testbed))
+    runs = whole_runs(graph, case.protocol, settings.repeats, folder / "runs.jsonl", console)
+    model = load(case.protocol, "loopback", path)
+    return compared(settings, case, graph, runs, model, committed), [each.load for each in runs]
+
+
+def whole_runs(graph: OpGraph, protocol: str, repeats: int, path: Path, console: Console) -> list[Run]:
+    """So many runs, those in the file among them; each is kept in it as soon as it is there."""
+    texts = path.read_text().splitlines() if path.exists() else []
+    found = [decode(Run, json.loads(text), str(path)) for text in texts][:repeats]
+    expected_s = SESSION_S + estimate(graph, load(protocol, "loopback")).total.latency_s
+    while len(found) < repeats:
+        left_s = (repeats - len(found)) * (found[-1].by_kind[TOTAL] if found else expected_s)
+        console.print(
+            f"{protocol}: run {len(found) + 1} of {repeats}, about {format_seconds(left_s)} left", style="dim"
+        )
+        found.append(whole_run(graph, protocol, path))
+        replace_file(path, "".join(json.dumps(asdict(each)) + "\n" for each in found))
+    return found
+
+
+def whole_run(graph: OpGraph, protocol: str, path: Path) -> Run:
+    """One run from the start. Raises StoppedError if the engine fails."""
+    generator = np.random.default_rng(SEED)
+    # as the engine takes them: of three parties that hold GPT-2, every gigabyte counts
+    weights = {key: value.astype(np.float32) for key, value in drawn_weights(graph, generator).items()}
+    tokens = drawn_tokens(graph, generator)
+    load_before = os.getloadavg()[0]
+    try:
+        (only,), _ = passes(
+            graph_job(graph, weights, tokens, protocol=protocol, setting=EngineSetting()), tcp, [UNHINDERED]
+        )
+    except EngineError as error:
+        raise StoppedError(f"{error} What was measured so far is in {path.parent}; run the command again.") from None
+    seconds = zip((type(node.op).__name__ for node in graph), (cost.seconds for cost in only.by_op), strict=True)
+    return Run(by_kind={**_summed(seconds), TOTAL: only.seconds}, load=load_before)
+
+
+def compared(
+    settings: Settings, case: Case, graph: OpGraph, runs: Sequence[Run], model: Derived, committed: Derived
+) -> list[Line]:
+    """Of the fastest run, the slowest kind first and the total last."""
+    fastest = min(runs, key=lambda each: each.by_kind[TOTAL]).by_kind
+    graphs = {kind: _of_kind(graph, kind) for kind in sorted(fastest, key=lambda kind: fastest[kind]) if kind != TOTAL}
+    lines = []
+    for kind, part in [*list(graphs.items())[::-1], (TOTAL, graph)]:
+        column = [each.by_kind[kind] for each in runs]
+        spread = (max(column) - min(column)) / min(column)
+        is_judged = kind == TOTAL or fastest[kind] >= settings.least_share * fastest[TOTAL]
+        bar = max(case.total_bar, spread) if kind == TOTAL else case.kind_bar
+        prices = [estimate(part, pricer) for pricer in (model, committed)]
+        low_s, high_s = committed.latency_s_range(part)
+        lines.append(
+            Line(
+                kind=kind,
+                measured_s=fastest[kind],
+                spread=spread,
+                model_s=prices[0].total.latency_s,
+                bar=bar if is_judged else None,
+                committed_s=prices[1].total.latency_s,
+                low_s=low_s,
+                high_s=high_s,
+            )
+        )
+    return lines
+
+
+def misses(settings: Settings, lines: Iterable[Line]) -> list[str]:
+    """Which lines are further off than their bars."""
+    told = []
+    for line in lines:
+        if line.bar is not None and abs(line.error) > line.bar:
+            told.append(f"{line.kind} {line.error:+.0%} of {line.bar:.0%}")
+        if line.kind == TOTAL and abs(line.committed_error) > settings.committed_bar:
+            told.append(f"committed {line.committed_error:+.0%} of {settings.committed_bar:.0%}")
+    return told
+
+
+def table(case: Case, lines: Iterable[Line]) -> Table:
+    """Measured and predicted seconds, errors, and whether the committed range holds."""
+    shown = Table(box=None, pad_edge=False, title=f"{case.protocol}, {case.layers} layers", title_justify="left")
+    shown.add_column("op", no_wrap=True)
+    for title in ("measured", "spread", "ops measured", "error", "bar", "committed", "error", "range", "inside"):
+        shown.add_column(title, justify="right")
+    for line in lines:
+        shown.add_row(
+            line.kind,
+            format_seconds(line.measured_s),
+            f"{line.spread:.0%}",
+            format_seconds(line.model_s),
+            f"{line.error:+.0%}",
+            "" if line.bar is None else f"{line.bar:.0%}",
+            format_seconds(line.committed_s),
+            f"{line.committed_error:+.0%}",
+            f"{format_seconds(line.low_s)} to {format_seconds(line.high_s)}",
+            "yes" if line.inside else "no",
+        )
+    return shown
+
+
+def _disturbed(loads: Iterable[float]) -> str:
+    return "; other work ran, so that these seconds say little" if max(loads) > QUIET_LOAD else ""
+
+
+def _of_kind(graph: OpGraph, kind: str) -> OpGraph:
+    """The ops of one type, each by itself."""
+    nodes = [replace(node, inputs=("tokens",)) for node in graph if type(node.op).__name__ == kind]
+    return OpGraph(nodes=tuple(nodes))
+
+
+def _summed(seconds: Iterable[tuple[str, float]]) -> Mapping[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for kind, value in seconds:
+        sums[kind] += value
+    return sums
+
+
+def _digest(graph: OpGraph) -> str:
+    """Tells graphs apart, so that what was measured of another one is not taken for this one's."""
+    return hashlib.sha256("\n".join(op_name(node.op, "secret") for node in graph).encode()).hexdigest()[:8]

@@ -1,0 +1,196 @@
+"""What ops do, and what is said of ops that do more than any that was measured."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from costmodel import ops
+from costmodel.calibration.microbenchmark import plan
+from costmodel.ops import Op, shape
+from costmodel.protocols.compute_testbed import (
+    ComputeTestbed,
+    KindSeconds,
+    OpSeconds,
+    dump_compute,
+    error_s_of,
+    extrapolation_of,
+    fitted_kind,
+    load_compute,
+    op_name,
+    seconds_of,
+    work,
+)
+from costmodel.protocols.derived import COMM, TESTBEDS
+from costmodel.protocols.identity import ENGINE
+from costmodel.protocols.primitives import EngineSetting
+
+SETTING = EngineSetting()
+PROTOCOLS = list(COMM)
+RELU = KindSeconds(
+    fixed_s=1.0, per_unit_s={"elements": 0.5}, greatest={"elements": 100}, num_points=3, worst_error=0.0,
+    held_out_error=0.25,
+)  # fmt: skip
+
+
+def a_testbed(**changes) -> ComputeTestbed:
+    usual = ComputeTestbed(
+        protocol="semi2k", engine=ENGINE, threads=1, machine="m", measured_on="d", ring_bits=64, fraction_bits=18,
+        start_s=0.0, kinds={"Relu": RELU},
+    )  # fmt: skip
+    return replace(usual, **changes)
+
+
+def linear(rows: int, inner: int, columns: int) -> ops.Linear:
+    return ops.Linear(rows=rows, in_features=inner, out_features=columns, bias=False)
+
+
+def test_block_products_of_cheetah_grow_with_the_inner_dimension() -> None:
+    """Blocks of 64 x 128 x 1: 512 / 128 x 64 columns, and 8192 / 128 x 64; their sums are the same 64."""
+    assert work(linear(64, 512, 64), "cheetah", SETTING)["products"] == 4 * 64
+    long = work(linear(64, 8192, 64), "cheetah", SETTING)
+    assert (long["products"], long["results"]) == (64 * 64, 64)
+
+
+def test_both_linears_of_an_ffn_multiply_as_many_blocks() -> None:
+    up, down = (work(linear(128, *sides), "cheetah", SETTING) for sides in ((768, 3072), (3072, 768)))
+    assert up["products"] == down["products"] == 12 * 3072  # blocks of 128 x 64 x 1
+    assert (up["results"], down["results"]) == (3072, 768)
+
+
+def test_a_product_that_is_not_cut_reads_its_operands_once() -> None:
+    """2 x 5801 times 5801 x 5600 has 5801 x 5602 operands of 8 bytes, just below 256 MiB."""
+    assert work(linear(2, 5801, 5600), "semi2k", SETTING) == {
+        "calls": 2,
+        "elements": 2 * 2 * 5600,  # the product and its truncation
+        "products": 2 * 5801 * 5600,
+        "operands": 5801 * 5602,
+    }
+
+
+def test_tiles_read_their_operands_anew() -> None:
+    """At 5900 columns: sqrt(2^25 x 5902 / 5801) = 5842.8, so tiles of 1 x 5744 x 5841, both rows apart."""
+    found = work(linear(2, 5801, 5900), "semi2k", SETTING)
+    assert found["calls"] == 2 * 2 * 2 + 1
+    assert found["products"] == 2 * 5801 * 5900
+    assert found["operands"] == 2 * 5801 * 5900 + 2 * 2 * 5801  # the right factor for each row, rows for both columns
+    assert found["operands"] / work(linear(2, 5801, 5600), "semi2k", SETTING)["operands"] > 2
+
+
+def test_the_vocabulary_of_gpt2_is_read_twice_or_three_times() -> None:
+    """768 x 50,128 words of 8 bytes; outer tiles of 2^25 / 768 = 43,691 of 50,128, so 111 rows of 128; of 16: 55."""
+    op, table = ops.VocabProjection(rows=128, features=768, vocab=50_000), 768 * 50_000
+    assert [work(op, protocol, SETTING)["operands"] // table for protocol in ("semi2k", "aby3")] == [2, 3]
+
+
+def test_all_matrix_products_are_one_kind() -> None:
+    products = {
+        series.kind for series in plan("semi2k") if fitted_kind(series.sizes[0], series.weights)[:6] == "Matmul"
+    }
+    assert products == {
+        "AttentionScores", "AttentionMix", "Linear.secret", "Linear.server", "VocabProjection.secret",
+        "VocabProjection.server", "TokenEmbedding.one-hot.secret", "TokenEmbedding.one-hot.server",
+    }  # fmt: skip
+    assert fitted_kind(ops.AttentionMix(heads=1, queries=2, keys=2, head_dim=2), "server") == "Matmul.secret"
+    assert fitted_kind(linear(1, 1, 1), "server") == "Matmul.server"
+
+
+def test_errors_grow_by_the_held_out_one_for_each_doubling() -> None:
+    within, beyond = ops.Relu(rows=10, features=10), ops.Relu(rows=40, features=10)
+    assert extrapolation_of(within, "secret", a_testbed()) == 1.0
+    assert error_s_of(within, "secret", a_testbed()) == pytest.approx(0.25 * 51.0)
+    assert extrapolation_of(beyond, "secret", a_testbed()) == 4.0
+    assert error_s_of(beyond, "secret", a_testbed()) == pytest.approx(0.25 * (1 + 2) * 201.0)
+
+
+def test_an_op_that_was_measured_takes_the_seconds_measured() -> None:
+    op = ops.Relu(rows=1000, features=10)
+    found = a_testbed(ops={op_name(op, "secret"): OpSeconds(seconds=7.0, setup_s=1.0, spread=0.1, num_runs=3)})
+    assert seconds_of(op, "secret", found) == 7.0
+    assert error_s_of(op, "secret", found) == pytest.approx(0.7)
+    assert extrapolation_of(op, "secret", found) == 1.0
+    assert seconds_of(ops.Relu(rows=1000, features=11), "secret", found) == 5501.0
+
+
+def test_a_testbed_of_single_ops_names_the_op_it_lacks() -> None:
+    found = a_testbed(kinds={}, ops={"x": OpSeconds(seconds=7.0, setup_s=1.0, spread=0.1, num_runs=3)})
+    with pytest.raises(ValueError, match=r"no seconds for Relu\(rows=2, features=3\); measure it with .* with --for"):
+        seconds_of(ops.Relu(rows=2, features=3), "secret", found)
+
+
+def test_names_of_ops_tell_all_their_fields_apart() -> None:
+    norm = ops.LayerNorm(rows=2, features=3)
+    names = {op_name(each, "secret") for each in (norm, replace(norm, affine=False), replace(norm, rows=3))}
+    assert names == {
+        "LayerNorm.secret(rows=2, features=3)",
+        "LayerNorm.secret(rows=2, features=3, affine=False)",
+        "LayerNorm.secret(rows=3, features=3)",
+    }
+
+
+def test_a_testbed_with_single_ops_survives_its_file(tmp_path) -> None:
+    found = a_testbed(
+        ops={"Relu(rows=1)": OpSeconds(seconds=7.0, setup_s=1.0, spread=0.1, num_runs=3)}, notes=("a", "b")
+    )
+    path = tmp_path / "mine.yaml"
+    path.write_text(dump_compute(found))
+    assert load_compute(path) == found
+
+
+def test_bounds_must_be_of_the_units_that_are_measured() -> None:
+    with pytest.raises(ValueError, match="`greatest` must have the units of `per_unit_s`, elements, but has rows"):
+        replace(RELU, greatest={"rows": 1})
+
+
+# Where an op gets cheaper as it grows: from then on blocks are less deep, and a packed ciphertext takes as many key
+# switches as a block is deep. By at most 70 %. The inner dimension is never among these.
+PACKED = {
+    ("TokenEmbedding", "tokens"), ("TokenEmbedding", "features"), ("Linear", "rows"), ("Linear", "out_features"),
+    ("VocabProjection", "rows"),
+}  # fmt: skip
+MOST = 0.7
+GROWN = (1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 3072, 6144)
+
+
+def grown(op: Op, name: str) -> list[Op]:
+    """The op with one dimension from 1 up, the others as they are."""
+    return [replace(op, **{name: value}) for value in GROWN]  # type: ignore[arg-type]
+
+
+def falls(protocol: str, weights: str, op: Op) -> list[tuple[str, float, Op]]:
+    """Dimension, share of the seconds lost and op, of every step up at which seconds fall."""
+    measured, found = load_compute(TESTBEDS / f"{protocol}.yaml"), []
+    for name in shape(op):
+        for smaller, larger in pairwise(grown(op, name)):
+            before, after = (seconds_of(each, weights, measured) for each in (smaller, larger))
+            if after < before * (1 - 1e-12):
+                found.append((name, 1 - after / before, larger))
+    return found
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_seconds_grow_with_every_dimension_of_every_op(protocol: str) -> None:
+    for series in plan(protocol):
+        for op in (series.sizes[1], series.sizes[-1]):
+            for name, share, larger in falls(protocol, series.weights, op):
+                assert protocol == "cheetah", larger
+                assert (type(op).__name__, name) in PACKED, larger
+                assert share < MOST, larger
+
+
+def test_the_exceptions_are_needed() -> None:
+    some = [series for series in plan("cheetah") if type(series.sizes[0]).__name__ in dict(PACKED)]
+    found = {
+        (type(op).__name__, name)
+        for series in some
+        for op in (series.sizes[1], series.sizes[-1])
+        for name, _, _ in falls("cheetah", series.weights, op)
+    }
+    assert found == PACKED
+
+
+def test_a_fall_of_blocks_is_one_of_key_switches() -> None:
+    """Blocks of 8 x 1024 x 1 for 24 rows, so 1024 switches; of 32 x 256 x 1 for 32."""
+    fewer, more = (work(linear(rows, 3072, 192), "cheetah", SETTING) for rows in (24, 32))
+    assert (fewer["products"], more["products"]) == (3 * 3 * 192, 12 * 192)
+    assert (fewer["switches"], more["switches"]) == (1024, 256)
