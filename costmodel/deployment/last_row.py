@@ -17,10 +17,11 @@ def for_last_row(graph: OpGraph, *, through_layers: bool) -> OpGraph:
 
     through_layers: whether layers leave out rows too, or only what comes after them.
     """
-    logits = graph.nodes[-1].op
-    if not isinstance(logits, ops.VocabProjection) or logits.rows == 1:
-        return graph
-    rewriter = _Rewriter(graph, logits.rows, _whole(graph, through_layers=through_layers))
+    num_tokens = next(node.op.tokens for node in graph if isinstance(node.op, ops.TokenEmbedding))
+    last = graph.nodes[-1].op
+    if num_tokens == 1 or not isinstance(last, ROWWISE) or last != of_rows(last, 0, num_tokens):
+        return graph  # its last op is of one row already, as that of a classifier
+    rewriter = _Rewriter(graph, num_tokens, _whole(graph, through_layers=through_layers))
     for node in graph:
         rewriter.add(node)
     return replace(graph, nodes=tuple(rewriter.nodes))

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from costmodel import ops
+from costmodel.deployment.deploy import Deployment, deploy
 from costmodel.engine import spu
 from costmodel.engine.compare import predict
-from costmodel.execution.interpreter import execute, weight_shapes
+from costmodel.execution.interpreter import execute, kv_cache, values, weight_shapes
 from costmodel.ops import Node, OpGraph
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.tracing.trace import trace
@@ -158,6 +159,28 @@ def test_a_traced_graph_in_the_clear_is_the_model(name):
     tokens = np.random.default_rng(0).integers(3, VOCAB, size=SEQ_LEN)  # the first three are padding and ends
     ours, theirs = execute(graph, deployed(model, graph), tokens), output_of(model, tokens)
     np.testing.assert_allclose(ours.reshape(theirs.shape), theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("name", ["granite", "gemma2", "gemma2, spelled out", "cohere", "openai gpt", "bert of masks"])
+def test_a_traced_model_has_the_same_last_logits_however_it_is_run(name):
+    model = made(name)
+    graph = trace(model, SEQ_LEN)
+    weights, tokens = deployed(model, graph), np.random.default_rng(0).integers(3, VOCAB, size=SEQ_LEN)
+    expected = execute(graph, weights, tokens)[-1:]
+    for way in (
+        Deployment(projection="last"),
+        Deployment(projection="last", rows="needed"),
+        Deployment(projection="last", rows="needed", query_block=3),
+    ):
+        np.testing.assert_allclose(execute(deploy(graph, way), weights, tokens), expected, rtol=1e-9, atol=1e-9)
+    step = Deployment(phase="decode")
+    if name == "bert of masks":
+        with pytest.raises(ValueError, match="phase decode needs ops that .* attends to later tokens"):
+            deploy(graph, step)
+        return
+    decoding = deploy(graph, step)
+    caches = kv_cache(decoding, values(trace(model, SEQ_LEN - 1), weights, tokens[:-1]))
+    np.testing.assert_allclose(execute(decoding, weights, tokens[-1:], caches), expected, rtol=1e-9, atol=1e-9)
 
 
 def parts(graph: OpGraph) -> Counter[Any]:
