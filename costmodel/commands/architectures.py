@@ -2,20 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TypedDict
+from typing import Any, NamedTuple, TypedDict
 
-from costmodel.deployment.deploy import Deployment, deploy
+from costmodel.deployment.deploy import Deployment, Phase, Projection, RunRows, deploy
 from costmodel.errors import UserError
-from costmodel.ops import OpGraph
+from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
 from costmodel.protocols.published_rows import PublishedRow
 from costmodel.tracing.trace import trace
 from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.deployed import deployed
 from search_spaces.lower import lower
 from search_spaces.notation import name_of, parse
 from search_spaces.resolve import call_factory, is_factory, is_notation, resolve
-
-DEFAULT_DEPLOYMENT = Deployment()
 
 
 class Title(TypedDict):
@@ -27,23 +26,82 @@ class Title(TypedDict):
     deployment: Mapping[str, str | int | None]
 
 
-def lowered(
-    arch: str, base: str, dimensions: Dimensions, seq_len: int, deployment: Deployment = DEFAULT_DEPLOYMENT
-) -> tuple[Title, OpGraph, Architecture | None]:
-    """The architecture is None where a torch model was traced.
+class AskedModel(NamedTuple):
+    """A model as a command line asks for it. architecture: None where a torch model was traced."""
 
-    Raises UserError for an unknown architecture or base, or dimensions that do not fit.
+    title: Title
+    graph: OpGraph
+    architecture: Architecture | None
+    deployment: Deployment
+
+    @property
+    def folded(self) -> tuple[Architecture, OpGraph] | None:
+        """What folding leaves of it to deploy; None where a torch model was traced."""
+        if self.architecture is None:
+            return None
+        left = deployed(self.architecture)
+        return left, lower(left, self.title["seq_len"], self.deployment)
+
+
+def asked_model(
+    arch: str,
+    *,
+    base: str = "gpt2-small",
+    layers: int | None = None,
+    heads: int | None = None,
+    d_model: int | None = None,
+    d_ff: int | None = None,
+    vocab: int | None = None,
+    gelu: GeluForm | None = None,
+    softmax: SoftmaxForm | None = None,
+    seq_len: int = 128,
+    embedding: Encoding = "one-hot",
+    projection: Projection = "all",
+    phase: Phase = "prefill",
+    rows: RunRows = "all",
+    query_block: int | None = None,
+) -> AskedModel:
+    """The model that an ARCH and its flags stand for. The commands that price models have these flags of here.
+
+    Raises UserError for an unknown architecture or base, dimensions that do not fit, or a way that it cannot be run in.
+
+    Args:
+        arch: as the commands say.
+        base: the model whose dimensions a name is placed on.
+        layers: number of layers, instead of the base's.
+        heads: attention heads per layer, instead of the base's.
+        d_model: features of the residual stream, instead of the base's.
+        d_ff: features inside the FFN (4 * d_model unless given).
+        vocab: tokens in the vocabulary, instead of the base's.
+        gelu: the form of every GELU, instead of the base's.
+        softmax: softmax in every layer, or a form that takes its place, instead of the base's.
+        seq_len: tokens of the prompt.
+        embedding: tokens one-hot encoded by the client, or looked up under the protocol.
+        projection: logits of all tokens, or of the last one.
+        phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
+        rows: all tokens through every layer, or each only as far as the logits of the last one need it.
+        query_block: queries that go through attention at a time, against the keys up to their end; by default all.
     """
+    dimensions = Dimensions(
+        layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
+    )
+    deployment = Deployment(embedding=embedding, projection=projection, phase=phase, rows=rows, query_block=query_block)
     named_base = base if is_notation(arch) else None
     if named_base is None and dimensions != Dimensions():
         raise UserError(f"architecture {arch!r} brings its own dimensions; leave out the flags that change them.")
+
+    def title(name: str) -> Title:
+        return Title(architecture=name, base=named_base, seq_len=seq_len, deployment=asdict(deployment))
+
     if is_factory(arch) and not isinstance(made := call_factory(arch), Architecture):
-        title = Title(architecture=arch, base=None, seq_len=seq_len, deployment=asdict(deployment))
-        return title, deploy(trace(made, seq_len, name=arch), deployment), None
+        return AskedModel(title(arch), deploy(trace(made, seq_len, name=arch), deployment), None, deployment)
     named = resolve(arch, base_architecture(base, dimensions))
     name = name_of(named.architecture, entropy_regularised=named.entropy_regularised)
-    title = Title(architecture=name, base=named_base, seq_len=seq_len, deployment=asdict(deployment))
-    return title, lower(named.architecture, seq_len, deployment), named.architecture
+    return AskedModel(title(name), lower(named.architecture, seq_len, deployment), named.architecture, deployment)
+
+
+# the flags of a model as they are if none is given
+USUAL_FLAGS: dict[str, Any] = asked_model.__kwdefaults__ or {}
 
 
 def row_architecture(row: PublishedRow) -> Architecture:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from costmodel.calibration import microbenchmark
 from costmodel.calibration.fit_compute import fit_testbed as fit_compute
@@ -11,19 +11,15 @@ from costmodel.calibration.fit_published import calibrate as fit_published
 from costmodel.calibration.fit_published import dump_testbed
 from costmodel.calibration.model_testbed import measured_model
 from costmodel.calibration.timed_run import check_engine, timed_run, timings_file
-from costmodel.commands.architectures import DEFAULT_DEPLOYMENT, lowered, row_graph
+from costmodel.commands.architectures import USUAL_FLAGS, AskedModel, asked_model, row_graph
 from costmodel.commands.output import console, print_blocks
-from costmodel.deployment.deploy import Deployment, Phase, Projection
 from costmodel.errors import UserError
-from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
+from costmodel.ops import OpGraph
 from costmodel.protocols import published
 from costmodel.protocols.compute_testbed import dump_compute
 from costmodel.protocols.primitives import EngineSetting, Holder
 from costmodel.protocols.published_rows import published_rows
 from costmodel.report import estimates
-from search_spaces.bases import Dimensions
-from search_spaces.deployed import deployed
-from search_spaces.lower import lower
 
 
 def calibrate(
@@ -31,20 +27,9 @@ def calibrate(
     engine: Literal["spu"] | None = None,
     output: Path | None = None,
     for_: str | None = None,
-    base: str = "gpt2-small",
-    layers: int | None = None,
-    heads: int | None = None,
-    d_model: int | None = None,
-    d_ff: int | None = None,
-    vocab: int | None = None,
-    gelu: GeluForm | None = None,
-    softmax: SoftmaxForm | None = None,
-    seq_len: int = 128,
-    embedding: Encoding = "one-hot",
-    projection: Projection = "all",
-    phase: Phase = "prefill",
     weights: Holder = "secret",
     threads: int = 1,
+    **model: Any,
 ) -> None:
     """Fit a testbed and write it: on the printed rows, or on what the engine takes on this machine.
 
@@ -55,27 +40,12 @@ def calibrate(
         protocol: the protocol whose testbed is fitted.
         engine: spu to measure a protocol of the engine; none for published.
         output: the file to write; for published, by default the committed one.
-        for_: the model to measure, as `estimate` takes it; the flags below, but for threads, are of it.
-        base: the model whose dimensions a name is placed on.
-        layers: number of layers, instead of the base's.
-        heads: attention heads per layer, instead of the base's.
-        d_model: features of the residual stream, instead of the base's.
-        d_ff: features inside the FFN (4 * d_model unless given).
-        vocab: tokens in the vocabulary, instead of the base's.
-        gelu: the form of every GELU, instead of the base's.
-        softmax: softmax in every layer, or a form that takes its place, instead of the base's.
-        seq_len: tokens of the prompt.
-        embedding: tokens one-hot encoded by the client, or looked up under the protocol.
-        projection: logits of all tokens, or of the last one.
-        phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
+        for_: the model to measure, as `estimate` takes it; all other flags but --threads are of it.
         weights: secret-shared, or held by the server alone.
         threads: that each party computes with.
     """
-    dimensions = Dimensions(
-        layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
-    )
-    deployment = Deployment(embedding=embedding, projection=projection, phase=phase)
-    _check_model(for_, (base, dimensions, seq_len, deployment, weights))
+    if for_ is None and (USUAL_FLAGS | model, weights) != (USUAL_FLAGS, "secret"):
+        raise UserError("flags of a model need --for ARCH, the model to measure; give it or leave them out.")
     if (protocol == "published") != (engine is None):
         raise UserError(f"--protocol {protocol} must be fitted with{'out' if engine else ''} --engine spu.")
     if engine is None:
@@ -84,19 +54,14 @@ def calibrate(
         rows = published_rows()
         fitted = fit_published(rows, {row.name: row_graph(row) for row in rows})
         return write(output or published.TESTBED, dump_testbed(fitted))
-    graphs = [] if for_ is None else _graphs_of(for_, base, dimensions, seq_len, deployment)
+    graphs = [] if for_ is None else _graphs_of(asked_model(for_, **model))
     return _calibrate_engine(protocol, EngineSetting(weights=weights, threads=threads), graphs, output)
 
 
-def _check_model(arch: str | None, flags: tuple[object, ...]) -> None:
-    if arch is None and flags != ("gpt2-small", Dimensions(), 128, DEFAULT_DEPLOYMENT, "secret"):
-        raise UserError("flags of a model need --for ARCH, the model to measure; give it or leave them out.")
-
-
-def _graphs_of(arch: str, base: str, dimensions: Dimensions, seq_len: int, deployment: Deployment) -> list[OpGraph]:
+def _graphs_of(asked: AskedModel) -> list[OpGraph]:
     """The op graph of a model, and that of what folding leaves of it to deploy, since `estimate` prices both."""
-    _, graph, architecture = lowered(arch, base, dimensions, seq_len, deployment)
-    return [graph] if architecture is None else [graph, lower(deployed(architecture), seq_len, deployment)]
+    folded = asked.folded
+    return [asked.graph] if folded is None else [asked.graph, folded[1]]
 
 
 def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[OpGraph], output: Path | None) -> None:

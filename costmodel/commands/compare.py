@@ -3,12 +3,11 @@
 import json
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from costmodel.commands.architectures import lowered
+from costmodel.commands.architectures import asked_model
 from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes
-from costmodel.deployment.deploy import Deployment, Phase, Projection, RunRows
 from costmodel.engine import spu as mpc_engine
 from costmodel.engine.compare import Comparison, predict
 from costmodel.engine.compare import compare as run_both
@@ -18,11 +17,10 @@ from costmodel.estimate import Estimate
 from costmodel.estimate import estimate as price_graph
 from costmodel.execution.weights_file import load_weights
 from costmodel.network import Network, link
-from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
+from costmodel.ops import OpGraph
 from costmodel.protocols import derived
 from costmodel.protocols.primitives import Comm, EngineSetting, Holder, WeightMasks, total_comm
 from costmodel.report import comparisons
-from search_spaces.bases import Dimensions
 
 LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
 DEFAULT_SETTING = EngineSetting()
@@ -30,20 +28,6 @@ DEFAULT_SETTING = EngineSetting()
 
 def compare(
     arch: str,
-    base: str = "gpt2-small",
-    layers: int | None = None,
-    heads: int | None = None,
-    d_model: int | None = None,
-    d_ff: int | None = None,
-    vocab: int | None = None,
-    gelu: GeluForm | None = None,
-    softmax: SoftmaxForm | None = None,
-    seq_len: int = 128,
-    embedding: Encoding = "one-hot",
-    projection: Projection = "all",
-    phase: Phase = "prefill",
-    rows: RunRows = "all",
-    query_block: int | None = None,
     protocol: str = "semi2k",
     weights: Holder = "secret",
     weight_masks: WeightMasks = "fresh",
@@ -55,6 +39,7 @@ def compare(
     bandwidth: str | None = None,
     rtt: str | None = None,
     format: Literal["table", "json", "csv"] = "table",
+    **model: Any,
 ) -> None:
     """Run an architecture under the MPC engine, and print predicted against measured costs and the logits' error.
 
@@ -62,20 +47,6 @@ def compare(
 
     Args:
         arch: an existing .yaml file, module:factory, or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
-        base: the model whose dimensions a name is placed on.
-        layers: number of layers, instead of the base's.
-        heads: attention heads per layer, instead of the base's.
-        d_model: features of the residual stream, instead of the base's.
-        d_ff: features inside the FFN (4 * d_model unless given).
-        vocab: tokens in the vocabulary, instead of the base's.
-        gelu: the form of every GELU, instead of the base's.
-        softmax: softmax in every layer, or a form that takes its place, instead of the base's.
-        seq_len: tokens of the prompt.
-        embedding: tokens one-hot encoded by the client, or looked up under the protocol.
-        projection: logits of all tokens, or of the last one.
-        phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
-        rows: all tokens through every layer, or each only as far as the logits of the last one need it.
-        query_block: queries that go through attention at a time, against the keys up to their end; by default all.
         protocol: semi2k, aby3 or cheetah.
         weights: secret-shared before the run, or held by the server alone.
         weight_masks: of semi2k, made anew in every run, or kept from an earlier one (a token after the first).
@@ -89,11 +60,7 @@ def compare(
         rtt: of that network, with a unit, such as 4ms, instead of its own.
         format: tables for people, one JSON document, or CSV, a line an op; in SI units.
     """
-    dimensions = Dimensions(
-        layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
-    )
-    deployment = Deployment(embedding=embedding, projection=projection, phase=phase, rows=rows, query_block=query_block)
-    title, graph, _ = lowered(arch, base, dimensions, seq_len, deployment)
+    title, graph, *_ = asked_model(arch, **model)
     setting = EngineSetting(
         ring_bits=ring_bits, fraction_bits=fraction_bits, weights=weights, weight_masks=weight_masks
     )

@@ -1,41 +1,25 @@
 """`python -m costmodel diff`."""
 
 import json
-from typing import Literal
+from typing import Any, Literal
 
-from costmodel.commands.architectures import lowered
+from costmodel.commands.architectures import asked_model
 from costmodel.commands.output import print_blocks, print_csv
-from costmodel.deployment.deploy import Deployment, Phase, Projection, RunRows
 from costmodel.difference.break_even import BreakEven, break_even, network_use
 from costmodel.difference.by_op import changes
 from costmodel.estimate import Pricer
 from costmodel.estimate import estimate as price_graph
 from costmodel.network import link
-from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
+from costmodel.ops import OpGraph
 from costmodel.protocols import load_pricer
 from costmodel.protocols.derived import Derived
 from costmodel.protocols.primitives import EngineSetting, Holder
 from costmodel.report import differences
-from search_spaces.bases import Dimensions
 
 
 def diff(
     a: str,
     b: str,
-    base: str = "gpt2-small",
-    layers: int | None = None,
-    heads: int | None = None,
-    d_model: int | None = None,
-    d_ff: int | None = None,
-    vocab: int | None = None,
-    gelu: GeluForm | None = None,
-    softmax: SoftmaxForm | None = None,
-    seq_len: int = 128,
-    embedding: Encoding = "one-hot",
-    projection: Projection = "all",
-    phase: Phase = "prefill",
-    rows: RunRows = "all",
-    query_block: int | None = None,
     protocol: str = "published",
     versus: str | None = None,
     network: str | None = None,
@@ -43,6 +27,7 @@ def diff(
     rtt: str | None = None,
     weights: Holder | None = None,
     format: Literal["table", "json", "csv"] = "table",
+    **model: Any,
 ) -> None:
     """Say what makes B cheaper than A, op by op, and on which network they break even.
 
@@ -51,20 +36,6 @@ def diff(
     Args:
         a: an architecture, as `estimate` takes it.
         b: another one.
-        base: the model whose dimensions names are placed on.
-        layers: number of layers, instead of the base's.
-        heads: attention heads per layer, instead of the base's.
-        d_model: features of the residual stream, instead of the base's.
-        d_ff: features inside the FFN (4 * d_model unless given).
-        vocab: tokens in the vocabulary, instead of the base's.
-        gelu: the form of every GELU, instead of the base's.
-        softmax: softmax in every layer, or a form that takes its place, instead of the base's.
-        seq_len: tokens of the prompt.
-        embedding: tokens one-hot encoded by the client, or looked up under the protocol.
-        projection: logits of all tokens, or of the last one.
-        phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
-        rows: all tokens through every layer, or each only as far as the logits of the last one need it.
-        query_block: queries that go through attention at a time, against the keys up to their end; by default all.
         protocol: published, semi2k, aby3 or cheetah.
         versus: the protocol of B, if it is another one.
         network: a named network or a .yaml file, as `estimate` takes it.
@@ -73,23 +44,19 @@ def diff(
         weights: secret-shared (the default), or held by the server alone.
         format: tables for people, one JSON document, or CSV, a line an op; in SI units.
     """
-    dimensions = Dimensions(
-        layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
-    )
-    deployment = Deployment(embedding=embedding, projection=projection, phase=phase, rows=rows, query_block=query_block)
     asked, setting = link(network, bandwidth, rtt), None if weights is None else EngineSetting(weights=weights)
-    (first, graph, _), (second, other, _) = (lowered(arch, base, dimensions, seq_len, deployment) for arch in (a, b))
+    (first, graph, *_), (second, other, *_) = (asked_model(arch, **model) for arch in (a, b))
     pricers = tuple(load_pricer(name, asked, None, setting) for name in (protocol, versus or protocol))
     names = (first["architecture"], second["architecture"])
     priced = (price_graph(graph, pricers[0]), price_graph(other, pricers[1]))
     found, even = changes(*priced), _break_even((graph, other), pricers)
     if format == "json":
-        print(json.dumps(differences.document(names, priced, found, even, seq_len=seq_len), allow_nan=False))
+        print(json.dumps(differences.document(names, priced, found, even, seq_len=first["seq_len"]), allow_nan=False))
     elif format == "csv":
         print_csv([differences.change_record(change) for change in found])
     else:
         told = [] if even is None else differences.break_even_lines(even)
-        lines = [*differences.summary(names, priced, seq_len=seq_len), *told]
+        lines = [*differences.summary(names, priced, seq_len=first["seq_len"]), *told]
         print_blocks(lines, [differences.changes_table(found)])
 
 

@@ -5,23 +5,19 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
-from costmodel.commands.architectures import lowered
+from costmodel.commands.architectures import AskedModel, asked_model
 from costmodel.commands.output import print_blocks, print_csv
-from costmodel.deployment.deploy import Deployment, Phase, Projection, RunRows
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.estimate import estimate as price_graph
 from costmodel.network import link
-from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
+from costmodel.ops import OpGraph
 from costmodel.protocols import load_pricer
 from costmodel.protocols.derived import Derived
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
 from costmodel.randomness.makers import Made, alternatives
 from costmodel.report import estimates
-from search_spaces.architecture import Architecture, arch_id
-from search_spaces.bases import Dimensions
-from search_spaces.deployed import deployed
-from search_spaces.lower import lower
+from search_spaces.architecture import arch_id
 from search_spaces.notation import name_of, placement
 
 DEFAULT_SETTING = EngineSetting()
@@ -29,20 +25,6 @@ DEFAULT_SETTING = EngineSetting()
 
 def estimate(
     arch: str,
-    base: str = "gpt2-small",
-    layers: int | None = None,
-    heads: int | None = None,
-    d_model: int | None = None,
-    d_ff: int | None = None,
-    vocab: int | None = None,
-    gelu: GeluForm | None = None,
-    softmax: SoftmaxForm | None = None,
-    seq_len: int = 128,
-    embedding: Encoding = "one-hot",
-    projection: Projection = "all",
-    phase: Phase = "prefill",
-    rows: RunRows = "all",
-    query_block: int | None = None,
     protocol: str = "published",
     network: str | None = None,
     bandwidth: str | None = None,
@@ -53,6 +35,7 @@ def estimate(
     threads: int | None = None,
     egress_price: float | None = None,
     format: Literal["table", "json", "csv"] = "table",
+    **model: Any,
 ) -> None:
     """Price an architecture: total, per layer and per op, embedding and vocabulary projection included.
 
@@ -61,20 +44,6 @@ def estimate(
     Args:
         arch: an existing .yaml file, module:factory (an Architecture, or a torch module of token ids, which is traced),
             or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
-        base: the model whose dimensions a name is placed on.
-        layers: number of layers, instead of the base's.
-        heads: attention heads per layer, instead of the base's.
-        d_model: features of the residual stream, instead of the base's.
-        d_ff: features inside the FFN (4 * d_model unless given).
-        vocab: tokens in the vocabulary, instead of the base's.
-        gelu: the form of every GELU, instead of the base's.
-        softmax: softmax in every layer, or a form that takes its place, instead of the base's.
-        seq_len: tokens of the prompt.
-        embedding: tokens one-hot encoded by the client, or looked up under the protocol.
-        projection: logits of all tokens, or of the last one.
-        phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
-        rows: all tokens through every layer, or each only as far as the logits of the last one need it.
-        query_block: queries that go through attention at a time, against the keys up to their end; by default all.
         protocol: published, semi2k, aby3 or cheetah.
         network: loopback, lan (the default), wan, cheetah-lan, bumblebee-wan, aero-stated or a .yaml file; `published`
             has its own fitted in and takes none.
@@ -87,25 +56,20 @@ def estimate(
         egress_price: money for each GB (1e9 bytes) that leaves a party, such as 0.09; by default none is counted.
         format: tables for people, one JSON document, or CSV, a line an op; in SI units.
     """
-    dimensions = Dimensions(
-        layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
-    )
-    deployment = Deployment(embedding=embedding, projection=projection, phase=phase, rows=rows, query_block=query_block)
-    title, graph, architecture = lowered(arch, base, dimensions, seq_len, deployment)
-    asked = _asked(protocol, weights=weights, weight_masks=weight_masks, threads=threads)
+    asked = asked_model(arch, **model)
+    setting = _setting(protocol, weights=weights, weight_masks=weight_masks, threads=threads)
     check_egress_price(egress_price)
-    pricer = load_pricer(protocol, link(network, bandwidth, rtt), testbed, asked)
-    priced = price_graph(graph, pricer)
-    form = None if architecture is None else _deployed_form(architecture, seq_len, deployment, pricer)
-    setting = None if protocol == "published" else asked or DEFAULT_SETTING
-    made = without_dealer(graph, pricer)
+    pricer = load_pricer(protocol, link(network, bandwidth, rtt), testbed, setting)
+    priced, form = price_graph(asked.graph, pricer), _deployed_form(asked, pricer)
+    used = None if protocol == "published" else setting or DEFAULT_SETTING
+    made = without_dealer(asked.graph, pricer)
     if format == "json":
-        document = estimates.document(priced, setting, **title, deployed=form, made=made, egress_price=egress_price)
+        document = estimates.document(priced, used, **asked.title, deployed=form, made=made, egress_price=egress_price)
         print(json.dumps(document, allow_nan=False))
     elif format == "csv":
         print_csv(estimates.op_records(priced))
     else:
-        lines = estimates.summary(priced, setting, **title, deployed=form, egress_price=egress_price)
+        lines = estimates.summary(priced, used, **asked.title, deployed=form, egress_price=egress_price)
         print_blocks(lines, estimates.estimate_tables(priced, made))
 
 
@@ -122,7 +86,7 @@ def without_dealer(graph: OpGraph, pricer: Pricer) -> tuple[Made, ...]:
     return alternatives([node.op for node in graph], pricer.setting, pricer.link)
 
 
-def _asked(protocol: str, **flags: Any) -> EngineSetting | None:
+def _setting(protocol: str, **flags: Any) -> EngineSetting | None:
     """The flags that are given; None if none is."""
     given = {name: value for name, value in flags.items() if value is not None}
     if protocol == "published" and (fitted := [name for name in given if name != "weights"]):
@@ -133,13 +97,13 @@ def _asked(protocol: str, **flags: Any) -> EngineSetting | None:
     return EngineSetting(**given) if given else None
 
 
-def _deployed_form(
-    architecture: Architecture, seq_len: int, deployment: Deployment, pricer: Pricer
-) -> estimates.DeployedForm:
-    left = deployed(architecture)
+def _deployed_form(asked: AskedModel, pricer: Pricer) -> estimates.DeployedForm | None:
+    if (folded := asked.folded) is None:
+        return None
+    left, graph = folded
     return estimates.DeployedForm(
         notation=name_of(left),
         placement=placement(left),
         deployed_id=arch_id(left),
-        estimate=price_graph(lower(left, seq_len, deployment), pricer),
+        estimate=price_graph(graph, pricer),
     )

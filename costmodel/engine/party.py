@@ -292,6 +292,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 def _main(folder: Path, answers: int, ranks: tuple[int, ...]) -> None:
     commands: SimpleQueue[str] = SimpleQueue()
     Thread(target=_read, args=(commands,), daemon=True).start()
+    os.chdir(folder)  # where the engine leaves the masks that it keeps
     import_module("spu.api")  # takes a second: all processes at once, while the first one shares
     job: Job = pickle.loads((folder / JOB).read_bytes())
     with ThreadPoolExecutor(len(ranks)) as pool, os.fdopen(answers, "w") as pipe:
