@@ -76,7 +76,7 @@ def price_space(
     ops: dict[Vertex, list[Price]] = {source(space.graph): layer_prices.of_embedding()}
     for vertex in space.graph:
         if isinstance(vertex, Choice):
-            ops[vertex] = layer_prices.of_layer(_priced_layer(space, vertex, accounting), vertex.depth)
+            ops[vertex] = layer_prices.of_layer(priced_layer(space, vertex, accounting), vertex.depth)
         elif isinstance(vertex, Head):
             ops[vertex] = layer_prices.of_head(vertex.final_norm)
     sums = {id(prices): _sum(prices, work.new_tokens) for prices in ops.values()}  # layers repeat their prices
@@ -168,6 +168,15 @@ def price_by_part(priced: PricedSpace, member: Member) -> dict[str, Price]:
     return {part: total_price(parts) for part, parts in prices.items()}
 
 
+def priced_layer(space: SearchSpace, choice: Choice, accounting: Accounting) -> Layer:
+    """What a choice is priced as: the layer it deploys to wherever it stands so, or the layer as written."""
+    if accounting == "written":
+        return choice.layer
+    ahead = not after(space.graph, choice).state[1]
+    keeps_norm1 = passes_values(space.base.block, choice.depth)
+    return deployed_layer(space.base, choice.layer, Region(ahead=ahead, behind=False), keeps_norm1=keeps_norm1)
+
+
 def cheapest(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
     """The member of least latency (or bytes), then least in the other; the first of several that are equal."""
     return _extreme(priced, measure, min)
@@ -197,14 +206,6 @@ def _extreme(priced: PricedSpace, measure: Measure, pick: Callable[..., Vertex])
         if isinstance(vertex, Choice):
             layers.append(vertex.layer)
     return member_of(priced.space, layers, entropy_regularised=priced.space.recipes[0])
-
-
-def _priced_layer(space: SearchSpace, choice: Choice, accounting: Accounting) -> Layer:
-    if accounting == "written":
-        return choice.layer
-    ahead = not after(space.graph, choice).state[1]
-    keeps_norm1 = passes_values(space.base.block, choice.depth)
-    return deployed_layer(space.base, choice.layer, Region(ahead=ahead, behind=False), keeps_norm1=keeps_norm1)
 
 
 def _sum(prices: list[Price], num_shares: int) -> Price:

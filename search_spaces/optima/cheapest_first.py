@@ -1,0 +1,48 @@
+"""Members by ascending price, as many as are asked for: best-first search with the exact rest of the way as estimate.
+
+Source: Hart, Nilsson and Raphael 1968, "A formal basis for the heuristic determination of minimum cost paths",
+https://doi.org/10.1109/TSSC.1968.300136.
+"""
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import count
+
+import numpy as np
+
+from search_spaces.budget.cost_counts import Cost
+from search_spaces.notation import Member
+from search_spaces.optima.stages import Stages, least_to_go
+from search_spaces.space import member_of
+
+
+def cheapest_first(stages: Stages) -> Iterator[Member]:
+    """The members within the budget, by ascending latency (bytes, if only those have a budget), then in a fixed order.
+
+    Of members that are priced as the same form in every layer one comes, with the first recipe of the space.
+    """
+    column = int(stages.limit[0] == 0)
+    to_go = least_to_go(stages)
+    space, tick = stages.feasible.space, count()
+    known: set[tuple[int, ...]] = set()
+    heap: list[tuple[int, int, int, tuple[int, ...], tuple[int, ...], Cost]] = []
+
+    def push(at: int, layers: tuple[int, ...], forms: tuple[int, ...], cost: Cost) -> None:
+        least = to_go[len(layers)][at]
+        if cost[0] + least[0] <= stages.limit[0] and cost[1] + least[1] <= stages.limit[1]:
+            heappush(heap, (cost[column] + int(least[column]), next(tick), at, layers, forms, cost))
+
+    push(0, (), (), (0, 0))
+    while heap:
+        *_, at, layers, forms, cost = heappop(heap)
+        if len(layers) == len(stages.steps):
+            if forms not in known:
+                known.add(forms)
+                yield member_of(space, [stages.layers[one] for one in layers], entropy_regularised=space.recipes[0])
+            continue
+        edges = stages.steps[len(layers)]
+        leaving = np.flatnonzero(edges.start == at)
+        _, firsts = np.unique(np.column_stack([edges.form, edges.stop])[leaving], axis=0, return_index=True)
+        for edge in leaving[np.sort(firsts)]:
+            after = (cost[0] + int(edges.cost[edge, 0]), cost[1] + int(edges.cost[edge, 1]))
+            push(int(edges.stop[edge]), (*layers, int(edges.layer[edge])), (*forms, int(edges.form[edge])), after)
