@@ -11,6 +11,7 @@ from costmodel.config import cli
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from experiments import fidelity, link_seconds, population, pricing, search_baseline, seconds, step_cost, throughput
+from experiments.searchers import placements, table
 from nas.recipe.recipe import ScaleName
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -25,6 +26,8 @@ KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
     "pricing": pricing.run,
     "search-baseline": search_baseline.run,
     "seconds": seconds.run,
+    "table": table.run,
+    "table-placements": placements.run,
     "throughput": throughput.run,
     "step-cost": step_cost.run,
 }

@@ -10,9 +10,10 @@ from rich.console import Console
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.protocols.published_rows import published_rows
-from experiments import fidelity
+from experiments import fidelity, trainings
 from experiments.__main__ import definitions
-from experiments.fidelity import Job, Settings, Variant, recipe_of
+from experiments.fidelity import Settings
+from experiments.trainings import Job, Variant, recipe_of
 from nas.conversion.parent import load_parent
 from nas.recipe.overrides import RecipeChanges, ScaleChanges
 from nas.recipe.papers import recipe_for
@@ -49,7 +50,7 @@ def test_printed_perplexities_are_those_of_the_published_rows(name: str):
 
 
 def test_a_variant_changes_what_it_names_and_nothing_else():
-    settings = SETTINGS["fidelity"]
+    settings = SETTINGS["fidelity"].plan
     plain = recipe_of(settings, Variant(seeds=(0,)), None, entropy_regularised=False)
     assert plain == recipe_for(settings.scale, "stdlib", entropy_regularised=False)
     given = RecipeChanges(optimizer="adamw", scale=ScaleChanges(batch=2, vocab_size=512))
@@ -59,7 +60,7 @@ def test_a_variant_changes_what_it_names_and_nothing_else():
 
 
 def test_from_a_parent_the_recipe_is_that_of_a_search():
-    settings, parent = SETTINGS["fidelity"], load_parent("builtin")
+    settings, parent = SETTINGS["fidelity"].plan, load_parent("builtin")
     found = recipe_of(settings, Variant(seeds=(0,), parent="builtin"), parent, entropy_regularised=True)
     assert replace(found, foldable=Foldable()) == study_recipe(StudyConfig(budget_latency="5min"), parent.route)
 
@@ -75,7 +76,7 @@ def test_it_runs_small_and_a_finished_training_is_not_repeated(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fidelity, "ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1))  # starts at once
+    monkeypatch.setattr(trainings, "ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1))  # starts at once
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     data = {
         "scale": "smoke",
@@ -95,6 +96,6 @@ def test_it_runs_small_and_a_finished_training_is_not_repeated(
     assert tables[0] == tables[1]
     settings, folder = decode(Settings, data, "x"), tmp_path / "runs/experiments/fidelity/smoke"
     threads = torch.get_num_threads()
-    again = [fidelity.training(settings, Job("1x", 0, "SM+LN+G"), folder) for _ in range(2)]
+    again = [trainings.training(settings.plan, Job("1x", 0, "SM+LN+G"), folder) for _ in range(2)]
     torch.set_num_threads(threads)
     assert again[0] == again[1]  # the seconds too: read from the checkpoint

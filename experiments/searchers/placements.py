@@ -1,0 +1,92 @@
+"""Placements for a table of trainings: drawn evenly over prices, some at random, most of them good by block scores.
+
+Uniform draws alone would hold next to nothing that a search wants: they lack the first FFN, or attention where it
+counts. So four of five are the best of a slice of the price by scores with noise, from little to much; it is of forms,
+and smooth over depth, so that it moves whole runs of layers.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from costmodel.config.schema import decode
+from costmodel.config.units import parse_seconds
+from costmodel.cost import Budget
+from costmodel.protocols import load_pricer
+from nas.blocks.library import block_scores
+from nas.conversion.parent import load_parent
+from nas.corpus.corpus import prepare
+from nas.recipe.recipe import SCALES
+from nas.study.draws import Draws
+from search_spaces.budget.feasible import FeasibleSpace, within_budget
+from search_spaces.budget.priced_space import price_space
+from search_spaces.notation import Member, placement
+from search_spaces.optima.optima import frontier, member_of_optimum
+from search_spaces.optima.stages import Scores, Stages, stages_of
+from search_spaces.space import load_space
+
+NOISES = (0.02, 0.1, 0.5)  # nats a half layer: below most scores, like them, above most
+SMOOTHNESS = 4.0  # layers over which noise is alike
+TRIES = 50  # noisy scores for a placement, of which none has an optimum that is new in its slice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The experiment as its YAML states it."""
+
+    space: str
+    budget_latency: str
+    seq_len: int
+    parent: str
+    num: int
+    seed: int
+
+
+def run(name: str, data: dict[str, Any], console: Console) -> None:
+    """Prints the placements, a line each. Raises UserError for bad settings."""
+    settings = decode(Settings, data, f"experiment {name}")
+    budget = Budget(latency_s=parse_seconds(settings.budget_latency, "budget_latency"))
+    priced = price_space(load_space(settings.space), load_pricer("published"), settings.seq_len)
+    feasible = within_budget(priced, budget)
+    stages, parent = stages_of(feasible), load_parent(settings.parent)
+    corpus = prepare("stdlib", vocab_size=SCALES["proxy"].vocab_size or 0, tokenizer=parent.model.tokenizer)
+    scores = block_scores(parent, stages.layers, corpus).on(stages, parent.model.architecture)
+    for member in placements(feasible, stages, scores, settings.num, np.random.default_rng(settings.seed)):
+        console.print(f"- {placement(member.architecture)}")
+
+
+def placements(
+    feasible: FeasibleSpace, stages: Stages, scores: Scores, num: int, rng: np.random.Generator
+) -> list[Member]:
+    """So many members, each deployed form once; any beginning of the list is spread over prices as the whole is."""
+    draws = Draws(feasible)
+    chosen: list[Member] = []
+    while len(chosen) < num:
+        if len(chosen) % 5 == 0:
+            chosen = draws.filled(chosen, len(chosen) + 1, rng, [])
+            continue
+        for _ in range(TRIES):
+            part = draws.slices[draws.emptiest(chosen, rng)[0]]
+            noise = NOISES[int(rng.integers(len(NOISES)))] * smooth_noise(stages, rng)
+            optima = frontier(stages, scores + noise)
+            members = [member_of_optimum(stages, one) for one in optima]
+            if new := draws.new_of([member for member in members if part.fits(member)], chosen):
+                chosen.append(new[-1])
+                break
+        else:
+            return chosen
+    return chosen
+
+
+def smooth_noise(stages: Stages, rng: np.random.Generator) -> Scores:
+    """Noise of unit variance for every form of every half layer, smooth over depth, added up over both halves."""
+    places = np.arange(len(stages.steps))
+    covariance = np.exp(-(((places[:, None] - places) / SMOOTHNESS) ** 2) / 2) + 1e-9 * np.eye(len(places))
+    root = np.linalg.cholesky(covariance)
+    halves = [[(layer.norm1, layer.attention), (layer.norm2, layer.ffn, layer.stabiliser)] for layer in stages.layers]
+    known = {
+        half: root @ rng.normal(size=len(places)) for half in dict.fromkeys(one for both in halves for one in both)
+    }
+    return np.array([sum(known[half] for half in both) for both in halves]).T

@@ -1,0 +1,83 @@
+"""A table of trainings: every architecture of a space, by the evaluation that a search uses, with several seeds.
+
+Architectures are trained in the order that their space lists them in, all with one seed before any with the next, so
+that any beginning of the table is a table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from costmodel.config.schema import decode
+from experiments.trainings import Ended, Job, Plan, Variant, train_all
+from nas.recipe.recipe import ScaleName
+from nas.storage import RUNS, locked
+from search_spaces.notation import placement
+from search_spaces.space import SearchSpace, load_space, members
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TablePart:
+    """space: a file beside the experiment's. parent: `builtin` or a folder. committed: a file of `experiments/data`."""
+
+    space: str
+    parent: str
+    seeds: tuple[int, ...]
+    committed: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The experiment as its YAML states it; parts by name."""
+
+    scale: ScaleName
+    parts: dict[str, TablePart]
+    data: str = "stdlib"
+
+
+def run(name: str, data: dict[str, Any], console: Console) -> None:
+    """Trains what is not trained yet; any number of trainings may be left to the next time.
+
+    Raises UserError for bad settings or if another process is running the experiment.
+    """
+    settings = decode(Settings, data, f"experiment {name}")
+    for part_name, part in settings.parts.items():
+        folder = RUNS / "experiments" / name / settings.scale / part_name
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            ended = train_all(plan_of(settings, part_name), folder, console)
+        console.print(summary(part_name, part, ended))
+
+
+def table_space(part: TablePart) -> SearchSpace:
+    """The space that a part holds the trainings of."""
+    return load_space(str(CONFIGS / part.space))
+
+
+def plan_of(settings: Settings, name: str) -> Plan:
+    """The trainings of a part, as the variant of its name."""
+    part = settings.parts[name]
+    space = table_space(part)
+    return Plan(
+        scale=settings.scale,
+        base=space.definition.base,
+        dimensions=space.definition.dimensions,
+        rows=space.definition.members or tuple(placement(member.architecture) for member in members(space)),
+        variants={name: Variant(seeds=part.seeds, parent=part.parent)},
+        data=settings.data,
+        committed=part.committed,
+    )
+
+
+def summary(name: str, part: TablePart, ended: Mapping[Job, Ended]) -> str:
+    """How many trainings there are, and how far their perplexities reach."""
+    perplexities = sorted(one.perplexity for one in ended.values() if one.perplexity is not None)
+    diverged = len(ended) - len(perplexities)
+    reach = f", perplexities from {perplexities[0]:.2f} to {perplexities[-1]:.2f}" if perplexities else ""
+    rows = len({job.row for job in ended})
+    return f"part {name}: {rows} architectures, seeds {', '.join(map(str, part.seeds))}, {diverged} diverged{reach}"

@@ -1,0 +1,227 @@
+"""Trainings that an experiment wants: one thread on every core, resumable, their outcomes kept as a table.
+
+A variant is the recipe of a scale with changes: more tokens, another optimizer, a trained parent. Every training keeps
+its checkpoints, so that a run that was killed goes on. What was trained is written to `outcomes.csv` beside them; what
+took hours is committed in `experiments/data`, and is read from there as long as recipe and corpus are the same.
+"""
+
+import csv
+import io
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+
+from costmodel.config.units import format_seconds
+from costmodel.errors import UserError
+from nas.conversion.parent import Parent, load_parent
+from nas.corpus.corpus import Corpus, prepare
+from nas.malloc import keep_freed_memory
+from nas.recipe.candidate import Candidate, candidate_id, trial_id
+from nas.recipe.overrides import RecipeChanges, changed
+from nas.recipe.papers import recipe_for
+from nas.recipe.recipe import Recipe, ScaleName, from_parent
+from nas.storage import replace_file
+from nas.study.parent import teacher_of
+from nas.study.worker import worker_env
+from nas.training.outcome import Outcome
+from nas.training.trainer import train
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.resolve import resolve
+
+DATA = Path(__file__).parent / "data"
+OUTCOMES_FILE = "outcomes.csv"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """What changes the recipe of a scale, and the seeds to train with; None keeps the recipe's own value.
+
+    parent: what candidates start from, `builtin` or a folder; the changes are then to the recipe from a parent.
+    recipe: as `nas.train --recipe.*`; of a batch all sequences are in one forward pass.
+    """
+
+    seeds: tuple[int, ...]
+    parent: str | None = None
+    tokens: int | None = None
+    seq_len: int | None = None
+    recipe: RecipeChanges = field(default_factory=RecipeChanges)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What to train: every row, a placement of the base, at every variant, by the name of a column, with its seeds.
+
+    All rows are trained with one seed before any is with the next.
+
+    committed: file of outcomes in `experiments/data`.
+    """
+
+    scale: ScaleName
+    base: str
+    rows: tuple[str, ...]
+    variants: Mapping[str, Variant]
+    data: str = "stdlib"
+    committed: str | None = None
+    dimensions: Dimensions = field(default_factory=Dimensions)
+
+
+class Job(NamedTuple):
+    """One training."""
+
+    variant: str
+    seed: int
+    row: str
+
+
+class Key(NamedTuple):
+    """What the result of a training depends on."""
+
+    candidate_id: str
+    corpus: str
+    seed: int
+
+
+class Ended(NamedTuple):
+    """How a training ended. perplexity: None if it diverged."""
+
+    perplexity: float | None
+    tokens: int
+    seconds: float
+    reason: str
+
+
+def recipe_of(plan: Plan, variant: Variant, parent: Parent | None, *, entropy_regularised: bool) -> Recipe:
+    """The recipe of the scale with a variant's changes."""
+    recipe = recipe_for(plan.scale, plan.data, entropy_regularised=entropy_regularised)
+    recipe = recipe if parent is None else from_parent(recipe, parent.route)
+    scale, given = recipe.scale, variant.recipe
+    scale = replace(scale, tokens=variant.tokens or scale.tokens, seq_len=variant.seq_len or scale.seq_len)
+    if given.scale.batch is not None:
+        given = replace(given, scale=replace(given.scale, micro_batch=given.scale.batch))
+    return changed(replace(recipe, scale=scale), given)
+
+
+def candidate_of(plan: Plan, job: Job, parent: Parent | None) -> Candidate:
+    """What a job trains."""
+    member = resolve(job.row, base_architecture(plan.base, plan.dimensions))
+    variant = plan.variants[job.variant]
+    recipe = recipe_of(plan, variant, parent, entropy_regularised=member.entropy_regularised)
+    return Candidate(architecture=member.architecture, recipe=recipe)
+
+
+def training(plan: Plan, job: Job, folder: Path) -> Ended:
+    """One training in this process, with one thread, from where it was to its end."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    parent = _parent(plan.variants[job.variant])
+    candidate = candidate_of(plan, job, parent)
+    corpus = _corpus(plan, candidate.recipe, parent)
+    more: dict[str, Any] = {}
+    if parent is not None:
+        teacher = teacher_of(parent, corpus, candidate.recipe.scale, "cpu")
+        more = {"initial": parent.start(candidate), "teacher": teacher}
+    place = folder / trial_id(candidate, seed=job.seed)
+    *_, outcome = train(candidate, corpus, seed=job.seed, folder=place, **more)
+    assert isinstance(outcome, Outcome)
+    return Ended(outcome.perplexity, outcome.tokens, outcome.seconds, outcome.reason or "")
+
+
+def _parent(variant: Variant) -> Parent | None:
+    return None if variant.parent is None else load_parent(variant.parent)
+
+
+def _corpus(plan: Plan, recipe: Recipe, parent: Parent | None) -> Corpus:
+    vocab_size = recipe.scale.vocab_size or base_architecture(plan.base, plan.dimensions).vocab_size
+    return prepare(plan.data, vocab_size=vocab_size, tokenizer=parent and parent.model.tokenizer)
+
+
+def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
+    """Trains in the order of the YAML, as many at a time as this process may use cores; tells each one's result."""
+    jobs = list(_jobs(plan))
+    os.environ.update(worker_env(threads=1))
+    keys = _keys(plan, jobs)  # prepares the corpora, once, before the processes want them
+    known = _read(DATA / plan.committed) if plan.committed else {}
+    ended = {job: known[key] for job, key in keys.items() if key in known}
+    for name in plan.variants:
+        if num := sum(job.variant == name for job in ended):
+            console.print(f"{name}: {num} of {sum(job.variant == name for job in jobs)} trainings are committed")
+    workers, own = len(os.sched_getaffinity(0)), dict[Job, Ended]()
+    with ProcessPoolExecutor(max_workers=workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(training, plan, job, folder): job for job in jobs if job not in ended}
+        for future in as_completed(futures):
+            job = futures[future]
+            own[job] = future.result()
+            left_s = _seconds_left(plan, [one for one in futures.values() if one not in own], own) / workers
+            console.print(
+                f"{job.variant} seed {job.seed} {job.row}: {_describe(own[job])}; {len(ended) + len(own)} of "
+                f"{len(jobs)}, about {format_seconds(left_s)} left"
+            )
+            _write(folder / OUTCOMES_FILE, ended | own, keys)
+    return ended | own
+
+
+def _jobs(plan: Plan) -> Iterator[Job]:
+    for name, variant in plan.variants.items():
+        for seed in variant.seeds:
+            yield from (Job(name, seed, row) for row in plan.rows)
+
+
+def _keys(plan: Plan, jobs: Sequence[Job]) -> dict[Job, Key]:
+    keys = {}
+    for name, variant in plan.variants.items():
+        parent = _parent(variant)
+        corpus = _corpus(plan, recipe_of(plan, variant, parent, entropy_regularised=False), parent)
+        for job in jobs:
+            if job.variant == name:
+                keys[job] = Key(candidate_id(candidate_of(plan, job, parent)), corpus.fingerprint, job.seed)
+    return keys
+
+
+def _write(path: Path, ended: Mapping[Job, Ended], keys: Mapping[Job, Key]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*Key._fields, "row", "variant", *Ended._fields])
+    for job, one in ended.items():
+        perplexity = "" if one.perplexity is None else f"{one.perplexity:.6g}"
+        cells = [perplexity, one.tokens, f"{one.seconds:.0f}", one.reason]
+        writer.writerow([*keys[job], job.row, job.variant, *cells])
+    replace_file(path, text.getvalue())
+
+
+def _read(path: Path) -> dict[Key, Ended]:
+    """Outcomes by what they depend on. Raises UserError if a line is none."""
+    try:
+        with path.open(newline="") as file:
+            return {
+                Key(row["candidate_id"], row["corpus"], int(row["seed"])): Ended(
+                    float(row["perplexity"]) if row["perplexity"] else None,
+                    int(row["tokens"]),
+                    float(row["seconds"]),
+                    row["reason"],
+                )
+                for row in csv.DictReader(file)
+            }
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} must be the outcomes of an experiment, but: {error}.") from None
+
+
+def _seconds_left(plan: Plan, left: Sequence[Job], own: Mapping[Job, Ended]) -> float:
+    """Seconds left of one core, at the mean seconds a token of what was trained just now."""
+    rate = sum(one.seconds for one in own.values()) / max(1, sum(one.tokens for one in own.values()))
+    tokens = {
+        name: recipe_of(plan, variant, _parent(variant), entropy_regularised=False).scale.tokens
+        for name, variant in plan.variants.items()
+    }
+    return rate * sum(tokens[job.variant] for job in left)
+
+
+def _describe(one: Ended) -> str:
+    end = f"diverged, {one.reason}" if one.perplexity is None else f"perplexity {one.perplexity:.2f}"
+    return f"{end} in {format_seconds(one.seconds)}"
