@@ -10,7 +10,7 @@ from rich.console import Console
 from costmodel.config import cli
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import fidelity, link_seconds, population, pricing, search_baseline, seconds, step_cost, throughput
+from experiments import fidelity, link_seconds, population, pricing, seconds, step_cost, throughput
 from experiments.searchers import placements, table
 from nas.recipe.recipe import ScaleName
 
@@ -24,7 +24,6 @@ KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
     "link-seconds": link_seconds.run,
     "population": population.run,
     "pricing": pricing.run,
-    "search-baseline": search_baseline.run,
     "seconds": seconds.run,
     "table": table.run,
     "table-placements": placements.run,

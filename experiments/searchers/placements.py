@@ -19,7 +19,7 @@ from nas.blocks.library import block_scores
 from nas.conversion.parent import load_parent
 from nas.corpus.corpus import prepare
 from nas.recipe.recipe import SCALES
-from nas.study.draws import Draws
+from nas.searchers.draws import Draws
 from search_spaces.budget.feasible import FeasibleSpace, within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.notation import Member, placement

@@ -16,7 +16,7 @@ import numpy as np
 from costmodel.errors import UserError
 from nas.recipe.route import routed
 from search_spaces.architecture import Architecture, Layer
-from search_spaces.optima.stages import Scores, Stages
+from search_spaces.optima.stages import Floats, Scores, Stages
 
 Part = Literal["attention", "ffn"]
 
@@ -45,14 +45,18 @@ class BlockScores:
         if odd := [half for half, value in self.divergences.items() if not math.isfinite(value)]:
             raise UserError(f"block scores must be finite, but that of {odd[0]} is {self.divergences[odd[0]]}.")
 
-    def of_layer(self, parent: Architecture, depth: int, layer: Layer) -> float:
-        """The sum over both halves of a layer, trained as it is from the parent. Raises KeyError for one without."""
-        return sum(self.divergences[half] for half in halves_of(parent, depth, layer))
+    def by_half(self, stages: Stages, parent: Architecture) -> Floats:
+        """Half x depth x layer of a space. Raises KeyError for a half without a score."""
+        depths = range(len(stages.steps))
+        halves = [[halves_of(parent, depth, layer) for layer in stages.layers] for depth in depths]
+        return np.array(
+            [[[self.divergences[both[part]] for both in of_depth] for of_depth in halves] for part in range(2)]
+        )
 
     def on(self, stages: Stages, parent: Architecture) -> Scores:
-        """By depth and layer of a space. Raises KeyError for a half without a score."""
-        depths = range(len(stages.steps))
-        return np.array([[self.of_layer(parent, depth, layer) for layer in stages.layers] for depth in depths])
+        """Of whole layers, depth x layer of a space. Raises KeyError for a half without a score."""
+        scores: Scores = self.by_half(stages, parent).sum(axis=0)
+        return scores
 
 
 def halves_of(parent: Architecture, depth: int, layer: Layer) -> tuple[Half, Half]:

@@ -13,7 +13,7 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, floored_layers, from_parent
 from nas.recipe.route import Route
-from nas.study.searcher import SearcherName
+from nas.searchers.registry import searcher_of
 from search_spaces.budget.priced_space import Accounting
 from search_spaces.notation import Member
 from search_spaces.workload import Workload
@@ -38,7 +38,8 @@ class StudyConfig:
         weights: secret-shared (the default), or held by the server alone; for protocols other than published.
         new_tokens: asked for after the prompt, each against a cache of keys and values; prices are per new token.
         accounting: prices of what a candidate deploys to, which is what is paid, or as written, as papers price.
-        searcher: how candidates are chosen.
+        searcher: how candidates are chosen: trellis, evolution, stratified, uniform, ladder, nsga2, tpe or gp, or
+            module:Class of your own.
         num_trials: candidates to train, baselines not counted.
         finalist_seeds: how many more seeds each member of the front is trained with once all candidates have ended.
         time_budget: stop after this long, with a unit; the run can be resumed.
@@ -67,7 +68,7 @@ class StudyConfig:
     weights: Holder | None = None
     new_tokens: int = 1
     accounting: Accounting = "deployed"
-    searcher: SearcherName = "evolution"
+    searcher: str = "trellis"
     num_trials: int = 13  # with the baselines and more seeds of the front, a quarter of an hour on two cores
     finalist_seeds: int = 2  # the fewest that show a spread and a mean that one unlucky seed does not decide
     time_budget: str | None = None
@@ -96,7 +97,7 @@ class StudyConfig:
             raise UserError(
                 f"--ray-address must be auto, HOST:PORT or ray://HOST:PORT, but got {self.ray_address!r:.80}."
             )
-        _ = self.budget, self.time_budget_s, self.workload
+        _ = self.budget, self.time_budget_s, self.workload, searcher_of(self.searcher)
 
     @property
     def budget(self) -> Budget:

@@ -10,20 +10,23 @@ from pathlib import Path
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols.identity import is_hash_of_sources
+from nas.blocks.halves import BlockScores
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
 from nas.corpus.floors import ngram_floors
 from nas.corpus.ngrams import NgramFloors
 from nas.provenance import versions
 from nas.recipe.recipe import Recipe
+from nas.recipe.route import parent_architecture
 from nas.results import ledger
 from nas.results.ledger import Record, architecture_of
-from nas.study.anchors import anchors, published_members
+from nas.searchers.anchors import anchors, published_members
+from nas.searchers.registry import searcher_of
+from nas.searchers.strategy import SearchProblem
 from nas.study.config import StudyConfig, study_recipe
 from nas.study.parent import parent_result
 from nas.study.run_folder import Meta, read_ledger, read_meta
 from nas.study.schedule import TrialSchedule
-from nas.study.searcher import SEARCHERS
 from nas.study.trials import Trials, TrialSetting
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
@@ -34,12 +37,19 @@ from search_spaces.workload import Workload
 
 
 def open_trials(
-    config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus, meta: Meta, folder: Path, *, threads: int
+    config: StudyConfig,
+    feasible: FeasibleSpace,
+    corpus: Corpus,
+    meta: Meta,
+    folder: Path,
+    *,
+    threads: int,
+    blocks: BlockScores | None = None,
 ) -> Trials:
     """The trials of a run, its ledger replayed.
 
-    Baselines are the published rows with LayerNorm beyond the budget, but for the parent. Raises UserError if the
-    ledger is damaged before its last line.
+    Baselines are the published rows with LayerNorm beyond the budget, but for the parent. blocks: scores of the
+    parent's, for searchers that read them. Raises UserError if the ledger is damaged before its last line.
     """
     path = folder / ledger.FILE_NAME
     records = ledger.recover(path) if path.exists() else ()
@@ -47,7 +57,7 @@ def open_trials(
         raise UserError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
     published = published_members(feasible.space)
     schedule = TrialSchedule(
-        strategy=SEARCHERS[config.searcher](feasible, anchors(feasible, published)),
+        strategy=searcher_of(config.searcher)(search_problem(feasible, meta, published, blocks)),
         seed=config.seed,
         num_trials=config.num_trials,
         baselines=[member for member in published if not feasible.fits(member) and _is_baseline(member, meta)],
@@ -64,6 +74,20 @@ def open_trials(
         versions=versions(),
     )
     return Trials(schedule, feasible.priced.pricer, setting, records)
+
+
+def search_problem(
+    feasible: FeasibleSpace, meta: Meta, published: Sequence[Member], blocks: BlockScores | None
+) -> SearchProblem:
+    """What a searcher may know before anything is trained."""
+    route = meta.recipe.route
+    return SearchProblem(
+        feasible=feasible,
+        anchors=tuple(anchors(feasible, published)),
+        reference_loss=meta.reference[1],
+        parent=None if route is None else parent_architecture(route, feasible.space.base),
+        blocks=blocks,
+    )
 
 
 def _candidates(records: Sequence[Record], base: Architecture) -> dict[int, Member]:

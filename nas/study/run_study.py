@@ -10,6 +10,7 @@ from rich.console import Console
 from costmodel.config.bugs import bugs_reported
 from costmodel.errors import StoppedError, UserError
 from nas.attention.causal import has_native
+from nas.blocks.halves import BlockScores
 from nas.conversion.parent import keep_parent
 from nas.corpus.corpus import Corpus, prepare
 from nas.recipe.recipe import SCALES
@@ -21,6 +22,7 @@ from nas.results import ledger
 from nas.results.front import Summary, front, summarise
 from nas.results.tables import write_tables
 from nas.storage import locked
+from nas.study.blocks import study_blocks
 from nas.study.config import StudyConfig
 from nas.study.open_run import checked_meta, new_meta, open_trials
 from nas.study.parent import run_parent, study_parent
@@ -74,7 +76,8 @@ def run_campaign(
         meta = checked_meta(folder, config, feasible.priced.pricer, corpus)
     with locked(folder), bugs_reported(folder, f"what was trained is saved; continue with --resume {folder}"):
         try:
-            _study(config, feasible, corpus, meta, resources, folder, console)
+            blocks = study_blocks(config, feasible, parent, corpus, folder, console)
+            _study(config, feasible, corpus, meta, resources, folder, console, blocks)
         except KeyboardInterrupt:
             console.print(f"everything is saved; continue with --resume {folder}", soft_wrap=True, highlight=False)
             raise
@@ -93,10 +96,11 @@ def _study(
     resources: Resources,
     folder: Path,
     console: Console,
+    blocks: BlockScores | None,
 ) -> None:
     write_meta(folder, meta)
     write_config(folder, config)
-    trials = open_trials(config, feasible, corpus, meta, folder, threads=resources.threads_per_trial)
+    trials = open_trials(config, feasible, corpus, meta, folder, threads=resources.threads_per_trial, blocks=blocks)
     console.print(
         f"run {folder}: {config.num_trials} candidates and {_num_baselines(trials)} baselines, "
         f"then {config.finalist_seeds} more seeds for each member of the front, "
@@ -135,6 +139,8 @@ def _study(
     )
     found = front(trials.records, config.budget)
     lines.append(price_line(found, feasible.space.base, config.protocol, config.workload))
+    if (remark := trials.schedule.strategy.remark(trials.schedule.trained())) is not None:
+        lines.append(remark)
     if unfinished:
         lines.append(unfinished)
     for line in lines:

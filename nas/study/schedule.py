@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nas.results.ledger import Role
+from nas.searchers.strategy import Strategy, Trained
 from nas.study.finalists import Key, Result, next_round
-from nas.study.searcher import Scored, Strategy
 from search_spaces.notation import Member
 
 GENERATION_SIZE = 4  # two workers finish a generation in two rounds; larger ones learn later, smaller ones idle
@@ -112,7 +112,8 @@ class TrialSchedule:
     def _extend_candidates(self) -> bool:
         generation, rng = self._generation, np.random.default_rng([self.seed, self._generation])
         seen = frozenset(proposal.member for proposal in self.proposals)
-        members = self._as_known(self.strategy.propose(GENERATION_SIZE, rng, seen, self._scored()))
+        known = self.trained(generation - LAG)
+        members = self._as_known(self.strategy.propose(GENERATION_SIZE, rng, seen, known))
         self._exhausted = len(members) < GENERATION_SIZE
         for member in members[: self.num_trials - self.num_candidates]:
             self._add(Proposal(index=len(self.proposals), generation=generation, role="candidate", member=member))
@@ -150,15 +151,16 @@ class TrialSchedule:
             proposal.key in self.results for proposal in self.proposals if proposal.generation <= generation - LAG
         )
 
-    def _scored(self) -> list[Scored]:
-        scored = []
+    def trained(self, generation: int | None = None) -> list[Trained]:
+        """How candidates ended, of generations up to this one, in the order in which they were proposed."""
+        ended = []
         for proposal in self.proposals:
             result = self.results.get(proposal.key)
-            visible = proposal.role == "candidate" and proposal.generation <= self._generation - LAG
-            if visible and result is not None and result.log_perplexity is not None:
-                point = (result.latency_s, result.log_perplexity)
-                scored.append(Scored(member=proposal.member, point=point))
-        return scored
+            visible = proposal.role == "candidate" and (generation is None or proposal.generation <= generation)
+            if visible and result is not None and result.status in ("completed", "diverged"):
+                loss = result.log_perplexity
+                ended.append(Trained(member=proposal.member, latency_s=result.latency_s, log_perplexity=loss))
+        return ended
 
     def _add(self, proposal: Proposal) -> None:
         self.proposals.append(proposal)

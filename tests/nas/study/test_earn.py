@@ -10,10 +10,11 @@ from nas.corpus.corpus import Corpus
 from nas.results import ledger
 from nas.results.front import front, unearned
 from nas.results.ledger import deployed_of
+from nas.searchers.registry import SEARCHERS
+from nas.searchers.strategy import SearchProblem
 from nas.study.config import StudyConfig, study_recipe
 from nas.study.earn import earned_form
 from nas.study.schedule import TrialSchedule
-from nas.study.searcher import SEARCHERS
 from nas.study.trials import Trials, TrialSetting, TrialSpec
 from nas.study.worker import run_trial
 from search_spaces.architecture import arch_id
@@ -28,7 +29,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def trials_of(feasible, corpus: Corpus, folder: Path, name: str, config: StudyConfig = CONFIG) -> Trials:
     """A run whose first candidate is the named one."""
     members = [parse(name, feasible.space.base)]
-    schedule = TrialSchedule(strategy=SEARCHERS["evolution"](feasible, members), seed=0, num_trials=1)
+    schedule = TrialSchedule(
+        strategy=SEARCHERS["evolution"](SearchProblem(feasible=feasible, anchors=tuple(members), reference_loss=6.0)),
+        seed=0,
+        num_trials=1,
+    )
     setting = TrialSetting(
         config=config,
         recipe=study_recipe(config, None),

@@ -16,11 +16,12 @@ from nas.corpus.documents import GivenTokenizer
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_stored
 from nas.recipe.recipe import SCALES, trained_architecture
+from nas.searchers.registry import SEARCHERS
+from nas.searchers.strategy import SearchProblem
 from nas.study.config import StudyConfig, study_recipe
 from nas.study.parent import parent_result, study_parent
 from nas.study.run_folder import PARENT_FOLDER
 from nas.study.schedule import TrialSchedule
-from nas.study.searcher import SEARCHERS
 from nas.study.trials import Trials, TrialSetting
 from nas.study.worker import run_trial
 from nas.training import checkpoint
@@ -83,7 +84,11 @@ def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
     schedule = TrialSchedule(
-        strategy=SEARCHERS["evolution"](feasible, [parse(name, feasible.space.base)]), seed=0, num_trials=1
+        strategy=SEARCHERS["evolution"](
+            SearchProblem(feasible=feasible, anchors=tuple([parse(name, feasible.space.base)]), reference_loss=6.0)
+        ),
+        seed=0,
+        num_trials=1,
     )
     recipe = study_recipe(CONFIG, parent.route)
     recipe = replace(recipe, scale=replace(recipe.scale, learning_rate=1e-2))
@@ -105,7 +110,11 @@ def test_a_trial_whose_parent_was_edited_fails_with_a_reason(
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
     (tmp_path / PARENT_FOLDER / "trained.yaml").write_text(dump({"block": "gpt2"}))
-    schedule = TrialSchedule(strategy=SEARCHERS["random"](feasible, ()), seed=0, num_trials=1)
+    schedule = TrialSchedule(
+        strategy=SEARCHERS["stratified"](SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
+        seed=0,
+        num_trials=1,
+    )
     recipe = study_recipe(CONFIG, parent.route)
     setting = TrialSetting(
         config=CONFIG, recipe=recipe, folder=tmp_path, corpus=corpus, device="cpu", threads=1, versions={}

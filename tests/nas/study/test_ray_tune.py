@@ -5,11 +5,12 @@ import ray
 from ray import tune
 
 from nas.results import ledger
+from nas.searchers.registry import SEARCHERS
+from nas.searchers.strategy import SearchProblem
 from nas.study import ray_tune
 from nas.study.config import StudyConfig, study_recipe
 from nas.study.ray_tune import Resources, _start_ray, run_study
 from nas.study.schedule import TrialSchedule
-from nas.study.searcher import SEARCHERS
 from nas.study.trials import Trials, TrialSetting
 
 CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024)
@@ -18,7 +19,11 @@ RESOURCES = Resources(max_concurrent=1, threads_per_trial=1)
 
 @pytest.fixture
 def trials(feasible, corpus, tmp_path):
-    schedule = TrialSchedule(strategy=SEARCHERS["random"](feasible, ()), seed=0, num_trials=1)
+    schedule = TrialSchedule(
+        strategy=SEARCHERS["stratified"](SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
+        seed=0,
+        num_trials=1,
+    )
     setting = TrialSetting(
         config=CONFIG,
         recipe=study_recipe(CONFIG, None),

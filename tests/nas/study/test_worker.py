@@ -6,11 +6,12 @@ import pytest
 
 from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
+from nas.searchers.registry import SEARCHERS
+from nas.searchers.strategy import SearchProblem
 from nas.study import worker
 from nas.study.config import StudyConfig, study_recipe
 from nas.study.finalists import Result
 from nas.study.schedule import TrialSchedule
-from nas.study.searcher import SEARCHERS
 from nas.study.trials import Trials, TrialSetting
 from nas.study.worker import run_trial
 
@@ -20,7 +21,11 @@ CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=
 @pytest.fixture
 def spec(feasible, source_files, tmp_path):
     corpus = prepare(source_files, vocab_size=512)
-    schedule = TrialSchedule(strategy=SEARCHERS["random"](feasible, ()), seed=0, num_trials=1)
+    schedule = TrialSchedule(
+        strategy=SEARCHERS["stratified"](SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
+        seed=0,
+        num_trials=1,
+    )
     setting = TrialSetting(
         config=CONFIG,
         recipe=study_recipe(CONFIG, None),

@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 
 from costmodel.cost import Budget
-from nas.study.draws import IDLE_SHARE, NUM_SLICES, Draws
+from nas.searchers.draws import IDLE_SHARE, NUM_SLICES, Draws
+from nas.searchers.registry import SEARCHERS
+from nas.searchers.strategy import SearchProblem
 from nas.study.finalists import Result
 from nas.study.schedule import GENERATION_SIZE, Proposal, TrialSchedule
-from nas.study.searcher import SEARCHERS
 from search_spaces.budget.feasible import num_deployed, price_slices, within_budget
 from search_spaces.budget.priced_space import price_of, price_space
 from search_spaces.deployed import deployed
@@ -14,7 +15,7 @@ from search_spaces.space import load_space
 
 
 def schedule(feasible, searcher="evolution", num_trials=12, seed=0, anchors=(), baselines=()):
-    strategy = SEARCHERS[searcher](feasible, anchors)
+    strategy = SEARCHERS[searcher](SearchProblem(feasible=feasible, anchors=tuple(anchors), reference_loss=6.0))
     return TrialSchedule(strategy=strategy, seed=seed, num_trials=num_trials, baselines=baselines)
 
 
@@ -43,7 +44,7 @@ def test_proposals_do_not_depend_on_arrival_order(feasible, searcher):
     first = run(feasible, schedule(feasible, searcher), order=lambda count: 0)
     last = run(feasible, schedule(feasible, searcher), order=lambda count: count - 1)
     assert first == last
-    assert first != run(feasible, schedule(feasible, searcher, seed=1), order=lambda count: 0)
+    assert searcher == "ladder" or first != run(feasible, schedule(feasible, searcher, seed=1), order=lambda count: 0)
 
 
 @pytest.mark.parametrize("searcher", list(SEARCHERS))
@@ -139,7 +140,7 @@ def slice_counts(feasible, members):
 
 def test_random_search_covers_every_price(feasible):
     """As many of each slice, where there are as many forms."""
-    members = run(feasible, schedule(feasible, "random", num_trials=24), order=lambda count: 0)
+    members = run(feasible, schedule(feasible, "stratified", num_trials=24), order=lambda count: 0)
     slices = Draws(feasible).slices
     forms = [len({deployed(member.architecture) for member in part.members()}) for part in slices]
     counts = slice_counts(feasible, members)

@@ -46,6 +46,10 @@ class Draws:
                 new.append(member)
         return new
 
+    def is_drawn(self, member: Member) -> bool:
+        """Whether a member is in one of the slices."""
+        return any(part.fits(member) for part in self.slices)
+
     def emptiest(self, members: Collection[Member], rng: np.random.Generator) -> list[int]:
         """The numbers of the slices, those with the fewest of the members first, equal ones in random order."""
         counts = [sum(part.fits(member) for member in members) for part in self.slices]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from costmodel.protocols.published_rows import published_rows
-from nas.study.draws import IDLE_SHARE
+from nas.searchers.draws import IDLE_SHARE
 from search_spaces.architecture import Attention, Layer, Norm
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import cheapest, most_expensive, price_of

@@ -6,8 +6,8 @@ import pytest
 
 from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
-from nas.study.anchors import MOST_ANCHORS, anchors, published_members
-from nas.study.draws import IDLE_SHARE
+from nas.searchers.anchors import MOST_ANCHORS, anchors, published_members
+from nas.searchers.draws import IDLE_SHARE
 from search_spaces.budget.feasible import FeasibleSpace, within_budget
 from search_spaces.budget.priced_space import Accounting, cheapest, most_expensive, price_of, price_space
 from search_spaces.deployed import deployed_id

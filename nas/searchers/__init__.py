@@ -1,0 +1,1 @@
+"""Which candidates to train next: strategies behind one ask and tell."""

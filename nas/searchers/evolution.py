@@ -1,0 +1,67 @@
+"""Regularised evolution: mutation and crossover of the best fronts so far, spread over prices."""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import final
+
+import numpy as np
+
+from nas.results.pareto import ranks
+from nas.searchers.draws import Draws
+from nas.searchers.strategy import SearchProblem, Strategy, Trained, points_of
+from search_spaces.budget.priced_space import price_of
+from search_spaces.notation import Member
+from search_spaces.variation import crossover, mutate
+
+PARENTS = 4  # fronts are taken, best first, until there are this many parents
+CROSSOVER_SHARE = 0.5
+CHOICES = 16  # offspring drawn for a place, of which the one nearest to its latency target is taken
+
+
+@final
+class Evolution(Strategy):
+    """Anchors first, then offspring of the front so far.
+
+    Each offspring has a latency target, uniform in the slice of the price with the fewest trained members; of CHOICES
+    draws the nearest is taken. Without it nearly all offspring crowd at the budget, where nearly all members are.
+    """
+
+    def __init__(self, problem: SearchProblem) -> None:
+        self.feasible, self.anchors = problem.feasible, problem.anchors
+        self.draws = Draws(problem.feasible)
+
+    def propose(
+        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
+    ) -> list[Member]:
+        chosen = self.draws.new_of(self.anchors, seen)[:size]
+        parents = _parents(trained)
+        completed = [member for member, _ in points_of(trained)]
+        for _ in range(size - len(chosen) if parents else 0):
+            drawn = [self._child(parents, rng) for _ in range(CHOICES)]
+            target_s = self._target_s([*completed, *chosen], rng)
+            if new := self.draws.new_of(drawn, [*seen, *chosen]):
+                chosen.append(min(new, key=lambda child: abs(self._latency_s(child) - target_s)))
+        return self.draws.filled(chosen, size, rng, seen)
+
+    def _latency_s(self, member: Member) -> float:
+        return price_of(self.feasible.priced, member).latency_s
+
+    def _target_s(self, members: Collection[Member], rng: np.random.Generator) -> float:
+        return rng.uniform(*self.draws.slices[self.draws.emptiest(members, rng)[0]].latency_s_bounds)
+
+    def _child(self, parents: Sequence[Member], rng: np.random.Generator) -> Member:
+        first, second = (parents[int(rng.integers(len(parents)))] for _ in range(2))
+        if rng.random() < CROSSOVER_SHARE:
+            return crossover(self.feasible.space, first, second, rng)
+        return mutate(self.feasible.space, first, rng)
+
+
+def _parents(trained: Iterable[Trained]) -> list[Member]:
+    """The members of the best fronts, whole fronts at a time, until there are PARENTS of them."""
+    points = points_of(list(trained))
+    order = ranks([point for _, point in points])
+    parents: list[Member] = []
+    for rank in sorted(set(order)):
+        if len(parents) >= PARENTS:
+            break
+        parents += [member for (member, _), its_rank in zip(points, order, strict=True) if its_rank == rank]
+    return parents

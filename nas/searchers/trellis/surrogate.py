@@ -1,0 +1,81 @@
+"""Bayesian linear regression of log-perplexity on the features of `trellis`, and how far it can be trusted.
+
+y = features @ weights + a misfit of each member + noise of each seed, all normal. What half forms are worth, and the
+misfit, are those of greatest posterior probability on a grid; the rest is in closed form.
+
+Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", sections 2.1, 5.4.1 and 5.4.2.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from nas.searchers.trellis.features import Features
+from search_spaces.optima.stages import Floats
+
+SEED_NOISE = 0.006  # nats: of one candidate, between seeds; experiments/data/fidelity.csv
+WORTHS = (0.005, 0.01, 0.02, 0.05, 0.1)  # nats, of a half form at a depth
+MISFITS = (0.01, 0.02, 0.05, 0.1, 0.2)  # nats, of a member
+USUAL = (0.02, 0.05)  # what both are taken to be before there are results
+SPREAD = 1.0  # of the logarithms of both, around that
+
+
+class Posterior(NamedTuple):
+    """Of the weights: mean, covariance; and the misfit of a member."""
+
+    mean: Floats
+    covariance: Floats
+    misfit: float
+
+    def predict(self, rows: Floats) -> tuple[Floats, Floats]:
+        """Mean and deviation of the log-perplexity of members, without the noise of a seed. rows: their features."""
+        variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows) + self.misfit**2
+        return rows @ self.mean, np.sqrt(variance)
+
+    def draws(self, num: int, rng: np.random.Generator) -> Floats:
+        """Weights drawn from the posterior, num x features."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        root = vectors * np.sqrt(values.clip(min=0))
+        drawn: Floats = self.mean + rng.normal(size=(num, len(self.mean))) @ root.T
+        return drawn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Fit:
+    """loo_r2: one minus the squared error of each result as the others predict it, over that of their mean."""
+
+    posterior: Posterior
+    loo_r2: float
+
+
+def fit(features: Features, rows: Floats, members: list[int], losses: Floats) -> Fit:
+    """rows: of each result, its features. members: numbers that are equal for results of one member."""
+    if not len(losses):
+        mean, covariance = features.prior(USUAL[0])
+        return Fit(posterior=Posterior(mean, covariance, USUAL[1]), loo_r2=float("nan"))
+    same = np.equal.outer(members, members).astype(float)
+    best = max(product(WORTHS, MISFITS), key=lambda pair: _log_posterior(features, rows, same, losses, *pair))
+    mean, covariance = features.prior(best[0])
+    crossed = covariance @ rows.T  # features x results
+    factor = cho_factor(rows @ crossed + best[1] ** 2 * same + SEED_NOISE**2 * np.eye(len(losses)))
+    solved = cho_solve(factor, losses - rows @ mean)
+    posterior = Posterior(mean + crossed @ solved, covariance - crossed @ cho_solve(factor, crossed.T), best[1])
+    inverse = cho_solve(factor, np.eye(len(losses)))
+    errors = solved / inverse.diagonal()
+    around = losses - losses.mean()
+    return Fit(posterior=posterior, loo_r2=float(1 - errors @ errors / max(around @ around, 1e-12)))
+
+
+def _log_posterior(
+    features: Features, rows: Floats, same: Floats, losses: Floats, worth: float, misfit: float
+) -> float:
+    mean, covariance = features.prior(worth)
+    kernel = rows @ covariance @ rows.T + misfit**2 * same + SEED_NOISE**2 * np.eye(len(losses))
+    factor, lower = cho_factor(kernel)
+    apart = losses - rows @ mean
+    likelihood = -apart @ cho_solve((factor, lower), apart) / 2 - np.log(factor.diagonal()).sum()
+    prior = -sum(np.log(one / usual) ** 2 for one, usual in zip((worth, misfit), USUAL, strict=True)) / 2 / SPREAD**2
+    return float(likelihood + prior)

@@ -1,0 +1,111 @@
+"""The searcher `trellis`: what adds up is drawn from a posterior and solved exactly, for every price at once.
+
+Per generation: weights are drawn from the posterior of the surrogate; the graph is solved for the whole frontier of
+price against each draw's scores; of all these members, some random ones and the anchors, those are taken one by one
+that are expected to add most to the front, times the probability that they complete, each as if those before it had
+come out as expected. Where results do not bear the surrogate out, members are drawn and bred instead.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import final
+
+import numpy as np
+
+from nas.searchers.draws import Draws
+from nas.searchers.evolution import Evolution
+from nas.searchers.strategy import SearchProblem, Strategy, Trained, points_of
+from nas.searchers.trellis.completion import completion, completion_weights
+from nas.searchers.trellis.features import features_of
+from nas.searchers.trellis.improvement import expected_improvement
+from nas.searchers.trellis.surrogate import Fit, fit
+from search_spaces.budget.priced_space import price_of
+from search_spaces.notation import Member
+from search_spaces.optima.optima import frontier, member_of_optimum
+from search_spaces.optima.stages import Floats, stages_of
+
+NUM_DRAWS = 16  # of weights, each solved for every price: seconds a generation
+NUM_RANDOM = 16  # members drawn evenly over prices, in case all solutions agree in an error
+LEAST_R2 = 0.3  # of results left out one by one; below it the surrogate says next to nothing
+LEAST_RESULTS = 8  # before that is asked
+
+
+@final
+class Trellis(Strategy):
+    """See above."""
+
+    def __init__(self, problem: SearchProblem) -> None:
+        self.problem, self.feasible = problem, problem.feasible
+        self.stages = stages_of(problem.feasible)
+        self.features = features_of(self.stages, problem)
+        self.draws, self.evolution = Draws(problem.feasible), Evolution(problem)
+        most_s = max(part.latency_s_bounds[1] for part in self.draws.slices)
+        self.reference = (most_s, problem.reference_loss)
+
+    def propose(
+        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
+    ) -> list[Member]:
+        found = self._fit(trained)
+        if not _is_borne_out(found, trained):
+            return self.evolution.propose(size, rng, seen, trained)
+        members = self._candidates(found, rng, seen)
+        if not members:
+            return self.draws.filled([], size, rng, seen)
+        latency_s = np.array([price_of(self.feasible.priced, member).latency_s for member in members])
+        mean, deviation = found.posterior.predict(self.features.rows(members))
+        completes = self._completion(members, trained)
+        points = [point for _, point in points_of(trained)]
+        chosen: list[int] = []
+        while len(chosen) < min(size, len(members)):
+            worth = completes * expected_improvement(latency_s, mean, deviation, points, self.reference)
+            worth[chosen] = -1.0
+            chosen.append(int(np.argmax(worth)))
+            points.append((float(latency_s[chosen[-1]]), float(mean[chosen[-1]])))
+        return self.draws.filled([members[one] for one in chosen], size, rng, seen)
+
+    def remark(self, trained: Sequence[Trained]) -> str | None:
+        if len(points_of(trained)) < LEAST_RESULTS:
+            return None
+        found = self._fit(trained)
+        said = f"trellis: results predicted from one another with R^2 {found.loo_r2:.2f}"
+        return (
+            said if _is_borne_out(found, trained) else f"{said}, too little: members were bred from the front instead"
+        )
+
+    def _fit(self, trained: Sequence[Trained]) -> Fit:
+        completed = [(one.member, one.log_perplexity) for one in trained if one.log_perplexity is not None]
+        numbers: dict[Member, int] = {}
+        for member, _ in completed:
+            numbers.setdefault(member, len(numbers))
+        rows = self.features.rows([member for member, _ in completed]) if completed else np.zeros((0, 0))
+        losses = np.array([loss for _, loss in completed])
+        return fit(self.features, rows, [numbers[member] for member, _ in completed], losses)
+
+    def _candidates(self, found: Fit, rng: np.random.Generator, seen: Collection[Member]) -> list[Member]:
+        """Members that may be trained, each deployed form once."""
+        members: list[Member] = list(self.problem.anchors)
+        depth, recipes = len(self.stages.steps), self.feasible.space.recipes
+        for weights in found.posterior.draws(NUM_DRAWS, rng):
+            kept = rng.integers(1, depth + 1, size=2)
+            recipe = recipes[int(rng.integers(len(recipes)))]
+            optima = frontier(self.stages, self.features.additive(weights, list(kept)))
+            members += [member_of_optimum(self.stages, one, entropy_regularised=recipe) for one in optima]
+        members += self.draws.filled([], NUM_RANDOM, rng, seen)
+        return [member for member in self.draws.new_of(members, seen) if self.draws.is_drawn(member)]
+
+    def _completion(self, members: Sequence[Member], trained: Sequence[Trained]) -> Floats:
+        ended = [one.member for one in trained]
+        if not ended:
+            return np.ones(len(members))
+        completed = np.array([float(one.log_perplexity is not None) for one in trained])
+        return completion(self._counts(members), completion_weights(self._counts(ended), completed))
+
+    def _counts(self, members: Sequence[Member]) -> Floats:
+        """Members x (1, and per layer: live norms, attentions, nonlinear FFNs)."""
+        numbers = {layer: number for number, layer in enumerate(self.stages.layers)}
+        layers = np.array([[numbers[layer] for layer in one.architecture.layers] for one in members], dtype=np.intp)
+        kept = self.features.is_kept[layers].mean(axis=1)
+        return np.column_stack([np.ones(len(members)), self.features.live_norms[layers].mean(axis=1), kept])
+
+
+def _is_borne_out(found: Fit, trained: Sequence[Trained]) -> bool:
+    return len(points_of(trained)) < LEAST_RESULTS or found.loo_r2 >= LEAST_R2

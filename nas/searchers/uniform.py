@@ -1,0 +1,62 @@
+"""Searchers that learn nothing from results: uniform draws, uniform within slices of the price, cheapest first."""
+
+from collections.abc import Collection, Sequence
+from itertools import islice
+from typing import final
+
+import numpy as np
+
+from nas.searchers.draws import TRIES, Draws
+from nas.searchers.strategy import SearchProblem, Strategy, Trained
+from search_spaces.notation import Member
+from search_spaces.optima.cheapest_first import cheapest_first
+from search_spaces.optima.stages import stages_of
+
+LOOKED_AT = 100_000  # of the cheapest members: a ladder that finds nothing new in these has come to its top
+
+
+@final
+class Stratified(Strategy):
+    """Uniform within slices of the price, the ones with the fewest members first, without repetition."""
+
+    def __init__(self, problem: SearchProblem) -> None:
+        self.draws = Draws(problem.feasible)
+
+    def propose(
+        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
+    ) -> list[Member]:
+        return self.draws.filled([], size, rng, seen)
+
+
+@final
+class Uniform(Strategy):
+    """Uniform over the members within the budget, nearly all of which cost nearly all of it."""
+
+    def __init__(self, problem: SearchProblem) -> None:
+        self.feasible, self.draws = problem.feasible, Draws(problem.feasible)
+
+    def propose(
+        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
+    ) -> list[Member]:
+        drawn = [self.feasible.sample(rng) for _ in range(size * TRIES)]
+        return self.draws.filled(self.draws.new_of(drawn, seen)[:size], size, rng, seen)
+
+
+@final
+class Ladder(Strategy):
+    """The cheapest member whose deployed form is new, then the next, up to the budget."""
+
+    def __init__(self, problem: SearchProblem) -> None:
+        self.stages, self.draws = stages_of(problem.feasible), Draws(problem.feasible)
+
+    def propose(
+        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
+    ) -> list[Member]:
+        forms, chosen = {self.draws.form(member) for member in seen}, list[Member]()
+        for member in islice(cheapest_first(self.stages), LOOKED_AT):
+            if len(chosen) == size:
+                break
+            if (form := self.draws.form(member)) not in forms and self.draws.is_drawn(member):
+                forms.add(form)
+                chosen.append(member)
+        return self.draws.filled(chosen, size, rng, seen)
