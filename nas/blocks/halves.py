@@ -48,7 +48,8 @@ class BlockScores:
     def by_half(self, stages: Stages, parent: Architecture) -> Floats:
         """Half x depth x layer of a space. Raises KeyError for a half without a score."""
         depths = range(len(stages.steps))
-        halves = [[halves_of(parent, depth, layer) for layer in stages.layers] for depth in depths]
+        trained = {own: {layer: _trained(parent, own, layer) for layer in stages.layers} for own in set(parent.layers)}
+        halves = [[_at(depth, trained[parent.layers[depth]][layer]) for layer in stages.layers] for depth in depths]
         return np.array(
             [[[self.divergences[both[part]] for both in of_depth] for of_depth in halves] for part in range(2)]
         )
@@ -61,8 +62,15 @@ class BlockScores:
 
 def halves_of(parent: Architecture, depth: int, layer: Layer) -> tuple[Half, Half]:
     """The halves that a layer is trained as, on the way from a parent."""
-    layers = tuple(layer if index == depth else own for index, own in enumerate(parent.layers))
-    trained = routed(replace(parent, layers=layers), parent).layers[depth]
+    return _at(depth, _trained(parent, parent.layers[depth], layer))
+
+
+def _trained(parent: Architecture, own: Layer, layer: Layer) -> Layer:
+    """What a layer is trained as in place of one of the parent's."""
+    return routed(replace(parent, layers=(layer,)), replace(parent, layers=(own,))).layers[0]
+
+
+def _at(depth: int, trained: Layer) -> tuple[Half, Half]:
     return (
         Half(depth, "attention", trained.norm1, ALIKE.get(trained.attention, trained.attention)),
         Half(depth, "ffn", trained.norm2, ALIKE.get(trained.ffn, trained.ffn)),

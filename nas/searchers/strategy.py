@@ -27,14 +27,16 @@ class SearchProblem:
     """What a searcher may know before anything is trained.
 
     feasible: the members within the budget. anchors: what an expert would begin with.
-    reference_loss: nats; what is worse adds nothing to a front. parent: the model that candidates start from, of the
-    dimensions of the space, and the scores of its blocks; None from scratch.
+    reference_loss: nats; what is worse adds nothing to a front.
+    parent: the model that candidates start from, of the dimensions of the space; its loss, nats; and the scores of its
+    blocks. None from scratch.
     """
 
     feasible: FeasibleSpace
     anchors: tuple[Member, ...] = ()
     reference_loss: float
     parent: Architecture | None = None
+    parent_loss: float | None = None
     blocks: BlockScores | None = None
 
 

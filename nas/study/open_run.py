@@ -86,6 +86,7 @@ def search_problem(
         anchors=tuple(anchors(feasible, published)),
         reference_loss=meta.reference[1],
         parent=None if route is None else parent_architecture(route, feasible.space.base),
+        parent_loss=None if meta.parent is None else meta.parent.val_loss,
         blocks=blocks,
     )
 

@@ -32,11 +32,12 @@ class Prior(NamedTuple):
     deviation: float
 
 
-BASE = Prior(2.0, 1.0)  # log-perplexity of a model that has everything
+BASE = Prior(2.0, 1.0)  # log-perplexity of a model of which nothing is scarce, from scratch
+FROM_PARENT = 0.05  # deviation of that around the loss of a parent
 LIVE_NORM = Prior(-0.005, 0.01)
 REGULARISED = Prior(0.0, 0.05)
 BLOCK_FACTORS = (Prior(0.1, 0.1), Prior(0.25, 0.2))  # of attention scores, of FFN scores
-SCARCITY = (Prior(5.0, 3.0), Prior(0.7, 0.5))  # of 1 / (1 + attentions), of 1 / (1 + nonlinear FFNs)
+SCARCITY = (Prior(5.0, 1.5), Prior(0.7, 0.3))  # of 1 / (1 + attentions), of 1 / (1 + nonlinear FFNs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,6 +46,7 @@ class Features:
 
     half_forms: by layer, the numbers of its two half forms. num_forms: of those.
     is_kept: by layer, 1 with attention, 1 with a nonlinear FFN. live_norms: by layer.
+    base: log-perplexity of a model of which nothing is scarce.
     blocks: depth x layer x 2, the scores of its halves, or None.
     """
 
@@ -53,6 +55,7 @@ class Features:
     num_forms: int
     is_kept: Floats
     live_norms: Floats
+    base: Prior
     blocks: Floats | None
 
     @property
@@ -81,7 +84,7 @@ class Features:
 
     def prior(self, worth: float) -> tuple[Floats, Floats]:
         """Mean and covariance of the weights. worth: deviation of what a half form is worth at a depth, in nats."""
-        others = [BASE, LIVE_NORM, REGULARISED, *SCARCITY, *([] if self.blocks is None else BLOCK_FACTORS)]
+        others = [self.base, LIVE_NORM, REGULARISED, *SCARCITY, *([] if self.blocks is None else BLOCK_FACTORS)]
         depths = np.arange(len(self.stages.steps))
         smooth = np.exp(-(((depths[:, None] - depths) / SMOOTHNESS) ** 2) / 2) + JITTER * np.eye(len(depths))
         size = self.num_half_weights
@@ -114,12 +117,17 @@ def features_of(stages: Stages, problem: SearchProblem) -> Features:
     blocks = None
     if problem.blocks is not None and problem.parent is not None:
         blocks = np.moveaxis(problem.blocks.by_half(stages, problem.parent), 0, 2)
+    base = BASE
+    if problem.parent_loss is not None:
+        scarce = sum(prior.mean for prior in SCARCITY) / (1 + len(stages.steps))
+        base = Prior(problem.parent_loss - scarce, FROM_PARENT)
     return Features(
         stages=stages,
         half_forms=np.array([[numbers[form] for form in both] for both in halves], dtype=np.intp),
         num_forms=len(numbers),
         is_kept=np.array([_is_kept(layer) for layer in stages.layers], dtype=float),
         live_norms=np.array([float(sum(norm in LIVE_NORMS for norm in _norms(layer))) for layer in stages.layers]),
+        base=base,
         blocks=blocks,
     )
 

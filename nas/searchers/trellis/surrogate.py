@@ -32,8 +32,14 @@ class Posterior(NamedTuple):
 
     def predict(self, rows: Floats) -> tuple[Floats, Floats]:
         """Mean and deviation of the log-perplexity of members, without the noise of a seed. rows: their features."""
-        variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows) + self.misfit**2
+        variance = ((rows @ self.covariance) * rows).sum(axis=1) + self.misfit**2
         return rows @ self.mean, np.sqrt(variance)
+
+    def given(self, row: Floats) -> "Posterior":
+        """As it would be if the member with these features came out as expected."""
+        crossed = self.covariance @ row
+        variance = row @ crossed + self.misfit**2 + SEED_NOISE**2
+        return self._replace(covariance=self.covariance - np.outer(crossed, crossed) / variance)
 
     def draws(self, num: int, rng: np.random.Generator) -> Floats:
         """Weights drawn from the posterior, num x features."""

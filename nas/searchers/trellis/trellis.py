@@ -51,15 +51,18 @@ class Trellis(Strategy):
         if not members:
             return self.draws.filled([], size, rng, seen)
         latency_s = np.array([price_of(self.feasible.priced, member).latency_s for member in members])
-        mean, deviation = found.posterior.predict(self.features.rows(members))
+        rows, posterior = self.features.rows(members), found.posterior
         completes = self._completion(members, trained)
         points = [point for _, point in points_of(trained)]
         chosen: list[int] = []
         while len(chosen) < min(size, len(members)):
+            mean, deviation = posterior.predict(rows)
             worth = completes * expected_improvement(latency_s, mean, deviation, points, self.reference)
             worth[chosen] = -1.0
-            chosen.append(int(np.argmax(worth)))
-            points.append((float(latency_s[chosen[-1]]), float(mean[chosen[-1]])))
+            best = int(np.argmax(worth))
+            chosen.append(best)
+            points.append((float(latency_s[best]), float(mean[best])))
+            posterior = posterior.given(rows[best])
         return self.draws.filled([members[one] for one in chosen], size, rng, seen)
 
     def remark(self, trained: Sequence[Trained]) -> str | None:
