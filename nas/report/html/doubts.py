@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from costmodel.config.units import format_seconds
 from costmodel.trust.adversary import described
-from costmodel.trust.data_range import said
 from nas.report.html.grid import Grid
 from nas.report.html.run import Run
+from nas.report.price_lines import outside
 from nas.report.seed_words import SPREAD, unstable_lines
 from nas.report.summary import order_lines, unearned_lines
 from nas.results import ledger
@@ -100,9 +100,8 @@ def _prices(run: Run) -> Iterator[str]:
     shares = [share for graph in graphs if (share := run.pricer.prior_share(graph)) is not None]
     if shares and max(shares) > 0:
         yield f"Up to {max(shares):.1%} of a member's seconds rest on priors, not on data."
-    outside = said(dict.fromkeys(text for graph in graphs for text in run.pricer.extrapolated(graph)))
-    if outside:
-        yield f"The front's prices are {outside}."
+    if words := outside(run.pricer, graphs):
+        yield f"The front's prices are {words}."
 
 
 def _other_settings(run: Run, grid: Grid) -> list[str]:

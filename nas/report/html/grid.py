@@ -15,10 +15,10 @@ from costmodel.ops import Op, OpGraph
 from costmodel.protocols import PROTOCOLS, load_pricer
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.trust.adversary import caption
-from costmodel.trust.data_range import said
 from nas.report.cost_figures import kind_of
 from nas.report.html.points import Point
 from nas.report.html.run import Run
+from nas.report.price_lines import outside
 from nas.results.front import admits, earns_a_place
 from nas.results.members import TrainedMember
 from nas.results.pareto import nondominated
@@ -116,16 +116,13 @@ def _priced(run: Run, pricer: Pricer, seq_len: int, points: Sequence[Point], gra
     totals = [total_price(prices.values()) for prices in by_kind]
     kinds = tuple(dict.fromkeys(kind for prices in by_kind for kind in prices))
     trained = [point for point in points if point.member is not None]
-    beyond = (
-        text for one in trained for graph in graphs(one.architecture, seq_len) for text in pricer.extrapolated(graph)
-    )
     measures = tuple(_measures(total) for total in totals)
     return Setting(
         protocol=pricer.protocol,
         network=pricer.network,
         seq_len=seq_len,
         trust=caption(pricer.trust),
-        outside=said(dict.fromkeys(beyond)),
+        outside=outside(pricer, (graph for one in trained for graph in graphs(one.architecture, seq_len))),
         totals=measures,
         kinds=kinds,
         parts=tuple(_parts(prices, kinds) for prices in by_kind),

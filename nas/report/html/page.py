@@ -7,6 +7,7 @@ the scripts of this package, by their digests, may run, whatever text a run brin
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from search_spaces.notation import parse, placement
 ASSETS = Path(__file__).with_name("assets")
 SCRIPTS = ("vega-6.4.0.min.js", "vega-lite-6.4.3.min.js", "vega-embed-7.3.0.min.js", "charts.js", "page.js")
 LICENSES = "LICENSES.txt"
+
+_ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
 
 def page(run: Run) -> str:
@@ -81,7 +84,7 @@ def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
         "beside": rows_beside(run, points, grid.settings[0]) if points else [],
         "panels": [_panel(run, point, totals) for point, totals in zip(points, _totals(grid), strict=True)],
         "marks": marks_of(run),
-        "sources": "; ".join(dict.fromkeys(row.source for row in rows_of(run))),
+        "sources": ", ".join(dict.fromkeys(_ARXIV.findall(" ".join(row.source for row in rows_of(run))))),
         "doubts": doubts(run, grid),
         "floor_lines": floor_lines(run.floors),
         "commands": commands_of(run),

@@ -178,7 +178,7 @@ def test_what_is_to_be_distrusted_is_said(run_folder: Path) -> None:
         "Members of the front have 1 to 2 seeds",
         "5 of 12,345 members within the budget were tried (1e+30 in the space); 1 diverged",
         "over all coefficients consistent with the printed rows",
-        "extrapolated: num_layers 6 (data: 12 to 18)",
+        "extrapolated: num_layers 6, 10 (data: 12 to 18), num_heads 6 (data: 12)",
         "2 parties, semi-honest, dishonest majority",
         "trigram 16.2",
     ):
