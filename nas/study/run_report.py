@@ -19,8 +19,10 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
 
     Raises UserError if the run cannot be read or priced, or the page not be written.
     """
-    text = page(run_of(folder))
     path = output or folder / REPORT_FILE
+    if path.is_dir():
+        raise UserError(f"--output {path} must be a file that we can write, but is a folder.")
+    text = page(run_of(folder))
     try:
         replace_file(path, text)
     except OSError as error:

@@ -72,7 +72,7 @@ def price_grid(run: Run, points: Sequence[Point]) -> Grid:
             try:
                 settings.append(_priced(run, pricer, seq_len, points, graphs))
             except UserError as error:
-                left_out.append(f"{pricer.protocol}, T={seq_len}: {error}")
+                left_out.append(f"{pricer.protocol}: {error}")
     return Grid(tuple(settings), tuple(dict.fromkeys(left_out)))
 
 

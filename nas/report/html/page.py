@@ -177,12 +177,14 @@ def _why_nothing(run: Run) -> list[str]:
 
 
 def _data(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
-    """What the scripts draw; prices are looked up in `settings`."""
+    """What the scripts draw; prices are looked up in `settings`, those of kinds of op in `columns`, by their place."""
     floors = drawn_floors(run.floors, run.members)
+    columns: dict[tuple[float, ...] | None, int] = {}  # networks share bytes and rounds
     answer = answer_of(run, points)
     return {
         "points": [_point(point) for point in points],
-        "settings": [_setting(setting) for setting in grid.settings],
+        "settings": [_setting(setting, columns) for setting in grid.settings],
+        "columns": list(columns),
         "measures": MEASURES,
         "pick": answer.place if answer else 0,
         "floors": [
@@ -212,5 +214,6 @@ def _point(point: Point) -> dict[str, Any]:
     }
 
 
-def _setting(setting: Setting) -> dict[str, Any]:
-    return setting._asdict()
+def _setting(setting: Setting, columns: dict[tuple[float, ...] | None, int]) -> dict[str, Any]:
+    parts = [[columns.setdefault(column, len(columns)) for column in point] for point in setting.parts]
+    return setting._asdict() | {"parts": parts}

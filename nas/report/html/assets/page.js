@@ -82,6 +82,8 @@
     });
   }
 
+  const columnOf = (setting, point) => data.columns[setting.parts[point][state.measure]];
+
   function placeOf(index) {
     const role = data.points[index].role;
     if (role === "paper" || role === "parent") return role;
@@ -123,7 +125,7 @@
     const shown = data.points.map((_, index) => index).filter((index) => ["front", "baseline", "parent"].includes(data.points[index].role));
     const [size, unit] = unitFor(state.measure, Math.max(...shown.map((index) => now.totals[index][state.measure])));
     const rows = shown.flatMap((point, order) => now.kinds.map((kind, place) => {
-      const value = now.parts[point][state.measure][place];
+      const value = columnOf(now, point)[place];
       return { point, label: labelOf(point), order, kind, value: value / size, said: said(state.measure, value), share: value / now.totals[point][state.measure] };
     })).filter((row) => row.value > 0);
     const sums = new Map(now.kinds.map((kind) => [kind, 0]));
@@ -152,7 +154,7 @@
 
   function fillBreakdown() {
     const now = data.settings[state.setting];
-    const parts = now.parts[state.point][state.measure];
+    const parts = columnOf(now, state.point);
     const total = now.totals[state.point][state.measure];
     const kinds = now.kinds.map((kind, index) => [kind, parts[index]]).filter(([, value]) => value > 0);
     kinds.sort((one, other) => other[1] - one[1]);

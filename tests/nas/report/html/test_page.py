@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from costmodel.config.units import format_bytes, format_seconds
+from costmodel.errors import UserError
 from nas.report.__main__ import report
 from nas.report.html.page import ASSETS, SCRIPTS
 from nas.results.front import front, summarise
@@ -88,7 +89,7 @@ def test_its_numbers_are_those_of_the_ledger(run_folder: Path) -> None:
         assert own["totals"][index] == [member.latency_s, member.sent_bytes, None]
         assert data["points"][index]["perplexity"] == pytest.approx(member.perplexity, rel=1e-12)
         for measure in (0, 1):
-            parts = own["parts"][index][measure]
+            parts = data["columns"][own["parts"][index][measure]]
             assert sum(parts) == pytest.approx(own["totals"][index][measure], rel=1e-5)
     assert own["budgets"] == [300.0, None, None]
     assert own["fronts"][0] == [0, 1, 2, 3]
@@ -117,6 +118,21 @@ def test_it_loads_nothing_and_is_small(run_folder: Path) -> None:
     style = (ASSETS / "style.css").read_text()
     assert "url(" not in style
     assert "@import" not in style
+
+
+def test_many_trials_keep_it_small(make_run) -> None:
+    names = [f"{full}xlSlRo-{12 - full}x{rest}" for full in range(1, 12) for rest in ("lSooo", "oolRo", "ooooo")]
+    candidates = [record(index, name, "candidate", 0, 2.5 + index % 7 / 10) for index, name in enumerate(names * 4)]
+    path = write_report(make_run(candidates))
+    assert len(Page(path.read_text(encoding="utf-8")).data["points"]) > 60
+    assert path.stat().st_size < MOST_BYTES
+
+
+def test_a_folder_is_no_file_to_write(run_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--output .* must be a file that we can write, but is a folder"):
+        report(str(run_folder), tmp_path)
+    with pytest.raises(UserError, match="--output .* must be a file that we can write: No such file or directory"):
+        report(str(run_folder), tmp_path / "nowhere" / "page.html")
 
 
 def test_only_our_scripts_may_run(run_folder: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_click_chooses_a_model_everywhere(opened: Any) -> None:
     assert page.locator("#model").input_value() == "0"
     assert page.locator("button.choose[aria-pressed=true] code").inner_text() == "6xoSoRo-6xooooo"
     setting = data["settings"][0]
-    rows = dict(zip(setting["kinds"], setting["parts"][0][0], strict=True))
+    rows = dict(zip(setting["kinds"], data["columns"][setting["parts"][0][0]], strict=True))
     shown = {row.locator("th").inner_text(): row.inner_text() for row in page.locator("#breakdown tbody tr").all()}
     assert set(shown) == {kind for kind, seconds in rows.items() if seconds}
     for kind in shown:
