@@ -1,7 +1,7 @@
 """The answer: which model for this budget, and what stands beside it."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from costmodel.config.units import format_bytes, format_seconds
 from nas.report.floor_lines import mark
@@ -16,6 +16,12 @@ from nas.results.members import TrainedMember, better
 from nas.results.pareto import knee
 
 FLOORS = ("5-gram", "trigram")  # orders that are worth a row
+
+# kind of a row -> what is said beside its name; of several, the first
+NOTES = {"pick": "the pick", "parent": "the parent", "trained": "trained here", "paper": "", "floor": "floor"}
+RANKED = {"parent": "parent", "paper": "paper"}
+
+_Priced: TypeAlias = tuple[Point, tuple[float | None, ...]]
 
 
 class Answer(NamedTuple):
@@ -46,14 +52,14 @@ class Row(NamedTuple):
     printed: str
 
 
-def answer_of(run: Run, points: Sequence[Point]) -> Answer | None:
+def answer_of(run: Run) -> Answer | None:
     """The member of the front of lowest perplexity; None if the front is empty."""
     if not run.front:
         return None
-    best = min(run.front, key=lambda member: member.mean_loss)
+    best = run.front[-1]
     perplexity, _, seeds = perplexity_text(best).partition(" (")
     return Answer(
-        place=run.front.index(best),
+        place=len(run.front) - 1,
         name=best.notation,
         runs_as=best.deployed or best.first.placement,
         keeps=kept_words(architecture_of(best.first, run.base), run.accounting),
@@ -71,15 +77,13 @@ def rows_beside(run: Run, points: Sequence[Point], own: Setting) -> list[Row]:
 
     A row of the papers that this run has trained, or started from, is one row.
     """
-    priced = list(zip(points, own.totals, strict=True))
-    shown = [one for one in priced if one[0].role in ("baseline", "parent", "paper")]
-    if run.front:
-        best = min(run.front, key=lambda member: member.mean_loss)
-        shown.append(priced[run.front.index(best)])
-    by_name: dict[str, list[tuple[Point, tuple[float | None, ...]]]] = {}
-    for point_and_price in sorted(shown, key=lambda one: -(one[1][0] or 0.0)):
-        by_name.setdefault(point_and_price[0].name, []).append(point_and_price)
-    return [*(_row(group) for group in by_name.values()), *_floor_rows(run)]
+    papers = {point.name for point in points if point.role == "paper"}
+    pick = points[len(run.front) - 1] if run.front else None
+    by_name: dict[str, list[_Priced]] = {}
+    for one, totals in sorted(zip(points, own.totals, strict=True), key=lambda priced: -(priced[1][0] or 0.0)):
+        if one is pick or one.name in papers or one.role in ("baseline", "parent"):
+            by_name.setdefault(one.name, []).append((one, totals))
+    return [*(_row(group, pick) for group in by_name.values()), *_floor_rows(run)]
 
 
 def marks_of(run: Run) -> list[str]:
@@ -91,26 +95,23 @@ def marks_of(run: Run) -> list[str]:
     return marks
 
 
-def _row(group: Sequence[tuple[Point, tuple[float | None, ...]]]) -> Row:
-    """Points of one name are one row: what was trained here gives the price, a paper what it printed."""
-    roles = [point.role for point, _ in group]
-    first, totals = min(group, key=lambda one: one[0].member is None)
-    trained = [point for point, _ in group if point.perplexity is not None]
-    kind = "pick" if "front" in roles else "parent" if "parent" in roles else "trained" if trained else "paper"
-    notes = {"pick": "the pick", "parent": "the parent", "trained": "trained here", "paper": ""}
-    printed = [point.printed for point, _ in group if point.printed is not None]
+def _row(group: Sequence[_Priced], pick: Point | None) -> Row:
+    """Points of one name are one row: the pick before the parent, that before others trained here, then the papers'."""
+    kinds = ["pick" if one is pick else RANKED.get(one.role, "trained") for one, _ in group]
+    kind, (first, totals) = min(zip(kinds, group, strict=True), key=lambda one: list(NOTES).index(one[0]))
+    paper = next((one for one, _ in group if one.role == "paper"), None)
     latency_s, sent_bytes = totals[0], totals[1]
     assert latency_s is not None
     assert sent_bytes is not None
     return Row(
         kind=kind,
         name=first.name,
-        note=notes[kind],
+        note=NOTES[kind],
         price=format_seconds(latency_s),
         sent=format_bytes(sent_bytes),
-        printed_price=next((format_seconds(point.printed_s) for point, _ in group if point.printed_s is not None), ""),
-        here=_perplexity(trained[0]) if trained else "",
-        printed=f"{printed[0]:.2f}" if printed else "diverged" if "paper" in roles else "",
+        printed_price="" if paper is None or paper.printed_s is None else format_seconds(paper.printed_s),
+        here="" if first is paper else _perplexity(first),
+        printed="" if paper is None else "diverged" if paper.printed is None else f"{paper.printed:.2f}",
     )
 
 
@@ -122,15 +123,15 @@ def _floor_rows(run: Run) -> list[Row]:
     if run.floors is None:
         return []
     known = run.floors.perplexities
-    return [Row("floor", name, "floor", "", "", "", f"{known[name]:.2f}", "") for name in FLOORS]
+    return [Row("floor", name, NOTES["floor"], "", "", "", f"{known[name]:.2f}", "") for name in FLOORS]
 
 
 def _verdicts(run: Run, best: TrainedMember) -> list[str]:
     lines = []
     if run.parent is not None:
         dearer = best.perplexity / run.parent.perplexity - 1
-        faster = 1 - best.latency_s / run.parent.latency_s
-        lines.append(f"{dearer:+.0%} perplexity against its parent, {faster:.0%} faster")
+        less = 1 - best.latency_s / run.parent.latency_s
+        lines.append(f"{dearer:+.0%} perplexity against its parent, {less:.0%} less time")
     if run.floors is not None:
         floor = run.floors.perplexities[FLOORS[0]]
         word = "better" if best.perplexity < floor else "worse"

@@ -105,6 +105,8 @@ def _prices(run: Run) -> Iterator[str]:
 
 
 def _other_settings(run: Run, grid: Grid) -> list[str]:
+    if not grid.settings:
+        return []
     lines = [
         f"All trials were trained on sequences of {run.seq_len} tokens; at other prompt lengths the page shows other "
         f"prices beside the same perplexities. Other networks and protocols use the committed testbeds."

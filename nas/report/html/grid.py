@@ -28,8 +28,9 @@ NETWORKS = ("lan", "wan", "cheetah-lan", "bumblebee-wan")  # beside the run's ow
 SEQ_LENS = (64, 128, 256, 512)  # beside the run's own; as far as the context goes
 DIGITS = 6  # of a number of the grid
 
-Measure: TypeAlias = str
-MEASURES: tuple[Measure, ...] = ("latency_s", "sent_bytes", "rounds")
+MEASURES = ("latency_s", "sent_bytes", "rounds")
+
+Graphs: TypeAlias = Callable[[Architecture, int], list[OpGraph]]
 
 
 class Setting(NamedTuple):
@@ -94,9 +95,6 @@ def _seq_lens(run: Run) -> list[int]:
     if run.workload.new_tokens > 1:
         return [run.seq_len]
     return sorted({run.seq_len, *(length for length in SEQ_LENS if length <= run.base.context)})
-
-
-Graphs: TypeAlias = Callable[[Architecture, int], list[OpGraph]]
 
 
 def _lowering(run: Run) -> Graphs:

@@ -6,7 +6,6 @@ the scripts of this package, by their digests, may run, whatever text a run brin
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,16 +16,14 @@ from markupsafe import Markup
 
 from costmodel.config.units import format_bytes, format_seconds
 from nas.report.floor_lines import floor_lines
-from nas.report.front_figures import drawn_floors
 from nas.report.html.answer import answer_of, marks_of, rows_beside
-from nas.report.html.curves import entropies, hypervolumes, learning_curves
 from nas.report.html.doubts import doubts
-from nas.report.html.grid import MEASURES, Grid, Setting, price_grid
+from nas.report.html.embedded import embedded
+from nas.report.html.grid import Grid, price_grid
 from nas.report.html.placements import strip
-from nas.report.html.points import Point, points_of, rows_of
+from nas.report.html.points import Point, perplexity_words, points_of, rows_of
 from nas.report.html.reproduce import commands_of
 from nas.report.html.run import Run
-from nas.report.seed_words import perplexity_text
 from nas.results import ledger
 from nas.results.ledger import Record, architecture_of
 from search_spaces.architecture import Architecture
@@ -54,7 +51,7 @@ def page(run: Run) -> str:
         style=Markup((ASSETS / "style.css").read_text(encoding="utf-8")),
         scripts=[Markup(script) for script in scripts],
         licenses=(ASSETS / LICENSES).read_text(encoding="utf-8") if scripts else "",
-        data=_script_safe(_data(run, points, grid)) if scripts else "",
+        data=embedded(run, points, grid) if scripts else "",
         **_words(run, points, grid),
     )
 
@@ -62,15 +59,7 @@ def page(run: Run) -> str:
 def _policy(scripts: Sequence[str]) -> list[str]:
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-    return ["default-src 'none'", f"script-src {allowed}", "style-src 'unsafe-inline'", "img-src data:"]
-
-
-def _script_safe(data: dict[str, Any]) -> Markup:
-    """JSON that cannot end the element it stands in."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
-    for mark in "<>&":
-        text = text.replace(mark, f"\\u{ord(mark):04x}")
-    return Markup(text)
+    return ["default-src 'none'", f"script-src {allowed}", "style-src 'unsafe-inline'"]
 
 
 def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
@@ -79,8 +68,7 @@ def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
         "budget": format_budget(run.budget),
         "setting": _setting_words(run),
         "space": run.space,
-        "folder": run.folder.name,
-        "answer": answer_of(run, points) if points else None,
+        "answer": answer_of(run),
         "beside": rows_beside(run, points, grid.settings[0]) if points else [],
         "panels": [_panel(run, point, totals) for point, totals in zip(points, _totals(grid), strict=True)],
         "marks": marks_of(run),
@@ -91,7 +79,6 @@ def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
         "provenance": run.provenance,
         "trials": [_trial(record) for record in ledger.finished(run.records)],
         "why_nothing": _why_nothing(run),
-        "num_layers": run.base.num_layers,
     }
 
 
@@ -120,7 +107,7 @@ def _panel(run: Run, point: Point, totals: tuple[float | None, ...]) -> dict[str
         "price": format_seconds(latency_s),
         "sent": format_bytes(sent_bytes),
         "rounds": "" if rounds is None else f"{rounds:,.0f}",
-        "perplexity": _perplexity(point),
+        "perplexity": perplexity_words(point),
         "left": member.dearest.left_unfolded if member else (),
         "trials": [one.trial_id for one in member.trials] if member else [],
     }
@@ -130,14 +117,6 @@ def _runs_as(run: Run, point: Point, trained: Architecture) -> str:
     """The placement that is run, where it is not the one that was trained."""
     run_as = placement(point.architecture) if point.member is None else point.member.deployed or ""
     return "" if run_as == placement(trained) else run_as
-
-
-def _perplexity(point: Point) -> str:
-    if point.member is not None:
-        return perplexity_text(point.member)
-    if point.perplexity is not None:
-        return f"{point.perplexity:.2f}"
-    return "not trained here" + (f"; printed {point.printed:g}" if point.printed is not None else "")
 
 
 def _trial(record: Record) -> tuple[str, ...]:
@@ -174,46 +153,3 @@ def _why_nothing(run: Run) -> list[str]:
     lines = [f"No trial was trained to completion: {', '.join(counts)}, {len(begun)} unfinished."]
     reasons = dict.fromkeys(f"{one.notation}: {one.status}, {one.reason}" for one in ended if one.reason)
     return [*lines, *list(reasons)[:5]]
-
-
-def _data(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
-    """What the scripts draw; prices are looked up in `settings`, those of kinds of op in `columns`, by their place."""
-    floors = drawn_floors(run.floors, run.members)
-    columns: dict[tuple[float, ...] | None, int] = {}  # networks share bytes and rounds
-    answer = answer_of(run, points)
-    return {
-        "points": [_point(point) for point in points],
-        "settings": [_setting(setting, columns) for setting in grid.settings],
-        "columns": list(columns),
-        "measures": MEASURES,
-        "pick": answer.place if answer else 0,
-        "floors": [
-            {"name": name, "perplexity": value} for name, value in zip(floors.names, floors.perplexity, strict=True)
-        ],
-        "curves": [one._asdict() for one in learning_curves(run)],
-        "entropies": [one._asdict() for one in entropies(run)],
-        "hypervolumes": [one._asdict() for one in hypervolumes(run)],
-        "seq_len": run.seq_len,
-    }
-
-
-def _point(point: Point) -> dict[str, Any]:
-    member = point.member
-    low, high = (member.perplexity_bounds or (None, None)) if member else (None, None)
-    least, most = (member.latency_s_range or (None, None)) if member else (None, None)
-    return {
-        "name": point.name,
-        "role": point.role,
-        "number": point.number,
-        "perplexity": point.perplexity,
-        "low": low,
-        "high": high,
-        "said": _perplexity(point),
-        "range": None if least is None else [least, most],
-        "runs_as": member.deployed if member else None,
-    }
-
-
-def _setting(setting: Setting, columns: dict[tuple[float, ...] | None, int]) -> dict[str, Any]:
-    parts = [[columns.setdefault(column, len(columns)) for column in point] for point in setting.parts]
-    return setting._asdict() | {"parts": parts}

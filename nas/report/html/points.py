@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 from costmodel.protocols.published_rows import PublishedRow, held_out_rows, published_rows
 from nas.report.html.run import Run
+from nas.report.seed_words import perplexity_text
 from nas.results.members import TrainedMember
 from nas.results.pareto import ranks
 from search_spaces.architecture import Architecture
@@ -48,6 +49,15 @@ def rows_of(run: Run) -> list[PublishedRow]:
     size = (run.base.num_layers, run.base.d_model, run.seq_len)
     rows = (*published_rows(), *held_out_rows())
     return [row for row in rows if (row.num_layers, row.d_model, row.seq_len) == size and row.own_method]
+
+
+def perplexity_words(point: Point) -> str:
+    """With its spread and seeds, or why there is none."""
+    if point.member is not None:
+        return perplexity_text(point.member)
+    if point.perplexity is not None:
+        return f"{point.perplexity:.2f}"
+    return "not trained here" + (f"; printed {point.printed:g}" if point.printed is not None else "")
 
 
 def _trained(run: Run, member: TrainedMember, number: int) -> Point:

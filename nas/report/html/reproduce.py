@@ -23,13 +23,17 @@ def commands_of(run: Run) -> list[Command]:
         Command(f"python -m nas.report {folder}", "this page"),
     ]
     if run.front:
-        best = min(run.front, key=lambda member: member.mean_loss)
-        pick, name = shlex.quote(best.arch_id), shlex.quote(best.notation)
-        found += [
-            Command(f"python -m nas.export {folder} --pick {pick} --fold", "the pick, folded, with its weights"),
-            Command(f"python -m costmodel estimate {name}", "what an architecture costs, op by op"),
-        ]
+        found += _of_the_pick(run, folder, shlex.quote(run.front[-1].arch_id))
     return found
+
+
+def _of_the_pick(run: Run, folder: str, pick: str) -> list[Command]:
+    network = f" --network {shlex.quote(run.pricer.network)}" if run.pricer.network else ""
+    under = f"--protocol {run.pricer.protocol}{network} --seq-len {run.seq_len}"
+    return [
+        Command(f"python -m nas.export {folder} --pick {pick} --fold", "the pick, folded, with its weights"),
+        Command(f"python -m costmodel estimate {folder}/architectures/{pick}.yaml {under}", "its costs, op by op"),
+    ]
 
 
 def _short(folder: Path) -> str:

@@ -15,7 +15,10 @@ import pytest
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.errors import UserError
 from nas.report.__main__ import report
+from nas.report.html.answer import rows_beside
+from nas.report.html.grid import price_grid
 from nas.report.html.page import ASSETS, SCRIPTS
+from nas.report.html.points import points_of
 from nas.results.front import front, summarise
 from nas.study.run_folder import read_config, read_ledger
 from nas.study.run_report import run_of, write_report
@@ -74,6 +77,24 @@ def test_the_answer_is_the_best_within_the_budget(run_folder: Path) -> None:
     for words in ("7.10", "6.90", "EReg(SM(t)+ScFuFFN_i6)", "3.25", "11.50", "16.20"):
         assert words in answer
     assert run.front[page.data["pick"]] == best
+
+
+def test_a_row_of_the_papers_that_was_trained_is_one_row(make_run) -> None:
+    """Of SM+LN+G there is the parent's own perplexity, of a row on the front that of this run."""
+    records = [
+        record(0, "SM+LN+G", "baseline", 0, math.log(7.04)),
+        record(1, "SM+ScFuFFN_i6", "candidate", 0, math.log(22.0)),
+        record(2, "10xlSlRo-2xooooo", "candidate", 0, math.log(8.1)),
+    ]
+    run = run_of(make_run(records))
+    points = points_of(run)
+    rows = {row.name: row for row in rows_beside(run, points, price_grid(run, points).settings[0])}
+    assert (rows["SM+LN+G"].kind, rows["SM+LN+G"].here, rows["SM+LN+G"].printed) == ("parent", "6.90", "2.69")
+    row = rows["SM+ScFuFFN_i6"]
+    assert (row.kind, row.here, row.printed, row.printed_price) == ("trained", "22.00", "3.54", "4.23 min")
+    assert (rows["SM+ScFuFFN"].kind, rows["SM+ScFuFFN"].here) == ("paper", "")
+    assert [rows[name].kind for name in ("10xlSlRo-2xooooo", "trigram")] == ["pick", "floor"]
+    assert next(iter(rows)) == "SM+LN+G"  # the dearest
 
 
 def test_its_numbers_are_those_of_the_ledger(run_folder: Path) -> None:
