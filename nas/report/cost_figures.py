@@ -135,9 +135,9 @@ def breakdown_figure(architectures: dict[str, Architecture], pricer: Pricer, seq
     return BreakdownFigure(
         title=f"protocol {pricer.protocol} ({caption(pricer.trust)}){network}, T={seq_len}{outside and f'; {outside}'}",
         names=tuple(architectures),
-        latency_by_kind=stacked("latency by kind of op", "latency_s", _kind, joined=True),
+        latency_by_kind=stacked("latency by kind of op", "latency_s", kind_of, joined=True),
         latency_by_layer=stacked("latency by layer", "latency_s", _layer, joined=False),
-        bytes_by_kind=stacked("communication by kind of op", "sent_bytes", _kind, joined=True),
+        bytes_by_kind=stacked("communication by kind of op", "sent_bytes", kind_of, joined=True),
         bytes_by_layer=stacked("communication by layer", "sent_bytes", _layer, joined=False),
     )
 
@@ -192,7 +192,8 @@ def _ops(architecture: Architecture, seq_len: int) -> list[Op]:
     return [node.op for node in lower(architecture, seq_len)]
 
 
-def _kind(node: Node) -> str:
+def kind_of(node: Node) -> str:
+    """What an op is called in figures."""
     return KINDS.get(type(node.op), type(node.op).__name__)
 
 

@@ -47,13 +47,14 @@ def save_figure(path: Path, figure: Figure) -> tuple[Path, ...]:
 
 
 def draw_front(data: FrontFigure) -> Figure:
-    """The Pareto plot, readable at 1000 pixels."""
-    figure = plt.figure(figsize=(10, 6), dpi=100, layout="constrained")
+    """The Pareto plot, readable at 1000 pixels; its legend is below it, where it covers nothing."""
+    figure = plt.figure(figsize=(10, 7.5), dpi=100, layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=[1, 11], width_ratios=[3, 2])
     axes = figure.add_subplot(grid[1, 0])
     _draw_run(axes, data)
     _draw_ended_early(figure.add_subplot(grid[0, 0], sharex=axes), data)
     _draw_published(figure.add_subplot(grid[:, 1]), data)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=8)
     return figure
 
 
@@ -229,7 +230,6 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     axes.grid(alpha=0.2)
     _label(axes, data.baselines)
     _label(axes, data.front._replace(names=tuple(map(str, range(1, len(data.front.names) + 1)))))
-    axes.legend(fontsize=8, loc="best")
 
 
 def _draw_floors(axes: Axes, floors: FloorLines) -> None:

@@ -45,7 +45,7 @@ def closing_lines(
     lines += unstable_lines(records)
     lines += parent_lines(parent, found)
     lines += _baseline_lines(trained, found, floors)
-    lines += _order_lines(trained, num_layers, seq_len)
+    lines += order_lines(trained, num_layers, seq_len)
     example = ledger.completed(records)[0]
     lines.append(
         f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens a candidate, "
@@ -130,7 +130,7 @@ def _baseline_lines(
     return lines
 
 
-def _order_lines(trained: Sequence[TrainedMember], num_layers: int, seq_len: int) -> list[str]:
+def order_lines(trained: Sequence[TrainedMember], num_layers: int, seq_len: int) -> list[str]:
     """Says so where this run orders published rows otherwise than the papers do, and whether seeds show it."""
     printed = {
         row.notation: row.perplexity

@@ -28,6 +28,7 @@ from nas.study.open_run import checked_meta, new_meta, open_trials
 from nas.study.parent import run_parent, study_parent
 from nas.study.ray_tune import Resources, RunHaltedError, run_study
 from nas.study.run_folder import PARENT_FOLDER, Meta, new_folder, read_meta, write_config, write_meta
+from nas.study.run_report import write_report
 from nas.study.trials import Trials
 from nas.study.worker import worker_env
 from search_spaces.budget.feasible import FeasibleSpace
@@ -114,6 +115,7 @@ def _study(
         write_tables(folder, trials.records, config.budget, feasible.space.base, meta.floors)
     unfinished = f"time budget used up; go on with --resume {folder}" if trials.running or not trials.finished else ""
     if not ledger.completed(trials.records):
+        report_line(folder)
         reason = unfinished or f"see the reasons in {folder / 'trials.csv'}"
         raise StoppedError(f"no trial was trained to completion: {reason}.")
     remove_plots(folder)
@@ -143,8 +145,17 @@ def _study(
         lines.append(remark)
     if unfinished:
         lines.append(unfinished)
+    lines.append(report_line(folder))
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def report_line(folder: Path) -> str:
+    """Writes the page of a run and says where it is, or why there is none: what was trained is worth more than it."""
+    try:
+        return f"report: {write_report(folder)}"
+    except Exception as error:
+        return f"note: no report was written ({error}); try python -m nas.report {folder}"
 
 
 def start_line(meta: Meta) -> str:

@@ -67,7 +67,15 @@ def results(folder: Path) -> list[tuple[object, ...]]:
 
 def test_a_run_leaves_everything_it_promises(finished):
     folder, printed = finished
-    for name in ("run.yaml", "meta.json", "trials.jsonl", "trials.csv", "pareto.csv", "plots/pareto.png"):
+    for name in (
+        "run.yaml",
+        "meta.json",
+        "trials.jsonl",
+        "trials.csv",
+        "pareto.csv",
+        "plots/pareto.png",
+        "report.html",
+    ):
         assert (folder / name).stat().st_size > 0, name
     records = ledger.finished(ledger.read(folder / ledger.FILE_NAME))
     assert [record.index for record in records][:NUM_TRIALS] == list(range(NUM_TRIALS))
@@ -80,6 +88,7 @@ def test_a_run_leaves_everything_it_promises(finished):
         assert arch_id(load_architecture(folder / "architectures" / f"{row['arch_id']}.yaml")) == row["arch_id"]
         assert float(row["floor_trigram"]) == pytest.approx(read_meta(folder).floors.perplexity(3))
     assert str(folder / "plots" / "pareto.png") in printed
+    assert f"report: {folder / 'report.html'}\n" in printed
     assert "scale smoke" in printed
 
 

@@ -48,6 +48,17 @@ def test_the_parent_is_drawn_beside_them(records) -> None:
     assert list(np.ravel(mark.get_ydata())) == [pytest.approx(math.exp(1.5))]
 
 
+def test_the_legend_is_below_the_axes(records, floors) -> None:
+    """It could cover the points that are dominated, whose place is that of a legend."""
+    figure = draw_front(front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128, floors=floors))
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    assert all(axes.get_legend() is None for axes in figure.axes)
+    top = legend.get_window_extent().y1
+    assert all(top < axes.get_tightbbox().y0 for axes in figure.axes)
+    assert {"dominated", "budget 5 min"} <= {text.get_text() for text in legend.get_texts()}
+
+
 def test_a_range_narrower_than_its_marker_is_left_out(records) -> None:
     data = front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128)
     assert data.front.range_min == ((1.0, 3.0), None)

@@ -6,8 +6,9 @@ import torch
 
 from nas.recipe.papers import recipe_for
 from nas.results.parent import ParentResult
+from nas.study import run_study
 from nas.study.config import StudyConfig
-from nas.study.run_study import FEW_TOKENS, start_line, study_resources
+from nas.study.run_study import FEW_TOKENS, report_line, start_line, study_resources
 
 
 def resources(monkeypatch, *, cores, gpus=0, **settings):
@@ -56,3 +57,11 @@ def test_a_study_says_what_its_candidates_start_from(make_meta):
     parent = ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(7.0), latency_s=400.0)
     expected = "candidates start from parent builtin, SM+LN+G, perplexity 7.00 on the tokens that validate them"
     assert start_line(make_meta(parent=parent)) == expected
+
+
+def test_a_search_does_not_fail_for_its_report(monkeypatch, tmp_path):
+    def fail(folder):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(run_study, "write_report", fail)
+    assert report_line(tmp_path) == f"note: no report was written ('a bug'); try python -m nas.report {tmp_path}"

@@ -1,0 +1,33 @@
+"""`python -m nas.report RUN`: a run as one HTML page, which needs nothing but a browser.
+
+The answer comes first: which model for this budget, what it keeps layer by layer, its price, its perplexity. Then the
+front under every protocol, network and prompt length, placements, where costs come from, how training went, what to
+distrust, and how to do it again.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from costmodel.config import cli
+from nas.study.run_folder import find_run
+from nas.study.run_report import write_report
+
+
+def report(run: str, output: Path | None = None) -> None:
+    """Writes the page of a run and prints where it is.
+
+    Args:
+        run: folder of a run, or `latest`.
+        output: file to write; by default report.html in the run's folder.
+    """
+    print(write_report(find_run(run), output))
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits with its code."""
+    cli.run(report, prog="python -m nas.report", args=args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""The answer: which model for this budget, and what stands beside it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from costmodel.config.units import format_bytes, format_seconds
+from nas.report.floor_lines import mark
+from nas.report.html.grid import Setting
+from nas.report.html.placements import kept_words
+from nas.report.html.points import Point
+from nas.report.html.run import Run
+from nas.report.seed_words import IN_NOISE, noise_marks, perplexity_text
+from nas.results.front import crosses, point
+from nas.results.ledger import architecture_of
+from nas.results.members import TrainedMember, better
+from nas.results.pareto import knee
+
+FLOORS = ("5-gram", "trigram")  # orders that are worth a row
+
+# kind of a row -> what is said beside its name; of several, the first
+NOTES = {"pick": "the pick", "parent": "the parent", "trained": "trained here", "paper": "", "floor": "floor"}
+RANKED = {"parent": "parent", "paper": "paper"}
+
+_Priced: TypeAlias = tuple[Point, tuple[float | None, ...]]
+
+
+class Answer(NamedTuple):
+    """The pick in words. place: of its point. verdicts: what is known of it, most important first."""
+
+    place: int
+    name: str
+    runs_as: str
+    keeps: str
+    price: str
+    sent: str
+    perplexity: str
+    seeds: str
+    verdicts: tuple[str, ...]
+    cheaper: str
+
+
+class Row(NamedTuple):
+    """One model beside the pick. kind: pick, parent, trained, paper or floor; what a column does not have is empty."""
+
+    kind: str
+    name: str
+    note: str
+    price: str
+    sent: str
+    printed_price: str
+    here: str
+    printed: str
+
+
+def answer_of(run: Run) -> Answer | None:
+    """The member of the front of lowest perplexity; None if the front is empty."""
+    if not run.front:
+        return None
+    best = run.front[-1]
+    perplexity, _, seeds = perplexity_text(best).partition(" (")
+    return Answer(
+        place=len(run.front) - 1,
+        name=best.notation,
+        runs_as=best.deployed or best.first.placement,
+        keeps=kept_words(architecture_of(best.first, run.base), run.accounting),
+        price=format_seconds(best.latency_s),
+        sent=format_bytes(best.sent_bytes),
+        perplexity=perplexity,
+        seeds=seeds.removesuffix(")"),
+        verdicts=tuple(_verdicts(run, best)),
+        cheaper=_cheaper(run, best),
+    )
+
+
+def rows_beside(run: Run, points: Sequence[Point], own: Setting) -> list[Row]:
+    """The pick among the parent, what was trained for comparison, the papers' ladder and the floors; dearest first.
+
+    A row of the papers that this run has trained, or started from, is one row.
+    """
+    papers = {point.name for point in points if point.role == "paper"}
+    pick = points[len(run.front) - 1] if run.front else None
+    by_name: dict[str, list[_Priced]] = {}
+    for one, totals in sorted(zip(points, own.totals, strict=True), key=lambda priced: -(priced[1][0] or 0.0)):
+        if one is pick or one.name in papers or one.role in ("baseline", "parent"):
+            by_name.setdefault(one.name, []).append((one, totals))
+    return [*(_row(group, pick) for group in by_name.values()), *_floor_rows(run)]
+
+
+def marks_of(run: Run) -> list[str]:
+    """Of each member of the front, what speaks against it."""
+    marks = []
+    for member, noise in zip(run.front, noise_marks(run.front), strict=True):
+        price = "its price range crosses the budget" if crosses(member, run.budget) else ""
+        marks.append("; ".join(filter(None, (mark(member.mean_loss, run.floors), noise, price))))
+    return marks
+
+
+def _row(group: Sequence[_Priced], pick: Point | None) -> Row:
+    """Points of one name are one row: the pick before the parent, that before others trained here, then the papers'."""
+    kinds = ["pick" if one is pick else RANKED.get(one.role, "trained") for one, _ in group]
+    kind, (first, totals) = min(zip(kinds, group, strict=True), key=lambda one: list(NOTES).index(one[0]))
+    paper = next((one for one, _ in group if one.role == "paper"), None)
+    latency_s, sent_bytes = totals[0], totals[1]
+    assert latency_s is not None
+    assert sent_bytes is not None
+    return Row(
+        kind=kind,
+        name=first.name,
+        note=NOTES[kind],
+        price=format_seconds(latency_s),
+        sent=format_bytes(sent_bytes),
+        printed_price="" if paper is None or paper.printed_s is None else format_seconds(paper.printed_s),
+        here="" if first is paper else _perplexity(first),
+        printed="" if paper is None else "diverged" if paper.printed is None else f"{paper.printed:.2f}",
+    )
+
+
+def _perplexity(point: Point) -> str:
+    return f"{point.perplexity:.2f}" if point.member is None else perplexity_text(point.member).partition(" (")[0]
+
+
+def _floor_rows(run: Run) -> list[Row]:
+    if run.floors is None:
+        return []
+    known = run.floors.perplexities
+    return [Row("floor", name, NOTES["floor"], "", "", "", f"{known[name]:.2f}", "") for name in FLOORS]
+
+
+def _verdicts(run: Run, best: TrainedMember) -> list[str]:
+    lines = []
+    if run.parent is not None:
+        dearer = best.perplexity / run.parent.perplexity - 1
+        less = 1 - best.latency_s / run.parent.latency_s
+        lines.append(f"{dearer:+.0%} perplexity against its parent, {less:.0%} less time")
+    if run.floors is not None:
+        floor = run.floors.perplexities[FLOORS[0]]
+        word = "better" if best.perplexity < floor else "worse"
+        lines.append(f"{word} than the {FLOORS[0]} ({floor:.1f})")
+    lines.append(_against_neighbour(run, best))
+    if crosses(best, run.budget) and best.latency_s_range is not None:
+        low, high = best.latency_s_range
+        lines.append(f"price range {format_seconds(low)} to {format_seconds(high)} crosses the budget")
+    return [line for line in lines if line]
+
+
+def _against_neighbour(run: Run, best: TrainedMember) -> str:
+    place = run.front.index(best)
+    if place == 0:
+        return ""
+    if best.num_seeds < 2:
+        return "one seed, so no difference to other members is shown"
+    if better(best, run.front[place - 1]):
+        return "better than its cheaper neighbour beyond noise"
+    return IN_NOISE
+
+
+def _cheaper(run: Run, best: TrainedMember) -> str:
+    """The knee, where it is another member."""
+    place = knee([point(member) for member in run.front])
+    member = run.front[place]
+    if member is best:
+        return ""
+    known = mark(member.mean_loss, run.floors)
+    return (
+        f"{member.notation} (no. {place + 1}): {format_seconds(member.latency_s)}, "
+        f"perplexity {perplexity_text(member)}{known and f', {known}'}"
+    )

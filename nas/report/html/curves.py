@@ -1,0 +1,101 @@
+"""What training was like: losses of the front over tokens, attention entropies, hypervolume over all tokens spent."""
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from nas.report.html.run import Run
+from nas.results.front import front
+from nas.results.ledger import Record
+from nas.results.pareto import hypervolume
+
+MOST_STEPS = 80  # of a curve: more cannot be told apart on a screen
+
+
+class LossPoint(NamedTuple):
+    """number: of the member of the front. series: training or validation. loss: nats per token."""
+
+    number: int
+    series: str
+    tokens: int
+    loss: float
+
+
+class EntropyCell(NamedTuple):
+    """The attention entropy of one head at the end of training, nats. number: of the member of the front."""
+
+    number: int
+    layer: int
+    head: int
+    entropy: float
+
+
+class Progress(NamedTuple):
+    """The hypervolume of the front, s*nat, when so many tokens had been trained, all trials together."""
+
+    tokens: int
+    hypervolume: float
+
+
+def learning_curves(run: Run) -> list[LossPoint]:
+    """Of each member of the front the trial of its first seed: training losses, in means of equal steps, and rungs."""
+    found = []
+    for number, member in enumerate(run.front, 1):
+        trial = member.first
+        means = _means(_training_losses(run.folder / "trials" / trial.trial_id / "metrics.csv"))
+        found += [LossPoint(number, "training", tokens, loss) for tokens, loss in means]
+        found += [LossPoint(number, "validation", tokens, loss) for tokens, loss in _rungs(run.records, trial)]
+    return found
+
+
+def entropies(run: Run) -> list[EntropyCell]:
+    """Of each member of the front the trial of its first seed, where its ledger has them."""
+    return [
+        EntropyCell(number, layer, head, entropy)
+        for number, member in enumerate(run.front, 1)
+        for layer, heads in enumerate(member.first.entropy or ())
+        for head, entropy in enumerate(heads)
+    ]
+
+
+def hypervolumes(run: Run) -> list[Progress]:
+    """After every trial that ended, in the order of the ledger; more seeds move means, so it may fall."""
+    spent: dict[str, int] = {}
+    found = [Progress(0, 0.0)]
+    for count, record in enumerate(run.records, 1):
+        spent[record.trial_id] = max(spent.get(record.trial_id, 0), record.tokens)
+        if record.event == "finished":
+            points = [member.point for member in front(run.records[:count], run.budget)]
+            found.append(Progress(sum(spent.values()), hypervolume(points, run.reference)))
+    return found
+
+
+def _rungs(records: Sequence[Record], trial: Record) -> list[tuple[int, float]]:
+    own = [one for one in records if one.trial_id == trial.trial_id and one.val_loss is not None]
+    return sorted({one.tokens: one.val_loss for one in own if one.val_loss is not None}.items())
+
+
+def _training_losses(path: Path) -> Iterator[tuple[int, float]]:
+    """Tokens and training loss of each step on disk; nothing of a trial whose folder is elsewhere."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return
+    for row in csv.DictReader(text.splitlines()):
+        try:
+            tokens, loss = int(row["tokens"]), float(row["train_loss"])
+        except (KeyError, TypeError, ValueError):  # a torn line ends it
+            return
+        if math.isfinite(loss):
+            yield tokens, loss
+
+
+def _means(steps: Iterator[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most MOST_STEPS means over as many consecutive steps each, at the last tokens of each."""
+    known = list(steps)
+    size = -(-len(known) // MOST_STEPS) or 1
+    groups = [known[start : start + size] for start in range(0, len(known), size)]
+    return [(group[-1][0], round(fmean(loss for _, loss in group), 4)) for group in groups]

@@ -1,0 +1,114 @@
+"""What to distrust: everything that limits what a page's numbers say, each with a heading of a word or two."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from costmodel.config.units import format_seconds
+from costmodel.trust.adversary import described
+from nas.report.html.grid import Grid
+from nas.report.html.run import Run
+from nas.report.price_lines import outside
+from nas.report.seed_words import SPREAD, unstable_lines
+from nas.report.summary import order_lines, unearned_lines
+from nas.results import ledger
+from nas.results.members import in_noise
+
+
+class Doubt(NamedTuple):
+    subject: str
+    lines: tuple[str, ...]
+
+
+def doubts(run: Run, grid: Grid) -> list[Doubt]:
+    """Most important first; a subject without anything to say is left out."""
+    found = (
+        ("Scale", _scale(run)),
+        ("Order", order_lines(run.members, run.base.num_layers, run.seq_len)),
+        ("Seeds", _seeds(run)),
+        ("Search", _search(run)),
+        ("Prices", list(_prices(run))),
+        ("Trust", [f"{run.pricer.protocol}: {described(run.pricer.trust)}"]),
+        ("Folding", [*unearned_lines(run.records, run.budget), *unstable_lines(run.records)]),
+        ("Other settings", _other_settings(run, grid)),
+    )
+    return [Doubt(subject, tuple(lines)) for subject, lines in found if lines]
+
+
+def _scale(run: Run) -> list[str]:
+    completed = ledger.completed(run.records)
+    if not completed:
+        return []
+    one = completed[0]
+    return [
+        f"Perplexities are of scale {one.scale}: width {one.width} instead of {run.base.d_model}, {one.tokens:,} "
+        f"tokens a candidate, {one.tokenizer}, {one.split}. They rank candidates at this scale and are not those that "
+        f"the full model would reach. Prices are of the full size.",
+        "The papers' perplexities are of full-scale models, another corpus and another tokenizer: only their order can "
+        "be compared.",
+    ]
+
+
+def _seeds(run: Run) -> list[str]:
+    lines = []
+    seeds = sorted({member.num_seeds for member in run.front})
+    if seeds:
+        words = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        spread = f"; {SPREAD}" if seeds[-1] > 1 else ", which shows no difference"
+        lines.append(f"Members of the front have {words} seed{'' if seeds[-1] == 1 else 's'}{spread}.")
+    inside = [number for number, noise in enumerate(in_noise(run.front), 1) if noise]
+    if inside:
+        lines.append(f"Within noise of their cheaper neighbour: no. {', '.join(map(str, inside))}.")
+    single = [member for member in run.members if member.num_seeds == 1 and member not in run.front]
+    if single:
+        lines.append(f"{len(single)} more trained with one seed each: a lucky one may have been passed over.")
+    return lines
+
+
+def _search(run: Run) -> list[str]:
+    ended = [one for one in ledger.finished(run.records) if one.role == "candidate"]
+    early = {status: sum(one.status == status for one in ended) for status in ("stopped", "diverged", "failed")}
+    counts = ", ".join(f"{count} {status}" for status, count in early.items() if count)
+    lines = [
+        f"{len(ended)} of {_count(run.num_feasible)} members within the budget were tried "
+        f"({_count(run.num_members)} in the space)"
+        f"{f'; {counts}' if counts else ''}. The best of the space is likely to be another."
+    ]
+    if len(ended) < run.num_trials:
+        lines.append(f"The search ended after {len(ended)} of {run.num_trials} candidates.")
+    return lines
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number < 10**9 else f"{number:.2g}"
+
+
+def _prices(run: Run) -> Iterator[str]:
+    if run.cost_model_id != run.pricer.cost_model_id:
+        yield (
+            f"The ledger was priced by cost model {run.cost_model_id}; breakdowns and other settings on this page are "
+            f"of {run.pricer.cost_model_id}, which may price alike or not."
+        )
+    ranges = [(member.latency_s, member.latency_s_range) for member in run.front]
+    widths = [max(high - price, price - low) / price for price, span in ranges if span for low, high in [span]]
+    if widths:
+        low, high = min(span[0] for _, span in ranges if span), max(span[1] for _, span in ranges if span)
+        yield (
+            f"Seconds are predicted: over {run.pricer.range_over} they move by up to {max(widths):.1%} "
+            f"(the front from {format_seconds(low)} to {format_seconds(high)})."
+        )
+    graphs = [graph for one in run.front for graph in run.workload.graphs(run.priced_form(one.dearest))]
+    shares = [share for graph in graphs if (share := run.pricer.prior_share(graph)) is not None]
+    if shares and max(shares) > 0:
+        yield f"Up to {max(shares):.1%} of a member's seconds rest on priors, not on data."
+    if words := outside(run.pricer, graphs):
+        yield f"The front's prices are {words}."
+
+
+def _other_settings(run: Run, grid: Grid) -> list[str]:
+    if not grid.settings:
+        return []
+    lines = [
+        f"All trials were trained on sequences of {run.seq_len} tokens; at other prompt lengths the page shows other "
+        f"prices beside the same perplexities. Other networks and protocols use the committed testbeds."
+    ]
+    return [*lines, *(f"Not priced: {reason}" for reason in grid.left_out)]

@@ -1,0 +1,201 @@
+"""A grid of prices: everything that a page shows, under every protocol, network and prompt length that it offers.
+
+The page looks prices up and never computes one, so that what it says is what the cost model says.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple, TypeAlias
+
+from costmodel.cost import Budget, Price, shared_price, total_price
+from costmodel.errors import UserError
+from costmodel.estimate import Pricer
+from costmodel.ops import Op, OpGraph
+from costmodel.protocols import PROTOCOLS, load_pricer
+from costmodel.protocols.primitives import EngineSetting
+from costmodel.trust.adversary import caption
+from nas.report.cost_figures import kind_of
+from nas.report.html.points import Point
+from nas.report.html.run import Run
+from nas.report.price_lines import outside
+from nas.results.front import admits, earns_a_place
+from nas.results.members import TrainedMember
+from nas.results.pareto import nondominated
+from search_spaces.architecture import Architecture
+
+NETWORKS = ("lan", "wan", "cheetah-lan", "bumblebee-wan")  # beside the run's own
+SEQ_LENS = (64, 128, 256, 512)  # beside the run's own; as far as the context goes
+DIGITS = 6  # of a number of the grid
+
+MEASURES = ("latency_s", "sent_bytes", "rounds")
+
+Graphs: TypeAlias = Callable[[Architecture, int], list[OpGraph]]
+
+
+class Setting(NamedTuple):
+    """What prices are under, and the prices of all points, in their order.
+
+    outside: what of the trained members lies outside the data of the prices, in words.
+    totals: a point's measures; None where the protocol does not tell them. kinds: kinds of op.
+    parts: of every point, by measure, a number a kind. fronts: by measure, the points that are not dominated, cheapest
+    first. budgets: by measure, the most that was allowed, None without a bound.
+    """
+
+    protocol: str
+    network: str | None
+    seq_len: int
+    trust: str
+    outside: str
+    totals: tuple[tuple[float | None, ...], ...]
+    kinds: tuple[str, ...]
+    parts: tuple[tuple[tuple[float, ...] | None, ...], ...]
+    fronts: tuple[tuple[int, ...] | None, ...]
+    budgets: tuple[float | None, ...]
+
+
+class Grid(NamedTuple):
+    """settings: the run's own first. left_out: settings that cannot be priced, with the reason."""
+
+    settings: tuple[Setting, ...]
+    left_out: tuple[str, ...]
+
+
+def price_grid(run: Run, points: Sequence[Point]) -> Grid:
+    """Prices all points under the run's own setting and every other that it can be asked about."""
+    graphs = _lowering(run)
+    own = _priced(run, run.pricer, run.seq_len, points, graphs)
+    settings, left_out = [_as_searched(run, own, points)], list[str]()
+    for pricer in _pricers(run, left_out):
+        for seq_len in _seq_lens(run):
+            if (pricer.protocol, pricer.network, seq_len) == (own.protocol, own.network, own.seq_len):
+                continue
+            try:
+                settings.append(_priced(run, pricer, seq_len, points, graphs))
+            except UserError as error:
+                left_out.append(f"{pricer.protocol}: {error}")
+    return Grid(tuple(settings), tuple(dict.fromkeys(left_out)))
+
+
+def _pricers(run: Run, left_out: list[str]) -> Iterator[Pricer]:
+    """The run's own first, so that a testbed of the user's is not taken for the committed one."""
+    yield run.pricer
+    setting = None if run.weights is None else EngineSetting(weights=run.weights)
+    for protocol in PROTOCOLS:
+        for network in (None,) if protocol == "published" else NETWORKS:
+            if (protocol, network) != (run.pricer.protocol, run.pricer.network):
+                try:
+                    yield load_pricer(protocol, network, None, None if protocol == "published" else setting)
+                except UserError as error:
+                    left_out.append(f"{protocol}: {error}")
+
+
+def _seq_lens(run: Run) -> list[int]:
+    """Of several new tokens the prompt stays as it is: each of them has a graph of its own."""
+    if run.workload.new_tokens > 1:
+        return [run.seq_len]
+    return sorted({run.seq_len, *(length for length in SEQ_LENS if length <= run.base.context)})
+
+
+def _lowering(run: Run) -> Graphs:
+    """The op graphs of an architecture for a prompt, each made once."""
+
+    @cache
+    def graphs(architecture: Architecture, seq_len: int) -> list[OpGraph]:
+        return replace(run.workload, prompt_len=seq_len).graphs(architecture)
+
+    return graphs
+
+
+def _priced(run: Run, pricer: Pricer, seq_len: int, points: Sequence[Point], graphs: Graphs) -> Setting:
+    """Raises UserError if an op has no price."""
+    price = cache(pricer.price)
+    by_kind = [_by_kind(graphs(point.architecture, seq_len), price, run.workload.new_tokens) for point in points]
+    totals = [total_price(prices.values()) for prices in by_kind]
+    kinds = tuple(dict.fromkeys(kind for prices in by_kind for kind in prices))
+    trained = [point for point in points if point.member is not None]
+    measures = tuple(_measures(total) for total in totals)
+    return Setting(
+        protocol=pricer.protocol,
+        network=pricer.network,
+        seq_len=seq_len,
+        trust=caption(pricer.trust),
+        outside=outside(pricer, (graph for one in trained for graph in graphs(one.architecture, seq_len))),
+        totals=measures,
+        kinds=kinds,
+        parts=tuple(_parts(prices, kinds) for prices in by_kind),
+        fronts=_fronts(points, measures, Budget(), any_role=True),
+        budgets=(None,) * len(MEASURES),
+    )
+
+
+def _as_searched(run: Run, own: Setting, points: Sequence[Point]) -> Setting:
+    """The run's own setting: with the prices of its ledger, within its budget, and candidates alone on the front."""
+    totals = tuple(
+        known if point.member is None else _of_ledger(point.member)
+        for point, known in zip(points, own.totals, strict=True)
+    )
+    return own._replace(
+        totals=totals,
+        fronts=_fronts(points, totals, run.budget, any_role=False),
+        budgets=(run.budget.latency_s, run.budget.sent_bytes, None),
+    )
+
+
+def _of_ledger(member: TrainedMember) -> tuple[float | None, ...]:
+    return member.latency_s, member.sent_bytes, member.dearest.rounds
+
+
+def _by_kind(graphs: Iterable[OpGraph], price: Callable[[Op], Price], num_shares: int) -> dict[str, Price]:
+    """The price of each kind of op, of one of the new tokens."""
+    parts: dict[str, list[Price]] = {}
+    for graph in graphs:
+        for node in graph:
+            parts.setdefault(kind_of(node), []).append(price(node.op))
+    return {kind: shared_price(total_price(prices), num_shares) for kind, prices in parts.items()}
+
+
+def _measures(price: Price) -> tuple[float | None, ...]:
+    values = [getattr(price, name) for name in MEASURES]
+    return tuple(None if value is None else _short(value) for value in values)
+
+
+def _parts(prices: dict[str, Price], kinds: Sequence[str]) -> tuple[tuple[float, ...] | None, ...]:
+    """By measure, a number a kind; None for a measure that the protocol does not tell."""
+    columns = [[getattr(prices[kind], name) if kind in prices else 0.0 for kind in kinds] for name in MEASURES]
+    return tuple(None if None in column else tuple(map(_short, column)) for column in columns)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _fronts(
+    points: Sequence[Point], totals: Sequence[tuple[float | None, ...]], budget: Budget, *, any_role: bool
+) -> tuple[tuple[int, ...] | None, ...]:
+    """Of each measure; None where it is not known."""
+    admitted = [index for index, point in enumerate(points) if _may_be_on_a_front(point, budget, any_role=any_role)]
+    return tuple(_front(points, totals, admitted, place) for place in range(len(MEASURES)))
+
+
+def _may_be_on_a_front(point: Point, budget: Budget, *, any_role: bool) -> bool:
+    member = point.member
+    if member is None or not (any_role or member.role == "candidate"):
+        return False
+    if not any_role:
+        return earns_a_place(member, budget) and admits(budget, member)
+    return not member.num_diverged and all(trial.fold_holds is not False for trial in member.trials)
+
+
+def _front(
+    points: Sequence[Point], totals: Sequence[tuple[float | None, ...]], admitted: Sequence[int], place: int
+) -> tuple[int, ...] | None:
+    coordinates = []
+    for index in admitted:
+        price, member = totals[index][place], points[index].member
+        assert member is not None
+        if price is None:
+            return None
+        coordinates.append((price, member.mean_loss))
+    kept = [index for index, keep in zip(admitted, nondominated(coordinates), strict=True) if keep]
+    return tuple(sorted(kept, key=lambda index: totals[index][place] or 0.0))

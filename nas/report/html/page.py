@@ -1,0 +1,155 @@
+"""The page itself: a template filled with what a run has found, its styles, scripts and data inside it.
+
+It asks for nothing from anywhere, and its content security policy holds it to that: no address may be loaded, and only
+the scripts of this package, by their digests, may run, whatever text a run brings with it.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from costmodel.config.units import format_bytes, format_seconds
+from nas.report.floor_lines import floor_lines
+from nas.report.html.answer import answer_of, marks_of, rows_beside
+from nas.report.html.doubts import doubts
+from nas.report.html.embedded import embedded
+from nas.report.html.grid import Grid, price_grid
+from nas.report.html.placements import strip
+from nas.report.html.points import Point, perplexity_words, points_of, rows_of
+from nas.report.html.reproduce import commands_of
+from nas.report.html.run import Run
+from nas.results import ledger
+from nas.results.ledger import Record, architecture_of
+from search_spaces.architecture import Architecture
+from search_spaces.budget.feasible import format_budget
+from search_spaces.notation import parse, placement
+
+ASSETS = Path(__file__).with_name("assets")
+SCRIPTS = ("vega-6.4.0.min.js", "vega-lite-6.4.3.min.js", "vega-embed-7.3.0.min.js", "charts.js", "page.js")
+LICENSES = "LICENSES.txt"
+
+_ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
+
+
+def page(run: Run) -> str:
+    """The page of a run, of one without a completed trial too. Equal runs give equal pages."""
+    points = points_of(run) if run.members else ()
+    grid = price_grid(run, points) if points else Grid((), ())
+    scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS] if grid.settings else []
+    environment = Environment(
+        loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    return environment.get_template("page.html").render(
+        policy="; ".join(_policy(scripts)),
+        style=Markup((ASSETS / "style.css").read_text(encoding="utf-8")),
+        scripts=[Markup(script) for script in scripts],
+        licenses=(ASSETS / LICENSES).read_text(encoding="utf-8") if scripts else "",
+        data=embedded(run, points, grid) if scripts else "",
+        **_words(run, points, grid),
+    )
+
+
+def _policy(scripts: Sequence[str]) -> list[str]:
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+    return ["default-src 'none'", f"script-src {allowed}", "style-src 'unsafe-inline'"]
+
+
+def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
+    """Everything that the template says."""
+    return {
+        "budget": format_budget(run.budget),
+        "setting": _setting_words(run),
+        "space": run.space,
+        "answer": answer_of(run),
+        "beside": rows_beside(run, points, grid.settings[0]) if points else [],
+        "panels": [_panel(run, point, totals) for point, totals in zip(points, _totals(grid), strict=True)],
+        "marks": marks_of(run),
+        "sources": ", ".join(dict.fromkeys(_ARXIV.findall(" ".join(row.source for row in rows_of(run))))),
+        "doubts": doubts(run, grid),
+        "floor_lines": floor_lines(run.floors),
+        "commands": commands_of(run),
+        "provenance": run.provenance,
+        "trials": [_trial(record) for record in ledger.finished(run.records)],
+        "why_nothing": _why_nothing(run),
+    }
+
+
+def _totals(grid: Grid) -> Sequence[tuple[float | None, ...]]:
+    return grid.settings[0].totals if grid.settings else ()
+
+
+def _setting_words(run: Run) -> str:
+    network = f" on {run.pricer.network}" if run.pricer.network else ""
+    tokens = f", {run.workload.new_tokens} new tokens" if run.workload.new_tokens > 1 else ""
+    return f"protocol {run.pricer.protocol}{network}, prompt of {run.seq_len} tokens{tokens}"
+
+
+def _panel(run: Run, point: Point, totals: tuple[float | None, ...]) -> dict[str, Any]:
+    """What is told of a point; its strip is of what was trained."""
+    member = point.member
+    trained = architecture_of(member.first, run.base) if member else parse(point.name, run.base).architecture
+    latency_s, sent_bytes, rounds = totals
+    assert latency_s is not None
+    assert sent_bytes is not None
+    return {
+        "title": f"{point.number}  {point.name}" if point.number else point.name,
+        "point": point,
+        "columns": strip(trained, run.accounting),
+        "runs_as": _runs_as(run, point, trained),
+        "price": format_seconds(latency_s),
+        "sent": format_bytes(sent_bytes),
+        "rounds": "" if rounds is None else f"{rounds:,.0f}",
+        "perplexity": perplexity_words(point),
+        "left": member.dearest.left_unfolded if member else (),
+        "trials": [one.trial_id for one in member.trials] if member else [],
+    }
+
+
+def _runs_as(run: Run, point: Point, trained: Architecture) -> str:
+    """The placement that is run, where it is not the one that was trained."""
+    run_as = placement(point.architecture) if point.member is None else point.member.deployed or ""
+    return "" if run_as == placement(trained) else run_as
+
+
+def _trial(record: Record) -> tuple[str, ...]:
+    loss = "" if record.perplexity is None else f"{record.perplexity:.2f}"
+    return (
+        record.trial_id,
+        record.notation,
+        record.role,
+        record.status,
+        format_seconds(record.latency_s),
+        loss,
+        f"{record.tokens:,}",
+        record.reason or "",
+    )
+
+
+def _why_nothing(run: Run) -> list[str]:
+    """Why there is no answer; nothing where there is one."""
+    if run.front:
+        return []
+    if run.members:
+        cheapest = min(run.members, key=lambda member: member.latency_s)
+        return [
+            f"None of the {len(run.members)} models that were trained to the end has a place within "
+            f"{format_budget(run.budget)} a token.",
+            f"The cheapest, {cheapest.notation}, costs {format_seconds(cheapest.latency_s)} and "
+            f"{format_bytes(cheapest.sent_bytes)}.",
+        ]
+    ended = ledger.finished(run.records)
+    begun = {record.trial_id for record in run.records} - {record.trial_id for record in ended}
+    counts = [f"{sum(one.status == status for one in ended)} {status}" for status in ("stopped", "diverged", "failed")]
+    if not run.records:
+        return ["No trial was trained to completion: none has been started yet."]
+    lines = [f"No trial was trained to completion: {', '.join(counts)}, {len(begun)} unfinished."]
+    reasons = dict.fromkeys(f"{one.notation}: {one.status}, {one.reason}" for one in ended if one.reason)
+    return [*lines, *list(reasons)[:5]]

@@ -1,0 +1,127 @@
+"""Placements for the eye: of every layer its norms, attention and FFN, as letters, words, and what becomes of them."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from search_spaces.architecture import FROZEN_NORMS, Architecture, Attention, Ffn, Layer, Norm
+from search_spaces.budget.priced_space import Accounting
+from search_spaces.deployed import deployed, deployed_layer, passes_values, regions
+from search_spaces.notation import ATTENTION_LETTERS, FFN_LETTERS, NORM_LETTERS, Choice
+
+Fate = Literal["kept", "folds", "absent"]
+
+NORM_WORDS: dict[Norm, str] = {
+    "layernorm": "LayerNorm",
+    "rmsnorm": "RMSNorm",
+    "frozen-layernorm": "frozen LayerNorm",
+    "frozen-rmsnorm": "frozen RMSNorm",
+    "none": "no norm",
+}
+ATTENTION_WORDS: dict[Attention, str] = {
+    "softmax": "softmax attention",
+    "softmax-temperature": "softmax attention with a temperature",
+    "softmax-half": "softmax attention with half of the heads",
+    "2quad": "2Quad attention",
+    "relu": "ReLU attention",
+    "none": "no attention",
+}
+FFN_WORDS: dict[Ffn, str] = {
+    "gelu": "GELU FFN",
+    "gelu-exact": "exact GELU FFN",
+    "gelu-piecewise": "piecewise GELU FFN",
+    "relu": "ReLU FFN",
+    "leaky-relu": "leaky ReLU FFN",
+    "square": "square FFN",
+    "identity": "linear FFN",
+    "fused": "fused linear FFN",
+    "none": "no FFN",
+}
+ABSENT = "·"
+
+
+class Cell(NamedTuple):
+    """One choice in one layer. kind: its name among the choices, which gives its colour."""
+
+    letter: str
+    kind: str
+    words: str
+    fate: Fate
+
+
+class LayerCells(NamedTuple):
+    """A column of a strip. norm: both norms of the layer."""
+
+    norm: Cell
+    attention: Cell
+    ffn: Cell
+
+
+def strip(architecture: Architecture, accounting: Accounting) -> tuple[LayerCells, ...]:
+    """The layers of a trained architecture; what the rule of folding takes away of them, where that is accounted."""
+    if accounting == "written" or architecture.folded:
+        left = architecture.layers
+    else:
+        left = tuple(
+            deployed_layer(architecture, layer, region, keeps_norm1=passes_values(architecture.block, index))
+            for index, (layer, region) in enumerate(zip(architecture.layers, regions(architecture), strict=True))
+        )
+    return tuple(_cells(layer, remains) for layer, remains in zip(architecture.layers, left, strict=True))
+
+
+def kept_words(architecture: Architecture, accounting: Accounting) -> str:
+    """What is left to run, counted: `attention in 10 of 12 layers, ReLU FFN in 9, no norm`."""
+    columns, whole = strip(architecture, accounting), architecture.num_layers
+    final = deployed(architecture).final_norm if accounting == "deployed" else architecture.final_norm
+    attention = [column.attention for column in columns if column.attention.fate == "kept"]
+    ffns = Counter(column.ffn.words for column in columns if column.ffn.fate == "kept")
+    norms = Counter(column.norm.words for column in columns if column.norm.fate == "kept")
+    others = Counter(cell.words for cell in attention if cell.kind != "softmax")
+    halves = "".join(f" ({count} of them {words})" for words, count in others.items())
+    parts = [
+        f"attention in {len(attention)} of {whole} layers{halves}" if attention else "no attention",
+        *(f"{words} in {count}" for words, count in ffns.most_common()),
+        *([] if ffns else ["no FFN"]),
+        *(f"{words} in {count}" for words, count in norms.most_common()),
+        *([] if norms else [_no_norm(columns)]),
+        *([] if final == "none" else [f"final {NORM_WORDS[final]}"]),
+    ]
+    return ", ".join(parts)
+
+
+def _no_norm(columns: tuple[LayerCells, ...]) -> str:
+    folds = any(column.norm.fate == "folds" for column in columns)
+    return "no norm in any layer once frozen ones are folded" if folds else "no norm in any layer"
+
+
+def _cells(layer: Layer, left: Layer) -> LayerCells:
+    return LayerCells(
+        norm=_norms(layer, left),
+        attention=_cell(layer.attention, left.attention, ATTENTION_LETTERS, ATTENTION_WORDS),
+        ffn=_cell(layer.ffn, left.ffn, FFN_LETTERS, FFN_WORDS),
+    )
+
+
+def _cell(choice: Choice, left: Choice, letters: Mapping[Choice, str], words: Mapping[Choice, str]) -> Cell:
+    if choice == "none":
+        return Cell(ABSENT, "none", words[choice], "absent")
+    if left == "none":
+        return Cell(letters[choice], choice, f"{words[choice]}, which folds away", "folds")
+    return Cell(letters[choice], choice, words[choice], "kept")
+
+
+def _norms(layer: Layer, left: Layer) -> Cell:
+    """Both norms in one cell; one letter where they are alike, or only one sub-block is there to have a norm."""
+    pair = [(layer.norm1, left.norm1)] * (layer.attention != "none") + [(layer.norm2, left.norm2)] * (
+        layer.ffn != "none"
+    )
+    had = list(dict.fromkeys(norm for norm, _ in pair))
+    if all(norm == "none" for norm in had):
+        return Cell(ABSENT, "none", NORM_WORDS["none"], "absent")
+    letters = "".join(NORM_LETTERS[norm] if norm != "none" else ABSENT for norm in had)
+    words = " and ".join(NORM_WORDS[norm] for norm in had)
+    live = [norm for norm in had if norm != "none" and norm not in FROZEN_NORMS]
+    kind = (live or [norm for norm in had if norm != "none"])[0]
+    if all(remains == "none" for _, remains in pair):
+        return Cell(letters, kind, f"{words}, folds away", "folds")
+    return Cell(letters, kind, words, "kept")

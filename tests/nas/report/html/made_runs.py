@@ -1,0 +1,144 @@
+"""Records and folders of runs as a search leaves them, priced as it prices, with losses that no model has."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from costmodel.protocols import load_pricer
+from nas.corpus.ngrams import NgramFloors
+from nas.recipe.papers import recipe_for
+from nas.results import ledger
+from nas.results.ledger import Record
+from nas.results.parent import ParentResult
+from nas.study.config import StudyConfig
+from nas.study.run_folder import Meta, write_config, write_meta
+from search_spaces.architecture import arch_id
+from search_spaces.bases import base_architecture
+from search_spaces.deployed import deployed
+from search_spaces.notation import parse, placement
+from search_spaces.pricing import price_architecture
+
+BASE = base_architecture("gpt2-small")
+PRICER = load_pricer("published")
+MEMBERS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
+    # placement, role, validation loss with each seed
+    ("7xlHlRo-5xlHooo", "candidate", (math.log(15.5), math.log(15.7))),
+    ("6xoSoRo-6xooooo", "candidate", (math.log(16.9),)),
+    ("4xlSlRo-8xlSooo", "candidate", (math.log(12.1), math.log(12.0))),
+    ("10xlSlRo-2xooooo", "candidate", (math.log(8.1), math.log(8.15))),
+    ("SM+LN+R", "baseline", (math.log(7.1),)),
+)
+RUNGS = (0.25, 0.5, 1.0)
+TOKENS = 4096
+
+
+def record(index: int, name: str, role: str, seed: int, loss: float | None, **changes: Any) -> Record:
+    """A record of one trial, priced as a search prices it."""
+    member = parse(name, BASE)
+    runs_as = deployed(member.architecture)
+    priced = price_architecture(member.architecture, PRICER, StudyConfig(budget_latency="5min").workload, "deployed")
+    facts: dict[str, Any] = {
+        "event": "finished",
+        "trial_id": f"trial{index}-s{seed}-a0",
+        "candidate_id": f"candidate{index}",
+        "arch_id": arch_id(member.architecture),
+        "notation": name,
+        "placement": placement(member.architecture),
+        "entropy_regularised": False,
+        "index": index,
+        "generation": 0,
+        "role": "replicate" if seed else role,
+        "status": "completed" if loss is not None else "diverged",
+        "scale": "proxy",
+        "width": 96,
+        "tokens": TOKENS,
+        "corpus": "c0ffee",
+        "tokenizer": "bpe-512",
+        "split": "validation",
+        "val_loss": loss,
+        "perplexity": None if loss is None else math.exp(loss),
+        "protocol": PRICER.protocol,
+        "network": None,
+        "cost_model_id": PRICER.cost_model_id,
+        "rounds": None,
+        "sent_bytes": priced.price.sent_bytes,
+        "latency_s": priced.price.latency_s,
+        "latency_s_range": priced.latency_s_range,
+        "entropy": tuple(
+            tuple(0.2 * head + 0.1 * layer for head in range(12)) if one.attention != "none" else ()
+            for layer, one in enumerate(member.architecture.layers)
+        ),
+        "seed": seed,
+        "versions": {"python": "3.11"},
+        "deployed_id": arch_id(runs_as),
+        "deployed": placement(runs_as),
+    }
+    return Record(**{**facts, **changes})
+
+
+def rung(whole: Record, number: int) -> Record:
+    """What the trial had reached at a rung."""
+    share = RUNGS[number]
+    assert whole.val_loss is not None
+    loss = whole.val_loss + 0.5 * (1 - share)
+    return replace(
+        whole,
+        event="rung",
+        status="running",
+        rung=number,
+        val_loss=loss,
+        perplexity=math.exp(loss),
+        tokens=int(share * whole.tokens),
+    )
+
+
+def write_run(folder: Path, records: Sequence[Record], *, meta: dict[str, Any] | None = None, **config: Any) -> Path:
+    """Makes a run's folder of records. meta: changes of what it says of itself; the rest is of its configuration."""
+    folder.mkdir()
+    write_config(folder, StudyConfig(**{"budget_latency": "5min", **config}))
+    facts: dict[str, Any] = {
+        "created": "2026-01-01T00:00:00+00:00",
+        "versions": {"python": "3.11"},
+        "hardware": {"cores": "2"},
+        "cost_model_id": PRICER.cost_model_id,
+        "corpus": "c0ffee",
+        "tokenizer": "bpe-512",
+        "split": "validation",
+        "vocab_size": 512,
+        "reference": (300.0, math.log(213.0)),
+        "num_members": 10**30,
+        "num_feasible": 12345,
+        "base": BASE,
+        "recipe": recipe_for("proxy", "stdlib", entropy_regularised=True),
+        "parent": ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(6.9), latency_s=473.4),
+        "floors": NgramFloors(tokens=3_900_000, losses=tuple(map(math.log, (213.0, 36.0, 16.2, 12.7, 11.5)))),
+    }
+    write_meta(folder, Meta(**{**facts, **(meta or {})}))
+    for one in records:
+        ledger.append(folder / ledger.FILE_NAME, one)
+    return folder
+
+
+def write_whole_run(folder: Path) -> Path:
+    """A front of four, one for comparison, one that diverged; curves of the first."""
+    records = [
+        record(0, "SM+LN+G", "candidate", 0, None, reason="loss above the first one", tokens=512),
+        *(
+            one
+            for index, (name, role, losses) in enumerate(MEMBERS, 1)
+            for seed, loss in enumerate(losses)
+            for one in (
+                *(rung(record(index, name, role, seed, loss), number) for number in range(len(RUNGS))),
+                record(index, name, role, seed, loss),
+            )
+        ),
+    ]
+    write_run(folder, records)
+    trial = folder / "trials" / "trial1-s0-a0"
+    trial.mkdir(parents=True)
+    rows = ["step,tokens,learning_rate,train_loss,penalty,gradient_norm,seconds,val_loss"]
+    rows += [f"{step},{8 * step},0.1,{3 - step / 512},0.0,1.0,{step / 10},  " for step in range(1, 513)]
+    (trial / "metrics.csv").write_text("\n".join(rows) + "\n")
+    return folder

@@ -1,0 +1,274 @@
+"""The page of a run, without a browser: what it says, that it says it safely, and that it asks for nothing."""
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from base64 import b64encode
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from costmodel.config.units import format_bytes, format_seconds
+from costmodel.errors import UserError
+from nas.report.__main__ import report
+from nas.report.html.answer import rows_beside
+from nas.report.html.grid import price_grid
+from nas.report.html.page import ASSETS, SCRIPTS
+from nas.report.html.points import points_of
+from nas.results.front import front, summarise
+from nas.study.run_folder import read_config, read_ledger
+from nas.study.run_report import run_of, write_report
+from tests.nas.report.html.made_runs import TOKENS, record
+
+EARLIER = Path(__file__).parents[2] / "earlier_runs"
+MOST_BYTES = 3_000_000
+LOADERS = ("src", "href", "srcset", "action", "formaction", "poster", "background", "data", "ping", "manifest")
+
+
+class Page(HTMLParser):
+    """Elements, texts by section, and scripts of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.scripts: list[str] = []
+        self.policy = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "meta" and dict(attrs).get("http-equiv") == "Content-Security-Policy":
+            self.policy = dict(attrs)["content"] or ""
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] == "script" and self.get_starttag_text().startswith("<script"):
+            self.scripts.append(data)
+        else:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    @property
+    def data(self) -> dict[str, Any]:
+        (found,) = [one for one in self.scripts if one.startswith("{")]
+        return json.loads(found)
+
+
+def page_of(folder: Path) -> Page:
+    return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+def test_the_answer_is_the_best_within_the_budget(run_folder: Path) -> None:
+    page, run = page_of(run_folder), run_of(run_folder)
+    best = front(read_ledger(run_folder), read_config(run_folder).budget)[-1]
+    assert best.notation == "10xlSlRo-2xooooo"
+    answer = page.text[: page.text.index("The front")]
+    assert "attention in 10 of 12 layers, ReLU FFN in 10, no norm in any layer once frozen ones are folded" in answer
+    for words in (format_seconds(best.latency_s), format_bytes(best.sent_bytes), "8.12 ± 0.08", "2 seeds", "10xoSoRo"):
+        assert words in answer
+    # beside it: what was trained to compare, the parent, a row of the papers alone, and the floors
+    for words in ("7.10", "6.90", "EReg(SM(t)+ScFuFFN_i6)", "3.25", "11.50", "16.20"):
+        assert words in answer
+    assert run.front[page.data["pick"]] == best
+
+
+def test_a_row_of_the_papers_that_was_trained_is_one_row(make_run) -> None:
+    """Of SM+LN+G there is the parent's own perplexity, of a row on the front that of this run."""
+    records = [
+        record(0, "SM+LN+G", "baseline", 0, math.log(7.04)),
+        record(1, "SM+ScFuFFN_i6", "candidate", 0, math.log(22.0)),
+        record(2, "10xlSlRo-2xooooo", "candidate", 0, math.log(8.1)),
+    ]
+    run = run_of(make_run(records))
+    points = points_of(run)
+    rows = {row.name: row for row in rows_beside(run, points, price_grid(run, points).settings[0])}
+    assert (rows["SM+LN+G"].kind, rows["SM+LN+G"].here, rows["SM+LN+G"].printed) == ("parent", "6.90", "2.69")
+    row = rows["SM+ScFuFFN_i6"]
+    assert (row.kind, row.here, row.printed, row.printed_price) == ("trained", "22.00", "3.54", "4.23 min")
+    assert (rows["SM+ScFuFFN"].kind, rows["SM+ScFuFFN"].here) == ("paper", "")
+    assert [rows[name].kind for name in ("10xlSlRo-2xooooo", "trigram")] == ["pick", "floor"]
+    assert next(iter(rows)) == "SM+LN+G"  # the dearest
+
+
+def test_its_numbers_are_those_of_the_ledger(run_folder: Path) -> None:
+    """Of every trained member, not rounded; the grid's own price of the same forms agrees to its digits."""
+    data, run = page_of(run_folder).data, run_of(run_folder)
+    own = data["settings"][0]
+    assert (own["protocol"], own["network"], own["seq_len"]) == ("published", None, 128)
+    by_name = {member.notation: member for member in run.members}
+    trained = [index for index, point in enumerate(data["points"]) if point["role"] in ("front", "baseline")]
+    assert {data["points"][index]["name"] for index in trained} == set(by_name)
+    for index in trained:
+        member = by_name[data["points"][index]["name"]]
+        assert own["totals"][index] == [member.latency_s, member.sent_bytes, None]
+        assert data["points"][index]["perplexity"] == pytest.approx(member.perplexity, rel=1e-12)
+        for measure in (0, 1):
+            parts = data["columns"][own["parts"][index][measure]]
+            assert sum(parts) == pytest.approx(own["totals"][index][measure], rel=1e-5)
+    assert own["budgets"] == [300.0, None, None]
+    assert own["fronts"][0] == [0, 1, 2, 3]
+    assert own["fronts"][2] is None
+
+
+def test_the_grid_has_every_protocol_network_and_prompt(run_folder: Path) -> None:
+    settings = page_of(run_folder).data["settings"]
+    found = [(one["protocol"], one["network"], one["seq_len"]) for one in settings]
+    assert len(found) == len(set(found)) == 4 + 3 * 4 * 4
+    longer = settings[found.index(("aby3", "wan", 256))]
+    shorter = settings[found.index(("aby3", "wan", 128))]
+    assert all(a[0] > b[0] and a[1] > b[1] for a, b in zip(longer["totals"], shorter["totals"], strict=True))
+    assert "3 parties" in longer["trust"]
+    # fewest rounds and lowest perplexity: the baseline takes part where no budget holds
+    assert longer["fronts"][2]
+    assert "extrapolated: " in settings[found.index(("published", None, 512))]["outside"]
+
+
+def test_it_loads_nothing_and_is_small(run_folder: Path) -> None:
+    path = write_report(run_folder)
+    page = Page(path.read_text(encoding="utf-8"))
+    assert path.stat().st_size < MOST_BYTES
+    assert not [(tag, name) for tag, attributes in page.tags for name in attributes if name in LOADERS]
+    assert not {tag for tag, _ in page.tags} & {"link", "img", "iframe", "object", "embed", "base", "video", "audio"}
+    style = (ASSETS / "style.css").read_text()
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_many_trials_keep_it_small(make_run) -> None:
+    names = [f"{full}xlSlRo-{12 - full}x{rest}" for full in range(1, 12) for rest in ("lSooo", "oolRo", "ooooo")]
+    candidates = [record(index, name, "candidate", 0, 2.5 + index % 7 / 10) for index, name in enumerate(names * 4)]
+    path = write_report(make_run(candidates))
+    assert len(Page(path.read_text(encoding="utf-8")).data["points"]) > 60
+    assert path.stat().st_size < MOST_BYTES
+
+
+def test_a_folder_is_no_file_to_write(run_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--output .* must be a file that we can write, but is a folder"):
+        report(str(run_folder), tmp_path)
+    with pytest.raises(UserError, match="--output .* must be a file that we can write: No such file or directory"):
+        report(str(run_folder), tmp_path / "nowhere" / "page.html")
+
+
+def test_only_our_scripts_may_run(run_folder: Path) -> None:
+    """By digest; what an injected script would be is refused by the browser, and nothing may be loaded."""
+    page = page_of(run_folder)
+    run = [one for one in page.scripts if not one.startswith("{") and one.strip()]
+    assert run == [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    digests = [f"'sha256-{b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in run]
+    assert page.policy.split("; ")[:2] == ["default-src 'none'", f"script-src {' '.join(digests)}"]
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+
+
+def test_what_comes_from_a_run_is_escaped(make_run) -> None:
+    """In text, in attributes and in the data of the scripts."""
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
+    found = record(0, "SM+LN+R", "candidate", 0, 2.0, left_unfolded=(evil,), trial_id=evil, notation=evil)
+    failed = record(1, "SM+LN+R", "candidate", 0, None, status="failed", reason=evil)
+    folder = make_run([found, failed], meta={"hardware": {evil: evil}}, budget_latency="9min")
+    text = write_report(folder).read_text(encoding="utf-8")
+    page = Page(text)
+    assert "alert(1)" in page.text
+    assert "<script>alert" not in text
+    assert "img" not in {tag for tag, _ in page.tags}
+    assert len([tag for tag, _ in page.tags if tag == "script"]) == len(SCRIPTS) + 1
+    assert page.data["points"][0]["name"] == evil
+
+
+def test_the_same_run_gives_the_same_page(run_folder: Path, tmp_path: Path) -> None:
+    first = write_report(run_folder, tmp_path / "one.html").read_bytes()
+    assert first == write_report(run_folder, tmp_path / "two.html").read_bytes()
+
+
+def test_curves_are_thinned_and_rungs_kept(run_folder: Path) -> None:
+    data, run = page_of(run_folder).data, run_of(run_folder)
+    (number,) = [place for place, one in enumerate(run.front, 1) if one.first.trial_id == "trial1-s0-a0"]
+    training = [one for one in data["curves"] if one["series"] == "training"]
+    assert {one["number"] for one in training} == {number}
+    assert len(training) == math.ceil(512 / 7)  # at most 80 means: of 7 steps each
+    assert training[0]["tokens"] == 8 * 7
+    assert training[0]["loss"] == pytest.approx(3 - 4 / 512, abs=1e-4)
+    validation = [one for one in data["curves"] if one["series"] == "validation" and one["number"] == number]
+    assert [one["tokens"] for one in validation] == [TOKENS // 4, TOKENS // 2, TOKENS]
+    assert [one["loss"] for one in validation] == pytest.approx([math.log(15.5) + by for by in (0.375, 0.25, 0.0)])
+
+
+def test_the_hypervolume_ends_where_the_run_does(run_folder: Path) -> None:
+    data, run = page_of(run_folder).data, run_of(run_folder)
+    last = data["hypervolumes"][-1]
+    assert last["hypervolume"] == pytest.approx(summarise(run.records, run.budget, run.reference).hypervolume)
+    assert last["tokens"] == 512 + 8 * TOKENS
+    assert len(data["hypervolumes"]) == 1 + 9
+
+
+def test_what_is_to_be_distrusted_is_said(run_folder: Path) -> None:
+    page = page_of(run_folder)
+    doubts = page.text[page.text.index("What to distrust") : page.text.index("How to do it again")]
+    for words in (
+        "width 96 instead of 768, 4,096 tokens a candidate",
+        "Members of the front have 1 to 2 seeds",
+        "5 of 12,345 members within the budget were tried (1e+30 in the space); 1 diverged",
+        "over all coefficients consistent with the printed rows",
+        "extrapolated: num_layers 6, 10 (data: 12 to 18), num_heads 6 (data: 12)",
+        "2 parties, semi-honest, dishonest majority",
+        "trigram 16.2",
+    ):
+        assert words in doubts
+    again = page.text[page.text.index("How to do it again") :]
+    assert "python -m nas.search --budget-latency 5min" in again
+    assert "loss above the first one" in again
+    assert "c0ffee" in again
+
+
+def test_a_ledger_of_another_cost_model_is_said_to_be_one(make_run) -> None:
+    folder = make_run([record(0, "SM_i12", "candidate", 0, 2.0)], meta={"cost_model_id": "1-former"})
+    assert "The ledger was priced by cost model 1-former" in page_of(folder).text
+
+
+def test_a_run_without_a_completed_trial_says_so_and_why(make_run) -> None:
+    failed = record(0, "SM+LN+R", "candidate", 0, None, status="failed", reason="no memory left")
+    begun = record(1, "SM+LN+G", "candidate", 0, None, event="started", status="running")
+    page = page_of(make_run([failed, begun]))
+    assert (
+        "No model yet No trial was trained to completion: 0 stopped, 0 diverged, 1 failed, 1 unfinished." in page.text
+    )
+    assert "SM+LN+R: failed, no memory left" in page.text
+    assert "How to do it again" in page.text
+    assert "script-src 'none'" in page.policy
+    assert page.scripts == []
+
+
+def test_a_run_that_has_not_begun_says_so(make_run) -> None:
+    assert "none has been started yet" in page_of(make_run([])).text
+
+
+def test_a_run_with_nothing_within_the_budget_says_so(make_run) -> None:
+    page = page_of(make_run([record(0, "SM+LN+R", "baseline", 0, 2.0)]))
+    assert "No model yet None of the 1 models that were trained to the end has a place within 5.00 min" in page.text
+    assert "The cheapest, SM+LN+R, costs 6.06 min" in page.text
+    assert [point["role"] for point in page.data["points"]][:2] == ["baseline", "parent"]
+
+
+@pytest.mark.parametrize("name", ["published", "semi2k"])
+def test_earlier_runs_have_a_page(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(shutil.copytree(EARLIER / name, tmp_path / name))
+    report(str(folder), tmp_path / "page.html")
+    assert capsys.readouterr().out == f"{tmp_path / 'page.html'}\n"
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert page.data["settings"][0]["protocol"] == name
+    assert "trigram" not in page.text
+    assert "The ledger was priced by cost model" in page.text
+
+
+def test_the_licences_come_with_what_they_are_of(run_folder: Path) -> None:
+    licences = (ASSETS / "LICENSES.txt").read_text(encoding="utf-8")
+    for script in SCRIPTS:
+        if found := re.fullmatch(r"(vega[a-z-]*)-([\d.]+)\.min\.js", script):
+            assert f"{found[1]} {found[2]}" in licences
+    assert "University of Washington Interactive Data Lab" in page_of(run_folder).text

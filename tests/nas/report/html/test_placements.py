@@ -1,0 +1,63 @@
+"""Placements for the eye: every choice has a letter, words and a fate."""
+
+from typing import get_args
+
+import pytest
+
+from nas.report.html.placements import ATTENTION_WORDS, FFN_WORDS, NORM_WORDS, kept_words, strip
+from search_spaces.architecture import Attention, Ffn, Norm
+from search_spaces.bases import base_architecture
+from search_spaces.notation import parse
+
+BASE = base_architecture("gpt2-small")
+
+
+def columns(name: str, accounting="deployed"):
+    return strip(parse(name, BASE).architecture, accounting)
+
+
+@pytest.mark.parametrize(("words", "choices"), [(NORM_WORDS, Norm), (ATTENTION_WORDS, Attention), (FFN_WORDS, Ffn)])
+def test_every_choice_has_words(words, choices):
+    assert tuple(words) == get_args(choices)
+
+
+def test_what_is_kept_folds_or_is_not_there():
+    first, last = columns("6xlHlRo-6xooooo")[0], columns("6xlHlRo-6xooooo")[-1]
+    assert [(cell.letter, cell.kind, cell.fate) for cell in first] == [
+        ("l", "frozen-layernorm", "folds"),
+        ("H", "softmax-half", "kept"),
+        ("R", "relu", "kept"),
+    ]
+    assert [(cell.letter, cell.fate) for cell in last] == [("·", "absent")] * 3
+    assert first.norm.words == "frozen LayerNorm, folds away"
+
+
+def test_two_norms_of_a_layer_share_a_cell():
+    assert [one.norm.letter for one in columns("6xLSoRo-6xLSLRo")][5:7] == ["L·", "L"]
+    assert columns("12xlSLRo")[0].norm == ("lL", "layernorm", "frozen LayerNorm and LayerNorm", "kept")
+
+
+def test_linear_ffns_fold_unless_prices_are_as_written():
+    assert columns("SM+ScFuFFN")[3].ffn.fate == "folds"
+    assert columns("SM+ScFuFFN", "written")[3].ffn.fate == "kept"
+    assert columns("12xLSLFs")[11].ffn.fate == "kept"  # a live norm is on either side
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "10xlSlRo-2xooooo",
+            "attention in 10 of 12 layers, ReLU FFN in 10, no norm in any layer once frozen ones are folded",
+        ),
+        ("SM_i12", "attention in 12 of 12 layers, no FFN, no norm in any layer"),
+        ("SM+LN+G", "attention in 12 of 12 layers, GELU FFN in 12, LayerNorm in 12, final LayerNorm"),
+        (
+            "4xoSoRo-8xoHooo-L",
+            "attention in 12 of 12 layers (8 of them softmax attention with half of the heads), ReLU FFN in 4, "
+            "no norm in any layer, final LayerNorm",
+        ),
+    ],
+)
+def test_what_is_left_is_counted(name, words):
+    assert kept_words(parse(name, BASE).architecture, "deployed") == words
