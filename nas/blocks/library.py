@@ -49,7 +49,7 @@ def block_scores(
     known = {half for depth, layer in enumerate(own.layers) for half in halves_of(own, depth, layer)}
     others = [half for half in wanted if half not in known]
     trained = trained_alternatives(parent, others, corpus, settings, lambda share: on_progress(TRAINED_SHARE * share))
-    tokens = _scored_tokens(corpus, own.context)
+    tokens = scored_tokens(corpus, own.context)
     scores = dict.fromkeys(known & set(wanted), 0.0)
     streams = Streams(parent.decoder(), tokens)
     for index, alternative in enumerate(trained):
@@ -88,7 +88,8 @@ class Streams:
         return logits.log_softmax(dim=-1)
 
 
-def _scored_tokens(corpus: Corpus, seq_len: int) -> Tensor:
+def scored_tokens(corpus: Corpus, seq_len: int) -> Tensor:
+    """What scores are taken on, sequences x seq_len. Raises UserError if the corpus is too short."""
     sequences = gather(corpus, "validation", validation_indices(corpus, seq_len, SCORED_TOKENS), seq_len)
     return torch.from_numpy(sequences[:, :-1].astype("int64"))
 

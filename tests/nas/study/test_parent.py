@@ -85,7 +85,7 @@ def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(
     keep_parent(parent, tmp_path / PARENT_FOLDER)
     schedule = TrialSchedule(
         strategy=SEARCHERS["evolution"](
-            SearchProblem(feasible=feasible, anchors=tuple([parse(name, feasible.space.base)]), reference_loss=6.0)
+            SearchProblem(feasible=feasible, anchors=(parse(name, feasible.space.base),), reference_loss=6.0)
         ),
         seed=0,
         num_trials=1,

@@ -1,0 +1,130 @@
+"""Scores of half layers: against the parent with that half replaced by hand; and what is kept of them."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from costmodel.errors import UserError
+from nas.blocks.halves import BlockScores, Half, halves_of, read, written
+from nas.blocks.library import block_scores, scored_tokens
+from nas.blocks.mimicry import Mimicry, mimicry_error, streams_of, trained_alternatives
+from nas.conversion.parent import Parent, load_parent
+from nas.conversion.pretrained import Pretrained
+from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.documents import GivenTokenizer
+from nas.model.decoder import build
+from nas.model.weights import deployed_weights
+from nas.recipe.recipe import SCALES, trained_architecture
+from search_spaces.architecture import Layer
+from search_spaces.bases import BASES
+from search_spaces.notation import parse
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LAYERS = [
+    Layer(norm1="layernorm", attention="softmax", norm2="layernorm", ffn="gelu"),
+    Layer(norm1="frozen-layernorm", attention="softmax-temperature", norm2="layernorm", ffn="leaky-relu"),
+    Layer(attention="none", norm2="none", ffn="identity", stabiliser="scaled"),
+    Layer(norm1="none", attention="softmax-half", ffn="none"),
+]
+SETTINGS = Mimicry(tokens=1024, batch=2)
+
+
+@pytest.fixture
+def corpus(source_files: str) -> Corpus:
+    return prepare(source_files, vocab_size=512)
+
+
+@pytest.fixture
+def parent(corpus: Corpus) -> Parent:
+    """A model of random weights that are far from 0, so that every half of it matters."""
+    architecture = trained_architecture(parse("SM+LN+G", BASES["tiny"]).architecture, SCALES["smoke"])
+    model = build(architecture, torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name.endswith(("out.weight", "down.weight")):
+                value.mul_(4)
+    weights = {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}
+    tokenizer = (Path(corpus.folder) / "tokenizer.json").read_text()
+    given = GivenTokenizer(name="bpe", json=tokenizer, end_of_text="<|endoftext|>")
+    return Parent("made", Pretrained(architecture, weights, given), "digest")
+
+
+def test_halves_are_what_a_layer_is_trained_as(parent: Parent):
+    own = parent.model.architecture
+    assert halves_of(own, 1, LAYERS[1]) == (
+        Half(1, "attention", "frozen-layernorm", "softmax"),
+        Half(1, "ffn", "layernorm", "relu"),
+    )
+    assert halves_of(own, 0, LAYERS[2]) == (
+        Half(0, "attention", "none", "none"),
+        Half(0, "ffn", "frozen-layernorm", "fused"),  # a norm that goes is frozen on the way
+    )
+
+
+def test_scores_are_of_the_parent_with_one_half_replaced(parent: Parent, corpus: Corpus):
+    scores = block_scores(parent, LAYERS, corpus, SETTINGS).divergences
+    own = parent.model.architecture
+    assert {half for half, value in scores.items() if value == 0} == {
+        half for depth in range(2) for half in halves_of(own, depth, LAYERS[0])
+    }
+    model, tokens = parent.decoder(), scored_tokens(corpus, own.context)
+    with torch.no_grad():
+        predicted = model(tokens).logits.log_softmax(-1)
+        setattr(model.layers[1], "attention", None)  # noqa: B010
+        without = model(tokens).logits.log_softmax(-1)
+    expected = (predicted.exp() * (predicted - without)).sum(-1).mean()
+    assert scores[Half(1, "attention", "none", "none")] == pytest.approx(float(expected), rel=1e-3)
+
+
+def test_training_brings_alternatives_nearer_to_the_parents_layer(parent: Parent, corpus: Corpus):
+    half = Half(0, "ffn", "layernorm", "relu")
+    tokens = scored_tokens(corpus, parent.model.architecture.context)
+    read_stream, left, *_ = streams_of(parent.decoder(), tokens)
+    errors = []
+    for rate in (0.0, 1e-3):
+        settings = Mimicry(tokens=16_384, batch=4, learning_rate=rate)
+        (alternative,) = trained_alternatives(parent, [half], corpus, settings, lambda share: None)
+        with torch.no_grad():
+            made, _ = alternative.model.layers[0](read_stream, False)
+        errors.append(float(mimicry_error(made, read_stream, left)))
+    assert errors[1] < 0.9 * errors[0]
+
+
+def test_a_linear_in_place_of_an_ffn_is_better_than_none(parent: Parent, corpus: Corpus):
+    scores = block_scores(parent, LAYERS, corpus, SETTINGS).divergences
+    for depth in range(2):
+        assert scores[Half(depth, "ffn", "frozen-layernorm", "fused")] < scores[Half(depth, "ffn", "none", "none")]
+
+
+def test_scores_are_kept_beside_the_corpus(parent: Parent, corpus: Corpus):
+    shares: list[float] = []
+    first = block_scores(parent, LAYERS, corpus, SETTINGS, shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    (path,) = Path(corpus.folder).glob("blocks-*.csv")
+    again: list[float] = []
+    assert block_scores(parent, LAYERS, corpus, SETTINGS, again.append) == first
+    assert again == []
+    path.write_text("depth,part\n1,attention\n")
+    with pytest.raises(UserError, match=f"{path.name} must be a table of block scores"):
+        block_scores(parent, LAYERS, corpus, SETTINGS)
+
+
+def test_a_table_is_read_as_it_was_written():
+    scores = BlockScores(divergences={Half(3, "ffn", "none", "none"): 0.1 + 0.2, Half(0, "attention", "n", "f"): 0.0})
+    assert read(written(scores), "x") == scores
+
+
+def test_a_score_that_is_not_finite_is_refused():
+    with pytest.raises(UserError, match="must be finite"):
+        BlockScores(divergences={Half(0, "ffn", "none", "none"): math.nan})
+
+
+def test_the_builtin_parents_halves_have_places_in_its_own_space():
+    own = load_parent("builtin").model.architecture
+    assert {half.depth for layer in LAYERS for depth in range(12) for half in halves_of(own, depth, layer)} == set(
+        range(12)
+    )

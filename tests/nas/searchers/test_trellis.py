@@ -1,0 +1,161 @@
+"""The parts of `trellis` against what defines them, and the whole on losses that are made up."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from costmodel.cost import Budget
+from nas.results.pareto import hypervolume
+from nas.searchers.draws import Draws
+from nas.searchers.strategy import SearchProblem, Trained
+from nas.searchers.trellis.completion import completion, completion_weights
+from nas.searchers.trellis.features import features_of
+from nas.searchers.trellis.improvement import expected_improvement
+from nas.searchers.trellis.surrogate import SEED_NOISE, fit
+from nas.searchers.trellis.trellis import LEAST_RESULTS, Trellis
+from nas.searchers.uniform import Stratified
+from search_spaces.bases import Dimensions
+from search_spaces.budget.feasible import within_budget
+from search_spaces.budget.priced_space import price_of, price_space
+from search_spaces.definition import load_definition
+from search_spaces.optima.stages import stages_of
+from search_spaces.space import build_space, sample
+
+
+@pytest.fixture(scope="module")
+def problem(feasible) -> SearchProblem:
+    definition = replace(load_definition("tiny"), dimensions=Dimensions(layers=3))
+    priced = price_space(build_space(definition), feasible.priced.pricer, 16)
+    return SearchProblem(feasible=within_budget(priced, Budget(latency_s=40.0)), reference_loss=6.0)
+
+
+@pytest.fixture(scope="module")
+def features(problem):
+    return features_of(stages_of(problem.feasible), problem)
+
+
+def loss_of(member) -> float:
+    """Made up: what each form is worth grows with depth, and losing all ReLUs and GELUs costs more than each."""
+    worth = {"gelu": 0.30, "relu": 0.25, "fused": 0.1, "none": 0.0}
+    layers = enumerate(member.architecture.layers)
+    gained = sum(worth[layer.ffn] * (1 + depth / 5) + 0.05 * (layer.norm1 == "layernorm") for depth, layer in layers)
+    return 5.0 - gained + 0.3 * all(layer.ffn in ("fused", "none") for layer in member.architecture.layers)
+
+
+def trained(problem, members):
+    return [
+        Trained(
+            member=member,
+            latency_s=price_of(problem.feasible.priced, member).latency_s,
+            log_perplexity=loss_of(member),
+        )
+        for member in members
+    ]
+
+
+def test_expected_improvement_is_the_mean_over_draws():
+    rng = np.random.default_rng(0)
+    points, reference = [(2.0, 3.0), (4.0, 2.0), (7.0, 1.5), (11.0, 0.1), (1.0, 9.0)], (10.0, 5.0)
+    latency_s, mean, deviation = np.array([1.0, 3.0, 5.0, 9.5, 12.0]), np.full(5, 2.2), np.full(5, 0.7)
+    found = expected_improvement(latency_s, mean, deviation, points, reference)
+    before = hypervolume(points, reference)
+    drawn = rng.normal(2.2, 0.7, size=4000)
+    for place, latency in enumerate(latency_s):
+        added = [hypervolume([*points, (latency, loss)], reference) - before for loss in drawn]
+        assert found[place] == pytest.approx(np.mean(added), abs=4 * np.std(added) / np.sqrt(len(added)) + 1e-12)
+
+
+def test_a_fit_is_the_normal_distribution_given_the_results(features, problem):
+    """By the block formula for conditional normals, on the joint covariance of results and one more member."""
+    rng = np.random.default_rng(1)
+    members = [sample(problem.feasible.space, rng) for _ in range(12)]
+    losses = np.array([loss_of(member) for member in members[:-1]])
+    rows = features.rows(members)
+    posterior = fit(features, rows[:-1], list(range(11)), losses).posterior
+    worths = [0.005, 0.01, 0.02, 0.05, 0.1]
+    means = []
+    for worth in worths:
+        mean, covariance = features.prior(worth)
+        joint = rows @ covariance @ rows.T + posterior.misfit**2 * np.eye(12)
+        gain = joint[-1, :-1] @ np.linalg.inv(joint[:-1, :-1] + SEED_NOISE**2 * np.eye(11))
+        means.append((rows[-1] @ mean + gain @ (losses - rows[:-1] @ mean), joint[-1, -1] - gain @ joint[:-1, -1]))
+    found, deviation = (float(one[0]) for one in posterior.predict(rows[-1:]))
+    assert any(found == pytest.approx(m, rel=1e-6) and deviation**2 == pytest.approx(v, rel=1e-6) for m, v in means)
+
+
+def test_what_is_left_out_is_predicted_from_the_rest(features, problem):
+    rng = np.random.default_rng(2)
+    members = [sample(problem.feasible.space, rng) for _ in range(20)]
+    losses = np.array([loss_of(member) for member in members])
+    rows = features.rows(members)
+    assert fit(features, rows, list(range(20)), losses).loo_r2 > 0.5
+    assert fit(features, rows, list(range(20)), rng.permutation(losses)).loo_r2 < 0.3
+
+
+def test_scores_that_add_up_are_the_surrogate_but_for_what_is_scarce(features, problem):
+    rng = np.random.default_rng(3)
+    weights = rng.normal(size=features.rows([sample(problem.feasible.space, rng)]).shape[1])
+    weights[-2:] = 0  # of what is scarce
+    scores = features.additive(weights, [1, 1])
+    members = [replace(sample(problem.feasible.space, rng), entropy_regularised=False) for _ in range(5)]
+    numbers = {layer: number for number, layer in enumerate(features.stages.layers)}
+    sums = [
+        sum(scores[depth, numbers[layer]] for depth, layer in enumerate(member.architecture.layers))
+        for member in members
+    ]
+    whole = features.rows(members) @ weights
+    assert np.diff(sums) == pytest.approx(np.diff(whole))
+
+
+def test_a_member_that_came_out_as_expected_makes_others_like_it_more_certain(features, problem):
+    rng = np.random.default_rng(4)
+    rows = features.rows([sample(problem.feasible.space, rng) for _ in range(6)])
+    posterior = fit(features, rows[:0], [], np.zeros(0)).posterior
+    (before_mean, before), (after_mean, after) = posterior.predict(rows), posterior.given(rows[0]).predict(rows)
+    assert after_mean == pytest.approx(before_mean)
+    assert (after <= before + 1e-12).all()
+    assert after[0] < 0.7 * before[0]
+
+
+def test_what_diverges_is_learned():
+    counts = np.column_stack([np.ones(40), np.linspace(0, 1, 40)])
+    completed = (counts[:, 1] > 0.5).astype(float)
+    likely = completion(counts, completion_weights(counts, completed))
+    assert likely[0] < 0.3 < 0.7 < likely[-1]
+    assert (np.diff(likely) > 0).all()
+    all_well = completion(counts, completion_weights(counts, np.ones(40)))
+    assert all_well.min() > 0.95
+
+
+def front_of(problem, strategy, num_generations, seed):
+    members: list = []
+    for generation in range(num_generations):
+        known = trained(problem, members)
+        members += strategy.propose(4, np.random.default_rng([seed, generation]), members, known)
+    points = [(one.latency_s, one.log_perplexity) for one in trained(problem, members)]
+    return hypervolume(points, (40.0, 6.0))
+
+
+def test_it_finds_more_than_draws_over_prices_do(problem):
+    """Of 20 trainings; the exhaustive front of the space is 1."""
+    draws = Draws(problem.feasible)
+    listed = [member for member in problem.feasible.members() if draws.is_drawn(member)]
+    whole = hypervolume([(one.latency_s, one.log_perplexity) for one in trained(problem, listed)], (40.0, 6.0))
+    ours = [front_of(problem, Trellis(problem), 5, seed) / whole for seed in range(3)]
+    theirs = [front_of(problem, Stratified(problem), 5, seed) / whole for seed in range(3)]
+    assert min(ours) > 0.95
+    assert np.mean(ours) > np.mean(theirs)
+
+
+def test_it_says_when_results_do_not_bear_it_out(problem):
+    rng = np.random.default_rng(5)
+    strategy = Trellis(problem)
+    members = [sample(problem.feasible.space, rng) for _ in range(2 * LEAST_RESULTS)]
+    sound = trained(problem, members)
+    assert "bred" not in (strategy.remark(sound) or "")
+    assert "R^2" in (strategy.remark(sound) or "")
+    noise = [replace(one, log_perplexity=float(rng.normal(4, 0.5))) for one in sound]
+    assert "bred from the front instead" in (strategy.remark(noise) or "")
+    assert strategy.remark(sound[:2]) is None
+    assert len(strategy.propose(4, rng, members, noise)) == 4
