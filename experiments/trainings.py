@@ -126,7 +126,7 @@ def training(plan: Plan, job: Job, folder: Path) -> Ended:
     more: dict[str, Any] = {}
     if parent is not None:
         teacher = teacher_of(parent, corpus, candidate.recipe.scale, "cpu")
-        more = {"initial": parent.start(candidate), "teacher": teacher}
+        more = {"initial": parent.start(candidate, corpus), "teacher": teacher}
     place = folder / trial_id(candidate, seed=job.seed)
     *_, outcome = train(candidate, corpus, seed=job.seed, folder=place, **more)
     assert isinstance(outcome, Outcome)

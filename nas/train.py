@@ -176,7 +176,6 @@ def _train(
     parent = None if config.parent is None else load_parent(config.parent)
     source = load_initial(config.init_from) if config.init_from else parent and parent.model
     candidate = _candidate(config, source) if parent is None else _child(config, parent)
-    initial = None if source is None else transferred(source.architecture, source.weights, candidate.begun)
     with torch.device("meta"):  # refuses what cannot be trained before anything is written
         model = Decoder(candidate.trained)
     if candidate.recipe.normalisation is not None:
@@ -192,6 +191,10 @@ def _train(
         f"{corpus.tokenizer}, {corpus.split}",
         highlight=False,
     )
+    if parent is not None:
+        initial: dict[str, torch.Tensor] | None = parent.start(candidate, corpus)
+    else:
+        initial = None if source is None else transferred(source.architecture, source.weights, candidate.begun)
     teacher = None if parent is None else teacher_of(parent, corpus, candidate.recipe.scale, device)
     records = partial(
         train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nas.blocks.halves import BlockScores, Half, halves_of, read, written
-from nas.blocks.mimicry import Alternative, Mimicry, streams_of, trained_alternatives
+from nas.blocks.mimicry import Alternative, Mimicry, trained_alternatives
+from nas.conversion.linear_fit import streams_of
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import gather, validation_indices

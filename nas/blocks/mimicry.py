@@ -13,16 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from nas.blocks.halves import Half
+from nas.conversion.linear_fit import fit_linear, streams_of, weights_by_position
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
-from nas.model.decoder import Decoder, FeedForward
+from nas.model.decoder import Decoder
 from nas.model.norms import followed_deviations, frozen_norms
 from nas.model.weights import load_deployed
 from nas.training.batches import train_batch
-
-RIDGE = 1e-3  # of the mean square of what a linear reads, which all but leaves out directions that hardly vary
-LEAST = 1e-12  # square of what a layer adds, where it adds nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +57,7 @@ class Alternative:
         for half in self.halves:
             layer = self.model.layers[half.depth]
             if half.form == "fused":
-                _solve(layer, streams[half.depth], streams[half.depth + 1])
+                fit_linear(layer, streams[half.depth], streams[half.depth + 1])
 
     def step(self, streams: list[Tensor]) -> None:
         """streams: what every layer of the parent reads, and what the last one leaves, each batch x T x d_model."""
@@ -108,47 +106,7 @@ def mimicry_error(made: Tensor, read: Tensor, left: Tensor) -> Tensor:
 
     made, read, left: batch x T x d_model. Positions count alike, since the first one's numbers are far larger.
     """
-    error = (made - left).square().mean(dim=(0, 2))
-    return (error / (left - read).square().mean(dim=(0, 2)).clamp(min=LEAST)).mean()
-
-
-@torch.no_grad()
-def streams_of(model: Decoder, tokens: Tensor) -> list[Tensor]:
-    """What every layer reads of a batch, and what the last one leaves, each batch x T x d_model."""
-    streams: list[Tensor] = []
-
-    def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        streams.append(inputs[0])
-
-    hooks = [module.register_forward_pre_hook(keep) for module in (*model.layers, model.final_norm)]
-    try:
-        model.features(tokens, with_entropies=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return streams
-
-
-@torch.no_grad()
-def _solve(layer: nn.Module, read: Tensor, left: Tensor) -> None:
-    """Sets a fused FFN to what brings its layer nearest to what the parent's leaves."""
-    seen: list[tuple[Tensor, Tensor]] = []
-    ffn = layer.ffn
-    assert isinstance(ffn, FeedForward)
-    assert ffn.fused is not None
-    hook = ffn.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
-    layer(read, False)
-    hook.remove()
-    ((source, stream),) = seen
-    ones = source.new_ones(*source.shape[:2], int(ffn.fused.bias is not None))
-    inputs, wanted = torch.cat([source, ones], dim=2), left - stream
-    weight = (left - read).square().mean(dim=(0, 2)).clamp(min=LEAST).rsqrt()[None, :, None]  # as in `mimicry_error`
-    rows, targets = ((weight * one).flatten(0, 1).double() for one in (inputs, wanted))
-    ridge = RIDGE * rows.square().sum() / rows.shape[1] * torch.eye(rows.shape[1], dtype=rows.dtype)
-    solved = torch.linalg.solve(rows.T @ rows + ridge, rows.T @ targets)
-    ffn.fused.weight.copy_(solved[: source.shape[2]].T)
-    if ffn.fused.bias is not None:
-        ffn.fused.bias.copy_(solved[-1])
+    return ((made - left).square().mean(dim=(0, 2)) * weights_by_position(read, left)).mean()
 
 
 def _own_parameters(model: Decoder, half: Half) -> list[nn.Parameter]:

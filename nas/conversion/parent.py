@@ -6,17 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from costmodel.errors import UserError
+from nas.conversion.linear_fit import fitted_linears
 from nas.conversion.load import load_initial
 from nas.conversion.pretrained import Pretrained, read_export, write_pretrained
 from nas.conversion.transfer import SAME, transferred
+from nas.corpus.corpus import Corpus
+from nas.corpus.sequences import epoch_order, gather, num_sequences
 from nas.model.decoder import Decoder
 from nas.model.weights import load_deployed
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import Scale
-from nas.recipe.route import Route
+from nas.recipe.route import Route, fitted_layers
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.notation import placement
 
@@ -44,9 +48,19 @@ class Parent(NamedTuple):
         own = self.model.architecture
         return base if scale.vocab_size is not None else replace(base, vocab_size=own.vocab_size, context=own.context)
 
-    def start(self, candidate: Candidate) -> dict[str, Tensor]:
-        """The deployed weights that training of a candidate begins with. Raises UserError if it does not fit."""
-        return transferred(self.model.architecture, self.model.weights, candidate.begun)
+    def start(self, candidate: Candidate, corpus: Corpus) -> dict[str, Tensor]:
+        """The deployed weights that training of a candidate begins with.
+
+        Raises UserError if it does not fit, or the corpus holds no sequence.
+        """
+        own, route = self.model.architecture, candidate.recipe.route
+        weights = transferred(own, self.model.weights, candidate.begun)
+        if route is not None and (layers := fitted_layers(candidate.begun, own)):
+            model = Decoder(candidate.begun)
+            load_deployed(model, weights)
+            tokens = _fit_tokens(corpus, candidate.recipe.scale.seq_len, route.linear_fit_tokens)
+            weights |= fitted_linears(self.decoder(), model, layers, tokens)
+        return weights
 
     def decoder(self) -> Decoder:
         """The parent itself, which nothing trains."""
@@ -97,6 +111,13 @@ def kept_parent(folder: Path, name: str, digest: str) -> Parent:
     if (found := _digest(model)) != digest:
         raise UserError(f"{folder} must hold the parent {digest} of the run, but holds {found}; start a new run.")
     return Parent(name, model, digest)
+
+
+def _fit_tokens(corpus: Corpus, seq_len: int, tokens: int) -> Tensor:
+    """The first sequences that a training of seed 0 sees, sequences x seq_len."""
+    count = num_sequences(corpus, "train", seq_len)
+    indices = epoch_order(0, 0, count)[: max(1, tokens // seq_len)]
+    return torch.from_numpy(gather(corpus, "train", indices, seq_len)[:, :-1].astype("int64"))
 
 
 def _digest(model: Pretrained) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from costmodel.errors import UserError
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import Recipe, ScaleName, floored_layers, trained_architecture
-from nas.recipe.route import carrier, parent_architecture, routed
+from nas.recipe.route import carrier, fitted_layers, parent_architecture, routed
 from search_spaces.architecture import Architecture, canonical, has_frozen_norms
 from search_spaces.notation import Member, name_of
 
@@ -42,7 +42,7 @@ class Candidate:
 
 
 def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
-    """The candidate as plain data: freezing and foldable only where the architecture has something they act on.
+    """The candidate as plain data; freezing, foldable, linear fits only where the architecture has what they act on.
 
     What is left out keeps the `candidate_id` of every candidate from before there was this field.
     """
@@ -54,8 +54,10 @@ def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
         del recipe["foldable"]
     if candidate.recipe.optimizer == "adamw":
         del recipe["optimizer"]
-    if candidate.recipe.route is None:
+    if (route := candidate.recipe.route) is None:
         del recipe["route"]
+    elif not fitted_layers(architecture, parent_architecture(route, architecture)):
+        del recipe["route"]["linear_fit_tokens"]
     return {"architecture": canonical(candidate.architecture), "recipe": recipe}
 
 

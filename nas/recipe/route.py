@@ -1,9 +1,9 @@
 """The route from a trained parent to a candidate: what the parent has and the candidate lacks goes step by step.
 
-Norms are frozen one after another (`Freezing`), activations turn linear, attention and FFNs are gated down to nothing;
-meanwhile and after that the candidate learns from the parent's predictions. Cut off at once, what a trained model leans
-on is not learned back in a laptop's minutes. The candidate is the target; the route is a part of its recipe.
-"""
+Norms are frozen one after another (`Freezing`), attention and FFNs are gated down to nothing, linear FFNs start as what
+is nearest to the parent's; meanwhile and after that the candidate learns from the parent's predictions. Cut off at
+once, what a trained model leans on is not learned back in a laptop's minutes. The candidate is the target; the route is
+a part of its recipe. """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from search_spaces.architecture import LIVE_NORMS, Architecture, Layer, Norm
 from search_spaces.deployed import LINEAR_FFNS, deployed
 from search_spaces.notation import parse
 
-PartKind = Literal["attention", "ffn", "activation"]
+PartKind = Literal["attention", "ffn"]
 
 FROZEN: dict[Norm, Norm] = {"layernorm": "frozen-layernorm", "rmsnorm": "frozen-rmsnorm"}
 
@@ -26,6 +26,7 @@ class Route:
     parent: digest of the parent's weights (`nas.conversion.parent`). placement: the parent's layers, typed.
     start_share, end_share: of the steps, between which the gates of what goes fall from 1 to 0, linearly.
     distillation: share of the parent's predictions in what the loss compares with; the rest is the next token.
+    linear_fit_tokens: of training, over which a linear FFN is fitted to the parent's (`nas.conversion.linear_fit`).
 
     Raises UserError if a number is out of its range.
     """
@@ -35,6 +36,7 @@ class Route:
     start_share: float = 0.0
     end_share: float = 0.05
     distillation: float = 0.95
+    linear_fit_tokens: int = 8_192  # the divergence of a layer falls by a sixth from 1,024 on, and no further
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_share < self.end_share <= 1:
@@ -43,6 +45,8 @@ class Route:
             )
         if not 0 <= self.distillation <= 1:
             raise UserError(f"`distillation` of a route must be from 0 to 1, but got {self.distillation}.")
+        if self.linear_fit_tokens < 1:
+            raise UserError(f"`linear_fit_tokens` of a route must be at least 1, but got {self.linear_fit_tokens}.")
 
     def gate_at(self, step: int, num_steps: int) -> float:
         """What is left after step 0, 1, ..., num_steps of the parts that go."""
@@ -51,7 +55,7 @@ class Route:
 
 
 class Part(NamedTuple):
-    """A part of a layer that goes: its attention, its FFN, or the nonlinearity of its FFN."""
+    """A part of a layer that goes: its attention or its FFN."""
 
     layer: int
     kind: PartKind
@@ -64,13 +68,14 @@ def parent_architecture(route: Route, dimensions: Architecture) -> Architecture:
 
 def routed(target: Architecture, parent: Architecture) -> Architecture:
     """What is trained for a target: where the parent has a norm and the target has none, or a frozen one, the parent's
-    own is frozen. Both deploy alike.
+    own is frozen; two linears, where the parent has not just those, are one. Both deploy alike.
     """
     layers = tuple(
         replace(
             layer,
             norm1=_norm(layer.norm1, theirs.norm1) if layer.attention != "none" else "none",
             norm2=_norm(layer.norm2, theirs.norm2) if layer.ffn != "none" else "none",
+            ffn="fused" if layer.ffn == "identity" != theirs.ffn else layer.ffn,
         )
         for layer, theirs in zip(target.layers, parent.layers, strict=True)
     )
@@ -93,16 +98,19 @@ def parts_that_go(trained: Architecture, parent: Architecture) -> Iterator[Part]
             yield Part(index, "attention")
         if layer.ffn == "none" != theirs.ffn:
             yield Part(index, "ffn")
-        elif layer.ffn in LINEAR_FFNS and theirs.ffn not in (*LINEAR_FFNS, "none"):
-            yield Part(index, "activation")
+
+
+def fitted_layers(trained: Architecture, parent: Architecture) -> list[int]:
+    """The layers whose FFN is one linear, where the parent's is not linear."""
+    pairs = enumerate(zip(trained.layers, parent.layers, strict=True))
+    nonlinear = [index for index, (_, theirs) in pairs if theirs.ffn not in (*LINEAR_FFNS, "none")]
+    return [index for index in nonlinear if trained.layers[index].ffn == "fused"]
 
 
 def _with_part(layer: Layer, theirs: Layer, kind: PartKind) -> Layer:
     if kind == "attention":
         return replace(layer, attention=theirs.attention, norm1=theirs.norm1)
-    if kind == "ffn":
-        return replace(layer, ffn=theirs.ffn, norm2=theirs.norm2, stabiliser=theirs.stabiliser)
-    return replace(layer, ffn=theirs.ffn)
+    return replace(layer, ffn=theirs.ffn, norm2=theirs.norm2, stabiliser=theirs.stabiliser)
 
 
 def _norm(wanted: Norm, theirs: Norm) -> Norm:

@@ -80,7 +80,7 @@ def _parent_of(spec: TrialSpec) -> dict[str, Any]:
         return {}
     parent = kept_parent(spec.parent, str(spec.parent), route.parent)
     return {
-        "initial": parent.start(spec.candidate),
+        "initial": parent.start(spec.candidate, spec.corpus),
         "teacher": teacher_of(parent, spec.corpus, spec.candidate.recipe.scale, spec.device),
     }
 

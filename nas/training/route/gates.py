@@ -1,12 +1,10 @@
 """Takes the parts of its parent that a candidate lacks out of a model, gradually, by the number of the step alone."""
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from nas.model.decoder import Decoder, FeedForward
+from nas.model.decoder import Decoder
 from nas.recipe.route import Part, Route, parent_architecture, parts_that_go
 from search_spaces.architecture import Architecture
 
@@ -14,8 +12,8 @@ from search_spaces.architecture import Architecture
 class Gates:
     """The parts of a model that go. The model is built as `carrier` states it, and ends as what is trained.
 
-    A gate g multiplies what attention adds to the residual stream, draws the stream behind an FFN, s + g (f - s), or
-    what is behind an activation, x + g (a(x) - x), towards what it would be without. At 0 the part leaves the model.
+    A gate g multiplies what attention adds to the residual stream, and draws the stream behind an FFN towards what it
+    would be without, s + g (f - s). At 0 the part leaves the model.
     """
 
     def __init__(self, model: Decoder, trained: Architecture, route: Route) -> None:
@@ -34,9 +32,6 @@ class Gates:
                 for part in self._parts:
                     _remove(self.model, part)
         if step == num_steps:
-            for index, layer in enumerate(self.trained.layers):
-                if layer.ffn == "fused":
-                    _fuse(_block(self.model, index).ffn)
             self.model.architecture = self.trained
 
     def _hook(self, part: Part) -> Any:
@@ -44,7 +39,7 @@ class Gates:
             if part.kind == "attention":
                 attended, entropy = output
                 return self.gate * attended, entropy
-            return inputs[-1].lerp(output, self.gate)  # the stream that an FFN adds to; what an activation reads
+            return inputs[-1].lerp(output, self.gate)  # the stream that an FFN adds to
 
         return hook
 
@@ -55,33 +50,13 @@ def _block(model: Decoder, layer: int) -> Any:
 
 def _gated_module(model: Decoder, part: Part) -> nn.Module:
     block = _block(model, part.layer)
-    modules: dict[str, Callable[[], nn.Module]] = {
-        "attention": lambda: block.attention,
-        "ffn": lambda: block.ffn,
-        "activation": lambda: block.ffn.activation,
-    }
-    return modules[part.kind]()
+    module: nn.Module = block.attention if part.kind == "attention" else block.ffn
+    return module
 
 
 def _remove(model: Decoder, part: Part) -> None:
     block = _block(model, part.layer)
     if part.kind == "attention":
         block.attention, block.norm1 = None, nn.Identity()
-    elif part.kind == "ffn":
-        block.ffn, block.norm2 = None, nn.Identity()
     else:
-        block.ffn.activation = nn.Identity()
-
-
-@torch.no_grad()
-def _fuse(ffn: FeedForward) -> None:
-    """Two linears with nothing between them become one, if they are not one yet."""
-    if ffn.fused is not None:
-        return
-    up, down = ffn.up, ffn.down
-    fused = nn.Linear(up.in_features, down.out_features, bias=down.bias is not None, device=up.weight.device)
-    fused.weight.copy_(down.weight.double() @ up.weight.double())
-    if down.bias is not None:
-        fused.bias.copy_(down.weight.double() @ up.bias.double() + down.bias.double())
-    ffn.fused = fused
-    del ffn.up, ffn.activation, ffn.down
+        block.ffn, block.norm2 = None, nn.Identity()

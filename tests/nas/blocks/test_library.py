@@ -9,14 +9,19 @@ import torch
 from costmodel.errors import UserError
 from nas.blocks.halves import BlockScores, Half, halves_of, read, written
 from nas.blocks.library import block_scores, scored_tokens
-from nas.blocks.mimicry import Mimicry, mimicry_error, streams_of, trained_alternatives
+from nas.blocks.mimicry import Mimicry, mimicry_error, trained_alternatives
+from nas.conversion.linear_fit import streams_of
 from nas.conversion.parent import Parent, load_parent
 from nas.conversion.pretrained import Pretrained
+from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.documents import GivenTokenizer
-from nas.model.decoder import build
-from nas.model.weights import deployed_weights
-from nas.recipe.recipe import SCALES, trained_architecture
+from nas.model.decoder import Decoder, build
+from nas.model.weights import deployed_weights, load_deployed
+from nas.recipe.candidate import Candidate
+from nas.recipe.papers import recipe_for
+from nas.recipe.recipe import SCALES, from_parent, trained_architecture
+from nas.recipe.route import Route
 from search_spaces.architecture import Layer
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -128,3 +133,17 @@ def test_the_builtin_parents_halves_have_places_in_its_own_space():
     assert {half.depth for layer in LAYERS for depth in range(12) for half in halves_of(own, depth, layer)} == set(
         range(12)
     )
+
+
+def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(parent: Parent, corpus: Corpus):
+    recipe = from_parent(recipe_for("smoke", "", entropy_regularised=False), Route(parent="p", placement="2xLSLGo"))
+    made = Candidate(architecture=parse("2xLSLFo", BASES["tiny"]).architecture, recipe=recipe)
+    read_stream, left, *_ = streams_of(parent.decoder(), scored_tokens(corpus, parent.model.architecture.context))
+    product = transferred(parent.model.architecture, parent.model.weights, made.begun)
+    errors = []
+    for weights in (product, parent.start(made, corpus)):
+        model = Decoder(made.begun)
+        load_deployed(model, weights)
+        with torch.no_grad():
+            errors.append(float(mimicry_error(model.layers[0](read_stream, False)[0], read_stream, left)))
+    assert errors[1] < 0.7 * errors[0]

@@ -56,11 +56,12 @@ def test_the_builtin_parent_has_the_perplexity_it_says_and_predicts_better_than_
     assert perplexity < floors.perplexity(5)
 
 
-def test_training_starts_with_the_predictions_of_the_parent(builtin: Parent, some_tokens) -> None:
+def test_training_starts_with_the_predictions_of_the_parent(builtin: Parent, some_tokens, source_files: str) -> None:
+    corpus = prepare(source_files, vocab_size=512, tokenizer=builtin.model.tokenizer)
     recipe = from_parent(Recipe(scale=PROXY), builtin.route)
     made = Candidate(architecture=parse("6xoSoGo-6xooooo", BASES["gpt2-small"]).architecture, recipe=recipe)
     begun = Decoder(made.begun)
-    load_deployed(begun, builtin.start(made))
+    load_deployed(begun, builtin.start(made, corpus))
     tokens = some_tokens(512)
     torch.testing.assert_close(begun(tokens).logits, builtin.decoder()(tokens).logits, rtol=1e-4, atol=1e-4)
 

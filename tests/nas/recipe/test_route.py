@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.recipe import SCALES, Recipe, from_parent
-from nas.recipe.route import Part, Route, carrier, parts_that_go, routed
+from nas.recipe.route import Part, Route, carrier, fitted_layers, parts_that_go, routed
 from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, default_final_norm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.deployed import deployed
@@ -59,14 +59,15 @@ def test_training_begins_with_every_part_of_the_parent(target: Architecture) -> 
     begun = carrier(routed(target, PARENT), PARENT)
     assert list(parts_that_go(begun, PARENT)) == []
     assert all(layer.attention != "none" for layer in begun.layers)
-    assert all(layer.ffn not in ("none", "identity", "fused") for layer in begun.layers)
+    assert all(layer.ffn not in ("none", "identity") for layer in begun.layers)
 
 
 def test_the_parts_that_go_by_layer() -> None:
     trained = routed(sized("1xooLRo-1xoSooo-1xlSlIs-1xLSLGo"), PARENT)
-    assert list(parts_that_go(trained, PARENT)) == [Part(0, "attention"), Part(1, "ffn"), Part(2, "activation")]
-    assert placement(trained) == "1xooLRo-1xlSooo-1xlSlIs-1xLSLGo"
-    assert placement(carrier(trained, PARENT)) == "1xLSLRo-1xlSLGo-1xlSlGs-1xLSLGo"
+    assert list(parts_that_go(trained, PARENT)) == [Part(0, "attention"), Part(1, "ffn")]
+    assert fitted_layers(trained, PARENT) == [2]
+    assert placement(trained) == "1xooLRo-1xlSooo-1xlSlFs-1xLSLGo"
+    assert placement(carrier(trained, PARENT)) == "1xLSLRo-1xlSLGo-1xlSlFs-1xLSLGo"
 
 
 def test_a_parent_without_norms_gives_none() -> None:
@@ -98,3 +99,12 @@ def test_the_route_is_a_part_of_the_candidate() -> None:
         for one in (recipe, from_parent(recipe, route), from_parent(recipe, replace(route, parent="q")))
     ]
     assert len(set(made)) == 3
+
+
+def test_a_linear_fit_is_a_part_of_those_candidates_that_have_one() -> None:
+    recipe, route = Recipe(scale=SCALES["smoke"]), Route(parent="p", placement="4xLSLGo")
+    recipes = [from_parent(recipe, one) for one in (route, replace(route, linear_fit_tokens=99))]
+    for name, num_ids in (("SM+R", 1), ("SM+ScFuFFN", 2)):
+        assert len({candidate_id(Candidate(architecture=sized(name), recipe=one)) for one in recipes}) == num_ids
+    with pytest.raises(ValueError, match="`linear_fit_tokens` of a route must be at least 1"):
+        replace(route, linear_fit_tokens=0)
