@@ -17,7 +17,7 @@ COMMANDS = (
     "costmodel",
     "search_spaces",
     "experiments",
-    *(f"nas.{name}" for name in ["search", "status", "plot", "export", "train"]),
+    *(f"nas.{name}" for name in ["search", "status", "plot", "export", "train", "private"]),
 )
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 
