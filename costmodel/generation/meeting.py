@@ -81,10 +81,11 @@ def meet(rank: int, addresses: Sequence[tuple[str, int]], own: Mapping[str, str]
                 channels[hello["rank"]] = channel
                 _greet(channel, rank, own)
                 require_equal(own, rank, hello["terms"], hello["rank"])
-        except BaseException:
+        except (UserError, GoneError) as error:
             for channel in channels.values():
                 channel.close()
-            raise
+            left = f"a party has left before all had met ({error}); see what it says, and start all again."
+            raise (error if isinstance(error, UserError) else UserError(left)) from None
     return channels
 
 

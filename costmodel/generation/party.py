@@ -36,6 +36,7 @@ from costmodel.generation.weight_shares import deal_weights, received_weights
 from costmodel.ops import OpGraph
 
 GRACE_S = 3.0  # a lost peer is noticed within it, and told rather than what the engine says of it
+PARTING_S = 0.5  # peers find the same difference by themselves, and tell that rather than that we are gone
 LOG_PATIENCE_S = 5.0  # the profile of a program that has run is in the log by then
 
 
@@ -82,7 +83,7 @@ class Log:
 
 @dataclass(kw_only=True, slots=True)
 class Party:
-    """One that is ready to run."""
+    """One that is ready to run: it has met the others and holds its shares."""
 
     assignment: Assignment
     steps: tuple[OpGraph, ...]
@@ -204,6 +205,7 @@ def _main(folder: Path, answers_to: int, rank: int) -> None:
             else:
                 serve(party, answers)
         except UserError as error:
+            time.sleep(PARTING_S)
             answers.fail(str(error), usage=True)
         except Exception as error:
             time.sleep(GRACE_S)

@@ -1,6 +1,6 @@
 """The other parties of a session, as one of them sees them: what they send is read as it comes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -27,7 +27,7 @@ class Peers:
         """To all of them so far."""
         return sum(channel.sent_bytes for channel in self._channels.values())
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._channels))
 
     def send(self, rank: int, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:

@@ -40,7 +40,6 @@ def answered(client, weights, end=None):
     [
         ("semi2k", {}),
         ("semi2k", {"weight_masks": "kept"}),
-        ("semi2k", {"weights": "server"}),
         ("aby3", {}),
         ("aby3", {"weights": "server"}),
         ("cheetah", {}),
@@ -78,9 +77,10 @@ def test_of_weights_that_the_server_holds_others_have_zeros(protocol):
 
 
 def test_the_end_of_a_document_ends_the_answer(client, weights):
-    (first, *_), _ = answered(client("semi2k"), weights)
-    found, _ = answered(client("semi2k"), weights, end=first[0].token)
-    assert len(found) == 1
+    asked = client("semi2k")
+    first = ClearRun(weights).logits(graphs(asked.graph_of, asked.plan)[0], np.array(PROMPT))[-1].argmax()
+    found, _ = answered(asked, weights, end=first)
+    assert [token.token for token, _ in found] == [first]
 
 
 def test_sequences_give_the_logits_of_every_token(client, weights):
@@ -98,7 +98,7 @@ def test_sequences_give_the_logits_of_every_token(client, weights):
     assert [each.cost.sent_bytes for each in found] == [each.sent_bytes for each in expected]
 
 
-@pytest.mark.parametrize(("protocol", "killed"), [("semi2k", 0), ("semi2k", 1), ("aby3", 2)])
+@pytest.mark.parametrize(("protocol", "killed"), [("semi2k", 1), ("aby3", 2)])
 def test_killing_one_party_ends_the_others(client, weights, protocol, killed):
     asked = client(protocol)
     steps = graphs(asked.graph_of, asked.plan)

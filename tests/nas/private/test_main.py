@@ -1,6 +1,8 @@
 """The command: what it prints, and two of it that play a party each."""
 
 import json
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,14 +83,12 @@ def test_perplexities_say_which_ring_breaks_the_model(run, export, tmp_path, mon
     assert narrow["perplexity"] is None
     code, out, _ = run(str(export), *flags, "--fraction-bits", "4")
     row = next(line for line in out.splitlines() if "4 of them fraction  " in line)
-    assert float(row.split()[10]) != pytest.approx(found["clear_perplexity"], rel=1e-3)
+    assert float(re.findall(r"([0-9.]+)%", row)[0]) < 90 < 100 * usual["agreement"]["top1"]
     assert "not run" not in out
 
 
 @pytest.mark.needs_engine
 def test_a_client_without_weights_and_a_server_by_hand(export, tmp_path):
-    import shutil
-
     folder = shutil.copytree(export, tmp_path / "client")
     (folder / "weights.safetensors").unlink()
     peers = peers_of("semi2k")
