@@ -17,7 +17,7 @@ COMMANDS = (
     "costmodel",
     "search_spaces",
     "experiments",
-    *(f"nas.{name}" for name in ["search", "status", "plot", "report", "export", "train"]),
+    *(f"nas.{name}" for name in ["search", "status", "plot", "report", "export", "train", "private"]),
 )
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 

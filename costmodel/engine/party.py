@@ -1,8 +1,8 @@
 """A child process of an engine run: one party, or all of them as threads, driven by its parent line by line.
 
-The only module that imports the engine. Lines on stdin are JSON lists of a command and its argument; each is answered
-by a line on a pipe of its own, since the engine writes its profile to stdout from C++. The process with rank 0 also
-plays the client: it compiles the ops, shares the inputs and opens the result. A process whose stdin ends, ends too.
+Lines on stdin are JSON lists of a command and its argument; each is answered by a line on a pipe of its own, since the
+engine writes its profile to stdout from C++. The process with rank 0 also plays the client: it compiles the ops, shares
+the inputs and opens the result. A process whose stdin ends, ends too.
 
 `share`: compile every op and share every array. `connect` ADDRESSES: meet the other parties. `run`: one pass over the
 ops, one after the other; answered by when each op started and ended, per rank, by the machine's monotonic clock.
@@ -13,7 +13,6 @@ import json
 import os
 import pickle
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,25 +25,18 @@ from typing import Any
 
 import numpy as np
 
-from costmodel import ops
 from costmodel.engine.job import Job
-from costmodel.execution.interpreter import PUBLIC
-from costmodel.execution.op_functions import Array, Library, evaluate
-from costmodel.ops import Node, Op
+from costmodel.engine.programs import MASKED, Compiler, Program, mask_keeper, operand_visibility
+from costmodel.engine.runtimes import dealt, linked_runtime, owner_of_weights, rebuilt, run_program
 
 JOB, RESULT = "job.pickle", "result.npy"
-MEMORY = "memory_"  # what the addresses of parties in one process begin with
-SERVER, SHARED = 1, -1  # owners of a secret: the rank that holds the weights, or all together
-MASKED = (ops.TokenEmbedding, ops.Linear, ops.VocabProjection)  # their weights are factors of matrix products
-WAIT_MS = 600_000  # for a message of a peer that computes
-CONNECT_RETRIES, CONNECT_INTERVAL_MS = 240, 250  # parties start apart, and some machines are busy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Packet:
-    """What a party gets from the client: programs as (name, inputs, code), and shares by variable."""
+    """What a party gets from the client: programs, and shares by variable."""
 
-    programs: list[tuple[str, list[str], bytes]]
+    programs: list[Program]
     shares: dict[str, Any]
 
 
@@ -65,106 +57,38 @@ def progress_file(folder: Path, rank: int) -> Path:
     return folder / f"progress.{rank}"
 
 
-def log_file(folder: Path, rank: int) -> Path:
-    """Where the output of that process goes."""
-    return folder / f"log.{rank}"
-
-
 def _share(process: Process) -> None:
     """The client's part: programs and shares for every rank; those of other processes go to files."""
-    from spu import libspu
-
     job = process.job
-    owner = SERVER if job.setting.weights == "server" else SHARED
-    shares: list[dict[str, Any]] = [{} for _ in range(job.num_parties)]
-    for name, value in job.inputs.items():
-        _share_array(process, name, value, libspu.Visibility.VIS_SECRET, SHARED, shares)
+    deal, owner = partial(dealt, job.protocol, job.setting), owner_of_weights(job.setting)
+    found = {name: deal(value) for name, value in job.inputs.items()}
     for node in job.nodes:
         for suffix, value in job.operands[node.name].items():
-            _share_array(process, f"{node.name}.{suffix}", value, _operand_visibility(node.op), owner, shares)
+            found[f"{node.name}.{suffix}"] = deal(value, operand_visibility(node.op), owner)
     programs = _compile_all(process)
     for rank in range(job.num_parties):
-        packet = Packet(programs=programs, shares=shares[rank])
+        packet = Packet(programs=programs, shares={name: shares[rank] for name, shares in found.items()})
         if rank in process.ranks:
             process.packets[rank] = packet
         else:
             _packet_file(process.folder, rank).write_bytes(pickle.dumps(packet))
 
 
-def _share_array(
-    process: Process, name: str, value: Array, visibility: Any, owner: int, shares: list[dict[str, Any]]
-) -> None:
-    """Adds every party's share of an array; of a secret with an owner, the others hold nothing."""
-    dealt = _io(process.job).make_shares(np.asarray(value, dtype=np.float32), visibility, owner)
-    for own, share in zip(shares, dealt, strict=True):
-        own[name] = share
-
-
 def _packet_file(folder: Path, rank: int) -> Path:
     return folder / f"packet.{rank}.pickle"
 
 
-def _operand_visibility(op: Op) -> Any:
-    from spu import libspu
-
-    return libspu.Visibility.VIS_PUBLIC if type(op) in PUBLIC else libspu.Visibility.VIS_SECRET
-
-
-def _compile_all(process: Process) -> list[tuple[str, list[str], bytes]]:
-    """A program per op, on variables by name; equal ops on equal shapes are compiled once."""
+def _compile_all(process: Process) -> list[Program]:
+    """A program per op, on variables by name."""
     job = process.job
-    shapes = {name: tuple(value.shape) for name, value in job.inputs.items()}
-    compiled: dict[tuple[object, ...], bytes] = {}
+    compiler = Compiler(shapes={name: tuple(value.shape) for name, value in job.inputs.items()})
     programs = []
     for node in job.nodes:
         progress_file(process.folder, process.ranks[0]).write_text(node.name)
-        own = job.operands[node.name]
-        names = [*(f"{node.name}.{suffix}" for suffix in own), *node.inputs]
-        code = _compile(node, job, names, shapes, compiled)
-        programs.append((node.name, names, code))
+        own = {suffix: f"{node.name}.{suffix}" for suffix in job.operands[node.name]}
+        compiler.shapes |= {name: job.operands[node.name][suffix].shape for suffix, name in own.items()}
+        programs.append(compiler.program(node, own, node.inputs))
     return programs
-
-
-def _compile(
-    node: Node,
-    job: Job,
-    names: list[str],
-    shapes: dict[str, tuple[int, ...]],
-    compiled: dict[tuple[object, ...], bytes],
-) -> bytes:
-    """The code of one op. Adds its output's shape to `shapes`."""
-    import jax
-    from spu import libspu
-    from spu.utils import frontend
-
-    own = job.operands[node.name]
-
-    def function(*arrays: Array) -> Array:
-        return evaluate(node.op, _jax_library(), dict(zip(own, arrays, strict=False)), *arrays[len(own) :])
-
-    sources = [*(value.shape for value in own.values()), *(shapes[name] for name in node.inputs)]
-    arguments = [np.zeros(shape, dtype=np.float32) for shape in sources]
-    visibilities = [_operand_visibility(node.op)] * len(own) + [libspu.Visibility.VIS_SECRET] * len(node.inputs)
-    shapes[node.name] = jax.eval_shape(function, *arguments).shape
-    if (program := (node.op, *sources)) not in compiled:
-        executable, _ = frontend.compile(
-            frontend.Kind.JAX,
-            function,
-            arguments,
-            {},
-            names,
-            visibilities,
-            lambda _: [node.name],
-            copts=libspu.CompilerOptions(),
-        )
-        compiled[program] = executable.code
-    return compiled[program]
-
-
-def _jax_library() -> Library:
-    import jax
-
-    return Library(numpy=jax.numpy, erf=jax.scipy.special.erf, rsqrt=jax.lax.rsqrt)
 
 
 def _connect(process: Process, addresses: list[list[str]]) -> None:
@@ -172,91 +96,30 @@ def _connect(process: Process, addresses: list[list[str]]) -> None:
     for rank in process.ranks:
         if rank not in process.packets:
             process.packets[rank] = pickle.loads(_packet_file(process.folder, rank).read_bytes())
-    starts = [partial(_runtime, process.job, rank, addresses[rank]) for rank in process.ranks]
-    process.runtimes = list(process.pool.map(lambda start: start(), starts))
+    link = partial(linked_runtime, process.job.protocol, process.job.setting)
+    process.runtimes = list(process.pool.map(lambda rank: link(rank, addresses[rank]), process.ranks))
     for rank, runtime in zip(process.ranks, process.runtimes, strict=True):
         for name, share in process.packets[rank].shares.items():
             runtime.set_var(name, share)
     if process.job.setting.weight_masks == "kept":
         for keeper in _mask_keepers(process.job):
-            list(process.pool.map(partial(_run_one, keeper), process.runtimes))
+            list(process.pool.map(partial(run_program, keeper), process.runtimes))
 
 
-def _mask_keepers(job: Job) -> Iterator[Any]:
-    """What tells a runtime, for each matrix of weights, to keep the mask that it is first opened with."""
-    from spu import experimental, libspu
-    from spu.utils import frontend
-
+def _mask_keepers(job: Job) -> Iterator[Program]:
     for node in job.nodes:
         if isinstance(node.op, MASKED):
-            name = f"{node.name}.weight"
-            executable, _ = frontend.compile(
-                frontend.Kind.JAX,
-                experimental.make_cached_var,
-                [np.zeros(job.operands[node.name]["weight"].shape, dtype=np.float32)],
-                {},
-                [name],
-                [libspu.Visibility.VIS_SECRET],
-                lambda _, name=name: [name],
-                copts=libspu.CompilerOptions(),
-            )
-            code = executable.code
-            yield libspu.Executable(name=f"keep {name}", input_names=[name], output_names=[name], code=code)
-
-
-def _runtime(job: Job, rank: int, addresses: list[str]) -> Any:
-    from spu import api, libspu
-
-    description = libspu.link.Desc()
-    description.recv_timeout_ms = WAIT_MS
-    description.connect_retry_times, description.connect_retry_interval_ms = CONNECT_RETRIES, CONNECT_INTERVAL_MS
-    description.throttle_window_size = 0  # never wait for receipts, as in memory
-    for party, address in enumerate(addresses):
-        description.add_party(f"party_{party}", address)
-    create = libspu.link.create_mem if addresses[rank].startswith(MEMORY) else libspu.link.create_brpc
-    return api.Runtime(create(description, rank), _configuration(job))
-
-
-def _configuration(job: Job) -> Any:
-    """Defaults of the engine but for the profile, and for the threads: cheetah has set-up costs per thread."""
-    from spu import libspu
-
-    configuration = libspu.RuntimeConfig(
-        protocol=getattr(libspu.ProtocolKind, job.protocol.upper()),
-        field=getattr(libspu.FieldType, f"FM{job.setting.ring_bits}"),
-        fxp_fraction_bits=job.setting.fraction_bits,
-    )
-    configuration.enable_pphlo_profile = True  # without it, nothing is reported
-    configuration.max_concurrency = job.setting.threads
-    configuration.experimental_enable_colocated_optimization = (
-        job.setting.weights == "server"
-    )  # else owners are ignored
-    return configuration
-
-
-def _io(job: Job) -> Any:
-    from spu import api
-
-    return api.Io(job.num_parties, _configuration(job))
+            yield mask_keeper(f"{node.name}.weight", job.operands[node.name]["weight"].shape)
 
 
 def _run(process: Process) -> list[list[tuple[float, float]]]:
     """One pass; costs go to stdout. Parties in one process wait for each other after every op, for the log's sake."""
-    from spu import libspu
-
     progress = progress_file(process.folder, process.ranks[0])
     times = []
-    for name, inputs, code in process.packets[process.ranks[0]].programs:
-        progress.write_text(name)
-        executable = libspu.Executable(name=name, input_names=inputs, output_names=[name], code=code)
-        times.append(list(process.pool.map(partial(_run_one, executable), process.runtimes)))
+    for program in process.packets[process.ranks[0]].programs:
+        progress.write_text(program.name)
+        times.append(list(process.pool.map(partial(run_program, program), process.runtimes)))
     return times
-
-
-def _run_one(executable: Any, runtime: Any) -> tuple[float, float]:
-    start = time.monotonic()
-    runtime.run(executable)
-    return start, time.monotonic()
 
 
 def _save(process: Process) -> None:
@@ -269,7 +132,8 @@ def _open(process: Process) -> None:
     for rank in range(process.job.num_parties):
         if rank not in shares:
             shares[rank] = pickle.loads(_result_file(process.folder, rank).read_bytes())
-    np.save(process.folder / RESULT, _io(process.job).reconstruct([shares[rank] for rank in sorted(shares)]))
+    job, in_order = process.job, [shares[rank] for rank in sorted(shares)]
+    np.save(process.folder / RESULT, rebuilt(job.protocol, job.setting, in_order))
 
 
 def _results(process: Process) -> list[Any]:

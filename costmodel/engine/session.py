@@ -1,12 +1,9 @@
 """The parent's side of an engine run: starts a process per party, has them run passes, and ends them, come what may."""
 
 import json
-import os
 import pickle
 import re
 import selectors
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -14,13 +11,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
+from costmodel.engine.children import Child, last_words, log_file, started_child
 from costmodel.engine.job import Job
 from costmodel.engine.links import Condition, Link, Wiring
-from costmodel.engine.party import JOB, RESULT, log_file, progress_file
+from costmodel.engine.party import JOB, RESULT, progress_file
 from costmodel.execution.interpreter import Array
 
 STARTS = 3  # a port that was free a moment ago may be taken
@@ -33,11 +31,6 @@ class EngineError(RuntimeError):
 
 class _PortTakenError(EngineError):
     """A party could not listen where it was told to."""
-
-
-# The engine asks for 4 OpenMP threads in every matrix product of integers (linalg.h, matmul), which wait by spinning:
-# with as many parties as cores, a product took up to 40 times as long as on one thread.
-THREAD_LIMIT = "OMP_THREAD_LIMIT"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,20 +47,11 @@ class Passes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Child:
-    """ranks: those it runs. answers: where it writes them."""
-
-    process: subprocess.Popen[bytes]
-    ranks: tuple[int, ...]
-    answers: TextIO
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Session:
     """Running children. deadline: of everything, by the monotonic clock."""
 
     folder: Path
-    children: tuple[_Child, ...]
+    children: tuple[Child, ...]
     timeout_s: float | None
     deadline: float | None
 
@@ -110,31 +94,13 @@ def _session(wiring: Wiring, folder: Path, threads: int, timeout_s: float | None
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     with ExitStack() as stack:
         children = tuple(
-            stack.enter_context(_child(folder, ranks, prefix, threads))
+            stack.enter_context(started_child("costmodel.engine.party", folder, ranks, threads, prefix))
             for ranks, prefix in zip(wiring.groups, wiring.prefixes, strict=True)
         )
         yield _Session(folder=folder, children=children, timeout_s=timeout_s, deadline=deadline)
 
 
-@contextmanager
-def _child(folder: Path, ranks: tuple[int, ...], prefix: tuple[str, ...], threads: int) -> Iterator[_Child]:
-    read_end, write_end = os.pipe()
-    command = [*prefix, sys.executable, "-m", "costmodel.engine.party", str(folder), str(write_end), *map(str, ranks)]
-    with log_file(folder, ranks[0]).open("wb") as log:
-        environment = os.environ | {THREAD_LIMIT: str(threads)}
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=environment
-        )
-    os.close(write_end)
-    with os.fdopen(read_end) as answers:
-        try:
-            yield _Child(process=process, ranks=ranks, answers=answers)
-        finally:
-            process.kill()
-            process.communicate()
-
-
-def _tell(session: _Session, children: Sequence[_Child], command: str, *arguments: Any) -> list[Any]:
+def _tell(session: _Session, children: Sequence[Child], command: str, *arguments: Any) -> list[Any]:
     """Has some children do something at once; their answers."""
     line = json.dumps([command, *arguments]).encode() + b"\n"
     for child in children:
@@ -147,9 +113,9 @@ def _tell(session: _Session, children: Sequence[_Child], command: str, *argument
     return _answers(session, children, command)
 
 
-def _answers(session: _Session, children: Sequence[_Child], command: str) -> list[Any]:
+def _answers(session: _Session, children: Sequence[Child], command: str) -> list[Any]:
     """One line from each; the others' end is noticed too, since nobody waits for a party that is gone."""
-    found: dict[_Child, Any] = {}
+    found: dict[Child, Any] = {}
     with selectors.DefaultSelector() as selector:
         for child in session.children:
             selector.register(child.answers, selectors.EVENT_READ, child)
@@ -166,25 +132,18 @@ def _answers(session: _Session, children: Sequence[_Child], command: str) -> lis
     return [found[child] for child in children]
 
 
-def _failure(session: _Session, child: _Child, command: str) -> EngineError:
+def _failure(session: _Session, child: Child, command: str) -> EngineError:
     """What to say of a child that ended."""
     status, log = child.process.wait(), _log(session.folder, child)
     text = f"the engine failed (status {status}) in {_at(session, child)}: {last_words(log)}"
     return _PortTakenError(text) if command == "connect" and PORT_TAKEN.search(log) else EngineError(text)
 
 
-def _at(session: _Session, child: _Child) -> str:
+def _at(session: _Session, child: Child) -> str:
     progress = progress_file(session.folder, child.ranks[0])
     op = repr(progress.read_text()) if progress.exists() else "none (it did not start)"
     return f"op {op}" + (f" at rank {child.ranks[0]}" if len(session.children) > 1 else "")
 
 
-def _log(folder: Path, child: _Child) -> str:
+def _log(folder: Path, child: Child) -> str:
     return log_file(folder, child.ranks[0]).read_text(errors="replace")
-
-
-def last_words(log: str) -> str:
-    """The line of an error, else the last line of the log that is not the profile's."""
-    lines = [line.strip() for line in log.splitlines() if line.strip() and "[info]" not in line]
-    errors = [line for line in lines if re.search(r"Enforce fail|Error\b|error:", line)]
-    return f"{(errors or lines or ['no output'])[-1]:.300}"

@@ -10,7 +10,6 @@ The engine is a C++ library that writes its profile to stdout, so it runs in chi
 (`engine.session`), with all of its own parallelism off: all parties in one, linked in memory, or a process for each.
 """
 
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from importlib.util import find_spec
 
 from costmodel.engine.job import Job, graph_job, ops_job
 from costmodel.engine.links import LINKS, UNHINDERED, Condition, Link
+from costmodel.engine.profile import entries
 from costmodel.engine.session import EngineError, run_passes
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Array, Weights
@@ -29,9 +29,6 @@ __all__ = ["NUM_PARTIES", "EngineError", "EngineRun", "Measured", "Pass", "check
 
 INSTALL = "python3.11 -m pip install 'spu==0.9.5' 'numpy<2'"
 NEWEST_PYTHON = (3, 11)  # the engine has wheels for 3.10 and 3.11
-
-_EXECUTION = re.compile(r"SPU execution (?P<name>\S+) completed")
-_LINK = re.compile(r"Link details: total send bytes (?P<sent_bytes>\d+),.* send actions (?P<messages>\d+),")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +128,7 @@ def passes(
     check_installed()
     done = run_passes(job, link, conditions, timeout_s)
     names = [node.name for node in job.nodes]
-    traffic = _traffic([_entries(log) for log in done.logs], names, len(conditions))
+    traffic = _traffic([entries(log) for log in done.logs], names, len(conditions))
     return tuple(map(_pass, traffic, done.times)), done.result
 
 
@@ -180,15 +177,3 @@ def _traffic(
         return sum(sent_bytes for sent_bytes, _ in parts), sum(messages for _, messages in parts)
 
     return [[summed(name, index) for name in names] for index in range(num_passes)]
-
-
-def _entries(log: str) -> dict[str, list[tuple[int, int]]]:
-    """By op, bytes and messages as each party reports them, pass after pass; the lines of an op are neighbours."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    name = ""
-    for line in log.splitlines():
-        if match := _EXECUTION.search(line):
-            name = match["name"]
-        elif match := _LINK.search(line):
-            found.setdefault(name, []).append((int(match["sent_bytes"]), int(match["messages"])))
-    return found

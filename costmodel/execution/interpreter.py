@@ -46,7 +46,7 @@ def values(
 
 def inputs(graph: OpGraph, tokens: Array, caches: Mapping[str, Array] | None = None) -> dict[str, Array]:
     """What a graph reads, by name: the client's tokens, one-hot or as they are, and caches. Errors as for `values`."""
-    found = {"tokens": _encoded(graph, tokens)}
+    found = {"tokens": encoded(graph, tokens)}
     for each in graph.inputs:
         if caches is None or each.name not in caches:
             raise UserError(f"`caches` must hold {each.name!r} of shape {each.shape}, but it is missing.")
@@ -72,7 +72,7 @@ def kv_cache(graph: OpGraph, past: Mapping[str, Array]) -> dict[str, Array]:
     return found
 
 
-def _encoded(graph: OpGraph, tokens: Array) -> Array:
+def encoded(graph: OpGraph, tokens: Array) -> Array:
     """tokens x vocab, one 1 per row; or the tokens themselves, where they are looked up."""
     op = next(node.op for node in graph if isinstance(node.op, ops.TokenEmbedding))
     tokens = np.asarray(tokens)

@@ -5,6 +5,7 @@ CHECKSUMS_FILE holds the SHA-256 of every other file of a folder, so that one th
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,6 +58,15 @@ def read_export(folder: Path) -> Pretrained:
     return Pretrained(architecture, {name: value.float() for name, value in weights.items()}, tokenizer)
 
 
+def read_architecture(folder: Path) -> tuple[Architecture, GivenTokenizer | None]:
+    """What may be known of an export without its weights, which may be left out of the folder.
+
+    Raises UserError, naming the file, if one is lost, damaged or edited.
+    """
+    _require_checksums(folder, (TRAINED_FILE, TOKENIZER_FILE))
+    return load_architecture(folder / TRAINED_FILE), _tokenizer(folder / TOKENIZER_FILE)
+
+
 def _tokenizer(path: Path) -> GivenTokenizer | None:
     """What is beside the weights, named after its kind, so that a copy of it has the same name."""
     if not path.is_file():
@@ -85,7 +95,8 @@ def write_checksums(folder: Path) -> None:
     (folder / CHECKSUMS_FILE).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
 
 
-def _require_checksums(folder: Path) -> None:
+def _require_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
+    """names: of the files to check; all by default."""
     path = folder / CHECKSUMS_FILE
     if not path.is_file():  # an export from before there were any
         return
@@ -94,6 +105,8 @@ def _require_checksums(folder: Path) -> None:
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} must hold the SHA-256 of the files beside it, but: {error}.") from None
     for name, expected in sums.items():
+        if names is not None and name not in names:
+            continue
         found = _sha256(folder / name) if (folder / name).is_file() else "gone"
         if found != expected:
             raise UserError(

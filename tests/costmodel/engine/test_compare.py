@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from costmodel.engine import compare, session, spu
+from costmodel.engine import children, compare, spu
 from costmodel.engine.measured_rounds import MeasuredRounds
 from costmodel.engine.spu import EngineError, EngineRun, Measured
 from costmodel.execution import interpreter
@@ -277,8 +277,8 @@ def test_an_engine_that_fails_ends_with_1(run, engine_stub, monkeypatch):
 
 def test_the_last_words_of_a_killed_engine_are_not_its_profile():
     profile = "[info] [api.cc:233] Link details: total send bytes 0, recv bytes 0, send actions 0, recv actions 0\n"
-    assert session.last_words(profile) == "no output"
-    assert session.last_words("what(): out of memory\n" + profile) == "what(): out of memory"
+    assert children.last_words(profile) == "no output"
+    assert children.last_words("what(): out of memory\n" + profile) == "what(): out of memory"
 
 
 @pytest.mark.parametrize(

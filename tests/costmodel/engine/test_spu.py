@@ -5,6 +5,7 @@ import pytest
 
 from costmodel import ops
 from costmodel.engine import spu
+from costmodel.engine.profile import entries
 from costmodel.execution import interpreter
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols import aby3, cheetah, semi2k
@@ -96,11 +97,11 @@ def test_costs_are_read_from_the_engines_logs() -> None:
 [info] [Profiling] SPU execution logits completed, input processing took 1e-06s, total time 0.1s.
 [info] Link details: total send bytes 5, recv bytes 5, send actions 1, recv actions 1
 """
-    entries = spu._entries(log)
-    assert entries == {"embed": [(12, 2), (10, 1)], "logits": [(5, 1)]}
+    found = entries(log)
+    assert found == {"embed": [(12, 2), (10, 1)], "logits": [(5, 1)]}
     # the two lines of embed: both parties of one pass in one log, or a party in two passes, beside another's log
-    assert spu._traffic([entries], ["embed"], 1) == [[(22, 3)]]
-    assert spu._traffic([entries, {"embed": [(1, 1), (2, 2)]}], ["embed"], 2) == [[(13, 3)], [(12, 3)]]
+    assert spu._traffic([found], ["embed"], 1) == [[(22, 3)]]
+    assert spu._traffic([found, {"embed": [(1, 1), (2, 2)]}], ["embed"], 2) == [[(13, 3)], [(12, 3)]]
 
 
 def test_an_op_takes_from_the_first_start_or_the_end_of_the_op_before_to_the_last_end() -> None:

@@ -43,10 +43,8 @@ def test_the_engine_deals_from_its_first_party():
     """What the statement of semi2k says, in the configuration that runs are made with."""
     from spu import libspu
 
-    from costmodel.engine.job import Job
-    from costmodel.engine.party import _configuration
+    from costmodel.engine.runtimes import configuration
     from costmodel.protocols.primitives import EngineSetting
 
-    job = Job(protocol="semi2k", setting=EngineSetting(), nodes=(), operands={}, inputs={})
-    assert _configuration(job).beaver_type == libspu.RuntimeConfig.BeaverType.TrustedFirstParty
+    assert configuration("semi2k", EngineSetting()).beaver_type == libspu.RuntimeConfig.BeaverType.TrustedFirstParty
     assert "first party" in TRUST["semi2k"].randomness

@@ -1,0 +1,77 @@
+"""What two parties tell each other beside the engine's own link: frames of a JSON header and bytes, over TCP.
+
+Programs, shares and results travel here, each between the two whom they concern. A channel that ends without a
+farewell means that the peer is gone, which the engine itself would only notice minutes later.
+"""
+
+import json
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+MAX_HEADER_BYTES = 1 << 20
+_LENGTH = struct.Struct(">I")
+# of a peer whose machine is gone without a word: it is asked after 3 s, every 2 s, and given up after 3 more silences
+KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+UNACKNOWLEDGED_MS = 9_000  # likewise, of what was sent
+
+
+class Frame(NamedTuple):
+    """header: plain data. blobs: bytes that go with it."""
+
+    header: dict[str, Any]
+    blobs: tuple[bytes, ...] = ()
+
+
+class GoneError(ConnectionError):
+    """The peer has left, or does not speak as we do."""
+
+
+class Channel:
+    """One end of a connection. sent_bytes: so far, headers included."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in {**KEEP_ALIVE, "TCP_USER_TIMEOUT": UNACKNOWLEDGED_MS}.items():
+            if hasattr(socket, name):  # Linux has all of them
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._connection, self.sent_bytes = connection, 0
+
+    def send(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+        """Raises GoneError if nobody takes it."""
+        head = json.dumps({**header, "sizes": [len(blob) for blob in blobs]}).encode()
+        data = b"".join([_LENGTH.pack(len(head)), head, *blobs])
+        try:
+            self._connection.sendall(data)
+        except OSError as error:
+            raise GoneError(str(error)) from None
+        self.sent_bytes += len(data)
+
+    def receive(self, timeout_s: float | None = None) -> Frame:
+        """The next frame. Raises GoneError if there is none, or not in time."""
+        self._connection.settimeout(timeout_s)
+        try:
+            (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+            if length > MAX_HEADER_BYTES:
+                raise GoneError("what came is no frame")
+            header = json.loads(self._exactly(length))
+            blobs = tuple(self._exactly(size) for size in header.pop("sizes"))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise GoneError(str(error)) from None
+        finally:
+            self._connection.settimeout(None)
+        return Frame(header, blobs)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _exactly(self, num_bytes: int) -> bytes:
+        found = bytearray(num_bytes)
+        view, have = memoryview(found), 0
+        while have < num_bytes:
+            if not (got := self._connection.recv_into(view[have:])):
+                raise GoneError("the connection ended")
+            have += got
+        return bytes(found)

@@ -1,0 +1,165 @@
+"""How the parties of a session find each other, and make sure that they are about to run the same."""
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from costmodel.config.units import format_seconds
+from costmodel.errors import UserError
+from costmodel.generation.channel import Channel, GoneError
+from costmodel.protocols.identity import COST_MODEL_VERSION
+from costmodel.protocols.primitives import EngineSetting
+
+INTRODUCTION_S = 2.0  # who calls and says nothing for so long is no party
+RETRY_S = 0.1  # between two attempts to reach a party that does not listen yet
+PACKAGES = {"package": "private-inference-nas", "engine": "spu"}
+HELLO = "private inference"
+
+
+def parse_peers(text: str, num_parties: int) -> tuple[tuple[str, int], ...]:
+    """`host:port,host:port` as hosts and ports, by rank. The engine listens on the port after each.
+
+    Raises UserError for another number of them, or what is no host or port.
+    """
+    rule = f"--peers must be {num_parties} comma-separated HOST:PORT, by rank, ports from 1 to 65534"
+    found = []
+    for part in text.split(","):
+        host, colon, port = part.strip().rpartition(":")
+        if not (colon and host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65534):
+            raise UserError(f"{rule}, but got {part.strip()!r}.")
+        found.append((host, int(port)))
+    if len(found) != num_parties:
+        raise UserError(f"{rule}, but got {len(found)}.")
+    ports = {(host, each) for host, port in found for each in (port, port + 1)}
+    if len(ports) != 2 * num_parties:
+        raise UserError(f"--peers must leave every party its port and the one after it, but got {text!r}.")
+    return tuple(found)
+
+
+def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
+    """What parties must have in common, in words, before they know what is to be run."""
+    return {
+        **{name: _version(package) for name, package in PACKAGES.items()},
+        "cost model": str(COST_MODEL_VERSION),
+        "protocol": protocol,
+        "ring": f"{setting.ring_bits} bits, {setting.fraction_bits} of them fraction",
+        "weights": setting.weights,
+        "weight masks": setting.weight_masks,
+    }
+
+
+def require_equal(own: Mapping[str, str], rank: int, theirs: Mapping[str, str], peer: int) -> None:
+    """Raises UserError, naming the first difference."""
+    for name, value in own.items():
+        if (found := theirs.get(name)) != value:
+            raise UserError(
+                f"the parties must have the same {name}, but party {rank} has {value} and party {peer} {found}; "
+                f"nothing was shared."
+            )
+
+
+def meet(rank: int, addresses: Sequence[tuple[str, int]], own: Mapping[str, str], wait_s: float) -> dict[int, Channel]:
+    """A channel to every other party, by rank. own: the `terms` that theirs must equal.
+
+    Raises UserError, in one line, for a port in use, a party that does not come in time, or other terms.
+    """
+    deadline, channels = time.monotonic() + wait_s, dict[int, Channel]()
+    with _listening(*addresses[rank]) as server:
+        _listening(addresses[rank][0], addresses[rank][1] + 1).close()  # the engine's own, later
+        try:
+            for peer in range(rank):
+                channels[peer] = _reached(addresses, peer, deadline, wait_s)
+                _greet(channels[peer], rank, own)
+                require_equal(own, rank, _hello(channels[peer], peer, addresses, deadline, wait_s)["terms"], peer)
+            while missing := set(range(len(addresses))) - {rank, *channels}:
+                channel = Channel(_accepted(server, min(missing), addresses, deadline, wait_s))
+                if (hello := _introduction(channel, missing)) is None:
+                    channel.close()
+                    continue
+                channels[hello["rank"]] = channel
+                _greet(channel, rank, own)
+                require_equal(own, rank, hello["terms"], hello["rank"])
+        except (UserError, GoneError) as error:
+            for channel in channels.values():
+                channel.close()
+            left = f"a party has left before all had met ({error}); see what it says, and start all again."
+            raise (error if isinstance(error, UserError) else UserError(left)) from None
+    return channels
+
+
+def _greet(channel: Channel, rank: int, own: Mapping[str, str]) -> None:
+    channel.send({"kind": HELLO, "rank": rank, "terms": dict(own)})
+
+
+def _introduction(channel: Channel, expected: set[int]) -> dict[str, Any] | None:
+    """The hello of one of the expected parties; None of somebody else, who knocked."""
+    try:
+        hello = channel.receive(INTRODUCTION_S).header
+    except GoneError:
+        return None
+    is_party = hello.get("kind") == HELLO and hello.get("rank") in expected and isinstance(hello.get("terms"), dict)
+    return hello if is_party else None
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        raise UserError(
+            f"party cannot listen at {host}:{port}: {error.strerror or error}; free it or choose another port."
+        ) from None
+
+
+def _reached(addresses: Sequence[tuple[str, int]], peer: int, deadline: float, wait_s: float) -> Channel:
+    while True:
+        try:
+            return Channel(socket.create_connection(addresses[peer], timeout=max(0.1, deadline - time.monotonic())))
+        except OSError as error:
+            if time.monotonic() + RETRY_S >= deadline:
+                raise UserError(_absent(addresses, peer, wait_s, str(error.strerror or error))) from None
+            time.sleep(RETRY_S)
+
+
+def _hello(
+    channel: Channel, peer: int, addresses: Sequence[tuple[str, int]], deadline: float, wait_s: float
+) -> dict[str, Any]:
+    try:
+        header = channel.receive(max(0.1, deadline - time.monotonic())).header
+    except GoneError as error:
+        raise UserError(_absent(addresses, peer, wait_s, str(error))) from None
+    if header.get("kind") != HELLO or header.get("rank") != peer:
+        raise UserError(f"{_named(addresses, peer)} must be party {peer}, but is something else; check --peers.")
+    return header
+
+
+def _accepted(
+    server: socket.socket, missing: int, addresses: Sequence[tuple[str, int]], deadline: float, wait_s: float
+) -> socket.socket:
+    server.settimeout(max(0.01, deadline - time.monotonic()))
+    try:
+        connection, _ = server.accept()
+    except TimeoutError:
+        raise UserError(_absent(addresses, missing, wait_s, "it did not call")) from None
+    connection.settimeout(None)
+    return connection
+
+
+def _absent(addresses: Sequence[tuple[str, int]], peer: int, wait_s: float, why: str) -> str:
+    return (
+        f"party {peer} ({_named(addresses, peer)}) must come within {format_seconds(wait_s)}, but did not ({why}); "
+        f"start it with --party {peer} and the same --peers."
+    )
+
+
+def _named(addresses: Sequence[tuple[str, int]], peer: int) -> str:
+    host, port = addresses[peer]
+    return f"{host}:{port}"

@@ -1,0 +1,76 @@
+"""What every step of a session should cost, by the formulas of its protocol."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import comb
+
+from costmodel.engine.compare import predict
+from costmodel.network import Network, network_s
+from costmodel.ops import OpGraph
+from costmodel.protocols import cheetah, derived
+from costmodel.protocols.compute_testbed import seconds_of
+from costmodel.protocols.derived import Derived
+from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """Of one step: bytes and messages summed over parties, set-up included where it is made.
+
+    seconds: on the committed testbed and a network; None where it has none for the ring.
+    """
+
+    sent_bytes: int
+    messages: int
+    seconds: float | None
+
+
+def predictions(
+    steps: Sequence[OpGraph], protocol: str, setting: EngineSetting, network: str | Network
+) -> tuple[Prediction, ...]:
+    """Of every step, in the order in which one session runs them.
+
+    Raises UserError for a setting that the protocol does not have, an op without formula or a ring too small for it.
+    """
+    comms = _comms(steps, protocol, setting)
+    pricer = _pricer(protocol, setting, network)
+    return tuple(
+        Prediction(
+            sent_bytes=comm.online_bytes + comm.setup_bytes,
+            messages=comm.messages,
+            seconds=None if pricer is None else _seconds(graph, comm, pricer, starts=index == 0),
+        )
+        for index, (graph, comm) in enumerate(zip(steps, comms, strict=True))
+    )
+
+
+def _comms(steps: Sequence[OpGraph], protocol: str, setting: EngineSetting) -> list[Comm]:
+    """Of cheetah, set-up is in the step that needs it; masks that are kept are made in the first step."""
+    if protocol == "cheetah":
+        predict(steps[0], protocol, setting)  # refuses what the protocol does not have
+        by_op = iter(cheetah.walk([node.op for graph in steps for node in graph], setting))
+        return [total_comm(next(by_op) for _ in graph) for graph in steps]
+    first = replace(setting, weight_masks="fresh") if protocol == "semi2k" else setting
+    known: dict[OpGraph, Comm] = {}
+    for graph in steps[1:]:
+        if graph not in known:
+            known[graph] = total_comm(predict(graph, protocol, setting))
+    return [total_comm(predict(steps[0], protocol, first)), *(known[graph] for graph in steps[1:])]
+
+
+def _pricer(protocol: str, setting: EngineSetting, network: str | Network) -> Derived | None:
+    usual = EngineSetting(weights=setting.weights, weight_masks=setting.weight_masks)
+    return derived.load(protocol, network, setting=setting) if setting == usual else None
+
+
+def _seconds(graph: OpGraph, comm: Comm, pricer: Derived, *, starts: bool) -> float:
+    """As `Derived.price` has them, but for set-up, which is in the step that needs it. starts: the session's first."""
+    computing_s = sum(seconds_of(node.op, pricer.setting.weights, pricer.testbed) for node in graph)
+    pairs = comb(derived.NUM_PARTIES[pricer.protocol], 2)
+    wire_s = network_s(
+        pricer.link,
+        rounds=comm.rounds,
+        waited_bytes=comm.waited_bytes,
+        pair_bytes=(comm.online_bytes + comm.setup_bytes) / pairs,
+    )
+    return computing_s + wire_s + (pricer.testbed.start_s if starts else 0.0)

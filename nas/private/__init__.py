@@ -1,0 +1,1 @@
+"""The chosen model, answering privately: which model, which prompt, and what is said of the answer."""

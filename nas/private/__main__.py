@@ -1,0 +1,171 @@
+"""`python -m nas.private RUN --prompt TEXT`: the chosen model answers under the MPC engine, beside its prices.
+
+The parties run as processes of this machine; or, each with `--party` and `--peers`, on machines of their own.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, NoReturn, TypeAlias
+
+from costmodel.config import cli
+from costmodel.config.units import format_bytes, parse_seconds
+from costmodel.engine.runtimes import SERVER
+from costmodel.engine.spu import check_installed
+from costmodel.errors import UserError
+from costmodel.generation.assignment import CLIENT, Assignment, holds, part_of, role
+from costmodel.generation.meeting import parse_peers
+from costmodel.generation.plan import Plan
+from costmodel.generation.session import loopback_addresses, on_loopback
+from costmodel.protocols.derived import NUM_PARTIES
+from nas.private.answer import answer, meeting
+from nas.private.answer_lines import answer_document, header_lines, ready_lines, summary_lines, token_line
+from nas.private.fixed_point import clear_perplexity, score
+from nas.private.fixed_point_lines import fixed_point_document, fixed_point_table, unscored_lines
+from nas.private.prompt import read_prompt
+from nas.private.setup import FRACTION_BITS, Setup, asked_setup, trust_lines
+from nas.private.validation import corpus_for, validation_sequences
+from nas.report.terminal import table_console
+
+USUAL, NARROW = 64, 32  # bits of rings: --perplexity compares both unless another is asked for
+
+Addresses: TypeAlias = tuple[tuple[str, int], ...]
+
+
+def private(
+    run: str,
+    pick: str = "knee",
+    prompt: str | None = None,
+    max_new_tokens: int = 20,
+    perplexity: int | None = None,
+    data: str | None = None,
+    party: int | None = None,
+    peers: str | None = None,
+    wait: str = "10s",
+    format: Literal["table", "json"] = "table",
+    **setup: Any,
+) -> None:
+    """Generates tokens greedily with a folded model under the MPC engine; what each costs stands beside its price.
+
+    Args:
+        run: folder of a run of nas.search, `latest` for its last, of nas.train, or of nas.export; or `builtin`.
+        pick: of a run: knee or best of the front, or the arch_id of a completed trial.
+        prompt: text to continue.
+        max_new_tokens: at most so many; the end of a document ends the answer.
+        perplexity: instead of a prompt, about so many validation tokens by teacher forcing, in rings of 64 and 32 bits
+            unless another is asked for.
+        data: validation text, as nas.train takes it, instead of the model's own.
+        party: run one party alone: 0 the client, 1 the server, 2 the helper of aby3.
+        peers: host:port of every party, by rank; the engine uses the port after each.
+        wait: how long a party that is run alone waits for the others to come.
+        format: lines for people, or one JSON document in SI units.
+    """
+    check_installed()
+    _require_together(perplexity, prompt, party, peers)
+    asked = asked_setup(run, pick, weights_here=party in (None, SERVER), **setup)
+    as_json, wait_s = format == "json", parse_seconds(wait, "--wait")
+    if perplexity is not None:
+        _print_perplexities(asked, perplexity, data, as_json=as_json)
+        return
+    num_parties = NUM_PARTIES[asked.protocol]
+    if party is not None and not 0 <= party < num_parties:
+        raise UserError(f"--party must be from 0 to {num_parties - 1} under {asked.protocol}, but got {party}.")
+    addresses = loopback_addresses(asked.protocol) if peers is None else parse_peers(peers, num_parties)
+    if party in (None, CLIENT):
+        _print_answer(asked, prompt, max_new_tokens, addresses, wait_s, alone=party is not None, as_json=as_json)
+    else:
+        _serve(asked, party, addresses, wait_s)
+
+
+def _require_together(perplexity: int | None, prompt: str | None, party: int | None, peers: str | None) -> None:
+    if (party is None) != (peers is None):
+        raise UserError("--party and --peers go together; give both, or none to run all parties here.")
+    if perplexity is not None and (party is not None or prompt is not None):
+        raise UserError("--perplexity goes without --prompt, --party and --peers; drop them.")
+    if party not in (None, CLIENT) and prompt is not None:
+        raise UserError(f"--prompt is the client's alone, but this is party {party} ({role(party)}); drop it.")
+
+
+def _print_answer(
+    setup: Setup,
+    text: str | None,
+    max_new_tokens: int,
+    addresses: Addresses,
+    wait_s: float,
+    *,
+    alone: bool,
+    as_json: bool,
+) -> None:
+    """alone: whether only the client runs here."""
+    model = setup.model
+    prompt = read_prompt(text, model.tokenizer, context=model.architecture.context, max_new_tokens=max_new_tokens)
+
+    def assignments(plan: Plan) -> list[Assignment]:
+        client = setup.client(plan, addresses)
+        return [part_of(replace(client, wait_s=wait_s), CLIENT)] if alone else on_loopback(client)
+
+    def tell(*lines: str) -> None:
+        for line in () if as_json else lines:
+            print(line, flush=True)
+
+    tell(*header_lines(setup))
+    done = answer(
+        setup,
+        prompt,
+        max_new_tokens,
+        assignments,
+        on_ready=lambda ready: tell(*ready_lines(ready, prompt)),
+        on_token=lambda token, expected: tell(token_line(prompt, token, expected)),
+    )
+    tell(*summary_lines(setup, done))
+    if as_json:
+        print(json.dumps(answer_document(setup, done), allow_nan=False))
+
+
+def _serve(setup: Setup, rank: int, addresses: Addresses, wait_s: float) -> None:
+    """A party that only takes part: it says what it holds, and in the end what it sent."""
+    plan = Plan(kind="tokens", num_tokens=1, num_new=1)  # not the client's, which it tells
+    own = part_of(replace(setup.client(plan, addresses), wait_s=wait_s), rank)
+    host, port = addresses[rank]
+    for line in trust_lines(setup):
+        print(line)
+    print(f"this is party {rank} ({role(rank)}) at {host}:{port}: {holds(rank, setup.setting)}", flush=True)
+    with meeting([own]) as (session, ready):
+        print(f"ready; {ready.num_steps} steps at most, op graph {ready.op_graph} at every party", flush=True)
+        left = session.answer(rank)
+    sent = f"{format_bytes(left['sent_bytes'])} in {left['messages']:,} messages"
+    print(f"the client has left after {left['num_steps']} steps, in which this party sent {sent}")
+
+
+def _print_perplexities(setup: Setup, num_tokens: int, data: str | None, *, as_json: bool) -> None:
+    """In the ring that is asked for; where it is the usual one, in a narrow one too."""
+    model, setting = setup.model, setup.setting
+    context, vocab_size = model.architecture.context, model.architecture.vocab_size
+    corpus = corpus_for(model.tokenizer, model.corpus, data, vocab_size=vocab_size, context=context)
+    tokens = validation_sequences(corpus, num_tokens, context)
+    is_usual = (setting.ring_bits, setting.fraction_bits) == (USUAL, FRACTION_BITS[USUAL])
+    narrow = [replace(setting, ring_bits=NARROW, fraction_bits=FRACTION_BITS[NARROW])] if is_usual else []
+    clear = clear_perplexity(setup, tokens)
+    found = [score(replace(setup, setting=each), tokens, _tell_progress) for each in (setting, *narrow)]
+    if as_json:
+        print(json.dumps(fixed_point_document(setup, clear, found, tokens), allow_nan=False))
+        return
+    for line in header_lines(setup):
+        print(line)
+    table_console().print(fixed_point_table(setup, clear, found, tokens))
+    for line in unscored_lines(setup, found):
+        print(line)
+
+
+def _tell_progress(index: int, count: int) -> None:
+    print(f"sequence {index + 1} of {count}", file=sys.stderr)
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits with its code."""
+    cli.run(private, prog="python -m nas.private", args=args)
+
+
+if __name__ == "__main__":
+    main()

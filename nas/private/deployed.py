@@ -1,0 +1,132 @@
+"""The model that is run: a pick of a run, a training, or an export, folded as far as its check allows."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from costmodel.config.strict_yaml import load_mapping
+from costmodel.errors import UserError
+from costmodel.execution.interpreter import Array
+from nas.conversion.earned import check_tokens, fold_as_far_as
+from nas.conversion.parent import BUILTIN, BUILTIN_FOLDER
+from nas.conversion.pretrained import CHECKSUMS_FILE, TRAINED_FILE, Pretrained, read_architecture, read_export
+from nas.corpus.documents import GivenTokenizer
+from nas.corpus.tokenizer import END_OF_TEXT
+from nas.export import Export, prepare_export, training_export
+from nas.model.weights import WEIGHTS_FILE
+from nas.private.validation import known_corpus
+from nas.results.front import pick as pick_record
+from nas.study.run_folder import find_run, read_config, read_ledger
+from nas.training.manifest import is_training
+from search_spaces.architecture import Architecture
+from search_spaces.notation import name_of
+
+EXPORT_FILE = "export.yaml"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Deployed:
+    """name: of its architecture and where it is from. architecture: folded, as it is run.
+
+    weights: by `<node>.<suffix>`; None where they are not on this machine. corpus: fingerprint of what it was trained
+    on, if it says. notes: what a reader should know of the folding.
+    """
+
+    name: str
+    architecture: Architecture
+    weights: dict[str, Array] | None
+    tokenizer: GivenTokenizer
+    corpus: str | None
+    notes: tuple[str, ...] = ()
+
+
+def load_deployed(source: str, pick: str, *, weights_here: bool = True) -> Deployed:
+    """The model of a run, a training or an export; `builtin` is the parent that comes with the package.
+
+    weights_here: whether the weights must be on this machine; else an export without its weights will do.
+
+    Raises UserError for what is none of these, a run without a completed trial, an unknown pick, a file that was lost
+    or edited, or a model without tokenizer.
+    """
+    folder = BUILTIN_FOLDER if source == BUILTIN else Path(source)
+    if any(os.path.isfile(folder / name) for name in (TRAINED_FILE, CHECKSUMS_FILE)):
+        return _of_export(source, folder, weights_here=weights_here)
+    if is_training(folder):
+        return _of_made(source, training_export(folder, fold=True))
+    if source != "latest" and not os.path.isdir(folder):
+        raise UserError(f"RUN must be a run, a training or an export, `latest` or `{BUILTIN}`, but got {source!r}.")
+    run = find_run(source)
+    config = read_config(run)
+    return _of_made(source, prepare_export(run, config, pick_record(read_ledger(run), config.budget, pick), fold=True))
+
+
+def _of_made(source: str, made: Export) -> Deployed:
+    if not made.tokenizer.is_file():
+        raise UserError(
+            f"{source} must have its tokenizer, which is in the cache of its corpus, but {made.tokenizer} is gone; "
+            f"train or search on the same data again."
+        )
+    tokenizer = GivenTokenizer(name="bpe", json=made.tokenizer.read_text(encoding="utf-8"), end_of_text=END_OF_TEXT)
+    return Deployed(
+        name=f"{made.facts['notation']} of {source}, deployed as {name_of(made.trained)}",
+        architecture=made.trained,
+        weights=_arrays(made.weights),
+        tokenizer=tokenizer,
+        corpus=made.facts["provenance"]["corpus"],
+        notes=_notes(passes=made.facts["fold"]["passes"], left=tuple(made.facts["fold"]["left"])),
+    )
+
+
+def _of_export(source: str, folder: Path, *, weights_here: bool) -> Deployed:
+    corpus = _corpus(folder)
+    notes: tuple[str, ...] = ()
+    if not (folder / CHECKSUMS_FILE).is_file():
+        notes = (f"{folder} has no {CHECKSUMS_FILE}: not checked",)
+    if not weights_here and not os.path.isfile(folder / WEIGHTS_FILE):
+        architecture, tokenizer = read_architecture(folder)
+        if not architecture.folded:
+            raise UserError(f"{folder} must be a folded export where it is without weights; write one with --fold.")
+        return _deployed(source, Pretrained(architecture, {}, tokenizer), corpus, None, notes)
+    model = read_export(folder)
+    if not model.architecture.folded:
+        own = known_corpus(corpus)
+        _, tokens = check_tokens(own, model.architecture.vocab_size, model.architecture.context)
+        folded, check = fold_as_far_as(model.architecture, model.weights, tokens)
+        model = model._replace(architecture=folded.architecture, weights=folded.weights)
+        notes += _notes(passes=check.passes, left=folded.left)
+    return _deployed(source, model, corpus, _arrays(model.weights), notes)
+
+
+def _deployed(
+    source: str, model: Pretrained, corpus: str | None, weights: dict[str, Array] | None, notes: tuple[str, ...]
+) -> Deployed:
+    if model.tokenizer is None:
+        raise UserError(f"{source} must come with its tokenizer; put its tokenizer.json beside the weights.")
+    return Deployed(
+        name=f"{name_of(model.architecture)} of {source}",
+        architecture=model.architecture,
+        weights=weights,
+        tokenizer=model.tokenizer,
+        corpus=corpus,
+        notes=notes,
+    )
+
+
+def _corpus(folder: Path) -> str | None:
+    """What an export says that it was trained on."""
+    if not (folder / EXPORT_FILE).is_file():
+        return None
+    provenance = load_mapping(folder / EXPORT_FILE).get("provenance")
+    found = provenance.get("corpus") if isinstance(provenance, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _notes(*, passes: bool, left: tuple[str, ...]) -> tuple[str, ...]:
+    failed = ["the check of the folded model failed with nothing left to unfold: do not rely on it"]
+    return (*(f"not folded: {reason}" for reason in left), *([] if passes else failed))
+
+
+def _arrays(weights: dict[str, Tensor]) -> dict[str, Array]:
+    return {name: value.double().numpy() for name, value in weights.items()}

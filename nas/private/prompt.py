@@ -1,0 +1,54 @@
+"""A prompt as tokens, and tokens as text."""
+
+from dataclasses import dataclass
+
+from costmodel.errors import UserError
+from nas.corpus.documents import GivenTokenizer
+from nas.corpus.tokenizer import Encoder, given_encoder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """ids: at least one. end: the token that ends a document."""
+
+    text: str
+    ids: tuple[int, ...]
+    encoder: Encoder
+
+    @property
+    def end(self) -> int:
+        return self.encoder.end
+
+    def decoded(self, ids: list[int]) -> str:
+        """Text of tokens; bytes that are no whole character are replaced."""
+        return str(self.encoder.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def read_prompt(text: str | None, tokenizer: GivenTokenizer, *, context: int, max_new_tokens: int) -> Prompt:
+    """Raises UserError for a prompt that is missing, empty, too long, or in characters that the tokenizer lacks."""
+    if not text:
+        raise UserError("--prompt must be text, such as 'def f(x):', but is empty.")
+    if max_new_tokens < 1:
+        raise UserError(f"--max-new-tokens must be at least 1, but got {max_new_tokens}.")
+    encoder = given_encoder(tokenizer, None, None)
+    if lacking := _lacking(text, encoder):
+        raise UserError(f"--prompt must be in what the model's tokenizer knows, but that lacks {', '.join(lacking)}.")
+    ids = tuple(encoder.tokenizer.encode(text, add_special_tokens=False).ids)
+    if len(ids) + max_new_tokens > context:
+        raise UserError(
+            f"the prompt and the new tokens must fit into the context of {context} tokens, but they are {len(ids)} + "
+            f"{max_new_tokens}; shorten --prompt or lower --max-new-tokens."
+        )
+    return Prompt(text=text, ids=ids, encoder=encoder)
+
+
+def _lacking(text: str, encoder: Encoder) -> list[str]:
+    """Characters that become nothing, or the token for what is unknown."""
+    unknown = getattr(encoder.tokenizer.model, "unk_token", None)
+    unknown_id = None if unknown is None else encoder.tokenizer.token_to_id(unknown)
+
+    def is_lacking(character: str) -> bool:
+        ids = encoder.tokenizer.encode(character, add_special_tokens=False).ids
+        return not ids or unknown_id in ids
+
+    return [repr(character) for character in dict.fromkeys(text) if is_lacking(character)]

@@ -1,0 +1,118 @@
+"""What is run and how: the model, the protocol with its numbers, and the network that seconds are predicted on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from costmodel.generation.assignment import CLIENT, Assignment, holds, role
+from costmodel.generation.plan import GraphOf, Plan, graphs
+from costmodel.generation.predicted import Prediction, predictions
+from costmodel.network import Network, link, load_network
+from costmodel.ops import OpGraph
+from costmodel.protocols.derived import check_setting
+from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
+from costmodel.trust.adversary import TRUST, described
+from nas.private.deployed import Deployed, load_deployed
+from search_spaces.lower import lower
+
+# Bits after the point where none are asked for. Source: SecretFlow-SPU 0.9.5, docs, RuntimeConfig, fxp_fraction_bits
+FRACTION_BITS = {32: 8, 64: 18, 128: 26}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """network: what seconds are predicted on."""
+
+    model: Deployed
+    protocol: str
+    setting: EngineSetting
+    network: Network
+
+    @property
+    def graph_of(self) -> GraphOf:
+        return partial(lower, self.model.architecture)
+
+    def steps(self, plan: Plan) -> tuple[OpGraph, ...]:
+        """Raises UserError for more tokens than the model's context."""
+        return graphs(self.graph_of, plan)
+
+    def predicted(self, steps: Sequence[OpGraph]) -> tuple[Prediction, ...]:
+        """Raises UserError for a setting or op that has no price."""
+        return predictions(steps, self.protocol, self.setting, self.network)
+
+    def client(self, plan: Plan, addresses: tuple[tuple[str, int], ...]) -> Assignment:
+        """The assignment of a client that knows everything, from which others' are made."""
+        return Assignment(
+            rank=CLIENT,
+            addresses=addresses,
+            protocol=self.protocol,
+            setting=self.setting,
+            graph_of=self.graph_of,
+            plan=plan,
+            weights=self.model.weights,
+        )
+
+
+def asked_setup(
+    run: str,
+    pick: str,
+    *,
+    weights_here: bool,
+    protocol: Literal["semi2k", "aby3", "cheetah"] = "semi2k",
+    weights: Holder = "secret",
+    weight_masks: WeightMasks = "fresh",
+    ring_bits: int = 64,
+    fraction_bits: int | None = None,
+    network: str | None = None,
+    bandwidth: str | None = None,
+    rtt: str | None = None,
+) -> Setup:
+    """What flags ask for. Raises UserError for what does not go together, or as `load_deployed`.
+
+    Args:
+        run: as `load_deployed` takes it.
+        pick: likewise.
+        weights_here: likewise.
+        protocol: semi2k or cheetah (two parties), or aby3 (three).
+        weights: secret-shared by the server before the run, or held by it alone.
+        weight_masks: of semi2k, made anew for every token, or kept from the first.
+        ring_bits: bits of a secret-shared integer.
+        fraction_bits: bits after the binary point; by default 18 in a ring of 64 bits, 8 in 32, 26 in 128.
+        network: predict seconds on this network, named or a .yaml file, instead of loopback.
+        bandwidth: of that network, with a unit, such as 1Gbps, instead of its own.
+        rtt: of that network, with a unit, such as 4ms, instead of its own.
+    """
+    setting = engine_setting(ring_bits, fraction_bits, weights, weight_masks)
+    check_setting(protocol, setting)
+    return Setup(
+        protocol=protocol,
+        setting=setting,
+        network=link(network, bandwidth, rtt) or load_network("loopback"),
+        model=load_deployed(run, pick, weights_here=weights_here),
+    )
+
+
+def engine_setting(
+    ring_bits: int, fraction_bits: int | None, weights: Holder, weight_masks: WeightMasks
+) -> EngineSetting:
+    """Raises UserError for numbers that no ring has."""
+    fraction = FRACTION_BITS.get(ring_bits, 1) if fraction_bits is None else fraction_bits
+    return EngineSetting(ring_bits=ring_bits, fraction_bits=fraction, weights=weights, weight_masks=weight_masks)
+
+
+def said_setting(setting: EngineSetting) -> str:
+    """The numbers of a setting, and what is not usual about it."""
+    held = ", weights held by the server alone" if setting.weights == "server" else ""
+    kept = ", masks of weights kept" if setting.weight_masks == "kept" else ""
+    return f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction{held}{kept}"
+
+
+def trust_lines(setup: Setup) -> list[str]:
+    """Whom the run trusts, and what each party holds."""
+    trust = TRUST[setup.protocol]
+    dealer = " (that party is the client, which could so learn the weights)" if trust.dealer else ""
+    return [
+        f"trust: {described(trust)}{dealer}",
+        *(f"  party {rank} ({role(rank)}): {holds(rank, setup.setting)}" for rank in range(trust.num_parties)),
+    ]

@@ -1,0 +1,147 @@
+"""Parties that do not come, are not alone at their port, or are about to run something else, are told in one line."""
+
+import socket
+import threading
+import time
+from queue import SimpleQueue
+
+import pytest
+
+from costmodel.errors import UserError
+from costmodel.generation.channel import Channel, Frame, GoneError
+from costmodel.generation.meeting import meet, parse_peers, terms
+from costmodel.generation.peers import FAREWELL, Peers
+from costmodel.generation.session import loopback_addresses
+from costmodel.protocols.primitives import EngineSetting
+
+
+def test_a_frame_arrives_as_it_was_sent():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = Channel(socket.create_connection(server.getsockname()))
+        receiver = Channel(server.accept()[0])
+    blobs = (b"", bytes(range(256)) * 1000)
+    sender.send({"kind": "share", "name": "embed"}, blobs)
+    sender.send({"kind": "shared"})
+    assert receiver.receive() == Frame({"kind": "share", "name": "embed"}, blobs)
+    assert receiver.receive() == Frame({"kind": "shared"})
+    assert sender.sent_bytes > 256_000
+    sender.close()
+    with pytest.raises(GoneError):
+        receiver.receive()
+    receiver.close()
+
+
+def meeting_of(rank, addresses, own, wait_s=5.0):
+    """What a party says of a meeting: the ranks it met, or the error."""
+    try:
+        channels = meet(rank, addresses, own, wait_s)
+    except UserError as error:
+        return str(error)
+    for channel in channels.values():
+        channel.close()
+    return sorted(channels)
+
+
+def met(addresses, owns):
+    found = {}
+    threads = [
+        threading.Thread(target=lambda rank=rank: found.update({rank: meeting_of(rank, addresses, owns[rank])}))
+        for rank in range(len(addresses))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_three_parties_meet():
+    own = terms("aby3", EngineSetting())
+    assert met(loopback_addresses("aby3"), [own] * 3) == {0: [1, 2], 1: [0, 2], 2: [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("engine", "0.9.4"), ("package", "0.0.9"), ("cost model", "1"), ("protocol", "cheetah")]
+)
+def test_unequal_parties_are_told_so_on_both_sides(name, other):
+    own = terms("semi2k", EngineSetting())
+    found = met(loopback_addresses("semi2k"), [own, {**own, name: other}])
+    assert found == {
+        0: f"the parties must have the same {name}, but party 0 has {own[name]} and party 1 {other}; "
+        "nothing was shared.",
+        1: f"the parties must have the same {name}, but party 1 has {other} and party 0 {own[name]}; "
+        "nothing was shared.",
+    }
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_party_that_does_not_come_is_named(rank):
+    addresses, begun = loopback_addresses("semi2k"), time.monotonic()
+    host, port = addresses[1 - rank]
+    with pytest.raises(UserError, match=rf"party {1 - rank} \({host}:{port}\) must come within 0.5 s, but did not"):
+        meet(rank, addresses, terms("semi2k", EngineSetting()), 0.5)
+    assert time.monotonic() - begun < 3
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_port_in_use_is_named(offset):
+    addresses = loopback_addresses("semi2k")
+    host, port = addresses[0]
+    with (
+        socket.create_server((host, port + offset)),
+        pytest.raises(UserError, match=rf"cannot listen at {host}:{port + offset}: Address already in use"),
+    ):
+        meet(0, addresses, terms("semi2k", EngineSetting()), 0.5)
+
+
+def test_who_says_something_else_is_not_a_party():
+    addresses, own = loopback_addresses("semi2k"), terms("semi2k", EngineSetting())
+    found = {}
+    client = threading.Thread(target=lambda: found.update({0: meeting_of(0, addresses, own)}))
+    client.start()
+    for _ in range(50):
+        try:
+            with socket.create_connection(addresses[0]) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    assert meeting_of(1, addresses, own) == [0]
+    client.join()
+    assert found == {0: [1]}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("localhost:7000", "but got 1"),
+        ("a:1,b:2,c:3", "but got 3"),
+        ("a:1,b", "but got 'b'"),
+        ("a:1,b:65535", "but got 'b:65535'"),
+        ("a:70,a:71", "must leave every party its port and the one after it"),
+    ],
+)
+def test_peers_are_hosts_and_ports(text, line):
+    with pytest.raises(UserError, match=line):
+        parse_peers(text, 2)
+
+
+def test_peers_by_rank():
+    assert parse_peers("10.0.0.1:7000, server.org:7000", 2) == (("10.0.0.1", 7000), ("server.org", 7000))
+
+
+def test_a_peer_that_leaves_without_farewell_is_noticed_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = [Channel(socket.create_connection(server.getsockname())) for _ in range(2)]
+        accepted = [Channel(server.accept()[0]) for _ in range(2)]
+    lost: SimpleQueue[int] = SimpleQueue()
+    peers = Peers({1: accepted[0], 2: accepted[1]}, lost.put)
+    ends[0].send({"kind": FAREWELL})
+    ends[0].close()
+    assert peers.receive(1).header == {"kind": FAREWELL}
+    time.sleep(0.2)
+    assert lost.empty()
+    ends[1].close()
+    assert lost.get(timeout=5) == 2
+    for channel in accepted:
+        channel.close()

@@ -1,0 +1,82 @@
+"""Which model is run, and what is said where there is none."""
+
+import shutil
+
+import pytest
+
+from nas.conversion.parent import BUILTIN_FOLDER
+from nas.private.deployed import load_deployed
+from nas.study.config import StudyConfig
+from nas.study.run_folder import write_config
+
+
+def test_an_export_is_run_as_it_was_folded(export):
+    model = load_deployed(str(export), "knee")
+    assert model.architecture.folded
+    assert model.weights is not None
+    assert set(model.weights) >= {"embed.weight", "logits.weight"}
+    assert model.notes == ()
+
+
+def test_an_export_that_is_not_folded_is_folded():
+    model = load_deployed("builtin", "knee")
+    assert model.architecture.folded
+    assert not any(name.endswith("norm1.weight") for name in model.weights)
+
+
+@pytest.mark.parametrize("change", ["lost", "edited"])
+@pytest.mark.parametrize("name", ["trained.yaml", "tokenizer.json", "weights.safetensors"])
+def test_a_file_that_was_lost_or_edited_is_named(export, tmp_path, name, change):
+    folder = shutil.copytree(export, tmp_path / "copy")
+    if change == "lost":
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes((folder / name).read_bytes() + b" ")
+    with pytest.raises(
+        ValueError, match=rf"{folder / name} must be as it was written \(SHA-256 \w+\), but is \w+; res"
+    ):
+        load_deployed(str(folder), "knee")
+
+
+def test_without_checksums_it_is_said_that_nothing_was_checked(export, tmp_path):
+    folder = shutil.copytree(export, tmp_path / "copy")
+    (folder / "checksums.json").unlink()
+    assert load_deployed(str(folder), "knee").notes == (f"{folder} has no checksums.json: not checked",)
+
+
+def test_a_client_needs_no_weights(export, tmp_path):
+    folder = shutil.copytree(export, tmp_path / "copy")
+    (folder / "weights.safetensors").unlink()
+    assert load_deployed(str(folder), "knee", weights_here=False).weights is None
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer.json must be as it was written"):
+        load_deployed(str(folder), "knee", weights_here=False)
+
+
+def test_without_weights_nothing_can_be_folded(tmp_path):
+    folder = shutil.copytree(BUILTIN_FOLDER, tmp_path / "copy")
+    (folder / "weights.safetensors").unlink()
+    with pytest.raises(ValueError, match="must be a folded export where it is without weights; write one with --fold"):
+        load_deployed(str(folder), "knee", weights_here=False)
+
+
+@pytest.mark.parametrize(
+    ("pick", "line"),
+    [
+        ("knee", "has no completed candidate within its budget yet"),
+        ("abc", "--pick must be knee, best or the arch_id of a completed trial .on the front: none., but got 'abc'"),
+    ],
+)
+def test_a_run_without_a_completed_trial_has_nothing_to_run(tmp_path, pick, line):
+    write_config(tmp_path, StudyConfig(budget_latency="5min"))
+    with pytest.raises(ValueError, match=line):
+        load_deployed(str(tmp_path), pick)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match="RUN must be a run, a training or an export, `latest` or `builtin`, but got 'x'"
+    ):
+        load_deployed("x", "knee")
+    with pytest.raises(ValueError, match="RUN must be the folder of a run"):
+        load_deployed(str(tmp_path), "knee")

@@ -1,0 +1,160 @@
+"""The command: what it prints, and two of it that play a party each."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import nas.private.__main__ as main
+from costmodel.engine import spu
+from costmodel.generation.session import loopback_addresses
+
+
+@pytest.fixture
+def run(capsys):
+    def run_command(*args):
+        with pytest.raises(SystemExit) as exit_info:
+            main.main(args)
+        return exit_info.value.code, *capsys.readouterr()
+
+    return run_command
+
+
+def peers_of(protocol):
+    return ",".join(f"{host}:{port}" for host, port in loopback_addresses(protocol))
+
+
+def party(export, rank, peers, *args):
+    command = [sys.executable, "-m", "nas.private", str(export), "--party", str(rank), "--peers", peers, *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.needs_engine
+def test_an_answer_as_lines(run, export):
+    code, out, err = run(str(export), "--prompt", "value_1 =", "--max-new-tokens", "2", "--weight-masks", "kept")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert "masks of weights kept" in lines[0]
+    assert lines[1].startswith("trust: 2 parties (or more), semi-honest")
+    assert lines[2].startswith("  party 0 (client): has the prompt")
+    assert lines[3].startswith("  party 1 (server): has the weights")
+    rows = [line for line in lines if "  same  " in line]
+    assert len(rows) == 2
+    assert any(line.startswith("text: 'value_1 =") for line in lines)
+    assert any("prefers the same on 2 of 2 (100.00%; 95 % interval 34.24% to 100.00%)" in line for line in lines)
+    assert any("(equal); messages: " in line for line in lines)
+
+
+@pytest.mark.needs_engine
+def test_an_answer_as_json_is_sums_of_its_tokens(run, export):
+    code, out, _ = run(str(export), "--prompt", "v", "--max-new-tokens", "2", "--protocol", "aby3", "--format", "json")
+    found = json.loads(out)
+    assert code == 0
+    assert [each["role"] for each in found["parties"]] == ["client", "server", "helper"]
+    assert found["trust"]["threshold"] == "honest majority"
+    for kind in ("measured", "predicted"):
+        assert found["total"][kind]["sent_bytes"] == sum(each[kind]["sent_bytes"] for each in found["tokens"])
+    assert found["total"]["measured"]["sent_bytes"] == found["total"]["predicted"]["sent_bytes"]
+    assert found["agreement"]["num_positions"] == len(found["tokens"]) == 2
+
+
+@pytest.mark.needs_engine
+def test_perplexities_say_which_ring_breaks_the_model(run, export, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "text").mkdir()
+    for index in range(40):
+        (tmp_path / "text" / f"{index}.txt").write_text(f"value_{index % 7} = {index * index % 101}\n" * 20)
+    flags = ["--perplexity", "32", "--data", str(tmp_path / "text")]
+    code, out, err = run(str(export), *flags, "--format", "json")
+    found = json.loads(out)
+    assert code == 0
+    assert "sequence 1 of 1" in err
+    usual, narrow = found["arithmetics"]
+    assert (usual["ring_bits"], narrow["ring_bits"]) == (64, 32)
+    assert usual["perplexity"] == pytest.approx(found["clear_perplexity"], rel=1e-2)
+    assert usual["agreement"]["num_positions"] == found["sequences"] * found["seq_len"] == 24
+    assert usual["measured"]["sent_bytes"] == usual["predicted"]["sent_bytes"]
+    assert "`ring_bits` must be at least 64" in narrow["reason"]
+    assert narrow["perplexity"] is None
+    code, out, _ = run(str(export), *flags, "--fraction-bits", "4")
+    row = next(line for line in out.splitlines() if "4 of them fraction  " in line)
+    assert float(re.findall(r"([0-9.]+)%", row)[0]) < 90 < 100 * usual["agreement"]["top1"]
+    assert "not run" not in out
+
+
+@pytest.mark.needs_engine
+def test_a_client_without_weights_and_a_server_by_hand(export, tmp_path):
+    folder = shutil.copytree(export, tmp_path / "client")
+    (folder / "weights.safetensors").unlink()
+    peers = peers_of("semi2k")
+    server = party(export, 1, peers, "--weights", "server", "--wait", "60s")
+    asked = ["--prompt", "value", "--max-new-tokens", "2", "--weights", "server", "--wait", "60s", "--format", "json"]
+    client = party(folder, 0, peers, *asked)
+    out, err = client.communicate(timeout=120)
+    assert (client.returncode, err) == (0, "")
+    found = json.loads(out)
+    assert found["agreement"] is None
+    assert found["total"]["measured"]["sent_bytes"] == found["total"]["predicted"]["sent_bytes"]
+    out, err = server.communicate(timeout=30)
+    assert (server.returncode, err) == (0, "")
+    assert "this is party 1 (server) at 127.0.0.1" in out
+    assert "the client has left after 2 steps, in which this party sent" in out
+
+
+@pytest.mark.needs_engine
+@pytest.mark.parametrize("killed", [0, 1])
+def test_killing_one_command_ends_the_other(export, killed):
+    peers = peers_of("semi2k")
+    asked = ["--prompt", "v", "--max-new-tokens", "20", "--wait", "60s"]
+    both = [party(export, 0, peers, *asked), party(export, 1, peers, "--wait", "60s")]
+    for line in both[0].stdout:
+        if line.startswith("token "):  # what is above the first
+            break
+    begun = time.monotonic()
+    both[killed].send_signal(signal.SIGKILL)
+    _, err = both[1 - killed].communicate(timeout=30)
+    assert time.monotonic() - begun < 10
+    assert both[1 - killed].returncode == 1
+    role = ("client", "server")[killed]
+    assert err.startswith(f"error: party {killed} (the {role}, 127.0.0.1:")
+    assert err.endswith("is gone; start all parties again.\n")
+    assert len(err.splitlines()) == 1
+    both[killed].communicate()
+
+
+def test_without_the_engine_the_command_to_install_it_is_said(run, export, monkeypatch):
+    monkeypatch.setattr(spu, "find_spec", lambda name: None)
+    code, _, err = run(str(export), "--prompt", "v")
+    assert code == 2
+    assert "is not installed" in err
+    assert "pip install 'spu==0.9.5'" in err
+
+
+@pytest.mark.needs_engine
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--prompt", "v", "--party", "1"], "--party and --peers go together"),
+        (["--prompt", "v", "--party", "1", "--peers", "a:1,b:2"], "--prompt is the client's alone"),
+        (["--party", "2", "--peers", "a:1,b:2"], "--party must be from 0 to 1 under semi2k, but got 2"),
+        (["--prompt", "v", "--perplexity", "9"], "--perplexity goes without --prompt"),
+        (["--perplexity", "0"], "--perplexity must be at least 1 token, but got 0"),
+        (
+            ["--prompt", "v", "--protocol", "cheetah", "--weight-masks", "kept"],
+            "`weight_masks` kept is of protocol semi2k",
+        ),
+        (["--prompt", "v", "--ring-bits", "32"], "`ring_bits` must be at least 64"),
+        (["--prompt", "v" * 30], "must fit into the context of 24 tokens"),
+        (["--prompt", "v", "--wait", "soon"], "--wait must be a positive number with a unit"),
+    ],
+)
+def test_bad_input_is_one_line(run, export, args, line):
+    code, _, err = run(str(export), *args)
+    assert code == 2
+    assert line in err
+    assert len(err.splitlines()) == 1
