@@ -11,7 +11,7 @@ from costmodel.config import cli
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from experiments import fidelity, link_seconds, population, pricing, seconds, step_cost, throughput
-from experiments.searchers import placements, table
+from experiments.searchers import benchmark, placements, table
 from nas.recipe.recipe import ScaleName
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -24,6 +24,7 @@ KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
     "link-seconds": link_seconds.run,
     "population": population.run,
     "pricing": pricing.run,
+    "search-benchmark": benchmark.run,
     "seconds": seconds.run,
     "table": table.run,
     "table-placements": placements.run,

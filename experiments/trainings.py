@@ -97,6 +97,14 @@ class Ended(NamedTuple):
     reason: str
 
 
+class Recorded(NamedTuple):
+    """A training that was written down."""
+
+    key: Key
+    row: str
+    ended: Ended
+
+
 def recipe_of(plan: Plan, variant: Variant, parent: Parent | None, *, entropy_regularised: bool) -> Recipe:
     """The recipe of the scale with a variant's changes."""
     recipe = recipe_for(plan.scale, plan.data, entropy_regularised=entropy_regularised)
@@ -147,7 +155,7 @@ def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
     jobs = list(_jobs(plan))
     os.environ.update(worker_env(threads=1))
     keys = _keys(plan, jobs)  # prepares the corpora, once, before the processes want them
-    known = _read(DATA / plan.committed) if plan.committed else {}
+    known = {one.key: one.ended for one in read_outcomes(DATA / plan.committed)} if plan.committed else {}
     ended = {job: known[key] for job, key in keys.items() if key in known}
     for name in plan.variants:
         if num := sum(job.variant == name for job in ended):
@@ -195,21 +203,26 @@ def _write(path: Path, ended: Mapping[Job, Ended], keys: Mapping[Job, Key]) -> N
     replace_file(path, text.getvalue())
 
 
-def _read(path: Path) -> dict[Key, Ended]:
-    """Outcomes by what they depend on. Raises UserError if a line is none."""
+def read_outcomes(path: Path) -> list[Recorded]:
+    """The outcomes in a file that `train_all` wrote. Raises UserError if a line is none."""
     try:
         with path.open(newline="") as file:
-            return {
-                Key(row["candidate_id"], row["corpus"], int(row["seed"])): Ended(
-                    float(row["perplexity"]) if row["perplexity"] else None,
-                    int(row["tokens"]),
-                    float(row["seconds"]),
-                    row["reason"],
-                )
-                for row in csv.DictReader(file)
-            }
+            return [_recorded(row) for row in csv.DictReader(file)]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} must be the outcomes of an experiment, but: {error}.") from None
+
+
+def _recorded(row: Mapping[str, str]) -> Recorded:
+    return Recorded(
+        key=Key(row["candidate_id"], row["corpus"], int(row["seed"])),
+        row=row["row"],
+        ended=Ended(
+            float(row["perplexity"]) if row["perplexity"] else None,
+            int(row["tokens"]),
+            float(row["seconds"]),
+            row["reason"],
+        ),
+    )
 
 
 def _seconds_left(plan: Plan, left: Sequence[Job], own: Mapping[Job, Ended]) -> float:

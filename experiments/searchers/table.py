@@ -23,12 +23,16 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TablePart:
-    """space: a file beside the experiment's. parent: `builtin` or a folder. committed: a file of `experiments/data`."""
+    """space: a file beside the experiment's. parent: `builtin` or a folder.
+
+    committed: outcomes, and blocks: scores of the parent's blocks, both files of `experiments/data`.
+    """
 
     space: str
     parent: str
     seeds: tuple[int, ...]
-    committed: str | None = None
+    committed: str
+    blocks: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
