@@ -1,0 +1,103 @@
+"""Replays on tables that are made up: what is scored, and against what."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import load_mapping
+from costmodel.cost import Budget
+from costmodel.errors import UserError
+from experiments.__main__ import definitions
+from experiments.searchers import benchmark, table
+from experiments.searchers.benchmark import Entry, replay, tables
+from experiments.searchers.table import TablePart
+from nas.searchers.strategy import SearchProblem
+from search_spaces.budget.feasible import within_budget
+from search_spaces.budget.priced_space import price_of, price_space
+from search_spaces.definition import Definition
+from search_spaces.notation import placement
+from search_spaces.space import build_space, load_space, member_at, num_members
+
+BUDGET = Budget(latency_s=25.0)
+
+
+@pytest.fixture(scope="module")
+def problem(feasible) -> SearchProblem:
+    space = load_space("tiny")
+    names = [placement(member_at(space, index).architecture) for index in range(0, num_members(space), 7)]
+    listed = Definition(name="few", base="tiny", members=tuple(dict.fromkeys(names)), entropy_regularisation=(False,))
+    priced = price_space(build_space(listed), feasible.priced.pricer, 16)
+    return SearchProblem(feasible=within_budget(priced, BUDGET), reference_loss=6.0)
+
+
+@pytest.fixture(scope="module")
+def entries(problem):
+    """Dearer ones are better; one seed of each is lucky."""
+    members = list(problem.feasible.members())
+    prices = [price_of(problem.feasible.priced, member).latency_s for member in members]
+    return {
+        member: Entry(
+            member=member, latency_s=price, losses=tuple(4 - price / 20 + luck for luck in (0.0, -0.01, 0.01)), tokens=100
+        )
+        for member, price in zip(members, prices, strict=True)
+    }
+
+
+@pytest.mark.parametrize("searcher", ["trellis", "stratified", "evolution", "ladder", "tpe"])
+def test_a_search_that_trains_all_of_the_table_has_no_regret(problem, entries, searcher):
+    curve = replay(searcher, problem, entries, num_trials=1000, seed=0)
+    assert curve.tokens[0] == 400
+    assert list(curve.tokens) == sorted(curve.tokens)
+    assert all(0 < share <= 1 + 1e-9 for share in curve.shares)
+    assert curve.shares[-1] > 0.99
+    assert replay(searcher, problem, entries, num_trials=1000, seed=0) == curve
+
+
+def test_luck_counts_for_nobody(problem, entries):
+    """What is seen is too good or too bad; what is scored is the mean of the seeds."""
+    curve = replay("stratified", problem, entries, num_trials=8, seed=3)
+    best = min(entry.point[1] for entry in entries.values())
+    assert min(loss for loss in curve.best if loss is not None) >= best
+
+
+def test_one_that_diverged_is_not_scored(problem, entries):
+    gone = {member: entry._replace(losses=(None, 1.0, 1.0)) for member, entry in entries.items()}
+    kept = next(iter(entries))
+    curve = replay("stratified", problem, gone | {kept: entries[kept]}, num_trials=1000, seed=0)
+    assert set(curve.best) - {None} <= {entries[kept].point[1]}
+
+
+def test_the_tables_have_every_searcher(problem, entries):
+    curves = {name: [replay(name, problem, entries, 8, seed) for seed in range(3)] for name in ("stratified", "ladder")}
+    console = Console(record=True, width=200)
+    for one in tables("few", entries, curves):
+        console.print(one)
+    text = console.export_text()
+    assert "stratified" in text
+    assert "ladder" in text
+    assert "400" in text
+
+
+def test_a_table_of_which_little_is_trained_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(benchmark, "DATA", tmp_path)
+    head = "candidate_id,corpus,seed,row,variant,perplexity,tokens,seconds,reason\n"
+    (tmp_path / "few.csv").write_text(head + "c,x,0,12xlSlRo,12,8.1,100,60,\n")
+    part = TablePart(space="table-12-space.yaml", parent="builtin", seeds=(0,), committed="few.csv", blocks="b.csv")
+    with pytest.raises(UserError, match=r"few.csv must hold at least 8 architectures, but holds 1; train more"):
+        benchmark.read_entries(part)
+
+
+def test_the_shipped_files_fit_together():
+    found = definitions()
+    settings = decode(benchmark.Settings, _without_kind(found["search-benchmark"]), "x")
+    parts = decode(table.Settings, _without_kind(found["table"]), "x").parts
+    assert set(settings.parts) <= parts.keys()
+    for name, part in parts.items():
+        assert len(table.plan_of(decode(table.Settings, _without_kind(found["table"]), "x"), name).rows) >= 100
+        assert table.table_space(part).base.num_layers == int(name)
+
+
+def _without_kind(path: Path) -> dict:
+    return {key: value for key, value in load_mapping(path).items() if key != "kind"}
