@@ -25,12 +25,13 @@ class Draws:
     """The members within a budget, sliced by price.
 
     slices: those that hold a member, cheapest first; of prices as deployed without the cheap end, IDLE_SHARE of the
-        range.
+        range, unless the space lists its members.
     """
 
     def __init__(self, feasible: FeasibleSpace) -> None:
         self.feasible = feasible
-        idle = IDLE_SHARE if feasible.priced.accounting == "deployed" else 0.0
+        is_listed = feasible.space.definition.members is not None  # by someone who wants them all
+        idle = IDLE_SHARE if feasible.priced.accounting == "deployed" and not is_listed else 0.0
         self.slices = price_slices(feasible, NUM_SLICES, idle) or price_slices(feasible, NUM_SLICES)
 
     def form(self, member: Member) -> Hashable:
