@@ -5,6 +5,7 @@ run folder with ledger, front, plots and architecture configs. `--resume RUN` co
 a finished one with a larger `--num-trials`.
 """
 
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -165,6 +166,7 @@ def overview(feasible: FeasibleSpace) -> list[str]:
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     arguments = sys.argv[1:] if args is None else args
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler that ends us is as good as Ctrl-C
     return cli.guarded(lambda: search(parse(arguments), Console()), debug=cli.DEBUG in arguments)
 
 

@@ -3,7 +3,7 @@
 Norms are frozen one after another (`Freezing`), attention and FFNs are gated down to nothing, linear FFNs start as what
 is nearest to the parent's; meanwhile and after that the candidate learns from the parent's predictions. Cut off at
 once, what a trained model leans on is not learned back in a laptop's minutes. The candidate is the target; the route is
-a part of its recipe. """
+a part of its recipe."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

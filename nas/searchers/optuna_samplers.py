@@ -6,7 +6,8 @@ failed; if suggestions go on so, the last one is moved step by step to a member 
 """
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, final
 
@@ -30,20 +31,25 @@ MOVES = 64  # of a suggestion, before a place is filled by a draw
 POPULATION = 8  # of NSGA-II: optuna's 50 are more than most searches train
 FIELDS = ("norm1", "attention", "norm2", "ffn", "stabiliser")
 
-Sampler = Callable[[int], "optuna.samplers.BaseSampler"]
 
-
-@final
 class OptunaStrategy(Strategy):
-    """A sampler of optuna. sampler: makes one of a seed."""
+    """A sampler of optuna. Raises UserError if optuna is not installed."""
 
-    def __init__(self, problem: SearchProblem, sampler: Sampler) -> None:
-        self.feasible, self.sampler, self.reference_loss = problem.feasible, sampler, problem.reference_loss
+    def __init__(self, problem: SearchProblem) -> None:
+        if find_spec("optuna") is None:
+            raise UserError(
+                "searchers nsga2, tpe and gp need optuna; run: python -m pip install 'private-inference-nas[searchers]'"
+            )
+        self.feasible, self.reference_loss = problem.feasible, problem.reference_loss
         self.draws = Draws(problem.feasible)
         layers = [vertex.layer for vertex in problem.feasible.space.graph if isinstance(vertex, Choice)]
         self.options = {name: sorted({getattr(layer, name) for layer in layers}) for name in FIELDS}
         listed = problem.feasible.space.definition.members is not None
         self.listed = list(problem.feasible.members()) if listed else None
+
+    @abstractmethod
+    def sampler(self, seed: int) -> "optuna.samplers.BaseSampler":
+        """One of this seed."""
 
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
@@ -136,31 +142,31 @@ def _num_changes(one: Sequence[Layer], other: Sequence[Layer]) -> int:
     return sum(getattr(a, name) != getattr(b, name) for a, b in zip(one, other, strict=True) for name in FIELDS)
 
 
-def _nsga2(seed: int) -> "optuna.samplers.BaseSampler":
-    from optuna.samplers import NSGAIISampler
+@final
+class Nsga2(OptunaStrategy):
+    """Deb et al. 2002, https://doi.org/10.1109/4235.996017."""
 
-    return NSGAIISampler(seed=seed, population_size=POPULATION)
+    def sampler(self, seed: int) -> "optuna.samplers.BaseSampler":
+        from optuna.samplers import NSGAIISampler
 
-
-def _tpe(seed: int) -> "optuna.samplers.BaseSampler":
-    from optuna.samplers import TPESampler
-
-    return TPESampler(seed=seed, multivariate=True)
+        return NSGAIISampler(seed=seed, population_size=POPULATION)
 
 
-def _gp(seed: int) -> "optuna.samplers.BaseSampler":
-    from optuna.samplers import GPSampler
+@final
+class Tpe(OptunaStrategy):
+    """Tree-structured Parzen estimators. Ozaki et al. 2022, https://doi.org/10.1613/jair.1.13188."""
 
-    return GPSampler(seed=seed)
+    def sampler(self, seed: int) -> "optuna.samplers.BaseSampler":
+        from optuna.samplers import TPESampler
+
+        return TPESampler(seed=seed, multivariate=True)
 
 
-SAMPLERS: dict[str, Sampler] = {"nsga2": _nsga2, "tpe": _tpe, "gp": _gp}
+@final
+class GaussianProcess(OptunaStrategy):
+    """A Gaussian process, by the logarithm of expected hypervolume improvement. Ament et al. 2023, arXiv 2310.20708."""
 
+    def sampler(self, seed: int) -> "optuna.samplers.BaseSampler":
+        from optuna.samplers import GPSampler
 
-def optuna_strategy(name: str, problem: SearchProblem) -> OptunaStrategy:
-    """A searcher of `SAMPLERS`. Raises UserError if optuna is not installed."""
-    if find_spec("optuna") is None:
-        raise UserError(
-            f"searcher {name!r} needs optuna; run: python -m pip install 'private-inference-nas[searchers]'"
-        )
-    return OptunaStrategy(problem, SAMPLERS[name])
+        return GPSampler(seed=seed)

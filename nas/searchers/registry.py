@@ -1,45 +1,49 @@
-"""Searchers by name, or by module and class."""
+"""Searchers by name, or by module and class. Those of a name are imported when they are first wanted."""
 
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
+from typing import Any
 
 from costmodel.errors import UserError
-from nas.searchers.evolution import Evolution
-from nas.searchers.optuna_samplers import SAMPLERS, optuna_strategy
 from nas.searchers.strategy import SearchProblem, Strategy
-from nas.searchers.trellis.trellis import Trellis
-from nas.searchers.uniform import Ladder, Stratified, Uniform
 
-SEARCHERS: dict[str, Callable[[SearchProblem], Strategy]] = {
-    "trellis": Trellis,
-    "evolution": Evolution,
-    "stratified": Stratified,
-    "uniform": Uniform,
-    "ladder": Ladder,
-    **{name: partial(optuna_strategy, name) for name in SAMPLERS},
+SEARCHERS: dict[str, str] = {
+    "trellis": "nas.searchers.trellis.trellis:Trellis",
+    "evolution": "nas.searchers.evolution:Evolution",
+    "stratified": "nas.searchers.uniform:Stratified",
+    "uniform": "nas.searchers.uniform:Uniform",
+    "ladder": "nas.searchers.uniform:Ladder",
+    "nsga2": "nas.searchers.optuna_samplers:Nsga2",
+    "tpe": "nas.searchers.optuna_samplers:Tpe",
+    "gp": "nas.searchers.optuna_samplers:GaussianProcess",
 }
-FORMER_NAMES = {"random": "stratified"}  # in runs from before there was uniform
+FORMER_NAMES = {"random": "stratified"}  # in runs from before there was `uniform`
 
 
-def searcher_of(name: str) -> Callable[[SearchProblem], Strategy]:
-    """What makes the searcher: a name of `SEARCHERS`, or `module:Class` of one of your own.
-
-    Raises UserError if there is none, or the class is no `Strategy`.
-    """
-    if (known := FORMER_NAMES.get(name, name)) in SEARCHERS:
-        return SEARCHERS[known]
-    module, colon, attribute = name.partition(":")
-    if not colon:
+def check_searcher(name: str) -> None:
+    """Raises UserError unless this is a name of `SEARCHERS` or a `Strategy` of one's own as `module:Class`."""
+    if FORMER_NAMES.get(name, name) in SEARCHERS:
+        return
+    if ":" not in name:
         raise UserError(
             f"--searcher must be one of {', '.join(SEARCHERS)}, or module:Class of your own, but got {name!r:.80}."
         )
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"--searcher {name!r:.80} cannot be loaded: {error}.") from None
+    found = _loaded(name)
     if not (isinstance(found, type) and issubclass(found, Strategy)):
-        raise UserError(
-            f"--searcher {name!r:.80} must be a subclass of nas.searchers.strategy.Strategy, but is {found!r:.80}."
-        )
-    return found
+        raise UserError(f"--searcher {name!r:.80} must be a subclass of nas.searchers.strategy.Strategy, but is not.")
+
+
+def searcher_of(name: str) -> Callable[[SearchProblem], Strategy]:
+    """What makes the searcher of a name. Raises UserError as `check_searcher`."""
+    check_searcher(name)
+    known = FORMER_NAMES.get(name, name)
+    made: Callable[[SearchProblem], Strategy] = _loaded(SEARCHERS.get(known, known))
+    return made
+
+
+def _loaded(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"--searcher {path!r:.80} cannot be loaded: {error}.") from None

@@ -13,7 +13,8 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, floored_layers, from_parent
 from nas.recipe.route import Route
-from nas.searchers.registry import searcher_of
+from nas.searchers.registry import check_searcher
+from nas.study.schedule import GENERATION_SIZE
 from search_spaces.budget.priced_space import Accounting
 from search_spaces.notation import Member
 from search_spaces.workload import Workload
@@ -40,6 +41,8 @@ class StudyConfig:
         accounting: prices of what a candidate deploys to, which is what is paid, or as written, as papers price.
         searcher: how candidates are chosen: trellis, evolution, stratified, uniform, ladder, nsga2, tpe or gp, or
             module:Class of your own.
+        generation_size: candidates that are chosen at a time; two generations are in training at once, so that at most
+            twice as many workers are busy.
         num_trials: candidates to train, baselines not counted.
         finalist_seeds: how many more seeds each member of the front is trained with once all candidates have ended.
         time_budget: stop after this long, with a unit; the run can be resumed.
@@ -69,6 +72,7 @@ class StudyConfig:
     new_tokens: int = 1
     accounting: Accounting = "deployed"
     searcher: str = "trellis"
+    generation_size: int = GENERATION_SIZE
     num_trials: int = 13  # with the baselines and more seeds of the front, a quarter of an hour on two cores
     finalist_seeds: int = 2  # the fewest that show a spread and a mean that one unlucky seed does not decide
     time_budget: str | None = None
@@ -82,7 +86,7 @@ class StudyConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("seq_len", "num_trials", "tokens", "max_concurrent"):
+        for name in ("seq_len", "num_trials", "tokens", "max_concurrent", "generation_size"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{flag(name)} must be at least 1, but got {value}.")
         if self.finalist_seeds < 0:
@@ -97,7 +101,8 @@ class StudyConfig:
             raise UserError(
                 f"--ray-address must be auto, HOST:PORT or ray://HOST:PORT, but got {self.ray_address!r:.80}."
             )
-        _ = self.budget, self.time_budget_s, self.workload, searcher_of(self.searcher)
+        _ = self.budget, self.time_budget_s, self.workload
+        check_searcher(self.searcher)
 
     @property
     def budget(self) -> Budget:

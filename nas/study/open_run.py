@@ -63,6 +63,7 @@ def open_trials(
         baselines=[member for member in published if not feasible.fits(member) and _is_baseline(member, meta)],
         finalist_seeds=config.finalist_seeds,
         known=_candidates(records, feasible.space.base),
+        generation_size=config.generation_size,
     )
     setting = TrialSetting(
         config=config,

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -36,6 +37,7 @@ QUIET_ENV = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a worker as here
 }
+REACHED_WITHIN_S = 10.0
 OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would reserve 30 % of the memory
 DEAD_WORKER = (RayActorError, WorkerCrashedError, OutOfMemoryError)
 ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -86,6 +88,8 @@ def run_study(
 
 def _start_ray(resources: Resources, worker_env: Mapping[str, str]) -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)
+    if resources.ray_address is not None:
+        _check_reachable(resources.ray_address)
     local: dict[str, Any] = {}
     # Ray has no public switch on Linux to stay off the network; this one makes it bind to loopback only.
     ray_constants.ENABLE_RAY_CLUSTER = resources.ray_address is not None
@@ -107,6 +111,18 @@ def _start_ray(resources: Resources, worker_env: Mapping[str, str]) -> None:
     except (OSError, RuntimeError, ValueError) as error:  # Ray's types for what its own processes run into
         where = "on this machine" if resources.ray_address is None else f"at {resources.ray_address}"
         raise RunHaltedError(f"Ray cannot be reached {where}: {described(error)}") from error
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself takes more than a minute to find that nobody listens. Raises RunHaltedError."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:  # `auto`
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_WITHIN_S).close()
+    except (OSError, OverflowError) as error:
+        reason = f"nobody answers within {REACHED_WITHIN_S:.0f} s ({error})"
+        raise RunHaltedError(f"Ray cannot be reached at {address}: {reason}") from None
 
 
 def _fit(

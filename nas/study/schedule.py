@@ -54,12 +54,14 @@ class TrialSchedule:
         baselines: Sequence[Member] = (),
         finalist_seeds: int = 0,
         known: Mapping[int, Member] | None = None,
+        generation_size: int = GENERATION_SIZE,
     ) -> None:
         self.strategy = strategy
         self.seed = seed
         self.num_trials = num_trials
         self.finalist_seeds = finalist_seeds
         self.known = known or {}
+        self.generation_size = generation_size
         self.proposals: list[Proposal] = []
         self.results: dict[Key, Result] = {}
         self._asked = 0
@@ -113,8 +115,8 @@ class TrialSchedule:
         generation, rng = self._generation, np.random.default_rng([self.seed, self._generation])
         seen = frozenset(proposal.member for proposal in self.proposals)
         known = self.trained(generation - LAG)
-        members = self._as_known(self.strategy.propose(GENERATION_SIZE, rng, seen, known))
-        self._exhausted = len(members) < GENERATION_SIZE
+        members = self._as_known(self.strategy.propose(self.generation_size, rng, seen, known))
+        self._exhausted = len(members) < self.generation_size
         for member in members[: self.num_trials - self.num_candidates]:
             self._add(Proposal(index=len(self.proposals), generation=generation, role="candidate", member=member))
         self._generation += 1
@@ -123,10 +125,10 @@ class TrialSchedule:
     def _as_known(self, members: list[Member]) -> list[Member]:
         """A generation as the ledger has its beginning, which is as proposed unless another version proposed it."""
         first = len(self.proposals)
-        begun = [self.known[index] for index in range(first, first + GENERATION_SIZE) if index in self.known]
+        begun = [self.known[index] for index in range(first, first + self.generation_size) if index in self.known]
         if begun == members[: len(begun)]:
             return members
-        return [*begun, *(member for member in members if member not in begun)][:GENERATION_SIZE]
+        return [*begun, *(member for member in members if member not in begun)][: self.generation_size]
 
     def _extend_replicates(self, generation: int) -> bool:
         candidates = {proposal.index: proposal.member for proposal in self.proposals if proposal.role == "candidate"}

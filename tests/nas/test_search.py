@@ -373,9 +373,10 @@ def test_only_completed_candidates_within_budget_reach_the_front(make_record):
     assert [member.first for member in found] == [inside]
 
 
-def test_ctrl_c_saves_everything_and_says_how_to_go_on(environment):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_search_saves_everything_and_says_how_to_go_on(environment, number):
     root, env = environment
-    folder = root / "interrupted"
+    folder = root / f"interrupted-{number}"
     args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", "200", "--output-dir", str(folder))
     process = subprocess.Popen(
         command(root, *args), env=env, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -383,7 +384,7 @@ def test_ctrl_c_saves_everything_and_says_how_to_go_on(environment):
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline and _num_finished(folder) < 1:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"continue with --resume {folder}" in printed

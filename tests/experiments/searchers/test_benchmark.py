@@ -39,7 +39,10 @@ def entries(problem):
     prices = [price_of(problem.feasible.priced, member).latency_s for member in members]
     return {
         member: Entry(
-            member=member, latency_s=price, losses=tuple(4 - price / 20 + luck for luck in (0.0, -0.01, 0.01)), tokens=100
+            member=member,
+            latency_s=price,
+            losses=tuple(4 - price / 20 + luck for luck in (0.0, -0.01, 0.01)),
+            tokens=100,
         )
         for member, price in zip(members, prices, strict=True)
     }

@@ -3,7 +3,7 @@ import pytest
 
 from costmodel.cost import Budget
 from nas.searchers.draws import IDLE_SHARE, NUM_SLICES, Draws
-from nas.searchers.registry import SEARCHERS
+from nas.searchers.registry import SEARCHERS, searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study.finalists import Result
 from nas.study.schedule import GENERATION_SIZE, Proposal, TrialSchedule
@@ -15,7 +15,7 @@ from search_spaces.space import load_space
 
 
 def schedule(feasible, searcher="evolution", num_trials=12, seed=0, anchors=(), baselines=()):
-    strategy = SEARCHERS[searcher](SearchProblem(feasible=feasible, anchors=tuple(anchors), reference_loss=6.0))
+    strategy = searcher_of(searcher)(SearchProblem(feasible=feasible, anchors=tuple(anchors), reference_loss=6.0))
     return TrialSchedule(strategy=strategy, seed=seed, num_trials=num_trials, baselines=baselines)
 
 
@@ -171,3 +171,17 @@ def test_offspring_spread_over_the_latencies(feasible):
     assert min(slice_counts(wide, bred)) >= 1
     assert max(slice_counts(wide, bred)) <= 8
     assert sum(slice_counts(wide, drawn)[:3]) == 0
+
+
+def test_a_searcher_of_ones_own_is_loaded_and_what_is_none_is_refused(feasible):
+    made = searcher_of("nas.searchers.uniform:Stratified")(SearchProblem(feasible=feasible, reference_loss=6.0))
+    assert len(made.propose(4, np.random.default_rng(0), [], [])) == 4
+    for name, said in (
+        ("moon", "must be one of trellis, evolution"),
+        ("nas.searchers.moon:Class", "cannot be loaded: No module"),
+        ("nas.searchers.uniform:Moon", "cannot be loaded: .*Moon"),
+        ("nas.searchers.draws:Draws", "must be a subclass of"),
+        (":", "cannot be loaded"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            searcher_of(name)

@@ -10,7 +10,7 @@ from nas.corpus.corpus import Corpus
 from nas.results import ledger
 from nas.results.front import front, unearned
 from nas.results.ledger import deployed_of
-from nas.searchers.registry import SEARCHERS
+from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study.config import StudyConfig, study_recipe
 from nas.study.earn import earned_form
@@ -30,7 +30,7 @@ def trials_of(feasible, corpus: Corpus, folder: Path, name: str, config: StudyCo
     """A run whose first candidate is the named one."""
     members = [parse(name, feasible.space.base)]
     schedule = TrialSchedule(
-        strategy=SEARCHERS["evolution"](SearchProblem(feasible=feasible, anchors=tuple(members), reference_loss=6.0)),
+        strategy=searcher_of("evolution")(SearchProblem(feasible=feasible, anchors=tuple(members), reference_loss=6.0)),
         seed=0,
         num_trials=1,
     )

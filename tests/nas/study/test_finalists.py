@@ -7,7 +7,7 @@ import pytest
 
 from costmodel.cost import Budget
 from nas.results.front import front
-from nas.searchers.registry import SEARCHERS
+from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study.finalists import Result, finalists, next_round
 from nas.study.schedule import LAG, Proposal, TrialSchedule
@@ -85,7 +85,7 @@ def outcome(feasible, proposal) -> Result:
 
 
 def run(feasible, order, *, num_trials: int = 12, finalist_seeds: int = 2):
-    strategy = SEARCHERS["evolution"](SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0))
+    strategy = searcher_of("evolution")(SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0))
     plan = TrialSchedule(strategy=strategy, seed=0, num_trials=num_trials, finalist_seeds=finalist_seeds)
     running: list[Proposal] = []
     while True:

@@ -16,7 +16,7 @@ from nas.corpus.documents import GivenTokenizer
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_stored
 from nas.recipe.recipe import SCALES, trained_architecture
-from nas.searchers.registry import SEARCHERS
+from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study.config import StudyConfig, study_recipe
 from nas.study.parent import parent_result, study_parent
@@ -84,7 +84,7 @@ def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
     schedule = TrialSchedule(
-        strategy=SEARCHERS["evolution"](
+        strategy=searcher_of("evolution")(
             SearchProblem(feasible=feasible, anchors=(parse(name, feasible.space.base),), reference_loss=6.0)
         ),
         seed=0,
@@ -111,7 +111,7 @@ def test_a_trial_whose_parent_was_edited_fails_with_a_reason(
     keep_parent(parent, tmp_path / PARENT_FOLDER)
     (tmp_path / PARENT_FOLDER / "trained.yaml").write_text(dump({"block": "gpt2"}))
     schedule = TrialSchedule(
-        strategy=SEARCHERS["stratified"](SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
+        strategy=searcher_of("stratified")(SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
         seed=0,
         num_trials=1,
     )

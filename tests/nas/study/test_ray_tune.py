@@ -1,15 +1,16 @@
 import os
+import socket
 
 import pytest
 import ray
 from ray import tune
 
 from nas.results import ledger
-from nas.searchers.registry import SEARCHERS
+from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study import ray_tune
 from nas.study.config import StudyConfig, study_recipe
-from nas.study.ray_tune import Resources, _start_ray, run_study
+from nas.study.ray_tune import Resources, RunHaltedError, _start_ray, run_study
 from nas.study.schedule import TrialSchedule
 from nas.study.trials import Trials, TrialSetting
 
@@ -20,7 +21,7 @@ RESOURCES = Resources(max_concurrent=1, threads_per_trial=1)
 @pytest.fixture
 def trials(feasible, corpus, tmp_path):
     schedule = TrialSchedule(
-        strategy=SEARCHERS["stratified"](SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
+        strategy=searcher_of("stratified")(SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
         seed=0,
         num_trials=1,
     )
@@ -87,3 +88,11 @@ def test_a_study_on_this_machine_stays_on_loopback_whatever_ray_address_says(mon
         assert ray.cluster_resources()["CPU"] == 1
     finally:
         ray.shutdown()
+
+
+def test_an_address_where_nobody_listens_is_said_before_ray_is_asked():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(RunHaltedError, match=f"Ray cannot be reached at {address}: nobody answers"):
+        _start_ray(Resources(max_concurrent=1, threads_per_trial=1, ray_address=address), {})

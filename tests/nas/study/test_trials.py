@@ -8,7 +8,7 @@ import pytest
 from nas.corpus.corpus import Corpus
 from nas.recipe.route import Route
 from nas.results import ledger
-from nas.searchers.registry import SEARCHERS
+from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study.config import StudyConfig, study_recipe
 from nas.study.schedule import TrialSchedule
@@ -30,7 +30,7 @@ CORPUS = Corpus(
 
 def make_trials(feasible, folder: Path, records=(), config=CONFIG, route: Route | None = None) -> Trials:
     schedule = TrialSchedule(
-        strategy=SEARCHERS[config.searcher](SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
+        strategy=searcher_of(config.searcher)(SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
         seed=config.seed,
         num_trials=config.num_trials,
         finalist_seeds=config.finalist_seeds,

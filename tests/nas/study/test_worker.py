@@ -6,7 +6,7 @@ import pytest
 
 from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
-from nas.searchers.registry import SEARCHERS
+from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study import worker
 from nas.study.config import StudyConfig, study_recipe
@@ -22,7 +22,7 @@ CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=
 def spec(feasible, source_files, tmp_path):
     corpus = prepare(source_files, vocab_size=512)
     schedule = TrialSchedule(
-        strategy=SEARCHERS["stratified"](SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
+        strategy=searcher_of("stratified")(SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
         seed=0,
         num_trials=1,
     )
