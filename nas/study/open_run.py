@@ -14,7 +14,7 @@ from nas.blocks.halves import BlockScores
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
 from nas.corpus.floors import ngram_floors
-from nas.corpus.ngrams import NgramFloors
+from nas.corpus.ngrams import TRIGRAM, NgramFloors
 from nas.provenance import versions
 from nas.recipe.recipe import Recipe
 from nas.recipe.route import parent_architecture
@@ -80,12 +80,16 @@ def open_trials(
 def search_problem(
     feasible: FeasibleSpace, meta: Meta, published: Sequence[Member], blocks: BlockScores | None
 ) -> SearchProblem:
-    """What a searcher may know before anything is trained."""
+    """What a searcher may know before anything is trained.
+
+    From a parent, what knows less than a trigram is no answer to anyone; from scratch few know more.
+    """
     route = meta.recipe.route
+    floors = None if route is None else meta.floors
     return SearchProblem(
         feasible=feasible,
         anchors=tuple(anchors(feasible, published)),
-        reference_loss=meta.reference[1],
+        reference_loss=meta.reference[1] if floors is None else floors.losses[TRIGRAM - 1],
         parent=None if route is None else parent_architecture(route, feasible.space.base),
         parent_loss=None if meta.parent is None else meta.parent.val_loss,
         blocks=blocks,

@@ -47,7 +47,7 @@ class Features:
     half_forms: by layer, the numbers of its two half forms. num_forms: of those.
     is_kept: by layer, 1 with attention, 1 with a nonlinear FFN. live_norms: by layer.
     base: log-perplexity of a model of which nothing is scarce.
-    blocks: depth x layer x 2, the scores of its halves, or None.
+    blocks: depth x layer x 2, ln(1 + score) of its halves, since what destroys a model heals the most; or None.
     """
 
     stages: Stages
@@ -116,7 +116,7 @@ def features_of(stages: Stages, problem: SearchProblem) -> Features:
     numbers = {form: number for number, form in enumerate(dict.fromkeys(form for both in halves for form in both))}
     blocks = None
     if problem.blocks is not None and problem.parent is not None:
-        blocks = np.moveaxis(problem.blocks.by_half(stages, problem.parent), 0, 2)
+        blocks = np.log1p(np.moveaxis(problem.blocks.by_half(stages, problem.parent), 0, 2))
     base = BASE
     if problem.parent_loss is not None:
         scarce = sum(prior.mean for prior in SCARCITY) / (1 + len(stages.steps))

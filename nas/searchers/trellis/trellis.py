@@ -23,6 +23,7 @@ from search_spaces.notation import Member
 from search_spaces.optima.optima import frontier, member_of_optimum
 from search_spaces.optima.stages import Floats, stages_of
 
+BEYOND = 0.25  # of the range of prices: how far the reference is beyond the budget, where else nothing would count
 NUM_DRAWS = 16  # of weights, each solved for every price: seconds a generation
 NUM_RANDOM = 16  # members drawn evenly over prices, in case all solutions agree in an error
 LEAST_R2 = 0.3  # of results left out one by one; below it the surrogate says next to nothing
@@ -38,8 +39,8 @@ class Trellis(Strategy):
         self.stages = stages_of(problem.feasible)
         self.features = features_of(self.stages, problem)
         self.draws, self.evolution = Draws(problem.feasible), Evolution(problem)
-        most_s = max(part.latency_s_bounds[1] for part in self.draws.slices)
-        self.reference = (most_s, problem.reference_loss)
+        edges = [edge for part in self.draws.slices for edge in part.latency_s_bounds]
+        self.reference = (max(edges) + BEYOND * (max(edges) - min(edges)), problem.reference_loss)
 
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
