@@ -338,15 +338,19 @@ class OpGraph:
 
     def __post_init__(self) -> None:
         known = {"tokens"} | {each.name for each in self.inputs}
+        checked: set[Op] = set()  # layers repeat their ops
         for node in self.nodes:
             if node.name in known:
                 raise UserError(f"node names must be unique, but {node.name!r} appears twice.")
             if missing := [name for name in node.inputs if name not in known]:
                 raise UserError(f"node {node.name!r} reads {missing}, which no earlier node produces.")
+            known.add(node.name)
+            if node.op in checked:
+                continue
             for name, value in shape(node.op).items():
                 if value < 1:
                     raise UserError(f"`{name}` of node {node.name!r} must be at least 1, but got {value}.")
-            known.add(node.name)
+            checked.add(node.op)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

@@ -61,7 +61,7 @@ def calibrate(
 def _graphs_of(asked: AskedModel) -> list[OpGraph]:
     """The op graph of a model, and that of what folding leaves of it to deploy, since `estimate` prices both."""
     folded = asked.folded
-    return [asked.graph] if folded is None else [asked.graph, folded[1]]
+    return [asked.graph] if folded is None else [asked.graph, folded.graph]
 
 
 def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[OpGraph], output: Path | None) -> None:

@@ -51,12 +51,17 @@ class Deployment:
             raise UserError(f"`query_block` must be at least 1, but got {self.query_block}.")
 
 
-def deploy(graph: OpGraph, deployment: Deployment) -> OpGraph:
-    """The graph of a prompt, rewritten as it is run. Raises UserError for a phase that it cannot be run in."""
+def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None) -> OpGraph:
+    """The graph of a prompt, rewritten as it is run.
+
+    num_tokens: of phase decode, how many tokens the new one is the last of; by default as many as the graph has.
+
+    Raises UserError for a phase that it cannot be run in.
+    """
     if deployment.embedding == "lookup":
         graph = replace(graph, nodes=tuple(map(_looked_up, graph.nodes)))
     if deployment.phase == "decode":
-        return decode_step(graph)
+        return decode_step(graph, num_tokens)
     if deployment.projection == "last":
         graph = for_last_row(graph, through_layers=deployment.rows == "needed")
     return graph if deployment.query_block is None else in_query_blocks(graph, deployment.query_block)

@@ -19,6 +19,7 @@ from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published_rows import PublishedRow
 from costmodel.randomness.makers import Made
+from costmodel.report.tokens import Tokens, tokens_document, tokens_line
 from costmodel.report.trust import made_table, trust_document
 from costmodel.trust.adversary import described
 from costmodel.trust.data_range import said
@@ -78,6 +79,7 @@ def document(
     seq_len: int,
     deployment: DeploymentFacts,
     deployed: DeployedForm | None,
+    tokens: Tokens | None = None,
     made: Sequence[Made] = (),
     egress_price: float | None = None,
 ) -> dict[str, Any]:
@@ -85,8 +87,9 @@ def document(
 
     `by_layer` and `by_op` sum to `total`, key by key of a price, which is of the architecture as it is written.
     extrapolation: how many times more an op does than any that was measured, at least 1. setting: None where it is
-    fitted in. deployed: None where a traced model decides. made: what it costs to do without a dealer. egress_price:
-    money for each GB that is sent.
+    fitted in. deployed: None where a traced model decides. tokens: what each new token costs, where they are asked
+    for; the other prices are of them all. made: what it costs to do without a dealer. egress_price: money for each GB
+    that is sent.
     """
     return {
         "architecture": architecture,
@@ -106,6 +109,7 @@ def document(
             "deployed_id": deployed.deployed_id,
             "total": total_document(deployed.estimate),
         },
+        "tokens": tokens and tokens_document(tokens),
         "egress": None
         if egress_price is None
         else {"price_per_gigabyte": egress_price, "price": egress(estimate, egress_price)},
@@ -113,7 +117,7 @@ def document(
 
 
 def egress(estimate: Estimate, price_per_gigabyte: float) -> float:
-    """Money for all bytes sent, of every party, what a dealer makes left out; per token where a price is of one."""
+    """Money for all bytes sent, of every party, what a dealer makes left out."""
     return estimate.total.sent_bytes / BYTES["GB"] * price_per_gigabyte
 
 
@@ -190,6 +194,7 @@ def summary(
     seq_len: int,
     deployment: DeploymentFacts,
     deployed: DeployedForm | None,
+    tokens: Tokens | None = None,
     egress_price: float | None = None,
 ) -> list[str]:
     """What a reader wants first, one line each."""
@@ -198,6 +203,7 @@ def summary(
     lines = [
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {estimate.protocol}{on_network}{asked}",
         f"latency {format_seconds(estimate.total.latency_s)}, communication {format_bytes(estimate.total.sent_bytes)}",
+        *([tokens_line(tokens)] if tokens else []),
         *([f"{said(estimate.extrapolated)}; {_unchecked(estimate)}"] if estimate.extrapolated else []),
     ]
     if estimate.total.compute_s is not None and estimate.total.network_s is not None:
@@ -208,9 +214,8 @@ def summary(
             f"{' between them, what a dealer makes not counted' if estimate.trust.dealer else ''}"
         )
     if egress_price is not None:
-        lines.append(
-            f"egress: {egress(estimate, egress_price):.4g} per token at {egress_price:g} a GB, all parties' bytes"
-        )
+        money = egress(estimate, egress_price) / (1 if tokens is None else len(tokens.by_token))
+        lines.append(f"egress: {money:.4g} per token at {egress_price:g} a GB, all parties' bytes")
     lines.append(f"trust: {described(estimate.trust)}")
     if setting is not None:
         lines.append(f"formulas and seconds of {ENGINE}")

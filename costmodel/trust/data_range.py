@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from costmodel import ops
-from costmodel.ops import OpGraph
+from costmodel.ops import Node
 
 MARGIN = 0.01  # relative: closer than that, a fit does not tell its own rows apart
 
@@ -25,7 +25,7 @@ class DataRange:
     dimensions: dict[str, tuple[int, ...]]
     op_types: frozenset[type]
 
-    def outside(self, graph: OpGraph) -> tuple[str, ...]:
+    def outside(self, graph: Iterable[Node]) -> tuple[str, ...]:
         """What of a graph no data has, such as `d_model 12 (data: 768)`; nothing where all is inside."""
         found = dimensions(graph)
         told = [
@@ -48,12 +48,12 @@ OTHER_WAYS: dict[type, str] = {
 }
 
 
-def _keeps_none(graph: OpGraph) -> bool:
+def _keeps_none(graph: Iterable[Node]) -> bool:
     """Whether keys and values are those of the same run, and only told apart from queries."""
     return not any(node.op.past_len for node in graph if isinstance(node.op, ops.KeyValueCache))
 
 
-def dimensions(graph: OpGraph) -> dict[str, set[int]]:
+def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
     """The dimensions of a model, read off its ops: a set of values each, empty where none of its ops has one.
 
     d_ff: inner features of FFNs; the rows of a linear that leads back to d_model and is not attention's.

@@ -43,7 +43,7 @@ def test_json_has_every_key_and_sums_exactly(run):
     assert (code, err) == (0, "")
     document = json.loads(out)
     head = ["architecture", "base", "seq_len", "protocol", "network", "trust"]
-    assert list(document) == [*head, "total", "by_layer", "by_op", "setting", "deployed", "egress"]
+    assert list(document) == [*head, "total", "by_layer", "by_op", "setting", "deployed", "tokens", "egress"]
     assert (document["architecture"], document["base"], document["seq_len"]) == ("SM+ScFuFFN_i6", "gpt2-small", 128)
     assert (document["protocol"], document["network"]) == ("published", None)
     total = document["total"]
