@@ -81,6 +81,7 @@ def asked_model(
     phase: Phase = "prefill",
     rows: RunRows = "all",
     query_block: int | None = None,
+    batch: int = 1,
 ) -> AskedModel:
     """The model that an ARCH and its flags stand for. The commands that price models have these flags of here.
 
@@ -102,11 +103,14 @@ def asked_model(
         phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
         rows: all tokens through every layer, or each only as far as the logits of the last one need it.
         query_block: queries that go through attention at a time, against the keys up to their end; by default all.
+        batch: sequences at once, of seq_len tokens each.
     """
     dimensions = Dimensions(
         layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
     )
-    deployment = Deployment(embedding=embedding, projection=projection, phase=phase, rows=rows, query_block=query_block)
+    deployment = Deployment(
+        embedding=embedding, projection=projection, phase=phase, rows=rows, query_block=query_block, batch=batch
+    )
     named_base = base if is_notation(arch) else None
     if named_base is None and dimensions != Dimensions():
         raise UserError(f"architecture {arch!r} brings its own dimensions; leave out the flags that change them.")

@@ -75,7 +75,10 @@ def estimate(
     priced, form = generation.whole, _deployed_form(asked, new_tokens, pricer)
     used = None if protocol == "published" else setting or DEFAULT_SETTING
     made = without_dealer(runs, pricer)
-    tokens = None if new_tokens is None else Tokens(prompt_len=asked.title["seq_len"], by_token=generation.by_token)
+    tokens = None
+    if new_tokens is not None:
+        batch, prompt_len = asked.deployment.batch, asked.title["seq_len"]
+        tokens = Tokens(prompt_len=prompt_len, by_token=generation.by_token, batch=batch)
     about: Any = {**asked.title, "deployed": form, "tokens": tokens, "egress_price": egress_price}
     if format == "json":
         print(json.dumps(estimates.document(priced, used, **about, made=made), allow_nan=False))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from costmodel import ops
+from costmodel.deployment.batch import in_batch
 from costmodel.deployment.decode import decode_step
 from costmodel.deployment.last_row import for_last_row
 from costmodel.deployment.query_blocks import in_query_blocks
@@ -26,8 +27,10 @@ class Deployment:
         layer with attention the others leave their keys and values.
     query_block: so many queries at a time go through attention, each block against the keys up to its own end, so that
         less of what the mask hides is computed; None for all at once.
+    batch: so many sequences of the same length at once. Ops on rows take the rows of all; attention takes their heads,
+        each sequence's against its own keys, so that bytes multiply, and messages only those of products per head.
 
-    Raises UserError for choices that do not go together, or a block below 1.
+    Raises UserError for choices that do not go together, or a block or batch below 1.
     """
 
     embedding: Encoding = "one-hot"
@@ -35,6 +38,7 @@ class Deployment:
     phase: Phase = "prefill"
     rows: RunRows = "all"
     query_block: int | None = None
+    batch: int = 1
 
     def __post_init__(self) -> None:
         if self.phase == "decode" and self.projection == "last":
@@ -49,6 +53,8 @@ class Deployment:
             )
         if self.query_block is not None and self.query_block < 1:
             raise UserError(f"`query_block` must be at least 1, but got {self.query_block}.")
+        if self.batch < 1:
+            raise UserError(f"`batch` must be at least 1, but got {self.batch}.")
 
 
 def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None) -> OpGraph:
@@ -58,6 +64,11 @@ def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None
 
     Raises UserError for a phase that it cannot be run in.
     """
+    graph = _of_one_sequence(graph, deployment, num_tokens)
+    return graph if deployment.batch == 1 else in_batch(graph, deployment.batch)
+
+
+def _of_one_sequence(graph: OpGraph, deployment: Deployment, num_tokens: int | None) -> OpGraph:
     if deployment.embedding == "lookup":
         graph = replace(graph, nodes=tuple(map(_looked_up, graph.nodes)))
     if deployment.phase == "decode":

@@ -37,6 +37,7 @@ USUAL = {
     "phase": "prefill",
     "rows": "all",
     "query_block": None,
+    "batch": 1,
     "softmax": "exact",
 }
 
@@ -214,7 +215,8 @@ def summary(
             f"{' between them, what a dealer makes not counted' if estimate.trust.dealer else ''}"
         )
     if egress_price is not None:
-        money = egress(estimate, egress_price) / (1 if tokens is None else len(tokens.by_token))
+        num_tokens = int(deployment.get("batch") or 1) * (1 if tokens is None else len(tokens.by_token))
+        money = egress(estimate, egress_price) / num_tokens
         lines.append(f"egress: {money:.4g} per token at {egress_price:g} a GB, all parties' bytes")
     lines.append(f"trust: {described(estimate.trust)}")
     if setting is not None:

@@ -36,6 +36,7 @@ class DataRange:
         unknown = {type(node.op).__name__ for node in graph} - {kind.__name__ for kind in self.op_types}
         used = unknown - ({"KeyValueCache"} if _keeps_none(graph) else set())
         ways = [text for kind, text in OTHER_WAYS.items() if kind.__name__ in used]
+        ways += [f"batch {batch} (data: 1)"] if (batch := _batch(graph)) > 1 else []
         names = sorted(unknown - {kind.__name__ for kind in OTHER_WAYS})
         return (*told, *ways, *(f"{name} (data: none)" for name in names))
 
@@ -53,23 +54,31 @@ def _keeps_none(graph: Iterable[Node]) -> bool:
     return not any(node.op.past_len for node in graph if isinstance(node.op, ops.KeyValueCache))
 
 
+def _batch(graph: Iterable[Node]) -> int:
+    """Sequences at once."""
+    return max((getattr(node.op, "sequences", 1) for node in graph), default=1)
+
+
 def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
     """The dimensions of a model, read off its ops: a set of values each, empty where none of its ops has one.
 
-    d_ff: inner features of FFNs; the rows of a linear that leads back to d_model and is not attention's.
+    seq_len, num_heads: of one sequence. d_ff: inner features of FFNs; the rows of a linear that leads
+    back to d_model and is not attention's.
     """
     found: dict[str, set[int]] = {name: set() for name in ("d_model", "d_ff", "num_heads", "vocab_size", "seq_len")}
-    attended = {node.op.heads * node.op.head_dim for node in graph if isinstance(node.op, ops.AttentionMix)}
+    batch = _batch(graph)
+    mixes = [node.op for node in graph if isinstance(node.op, ops.AttentionMix)]
+    attended = {op.heads // op.sequences * op.head_dim for op in mixes}
     for node in graph:
         op = node.op
         if isinstance(op, ops.TokenEmbedding):
             found["d_model"].add(op.features)
             found["vocab_size"].add(op.vocab)
-            found["seq_len"].add(op.tokens)
+            found["seq_len"].add(op.tokens // batch)
         elif isinstance(op, ops.VocabProjection):
             found["vocab_size"].add(op.vocab)
         elif isinstance(op, ops.AttentionMix):
-            found["num_heads"].add(op.heads)
+            found["num_heads"].add(op.heads // op.sequences)
             found["seq_len"].add(op.keys)
     widths = found["d_model"] | attended
     linears = [node.op for node in graph if isinstance(node.op, ops.Linear)]

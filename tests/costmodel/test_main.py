@@ -129,6 +129,7 @@ def test_json_says_which_setting_was_priced(run):
         "phase": "prefill",
         "rows": "all",
         "query_block": None,
+        "batch": 1,
         "gelu": "tanh",
         "softmax": "exact",
     }
