@@ -256,12 +256,26 @@ class JoinRows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class JoinColumns:
+    """Parts of `rows x features` of `part` columns each, the last of what is left, side by side (local)."""
+
+    rows: int
+    features: int
+    part: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class VocabProjection:
-    """`rows x features` times the output table (`features x vocab`): the logits."""
+    """`rows x features` times the output table (`features x vocab`): the logits.
+
+    whole: entries of the table, where only `vocab` of them, from `first` on, are projected onto; None for all.
+    """
 
     rows: int
     features: int
     vocab: int
+    first: int = 0
+    whole: int | None = None
 
 
 Op: TypeAlias = (
@@ -293,6 +307,7 @@ Op: TypeAlias = (
     | ScaledAdd
     | TakeRows
     | JoinRows
+    | JoinColumns
     | VocabProjection
 )
 OP_TYPES: tuple[type, ...] = get_args(Op)

@@ -82,6 +82,7 @@ def asked_model(
     rows: RunRows = "all",
     query_block: int | None = None,
     batch: int = 1,
+    vocab_blocks: int = 1,
 ) -> AskedModel:
     """The model that an ARCH and its flags stand for. The commands that price models have these flags of here.
 
@@ -104,12 +105,19 @@ def asked_model(
         rows: all tokens through every layer, or each only as far as the logits of the last one need it.
         query_block: queries that go through attention at a time, against the keys up to their end; by default all.
         batch: sequences at once, of seq_len tokens each.
+        vocab_blocks: blocks of entries that the vocabulary projection is computed in, such as 2 for halves.
     """
     dimensions = Dimensions(
         layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
     )
     deployment = Deployment(
-        embedding=embedding, projection=projection, phase=phase, rows=rows, query_block=query_block, batch=batch
+        embedding=embedding,
+        projection=projection,
+        phase=phase,
+        rows=rows,
+        query_block=query_block,
+        batch=batch,
+        vocab_blocks=vocab_blocks,
     )
     named_base = base if is_notation(arch) else None
     if named_base is None and dimensions != Dimensions():

@@ -8,6 +8,7 @@ from costmodel.deployment.batch import in_batch
 from costmodel.deployment.decode import decode_step
 from costmodel.deployment.last_row import for_last_row
 from costmodel.deployment.query_blocks import in_query_blocks
+from costmodel.deployment.vocab_blocks import in_vocab_blocks
 from costmodel.errors import UserError
 from costmodel.ops import Encoding, OpGraph
 
@@ -30,7 +31,10 @@ class Deployment:
     batch: so many sequences of the same length at once. Ops on rows take the rows of all; attention takes their heads,
         each sequence's against its own keys, so that bytes multiply, and messages only those of products per head.
 
-    Raises UserError for choices that do not go together, or a block or batch below 1.
+    vocab_blocks: so many blocks of vocabulary entries are projected onto one after the other, each by a product that
+        the engine need not cut to tiles; logits are joined.
+
+    Raises UserError for choices that do not go together, or a block, batch or number of blocks below 1.
     """
 
     embedding: Encoding = "one-hot"
@@ -39,6 +43,7 @@ class Deployment:
     rows: RunRows = "all"
     query_block: int | None = None
     batch: int = 1
+    vocab_blocks: int = 1
 
     def __post_init__(self) -> None:
         if self.phase == "decode" and self.projection == "last":
@@ -53,8 +58,9 @@ class Deployment:
             )
         if self.query_block is not None and self.query_block < 1:
             raise UserError(f"`query_block` must be at least 1, but got {self.query_block}.")
-        if self.batch < 1:
-            raise UserError(f"`batch` must be at least 1, but got {self.batch}.")
+        for name, number in {"batch": self.batch, "vocab_blocks": self.vocab_blocks}.items():
+            if number < 1:
+                raise UserError(f"`{name}` must be at least 1, but got {number}.")
 
 
 def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None) -> OpGraph:
@@ -64,7 +70,7 @@ def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None
 
     Raises UserError for a phase that it cannot be run in.
     """
-    graph = _of_one_sequence(graph, deployment, num_tokens)
+    graph = in_vocab_blocks(_of_one_sequence(graph, deployment, num_tokens), deployment.vocab_blocks)
     return graph if deployment.batch == 1 else in_batch(graph, deployment.batch)
 
 

@@ -100,7 +100,7 @@ WEIGHT_SHAPES: dict[type, Callable[[Any], dict[str, tuple[int, ...]]]] = {
     ops.ShapedAttention: lambda op: dict.fromkeys(("identity", "softmax", "uniform"), (op.heads // op.sequences,)),
     ops.LeakyRelu: lambda op: {"slope": (1,)},
     ops.ScaledAdd: lambda op: {"alpha": (), "beta": ()},
-    ops.VocabProjection: lambda op: {"weight": (op.vocab, op.features)},
+    ops.VocabProjection: lambda op: {"weight": (op.whole or op.vocab, op.features)},
 }
 # op type -> the shapes of what it reads from other ops. A rotation reads heads of any width; the least is given here.
 INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
@@ -143,12 +143,19 @@ INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
     ops.JoinRows: lambda op: tuple(
         (min(op.part, op.rows - first), op.features) for first in range(0, op.rows, op.part)
     ),
+    ops.JoinColumns: lambda op: tuple(
+        (op.rows, min(op.part, op.features - first)) for first in range(0, op.features, op.part)
+    ),
     ops.VocabProjection: lambda op: ((op.rows, op.features),),
 }
 # Tables that are learned for the whole context and read for some of its tokens: the axis of tokens, and which of them.
 READ_TOKENS: dict[type, tuple[int, Callable[[Any], range]]] = {
     ops.PositionEmbedding: (0, lambda op: range(op.past_len, op.past_len + op.rows // op.sequences)),
     ops.Temperature: (1, lambda op: range(op.keys - op.queries, op.keys)),
+}
+# Tables of which an op may read a part, and which of its rows.
+READ_ROWS: dict[type, Callable[[Any], slice]] = {
+    ops.VocabProjection: lambda op: slice(op.first, op.first + op.vocab),
 }
 # Operands that the owner of the weights inverts before the run, since a division is dear where a product is not.
 INVERTED: frozenset[tuple[type, str]] = frozenset({(ops.Temperature, "weight"), (ops.ScaledAdd, "alpha")})
@@ -192,6 +199,8 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
             raise UserError(f"weight {name!r} must have the shape {shape}, but has {value.shape}.")
         if tokens is not None:
             value = value.take(tokens(node.op), axis)
+        if type(node.op) in READ_ROWS:
+            value = value[READ_ROWS[type(node.op)](node.op)]
         value = value.T if (type(node.op), suffix) in TRANSPOSED else value
         found[suffix] = 1 / value if (type(node.op), suffix) in INVERTED else value
     return found

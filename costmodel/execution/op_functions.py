@@ -284,6 +284,10 @@ def _join(op: ops.JoinRows, library: Library, own: Weights, *parts: Array) -> Ar
     return library.numpy.concatenate(parts, axis=0)
 
 
+def _join_columns(op: ops.JoinColumns, library: Library, own: Weights, *parts: Array) -> Array:
+    return library.numpy.concatenate(parts, axis=1)
+
+
 def _project(op: ops.VocabProjection, library: Library, own: Weights, source: Array) -> Array:
     return library.numpy.matmul(source, own["weight"])  # comes turned
 
@@ -317,5 +321,6 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.ScaledAdd: _scaled_add,
     ops.TakeRows: _take,
     ops.JoinRows: _join,
+    ops.JoinColumns: _join_columns,
     ops.VocabProjection: _project,
 }

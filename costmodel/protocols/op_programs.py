@@ -266,5 +266,6 @@ PROGRAMS: dict[type, Callable[[Any, EngineSetting, int], Calls]] = {
     ops.ScaledAdd: _scaled_add,
     ops.TakeRows: _local,
     ops.JoinRows: _local,
+    ops.JoinColumns: _local,
     ops.VocabProjection: _project,
 }

@@ -87,6 +87,7 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.ScaledAdd: lambda op: {},
     ops.TakeRows: lambda op: {},
     ops.JoinRows: lambda op: {},
+    ops.JoinColumns: lambda op: {},
     ops.VocabProjection: lambda op: {"vocabulary_elements": op.rows * op.vocab},
 }
 

@@ -38,6 +38,7 @@ USUAL = {
     "rows": "all",
     "query_block": None,
     "batch": 1,
+    "vocab_blocks": 1,
     "softmax": "exact",
 }
 

@@ -45,6 +45,7 @@ class DataRange:
 OTHER_WAYS: dict[type, str] = {
     ops.KeyValueCache: "phase decode (data: prefill)",
     ops.TakeRows: "projection last (data: all)",
+    ops.JoinColumns: "vocabulary in blocks (data: all at once)",
     ops.JoinRows: "attention in blocks of queries (data: all at once)",
 }
 
@@ -76,7 +77,7 @@ def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
             found["vocab_size"].add(op.vocab)
             found["seq_len"].add(op.tokens // batch)
         elif isinstance(op, ops.VocabProjection):
-            found["vocab_size"].add(op.vocab)
+            found["vocab_size"].add(op.whole or op.vocab)
         elif isinstance(op, ops.AttentionMix):
             found["num_heads"].add(op.heads // op.sequences)
             found["seq_len"].add(op.keys)

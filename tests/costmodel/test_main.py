@@ -130,6 +130,7 @@ def test_json_says_which_setting_was_priced(run):
         "rows": "all",
         "query_block": None,
         "batch": 1,
+        "vocab_blocks": 1,
         "gelu": "tanh",
         "softmax": "exact",
     }

@@ -63,7 +63,9 @@ class SizePricer(RoundPricer):
         values = [getattr(op, each.name) for each in fields(op)]
         flags = sum(value is True for value in values)
         work = math.prod(value for value in values if type(value) is int and value > 0) * (1 + flags)
-        local = isinstance(op, (ops.PositionEmbedding, ops.KeyValueCache, ops.Add, ops.TakeRows, ops.JoinRows))
+        local = isinstance(
+            op, (ops.PositionEmbedding, ops.KeyValueCache, ops.Add, ops.TakeRows, ops.JoinRows, ops.JoinColumns)
+        )
         return Price(latency_s=0.0 if local else float(work), sent_bytes=0.0 if local else 3.0)
 
 
