@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +10,8 @@ from costmodel.commands.architectures import AskedModel, asked_model
 from costmodel.commands.output import print_blocks, print_csv
 from costmodel.deployment.generation import NOT_DECODED
 from costmodel.errors import UserError
-from costmodel.estimate import Pricer, estimate_generation
+from costmodel.estimate import Estimate, Pricer, estimate_generation
+from costmodel.execution.memory import PeakMemory, alive_bytes, committed, held_bytes, load_memory, peak_memory
 from costmodel.network import link
 from costmodel.ops import OpGraph
 from costmodel.protocols import load_pricer
@@ -80,13 +81,33 @@ def estimate(
         batch, prompt_len = asked.deployment.batch, asked.title["seq_len"]
         tokens = Tokens(prompt_len=prompt_len, by_token=generation.by_token, batch=batch)
     about: Any = {**asked.title, "deployed": form, "tokens": tokens, "egress_price": egress_price}
+    about["memory"] = most_memory(runs, pricer)
     if format == "json":
         print(json.dumps(estimates.document(priced, used, **about, made=made), allow_nan=False))
     elif format == "csv":
-        print_csv(estimates.op_records(priced) if tokens is None else token_records(tokens))
+        print_csv(_ops_with_memory(asked.graph, priced, pricer) if tokens is None else token_records(tokens))
     else:
         tables = [] if tokens is None else [tokens_table(tokens)]
         print_blocks(estimates.summary(priced, used, **about), [*tables, *estimates.estimate_tables(priced, made)])
+
+
+def most_memory(runs: Sequence[OpGraph], pricer: Pricer) -> PeakMemory | None:
+    """Of the run that needs the most, the first or the last; nothing for a protocol that no engine runs."""
+    if not isinstance(pricer, Derived):
+        return None
+    testbed = load_memory(committed(pricer.protocol))
+    found = [peak_memory(run, pricer.setting, testbed) for run in (runs[0], runs[-1])]
+    return max((each for each in found if each is not None), key=lambda each: each.party_bytes, default=None)
+
+
+def _ops_with_memory(graph: OpGraph, priced: Estimate, pricer: Pricer) -> list[dict[str, Any]]:
+    """Every op with its price and the bytes of shares that a party holds meanwhile, where an engine runs it."""
+    records = estimates.op_records(priced)
+    if not isinstance(pricer, Derived):
+        return [{**record, "held_bytes": None} for record in records]
+    stored = held_bytes(graph, pricer.protocol, pricer.setting)
+    alive = alive_bytes(graph, pricer.protocol, pricer.setting)
+    return [{**record, "held_bytes": stored + each} for record, each in zip(records, alive, strict=True)]
 
 
 def check_egress_price(price: float | None) -> None:

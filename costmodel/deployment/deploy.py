@@ -70,7 +70,9 @@ def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None
 
     Raises UserError for a phase that it cannot be run in.
     """
-    graph = in_vocab_blocks(_of_one_sequence(graph, deployment, num_tokens), deployment.vocab_blocks)
+    graph = _of_one_sequence(graph, deployment, num_tokens)
+    if deployment.vocab_blocks > 1:
+        graph = in_vocab_blocks(graph, deployment.vocab_blocks)
     return graph if deployment.batch == 1 else in_batch(graph, deployment.batch)
 
 

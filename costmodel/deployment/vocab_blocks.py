@@ -21,7 +21,7 @@ def in_vocab_blocks(graph: OpGraph, num_blocks: int) -> OpGraph:
     Raises UserError if there is no projection, or one of fewer entries.
     """
     found = [node.op for node in graph if isinstance(node.op, ops.VocabProjection)]
-    if num_blocks > 1 and (not found or min(op.vocab for op in found) < num_blocks):
+    if not found or min(op.vocab for op in found) < num_blocks:
         have = f"a vocabulary of {min(op.vocab for op in found)}" if found else "no vocabulary projection"
         raise UserError(f"`vocab_blocks` must be of at least an entry each, but got {num_blocks} and {have}.")
     return replace(graph, nodes=tuple(part for node in graph for part in _blocks(node, num_blocks)))
@@ -29,7 +29,7 @@ def in_vocab_blocks(graph: OpGraph, num_blocks: int) -> OpGraph:
 
 def _blocks(node: Node, num_blocks: int) -> Iterator[Node]:
     op = node.op
-    if isinstance(op, ops.VocabProjection) and num_blocks > 1:
+    if isinstance(op, ops.VocabProjection):
         size, parts = ceil(op.vocab / num_blocks), []
         for first in range(0, op.vocab, size):
             part = replace(op, vocab=min(size, op.vocab - first), first=first, whole=op.vocab)

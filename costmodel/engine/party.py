@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,8 +27,10 @@ from typing import Any
 import numpy as np
 
 from costmodel import ops
+from costmodel.engine import memory
 from costmodel.engine.job import Job
 from costmodel.execution.interpreter import PUBLIC
+from costmodel.execution.memory import last_readers
 from costmodel.execution.op_functions import Array, Library, evaluate
 from costmodel.ops import Node, Op
 
@@ -42,9 +44,12 @@ CONNECT_RETRIES, CONNECT_INTERVAL_MS = 240, 250  # parties start apart, and some
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Packet:
-    """What a party gets from the client: programs as (name, inputs, code), and shares by variable."""
+    """What a party gets from the client: programs as (name, inputs, code, spent), and shares by variable.
 
-    programs: list[tuple[str, list[str], bytes]]
+    spent: outputs of earlier programs that no later one reads.
+    """
+
+    programs: list[tuple[str, list[str], bytes, list[str]]]
     shares: dict[str, Any]
 
 
@@ -110,18 +115,18 @@ def _operand_visibility(op: Op) -> Any:
     return libspu.Visibility.VIS_PUBLIC if type(op) in PUBLIC else libspu.Visibility.VIS_SECRET
 
 
-def _compile_all(process: Process) -> list[tuple[str, list[str], bytes]]:
+def _compile_all(process: Process) -> list[tuple[str, list[str], bytes, list[str]]]:
     """A program per op, on variables by name; equal ops on equal shapes are compiled once."""
     job = process.job
     shapes = {name: tuple(value.shape) for name, value in job.inputs.items()}
     compiled: dict[tuple[object, ...], bytes] = {}
-    programs = []
+    programs, spent = [], last_readers(job.nodes)
     for node in job.nodes:
         progress_file(process.folder, process.ranks[0]).write_text(node.name)
         own = job.operands[node.name]
         names = [*(f"{node.name}.{suffix}" for suffix in own), *node.inputs]
         code = _compile(node, job, names, shapes, compiled)
-        programs.append((node.name, names, code))
+        programs.append((node.name, names, code, spent[node.name]))
     return programs
 
 
@@ -177,9 +182,11 @@ def _connect(process: Process, addresses: list[list[str]]) -> None:
     for rank, runtime in zip(process.ranks, process.runtimes, strict=True):
         for name, share in process.packets[rank].shares.items():
             runtime.set_var(name, share)
+        process.packets[rank].shares.clear()  # a party holds its shares once
     if process.job.setting.weight_masks == "kept":
         for keeper in _mask_keepers(process.job):
             list(process.pool.map(partial(_run_one, keeper), process.runtimes))
+    process.job = replace(process.job, inputs={}, operands={})  # what the client knows is no party's to hold
 
 
 def _mask_keepers(job: Job) -> Iterator[Any]:
@@ -240,17 +247,26 @@ def _io(job: Job) -> Any:
     return api.Io(job.num_parties, _configuration(job))
 
 
-def _run(process: Process) -> list[list[tuple[float, float]]]:
-    """One pass; costs go to stdout. Parties in one process wait for each other after every op, for the log's sake."""
+def _run(process: Process) -> tuple[list[list[tuple[float, float]]], list[int | None]]:
+    """One pass, and the most bytes that the process held in each op; costs go to stdout.
+
+    Parties in one process wait for each other after every op, for the log's sake.
+    """
     from spu import libspu
 
     progress = progress_file(process.folder, process.ranks[0])
-    times = []
-    for name, inputs, code in process.packets[process.ranks[0]].programs:
+    times, peaks = [], []
+    memory.give_back()
+    for name, inputs, code, spent in process.packets[process.ranks[0]].programs:
         progress.write_text(name)
         executable = libspu.Executable(name=name, input_names=inputs, output_names=[name], code=code)
+        memory.reset_peak()
         times.append(list(process.pool.map(partial(_run_one, executable), process.runtimes)))
-    return times
+        peaks.append(memory.peak_bytes())
+        for runtime in process.runtimes:
+            for each in spent:
+                runtime.del_var(each)
+    return times, peaks
 
 
 def _run_one(executable: Any, runtime: Any) -> tuple[float, float]:
@@ -294,9 +310,8 @@ def _main(folder: Path, answers: int, ranks: tuple[int, ...]) -> None:
     Thread(target=_read, args=(commands,), daemon=True).start()
     os.chdir(folder)  # where the engine leaves the masks that it keeps
     import_module("spu.api")  # takes a second: all processes at once, while the first one shares
-    job: Job = pickle.loads((folder / JOB).read_bytes())
     with ThreadPoolExecutor(len(ranks)) as pool, os.fdopen(answers, "w") as pipe:
-        process = Process(folder=folder, job=job, ranks=ranks, pool=pool)
+        process = Process(folder=folder, job=pickle.loads((folder / JOB).read_bytes()), ranks=ranks, pool=pool)
         while True:
             command, *arguments = json.loads(commands.get())
             answer = COMMANDS[command](process, *arguments)

@@ -13,12 +13,14 @@ from costmodel.calibration.validate_published import Check, Derived, RowFlops
 from costmodel.config.units import BYTES, format_bytes, format_seconds
 from costmodel.cost import Price, total_price
 from costmodel.estimate import Estimate
+from costmodel.execution.memory import PeakMemory
 from costmodel.ops import LayerId, Op, shape
 from costmodel.protocols.compute_testbed import ComputeTestbed
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published_rows import PublishedRow
 from costmodel.randomness.makers import Made
+from costmodel.report.memory import memory_document, memory_line
 from costmodel.report.tokens import Tokens, tokens_document, tokens_line
 from costmodel.report.trust import made_table, trust_document
 from costmodel.trust.adversary import described
@@ -82,6 +84,7 @@ def document(
     deployment: DeploymentFacts,
     deployed: DeployedForm | None,
     tokens: Tokens | None = None,
+    memory: PeakMemory | None = None,
     made: Sequence[Made] = (),
     egress_price: float | None = None,
 ) -> dict[str, Any]:
@@ -90,8 +93,8 @@ def document(
     `by_layer` and `by_op` sum to `total`, key by key of a price, which is of the architecture as it is written.
     extrapolation: how many times more an op does than any that was measured, at least 1. setting: None where it is
     fitted in. deployed: None where a traced model decides. tokens: what each new token costs, where they are asked
-    for; the other prices are of them all. made: what it costs to do without a dealer. egress_price: money for each GB
-    that is sent.
+    for; the other prices are of them all. memory: None where nobody measured it. made: what it costs to do without a
+    dealer. egress_price: money for each GB that is sent.
     """
     return {
         "architecture": architecture,
@@ -112,6 +115,7 @@ def document(
             "total": total_document(deployed.estimate),
         },
         "tokens": tokens and tokens_document(tokens),
+        "memory": memory_document(memory),
         "egress": None
         if egress_price is None
         else {"price_per_gigabyte": egress_price, "price": egress(estimate, egress_price)},
@@ -197,6 +201,7 @@ def summary(
     deployment: DeploymentFacts,
     deployed: DeployedForm | None,
     tokens: Tokens | None = None,
+    memory: PeakMemory | None = None,
     egress_price: float | None = None,
 ) -> list[str]:
     """What a reader wants first, one line each."""
@@ -215,6 +220,8 @@ def summary(
             f"set-up {format_bytes(estimate.total.setup_bytes or 0)}"
             f"{' between them, what a dealer makes not counted' if estimate.trust.dealer else ''}"
         )
+    if memory is not None:
+        lines.append(memory_line(memory))
     if egress_price is not None:
         num_tokens = int(deployment.get("batch") or 1) * (1 if tokens is None else len(tokens.by_token))
         money = egress(estimate, egress_price) / num_tokens
