@@ -1,7 +1,8 @@
-"""`estimate`: an op graph priced op by op under a protocol and its testbed."""
+"""`estimate`: an op graph priced op by op under a protocol and its testbed; `estimate_generation`: several in turn."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from costmodel.cost import Price, total_price
 from costmodel.errors import UserError
@@ -32,15 +33,15 @@ class Pricer(ABC):
         """The cost of one op. Raises UserError for an op the protocol has no formula for."""
 
     @abstractmethod
-    def latency_s_range(self, graph: OpGraph) -> tuple[float, float] | None:
+    def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float] | None:
         """Least and greatest latency over all coefficients consistent with the data, or None if exact."""
 
-    def extrapolated(self, graph: OpGraph) -> tuple[str, ...]:
+    def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
         """What of a graph lies outside the data that the prices were fitted on, in words; nothing unless overridden."""
         return ()
 
     @abstractmethod
-    def prior_share(self, graph: OpGraph) -> float | None:
+    def prior_share(self, graph: Iterable[Node]) -> float | None:
         """Share of the latency that rests on priors and not on data, 0 to 1, or None if there are no priors."""
 
     def extrapolation(self, op: Op) -> float | None:
@@ -68,14 +69,45 @@ class Estimate:
     extrapolated: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """New tokens, one after the other, each by a run of its own.
+
+    whole: all of them together. Its nodes are those of the prompt's run, then, their names with `@decode` behind, those
+        of a run for one more token, of the shape that they have in the last run and with the price of them all.
+    by_token: the price of the run that gives each.
+    """
+
+    whole: Estimate
+    by_token: tuple[Price, ...]
+
+
 def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
     """Prices every node of the graph. Raises UserError, naming the node, for an op the protocol has no formula for."""
-    prices: dict[Op, Price] = {}
-    for node in graph:
-        if node.op not in prices:  # layers repeat their ops
-            prices[node.op] = _price(node, pricer)
-    extrapolations = {op: pricer.extrapolation(op) for op in prices}
-    by_op = tuple((node, prices[node.op]) for node in graph)
+    prices = _prices(graph, pricer)
+    return _estimate(tuple((node, prices[node.op]) for node in graph), graph, graph, pricer)
+
+
+def estimate_generation(runs: Sequence[OpGraph], pricer: Pricer) -> Generation:
+    """Prices a run for each new token, the prompt's first. Each distinct op is priced once. Errors as of `estimate`."""
+    every = [node for run in runs for node in run]
+    prices = _prices(every, pricer)
+    prompt, *steps = runs
+    by_op = [(node, prices[node.op]) for node in prompt]
+    for nodes in zip(*steps, strict=True):
+        last = replace(nodes[-1], name=f"{nodes[-1].name}@decode")
+        by_op.append((last, total_price(prices[node.op] for node in nodes)))
+    return Generation(
+        whole=_estimate(tuple(by_op), every, [node for node, _ in by_op], pricer),
+        by_token=tuple(total_price(prices[node.op] for node in run) for run in runs),
+    )
+
+
+def _estimate(
+    by_op: tuple[tuple[Node, Price], ...], every: Iterable[Node], largest: Iterable[Node], pricer: Pricer
+) -> Estimate:
+    """every: all nodes that are run; largest: those of them that do the most, which tell what lies outside the data."""
+    extrapolations = {node.op: pricer.extrapolation(node.op) for node, _ in by_op}
     layers: dict[LayerId, list[Price]] = {}
     for node, price in by_op:
         layers.setdefault(node.layer, []).append(price)
@@ -87,12 +119,21 @@ def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
         total=total_price(price for _, price in by_layer),
         by_layer=by_layer,
         by_op=by_op,
-        extrapolations=tuple(extrapolations[node.op] for node in graph),
-        latency_s_range=pricer.latency_s_range(graph),
+        extrapolations=tuple(extrapolations[node.op] for node, _ in by_op),
+        latency_s_range=pricer.latency_s_range(every),
         range_over=pricer.range_over,
-        prior_share=pricer.prior_share(graph),
-        extrapolated=pricer.extrapolated(graph),
+        prior_share=pricer.prior_share(every),
+        extrapolated=pricer.extrapolated(largest),
     )
+
+
+def _prices(nodes: Iterable[Node], pricer: Pricer) -> dict[Op, Price]:
+    """The price of every op there is."""
+    prices: dict[Op, Price] = {}
+    for node in nodes:
+        if node.op not in prices:  # layers repeat their ops
+            prices[node.op] = _price(node, pricer)
+    return prices
 
 
 def _price(node: Node, pricer: Pricer) -> Price:

@@ -5,7 +5,8 @@ Dimensions are in elements; nothing here knows a protocol, a price or a number o
 
 Shape conventions: activations are `rows x features` with one row per token; attention works on
 `heads x queries x keys`, and the full square is counted although the mask is causal, because secret-shared
-engines compute it in full.
+engines compute it in full. Rows and heads are those of all `sequences` together: rows token by token, all first tokens
+before all second ones, and heads sequence by sequence.
 """
 
 from collections.abc import Iterator
@@ -46,11 +47,15 @@ class TokenEmbedding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PositionEmbedding:
-    """Adds the learned positions of `rows` tokens (`rows x features`) that follow `past_len` others; local."""
+    """Adds the learned positions of `rows` tokens (`rows x features`) that follow `past_len` others; local.
+
+    The tokens of several `sequences` stand side by side: all first ones, then all second ones.
+    """
 
     rows: int
     features: int
     past_len: int = 0
+    sequences: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +133,7 @@ class Rotary:
     rotary_dim: int
     past_len: int = 0
     key_heads: int | None = None
+    sequences: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,6 +177,7 @@ class AttentionScores:
     head_dim: int
     scaled: bool = True
     factor: float | None = None
+    sequences: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,6 +190,7 @@ class Temperature:
     heads: int
     queries: int
     keys: int
+    sequences: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,6 +222,7 @@ class ShapedAttention:
     heads: int
     queries: int
     keys: int
+    sequences: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,6 +233,7 @@ class AttentionMix:
     queries: int
     keys: int
     head_dim: int
+    sequences: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,12 +256,26 @@ class JoinRows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class JoinColumns:
+    """Parts of `rows x features` of `part` columns each, the last of what is left, side by side (local)."""
+
+    rows: int
+    features: int
+    part: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class VocabProjection:
-    """`rows x features` times the output table (`features x vocab`): the logits."""
+    """`rows x features` times the output table (`features x vocab`): the logits.
+
+    whole: entries of the table, where only `vocab` of them, from `first` on, are projected onto; None for all.
+    """
 
     rows: int
     features: int
     vocab: int
+    first: int = 0
+    whole: int | None = None
 
 
 Op: TypeAlias = (
@@ -283,20 +307,19 @@ Op: TypeAlias = (
     | ScaledAdd
     | TakeRows
     | JoinRows
+    | JoinColumns
     | VocabProjection
 )
 OP_TYPES: tuple[type, ...] = get_args(Op)
 
 
-OFFSETS = ("past_len", "first")
+USUAL = {"past_len": 0, "first": 0, "sequences": 1}  # what an op says nothing of
 
 
 def shape(op: Op) -> dict[str, int]:
-    """The dimensions of an op by name; flags, forms and offsets of 0 left out."""
+    """The dimensions of an op by name; flags, forms, offsets of 0 and a single sequence left out."""
     values = {field.name: getattr(op, field.name) for field in fields(op)}
-    return {
-        name: value for name, value in values.items() if type(value) is int and not (name in OFFSETS and value == 0)
-    }
+    return {name: value for name, value in values.items() if type(value) is int and USUAL.get(name) != value}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -338,15 +361,19 @@ class OpGraph:
 
     def __post_init__(self) -> None:
         known = {"tokens"} | {each.name for each in self.inputs}
+        checked: set[Op] = set()  # layers repeat their ops
         for node in self.nodes:
             if node.name in known:
                 raise UserError(f"node names must be unique, but {node.name!r} appears twice.")
             if missing := [name for name in node.inputs if name not in known]:
                 raise UserError(f"node {node.name!r} reads {missing}, which no earlier node produces.")
+            known.add(node.name)
+            if node.op in checked:
+                continue
             for name, value in shape(node.op).items():
                 if value < 1:
                     raise UserError(f"`{name}` of node {node.name!r} must be at least 1, but got {value}.")
-            known.add(node.name)
+            checked.add(node.op)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

@@ -118,6 +118,7 @@ def plan(protocol: str) -> tuple[Series, ...]:
         _by_elements(ops.ScaledAdd),
         _by_elements(lambda rows, features: ops.TakeRows(rows=rows, features=features, taken=max(1, rows // 2))),
         _by_elements(lambda rows, features: ops.JoinRows(rows=rows, features=features, part=max(1, rows // 2))),
+        _by_elements(lambda rows, features: ops.JoinColumns(rows=rows, features=features, part=features // 2)),
         tuple(ops.VocabProjection(rows=t, vocab=v, features=d) for t, v, d in TABLES),
     ]
     secret = [_series(protocol, "secret", each) for each in sizes]

@@ -1,10 +1,12 @@
 """From what a command line names to op graphs: architectures, torch models and the papers' rows."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple, TypedDict
 
 from costmodel.deployment.deploy import Deployment, Phase, Projection, RunRows, deploy
+from costmodel.deployment.generation import generation
 from costmodel.errors import UserError
 from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm
 from costmodel.protocols.published_rows import PublishedRow
@@ -27,20 +29,39 @@ class Title(TypedDict):
 
 
 class AskedModel(NamedTuple):
-    """A model as a command line asks for it. architecture: None where a torch model was traced."""
+    """A model as a command line asks for it.
+
+    architecture: None where a torch model was traced. whole: its graph for a prompt of so many tokens, before it is
+    deployed.
+    """
 
     title: Title
     graph: OpGraph
     architecture: Architecture | None
     deployment: Deployment
+    whole: Callable[[int], OpGraph]
 
     @property
-    def folded(self) -> tuple[Architecture, OpGraph] | None:
+    def folded(self) -> "AskedModel | None":
         """What folding leaves of it to deploy; None where a torch model was traced."""
         if self.architecture is None:
             return None
         left = deployed(self.architecture)
-        return left, lower(left, self.title["seq_len"], self.deployment)
+        graph = lower(left, self.title["seq_len"], self.deployment)
+        return self._replace(graph=graph, architecture=left, whole=partial(lower, left))
+
+    def runs(self, new_tokens: int) -> list[OpGraph]:
+        """What is run for each new token of the prompt, whose last logits alone are read.
+
+        Raises UserError for no new token, phase decode, or more tokens than the model reads.
+        """
+        return generation(
+            self.whole,
+            prompt_len=self.title["seq_len"],
+            new_tokens=new_tokens,
+            deployment=self.deployment,
+            context=None if self.architecture is None else self.architecture.context,
+        )
 
 
 def asked_model(
@@ -60,6 +81,8 @@ def asked_model(
     phase: Phase = "prefill",
     rows: RunRows = "all",
     query_block: int | None = None,
+    batch: int = 1,
+    vocab_blocks: int = 1,
 ) -> AskedModel:
     """The model that an ARCH and its flags stand for. The commands that price models have these flags of here.
 
@@ -81,11 +104,21 @@ def asked_model(
         phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
         rows: all tokens through every layer, or each only as far as the logits of the last one need it.
         query_block: queries that go through attention at a time, against the keys up to their end; by default all.
+        batch: sequences at once, of seq_len tokens each.
+        vocab_blocks: blocks of entries that the vocabulary projection is computed in, such as 2 for halves.
     """
     dimensions = Dimensions(
         layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
     )
-    deployment = Deployment(embedding=embedding, projection=projection, phase=phase, rows=rows, query_block=query_block)
+    deployment = Deployment(
+        embedding=embedding,
+        projection=projection,
+        phase=phase,
+        rows=rows,
+        query_block=query_block,
+        batch=batch,
+        vocab_blocks=vocab_blocks,
+    )
     named_base = base if is_notation(arch) else None
     if named_base is None and dimensions != Dimensions():
         raise UserError(f"architecture {arch!r} brings its own dimensions; leave out the flags that change them.")
@@ -94,10 +127,12 @@ def asked_model(
         return Title(architecture=name, base=named_base, seq_len=seq_len, deployment=asdict(deployment))
 
     if is_factory(arch) and not isinstance(made := call_factory(arch), Architecture):
-        return AskedModel(title(arch), deploy(trace(made, seq_len, name=arch), deployment), None, deployment)
+        traced = partial(trace, made, name=arch)
+        return AskedModel(title(arch), deploy(traced(seq_len), deployment), None, deployment, traced)
     named = resolve(arch, base_architecture(base, dimensions))
     name = name_of(named.architecture, entropy_regularised=named.entropy_regularised)
-    return AskedModel(title(name), lower(named.architecture, seq_len, deployment), named.architecture, deployment)
+    graph, whole = lower(named.architecture, seq_len, deployment), partial(lower, named.architecture)
+    return AskedModel(title(name), graph, named.architecture, deployment, whole)
 
 
 # the flags of a model as they are if none is given

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from costmodel.calibration import microbenchmark
 from costmodel.calibration.fit_compute import fit_testbed as fit_compute
+from costmodel.calibration.fit_memory import dump_memory, measured_memory
 from costmodel.calibration.fit_published import calibrate as fit_published
 from costmodel.calibration.fit_published import dump_testbed
 from costmodel.calibration.model_testbed import measured_model
@@ -21,6 +22,20 @@ from costmodel.protocols.primitives import EngineSetting, Holder
 from costmodel.protocols.published_rows import published_rows
 from costmodel.report import estimates
 
+# width, layers and tokens of the models that memory is fitted on; cheetah would take minutes for the larger ones
+SECRET_SHARING_SIZES = (
+    (64, 1, 32), (64, 2, 128), (128, 2, 64), (256, 1, 32), (256, 2, 64), (384, 1, 128), (512, 1, 64), (768, 1, 32),
+    (512, 2, 32), (768, 2, 64), (768, 2, 128),
+)  # fmt: skip
+MEMORY_SIZES = {
+    "semi2k": SECRET_SHARING_SIZES,
+    "aby3": SECRET_SHARING_SIZES,
+    "cheetah": (
+        (64, 1, 32), (64, 2, 128), (128, 1, 32), (128, 2, 64), (192, 1, 64), (256, 1, 32), (256, 2, 64), (384, 1, 32),
+        (512, 1, 32), (768, 1, 32),
+    ),
+}  # fmt: skip
+
 
 def calibrate(
     protocol: Literal["published", "semi2k", "aby3", "cheetah"] = "published",
@@ -29,6 +44,7 @@ def calibrate(
     for_: str | None = None,
     weights: Holder = "secret",
     threads: int = 1,
+    memory: bool = False,
     **model: Any,
 ) -> None:
     """Fit a testbed and write it: on the printed rows, or on what the engine takes on this machine.
@@ -43,17 +59,24 @@ def calibrate(
         for_: the model to measure, as `estimate` takes it; all other flags but --threads are of it.
         weights: secret-shared, or held by the server alone.
         threads: that each party computes with.
+        memory: measure the peak memory of parties instead, on a few models, and write that.
     """
     if for_ is None and (USUAL_FLAGS | model, weights) != (USUAL_FLAGS, "secret"):
         raise UserError("flags of a model need --for ARCH, the model to measure; give it or leave them out.")
     if (protocol == "published") != (engine is None):
         raise UserError(f"--protocol {protocol} must be fitted with{'out' if engine else ''} --engine spu.")
     if engine is None:
-        if (for_, threads) != (None, 1):
-            raise UserError("--for and --threads are of an engine; give --engine spu and its --protocol with them.")
+        if (for_, threads, memory) != (None, 1, False):
+            raise UserError(
+                "--for, --threads and --memory are of an engine; give --engine spu and its --protocol with them."
+            )
         rows = published_rows()
         fitted = fit_published(rows, {row.name: row_graph(row) for row in rows})
         return write(output or published.TESTBED, dump_testbed(fitted))
+    if memory:
+        if (for_, weights, threads) != (None, "secret", 1):
+            raise UserError("--memory is measured of models of its own, on one thread; leave all other flags out.")
+        return _calibrate_memory(protocol, output)
     graphs = [] if for_ is None else _graphs_of(asked_model(for_, **model))
     return _calibrate_engine(protocol, EngineSetting(weights=weights, threads=threads), graphs, output)
 
@@ -61,25 +84,44 @@ def calibrate(
 def _graphs_of(asked: AskedModel) -> list[OpGraph]:
     """The op graph of a model, and that of what folding leaves of it to deploy, since `estimate` prices both."""
     folded = asked.folded
-    return [asked.graph] if folded is None else [asked.graph, folded[1]]
+    return [asked.graph] if folded is None else [asked.graph, folded.graph]
+
+
+def _memory_model(d_model: int, layers: int, seq_len: int) -> OpGraph:
+    heads = max(1, d_model // 64)
+    return asked_model("SM+LN+R", layers=layers, heads=heads, d_model=d_model, vocab=1000, seq_len=seq_len).graph
+
+
+def _calibrate_memory(protocol: str, output: Path | None) -> None:
+    to = _writable(protocol, output)
+    check_engine()
+    told = console(stderr=True)
+    graphs = [_memory_model(*size) for size in MEMORY_SIZES[protocol]]
+    write(to, dump_memory(measured_memory(graphs, protocol, told.print)))
 
 
 def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[OpGraph], output: Path | None) -> None:
     """Of all kinds of op, or of the ops of some graphs."""
-    if output is None:
-        raise UserError(f"--output is required for protocol {protocol}: the .yaml file to write.")
-    if os.path.isdir(output) or not os.access(output.parent, os.W_OK):  # before it is measured for minutes
-        raise UserError(f"--output {output} must be a file in a folder that can be written to.")
+    to = _writable(protocol, output)
     check_engine()
-    timings = timings_file(output, protocol, setting)
+    timings = timings_file(to, protocol, setting)
     if graphs:
         testbed = measured_model(graphs, protocol, setting, timings)
-        write(output, dump_compute(testbed))
+        write(to, dump_compute(testbed))
         print_blocks([], [estimates.ops_table(testbed)])
     else:
         found = timed_run(microbenchmark.plan(protocol), protocol, setting, timings)
-        write(output, dump_compute(fit_compute(protocol, setting, found)))
+        write(to, dump_compute(fit_compute(protocol, setting, found)))
     timings.unlink()
+
+
+def _writable(protocol: str, output: Path | None) -> Path:
+    """Raises UserError for no file, or one that cannot be written: before anything is measured for minutes."""
+    if output is None:
+        raise UserError(f"--output is required for protocol {protocol}: the .yaml file to write.")
+    if os.path.isdir(output) or not os.access(output.parent, os.W_OK):
+        raise UserError(f"--output {output} must be a file in a folder that can be written to.")
+    return output
 
 
 def write(path: Path, text: str) -> None:

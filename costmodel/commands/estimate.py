@@ -2,14 +2,16 @@
 
 import json
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from costmodel.commands.architectures import AskedModel, asked_model
 from costmodel.commands.output import print_blocks, print_csv
+from costmodel.deployment.generation import NOT_DECODED
 from costmodel.errors import UserError
-from costmodel.estimate import Pricer
-from costmodel.estimate import estimate as price_graph
+from costmodel.estimate import Estimate, Pricer, estimate_generation
+from costmodel.execution.memory import PeakMemory, alive_bytes, committed, held_bytes, load_memory, peak_memory
 from costmodel.network import link
 from costmodel.ops import OpGraph
 from costmodel.protocols import load_pricer
@@ -17,6 +19,7 @@ from costmodel.protocols.derived import Derived
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
 from costmodel.randomness.makers import Made, alternatives
 from costmodel.report import estimates
+from costmodel.report.tokens import Tokens, token_records, tokens_table
 from search_spaces.architecture import arch_id
 from search_spaces.notation import name_of, placement
 
@@ -34,6 +37,7 @@ def estimate(
     weight_masks: WeightMasks | None = None,
     threads: int | None = None,
     egress_price: float | None = None,
+    new_tokens: int | None = None,
     format: Literal["table", "json", "csv"] = "table",
     **model: Any,
 ) -> None:
@@ -54,23 +58,56 @@ def estimate(
         weight_masks: of semi2k, made anew in every run, or kept from an earlier one (a token after the first).
         threads: of each party, for a testbed that was measured so (default 1).
         egress_price: money for each GB (1e9 bytes) that leaves a party, such as 0.09; by default none is counted.
-        format: tables for people, one JSON document, or CSV, a line an op; in SI units.
+        new_tokens: price so many, the first from the prompt, of which the last logits alone are read then, each other
+            one by a run of its own against the keys and values of all before it.
+        format: tables for people, one JSON document, or CSV, a line an op, or a new token where they are asked for; in
+            SI units.
     """
+    if new_tokens is not None:
+        if model["phase"] == "decode":
+            raise UserError(NOT_DECODED)
+        model["projection"] = "last"
     asked = asked_model(arch, **model)
     setting = _setting(protocol, weights=weights, weight_masks=weight_masks, threads=threads)
     check_egress_price(egress_price)
     pricer = load_pricer(protocol, link(network, bandwidth, rtt), testbed, setting)
-    priced, form = price_graph(asked.graph, pricer), _deployed_form(asked, pricer)
+    runs = [asked.graph] if new_tokens is None else asked.runs(new_tokens)
+    generation = estimate_generation(runs, pricer)
+    priced, form = generation.whole, _deployed_form(asked, new_tokens, pricer)
     used = None if protocol == "published" else setting or DEFAULT_SETTING
-    made = without_dealer(asked.graph, pricer)
+    made = without_dealer(runs, pricer)
+    tokens = None
+    if new_tokens is not None:
+        batch, prompt_len = asked.deployment.batch, asked.title["seq_len"]
+        tokens = Tokens(prompt_len=prompt_len, by_token=generation.by_token, batch=batch)
+    about: Any = {**asked.title, "deployed": form, "tokens": tokens, "egress_price": egress_price}
+    about["memory"] = most_memory(runs, pricer)
     if format == "json":
-        document = estimates.document(priced, used, **asked.title, deployed=form, made=made, egress_price=egress_price)
-        print(json.dumps(document, allow_nan=False))
+        print(json.dumps(estimates.document(priced, used, **about, made=made), allow_nan=False))
     elif format == "csv":
-        print_csv(estimates.op_records(priced))
+        print_csv(_ops_with_memory(asked.graph, priced, pricer) if tokens is None else token_records(tokens))
     else:
-        lines = estimates.summary(priced, used, **asked.title, deployed=form, egress_price=egress_price)
-        print_blocks(lines, estimates.estimate_tables(priced, made))
+        tables = [] if tokens is None else [tokens_table(tokens)]
+        print_blocks(estimates.summary(priced, used, **about), [*tables, *estimates.estimate_tables(priced, made)])
+
+
+def most_memory(runs: Sequence[OpGraph], pricer: Pricer) -> PeakMemory | None:
+    """Of the run that needs the most, the first or the last; nothing for a protocol that no engine runs."""
+    if not isinstance(pricer, Derived):
+        return None
+    testbed = load_memory(committed(pricer.protocol))
+    found = [peak_memory(run, pricer.setting, testbed) for run in (runs[0], runs[-1])]
+    return max((each for each in found if each is not None), key=lambda each: each.party_bytes, default=None)
+
+
+def _ops_with_memory(graph: OpGraph, priced: Estimate, pricer: Pricer) -> list[dict[str, Any]]:
+    """Every op with its price and the bytes of shares that a party holds meanwhile, where an engine runs it."""
+    records = estimates.op_records(priced)
+    if not isinstance(pricer, Derived):
+        return [{**record, "held_bytes": None} for record in records]
+    stored = held_bytes(graph, pricer.protocol, pricer.setting)
+    alive = alive_bytes(graph, pricer.protocol, pricer.setting)
+    return [{**record, "held_bytes": stored + each} for record, each in zip(records, alive, strict=True)]
 
 
 def check_egress_price(price: float | None) -> None:
@@ -79,11 +116,11 @@ def check_egress_price(price: float | None) -> None:
         raise UserError(f"--egress-price must be at least 0 and finite, money for each GB, but got {price}.")
 
 
-def without_dealer(graph: OpGraph, pricer: Pricer) -> tuple[Made, ...]:
+def without_dealer(runs: Iterable[OpGraph], pricer: Pricer) -> tuple[Made, ...]:
     """What it costs to make otherwise what a dealer makes; nothing where there is none."""
     if not (pricer.trust.dealer and isinstance(pricer, Derived)):
         return ()
-    return alternatives([node.op for node in graph], pricer.setting, pricer.link)
+    return alternatives([node.op for run in runs for node in run], pricer.setting, pricer.link)
 
 
 def _setting(protocol: str, **flags: Any) -> EngineSetting | None:
@@ -97,13 +134,13 @@ def _setting(protocol: str, **flags: Any) -> EngineSetting | None:
     return EngineSetting(**given) if given else None
 
 
-def _deployed_form(asked: AskedModel, pricer: Pricer) -> estimates.DeployedForm | None:
-    if (folded := asked.folded) is None:
+def _deployed_form(asked: AskedModel, new_tokens: int | None, pricer: Pricer) -> estimates.DeployedForm | None:
+    left = asked.folded
+    if left is None or left.architecture is None:
         return None
-    left, graph = folded
     return estimates.DeployedForm(
-        notation=name_of(left),
-        placement=placement(left),
-        deployed_id=arch_id(left),
-        estimate=price_graph(graph, pricer),
+        notation=name_of(left.architecture),
+        placement=placement(left.architecture),
+        deployed_id=arch_id(left.architecture),
+        estimate=estimate_generation([left.graph] if new_tokens is None else left.runs(new_tokens), pricer).whole,
     )

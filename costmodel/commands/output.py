@@ -37,6 +37,6 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def console() -> Console:
-    usual = Console(highlight=False, soft_wrap=True)
-    return usual if usual.is_terminal else Console(highlight=False, soft_wrap=True, width=PIPE_WIDTH)
+def console(*, stderr: bool = False) -> Console:
+    usual = Console(highlight=False, soft_wrap=True, stderr=stderr)
+    return usual if usual.is_terminal else Console(highlight=False, soft_wrap=True, width=PIPE_WIDTH, stderr=stderr)

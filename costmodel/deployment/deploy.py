@@ -4,9 +4,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from costmodel import ops
+from costmodel.deployment.batch import in_batch
 from costmodel.deployment.decode import decode_step
 from costmodel.deployment.last_row import for_last_row
 from costmodel.deployment.query_blocks import in_query_blocks
+from costmodel.deployment.vocab_blocks import in_vocab_blocks
 from costmodel.errors import UserError
 from costmodel.ops import Encoding, OpGraph
 
@@ -26,8 +28,13 @@ class Deployment:
         layer with attention the others leave their keys and values.
     query_block: so many queries at a time go through attention, each block against the keys up to its own end, so that
         less of what the mask hides is computed; None for all at once.
+    batch: so many sequences of the same length at once. Ops on rows take the rows of all; attention takes their heads,
+        each sequence's against its own keys, so that bytes multiply, and messages only those of products per head.
 
-    Raises UserError for choices that do not go together, or a block below 1.
+    vocab_blocks: so many blocks of vocabulary entries are projected onto one after the other, each by a product that
+        the engine need not cut to tiles; logits are joined.
+
+    Raises UserError for choices that do not go together, or a block, batch or number of blocks below 1.
     """
 
     embedding: Encoding = "one-hot"
@@ -35,6 +42,8 @@ class Deployment:
     phase: Phase = "prefill"
     rows: RunRows = "all"
     query_block: int | None = None
+    batch: int = 1
+    vocab_blocks: int = 1
 
     def __post_init__(self) -> None:
         if self.phase == "decode" and self.projection == "last":
@@ -49,14 +58,29 @@ class Deployment:
             )
         if self.query_block is not None and self.query_block < 1:
             raise UserError(f"`query_block` must be at least 1, but got {self.query_block}.")
+        for name, number in {"batch": self.batch, "vocab_blocks": self.vocab_blocks}.items():
+            if number < 1:
+                raise UserError(f"`{name}` must be at least 1, but got {number}.")
 
 
-def deploy(graph: OpGraph, deployment: Deployment) -> OpGraph:
-    """The graph of a prompt, rewritten as it is run. Raises UserError for a phase that it cannot be run in."""
+def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None) -> OpGraph:
+    """The graph of a prompt, rewritten as it is run.
+
+    num_tokens: of phase decode, how many tokens the new one is the last of; by default as many as the graph has.
+
+    Raises UserError for a phase that it cannot be run in.
+    """
+    graph = _of_one_sequence(graph, deployment, num_tokens)
+    if deployment.vocab_blocks > 1:
+        graph = in_vocab_blocks(graph, deployment.vocab_blocks)
+    return graph if deployment.batch == 1 else in_batch(graph, deployment.batch)
+
+
+def _of_one_sequence(graph: OpGraph, deployment: Deployment, num_tokens: int | None) -> OpGraph:
     if deployment.embedding == "lookup":
         graph = replace(graph, nodes=tuple(map(_looked_up, graph.nodes)))
     if deployment.phase == "decode":
-        return decode_step(graph)
+        return decode_step(graph, num_tokens)
     if deployment.projection == "last":
         graph = for_last_row(graph, through_layers=deployment.rows == "needed")
     return graph if deployment.query_block is None else in_query_blocks(graph, deployment.query_block)

@@ -18,6 +18,7 @@ from costmodel.engine.measured_rounds import MeasuredRounds, measured_rounds
 from costmodel.errors import UserError
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights
+from costmodel.execution.memory import PeakMemory, committed, load_memory, peak_memory
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols import PROTOCOLS, aby3, cheetah, derived, semi2k
 from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
@@ -61,6 +62,7 @@ class Comparison:
     top1_agreement: share of the tokens, 0 to 1, whose greatest logit is that of the same vocabulary entry.
     predicted_s: of every op on the committed testbed; None where it has no seconds for the setting.
     rounds: None if not asked for.
+    memory: predicted, None where nobody measured what a process takes; peak_bytes: measured, of each process.
     drawn_weights: whether the weights are those of `drawn_weights`.
     """
 
@@ -72,6 +74,8 @@ class Comparison:
     top1_agreement: float
     predicted_s: tuple[float, ...] | None
     rounds: MeasuredRounds | None = None
+    memory: PeakMemory | None = None
+    peak_bytes: tuple[int | None, ...] = ()
 
     @property
     def predicted(self) -> Comm:
@@ -132,6 +136,8 @@ def compare(
         top1_agreement=float(np.mean(run.logits.argmax(axis=1) == clear.argmax(axis=1))),
         predicted_s=predicted_seconds(graph, protocol, setting),
         rounds=rounds,
+        memory=peak_memory(graph, setting, load_memory(committed(protocol))),
+        peak_bytes=run.peak_bytes,
     )
 
 

@@ -15,7 +15,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -25,18 +25,24 @@ from typing import Any
 
 import numpy as np
 
+from costmodel.engine import memory
 from costmodel.engine.job import Job
 from costmodel.engine.programs import MASKED, Compiler, Program, mask_keeper, operand_visibility
 from costmodel.engine.runtimes import dealt, linked_runtime, owner_of_weights, rebuilt, run_program
+from costmodel.execution.memory import last_readers
 
 JOB, RESULT = "job.pickle", "result.npy"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Packet:
-    """What a party gets from the client: programs, and shares by variable."""
+    """What a party gets from the client: programs, and shares by variable.
+
+    spent: by program, outputs of earlier ones that no later one reads.
+    """
 
     programs: list[Program]
+    spent: dict[str, list[str]]
     shares: dict[str, Any]
 
 
@@ -65,9 +71,9 @@ def _share(process: Process) -> None:
     for node in job.nodes:
         for suffix, value in job.operands[node.name].items():
             found[f"{node.name}.{suffix}"] = deal(value, operand_visibility(node.op), owner)
-    programs = _compile_all(process)
+    programs, spent = _compile_all(process), last_readers(job.nodes)
     for rank in range(job.num_parties):
-        packet = Packet(programs=programs, shares={name: shares[rank] for name, shares in found.items()})
+        packet = Packet(programs=programs, spent=spent, shares={name: shares[rank] for name, shares in found.items()})
         if rank in process.ranks:
             process.packets[rank] = packet
         else:
@@ -101,9 +107,11 @@ def _connect(process: Process, addresses: list[list[str]]) -> None:
     for rank, runtime in zip(process.ranks, process.runtimes, strict=True):
         for name, share in process.packets[rank].shares.items():
             runtime.set_var(name, share)
+        process.packets[rank].shares.clear()  # a party holds its shares once
     if process.job.setting.weight_masks == "kept":
         for keeper in _mask_keepers(process.job):
             list(process.pool.map(partial(run_program, keeper), process.runtimes))
+    process.job = replace(process.job, inputs={}, operands={})  # what the client knows is no party's to hold
 
 
 def _mask_keepers(job: Job) -> Iterator[Program]:
@@ -112,14 +120,24 @@ def _mask_keepers(job: Job) -> Iterator[Program]:
             yield mask_keeper(f"{node.name}.weight", job.operands[node.name]["weight"].shape)
 
 
-def _run(process: Process) -> list[list[tuple[float, float]]]:
-    """One pass; costs go to stdout. Parties in one process wait for each other after every op, for the log's sake."""
+def _run(process: Process) -> tuple[list[list[tuple[float, float]]], list[int | None]]:
+    """One pass, and the most bytes that the process held in each op; costs go to stdout.
+
+    Parties in one process wait for each other after every op, for the log's sake.
+    """
     progress = progress_file(process.folder, process.ranks[0])
-    times = []
-    for program in process.packets[process.ranks[0]].programs:
+    packet = process.packets[process.ranks[0]]
+    times, peaks = [], []
+    memory.give_back()
+    for program in packet.programs:
         progress.write_text(program.name)
+        memory.reset_peak()
         times.append(list(process.pool.map(partial(run_program, program), process.runtimes)))
-    return times
+        peaks.append(memory.peak_bytes())
+        for runtime in process.runtimes:
+            for each in packet.spent[program.name]:
+                runtime.del_var(each)
+    return times, peaks
 
 
 def _save(process: Process) -> None:
@@ -158,9 +176,8 @@ def _main(folder: Path, answers: int, ranks: tuple[int, ...]) -> None:
     Thread(target=_read, args=(commands,), daemon=True).start()
     os.chdir(folder)  # where the engine leaves the masks that it keeps
     import_module("spu.api")  # takes a second: all processes at once, while the first one shares
-    job: Job = pickle.loads((folder / JOB).read_bytes())
     with ThreadPoolExecutor(len(ranks)) as pool, os.fdopen(answers, "w") as pipe:
-        process = Process(folder=folder, job=job, ranks=ranks, pool=pool)
+        process = Process(folder=folder, job=pickle.loads((folder / JOB).read_bytes()), ranks=ranks, pool=pool)
         while True:
             command, *arguments = json.loads(commands.get())
             answer = COMMANDS[command](process, *arguments)

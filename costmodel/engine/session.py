@@ -37,11 +37,13 @@ class _PortTakenError(EngineError):
 class Passes:
     """What several passes of the same job left behind.
 
-    times: by pass, by op, of each party, from when to when it ran it. logs: the engine's output, of each process.
+    times: by pass, by op, of each party, from when to when it ran it. peak_bytes: by pass, by op, the most memory that
+    each process held, None where that is not known. logs: the engine's output, of each process.
     result: of the last op of the last pass, opened.
     """
 
     times: tuple[tuple[tuple[tuple[float, float], ...], ...], ...]
+    peak_bytes: tuple[tuple[tuple[int | None, ...], ...], ...]
     logs: tuple[str, ...]
     result: Array
 
@@ -78,15 +80,16 @@ def _run_passes(job: Job, link: Link, conditions: Sequence[Condition], timeout_s
             client, *others = session.children
             _tell(session, [client], "share")
             _tell(session, session.children, "connect", wiring.addresses)
-            times = []
+            times, peaks = [], []
             for condition in conditions:
                 wiring.set_condition(condition)
-                by_child = _tell(session, session.children, "run")
+                by_child, held = zip(*_tell(session, session.children, "run"), strict=True)
+                peaks.append(tuple(zip(*held, strict=True)))
                 times.append(tuple(tuple(map(tuple, chain(*of_op))) for of_op in zip(*by_child, strict=True)))
             _tell(session, others, "save")
             _tell(session, [client], "open")
         logs = tuple(_log(folder, child) for child in session.children)
-        return Passes(times=tuple(times), logs=logs, result=np.load(folder / RESULT))
+        return Passes(times=tuple(times), peak_bytes=tuple(peaks), logs=logs, result=np.load(folder / RESULT))
 
 
 @contextmanager

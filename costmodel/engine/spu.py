@@ -46,10 +46,14 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EngineRun:
-    """by_op: in the graph's order. logits: tokens x vocab, opened after the run."""
+    """by_op: in the graph's order. logits: tokens x vocab, opened after the run.
+
+    peak_bytes: the most memory that each process held, the first party's first; None where that is not known.
+    """
 
     logits: Array
     by_op: tuple[tuple[Node, Measured], ...]
+    peak_bytes: tuple[int | None, ...] = ()
 
     @property
     def total(self) -> Measured:
@@ -58,10 +62,14 @@ class EngineRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
-    """One pass of several. seconds: of the whole; by_op: what each op cost, in order."""
+    """One pass of several. seconds: of the whole; by_op: what each op cost, in order.
+
+    peak_bytes: in each op, the most memory that each process held; None where that is not known.
+    """
 
     seconds: float
     by_op: tuple[Measured, ...]
+    peak_bytes: tuple[tuple[int | None, ...], ...] = ()
 
 
 def total_measured(costs: Iterable[Measured]) -> Measured:
@@ -95,7 +103,8 @@ def run(
     job = graph_job(graph, weights, tokens, caches, protocol=protocol, setting=setting)
     conditions = [UNHINDERED] * (2 if setting.weight_masks == "kept" else 1)
     (*_, last), logits = passes(job, _link(link), conditions, timeout_s=timeout_s)
-    return EngineRun(logits=logits, by_op=tuple(zip(graph.nodes, last.by_op, strict=True)))
+    peaks = tuple(None if None in of_all else max(of_all) for of_all in zip(*last.peak_bytes, strict=True))
+    return EngineRun(logits=logits, by_op=tuple(zip(graph.nodes, last.by_op, strict=True)), peak_bytes=peaks)
 
 
 def measure(
@@ -129,16 +138,21 @@ def passes(
     done = run_passes(job, link, conditions, timeout_s)
     names = [node.name for node in job.nodes]
     traffic = _traffic([entries(log) for log in done.logs], names, len(conditions))
-    return tuple(map(_pass, traffic, done.times)), done.result
+    return tuple(map(_pass, traffic, done.times, done.peak_bytes)), done.result
 
 
-def _pass(traffic: Sequence[tuple[int, int]], times: Sequence[Sequence[tuple[float, float]]]) -> Pass:
+def _pass(
+    traffic: Sequence[tuple[int, int]],
+    times: Sequence[Sequence[tuple[float, float]]],
+    peak_bytes: tuple[tuple[int | None, ...], ...] = (),
+) -> Pass:
     """From every op's bytes and messages, and from when to when every party ran it."""
     ends = [max(end for _, end in of_op) for of_op in times]
     starts = [min(start for start, _ in of_op) for of_op in times]
     seconds = [end - max(start, before) for end, start, before in zip(ends, starts, [starts[0], *ends], strict=False)]
     return Pass(
         seconds=ends[-1] - starts[0],
+        peak_bytes=peak_bytes,
         by_op=tuple(
             Measured(sent_bytes=sent_bytes, messages=messages, seconds=of_op)
             for (sent_bytes, messages), of_op in zip(traffic, seconds, strict=True)

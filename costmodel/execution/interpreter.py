@@ -18,7 +18,7 @@ from costmodel.ops import Node, Op, OpGraph
 
 
 def execute(graph: OpGraph, weights: Weights, tokens: Array, caches: Mapping[str, Array] | None = None) -> Array:
-    """The logits (projected tokens x vocab) of one sequence, in the clear and in double precision.
+    """The logits (projected tokens x vocab), in the clear and in double precision.
 
     Arguments and errors as for `values`.
     """
@@ -31,7 +31,8 @@ def values(
     """The outputs of all nodes by name, in the clear and in double precision.
 
     weights: by `<node>.<suffix>`, as deployed (a temperature is t, a linear weight is out_features x in_features).
-    tokens: integer array of as many tokens as the graph was lowered for.
+    tokens: integer array of as many tokens as the graph was lowered for; of several sequences, all first tokens, then
+        all second ones, in the order of the rows of logits.
     caches: the graph's inputs beside the tokens, by name, where it has any; see `kv_cache`.
 
     Raises UserError for a weight or cache that is missing or of another shape, tokens of another length or outside
@@ -87,7 +88,7 @@ def encoded(graph: OpGraph, tokens: Array) -> Array:
 # are those of the deployed weights, and the tables of positions are as long as the op needs
 WEIGHT_SHAPES: dict[type, Callable[[Any], dict[str, tuple[int, ...]]]] = {
     ops.TokenEmbedding: lambda op: {"weight": (op.vocab, op.features)},
-    ops.PositionEmbedding: lambda op: {"weight": (op.past_len + op.rows, op.features)},
+    ops.PositionEmbedding: lambda op: {"weight": (op.past_len + op.rows // op.sequences, op.features)},
     ops.LayerNorm: lambda op: dict.fromkeys(("weight", "bias")[: op.affine + (op.affine and op.bias)], (op.features,)),
     ops.RmsNorm: lambda op: {"weight": (op.features,)} if op.affine else {},
     ops.FrozenNorm: lambda op: {"weight": (op.features,), **({"bias": (op.features,)} if op.centred else {})},
@@ -95,11 +96,11 @@ WEIGHT_SHAPES: dict[type, Callable[[Any], dict[str, tuple[int, ...]]]] = {
         "weight": (op.out_features, op.in_features),
         **({"bias": (op.out_features,)} if op.bias else {}),
     },
-    ops.Temperature: lambda op: {"weight": (op.heads, op.keys)},
-    ops.ShapedAttention: lambda op: {"identity": (op.heads,), "softmax": (op.heads,), "uniform": (op.heads,)},
+    ops.Temperature: lambda op: {"weight": (op.heads // op.sequences, op.keys)},
+    ops.ShapedAttention: lambda op: dict.fromkeys(("identity", "softmax", "uniform"), (op.heads // op.sequences,)),
     ops.LeakyRelu: lambda op: {"slope": (1,)},
     ops.ScaledAdd: lambda op: {"alpha": (), "beta": ()},
-    ops.VocabProjection: lambda op: {"weight": (op.vocab, op.features)},
+    ops.VocabProjection: lambda op: {"weight": (op.whole or op.vocab, op.features)},
 }
 # op type -> the shapes of what it reads from other ops. A rotation reads heads of any width; the least is given here.
 INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
@@ -117,13 +118,16 @@ INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
         (op.rows, op.features),
     ),
     ops.AttentionScores: lambda op: (
-        (op.queries, 3 * op.heads * op.head_dim),
-        *([(op.keys, 2 * op.heads * op.head_dim)] if op.queries < op.keys else []),
+        (op.queries * op.sequences, 3 * op.heads // op.sequences * op.head_dim),
+        *([(op.keys * op.sequences, 2 * op.heads // op.sequences * op.head_dim)] if op.queries < op.keys else []),
     ),
     ops.Temperature: lambda op: ((op.heads, op.queries, op.keys),),
     ops.Softmax: lambda op: ((op.heads, op.queries, op.keys),),
     ops.ShapedAttention: lambda op: ((op.heads, op.queries, op.keys),),
-    ops.AttentionMix: lambda op: ((op.heads, op.queries, op.keys), (op.keys, op.heads * op.head_dim)),
+    ops.AttentionMix: lambda op: (
+        (op.heads, op.queries, op.keys),
+        (op.keys * op.sequences, op.heads // op.sequences * op.head_dim),
+    ),
     ops.Gelu: lambda op: ((op.rows, op.features),),
     ops.Relu: lambda op: ((op.rows, op.features),),
     ops.LeakyRelu: lambda op: ((op.rows, op.features),),
@@ -139,12 +143,19 @@ INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
     ops.JoinRows: lambda op: tuple(
         (min(op.part, op.rows - first), op.features) for first in range(0, op.rows, op.part)
     ),
+    ops.JoinColumns: lambda op: tuple(
+        (op.rows, min(op.part, op.features - first)) for first in range(0, op.features, op.part)
+    ),
     ops.VocabProjection: lambda op: ((op.rows, op.features),),
 }
 # Tables that are learned for the whole context and read for some of its tokens: the axis of tokens, and which of them.
 READ_TOKENS: dict[type, tuple[int, Callable[[Any], range]]] = {
-    ops.PositionEmbedding: (0, lambda op: range(op.past_len, op.past_len + op.rows)),
+    ops.PositionEmbedding: (0, lambda op: range(op.past_len, op.past_len + op.rows // op.sequences)),
     ops.Temperature: (1, lambda op: range(op.keys - op.queries, op.keys)),
+}
+# Tables of which an op may read a part, and which of its rows.
+READ_ROWS: dict[type, Callable[[Any], slice]] = {
+    ops.VocabProjection: lambda op: slice(op.first, op.first + op.vocab),
 }
 # Operands that the owner of the weights inverts before the run, since a division is dear where a product is not.
 INVERTED: frozenset[tuple[type, str]] = frozenset({(ops.Temperature, "weight"), (ops.ScaledAdd, "alpha")})
@@ -188,6 +199,8 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
             raise UserError(f"weight {name!r} must have the shape {shape}, but has {value.shape}.")
         if tokens is not None:
             value = value.take(tokens(node.op), axis)
+        if type(node.op) in READ_ROWS:
+            value = value[READ_ROWS[type(node.op)](node.op)]
         value = value.T if (type(node.op), suffix) in TRANSPOSED else value
         found[suffix] = 1 / value if (type(node.op), suffix) in INVERTED else value
     return found

@@ -1,7 +1,8 @@
 """What every op computes, on arrays of a library: numpy computes at once, jax.numpy can be traced by an engine.
 
 Shapes: activations are rows x features; scores and attention weights are heads x queries x keys; a packed projection
-is rows x (parts x heads x head_dim), its parts queries, keys and, where there are three, values.
+is rows x (parts x heads x head_dim), its parts queries, keys and, where there are three, values. Of several sequences,
+rows are those of all first tokens, then of all second ones, and heads those of the first sequence, then of the second.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,7 +59,7 @@ def _embed(op: ops.TokenEmbedding, library: Library, own: Weights, tokens: Array
 
 
 def _add_positions(op: ops.PositionEmbedding, library: Library, own: Weights, source: Array) -> Array:
-    return source + own["weight"]
+    return source + library.numpy.repeat(own["weight"], op.sequences, axis=0)
 
 
 def _layer_norm(op: ops.LayerNorm, library: Library, own: Weights, source: Array) -> Array:
@@ -91,7 +92,8 @@ def _linear(op: ops.Linear, library: Library, own: Weights, source: Array) -> Ar
 def _rotary(op: ops.Rotary, library: Library, own: Weights, packed: Array) -> Array:
     """Pair (f, f + rotary_dim / 2) of queries and keys at position p turns by p * base^(-2 f / rotary_dim)."""
     rates = ROTARY_BASE ** -(np.arange(0, op.rotary_dim, 2) / op.rotary_dim)
-    angles = np.arange(op.past_len, op.past_len + op.rows)[:, None] * rates  # rows x rotary_dim / 2
+    positions = np.arange(op.past_len, op.past_len + op.rows // op.sequences).repeat(op.sequences)
+    angles = positions[:, None] * rates  # rows x rotary_dim / 2
     cosines, sines = (np.tile(table(angles), 2)[:, None, :].astype(packed.dtype) for table in (np.cos, np.sin))
     key_heads = op.key_heads or op.heads
     heads = packed.reshape(op.rows, op.heads + 2 * key_heads, -1)  # queries, keys, values
@@ -123,16 +125,21 @@ def _scores(op: ops.AttentionScores, library: Library, own: Weights, packed: Arr
 
     packed: queries, then keys; cached: keys first, of all tokens, where `packed` has but those of the last.
     """
-    parts = packed.reshape(op.queries, -1, op.heads, op.head_dim)
+    shape = (op.sequences, -1, op.heads // op.sequences, op.head_dim)
+    parts = packed.reshape(op.queries, *shape)
     factor = op.head_dim**-0.5 if op.factor is None else op.factor
-    queries = parts[:, 0] * factor if op.scaled else parts[:, 0]
-    queries = queries.transpose(1, 0, 2)  # heads x queries x head_dim
-    keys = cached[0].reshape(op.keys, -1, op.heads, op.head_dim)[:, 0] if cached else parts[:, 1]
-    return library.numpy.matmul(queries, keys.transpose(1, 2, 0))
+    queries = parts[:, :, 0] * factor if op.scaled else parts[:, :, 0]
+    keys = cached[0].reshape(op.keys, *shape)[:, :, 0] if cached else parts[:, :, 1]
+    return library.numpy.matmul(_by_head(queries), _by_head(keys).transpose(0, 2, 1))
+
+
+def _by_head(tokens: Array) -> Array:
+    """Tokens x sequences x heads x head_dim, as heads of all sequences x tokens x head_dim."""
+    return tokens.transpose(1, 2, 0, 3).reshape(-1, len(tokens), tokens.shape[-1])
 
 
 def _temper(op: ops.Temperature, library: Library, own: Weights, scores: Array) -> Array:
-    return scores * own["weight"][:, :, None]
+    return scores * library.numpy.tile(own["weight"], (op.sequences, 1))[:, :, None]
 
 
 def _softmax(op: ops.Softmax, library: Library, own: Weights, scores: Array) -> Array:
@@ -167,16 +174,18 @@ SOFTMAX_FORMS: dict[str, Callable[[Library, Array, Array], tuple[Array, float]]]
 def _shape(op: ops.ShapedAttention, library: Library, own: Weights, attention: Array) -> Array:
     earlier = op.keys - op.queries
     uniform = np.tri(op.queries, op.keys, earlier) / np.arange(earlier + 1, op.keys + 1)[:, None]
-    scalars = {name: own[name][:, None, None] for name in ("identity", "softmax", "uniform")}
+    scalars = {name: library.numpy.tile(value, op.sequences)[:, None, None] for name, value in own.items()}
     fixed = scalars["identity"] * np.eye(op.queries, op.keys, earlier) - scalars["uniform"] * uniform
     return attention * scalars["softmax"] + fixed
 
 
 def _mix(op: ops.AttentionMix, library: Library, own: Weights, attention: Array, source: Array) -> Array:
     """The values are the last heads x head_dim features of the source, whether it is packed or values alone."""
-    values = source[:, -op.heads * op.head_dim :].reshape(op.keys, op.heads, op.head_dim).transpose(1, 0, 2)
-    mixed = library.numpy.matmul(attention, values)  # heads x queries x head_dim
-    return mixed.transpose(1, 0, 2).reshape(op.queries, op.heads * op.head_dim)
+    heads = op.heads // op.sequences
+    values = source[:, -heads * op.head_dim :].reshape(op.keys, op.sequences, heads, op.head_dim)
+    mixed = library.numpy.matmul(attention, _by_head(values))  # heads of all sequences x queries x head_dim
+    mixed = mixed.reshape(op.sequences, heads, op.queries, op.head_dim).transpose(2, 0, 1, 3)
+    return mixed.reshape(op.queries * op.sequences, heads * op.head_dim)
 
 
 def _gelu(op: ops.Gelu, library: Library, own: Weights, source: Array) -> Array:
@@ -275,6 +284,10 @@ def _join(op: ops.JoinRows, library: Library, own: Weights, *parts: Array) -> Ar
     return library.numpy.concatenate(parts, axis=0)
 
 
+def _join_columns(op: ops.JoinColumns, library: Library, own: Weights, *parts: Array) -> Array:
+    return library.numpy.concatenate(parts, axis=1)
+
+
 def _project(op: ops.VocabProjection, library: Library, own: Weights, source: Array) -> Array:
     return library.numpy.matmul(source, own["weight"])  # comes turned
 
@@ -308,5 +321,6 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.ScaledAdd: _scaled_add,
     ops.TakeRows: _take,
     ops.JoinRows: _join,
+    ops.JoinColumns: _join_columns,
     ops.VocabProjection: _project,
 }

@@ -85,6 +85,7 @@ WORK: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.ScaledAdd: _elements,
     ops.TakeRows: _elements,
     ops.JoinRows: _elements,
+    ops.JoinColumns: _elements,
     ops.KeyValueCache: lambda op: {"elements": (op.past_len + op.rows) * op.features},
     ops.VocabProjection: _no_more,
 }
@@ -111,6 +112,7 @@ STAND_INS = {
     "Sigmoid": "Silu",
     "Tanh": "Gelu.tanh",
     "JoinRows": "KeyValueCache",
+    "JoinColumns": "KeyValueCache",
     "FrozenNorm.secret": "ScaledAdd.secret",
     "FrozenNorm.server": "ScaledAdd.server",
 }

@@ -8,7 +8,7 @@ in the latency, those of starting (keys, first oblivious transfers) with the emb
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from costmodel.cost import Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.network import DEFAULT, Network, load_network, network_s
-from costmodel.ops import Op, OpGraph
+from costmodel.ops import Node, Op
 from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, semi2k
 from costmodel.protocols.compute_testbed import (
     ComputeTestbed,
@@ -84,7 +84,7 @@ class Derived(Pricer):
             network_s=wire_s,
         )
 
-    def latency_s_range(self, graph: OpGraph) -> tuple[float, float]:
+    def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
         """The latency less and plus the error of every op's compute seconds; the network's part is exact."""
         low_s = high_s = 0.0
         for op, count in Counter(node.op for node in graph).items():
@@ -97,14 +97,14 @@ class Derived(Pricer):
     def extrapolation(self, op: Op) -> float:
         return extrapolation_of(op, self.setting.weights, self.testbed)
 
-    def extrapolated(self, graph: OpGraph) -> tuple[str, ...]:
+    def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
         """Kinds of op that do more than any that was measured, and how many times."""
         found: dict[str, float] = {}
         for op in dict.fromkeys(node.op for node in graph):
             found[type(op).__name__] = max(found.get(type(op).__name__, 1.0), self.extrapolation(op))
         return tuple(f"{name} {times:.1f}x" for name, times in found.items() if times > 1)
 
-    def prior_share(self, graph: OpGraph) -> None:
+    def prior_share(self, graph: Iterable[Node]) -> None:
         """Nothing rests on priors: bytes and rounds are derived, seconds measured."""
         return
 

@@ -148,7 +148,9 @@ def _linear(op: ops.Linear, setting: EngineSetting, share_bytes: int) -> Calls:
 def _rotary(op: ops.Rotary, setting: EngineSetting, share_bytes: int) -> Calls:
     """Queries and keys times cosines, and their crossed halves times sines; all angles are public."""
     turned = op.rows * (op.heads + (op.key_heads or op.heads)) * op.rotary_dim
-    if op.rows == 1 and op.past_len == 0:  # the first position turns by 0: times a constant 1, plus a constant 0
+    if (
+        op.rows == op.sequences and op.past_len == 0
+    ):  # the first position turns by 0: times a constant 1, plus a constant 0
         return on(turned, SHARED)
     return on(turned, fixed_point.public_product(setting) * 2)
 
@@ -264,5 +266,6 @@ PROGRAMS: dict[type, Callable[[Any, EngineSetting, int], Calls]] = {
     ops.ScaledAdd: _scaled_add,
     ops.TakeRows: _local,
     ops.JoinRows: _local,
+    ops.JoinColumns: _local,
     ops.VocabProjection: _project,
 }

@@ -39,7 +39,7 @@ from costmodel import ops
 from costmodel.cost import Price
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.estimate import Pricer
-from costmodel.ops import Op, OpGraph
+from costmodel.ops import Node, Op
 from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.published_rows import PublishedRow, published_rows
 from costmodel.protocols.published_testbed import FittedRow, Testbed, load_testbed
@@ -87,6 +87,7 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.ScaledAdd: lambda op: {},
     ops.TakeRows: lambda op: {},
     ops.JoinRows: lambda op: {},
+    ops.JoinColumns: lambda op: {},
     ops.VocabProjection: lambda op: {"vocabulary_elements": op.rows * op.vocab},
 }
 
@@ -128,7 +129,7 @@ def counts(op: Op) -> dict[str, int]:
     return COUNTS[type(op)](op)
 
 
-def graph_counts(graph: OpGraph) -> dict[str, int]:
+def graph_counts(graph: Iterable[Node]) -> dict[str, int]:
     """How many of each term a whole graph has, every term present."""
     sums = dict.fromkeys(TERMS, 0)
     for node in graph:
@@ -169,7 +170,7 @@ class Published(Pricer):
             sent_bytes += self.sent_bytes[term] * count
         return Price(latency_s=latency_s, sent_bytes=sent_bytes)
 
-    def latency_s_range(self, graph: OpGraph) -> tuple[float, float]:
+    def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
         """Least and greatest latency over all coefficients >= 0 that reproduce every row and keep to the priors.
 
         Coefficients vary, counts do not: how cost grows with dimensions that no row varies is taken as given.
@@ -184,11 +185,11 @@ class Published(Pricer):
         point = sum(price.latency_s for price in map(self.price, (node.op for node in graph)))
         return min(low, point), max(high, point)
 
-    def extrapolated(self, graph: OpGraph) -> tuple[str, ...]:
+    def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
         """What of a graph no printed row has."""
         return self.data.outside(graph)
 
-    def prior_share(self, graph: OpGraph) -> float:
+    def prior_share(self, graph: Iterable[Node]) -> float:
         """Share of the latency in terms whose coefficient only a prior identifies.
 
         Not in it, though assumed: how embedding and projection split their sum, which is data at a vocabulary of

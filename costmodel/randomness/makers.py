@@ -11,6 +11,7 @@ Generation", section 4; Demmler, Schneider and Zohner 2015, ABY, section III-A (
 Random bits are chosen by the OTs themselves, so that no choice is sent.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -60,9 +61,9 @@ class Made:
 def alternatives(some: Iterable[Op], setting: EngineSetting, link: Network) -> tuple[Made, ...]:
     """Every maker's cost of all that some ops use up. Raises UserError for an op without a program."""
     pieces: dict[Piece, int] = {}
-    for op in some:
+    for op, count in Counter(some).items():
         for piece in pieces_of(op, setting):
-            pieces[piece] = pieces.get(piece, 0) + 1
+            pieces[piece] = pieces.get(piece, 0) + count
     found = []
     for maker in MAKERS:
         if maker.name == ENCRYPTED and setting.ring_bits != cheetah.RING_BITS:

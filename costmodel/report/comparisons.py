@@ -16,6 +16,7 @@ from costmodel.ops import Op, shape
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import Comm, total_comm
 from costmodel.report.estimates import PRICE_KEYS, DeploymentFacts, setting_document, total_document, unusual
+from costmodel.report.memory import compared_line, memory_document
 from costmodel.report.trust import trust_document
 from costmodel.trust.adversary import TRUST, described
 
@@ -62,6 +63,7 @@ def document(
         ],
         "on_network": on_network and {"network": on_network.network, "predicted": total_document(on_network)},
         "setting": _setting(comparison, deployment),
+        "memory": {"predicted": memory_document(comparison.memory), "measured_bytes": list(comparison.peak_bytes)},
     }
 
 
@@ -167,6 +169,7 @@ def summary(
         "of the tokens",
         f"seconds, a process per party on one machine: {_predicted_seconds(comparison)}, "
         f"measured {format_seconds(measured.seconds)}",
+        compared_line(comparison.memory, comparison.peak_bytes),
         *([] if on_network is None else [_elsewhere(on_network)]),
     ]
 

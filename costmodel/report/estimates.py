@@ -13,12 +13,15 @@ from costmodel.calibration.validate_published import Check, Derived, RowFlops
 from costmodel.config.units import BYTES, format_bytes, format_seconds
 from costmodel.cost import Price, total_price
 from costmodel.estimate import Estimate
+from costmodel.execution.memory import PeakMemory
 from costmodel.ops import LayerId, Op, shape
 from costmodel.protocols.compute_testbed import ComputeTestbed
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published_rows import PublishedRow
 from costmodel.randomness.makers import Made
+from costmodel.report.memory import memory_document, memory_line
+from costmodel.report.tokens import Tokens, tokens_document, tokens_line
 from costmodel.report.trust import made_table, trust_document
 from costmodel.trust.adversary import described
 from costmodel.trust.data_range import said
@@ -36,6 +39,8 @@ USUAL = {
     "phase": "prefill",
     "rows": "all",
     "query_block": None,
+    "batch": 1,
+    "vocab_blocks": 1,
     "softmax": "exact",
 }
 
@@ -78,6 +83,8 @@ def document(
     seq_len: int,
     deployment: DeploymentFacts,
     deployed: DeployedForm | None,
+    tokens: Tokens | None = None,
+    memory: PeakMemory | None = None,
     made: Sequence[Made] = (),
     egress_price: float | None = None,
 ) -> dict[str, Any]:
@@ -85,8 +92,9 @@ def document(
 
     `by_layer` and `by_op` sum to `total`, key by key of a price, which is of the architecture as it is written.
     extrapolation: how many times more an op does than any that was measured, at least 1. setting: None where it is
-    fitted in. deployed: None where a traced model decides. made: what it costs to do without a dealer. egress_price:
-    money for each GB that is sent.
+    fitted in. deployed: None where a traced model decides. tokens: what each new token costs, where they are asked
+    for; the other prices are of them all. memory: None where nobody measured it. made: what it costs to do without a
+    dealer. egress_price: money for each GB that is sent.
     """
     return {
         "architecture": architecture,
@@ -106,6 +114,8 @@ def document(
             "deployed_id": deployed.deployed_id,
             "total": total_document(deployed.estimate),
         },
+        "tokens": tokens and tokens_document(tokens),
+        "memory": memory_document(memory),
         "egress": None
         if egress_price is None
         else {"price_per_gigabyte": egress_price, "price": egress(estimate, egress_price)},
@@ -113,7 +123,7 @@ def document(
 
 
 def egress(estimate: Estimate, price_per_gigabyte: float) -> float:
-    """Money for all bytes sent, of every party, what a dealer makes left out; per token where a price is of one."""
+    """Money for all bytes sent, of every party, what a dealer makes left out."""
     return estimate.total.sent_bytes / BYTES["GB"] * price_per_gigabyte
 
 
@@ -190,6 +200,8 @@ def summary(
     seq_len: int,
     deployment: DeploymentFacts,
     deployed: DeployedForm | None,
+    tokens: Tokens | None = None,
+    memory: PeakMemory | None = None,
     egress_price: float | None = None,
 ) -> list[str]:
     """What a reader wants first, one line each."""
@@ -198,6 +210,7 @@ def summary(
     lines = [
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {estimate.protocol}{on_network}{asked}",
         f"latency {format_seconds(estimate.total.latency_s)}, communication {format_bytes(estimate.total.sent_bytes)}",
+        *([tokens_line(tokens)] if tokens else []),
         *([f"{said(estimate.extrapolated)}; {_unchecked(estimate)}"] if estimate.extrapolated else []),
     ]
     if estimate.total.compute_s is not None and estimate.total.network_s is not None:
@@ -207,10 +220,12 @@ def summary(
             f"set-up {format_bytes(estimate.total.setup_bytes or 0)}"
             f"{' between them, what a dealer makes not counted' if estimate.trust.dealer else ''}"
         )
+    if memory is not None:
+        lines.append(memory_line(memory))
     if egress_price is not None:
-        lines.append(
-            f"egress: {egress(estimate, egress_price):.4g} per token at {egress_price:g} a GB, all parties' bytes"
-        )
+        num_tokens = int(deployment.get("batch") or 1) * (1 if tokens is None else len(tokens.by_token))
+        money = egress(estimate, egress_price) / num_tokens
+        lines.append(f"egress: {money:.4g} per token at {egress_price:g} a GB, all parties' bytes")
     lines.append(f"trust: {described(estimate.trust)}")
     if setting is not None:
         lines.append(f"formulas and seconds of {ENGINE}")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from costmodel import ops
-from costmodel.ops import OpGraph
+from costmodel.ops import Node
 
 MARGIN = 0.01  # relative: closer than that, a fit does not tell its own rows apart
 
@@ -25,7 +25,7 @@ class DataRange:
     dimensions: dict[str, tuple[int, ...]]
     op_types: frozenset[type]
 
-    def outside(self, graph: OpGraph) -> tuple[str, ...]:
+    def outside(self, graph: Iterable[Node]) -> tuple[str, ...]:
         """What of a graph no data has, such as `d_model 12 (data: 768)`; nothing where all is inside."""
         found = dimensions(graph)
         told = [
@@ -36,6 +36,7 @@ class DataRange:
         unknown = {type(node.op).__name__ for node in graph} - {kind.__name__ for kind in self.op_types}
         used = unknown - ({"KeyValueCache"} if _keeps_none(graph) else set())
         ways = [text for kind, text in OTHER_WAYS.items() if kind.__name__ in used]
+        ways += [f"batch {batch} (data: 1)"] if (batch := _batch(graph)) > 1 else []
         names = sorted(unknown - {kind.__name__ for kind in OTHER_WAYS})
         return (*told, *ways, *(f"{name} (data: none)" for name in names))
 
@@ -44,32 +45,41 @@ class DataRange:
 OTHER_WAYS: dict[type, str] = {
     ops.KeyValueCache: "phase decode (data: prefill)",
     ops.TakeRows: "projection last (data: all)",
+    ops.JoinColumns: "vocabulary in blocks (data: all at once)",
     ops.JoinRows: "attention in blocks of queries (data: all at once)",
 }
 
 
-def _keeps_none(graph: OpGraph) -> bool:
+def _keeps_none(graph: Iterable[Node]) -> bool:
     """Whether keys and values are those of the same run, and only told apart from queries."""
     return not any(node.op.past_len for node in graph if isinstance(node.op, ops.KeyValueCache))
 
 
-def dimensions(graph: OpGraph) -> dict[str, set[int]]:
+def _batch(graph: Iterable[Node]) -> int:
+    """Sequences at once."""
+    return max((getattr(node.op, "sequences", 1) for node in graph), default=1)
+
+
+def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
     """The dimensions of a model, read off its ops: a set of values each, empty where none of its ops has one.
 
-    d_ff: inner features of FFNs; the rows of a linear that leads back to d_model and is not attention's.
+    seq_len, num_heads: of one sequence. d_ff: inner features of FFNs; the rows of a linear that leads
+    back to d_model and is not attention's.
     """
     found: dict[str, set[int]] = {name: set() for name in ("d_model", "d_ff", "num_heads", "vocab_size", "seq_len")}
-    attended = {node.op.heads * node.op.head_dim for node in graph if isinstance(node.op, ops.AttentionMix)}
+    batch = _batch(graph)
+    mixes = [node.op for node in graph if isinstance(node.op, ops.AttentionMix)]
+    attended = {op.heads // op.sequences * op.head_dim for op in mixes}
     for node in graph:
         op = node.op
         if isinstance(op, ops.TokenEmbedding):
             found["d_model"].add(op.features)
             found["vocab_size"].add(op.vocab)
-            found["seq_len"].add(op.tokens)
+            found["seq_len"].add(op.tokens // batch)
         elif isinstance(op, ops.VocabProjection):
-            found["vocab_size"].add(op.vocab)
+            found["vocab_size"].add(op.whole or op.vocab)
         elif isinstance(op, ops.AttentionMix):
-            found["num_heads"].add(op.heads)
+            found["num_heads"].add(op.heads // op.sequences)
             found["seq_len"].add(op.keys)
     widths = found["d_model"] | attended
     linears = [node.op for node in graph if isinstance(node.op, ops.Linear)]

@@ -91,6 +91,7 @@ CASES = {
     "needed rows in blocks": Case(
         notation="SM(t)+LN+R", deployment=Deployment(projection="last", rows="needed", query_block=4)
     ),
+    "a batch, its vocabulary in halves": Case(notation="HH(SM(t)+G)", deployment=Deployment(batch=3, vocab_blocks=2)),
     "frozen norms and half the heads": Case(notation="6xlSmGo-6xmHoRo"),
     "choices folded": Case(notation="6xMSoPo-6xoHMXo", folded=True),
 }

@@ -43,7 +43,7 @@ def test_json_has_every_key_and_sums_exactly(run):
     assert (code, err) == (0, "")
     document = json.loads(out)
     head = ["architecture", "base", "seq_len", "protocol", "network", "trust"]
-    assert list(document) == [*head, "total", "by_layer", "by_op", "setting", "deployed", "egress"]
+    assert list(document) == [*head, "total", "by_layer", "by_op", "setting", "deployed", "tokens", "memory", "egress"]
     assert (document["architecture"], document["base"], document["seq_len"]) == ("SM+ScFuFFN_i6", "gpt2-small", 128)
     assert (document["protocol"], document["network"]) == ("published", None)
     total = document["total"]
@@ -129,6 +129,8 @@ def test_json_says_which_setting_was_priced(run):
         "phase": "prefill",
         "rows": "all",
         "query_block": None,
+        "batch": 1,
+        "vocab_blocks": 1,
         "gelu": "tanh",
         "softmax": "exact",
     }
@@ -219,7 +221,7 @@ def test_csv_is_a_line_an_op(run):
     assert (code, err) == (0, "")
     lines = list(csv.DictReader(io.StringIO(out)))
     ops = estimated(run, *flags)["by_op"]
-    assert list(lines[0]) == ["op", "layer", "name", "shape", *PRICE_KEYS, "extrapolation"]
+    assert list(lines[0]) == ["op", "layer", "name", "shape", *PRICE_KEYS, "extrapolation", "held_bytes"]
     assert [line["name"] for line in lines] == [op["name"] for op in ops]
     assert [float(line["latency_s"]) for line in lines] == [op["latency_s"] for op in ops]
     assert lines[0]["shape"] == "tokens=128 vocab=512 features=16"
@@ -382,8 +384,17 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
             "--output absent/x.yaml must be a file in a folder that can be written to",
         ),
         (["calibrate", "--layers", "3"], "flags of a model need --for ARCH, the model to measure; give it or leave"),
-        (["calibrate", "--for", "SM"], "--for and --threads are of an engine; give --engine spu and its --protocol"),
-        (["calibrate", "--threads", "2"], "--for and --threads are of an engine; give --engine spu and its --protocol"),
+        (["calibrate", "--for", "SM"], "--for, --threads and --memory are of an engine; give --engine spu and its"),
+        (["calibrate", "--threads", "2"], "--for, --threads and --memory are of an engine; give --engine spu and its"),
+        (["calibrate", "--memory"], "--for, --threads and --memory are of an engine; give --engine spu and its"),
+        (
+            ["calibrate", "--memory", "--engine", "spu", "--protocol", "aby3", "--threads", "2", "--output", "m.yaml"],
+            "--memory is measured of models of its own, on one thread; leave all other flags out",
+        ),
+        (
+            ["calibrate", "--memory", "--engine", "spu", "--protocol", "aby3"],
+            "--output is required for protocol aby3: the .yaml file to write",
+        ),
         (
             ["calibrate", "--protocol", "aby3", "--engine", "spu", "--output", "x.yaml", "--for", "LN+SM"],
             "architecture must be a name like SM+LN+G",

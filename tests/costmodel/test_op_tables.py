@@ -27,6 +27,7 @@ NO_WEIGHTS = dict.fromkeys(
     (
         "PackHeads", "Rotary", "RepeatHeads", "KeyValueCache", "AttentionScores", "Softmax", "AttentionMix", "Gelu",
         "Relu", "Square", "Silu", "Sigmoid", "Tanh", "Multiply", "Scale", "Add", "TakeRows", "JoinRows",
+        "JoinColumns",
     ),
     "it has no weights",
 )  # fmt: skip
@@ -42,7 +43,7 @@ NO_FORMS = dict.fromkeys(set(NAMES) - {"TokenEmbedding", "Softmax", "Gelu"}, "it
 OWN_NAME = dict.fromkeys(
     (
         "PackHeads", "Rotary", "RepeatHeads", "KeyValueCache", "ShapedAttention", "Silu", "Sigmoid", "Tanh", "Multiply",
-        "Scale", "TakeRows", "JoinRows",
+        "Scale", "TakeRows", "JoinRows", "JoinColumns",
     ),
     "figures call it by its own name",
 )  # fmt: skip

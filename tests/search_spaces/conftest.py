@@ -1,5 +1,5 @@
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import settings
 from costmodel import ops
 from costmodel.cost import Price
 from costmodel.estimate import Pricer
-from costmodel.ops import Op, OpGraph
+from costmodel.ops import Node, Op
 from costmodel.trust.adversary import TRUST
 from search_spaces.bases import Dimensions
 from search_spaces.definition import Choices, Definition
@@ -42,10 +42,10 @@ class RoundPricer(Pricer):
     def price(self, op: Op) -> Price:
         return Price(latency_s=SECONDS.get(type(op), 0.0), sent_bytes=BYTES.get(type(op), 0.0))
 
-    def latency_s_range(self, graph: OpGraph) -> None:
+    def latency_s_range(self, graph: Iterable[Node]) -> None:
         return None
 
-    def prior_share(self, graph: OpGraph) -> None:
+    def prior_share(self, graph: Iterable[Node]) -> None:
         return None
 
 
@@ -63,7 +63,9 @@ class SizePricer(RoundPricer):
         values = [getattr(op, each.name) for each in fields(op)]
         flags = sum(value is True for value in values)
         work = math.prod(value for value in values if type(value) is int and value > 0) * (1 + flags)
-        local = isinstance(op, (ops.PositionEmbedding, ops.KeyValueCache, ops.Add, ops.TakeRows, ops.JoinRows))
+        local = isinstance(
+            op, (ops.PositionEmbedding, ops.KeyValueCache, ops.Add, ops.TakeRows, ops.JoinRows, ops.JoinColumns)
+        )
         return Price(latency_s=0.0 if local else float(work), sent_bytes=0.0 if local else 3.0)
 
 

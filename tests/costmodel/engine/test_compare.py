@@ -44,7 +44,7 @@ def engine_stub(monkeypatch):
 
 def check_document(document, protocol):
     head = ["architecture", "base", "seq_len", "protocol", "network", "trust"]
-    assert list(document) == [*head, "total", "by_op", "on_network", "setting"]
+    assert list(document) == [*head, "total", "by_op", "on_network", "setting", "memory"]
     assert document["trust"]["dealer"] == (protocol == "semi2k")
     assert (document["protocol"], document["network"], document["seq_len"]) == (protocol, None, 6)
     total, by_op = document["total"], document["by_op"]

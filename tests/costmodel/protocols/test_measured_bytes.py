@@ -124,6 +124,32 @@ def some_of_transformers(rows: int, features: int, heads: int, keys: int) -> lis
     ]
 
 
+def some_in_blocks(rows: int, features: int, vocab: int) -> list[Op]:
+    """A part of the vocabulary projection, and what joins parts."""
+    return [
+        ops.VocabProjection(rows=rows, features=features, vocab=vocab - 1, first=1, whole=vocab),
+        ops.JoinColumns(rows=rows, features=vocab, part=vocab // 2),
+    ]
+
+
+def some_in_a_batch(sequences: int, tokens: int, features: int) -> list[Op]:
+    """What tells several sequences apart, each with 2 heads, whole and for one more token."""
+    heads: Any = {"heads": 2 * sequences, "sequences": sequences}
+    square: Any = {**heads, "queries": tokens, "keys": tokens}
+    last: Any = {**heads, "queries": 1, "keys": tokens}
+    return [
+        ops.PositionEmbedding(rows=tokens * sequences, features=features, sequences=sequences),
+        *(
+            ops.Rotary(rows=rows, heads=2, rotary_dim=4, past_len=past_len, sequences=sequences)
+            for rows, past_len in ((tokens * sequences, 0), (sequences, 0), (sequences, tokens))
+        ),
+        *(ops.AttentionScores(**shape, head_dim=features) for shape in (square, last)),
+        *(ops.Temperature(**shape) for shape in (square, last)),
+        *(ops.ShapedAttention(**shape) for shape in (square, last)),
+        *(ops.AttentionMix(**shape, head_dim=features) for shape in (square, last)),
+    ]
+
+
 def some_weighted(rows: int, features: int, vocab: int) -> list[Op]:
     """Every op whose weights the server may hold."""
     return [
@@ -168,6 +194,8 @@ PLAN: dict[str, list[Op]] = {
         *some_of_transformers(rows=64, features=256, heads=2, keys=64),
         *some_of_transformers(rows=7, features=12, heads=3, keys=33),
         *some_of_transformers(rows=1, features=1, heads=1, keys=2),
+        *some_in_blocks(rows=7, features=12, vocab=9),
+        *some_in_a_batch(sequences=3, tokens=7, features=12),
     ],
     "odd fraction": [
         *some_ops(rows=3, features=5, heads=1, keys=6, vocab=9),

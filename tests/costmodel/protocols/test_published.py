@@ -15,7 +15,7 @@ PRICER = published.load()
 FIVE_MINUTES = Budget(latency_s=300.0)
 LOCAL = (
     ops.PositionEmbedding, ops.PackHeads, ops.Rotary, ops.RepeatHeads, ops.KeyValueCache, ops.Temperature, ops.Add,
-    ops.ScaledAdd, ops.TakeRows, ops.JoinRows, ops.FrozenNorm,
+    ops.ScaledAdd, ops.TakeRows, ops.JoinRows, ops.JoinColumns, ops.FrozenNorm,
 )  # fmt: skip
 DIMENSION = st.integers(1, 4096)
 

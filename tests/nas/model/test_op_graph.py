@@ -123,7 +123,7 @@ def test_caches_must_be_all_there_and_long_enough() -> None:
 def test_every_op_of_the_blocks_is_run() -> None:
     graphs = [lower(parse(name, base).architecture, 4) for base, name in MEMBERS]
     run = {type(node.op) for graph in graphs for node in graph}
-    deployed = {"KeyValueCache", "TakeRows", "JoinRows"}
+    deployed = {"KeyValueCache", "TakeRows", "JoinRows", "JoinColumns"}
     foreign = {
         "Silu",
         "Sigmoid",

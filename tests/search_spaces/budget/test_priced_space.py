@@ -5,7 +5,7 @@ import pytest
 
 from costmodel.cost import Price, total_price
 from costmodel.estimate import Pricer, estimate
-from costmodel.ops import Op
+from costmodel.ops import Op, OpGraph
 from costmodel.protocols import load_pricer
 from search_spaces.budget.priced_space import (
     Accounting,
@@ -132,10 +132,10 @@ def test_impossible_prices_are_refused(pricer: Pricer, latency_s: float) -> None
 def test_prices_that_do_not_add_up_are_refused(accounting: Accounting, pricer: Pricer) -> None:
     """`cheapest` and every count rest on additivity, so a lowering that broke it must not go unseen."""
 
-    def lower_with_surcharge(architecture, seq_len, deployment):
-        graph = lower(architecture, seq_len, deployment)
-        mixed = len(set(architecture.layers)) > 1
-        return (*graph, *graph) if mixed else tuple(graph)
+    def lower_with_surcharge(architecture, seq_len):
+        graph = lower(architecture, seq_len)
+        again = tuple(replace(node, name=f"{node.name}@again") for node in graph)
+        return OpGraph(nodes=(*graph, *again)) if len(set(architecture.layers)) > 1 else graph
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("search_spaces.workload.lower", lower_with_surcharge)

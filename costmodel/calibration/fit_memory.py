@@ -1,0 +1,87 @@
+"""Fits what the processes of an engine take in memory, on runs of whole models on this machine."""
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from costmodel.config.strict_yaml import dump
+from costmodel.engine import spu
+from costmodel.engine.compare import SEED, drawn_caches, drawn_tokens, drawn_weights
+from costmodel.errors import StoppedError
+from costmodel.execution.memory import FEATURES, MemoryFit, MemoryTestbed, features
+from costmodel.ops import OpGraph
+from costmodel.protocols.identity import ENGINE
+from costmodel.protocols.primitives import EngineSetting
+
+SETTING = EngineSetting()
+
+
+def measured_memory(graphs: Sequence[OpGraph], protocol: str, tell: Callable[[str], None]) -> MemoryTestbed:
+    """Runs every graph once and fits. tell: takes a line for each. Raises StoppedError if the engine fails."""
+    peaks = []
+    for index, graph in enumerate(graphs, start=1):
+        try:
+            peaks.append(_peaks(graph, protocol))
+        except spu.EngineError as error:
+            raise StoppedError(str(error)) from None
+        tell(f"{protocol}: {index} of {len(graphs)} models, {', '.join(f'{each / 1e6:.0f} MB' for each in peaks[-1])}")
+    return fit_memory(protocol, [features(graph, protocol, SETTING) for graph in graphs], peaks)
+
+
+def _peaks(graph: OpGraph, protocol: str) -> tuple[int, ...]:
+    """Of every party, the first one first. Raises StoppedError where the system does not tell."""
+    generator = np.random.default_rng(SEED)
+    weights = drawn_weights(graph, generator)
+    tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
+    run = spu.run(graph, weights, tokens, caches, protocol=protocol, setting=SETTING, link="tcp")
+    found = tuple(each for each in run.peak_bytes if each is not None)
+    if len(found) < len(run.peak_bytes):
+        raise StoppedError("this system does not tell a process its peak memory; calibrate it on Linux.")
+    return found
+
+
+def fit_memory(protocol: str, counts: Sequence[dict[Any, int]], peaks: Sequence[tuple[int, ...]]) -> MemoryTestbed:
+    """counts: the features of each model; peaks: of each, the bytes of every party, the client's first."""
+    return MemoryTestbed(
+        protocol=protocol,
+        engine=ENGINE,
+        ring_bits=SETTING.ring_bits,
+        machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        measured_on=datetime.now(UTC).date().isoformat(),
+        num_points=len(peaks),
+        greatest={name: max(count[name] for count in counts) for name in FEATURES},
+        client=_fit(counts, [of_all[0] for of_all in peaks]),
+        party=_fit(counts, [max(of_all[1:]) for of_all in peaks]),
+    )
+
+
+def _fit(counts: Sequence[dict[Any, int]], peaks: Sequence[int]) -> MemoryFit:
+    """Least squares of relative errors, coefficients at least 0, so that memory never falls as a feature grows."""
+    table = np.array([[count[name] for name in FEATURES] for count in counts], dtype=float)
+    shares = table / np.array(peaks, dtype=float)[:, None]  # of each measured peak
+    whole = _coefficients(shares)
+    apart = [shares[index] @ _coefficients(np.delete(shares, index, axis=0)) - 1 for index in range(len(peaks))]
+    return MemoryFit(
+        coefficients={name: float(f"{value:.4g}") for name, value in zip(FEATURES, whole, strict=True)},
+        worst_error=round(float(np.abs(shares @ whole - 1).max()), 4),
+        held_out_error=round(float(np.abs(apart).max()), 4),
+    )
+
+
+def _coefficients(shares: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Columns are scaled first: bytes of a process are 1e8 times those of a byte."""
+    from scipy.optimize import nnls
+
+    scale = np.where(shares.max(axis=0) > 0, shares.max(axis=0), 1.0)
+    found: np.ndarray[Any, Any] = nnls(shares / scale, np.ones(len(shares)))[0] / scale
+    return found
+
+
+def dump_memory(testbed: MemoryTestbed) -> str:
+    """The text of a testbed file."""
+    return dump(asdict(testbed))

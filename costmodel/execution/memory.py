@@ -1,0 +1,221 @@
+"""What a party holds in memory while a graph runs: shares of weights, of inputs and of what later ops still read.
+
+    peak = sum over features of coefficient x bytes
+
+`features` counts bytes; what the engine's process takes per byte of each, and by itself, is fitted (`MemoryTestbed`).
+The shares themselves are exact. Beside them an op has temporaries, each a few times as large as what it works on:
+levels of a comparison, as many as outputs that are alive; masked and opened factors of a matrix product; under cheetah
+its blocks, encoded for the encryption, and their encrypted results. What an op frees stays with the process, for the
+next one, so features add up.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from costmodel import ops
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import load_mapping
+from costmodel.execution.interpreter import PUBLIC, weight_shapes
+from costmodel.ops import Node, Op, OpGraph
+from costmodel.protocols import cheetah
+from costmodel.protocols.cheetah_packing import DEGREE
+from costmodel.protocols.compute_testbed import NUM_SHARES
+from costmodel.protocols.op_programs import calls_of
+from costmodel.protocols.primitives import EngineSetting
+
+TESTBEDS = Path(__file__).parents[1] / "testbeds"
+Feature = Literal["process", "held", "alive", "matrix", "blocks", "results"]
+FEATURES: tuple[Feature, ...] = get_args(Feature)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryFit:
+    """What a process takes. coefficients: bytes for a byte of each feature; for `process`, bytes.
+
+    worst_error: greatest relative error on a model it is fitted on. held_out_error: on one that was left out.
+    """
+
+    coefficients: dict[str, float]
+    worst_error: float
+    held_out_error: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryTestbed:
+    """Fitted on runs of whole models, a process per party, by the most that each held in a pass.
+
+    client: the first party, which also compiles the ops and shares everything beforehand. party: each other.
+    greatest: of each feature, the most of any model that it is fitted on; num_points: such models.
+    """
+
+    protocol: str
+    engine: str
+    ring_bits: int
+    machine: str
+    measured_on: str
+    num_points: int
+    greatest: dict[str, int]
+    client: MemoryFit
+    party: MemoryFit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeakMemory:
+    """The most bytes that are resident at once: of the first party, which is also the client, and of each other.
+
+    held_bytes: shares of weights, inputs and outputs among them, exact. held_out_error: of the fit of the rest.
+    extrapolation: how many times more of a feature there is than in any model that was measured, at least 1.
+    """
+
+    client_bytes: int
+    party_bytes: int
+    held_bytes: int
+    held_out_error: float
+    extrapolation: float
+
+
+def load_memory(path: Path) -> MemoryTestbed:
+    """The testbed in a YAML file. Raises UserError, naming the file."""
+    return decode(MemoryTestbed, load_mapping(path), str(path))
+
+
+def committed(protocol: str) -> Path:
+    """Where the testbed of a protocol is."""
+    return TESTBEDS / f"memory-{protocol}.yaml"
+
+
+def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) -> PeakMemory | None:
+    """Of a run of one thread; None where masks of weights are kept or in another ring, which nobody measured."""
+    if setting.weight_masks == "kept" or setting.threads != 1 or setting.ring_bits != testbed.ring_bits:
+        return None
+    found = features(graph, testbed.protocol, setting)
+    beyond = [count / testbed.greatest[name] for name, count in found.items() if testbed.greatest[name]]
+    return PeakMemory(
+        client_bytes=_bytes(found, testbed.client),
+        party_bytes=_bytes(found, testbed.party),
+        held_bytes=found["held"] + found["alive"],
+        held_out_error=max(testbed.client.held_out_error, testbed.party.held_out_error),
+        extrapolation=max(1.0, *beyond),
+    )
+
+
+def _bytes(found: dict[Feature, int], fit: MemoryFit) -> int:
+    return round(sum(fit.coefficients[name] * count for name, count in found.items()))
+
+
+def last_readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
+    """By node, the nodes whose outputs no later one reads; the last one's output is the result."""
+    last = {name: node.name for node in nodes for name in node.inputs}
+    found: dict[str, list[str]] = {node.name: [] for node in nodes}
+    for node in nodes[:-1]:
+        found[last.get(node.name, node.name)].append(node.name)
+    return found
+
+
+def alive_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[int, ...]:
+    """One party's shares of outputs, its own included, that are there while each op runs, in order."""
+    spent, total = last_readers(graph.nodes), 0
+    sizes: dict[str, int] = {}
+    found = []
+    for node in graph:
+        sizes[node.name] = _share_bytes(protocol, setting) * _elements(node, sizes, _share_bytes(protocol, setting))
+        total += sizes[node.name]
+        found.append(total)
+        total -= sum(sizes[name] for name in spent[node.name])
+    return tuple(found)
+
+
+def held_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> int:
+    """One party's shares of all weights and inputs.
+
+    A weight that several ops read, as those of blocks of the vocabulary are, is held by each as it reads it. Weights
+    of the server count as shared: the engine shares them when an op reads them, and the process keeps their place.
+    """
+    total = 0
+    for node in graph:
+        word = setting.ring_bits // 8 if type(node.op) in PUBLIC else _share_bytes(protocol, setting)
+        total += word * _read_elements(node.op)
+        if isinstance(node.op, ops.TokenEmbedding):
+            encoded = node.op.tokens * (1 if node.op.encoding == "lookup" else node.op.vocab)
+            total += _share_bytes(protocol, setting) * encoded
+    return total + _share_bytes(protocol, setting) * sum(prod(each.shape) for each in graph.inputs)
+
+
+def features(graph: OpGraph, protocol: str, setting: EngineSetting) -> dict[Feature, int]:
+    """Bytes that a party's peak grows with.
+
+    process: 1, the process by itself. held: see `held_bytes`. alive: the most of `alive_bytes`. matrix: shares of both
+    factors and the result of the largest matrix product, tile by tile. blocks, results: under cheetah, the most blocks
+    of a product that are encoded at once, a word a coefficient, and ciphertexts that they add up to, before these are
+    packed: two ring elements each.
+    """
+    found: dict[Feature, int] = {
+        "process": 1,
+        "held": held_bytes(graph, protocol, setting),
+        "alive": max(alive_bytes(graph, protocol, setting)),
+        "matrix": 0,
+        "blocks": 0,
+        "results": 0,
+    }
+    share_bytes, element_bytes = _share_bytes(protocol, setting), DEGREE * setting.ring_bits // 8
+    products = (
+        call
+        for op in dict.fromkeys(node.op for node in graph)
+        for call in calls_of(op, setting, share_bytes=share_bytes)
+        if call.primitive == "matmul"
+    )
+    for call in dict.fromkeys(products):
+        found["matrix"] = max(found["matrix"], share_bytes * (call.elements + call.operands))
+        if protocol == "cheetah":
+            work = cheetah.matrix_work((call,))
+            found["blocks"] = max(found["blocks"], work["products"] * element_bytes)
+            found["results"] = max(found["results"], work["results"] * 2 * element_bytes)
+    return found
+
+
+def _share_bytes(protocol: str, setting: EngineSetting) -> int:
+    return NUM_SHARES[protocol] * setting.ring_bits // 8
+
+
+def _read_elements(op: Op) -> int:
+    """Elements of an op's weights, of a table only those that it reads."""
+    if isinstance(op, ops.VocabProjection):
+        return op.vocab * op.features
+    if isinstance(op, ops.PositionEmbedding):
+        return op.rows // op.sequences * op.features
+    if isinstance(op, ops.Temperature):
+        return op.heads // op.sequences * op.queries
+    return sum(map(prod, weight_shapes(op).values()))
+
+
+def _elements(node: Node, sizes: dict[str, int], share_bytes: int) -> int:
+    """Elements of an op's output. A rotation's are as many as those of what it reads."""
+    op: Any = node.op
+    if isinstance(op, ops.Rotary):
+        return sizes[node.inputs[0]] // share_bytes
+    count = OUTPUTS.get(type(op), lambda op: op.rows * op.features)(op)
+    return int(count)
+
+
+def _scores(op: Any) -> int:
+    return int(op.heads * op.queries * op.keys)
+
+
+# op type -> elements of its output, where they are not its rows times its features
+OUTPUTS: dict[type, Any] = {
+    ops.TokenEmbedding: lambda op: op.tokens * op.features,
+    ops.Linear: lambda op: op.rows * op.out_features,
+    ops.PackHeads: lambda op: op.rows * (op.query_features + 2 * op.key_features),
+    ops.RepeatHeads: lambda op: 3 * op.rows * op.heads * op.head_dim,
+    ops.KeyValueCache: lambda op: (op.past_len + op.rows) * op.features,
+    ops.AttentionScores: _scores,
+    ops.Temperature: _scores,
+    ops.Softmax: _scores,
+    ops.ShapedAttention: _scores,
+    ops.AttentionMix: lambda op: op.queries * op.heads * op.head_dim,
+    ops.TakeRows: lambda op: op.taken * op.features,
+    ops.VocabProjection: lambda op: op.rows * op.vocab,
+}

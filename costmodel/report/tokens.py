@@ -1,0 +1,88 @@
+"""Prices of new tokens, one after the other, as tables and JSON."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from costmodel.config.units import format_bytes, format_seconds
+from costmodel.cost import Price, shared_price, total_price
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """What each new token costs; the first comes from the prompt.
+
+    batch: sequences that each of the prices is of.
+    """
+
+    prompt_len: int
+    by_token: tuple[Price, ...]
+    batch: int = 1
+
+    @property
+    def total(self) -> Price:
+        return total_price(self.by_token)
+
+    @property
+    def per_token(self) -> Price:
+        """The mean over all tokens of all sequences."""
+        return shared_price(self.total, len(self.by_token) * self.batch)
+
+
+def tokens_document(tokens: Tokens) -> dict[str, Any]:
+    """As JSON data: `prompt` and `decode` sum to the total; `by_token` is a price for each."""
+    prompt, *steps = tokens.by_token
+    return {
+        "new_tokens": len(tokens.by_token),
+        "per_token": asdict(tokens.per_token),
+        "prompt": asdict(prompt),
+        "decode": asdict(total_price(steps)) if steps else None,
+        "by_token": token_records(tokens),
+    }
+
+
+def token_records(tokens: Tokens) -> list[dict[str, Any]]:
+    """Every new token, how many tokens the model has read before it, and its price."""
+    return [
+        {"token": index, "read": tokens.prompt_len + index - 1, **asdict(price)}
+        for index, price in enumerate(tokens.by_token, start=1)
+    ]
+
+
+def tokens_line(tokens: Tokens) -> str:
+    mean, prompt, num_tokens = tokens.per_token, tokens.by_token[0], len(tokens.by_token)
+    each = f"{num_tokens:,} new tokens" + (f" of each of {tokens.batch} sequences" if tokens.batch > 1 else "")
+    return f"{each}: per token {_price(mean)}; the prompt and its first {_price(prompt)}"
+
+
+def _price(price: Price) -> str:
+    return f"{format_seconds(price.latency_s)}, {format_bytes(price.sent_bytes)}"
+
+
+def tokens_table(tokens: Tokens) -> Table:
+    """Some of the tokens, the first and the last among them, and all."""
+    table = Table(box=None, pad_edge=False, show_footer=True)
+    total, num_tokens = tokens.total, len(tokens.by_token)
+    table.add_column("new token", footer="total")
+    table.add_column("tokens read", justify="right")
+    table.add_column("latency", justify="right", footer=format_seconds(total.latency_s))
+    table.add_column("since the start", justify="right")
+    table.add_column("communication", justify="right", footer=format_bytes(total.sent_bytes))
+    shown, since_s = set(_shown(num_tokens)), 0.0
+    for index, price in enumerate(tokens.by_token, start=1):
+        since_s += price.latency_s
+        if index in shown:
+            read, seconds = str(tokens.prompt_len + index - 1), format_seconds(price.latency_s)
+            table.add_row(f"{index:,}", read, seconds, format_seconds(since_s), format_bytes(price.sent_bytes))
+    return table
+
+
+def _shown(num_tokens: int) -> Iterator[int]:
+    """1, 2, 5, 10, 20, 50 and so on, and the last."""
+    unit = 1
+    while unit < num_tokens:
+        yield from (each for each in (unit, 2 * unit, 5 * unit) if each < num_tokens)
+        unit *= 10
+    yield num_tokens

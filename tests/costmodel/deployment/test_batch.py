@@ -1,0 +1,121 @@
+"""Several sequences at once: the logits of each are those of a run of its own, and the engine sends what is priced."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from costmodel import ops
+from costmodel.deployment.deploy import Deployment
+from costmodel.engine.compare import compare, drawn_weights, predict
+from costmodel.execution import interpreter
+from costmodel.ops import OpGraph
+from costmodel.protocols import load_pricer
+from costmodel.protocols.primitives import EngineSetting, total_comm
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+
+GPT2 = base_architecture("tiny", Dimensions(vocab=40, context=16))
+PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40, context=16))
+MODELS = [(GPT2, "SM(t)+LN+G"), (GPT2, "1xLHLRo-1xooLGs"), (GPT2, "HH(SM(t)+G)"), (PYTHIA, "SM+LN+G")]
+WAYS = {
+    "whole": Deployment(),
+    "last": Deployment(projection="last", rows="needed"),
+    "blocks": Deployment(query_block=4),
+    "looked up": Deployment(embedding="lookup"),
+    "decode": Deployment(phase="decode"),
+}
+LENGTH, BATCH = 7, 3
+
+
+@pytest.mark.parametrize(("base", "name"), MODELS)
+@pytest.mark.parametrize("way", WAYS)
+def test_each_sequence_has_the_logits_of_a_run_of_its_own(base, name, way):
+    architecture, deployment = parse(name, base).architecture, WAYS[way]
+    weights = drawn_weights(lower(architecture, LENGTH), np.random.default_rng(0))
+    tokens = np.random.default_rng(1).integers(40, size=(LENGTH, BATCH))
+    read = tokens[-1:] if way == "decode" else tokens
+    one, batched = (lower(architecture, LENGTH, replace(deployment, batch=batch)) for batch in (1, BATCH))
+    apart, past = [], {}
+    for index in range(BATCH):
+        whole = lower(architecture, LENGTH)
+        clear = interpreter.values(whole, weights, tokens[:, index])
+        caches = interpreter.kv_cache(one, clear)
+        past.update({(name, index): value for name, value in caches.items()})
+        apart.append(interpreter.execute(one, weights, read[:, index], caches))
+    side_by_side = {
+        each.name: np.stack([past[each.name, index] for index in range(BATCH)], axis=1).reshape(each.shape)
+        for each in batched.inputs
+    }
+    found = interpreter.execute(batched, weights, read.reshape(-1), side_by_side)
+    np.testing.assert_allclose(found.reshape(-1, BATCH, 40), np.stack(apart, axis=1), rtol=1e-9, atol=1e-9)
+
+
+def test_caches_of_a_batch_come_from_a_run_of_the_batch():
+    architecture = parse("SM+LN+R", GPT2).architecture
+    weights = drawn_weights(lower(architecture, LENGTH), np.random.default_rng(0))
+    tokens = np.random.default_rng(1).integers(40, size=(LENGTH, BATCH))
+    clear = interpreter.values(lower(architecture, LENGTH, Deployment(batch=BATCH)), weights, tokens.reshape(-1))
+    step = lower(architecture, LENGTH, Deployment(phase="decode", batch=BATCH))
+    found = interpreter.execute(step, weights, tokens[-1], interpreter.kv_cache(step, clear))
+    np.testing.assert_allclose(found, clear["logits"][-BATCH:], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
+@pytest.mark.parametrize(
+    ("base", "name", "way"), [(GPT2, "SM(t)+LN+R", "whole"), (PYTHIA, "SM+LN+R", "decode"), (GPT2, "HH(SM)", "last")]
+)
+def test_the_engine_sends_what_is_predicted(base, name, way, protocol):
+    pytest.importorskip("spu")
+    graph = lower(parse(name, base).architecture, LENGTH, replace(WAYS[way], batch=BATCH))
+    predicted = predict(graph, protocol, EngineSetting())
+    found = compare(graph, predicted, protocol=protocol, setting=EngineSetting())
+    comm = total_comm(predicted)
+    exact = protocol != "cheetah"
+    assert found.measured.sent_bytes == pytest.approx(comm.online_bytes + comm.setup_bytes, rel=0 if exact else 1e-3)
+    assert found.measured.messages == comm.messages
+    assert found.logits_max_abs_error < 0.02
+
+
+@pytest.mark.parametrize("protocol", ["semi2k", "aby3"])
+def test_weights_of_the_server_and_first_positions_are_priced_in_a_batch(protocol):
+    """Positions are added to several rows from one table; all first tokens turn by nothing."""
+    pytest.importorskip("spu")
+    setting = EngineSetting(weights="server")
+    for base, name, length in ((GPT2, "SM(t)+LN+R", 3), (PYTHIA, "SM+R", 1)):
+        graph = lower(parse(name, base).architecture, length, Deployment(batch=BATCH))
+        found = compare(graph, predict(graph, protocol, setting), protocol=protocol, setting=setting)
+        for node, comm, measured in found.by_op:
+            assert (comm.online_bytes, comm.messages) == (measured.sent_bytes, measured.messages), node.name
+
+
+def test_rows_and_heads_multiply_and_rounds_outside_of_products_do_not():
+    one, four = (lower(parse("SM+LN+R", GPT2).architecture, 8, Deployment(batch=batch)) for batch in (1, 4))
+    assert by_name(four)["layers.0.ffn.up"] == ops.Linear(rows=32, in_features=16, out_features=64, bias=True)
+    scores = by_name(four)["layers.0.attention.scores"]
+    assert scores == ops.AttentionScores(heads=8, queries=8, keys=8, head_dim=8, sequences=4)
+    pricer = load_pricer("semi2k")
+    for name, op in by_name(four).items():
+        before, after = pricer.price(by_name(one)[name]), pricer.price(op)
+        times = 4 if isinstance(op, ops.AttentionScores | ops.AttentionMix) else 1
+        if not isinstance(op, ops.AttentionScores):  # which has a truncation beside them
+            assert (after.rounds, after.messages) == (times * before.rounds, times * before.messages), name
+        if not isinstance(op, ops.TokenEmbedding | ops.Linear | ops.VocabProjection):  # which open weights but once
+            assert after.sent_bytes == 4 * before.sent_bytes, name
+
+
+def by_name(graph: OpGraph) -> dict[str, ops.Op]:
+    return {node.name: node.op for node in graph}
+
+
+def test_a_batch_of_one_changes_nothing_and_one_below_is_refused():
+    architecture = parse("SM+LN+R", GPT2).architecture
+    assert lower(architecture, 8, Deployment(batch=1)) == lower(architecture, 8)
+    with pytest.raises(ValueError, match="`batch` must be at least 1, but got 0"):
+        Deployment(batch=0)
+
+
+def test_published_has_data_of_one_sequence():
+    graph = lower(parse("SM+LN+R", base_architecture("gpt2-small")).architecture, 128, Deployment(batch=2))
+    assert load_pricer("published").extrapolated(graph) == ("batch 2 (data: 1)",)

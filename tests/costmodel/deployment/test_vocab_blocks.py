@@ -1,0 +1,98 @@
+"""The vocabulary projection in blocks: the same logits, and fewer bytes where the engine would cut it to tiles."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from costmodel import ops
+from costmodel.deployment.deploy import Deployment, deploy
+from costmodel.engine.compare import compare, drawn_weights, predict
+from costmodel.execution import interpreter
+from costmodel.ops import Node, OpGraph
+from costmodel.protocols import aby3, semi2k
+from costmodel.protocols.primitives import EngineSetting
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+
+BASE = base_architecture("tiny", Dimensions(vocab=41, context=16))
+MODEL = parse("SM+LN+R", BASE).architecture
+WAYS = [Deployment(), Deployment(projection="last"), Deployment(phase="decode"), Deployment(batch=2)]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("num_blocks", [2, 3, 41])
+def test_logits_are_those_of_the_whole_projection(way, num_blocks):
+    whole, blocks = (lower(MODEL, 7, replace(way, vocab_blocks=each)) for each in (1, num_blocks))
+    weights = drawn_weights(whole, np.random.default_rng(0))
+    assert {name: value.shape for name, value in drawn_weights(blocks, np.random.default_rng(0)).items()} == {
+        name: value.shape for name, value in weights.items()
+    }
+    tokens = np.arange(next(node.op for node in whole if isinstance(node.op, ops.TokenEmbedding)).tokens)
+    caches = {each.name: np.random.default_rng(1).normal(size=each.shape) for each in whole.inputs}
+    found, wanted = (interpreter.execute(graph, weights, tokens, caches) for graph in (blocks, whole))
+    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_blocks_read_their_own_entries():
+    """41 entries in 3 blocks: 14, 14 and 13."""
+    *_, first, second, third, joined = lower(MODEL, 7, Deployment(vocab_blocks=3))
+    shared = {"rows": 7, "features": 16, "whole": 41}
+    assert [node.op for node in (first, second, third)] == [
+        ops.VocabProjection(**shared, vocab=14),
+        ops.VocabProjection(**shared, vocab=14, first=14),
+        ops.VocabProjection(**shared, vocab=13, first=28),
+    ]
+    assert joined.name == "logits"
+    assert joined.inputs == ("logits@0", "logits@14", "logits@28")
+    assert joined.op == ops.JoinColumns(rows=7, features=41, part=14)
+
+
+def test_halves_of_gpt2_are_opened_once_under_semi2k():
+    """768 x (128 + 50,257) words are cut to two tiles of rows times two of columns; each opens both factors.
+
+    Whole, rows are opened for 2 tiles of columns, and columns for 2 of rows; in halves, columns are opened once.
+    """
+    whole = ops.VocabProjection(rows=128, features=768, vocab=50_257)
+    halves = [replace(whole, vocab=size, first=first, whole=50_257) for first, size in ((0, 25_129), (25_129, 25_128))]
+    truncations = 128 * 50_257 * 2 * 4
+    assert semi2k.comm(whole, EngineSetting()).online_bytes - truncations == 2 * 8 * 768 * (2 * 128 + 2 * 50_257)
+    assert sum(semi2k.comm(half, EngineSetting()).online_bytes for half in halves) - truncations == (
+        2 * 8 * 768 * (2 * 128 + 50_257)
+    )
+    sent = [aby3.comm(each, EngineSetting()).online_bytes for each in (whole, *halves)]
+    assert sent[0] == sent[1] + sent[2]  # of which only results are sent
+
+
+@pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
+def test_the_engine_sends_what_is_predicted(protocol):
+    pytest.importorskip("spu")
+    graph = lower(MODEL, 5, Deployment(vocab_blocks=2))
+    predictions = predict(graph, protocol, EngineSetting())
+    found = compare(graph, predictions, protocol=protocol, setting=EngineSetting())
+    exact = 0 if protocol != "cheetah" else 1e-3
+    predicted = found.predicted.online_bytes + found.predicted.setup_bytes
+    assert found.measured.sent_bytes == pytest.approx(predicted, rel=exact)
+    assert found.logits_max_abs_error < 0.02
+
+
+def test_weights_of_another_vocabulary_are_refused():
+    blocks = lower(MODEL, 5, Deployment(vocab_blocks=2))
+    weights = drawn_weights(lower(MODEL, 5), np.random.default_rng(0))
+    weights["logits.weight"] = np.zeros((42, 16))
+    with pytest.raises(ValueError, match=r"weight 'logits.weight' must have the shape \(41, 16\), but has \(42, 16\)"):
+        interpreter.execute(blocks, weights, np.arange(5))
+
+
+def test_more_blocks_than_entries_are_refused():
+    message = "`vocab_blocks` must be of at least an entry each, but got 42 and a vocabulary of 41"
+    with pytest.raises(ValueError, match=message):
+        lower(MODEL, 5, Deployment(vocab_blocks=42))
+    with pytest.raises(ValueError, match="`vocab_blocks` must be at least 1, but got 0"):
+        Deployment(vocab_blocks=0)
+    embedding = Node(
+        name="embed", layer="embed", op=ops.TokenEmbedding(tokens=2, vocab=3, features=4), inputs=("tokens",)
+    )
+    with pytest.raises(ValueError, match="but got 2 and no vocabulary projection"):
+        deploy(OpGraph(nodes=(embedding,)), Deployment(vocab_blocks=2))

@@ -1,0 +1,166 @@
+"""New tokens one after the other: the sum of their runs, and what the engine sends for all of them."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from costmodel.cost import total_price
+from costmodel.deployment.deploy import Deployment
+from costmodel.deployment.generation import generation
+from costmodel.engine import spu
+from costmodel.engine.compare import drawn_weights, predict
+from costmodel.estimate import estimate, estimate_generation
+from costmodel.execution import interpreter
+from costmodel.protocols import load_pricer
+from costmodel.protocols.primitives import EngineSetting, total_comm
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+
+BASE = base_architecture("gpt2-small", Dimensions(layers=1, heads=2, d_model=16, vocab=50, context=16))
+MODEL = parse("SM(t)+LN+R", BASE).architecture
+LAST, DECODE = Deployment(projection="last"), Deployment(phase="decode")
+PROMPT, NEW = 5, 4
+RUNS = [lower(MODEL, PROMPT, LAST), *(lower(MODEL, PROMPT + step, DECODE) for step in range(1, NEW))]
+SMALL = ("SM+LN+R", "--base=tiny", "--seq-len=6")
+
+
+def generated(deployment):
+    whole = partial(lower, MODEL)
+    return generation(whole, prompt_len=PROMPT, new_tokens=NEW, deployment=deployment, context=16)
+
+
+def test_the_prompt_is_followed_by_decoded_tokens():
+    assert generated(LAST) == RUNS
+    needed = replace(LAST, rows="needed", embedding="lookup", query_block=2)
+    assert generated(needed)[1:] == [
+        lower(MODEL, PROMPT + step, replace(DECODE, embedding="lookup")) for step in range(1, NEW)
+    ]
+
+
+@pytest.mark.parametrize("protocol", ["published", "semi2k", "aby3", "cheetah"])
+def test_the_sum_is_that_of_separate_estimates(protocol):
+    pricer = load_pricer(protocol)
+    apart = [estimate(run, pricer).total for run in RUNS]
+    found = estimate_generation(RUNS, pricer)
+    assert found.by_token == tuple(apart)
+    assert found.whole.total == total_price(apart)
+    assert total_price(price for _, price in found.whole.by_op) == total_price(apart)
+    decoded = [node for node, _ in found.whole.by_op if node.name.endswith("@decode")]
+    assert [node.op for node in decoded] == [node.op for node in RUNS[-1]]
+    assert found.whole.latency_s_range is not None
+    low_s, high_s = found.whole.latency_s_range
+    assert low_s <= found.whole.total.latency_s <= high_s
+
+
+@pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
+def test_the_engine_sends_what_is_predicted_and_computes_the_same_logits(protocol):
+    """Each run reads the keys and values that the runs before it left."""
+    pytest.importorskip("spu")
+    tokens = np.random.default_rng(1).integers(50, size=PROMPT + NEW - 1)
+    whole = lower(MODEL, len(tokens))
+    weights = drawn_weights(whole, np.random.default_rng(0))
+    clear = interpreter.values(whole, weights, tokens)
+    sent = predicted = 0
+    for index, graph in enumerate(RUNS):
+        read = tokens[:PROMPT] if index == 0 else tokens[PROMPT + index - 1 :][:1]
+        caches = interpreter.kv_cache(graph, clear)
+        done = spu.run(graph, weights, read, caches, protocol=protocol, setting=EngineSetting())
+        sent += done.total.sent_bytes
+        comm = total_comm(predict(graph, protocol, EngineSetting()))
+        predicted += comm.online_bytes + comm.setup_bytes
+        np.testing.assert_allclose(done.logits[0], clear["logits"][PROMPT - 1 + index], atol=0.01)
+    assert sent == pytest.approx(predicted, rel=1e-3 if protocol == "cheetah" else 0)
+    if protocol != "cheetah":  # whose estimate has shares of batches that a run makes whole
+        assert sent == estimate_generation(RUNS, load_pricer(protocol)).whole.total.sent_bytes
+
+
+def estimated(run, *args):
+    code, out, err = run("estimate", *args)
+    assert (code, err) == (0, "")
+    return out
+
+
+@pytest.mark.parametrize("protocol", ["published", "semi2k"])
+def test_json_has_the_price_of_every_token_and_their_sum(run, protocol):
+    flags = (*SMALL, f"--protocol={protocol}", "--format=json")
+    found = json.loads(estimated(run, *flags, "--new-tokens=3", "--egress-price=1"))
+    steps = [
+        json.loads(estimated(run, *flags, "--projection=last")),
+        *(
+            json.loads(estimated(run, *flags[:2], f"--seq-len={seq_len}", *flags[3:], "--phase=decode"))
+            for seq_len in (7, 8)
+        ),
+    ]
+    tokens = found["tokens"]
+    assert [(each["token"], each["read"]) for each in tokens["by_token"]] == [(1, 6), (2, 7), (3, 8)]
+    for key in ("sent_bytes", "latency_s"):
+        assert [each[key] for each in tokens["by_token"]] == [step["total"][key] for step in steps]
+        assert found["total"][key] == sum(step["total"][key] for step in steps)
+        assert tokens["per_token"][key] == pytest.approx(found["total"][key] / 3)
+        assert tokens["prompt"][key] + tokens["decode"][key] == found["total"][key]
+        assert sum(entry[key] for entry in found["by_op"]) == found["total"][key]
+        assert sum(step["deployed"]["total"][key] for step in steps) == found["deployed"]["total"][key]
+    assert found["setting"]["projection"] == "last"
+    assert found["egress"]["price"] == found["total"]["sent_bytes"] / 1e9
+    assert steps[0]["tokens"] is None
+
+
+def test_tables_and_csv_have_the_tokens(run):
+    flags = (*SMALL, "--protocol=semi2k", "--new-tokens=12")
+    out = estimated(run, *flags)
+    assert "12 new tokens: per token " in out
+    assert [line.split()[0] for line in out.splitlines() if line.split()[1:2] in (["6"], ["7"], ["17"])][-3:] == [
+        "1", "2", "12",
+    ]  # fmt: skip
+    rows = list(csv.DictReader(io.StringIO(estimated(run, *flags, "--format=csv"))))
+    assert [(row["token"], row["read"]) for row in rows] == [(str(each), str(each + 5)) for each in range(1, 13)]
+    assert float(rows[-1]["sent_bytes"]) > float(rows[1]["sent_bytes"]) > 0
+
+
+def test_one_new_token_is_the_prompt_alone(run):
+    flags = (*SMALL, "--protocol=aby3", "--format=json")
+    one = json.loads(estimated(run, *flags, "--new-tokens=1"))
+    assert one["tokens"]["decode"] is None
+    assert one["total"] == json.loads(estimated(run, *flags, "--projection=last"))["total"]
+
+
+def test_a_traced_model_generates_at_the_price_of_its_name(run, tmp_path, monkeypatch):
+    """Its position table is its context."""
+    (tmp_path / "a_decoder.py").write_text(
+        "from nas.model.decoder import Decoder\n"
+        "from search_spaces.bases import Dimensions, base_architecture\n"
+        "from search_spaces.notation import parse\n"
+        "def make():\n"
+        "    base = base_architecture('tiny', Dimensions(context=9))\n"
+        "    return Decoder(parse('SM+LN+R', base).architecture)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ("--protocol=semi2k", "--seq-len=6", "--format=json")
+    traced = json.loads(estimated(run, "a_decoder:make", *flags, "--new-tokens=4"))
+    named = json.loads(estimated(run, "SM+LN+R", "--base=tiny", *flags, "--new-tokens=4"))
+    assert traced["total"] == named["total"]
+    code, out, err = run("estimate", "a_decoder:make", *flags, "--new-tokens=5")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "longer than the model's context, but got 10 tokens, context=9" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--new-tokens=0"], "--new-tokens must be at least 1, but got 0"),
+        (["--new-tokens=1", "--phase=decode"], "--new-tokens counts from the whole prompt, so it does not go"),
+        (["--new-tokens=124"], "must fit the context of 128 tokens, but got a prompt of 6 and 124 new tokens; shorten"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_generated_is_refused(run, flags, message):
+    code, out, err = run("estimate", *SMALL, "--protocol=semi2k", *flags)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert run("estimate", *SMALL, "--protocol=semi2k", "--new-tokens=123")[0] == 0
