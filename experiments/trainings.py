@@ -202,10 +202,11 @@ def _keys(plan: Plan, jobs: Sequence[Job]) -> dict[Job, Key]:
     keys = {}
     for name, variant in plan.variants.items():
         parent = _parent(variant)
-        corpus = _corpus(plan, recipe_of(plan, variant, parent, entropy_regularised=False), parent)
-        for job in jobs:
-            if job.variant == name:
-                keys[job] = Key(candidate_id(candidate_of(plan, job, parent)), corpus.fingerprint, job.seed)
+        candidates = {job: candidate_of(plan, job, parent) for job in jobs if job.variant == name}
+        if candidates:  # all of one scale, so of one corpus
+            corpus = _corpus(plan, next(iter(candidates.values())).recipe, parent)
+            for job, candidate in candidates.items():
+                keys[job] = Key(candidate_id(candidate), corpus.fingerprint, job.seed)
     return keys
 
 
@@ -249,9 +250,10 @@ def _lines(path: Path) -> dict[Key, dict[str, str]]:
 def _seconds_left(plan: Plan, left: Sequence[Job], own: Mapping[Job, Ended]) -> float:
     """Seconds left of one core, at the mean seconds a token of what was trained just now."""
     rate = sum(one.seconds for one in own.values()) / max(1, sum(one.tokens for one in own.values()))
+    one_each = {job.variant: job for job in left}
     tokens = {
-        name: recipe_of(plan, variant, _parent(variant), entropy_regularised=False).scale.tokens
-        for name, variant in plan.variants.items()
+        name: candidate_of(plan, job, _parent(plan.variants[name])).recipe.scale.tokens
+        for name, job in one_each.items()
     }
     return rate * sum(tokens[job.variant] for job in left)
 

@@ -130,13 +130,14 @@ def slopes_table(experiment: Experiment) -> PaperTable:
 
 
 def slopes_figure(experiment: Experiment) -> PanelFigure:
-    """A panel a row, a curve a slope."""
+    """A panel for each row that learns slopes, a curve a slope."""
     panels = []
     for row, one in experiment.first.items():
         found = [(float(each["step"]), _slopes(each)) for each in one.diagnoses()]
         names = list(found[0][1]) if found else []
         series = [_series(name, [(step, slopes.get(name)) for step, slopes in found]) for name in names]
-        panels.append(LinePanel(row, "step", "negative slope", tuple(series)))
+        if series:
+            panels.append(LinePanel(row, "step", "negative slope", tuple(series)))
     return _figure(experiment, "learned negative slopes of leaky ReLUs", panels)
 
 

@@ -126,7 +126,7 @@ def draw_panels(data: PanelFigure) -> Figure:
     """A grid of panels; what its lines and bars are is said once, below it."""
     columns = min(data.columns, len(data.panels))
     rows = -(-len(data.panels) // columns)
-    size = (max(6.0, 4.2 * columns), 0.8 + 3.4 * rows)
+    size = (max(7.5, 4.2 * columns), 0.8 + 3.4 * rows)
     figure, grid = plt.subplots(rows, columns, figsize=size, dpi=100, layout="constrained", squeeze=False)
     figure.suptitle(data.title, fontsize=9)
     legend: dict[str, Any] = {}
@@ -155,12 +155,14 @@ def _draw_lines(axes: Axes, panel: LinePanel) -> None:
         style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": "osD^v"[index % 5], "markersize": 4}
         style["linestyle"] = LINES[index // len(COLOURS) % len(LINES)] if series.joined else ""
         axes.plot(series.x, series.y, label=series.name, linewidth=1, **style)
-        for place, name in enumerate(series.names):
+        for place, (x, y, name) in enumerate(sorted(zip(series.x, series.y, series.names, strict=False))):
             below = place % 2
             axes.annotate(
-                name, (series.x[place], series.y[place]), textcoords="offset points", xytext=(4, -4 if below else 4),
+                name, (x, y), textcoords="offset points", xytext=(4, -4 if below else 4),
                 va="top" if below else "bottom", fontsize=6, color=style["color"],
             )  # fmt: skip
+        if series.names:
+            axes.margins(x=0.3, y=0.08)  # for the names
     if panel.log_x:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
