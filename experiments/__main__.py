@@ -1,7 +1,8 @@
 """`python -m experiments list | run NAME`: the benchmarks behind the numbers in the documentation."""
 
+import difflib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,17 +12,20 @@ from costmodel.config import cli
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from experiments import fidelity, link_seconds, population, pricing, seconds, step_cost, throughput
+from experiments.papers import run as papers
 from experiments.searchers import benchmark, placements, table
 from nas.recipe.recipe import ScaleName
 
 CONFIGS = Path(__file__).parent / "configs"
-
-# kind, as an experiment's YAML states it -> (settings of the experiment, console) -> nothing
+ALL = "all"  # every experiment on the papers
+PAPER = "paper"  # their kind
 PIPE_WIDTH = 160  # columns of a table that no terminal limits
 
+# kind, as an experiment's YAML states it -> (settings of the experiment, console) -> nothing
 KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
     "fidelity": fidelity.run,
     "link-seconds": link_seconds.run,
+    PAPER: papers.run,
     "population": population.run,
     "pricing": pricing.run,
     "search-benchmark": benchmark.run,
@@ -35,7 +39,7 @@ KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
 
 def definitions() -> dict[str, Path]:
     """Every experiment by name: the YAML files here that state a kind."""
-    paths = sorted(CONFIGS.glob("*.yaml"))
+    paths = sorted(CONFIGS.rglob("*.yaml"))
     return {path.stem: path for path in paths if "kind" in load_mapping(path)}
 
 
@@ -49,16 +53,26 @@ def run(name: str, scale: ScaleName | None = None) -> None:
     """Runs an experiment; a run that was stopped goes on where it was.
 
     Args:
-        name: one of `python -m experiments list`.
+        name: one of `python -m experiments list`, or `all` for every one on the papers.
         scale: how large, how long and how fast candidates are trained; by default the experiment's own.
     """
-    known = definitions()
-    if name not in known:
-        raise UserError(f"experiment must be one of {', '.join(known)}, but got {name!r}.")
-    settings = load_mapping(known[name])
-    kind = settings.pop("kind")
+    found = {each: load_mapping(path) for each, path in definitions().items()}
+    names = [each for each, data in found.items() if data["kind"] == PAPER] if name == ALL else [name]
+    if name not in found and name != ALL:
+        raise UserError(
+            f"experiment must be one of {', '.join(found)} or {ALL}, but got {name!r}{_nearest(name, found)}"
+        )
     console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    KINDS[kind](name, settings | ({"scale": scale} if scale else {}), console)
+    for each in names:
+        if name == ALL:
+            console.print(f"\n{each}")
+        settings = found[each]
+        KINDS[settings.pop("kind")](each, settings | ({"scale": scale} if scale else {}), console)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else "."
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

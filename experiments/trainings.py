@@ -1,8 +1,9 @@
 """Trainings that an experiment wants: one thread on every core, resumable, their outcomes kept as a table.
 
 A variant is the recipe of a scale with changes: more tokens, another optimizer, a trained parent. Every training keeps
-its checkpoints, so that a run that was killed goes on. What was trained is written to `outcomes.csv` beside them; what
-took hours is committed in `experiments/data`, and is read from there as long as recipe and corpus are the same.
+its checkpoints, so that a run that was killed goes on. What was trained is written to `outcomes.csv` beside them, where
+other plans with the same folder find it; what took hours is committed in `experiments/data`, and is read from there.
+Both as long as recipe and corpus are the same.
 """
 
 import csv
@@ -26,7 +27,7 @@ from nas.malloc import keep_freed_memory
 from nas.recipe.candidate import Candidate, candidate_id, trial_id
 from nas.recipe.overrides import RecipeChanges, changed
 from nas.recipe.papers import recipe_for
-from nas.recipe.recipe import Recipe, ScaleName, from_parent
+from nas.recipe.recipe import Normalisation, Recipe, ScaleName, SlopeSharing, from_parent
 from nas.storage import replace_file
 from nas.study.parent import teacher_of
 from nas.study.worker import worker_env
@@ -45,6 +46,9 @@ class Variant:
 
     parent: what candidates start from, `builtin` or a folder; the changes are then to the recipe from a parent.
     recipe: as `nas.train --recipe.*`; of a batch all sequences are in one forward pass.
+    normalisation: of the weights of linears, without a parent; slopes: of leaky ReLUs; both as `nas.train` has them.
+
+    Raises UserError for normalisation with a parent.
     """
 
     seeds: tuple[int, ...]
@@ -52,6 +56,12 @@ class Variant:
     tokens: int | None = None
     seq_len: int | None = None
     recipe: RecipeChanges = field(default_factory=RecipeChanges)
+    normalisation: Normalisation | None = None
+    slopes: SlopeSharing = "layer"
+
+    def __post_init__(self) -> None:
+        if self.parent is not None and self.normalisation is not None:
+            raise UserError(f"`normalisation` does not go with a parent, but got parent {self.parent!r}; drop one.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +70,7 @@ class Plan:
 
     All rows are trained with one seed before any is with the next.
 
-    committed: file of outcomes in `experiments/data`.
+    committed: file of outcomes in `experiments/data`. pairs: the (variant, row) that are wanted; None is all of them.
     """
 
     scale: ScaleName
@@ -69,6 +79,7 @@ class Plan:
     variants: Mapping[str, Variant]
     data: str = "stdlib"
     committed: str | None = None
+    pairs: frozenset[tuple[str, str]] | None = None
     dimensions: Dimensions = field(default_factory=Dimensions)
 
 
@@ -113,7 +124,8 @@ def recipe_of(plan: Plan, variant: Variant, parent: Parent | None, *, entropy_re
     scale = replace(scale, tokens=variant.tokens or scale.tokens, seq_len=variant.seq_len or scale.seq_len)
     if given.scale.batch is not None:
         given = replace(given, scale=replace(given.scale, micro_batch=given.scale.batch))
-    return changed(replace(recipe, scale=scale), given)
+    recipe = changed(replace(recipe, scale=scale), given)
+    return replace(recipe, normalisation=variant.normalisation, slopes=variant.slopes)
 
 
 def candidate_of(plan: Plan, job: Job, parent: Parent | None) -> Candidate:
@@ -135,10 +147,15 @@ def training(plan: Plan, job: Job, folder: Path) -> Ended:
     if parent is not None:
         teacher = teacher_of(parent, corpus, candidate.recipe.scale, "cpu")
         more = {"initial": parent.start(candidate, corpus), "teacher": teacher}
-    place = folder / trial_id(candidate, seed=job.seed)
+    place = training_folder(plan, job, folder)
     *_, outcome = train(candidate, corpus, seed=job.seed, folder=place, **more)
     assert isinstance(outcome, Outcome)
     return Ended(outcome.perplexity, outcome.tokens, outcome.seconds, outcome.reason or "")
+
+
+def training_folder(plan: Plan, job: Job, folder: Path) -> Path:
+    """Where a training keeps its checkpoints, metrics and diagnostics."""
+    return folder / trial_id(candidate_of(plan, job, _parent(plan.variants[job.variant])), seed=job.seed)
 
 
 def _parent(variant: Variant) -> Parent | None:
@@ -155,11 +172,14 @@ def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
     jobs = list(_jobs(plan))
     os.environ.update(worker_env(threads=1))
     keys = _keys(plan, jobs)  # prepares the corpora, once, before the processes want them
-    known = {one.key: one.ended for one in read_outcomes(DATA / plan.committed)} if plan.committed else {}
+    known = _known(DATA / plan.committed) if plan.committed else {}
     ended = {job: known[key] for job, key in keys.items() if key in known}
+    earlier = _known(folder / OUTCOMES_FILE) if (folder / OUTCOMES_FILE).exists() else {}
+    before = {job: earlier[key] for job, key in keys.items() if _is_kept(plan, job, folder) and key in earlier}
     for name in plan.variants:
         if num := sum(job.variant == name for job in ended):
             console.print(f"{name}: {num} of {sum(job.variant == name for job in jobs)} trainings are committed")
+    ended = before | ended
     workers, own = len(os.sched_getaffinity(0)), dict[Job, Ended]()
     with ProcessPoolExecutor(max_workers=workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = {pool.submit(training, plan, job, folder): job for job in jobs if job not in ended}
@@ -178,59 +198,72 @@ def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
 def _jobs(plan: Plan) -> Iterator[Job]:
     for name, variant in plan.variants.items():
         for seed in variant.seeds:
-            yield from (Job(name, seed, row) for row in plan.rows)
+            yield from (Job(name, seed, row) for row in plan.rows if plan.pairs is None or (name, row) in plan.pairs)
+
+
+def _is_kept(plan: Plan, job: Job, folder: Path) -> bool:
+    """Whether an earlier training is still there in full: its outcome alone has no diagnostics."""
+    return training_folder(plan, job, folder).is_dir()
 
 
 def _keys(plan: Plan, jobs: Sequence[Job]) -> dict[Job, Key]:
     keys = {}
     for name, variant in plan.variants.items():
         parent = _parent(variant)
-        corpus = _corpus(plan, recipe_of(plan, variant, parent, entropy_regularised=False), parent)
-        for job in jobs:
-            if job.variant == name:
-                keys[job] = Key(candidate_id(candidate_of(plan, job, parent)), corpus.fingerprint, job.seed)
+        candidates = {job: candidate_of(plan, job, parent) for job in jobs if job.variant == name}
+        if candidates:  # all of one scale, so of one corpus
+            corpus = _corpus(plan, next(iter(candidates.values())).recipe, parent)
+            for job, candidate in candidates.items():
+                keys[job] = Key(candidate_id(candidate), corpus.fingerprint, job.seed)
     return keys
 
 
 def _write(path: Path, ended: Mapping[Job, Ended], keys: Mapping[Job, Key]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*Key._fields, "row", "variant", *Ended._fields])
+    """Adds outcomes to those of other plans in the file."""
+    lines = _lines(path) if path.exists() else {}
     for job, one in ended.items():
         perplexity = "" if one.perplexity is None else f"{one.perplexity:.6g}"
-        cells = [perplexity, one.tokens, f"{one.seconds:.0f}", one.reason]
-        writer.writerow([*keys[job], job.row, job.variant, *cells])
+        cells = [perplexity, str(one.tokens), f"{one.seconds:.0f}", one.reason]
+        names = (*Key._fields, "row", "variant", *Ended._fields)
+        values = (*map(str, keys[job]), job.row, job.variant, *cells)
+        lines[keys[job]] = dict(zip(names, values, strict=True))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, next(iter(lines.values())), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines.values())
     replace_file(path, text.getvalue())
 
 
 def read_outcomes(path: Path) -> list[Recorded]:
     """The outcomes in a file that `train_all` wrote. Raises UserError if a line is none."""
     try:
-        with path.open(newline="") as file:
-            return [_recorded(row) for row in csv.DictReader(file)]
+        return [_recorded(key, line) for key, line in _lines(path).items()]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} must be the outcomes of an experiment, but: {error}.") from None
 
 
-def _recorded(row: Mapping[str, str]) -> Recorded:
-    return Recorded(
-        key=Key(row["candidate_id"], row["corpus"], int(row["seed"])),
-        row=row["row"],
-        ended=Ended(
-            float(row["perplexity"]) if row["perplexity"] else None,
-            int(row["tokens"]),
-            float(row["seconds"]),
-            row["reason"],
-        ),
-    )
+def _known(path: Path) -> dict[Key, Ended]:
+    return {one.key: one.ended for one in read_outcomes(path)}
+
+
+def _recorded(key: Key, line: Mapping[str, str]) -> Recorded:
+    perplexity = float(line["perplexity"]) if line["perplexity"] else None
+    ended = Ended(perplexity, int(line["tokens"]), float(line["seconds"]), line["reason"])
+    return Recorded(key=key, row=line["row"], ended=ended)
+
+
+def _lines(path: Path) -> dict[Key, dict[str, str]]:
+    with path.open(newline="") as file:
+        return {Key(row["candidate_id"], row["corpus"], int(row["seed"])): row for row in csv.DictReader(file)}
 
 
 def _seconds_left(plan: Plan, left: Sequence[Job], own: Mapping[Job, Ended]) -> float:
     """Seconds left of one core, at the mean seconds a token of what was trained just now."""
     rate = sum(one.seconds for one in own.values()) / max(1, sum(one.tokens for one in own.values()))
+    one_each = {job.variant: job for job in left}
     tokens = {
-        name: recipe_of(plan, variant, _parent(variant), entropy_regularised=False).scale.tokens
-        for name, variant in plan.variants.items()
+        name: candidate_of(plan, job, _parent(plan.variants[name])).recipe.scale.tokens
+        for name, job in one_each.items()
     }
     return rate * sum(tokens[job.variant] for job in left)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
+from typing import NamedTuple
 
 from costmodel import ops
 from costmodel.calibration.fit_published import QUANTITIES, coefficients
@@ -89,16 +90,37 @@ class RowFlops:
         return (self.ffn_gflop, self.attention_gflop) == (row.ffn_gflop, row.attention_gflop)
 
 
-def flops_published(row: PublishedRow, ffns: Sequence[str], *, simplified: bool) -> RowFlops:
-    """The papers' FLOP columns: blocks only, no embedding or projection, T x T products counted 3 times of 4.
+class PaperFlops(NamedTuple):
+    """FLOPs of all blocks in the papers' convention. products: of queries with keys and of scores with values."""
+
+    ffn: int
+    linears: int
+    products: int
+
+    @property
+    def attention(self) -> int:
+        return self.linears + self.products
+
+
+def paper_flops(ffns: Sequence[str], *, d_model: int, seq_len: int, simplified: bool) -> PaperFlops:
+    """Blocks only, no embedding or projection, T x T products counted 3 times of 4.
 
     ffns: the FFN of every layer, as FFN_FLOPS names them. simplified: He and Hofmann's block.
     """
-    width, tokens = row.d_model, row.seq_len
-    ffn = sum(FFN_FLOPS[kind] for kind in ffns) * tokens * width**2
     linears, products = (4, 2) if simplified else (8, 3)
-    attention = (linears * tokens * width**2 + products * tokens**2 * width) * row.num_layers
-    return RowFlops(ffn_gflop=_printed(ffn, row.ffn_gflop), attention_gflop=_printed(attention, row.attention_gflop))
+    return PaperFlops(
+        ffn=sum(FFN_FLOPS[kind] for kind in ffns) * seq_len * d_model**2,
+        linears=linears * seq_len * d_model**2 * len(ffns),
+        products=products * seq_len**2 * d_model * len(ffns),
+    )
+
+
+def flops_published(row: PublishedRow, ffns: Sequence[str], *, simplified: bool) -> RowFlops:
+    """The papers' FLOP columns of a row, to its printed digits. Arguments as of `paper_flops`."""
+    flops = paper_flops(ffns, d_model=row.d_model, seq_len=row.seq_len, simplified=simplified)
+    return RowFlops(
+        ffn_gflop=_printed(flops.ffn, row.ffn_gflop), attention_gflop=_printed(flops.attention, row.attention_gflop)
+    )
 
 
 def _printed(flops: int, like: Decimal) -> Decimal:

@@ -9,6 +9,7 @@ import matplotlib
 
 from nas.report.cost_figures import BreakdownFigure, SensitivityFigure, Stack
 from nas.report.front_figures import FloorLines, FrontFigure, Group, WhatIfFigure, WhatIfPanel
+from nas.report.panels import BarPanel, HeatPanel, LinePanel, PanelFigure
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -119,6 +120,77 @@ def draw_breakdown(data: BreakdownFigure) -> Figure:
     handles = [matplotlib.patches.Patch(facecolor=colours[kind], hatch=hatches.get(kind), label=kind) for kind in kinds]
     figure.legend(handles=handles, loc="outside lower center", ncols=7, fontsize=8)
     return figure
+
+
+def draw_panels(data: PanelFigure) -> Figure:
+    """A grid of panels; what its lines and bars are is said once, below it."""
+    columns = min(data.columns, len(data.panels))
+    rows = -(-len(data.panels) // columns)
+    size = (max(7.5, 4.2 * columns), 0.8 + 3.4 * rows)
+    figure, grid = plt.subplots(rows, columns, figsize=size, dpi=100, layout="constrained", squeeze=False)
+    figure.suptitle(data.title, fontsize=9)
+    legend: dict[str, Any] = {}
+    image: Any = None
+    for axes, panel in zip(grid.flat, data.panels, strict=False):
+        axes.set_title(panel.title, fontsize=9, loc="left")
+        axes.set_xlabel(panel.x_label, fontsize=8)
+        axes.tick_params(labelsize=7)
+        if isinstance(panel, HeatPanel):
+            image = _draw_heat(axes, panel)
+            continue
+        _draw_bars(axes, panel) if isinstance(panel, BarPanel) else _draw_lines(axes, panel)
+        handles, names = axes.get_legend_handles_labels()
+        legend |= dict(zip(names, handles, strict=True))
+    for axes in grid.flat[len(data.panels) :]:
+        axes.axis("off")
+    if image is not None:
+        figure.colorbar(image, ax=grid, shrink=0.8).set_label(data.colours, fontsize=8)
+    if len(legend) > 1:
+        figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4, fontsize=8)
+    return figure
+
+
+def _draw_lines(axes: Axes, panel: LinePanel) -> None:
+    for index, series in enumerate(panel.series):
+        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": "osD^v"[index % 5], "markersize": 4}
+        style["linestyle"] = LINES[index // len(COLOURS) % len(LINES)] if series.joined else ""
+        axes.plot(series.x, series.y, label=series.name, linewidth=1, **style)
+        for place, (x, y, name) in enumerate(sorted(zip(series.x, series.y, series.names, strict=False))):
+            below = place % 2
+            axes.annotate(
+                name, (x, y), textcoords="offset points", xytext=(4, -4 if below else 4),
+                va="top" if below else "bottom", fontsize=6, color=style["color"],
+            )  # fmt: skip
+        if series.names:
+            axes.margins(x=0.3, y=0.08)  # for the names
+    if panel.log_x:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
+    axes.set_ylabel(panel.y_label, fontsize=8)
+    axes.grid(alpha=0.2)
+
+
+def _draw_bars(axes: Axes, panel: BarPanel) -> None:
+    """The first group on top."""
+    height = 0.8 if panel.stacked else 0.8 / len(panel.series)
+    lefts = [0.0] * len(panel.groups)
+    for index, (name, values) in enumerate(panel.series):
+        shift = 0.0 if panel.stacked else (index - (len(panel.series) - 1) / 2) * height
+        places = [place + shift for place in range(len(panel.groups))]
+        bars = axes.barh(places, values, height, left=lefts, color=COLOURS[index % len(COLOURS)], label=name)
+        if panel.stacked:
+            lefts = [left + value for left, value in zip(lefts, values, strict=True)]
+        else:
+            axes.bar_label(bars, fmt="%.3g", fontsize=6, padding=1)
+    axes.set_yticks(range(len(panel.groups)), panel.groups, fontsize=7)
+    axes.invert_yaxis()
+    axes.margins(x=0.1 if not panel.stacked else 0.0)
+
+
+def _draw_heat(axes: Axes, panel: HeatPanel) -> Any:
+    cells = [[math.nan if cell is None else cell for cell in row] for row in panel.cells]
+    axes.set_ylabel(panel.y_label, fontsize=8)
+    return axes.imshow(cells, cmap="viridis", vmin=panel.limits[0], vmax=panel.limits[1], aspect="auto")
 
 
 def _layer_colours(parts: Sequence[str]) -> dict[str, tuple[float, ...] | str]:

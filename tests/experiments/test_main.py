@@ -11,3 +11,18 @@ def test_every_experiment_has_a_known_kind():
 def test_an_unknown_experiment_is_refused_by_name():
     with pytest.raises(ValueError, match="experiment must be one of .*fidelity"):
         run("moon")
+
+
+def test_a_slip_of_the_keyboard_is_told_the_nearest_name():
+    with pytest.raises(ValueError, match="got 'aero-step'; did you mean aero-steps\\?$"):
+        run("aero-step")
+    with pytest.raises(ValueError, match="got 'moon'.$"):
+        run("moon")
+
+
+def test_all_are_the_experiments_on_the_papers(monkeypatch):
+    ran = []
+    monkeypatch.setitem(KINDS, "paper", lambda name, settings, console: ran.append((name, settings["scale"])))
+    run("all", "smoke")
+    assert ran
+    assert ran == [(name, "smoke") for name, path in definitions().items() if load_mapping(path)["kind"] == "paper"]

@@ -1,0 +1,232 @@
+"""Cost columns: every printed count, FLOP, byte and minute beside ours, under protocol `published`.
+
+Prices are of a row as it is written, which is what the papers priced, not of what it would deploy to.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from costmodel import ops
+from costmodel.calibration.validate_published import PaperFlops, paper_flops
+from costmodel.estimate import estimate
+from costmodel.ops import OpGraph
+from costmodel.protocols import published
+from costmodel.protocols.published_rows import PublishedRow
+from experiments.papers.paper_table import Cell, Column, PaperTable
+from experiments.papers.perplexities import rank_notes
+from experiments.papers.results import Experiment
+from experiments.papers.settings import Settings
+from nas.report.panels import BarPanel, LinePanel, PanelFigure, Series
+from search_spaces.lower import lower
+
+GFLOP, GB, MINUTE = 1e9, 1e9, 60.0
+COSTS = ("communication", "latency")  # as `RowCosts` has them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowCosts:
+    """A row by our formulas, and as printed where it is.
+
+    num_*: nonlinear operations of all blocks as the papers count them: a softmax a head, a norm or activation a layer.
+    extrapolated: what of it no printed row has.
+    """
+
+    num_softmax: int
+    num_layernorm: int
+    num_gelu: int
+    num_relu: int
+    flops: PaperFlops
+    sent_bytes: float
+    latency_s: float
+    extrapolated: tuple[str, ...]
+    printed: PublishedRow | None
+
+    @property
+    def costs(self) -> tuple[float, float]:
+        """GB and minutes, by our formulas."""
+        return self.sent_bytes / GB, self.latency_s / MINUTE
+
+    @property
+    def printed_costs(self) -> tuple[float, float] | tuple[None, None]:
+        """GB and minutes, where a paper has them."""
+        if self.printed is None:
+            return None, None
+        return float(self.printed.sent_gigabytes), float(self.printed.latency_min)
+
+
+NET = Column("net")
+
+
+def costs_of(settings: Settings) -> dict[str, RowCosts]:
+    """Every row, priced."""
+    return {row: _row_costs(settings, row) for row in settings.rows}
+
+
+def _row_costs(settings: Settings, row: str) -> RowCosts:
+    architecture = settings.member(row).architecture
+    graph = lower(architecture, settings.seq_len)
+    found = estimate(graph, _pricer())
+    return RowCosts(
+        num_softmax=sum(node.op.heads for node in graph if isinstance(node.op, ops.Softmax)),
+        num_layernorm=_num_in_blocks(graph, ops.LayerNorm),
+        num_gelu=_num_in_blocks(graph, ops.Gelu),
+        num_relu=_num_in_blocks(graph, ops.Relu) + _num_in_blocks(graph, ops.LeakyRelu),
+        flops=paper_flops(
+            [layer.ffn for layer in architecture.layers],
+            d_model=architecture.d_model,
+            seq_len=settings.seq_len,
+            simplified=architecture.block == "sas",
+        ),
+        sent_bytes=found.total.sent_bytes,
+        latency_s=found.total.latency_s,
+        extrapolated=found.extrapolated,
+        printed=settings.printed.get(row),
+    )
+
+
+@functools.cache
+def _pricer() -> published.Published:
+    return published.load()
+
+
+def _num_in_blocks(graph: OpGraph, kind: type) -> int:
+    """The final norm is in no block, and not in the papers' counts."""
+    return sum(isinstance(node.op, kind) and isinstance(node.layer, int) for node in graph)
+
+
+def saving(reference: RowCosts, one: RowCosts, which: int, *, printed: bool) -> float:
+    """The reference's cost over a row's. which: of `COSTS`. printed: of both, which the papers must print."""
+    above, below = (each.printed_costs if printed else each.costs for each in (reference, one))
+    numerator, denominator = above[which], below[which]
+    assert numerator is not None
+    assert denominator is not None
+    return numerator / denominator
+
+
+def error_percent(printed: float, ours: float) -> float:
+    """Ours over printed, minus 1."""
+    return 100 * (ours / printed - 1)
+
+
+def operation_table(experiment: Experiment) -> PaperTable:
+    """Nonlinear operations of the blocks, and FLOPs."""
+    columns = [NET, *map(Column, ("softmax", "LayerNorm", "GELU", "ReLU"))]
+    columns += [
+        Column(f"{what} GFLOP, {whose}", ".1f") for what in ("FFN", "attention") for whose in ("printed", "ours")
+    ]
+    rows = [
+        (
+            *(row, one.num_softmax, one.num_layernorm, one.num_gelu, one.num_relu),
+            *(float(one.printed.ffn_gflop) if one.printed else None, one.flops.ffn / GFLOP),
+            *(float(one.printed.attention_gflop) if one.printed else None, one.flops.attention / GFLOP),
+        )
+        for row, one in costs_of(experiment.settings).items()
+    ]
+    notes = ("as in the papers the final norm is not counted, and FLOPs are of blocks alone (FLOP = 2 MAC)",)
+    title = f"{experiment.settings.title}: operations"
+    return PaperTable("operations", title, tuple(columns), tuple(rows), notes)
+
+
+def cost_table(experiment: Experiment) -> PaperTable:
+    """Communication and latency beside the printed ones; perplexities as far as they are printed and trained."""
+    settings, costs = experiment.settings, costs_of(experiment.settings)
+    printed, trained = settings.printed_perplexities, experiment.perplexities
+    columns = [NET]
+    for what in ("communication GB", "latency min"):
+        columns += [Column(f"{what}, printed", ".2f"), Column(f"{what}, ours", ".2f")]
+        columns.append(Column(f"{what.split()[0]}, error %", "+.2f"))
+    columns += [
+        Column("perplexity, printed", ".4g"),
+        *([Column(f"perplexity, at scale {settings.scale}", ".4g")] if trained else []),
+    ]
+    rows = []
+    for row, one in costs.items():
+        cells: list[Cell] = [row]
+        for paper, ours in zip(one.printed_costs, one.costs, strict=True):
+            cells += [paper, ours, None if paper is None else error_percent(paper, ours)]
+        rows.append((*cells, printed.get(row), *([trained[row]] if trained else [])))
+    notes = (*_cost_notes(settings, costs), *rank_notes(experiment))
+    return PaperTable("costs", f"{settings.title}: costs", tuple(columns), tuple(rows), notes)
+
+
+def savings_table(experiment: Experiment) -> PaperTable:
+    """How many times less each row costs than the first."""
+    costs = costs_of(experiment.settings)
+    reference, first = next(iter(costs.items()))
+    columns = [NET]
+    columns += [Column(f"{what}, {whose}", ".2f") for what in COSTS for whose in ("printed", "ours")]
+    rows = []
+    for row, one in costs.items():
+        cells: list[Cell] = [row]
+        for which in range(len(COSTS)):
+            paper = None if one.printed is None or first.printed is None else saving(first, one, which, printed=True)
+            cells += [paper, saving(first, one, which, printed=False)]
+        rows.append(tuple(cells))
+    title = f"{experiment.settings.title}: times less than {reference}"
+    return PaperTable("savings", title, tuple(columns), tuple(rows), (_cost_notes(experiment.settings, costs)[0],))
+
+
+def _cost_notes(settings: Settings, costs: dict[str, RowCosts]) -> list[str]:
+    printed = [(row, one) for row, one in costs.items() if one.printed]
+    notes = [f"ours: protocol published, nets as written, one token from a prompt of {settings.seq_len}"]
+    if printed:
+        sources = dict.fromkeys(one.printed.source for _, one in printed if one.printed)
+        held_out = any(one.printed and one.printed.held_out for _, one in printed)
+        fitted = "never fitted" if held_out else "our formulas are fitted on them"
+        notes.append(f"printed: {'; '.join(sources)}; {len(printed)} of {len(costs)} rows have printed costs, {fitted}")
+        notes.append(f"largest error: communication {_worst(printed, 0)}, latency {_worst(printed, 1)}")
+    else:
+        notes.append("no paper prints costs of these rows")
+    if outside := dict.fromkeys(text for one in costs.values() for text in one.extrapolated):
+        notes.append(f"extrapolated: {'; '.join(outside)}")
+    return notes
+
+
+def _worst(printed: Sequence[tuple[str, RowCosts]], which: int) -> str:
+    errors = {
+        row: error_percent(paper, one.costs[which])
+        for row, one in printed
+        if (paper := one.printed_costs[which]) is not None
+    }
+    row = max(errors, key=lambda name: abs(errors[name]))
+    return f"{errors[row]:+.2f} % ({row})"
+
+
+def savings_figure(experiment: Experiment) -> PanelFigure:
+    """Bars of the rows that are printed, printed and ours."""
+    costs = costs_of(experiment.settings)
+    reference, first = next(iter(costs.items()))
+    both = {row: one for row, one in costs.items() if one.printed}
+    panels = [
+        BarPanel(
+            title,
+            f"times less than {reference}",
+            tuple(both),
+            tuple(
+                (name, tuple(saving(first, one, which, printed=name == "printed") for one in both.values()))
+                for name in ("printed", "ours")
+            ),
+        )
+        for which, title in enumerate(COSTS)
+    ]
+    return PanelFigure(f"{experiment.settings.title}: savings", tuple(panels), columns=2)
+
+
+def front_figure(experiment: Experiment) -> PanelFigure:
+    """Printed perplexity against latency: the papers' own rows and He and Hofmann's, at printed and at our minutes."""
+    costs = costs_of(experiment.settings)
+    panels = []
+    for title, ours in (("printed latency", False), ("our latency", True)):
+        series = []
+        for name, own in (("the papers' method", True), ("He and Hofmann's block", False)):
+            points = [
+                (row, (one.latency_s if ours else one.printed.latency_s) / MINUTE, one.printed.perplexity)
+                for row, one in costs.items()
+                if one.printed and one.printed.perplexity is not None and one.printed.own_method == own
+            ]
+            if points:
+                names, minutes, perplexities = zip(*points, strict=True)
+                series.append(Series(name, minutes, perplexities, names, joined=False))
+        panels.append(LinePanel(title, "minutes per token", "printed perplexity", tuple(series)))
+    return PanelFigure(experiment.settings.title, tuple(panels), columns=2)

@@ -1,0 +1,132 @@
+"""An experiment on the papers as its YAML states it: rows of a setting, what of them is trained, and what is shown."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from costmodel.errors import UserError
+from costmodel.protocols.published_rows import PublishedRow, held_out_rows, published_rows
+from experiments.trainings import Plan, Variant
+from nas.recipe.overrides import RecipeChanges
+from nas.recipe.recipe import SCALES, Normalisation, ScaleName, SlopeSharing
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.notation import Member
+from search_spaces.resolve import resolve
+
+DIVERGED = "diverged"
+PLAIN = "the scale's recipe"
+SHORTEST = 128  # tokens of the papers' shortest context, which a scale's own sequences stand for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A row of a table, or a curve of a figure.
+
+    net: notation; None is the row's name.
+    perplexity: printed where no cost is; `diverged` if it did.
+    recipe: in place of the experiment's. normalisation, slopes: as `Variant` has them.
+    """
+
+    net: str | None = None
+    perplexity: float | str | None = None
+    recipe: RecipeChanges | None = None
+    normalisation: Normalisation | None = None
+    slopes: SlopeSharing = "layer"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.perplexity, str) and self.perplexity != DIVERGED:
+            raise UserError(f"`perplexity` must be a number or `{DIVERGED}`, but got {self.perplexity!r}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """rows: by name; savings are over the first. dataset: of the printed rows.
+
+    seeds: of trainings; none trains nothing. recipe: changes of the scale's, for every row.
+    views: what is shown, names of `experiments.papers.views.VIEWS`.
+    contexts: prompt lengths of the view of FLOPs. committed: file of outcomes in `experiments/data`.
+    printed_shares: shares of heads by quarter of entropy, %, of rows that a paper prints them for.
+
+    Raises UserError for no rows or no views.
+    """
+
+    scale: ScaleName
+    title: str
+    rows: dict[str, Row]
+    views: tuple[str, ...]
+    base: str = "gpt2-small"
+    dimensions: Dimensions = field(default_factory=Dimensions)
+    dataset: str = "CodeParrot"
+    seq_len: int = SHORTEST
+    seeds: tuple[int, ...] = ()
+    recipe: RecipeChanges = field(default_factory=RecipeChanges)
+    data: str = "stdlib"
+    committed: str | None = None
+    contexts: tuple[int, ...] = ()
+    printed_shares: dict[str, tuple[float, float, float, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.rows or not self.views:
+            raise UserError(f"`rows` and `views` must hold at least one, but got {[*self.rows]} and {[*self.views]}.")
+        if odd := [row for row in self.printed_shares if row not in self.rows]:
+            raise UserError(f"`printed_shares` must be of `rows`, but got {', '.join(odd)}.")
+
+    def net(self, row: str) -> str:
+        return self.rows[row].net or row
+
+    def member(self, row: str) -> Member:
+        """The architecture of a row, at the dimensions that are priced."""
+        return resolve(self.net(row), base_architecture(self.base, self.dimensions))
+
+    @property
+    def printed(self) -> Mapping[str, PublishedRow]:
+        """The rows that the papers print costs of, in this setting."""
+        return {name: found for name in self.rows if (found := self._published().get(self.net(name)))}
+
+    def _published(self) -> dict[str, PublishedRow]:
+        base = base_architecture(self.base, self.dimensions)
+        setting = (base.num_layers, base.num_heads, base.d_model, base.vocab_size, self.seq_len, self.dataset)
+        return {
+            row.notation: row
+            for row in (*published_rows(), *held_out_rows())
+            if (row.num_layers, row.num_heads, row.d_model, row.vocab_size, row.seq_len, row.dataset) == setting
+            and base.block == "gpt2"
+        }
+
+    @property
+    def printed_perplexities(self) -> dict[str, float]:
+        """By row; a divergence is infinite. Rows that no paper has are left out."""
+        printed = self.printed
+        given = {name: printed[name].perplexity or DIVERGED for name in printed}
+        given |= {name: row.perplexity for name, row in self.rows.items() if row.perplexity is not None}
+        return {name: math.inf if isinstance(value, str) else value for name, value in given.items() if name in given}
+
+    def variant(self, row: str) -> str:
+        """The name of how a row is trained; rows that are trained alike share it."""
+        one = self.rows[row]
+        return row if one.recipe or one.normalisation or one.slopes != "layer" else PLAIN
+
+    @property
+    def plan(self) -> Plan:
+        """Longer contexts are longer in trainings by the same factor."""
+        seq_len = SCALES[self.scale].seq_len * self.seq_len // SHORTEST
+        variants = {
+            self.variant(name): Variant(
+                seeds=self.seeds,
+                seq_len=seq_len,
+                recipe=row.recipe or self.recipe,
+                normalisation=row.normalisation,
+                slopes=row.slopes,
+            )
+            for name, row in self.rows.items()
+        }
+        return Plan(
+            scale=self.scale,
+            base=self.base,
+            dimensions=self.dimensions,
+            rows=tuple(dict.fromkeys(map(self.net, self.rows))),
+            variants=variants,
+            data=self.data,
+            committed=self.committed,
+            pairs=frozenset((self.variant(name), self.net(name)) for name in self.rows),
+        )
