@@ -223,7 +223,7 @@ def _write(path: Path, ended: Mapping[Job, Ended], keys: Mapping[Job, Key]) -> N
     lines = _lines(path) if path.exists() else {}
     for job, one in ended.items():
         perplexity = "" if one.perplexity is None else f"{one.perplexity:.6g}"
-        cells = [perplexity, str(one.tokens), f"{one.seconds:.0f}", one.reason]
+        cells = [perplexity, str(one.tokens), f"{one.seconds:.3f}", one.reason]
         names = (*Key._fields, "row", "variant", *Ended._fields)
         values = (*map(str, keys[job]), job.row, job.variant, *cells)
         lines[keys[job]] = dict(zip(names, values, strict=True))
