@@ -175,7 +175,7 @@ def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
     known = _known(DATA / plan.committed) if plan.committed else {}
     ended = {job: known[key] for job, key in keys.items() if key in known}
     earlier = _known(folder / OUTCOMES_FILE) if (folder / OUTCOMES_FILE).exists() else {}
-    before = {job: earlier[key] for job, key in keys.items() if _is_kept(plan, job, folder) and key in earlier}
+    before = {job: earlier[key] for job, key in keys.items() if key in earlier and _is_kept(key, folder)}
     for name in plan.variants:
         if num := sum(job.variant == name for job in ended):
             console.print(f"{name}: {num} of {sum(job.variant == name for job in jobs)} trainings are committed")
@@ -201,9 +201,9 @@ def _jobs(plan: Plan) -> Iterator[Job]:
             yield from (Job(name, seed, row) for row in plan.rows if plan.pairs is None or (name, row) in plan.pairs)
 
 
-def _is_kept(plan: Plan, job: Job, folder: Path) -> bool:
+def _is_kept(key: Key, folder: Path) -> bool:
     """Whether an earlier training is still there in full: its outcome alone has no diagnostics."""
-    return training_folder(plan, job, folder).is_dir()
+    return any(folder.glob(f"{key.candidate_id}-s{key.seed}-a*"))
 
 
 def _keys(plan: Plan, jobs: Sequence[Job]) -> dict[Job, Key]:

@@ -126,7 +126,7 @@ def draw_panels(data: PanelFigure) -> Figure:
     """A grid of panels; what its lines and bars are is said once, below it."""
     columns = min(data.columns, len(data.panels))
     rows = -(-len(data.panels) // columns)
-    size = (max(7.5, 4.2 * columns), 0.8 + 3.4 * rows)
+    size = (12.6 if columns > 1 else 7.5, 0.8 + 3.4 * rows)
     figure, grid = plt.subplots(rows, columns, figsize=size, dpi=100, layout="constrained", squeeze=False)
     figure.suptitle(data.title, fontsize=9)
     legend: dict[str, Any] = {}
@@ -155,7 +155,7 @@ def _draw_lines(axes: Axes, panel: LinePanel) -> None:
         style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": "osD^v"[index % 5], "markersize": 4}
         style["linestyle"] = LINES[index // len(COLOURS) % len(LINES)] if series.joined else ""
         axes.plot(series.x, series.y, label=series.name, linewidth=1, **style)
-        for place, (x, y, name) in enumerate(sorted(zip(series.x, series.y, series.names, strict=False))):
+        for place, (x, y, name) in enumerate(zip(series.x, series.y, series.names, strict=False)):
             below = place % 2
             axes.annotate(
                 name, (x, y), textcoords="offset points", xytext=(4, -4 if below else 4),
