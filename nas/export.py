@@ -54,9 +54,9 @@ from nas.training.trainer import TrainingProgress
 from search_spaces.architecture import Architecture, arch_id, dump_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import Member, name_of
+from search_spaces.resolve import ARCHITECTURE_FILE
 
 Format = Literal["yaml", "hf", "mpc"]
-ARCHITECTURE_FILE = "architecture.yaml"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,22 +5,12 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
-from costmodel.commands.architectures import AskedModel, asked_model
 from costmodel.commands.output import print_blocks, print_csv
 from costmodel.errors import UserError
-from costmodel.estimate import Pricer
-from costmodel.estimate import estimate as price_graph
-from costmodel.network import link
-from costmodel.ops import OpGraph
-from costmodel.protocols import load_pricer
-from costmodel.protocols.derived import Derived
-from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
-from costmodel.randomness.makers import Made, alternatives
+from costmodel.pricing.asked import asked_model
+from costmodel.pricing.price import price
+from costmodel.protocols.primitives import Holder, WeightMasks
 from costmodel.report import estimates
-from search_spaces.architecture import arch_id
-from search_spaces.notation import name_of, placement
-
-DEFAULT_SETTING = EngineSetting()
 
 
 def estimate(
@@ -42,8 +32,8 @@ def estimate(
     Priced as it is written; beside that, what folding leaves of it to deploy, and the price of that.
 
     Args:
-        arch: an existing .yaml file, module:factory (an Architecture, or a torch module of token ids, which is traced),
-            or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
+        arch: an existing .yaml file, the folder of an export, module:factory (an Architecture, or a torch module of
+            token ids, which is traced), or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
         protocol: published, semi2k, aby3 or cheetah.
         network: loopback, lan (the default), wan, cheetah-lan, bumblebee-wan, aero-stated or a .yaml file; `published`
             has its own fitted in and takes none.
@@ -56,54 +46,28 @@ def estimate(
         egress_price: money for each GB (1e9 bytes) that leaves a party, such as 0.09; by default none is counted.
         format: tables for people, one JSON document, or CSV, a line an op; in SI units.
     """
-    asked = asked_model(arch, **model)
-    setting = _setting(protocol, weights=weights, weight_masks=weight_masks, threads=threads)
     check_egress_price(egress_price)
-    pricer = load_pricer(protocol, link(network, bandwidth, rtt), testbed, setting)
-    priced, form = price_graph(asked.graph, pricer), _deployed_form(asked, pricer)
-    used = None if protocol == "published" else setting or DEFAULT_SETTING
-    made = without_dealer(asked.graph, pricer)
-    if format == "json":
-        document = estimates.document(priced, used, **asked.title, deployed=form, made=made, egress_price=egress_price)
-        print(json.dumps(document, allow_nan=False))
-    elif format == "csv":
-        print_csv(estimates.op_records(priced))
-    else:
-        lines = estimates.summary(priced, used, **asked.title, deployed=form, egress_price=egress_price)
-        print_blocks(lines, estimates.estimate_tables(priced, made))
-
-
-def check_egress_price(price: float | None) -> None:
-    """Raises UserError for a price that is below 0 or not finite."""
-    if price is not None and not 0 <= price < math.inf:
-        raise UserError(f"--egress-price must be at least 0 and finite, money for each GB, but got {price}.")
-
-
-def without_dealer(graph: OpGraph, pricer: Pricer) -> tuple[Made, ...]:
-    """What it costs to make otherwise what a dealer makes; nothing where there is none."""
-    if not (pricer.trust.dealer and isinstance(pricer, Derived)):
-        return ()
-    return alternatives([node.op for node in graph], pricer.setting, pricer.link)
-
-
-def _setting(protocol: str, **flags: Any) -> EngineSetting | None:
-    """The flags that are given; None if none is."""
-    given = {name: value for name, value in flags.items() if value is not None}
-    if protocol == "published" and (fitted := [name for name in given if name != "weights"]):
-        flag = fitted[0].replace("_", "-")
-        raise UserError(
-            f"protocol published has its {flag} fitted in, but got --{flag} {given[fitted[0]]}; leave it out."
-        )
-    return EngineSetting(**given) if given else None
-
-
-def _deployed_form(asked: AskedModel, pricer: Pricer) -> estimates.DeployedForm | None:
-    if (folded := asked.folded) is None:
-        return None
-    left, graph = folded
-    return estimates.DeployedForm(
-        notation=name_of(left),
-        placement=placement(left),
-        deployed_id=arch_id(left),
-        estimate=price_graph(graph, pricer),
+    priced = price(
+        asked_model(arch, **model),
+        protocol=protocol,
+        network=network,
+        bandwidth=bandwidth,
+        rtt=rtt,
+        testbed=testbed,
+        weights=weights,
+        weight_masks=weight_masks,
+        threads=threads,
     )
+    if format == "json":
+        print(json.dumps(priced.to_dict(egress_price=egress_price), allow_nan=False))
+    elif format == "csv":
+        print_csv(priced.to_records())
+    else:
+        lines = priced.summary(egress_price=egress_price)
+        print_blocks(lines, estimates.estimate_tables(priced.estimate, priced.without_dealer))
+
+
+def check_egress_price(per_gigabyte: float | None) -> None:
+    """Raises UserError for a price that is below 0 or not finite."""
+    if per_gigabyte is not None and not 0 <= per_gigabyte < math.inf:
+        raise UserError(f"--egress-price must be at least 0 and finite, money for each GB, but got {per_gigabyte}.")
