@@ -4,8 +4,8 @@
                 trained.yaml         the architecture at the width it was trained at, which the weights belong to
                 weights.safetensors  the weights, named after the nodes of the op graph
                 tokenizer.json       of the corpus, as long as that is in the cache; needed to train on from here
---format hf     a model of transformers, with its tokenizer: GPT-2 or GPT-NeoX where it is one, else code of ours, which
-                `AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)` loads with this package
+--format hf     a model of transformers, with its tokenizer: GPT-2 or GPT-NeoX, or one with its code beside it,
+                `AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)`; this package is not needed
 --format mpc    architecture.yaml    of the weights; an ARCH of `python -m costmodel compare`
                 weights.safetensors  for its --weights-file
                 graph.json           the op graph, node by node
