@@ -26,7 +26,7 @@ USE = {
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained(".", trust_remote_code=True)  # the code is in this folder
-tokenizer = AutoTokenizer.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained(".", trust_remote_code=True)
 prompt = tokenizer("def ", return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20)[0]))""",
     "yaml": """import costmodel
@@ -101,7 +101,9 @@ def _price(facts: Mapping[str, Any]) -> Iterator[str]:
     total, network = cost["total"], f" on {cost['network']}" if cost["network"] else ""
     where = f"protocol {cost['protocol']}{network}, prompt of {cost['seq_len']} tokens"
     yield f"This form: {_cost(total['latency_s'], total['sent_bytes'])} a token ({where})."
-    if earned := facts.get("earned"):
+    if (earned := facts.get("earned")) and earned["latency_s"] == total["latency_s"]:
+        yield "As deployed: the same; folding makes it no cheaper."
+    elif earned:
         yield (
             f"As deployed: {_cost(earned['latency_s'], earned['sent_bytes'])}: what its weights were shown to fold to, "
             f"`{earned['deployed']}` (`python -m nas.export ... --fold` writes that form)."
