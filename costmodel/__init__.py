@@ -1,0 +1,35 @@
+"""What private inference costs: `costmodel.price(model, protocol=...)`, and the command `python -m costmodel`.
+
+The names below are imported when they are first used, so that `import costmodel` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from costmodel.cost import Price
+    from costmodel.errors import UserError
+    from costmodel.network import Network
+    from costmodel.pricing.price import price
+    from costmodel.pricing.priced import PricedModel, PricedOp
+
+__all__ = ["Network", "Price", "PricedModel", "PricedOp", "UserError", "price"]
+
+_MODULES = {
+    "Network": "costmodel.network",
+    "Price": "costmodel.cost",
+    "PricedModel": "costmodel.pricing.priced",
+    "PricedOp": "costmodel.pricing.priced",
+    "UserError": "costmodel.errors",
+    "price": "costmodel.pricing.price",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

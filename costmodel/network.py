@@ -104,24 +104,24 @@ def load_network(name_or_path: str) -> Network:
     return decode(Network, load_mapping(path), str(path))
 
 
-def link(name_or_path: str | None, bandwidth: str | None, rtt: str | None) -> Network | None:
-    """The network that flags ask for: a named one, with another bandwidth or RTT where these are given.
+def link(named: str | Network | None, bandwidth: str | None, rtt: str | None) -> Network | None:
+    """The network that is asked for: a named or given one, with another bandwidth or RTT where these are given.
 
     bandwidth, rtt: with units, such as `1Gbps` and `4ms`. None if nothing is asked for.
 
     Raises UserError for an unknown network, a bandwidth that is not positive or an RTT below 0.
     """
-    if (name_or_path, bandwidth, rtt) == (None, None, None):
+    if (named, bandwidth, rtt) == (None, None, None):
         return None
-    named = load_network(DEFAULT if name_or_path is None else name_or_path)
+    network = named if isinstance(named, Network) else load_network(DEFAULT if named is None else named)
     if bandwidth is None and rtt is None:
-        return named
-    bits_per_s = named.bandwidth_bits_per_s if bandwidth is None else parse_bits_per_s(bandwidth, "--bandwidth")
-    rtt_s = named.rtt_s if rtt is None else parse_delay(rtt, "--rtt")
-    words = [] if bandwidth is not None and rtt is not None and name_or_path is None else [named.name]
+        return network
+    bits_per_s = network.bandwidth_bits_per_s if bandwidth is None else parse_bits_per_s(bandwidth, "--bandwidth")
+    rtt_s = network.rtt_s if rtt is None else parse_delay(rtt, "--rtt")
+    words = [] if bandwidth is not None and rtt is not None and named is None else [network.name]
     name = " ".join([*words, *(word.strip() for word in (bandwidth, rtt) if word is not None)])
-    source = f"the command line, over {named.name}"
-    return replace(named, name=name, bandwidth_bits_per_s=bits_per_s, rtt_s=rtt_s, source=source)
+    source = f"the command line, over {network.name}"
+    return replace(network, name=name, bandwidth_bits_per_s=bits_per_s, rtt_s=rtt_s, source=source)
 
 
 def network_s(network: Network, *, rounds: float, waited_bytes: float, pair_bytes: float) -> float:

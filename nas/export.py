@@ -4,15 +4,16 @@
                 trained.yaml         the architecture at the width it was trained at, which the weights belong to
                 weights.safetensors  the weights, named after the nodes of the op graph
                 tokenizer.json       of the corpus, as long as that is in the cache; needed to train on from here
---format hf     a model of transformers, with its tokenizer: GPT-2 or GPT-NeoX where it is one, else code of ours, which
-                `AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)` loads with this package
+--format hf     a model of transformers, with its tokenizer: GPT-2 or GPT-NeoX, or one with its code beside it,
+                `AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)`; this package is not needed
 --format mpc    architecture.yaml    of the weights; an ARCH of `python -m costmodel compare`
                 weights.safetensors  for its --weights-file
                 graph.json           the op graph, node by node
 
-All have export.yaml (recipe, result beside that of n-gram models, cost breakdown by layer, provenance) and
-checksums.json. With --fold the model is folded first (see `nas.conversion.fold`) as far as its check allows
-(`nas.conversion.earned`): another architecture, cheaper, whose logits are those that were trained but for rounding.
+All have README.md (a model card), export.yaml (recipe, result beside that of n-gram models, cost breakdown by layer,
+provenance) and checksums.json. With --fold the model is folded first (see `nas.conversion.fold`) as far as its check
+allows (`nas.conversion.earned`): another architecture, cheaper, whose logits are those that were trained but for
+rounding.
 """
 
 import json
@@ -42,11 +43,14 @@ from nas.corpus.ngrams import NgramFloors
 from nas.corpus.sources import TOKENIZER_FILE
 from nas.model.weights import WEIGHTS_FILE
 from nas.recipe.candidate import Candidate, candidate_id, canonical_candidate
+from nas.report.html.run import Run
+from nas.report.model_card import model_card
 from nas.results.front import pick as pick_record
 from nas.results.ledger import Record, architecture_of
 from nas.study.config import StudyConfig, study_candidate
 from nas.study.earn import trained_weights
 from nas.study.run_folder import find_run, read_config, read_ledger, read_meta, run_pricer
+from nas.study.run_report import run_of
 from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint
 from nas.training.manifest import is_training, read_training
@@ -54,16 +58,18 @@ from nas.training.trainer import TrainingProgress
 from search_spaces.architecture import Architecture, arch_id, dump_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import Member, name_of
+from search_spaces.resolve import ARCHITECTURE_FILE
 
+CARD_FILE = "README.md"
 Format = Literal["yaml", "hf", "mpc"]
-ARCHITECTURE_FILE = "architecture.yaml"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
     """What is written: the priced architecture, the trained one with its deployed weights, and plain facts.
 
-    tokenizer: path of a tokenizer.json, which is there as long as the corpus is in the cache.
+    tokenizer: path of a tokenizer.json, which is there as long as the corpus is in the cache. run: that it is a trial
+    of; None for what `nas.train` trained.
     """
 
     architecture: Architecture
@@ -72,6 +78,7 @@ class Export:
     facts: dict[str, Any]
     seq_len: int
     tokenizer: Path
+    run: Run | None = None
 
 
 def export(
@@ -136,6 +143,7 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
             raise UserError(f"--output-dir {target} must be new or empty, but holds files; choose another folder.")
         (target / "export.yaml").write_text(dump(made.facts), encoding="utf-8")
         FORMATS[format](made, target)
+        (target / CARD_FILE).write_text(model_card(made.facts, made.architecture, format, made.run), encoding="utf-8")
         write_checksums(target)
     except OSError as error:
         _clear(target)
@@ -169,11 +177,12 @@ def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: b
         "trial_id": record.trial_id,
         "created": meta.created,
         "corpus": record.corpus,
+        "data": config.data,
         "budget_latency": config.budget_latency,
         "versions": dict(record.versions),
     }
     made = _prepared(candidate, found, run_pricer(folder, config), result, provenance, fold=fold)
-    return replace(made, facts=made.facts | _earned_facts(record))
+    return replace(made, facts=made.facts | _earned_facts(record), run=run_of(folder))
 
 
 def _floor_facts(floors: NgramFloors | None, val_loss: float | None) -> dict[str, Any]:
@@ -213,10 +222,12 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         "flags": list(last.entropy.flags) if last else [],
         **_floor_facts(training.floors if at_end else None, last.val_loss if last else None),
     }
+    corpus = _corpus(training.corpus)
     provenance = {
         "run": folder.absolute().name,
         "created": training.created,
         "corpus": training.corpus,
+        "data": corpus and corpus.data,
         "versions": training.versions,
     }
     return _prepared(training.candidate, found, load_pricer("published"), result, provenance, fold=fold)

@@ -1,7 +1,6 @@
-"""What the code of an exported transformers model imports of this package: a frozen interface.
+"""What the code of transformers models that earlier versions exported imports of this package: a frozen interface.
 
-Exports carry a copy of `conversion/huggingface_model.py`, written by whatever version made them; so these names stay,
-whatever moves behind them.
+They carry a copy of a modelling file that was not yet self-contained; so these names stay, whatever moves behind them.
 """
 
 from typing import Any

@@ -8,23 +8,13 @@ what-if        with --protocol, --network, --testbed, --seq-len or a budget: the
                its picks survive, in a table too; the ledger stays as it is
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from costmodel.config import cli
-from costmodel.config.units import parse_bytes, parse_seconds
-from costmodel.cost import Budget
-from costmodel.estimate import Pricer
-from costmodel.protocols import load_pricer
-from nas.report.plot_files import plot_costs, plot_front, plot_what_if
-from nas.report.reprice_lines import what_if_lines, what_if_table
 from nas.report.terminal import table_console
-from nas.results.front import front
-from nas.results.reprice import what_if
-from nas.study.config import StudyConfig
-from nas.study.run_folder import find_run, read_config, read_ledger, read_meta, run_pricer
+from nas.runs.run import load_run
 
 
 def plot(
@@ -47,58 +37,22 @@ def plot(
         budget_latency: most time per token, with a unit, such as 5min; by default none.
         budget_comm: most bytes sent per token, with a unit, such as 8GB; by default none.
     """
-    folder = find_run(run)
-    config = read_config(folder)
+    found = load_run(run)
     if (protocol, network, testbed, seq_len, budget_latency, budget_comm) == (None,) * 6:
-        _plot_as_run(folder, config)
-        return
-    budget = Budget(
-        latency_s=None if budget_latency is None else parse_seconds(budget_latency, "--budget-latency"),
-        sent_bytes=None if budget_comm is None else parse_bytes(budget_comm, "--budget-comm"),
-    )
-    if protocol in (None, config.protocol):
-        pricer = run_pricer(folder, config, network, testbed)
-    else:
-        pricer = load_pricer(protocol, network, testbed)
-    _what_if(folder, config, pricer, config.seq_len if seq_len is None else seq_len, budget)
-
-
-def _plot_as_run(folder: Path, config: StudyConfig) -> None:
-    records, meta = read_ledger(folder), read_meta(folder)
-    base = meta.base
-    _print_paths(
-        plot_front(
-            folder,
-            records,
-            config.budget,
-            num_layers=base.num_layers,
-            seq_len=config.seq_len,
-            floors=meta.floors,
-            parent=meta.parent,
-        )
-    )
-    members = front(records, config.budget)
-    _print_paths(plot_costs(folder, members, records, base, run_pricer(folder, config), config.seq_len))
-
-
-def _what_if(folder: Path, config: StudyConfig, pricer: Pricer, seq_len: int, budget: Budget) -> None:
-    records, meta = read_ledger(folder), read_meta(folder)
-    base = meta.base
-    found = what_if(
-        records,
-        base,
-        pricer,
-        seq_lens=(config.seq_len, seq_len),
-        budgets=(config.budget, budget),
+        return _print_paths(found.plot())
+    repriced = found.reprice(
+        protocol=protocol,
+        network=network,
+        testbed=testbed,
+        seq_len=seq_len,
+        budget_latency=budget_latency,
+        budget_comm=budget_comm,
     )
     console = table_console()
-    for line in what_if_lines(found, meta.floors):
+    for line in repriced.lines:
         console.print(line)
-    console.print(what_if_table(found, meta.floors))
-    words = [pricer.protocol, *([pricer.network] if pricer.network else []), f"T{seq_len}"]
-    suffix = "-" + re.sub(r"[^\w.-]+", "_", "-".join(words))
-    _print_paths(plot_what_if(folder, found, suffix, meta.floors))
-    _print_paths(plot_costs(folder, found.shown, records, base, pricer, seq_len, suffix))
+    console.print(repriced.table)
+    return _print_paths(repriced.plot())
 
 
 def _print_paths(paths: Iterable[Path]) -> None:

@@ -1,4 +1,4 @@
-"""What a command line calls an architecture: a YAML file, a Python factory, or the papers' notation."""
+"""What a command line calls an architecture: a YAML file, an export's folder, a factory, or the papers' notation."""
 
 import importlib
 import os
@@ -10,26 +10,29 @@ from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, load_architecture
 from search_spaces.notation import Member, parse
 
+ARCHITECTURE_FILE = "architecture.yaml"  # of an export: what is priced
+
 
 def is_notation(text: str) -> bool:
     """Whether the text is read as notation, on the dimensions of a base, and not as a file or factory."""
-    return not _is_file(text) and ":" not in text
+    return _file(text) is None and ":" not in text
 
 
 def is_factory(text: str) -> bool:
     """Whether the text is read as `module:factory`."""
-    return not _is_file(text) and ":" in text
+    return _file(text) is None and ":" in text
 
 
 def resolve(text: str, base: Architecture) -> Member:
-    """The architecture of an existing .yaml path; else, with a colon, of `module:factory`; else of a notation.
+    """The architecture of a .yaml path or of an export's folder; else, with a colon, of `module:factory`; else of a
+    notation.
 
     base: dimensions that a notation is placed on; a file and a factory bring their own.
 
     Raises UserError if the text is none of these, or what it names is not an architecture.
     """
-    if _is_file(text):
-        return Member(architecture=load_architecture(Path(text)), entropy_regularised=False)
+    if (path := _file(text)) is not None:
+        return Member(architecture=load_architecture(path), entropy_regularised=False)
     if is_factory(text):
         made = call_factory(text)
         if not isinstance(made, Architecture):
@@ -59,5 +62,9 @@ def call_factory(text: str) -> object:
         ) from None
 
 
-def _is_file(text: str) -> bool:
-    return text.endswith(".yaml") and os.path.exists(text)  # False, too, for a name that is too long
+def _file(text: str) -> Path | None:
+    """The .yaml file that a text names, itself or as an export's folder; None, too, for a name that is too long."""
+    for path in (text, os.path.join(text, ARCHITECTURE_FILE)):
+        if path.endswith(".yaml") and os.path.exists(path):
+            return Path(path)
+    return None

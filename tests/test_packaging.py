@@ -137,7 +137,7 @@ def test_documentation_names_only_what_is_there(document):
 
 def test_the_map_has_every_folder():
     listed = _MAP_LINE.findall((ROOT / "CONTRIBUTING.md").read_text())
-    assert sorted(listed) == sorted([*source_folders(), "tests"])
+    assert sorted(listed) == sorted([*source_folders(), "examples", "tests"])
 
 
 def test_the_guards_can_fail():

@@ -12,10 +12,11 @@ from costmodel.calibration.fit_published import calibrate as fit_published
 from costmodel.calibration.fit_published import dump_testbed
 from costmodel.calibration.model_testbed import measured_model
 from costmodel.calibration.timed_run import check_engine, timed_run, timings_file
-from costmodel.commands.architectures import USUAL_FLAGS, AskedModel, asked_model, row_graph
 from costmodel.commands.output import console, print_blocks
+from costmodel.commands.printed_rows import row_graph
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
+from costmodel.pricing.asked import USUAL_FLAGS, AskedModel, asked_model
 from costmodel.protocols import published
 from costmodel.protocols.compute_testbed import dump_compute
 from costmodel.protocols.primitives import EngineSetting, Holder

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from costmodel.commands.architectures import asked_model
 from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes
 from costmodel.engine import spu as mpc_engine
@@ -18,6 +17,7 @@ from costmodel.estimate import estimate as price_graph
 from costmodel.execution.weights_file import load_weights
 from costmodel.network import Network, link
 from costmodel.ops import OpGraph
+from costmodel.pricing.asked import asked_model
 from costmodel.protocols import derived
 from costmodel.protocols.primitives import Comm, EngineSetting, Holder, WeightMasks, total_comm
 from costmodel.report import comparisons

@@ -3,17 +3,14 @@
 import json
 from typing import Any, Literal
 
-from costmodel.commands.architectures import asked_model
 from costmodel.commands.output import print_blocks, print_csv
 from costmodel.difference.break_even import BreakEven, break_even, network_use
 from costmodel.difference.by_op import changes
-from costmodel.estimate import Pricer
-from costmodel.estimate import estimate as price_graph
-from costmodel.network import link
-from costmodel.ops import OpGraph
-from costmodel.protocols import load_pricer
+from costmodel.pricing.asked import asked_model
+from costmodel.pricing.price import price
+from costmodel.pricing.priced import PricedModel
 from costmodel.protocols.derived import Derived
-from costmodel.protocols.primitives import EngineSetting, Holder
+from costmodel.protocols.primitives import Holder
 from costmodel.report import differences
 
 
@@ -44,30 +41,30 @@ def diff(
         weights: secret-shared (the default), or held by the server alone.
         format: tables for people, one JSON document, or CSV, a line an op; in SI units.
     """
-    asked, setting = link(network, bandwidth, rtt), None if weights is None else EngineSetting(weights=weights)
-    (first, graph, *_), (second, other, *_) = (asked_model(arch, **model) for arch in (a, b))
-    pricers = tuple(load_pricer(name, asked, None, setting) for name in (protocol, versus or protocol))
-    names = (first["architecture"], second["architecture"])
-    priced = (price_graph(graph, pricers[0]), price_graph(other, pricers[1]))
-    found, even = changes(*priced), _break_even((graph, other), pricers)
+    asked = (asked_model(a, **model), asked_model(b, **model))
+    on: dict[str, Any] = {"network": network, "bandwidth": bandwidth, "rtt": rtt, "weights": weights}
+    first, second = price(asked[0], protocol=protocol, **on), price(asked[1], protocol=versus or protocol, **on)
+    names, priced = (first.name, second.name), (first.estimate, second.estimate)
+    seq_len = asked[0].title["seq_len"]
+    found, even = changes(*priced), _break_even(first, second)
     if format == "json":
-        print(json.dumps(differences.document(names, priced, found, even, seq_len=first["seq_len"]), allow_nan=False))
+        print(json.dumps(differences.document(names, priced, found, even, seq_len=seq_len), allow_nan=False))
     elif format == "csv":
         print_csv([differences.change_record(change) for change in found])
     else:
         told = [] if even is None else differences.break_even_lines(even)
-        lines = [*differences.summary(names, priced, seq_len=first["seq_len"]), *told]
+        lines = [*differences.summary(names, priced, seq_len=seq_len), *told]
         print_blocks(lines, [differences.changes_table(found)])
 
 
-def _break_even(graphs: tuple[OpGraph, OpGraph], pricers: tuple[Pricer, ...]) -> BreakEven | None:
+def _break_even(first: PricedModel, second: PricedModel) -> BreakEven | None:
     """None where a network is fitted in."""
-    first, second = pricers
-    if not (isinstance(first, Derived) and isinstance(second, Derived)):
+    one, other = first.pricer, second.pricer
+    if not (isinstance(one, Derived) and isinstance(other, Derived)):
         return None
     return break_even(
-        network_use(graphs[0], first),
-        network_use(graphs[1], second),
-        at_bandwidth_bits_per_s=first.link.bandwidth_bits_per_s,
-        at_rtt_s=first.link.rtt_s,
+        network_use(first.graph, one),
+        network_use(second.graph, other),
+        at_bandwidth_bits_per_s=one.link.bandwidth_bits_per_s,
+        at_rtt_s=one.link.rtt_s,
     )

@@ -2,28 +2,14 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from costmodel.commands.architectures import AskedModel, asked_model
 from costmodel.commands.output import print_blocks, print_csv
-from costmodel.deployment.generation import NOT_DECODED
 from costmodel.errors import UserError
-from costmodel.estimate import Estimate, Pricer, estimate_generation
-from costmodel.execution.memory import PeakMemory, alive_bytes, committed, held_bytes, load_memory, peak_memory
-from costmodel.network import link
-from costmodel.ops import OpGraph
-from costmodel.protocols import load_pricer
-from costmodel.protocols.derived import Derived
-from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
-from costmodel.randomness.makers import Made, alternatives
-from costmodel.report import estimates
-from costmodel.report.tokens import Tokens, token_records, tokens_table
-from search_spaces.architecture import arch_id
-from search_spaces.notation import name_of, placement
-
-DEFAULT_SETTING = EngineSetting()
+from costmodel.pricing.asked import asked_model
+from costmodel.pricing.price import price
+from costmodel.protocols.primitives import Holder, WeightMasks
 
 
 def estimate(
@@ -46,8 +32,8 @@ def estimate(
     Priced as it is written; beside that, what folding leaves of it to deploy, and the price of that.
 
     Args:
-        arch: an existing .yaml file, module:factory (an Architecture, or a torch module of token ids, which is traced),
-            or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
+        arch: an existing .yaml file, the folder of an export, module:factory (an Architecture, or a torch module of
+            token ids, which is traced), or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
         protocol: published, semi2k, aby3 or cheetah.
         network: loopback, lan (the default), wan, cheetah-lan, bumblebee-wan, aero-stated or a .yaml file; `published`
             has its own fitted in and takes none.
@@ -63,84 +49,28 @@ def estimate(
         format: tables for people, one JSON document, or CSV, a line an op, or a new token where they are asked for; in
             SI units.
     """
-    if new_tokens is not None:
-        if model["phase"] == "decode":
-            raise UserError(NOT_DECODED)
-        model["projection"] = "last"
-    asked = asked_model(arch, **model)
-    setting = _setting(protocol, weights=weights, weight_masks=weight_masks, threads=threads)
     check_egress_price(egress_price)
-    pricer = load_pricer(protocol, link(network, bandwidth, rtt), testbed, setting)
-    runs = [asked.graph] if new_tokens is None else asked.runs(new_tokens)
-    generation = estimate_generation(runs, pricer)
-    priced, form = generation.whole, _deployed_form(asked, new_tokens, pricer)
-    used = None if protocol == "published" else setting or DEFAULT_SETTING
-    made = without_dealer(runs, pricer)
-    tokens = None
-    if new_tokens is not None:
-        batch, prompt_len = asked.deployment.batch, asked.title["seq_len"]
-        tokens = Tokens(prompt_len=prompt_len, by_token=generation.by_token, batch=batch)
-    about: Any = {**asked.title, "deployed": form, "tokens": tokens, "egress_price": egress_price}
-    about["memory"] = most_memory(runs, pricer)
-    if format == "json":
-        print(json.dumps(estimates.document(priced, used, **about, made=made), allow_nan=False))
-    elif format == "csv":
-        print_csv(_ops_with_memory(asked.graph, priced, pricer) if tokens is None else token_records(tokens))
-    else:
-        tables = [] if tokens is None else [tokens_table(tokens)]
-        print_blocks(estimates.summary(priced, used, **about), [*tables, *estimates.estimate_tables(priced, made)])
-
-
-def most_memory(runs: Sequence[OpGraph], pricer: Pricer) -> PeakMemory | None:
-    """Of the run that needs the most, the first or the last; nothing for a protocol that no engine runs."""
-    if not isinstance(pricer, Derived):
-        return None
-    testbed = load_memory(committed(pricer.protocol))
-    found = [peak_memory(run, pricer.setting, testbed) for run in (runs[0], runs[-1])]
-    return max((each for each in found if each is not None), key=lambda each: each.party_bytes, default=None)
-
-
-def _ops_with_memory(graph: OpGraph, priced: Estimate, pricer: Pricer) -> list[dict[str, Any]]:
-    """Every op with its price and the bytes of shares that a party holds meanwhile, where an engine runs it."""
-    records = estimates.op_records(priced)
-    if not isinstance(pricer, Derived):
-        return [{**record, "held_bytes": None} for record in records]
-    stored = held_bytes(graph, pricer.protocol, pricer.setting)
-    alive = alive_bytes(graph, pricer.protocol, pricer.setting)
-    return [{**record, "held_bytes": stored + each} for record, each in zip(records, alive, strict=True)]
-
-
-def check_egress_price(price: float | None) -> None:
-    """Raises UserError for a price that is below 0 or not finite."""
-    if price is not None and not 0 <= price < math.inf:
-        raise UserError(f"--egress-price must be at least 0 and finite, money for each GB, but got {price}.")
-
-
-def without_dealer(runs: Iterable[OpGraph], pricer: Pricer) -> tuple[Made, ...]:
-    """What it costs to make otherwise what a dealer makes; nothing where there is none."""
-    if not (pricer.trust.dealer and isinstance(pricer, Derived)):
-        return ()
-    return alternatives([node.op for run in runs for node in run], pricer.setting, pricer.link)
-
-
-def _setting(protocol: str, **flags: Any) -> EngineSetting | None:
-    """The flags that are given; None if none is."""
-    given = {name: value for name, value in flags.items() if value is not None}
-    if protocol == "published" and (fitted := [name for name in given if name != "weights"]):
-        flag = fitted[0].replace("_", "-")
-        raise UserError(
-            f"protocol published has its {flag} fitted in, but got --{flag} {given[fitted[0]]}; leave it out."
-        )
-    return EngineSetting(**given) if given else None
-
-
-def _deployed_form(asked: AskedModel, new_tokens: int | None, pricer: Pricer) -> estimates.DeployedForm | None:
-    left = asked.folded
-    if left is None or left.architecture is None:
-        return None
-    return estimates.DeployedForm(
-        notation=name_of(left.architecture),
-        placement=placement(left.architecture),
-        deployed_id=arch_id(left.architecture),
-        estimate=estimate_generation([left.graph] if new_tokens is None else left.runs(new_tokens), pricer).whole,
+    priced = price(
+        asked_model(arch, **model),
+        protocol=protocol,
+        network=network,
+        bandwidth=bandwidth,
+        rtt=rtt,
+        testbed=testbed,
+        weights=weights,
+        weight_masks=weight_masks,
+        threads=threads,
+        new_tokens=new_tokens,
     )
+    if format == "json":
+        print(json.dumps(priced.to_dict(egress_price=egress_price), allow_nan=False))
+    elif format == "csv":
+        print_csv(priced.to_records())
+    else:
+        print_blocks(priced.summary(egress_price=egress_price), priced.tables())
+
+
+def check_egress_price(per_gigabyte: float | None) -> None:
+    """Raises UserError for a price that is below 0 or not finite."""
+    if per_gigabyte is not None and not 0 <= per_gigabyte < math.inf:
+        raise UserError(f"--egress-price must be at least 0 and finite, money for each GB, but got {per_gigabyte}.")

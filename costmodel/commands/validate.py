@@ -15,8 +15,8 @@ from costmodel.calibration.validate_published import (
     fit_errors,
     flops_published,
 )
-from costmodel.commands.architectures import row_architecture, row_graph
 from costmodel.commands.output import console
+from costmodel.commands.printed_rows import row_architecture, row_graph
 from costmodel.config import cli
 from costmodel.protocols import published
 from costmodel.protocols.published_rows import PublishedRow, held_out_rows, published_rows

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
+from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.tokenizer import END_OF_TEXT
-from nas.model.weights import deployed_weights, load_deployed
 from search_spaces.architecture import Architecture, Ffn, Layer, canonical, gelu_form
 from search_spaces.lower import PYTHIA_ROTARY_SHARE
 
@@ -104,10 +104,15 @@ def load_pretrained(path: str) -> Pretrained:
     if bad := [name for name, value in model.state_dict().items() if not _is_finite(value)]:
         raise UserError(f"weights must be finite floating-point numbers, but {bad[0]!r} of {path!r} is not.")
     if architecture is None:
-        return Pretrained(model.decoder.architecture, deployed_weights(model.decoder.float()), _tokenizer(path))
+        weights = {name: value.float() for name, value in model.decoder.state_dict().items()}
+        return Pretrained(_decoded(config.architecture), weights, _tokenizer(path))
     state = {name: value.float() for name, value in model.state_dict().items()}
     weights = _from_theirs(FAMILIES[config.model_type], architecture, state)
     return Pretrained(architecture, weights, _tokenizer(path))
+
+
+def _decoded(architecture: Any) -> Architecture:
+    return decode(Architecture, architecture, "`architecture` of config.json")
 
 
 def _tokenizer(path: str) -> GivenTokenizer | None:
@@ -134,9 +139,8 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
     make = _PLAIN.get(architecture.block)
     config = make(transformers, architecture) if make else None
     if config is None:
-        untied = replace(architecture, tied_embeddings=False)  # a table each, which every version reads alike
-        model: Any = DecoderForCausalLM(DecoderConfig(architecture=canonical(untied)))
-        load_deployed(model.decoder, weights)
+        model: Any = DecoderForCausalLM(DecoderConfig(architecture=canonical(architecture)))
+        model.decoder.load_state_dict(weights)
     else:
         model = transformers.AutoModelForCausalLM.from_config(config)
         family = FAMILIES[config.model_type]

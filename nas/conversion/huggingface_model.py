@@ -1,37 +1,308 @@
-"""A decoder of any placement as a transformers model; the code that `nas.export --format hf` saves beside its weights.
+"""A decoder of any placement as a transformers model: the code that `nas.export --format hf` saves beside its weights.
 
-It imports the installed package `private-inference-nas`, so that an exported model computes what was trained, and not
-what a copy of the code did. There is no cache of keys and values: every new token runs the whole prompt.
+It needs torch and transformers alone. Weights have the names of the op graph's nodes, in the form they are deployed in:
+temperatures are positive, and the gain of a frozen norm has taken up the deviation. Generation keeps keys and values,
+so that a new token runs one position; beyond the context the last tokens that it holds are run anew.
 """
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutput
+from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from costmodel.errors import UserError
-
-try:  # transformers would otherwise advise to install another package of that name
-    from nas.hf import load_decoder, rotary_tables
-except ImportError as error:
-    raise ImportError("this model needs the package private-inference-nas; install it from its repository.") from error
+LAYERNORM_EPSILON, RMSNORM_EPSILON = 1e-5, 1e-6
+ROTARY_BASE, ROTARY_SHARE = 10_000, 4  # Pythia: a quarter of a head's features is rotated
+QUAD_SHIFT, RELU_SUM_OFFSET = 5.0, 2.0**-10  # softmax `2quad` (MPCFormer, arXiv 2211.01452) and `relu`
+# GELU by polynomials, after BumbleBee, https://eprint.iacr.org/2023/1678
+THRESHOLDS = (-5.0, -1.97, 3.0)
+CUBIC = (-0.3805503845214844, -0.2882499694824219, -0.07190322875976562, -0.0059051513671875)
+EVEN = (0.0102691650390625, 0.3566856384277344, -0.036548614501953125, 0.001708984375)
 
 
 class DecoderConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
-    """architecture: as `search_spaces.architecture.canonical` gives it."""
+    """architecture: block, dimensions and the choices of every layer, as plain data."""
 
     model_type = "private-inference-decoder"
 
     def __init__(self, architecture: dict[str, Any] | None = None, **settings: Any) -> None:
         self.architecture = architecture
+        usual: dict[str, Any] = {}
         if architecture is not None:
             self.vocab_size, self.hidden_size = architecture["vocab_size"], architecture["d_model"]
             self.num_attention_heads, self.num_hidden_layers = architecture["num_heads"], len(architecture["layers"])
             self.max_position_embeddings = architecture["context"]
-        super().__init__(**{"tie_word_embeddings": False, "use_cache": False, **settings})
+            usual = {"tie_word_embeddings": architecture["tied_embeddings"]}
+        super().__init__(**{**usual, "use_cache": True, **settings})
+
+
+class _Past:
+    """Keys and values of the positions that were run before, of every layer with attention, in order of execution."""
+
+    def __init__(self, cache: Any | None) -> None:
+        self.cache = cache
+        self.num_positions = 0 if cache is None else int(cache.get_seq_length())
+        self._place = 0
+
+    def joined(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the past, then these, which are kept; each batch x heads x T x head_dim."""
+        if self.cache is None:
+            return keys, values
+        place, self._place = self._place, self._place + 1
+        found: tuple[Tensor, Tensor] = self.cache.update(keys, values, place)
+        return found
+
+
+class _Weight(nn.Module):
+    """A tensor under a name."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(*shape))
+
+
+class _FrozenNorm(_Weight):
+    """`weight * (x - mean(x)) + bias`, or `weight * x` if it is not centred."""
+
+    def __init__(self, features: int, *, centred: bool) -> None:
+        super().__init__(features)
+        self.bias = nn.Parameter(torch.zeros(features)) if centred else None
+
+    def forward(self, source: Tensor) -> Tensor:
+        if self.bias is None:
+            return source * self.weight
+        return torch.addcmul(self.bias, source - source.mean(dim=-1, keepdim=True), self.weight)
+
+
+NORMS: dict[str, Callable[[int, bool], nn.Module]] = {
+    "layernorm": lambda features, affine: nn.LayerNorm(features, LAYERNORM_EPSILON, elementwise_affine=affine),
+    "rmsnorm": lambda features, affine: nn.RMSNorm(features, RMSNORM_EPSILON, elementwise_affine=affine),
+    "frozen-layernorm": lambda features, affine: _FrozenNorm(features, centred=True),
+    "frozen-rmsnorm": lambda features, affine: _FrozenNorm(features, centred=False),
+    "none": lambda features, affine: nn.Identity(),
+}
+# in place of softmax: a number of at least 0 for every score, and what is added to their sum over a row
+FORMS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "2quad": (lambda scores: (scores + QUAD_SHIFT).square(), 0.0),
+    "relu": (functional.relu, RELU_SUM_OFFSET),
+}
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, form: str) -> Tensor:
+    """Causal attention of the last T positions; queries: batch x heads x T x head_dim, keys and values over all."""
+    length, total = queries.shape[-2], keys.shape[-2]
+    seen = torch.ones(length, total, dtype=torch.bool, device=queries.device).tril(total - length)
+    if form == "exact":
+        return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=seen)
+    scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])
+    positive_of, offset = FORMS[form]
+    positive = positive_of(scores).masked_fill(~seen, 0.0)
+    return positive / (positive.sum(dim=-1, keepdim=True) + offset) @ values
+
+
+def _rotated(heads: Tensor, first: int) -> Tensor:
+    """Positions from `first` on, their first features turned by angles that grow with the position."""
+    length, head_dim = heads.shape[-2:]
+    width = max(2, head_dim // ROTARY_SHARE)
+    rates = ROTARY_BASE ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.arange(first, first + length, dtype=torch.float64)[:, None] * rates  # T x width / 2
+    cosines, sines = (table.repeat(1, 2).to(heads) for table in (angles.cos(), angles.sin()))
+    turned, kept = heads[..., :width], heads[..., width:]
+    low, high = turned.chunk(2, dim=-1)
+    return torch.cat((turned * cosines + torch.cat((-high, low), dim=-1) * sines, kept), dim=-1)
+
+
+class _Attention(nn.Module):
+    """Heads of softmax, or of a form that takes its place, over the past and the new positions."""
+
+    def __init__(self, made: dict[str, Any], layer: dict[str, Any]) -> None:
+        super().__init__()
+        kind = layer["attention"]
+        self.num_heads = max(1, made["num_heads"] // 2) if kind == "softmax-half" else made["num_heads"]
+        self.head_dim = made["d_model"] // made["num_heads"]
+        self.form = kind if kind in ("2quad", "relu") else made.get("softmax", "exact")
+        self.folded, self.rotates = made.get("folded", False), made["block"] == "pythia"
+        self.temperature = _Weight(self.num_heads, made["context"]) if kind == "softmax-temperature" else None
+
+    def heads(self, packed: Tensor, parts: int) -> Tensor:
+        """batch x T x (parts * heads * head_dim) as parts x batch x heads x T x head_dim."""
+        return packed.view(*packed.shape[:2], parts, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+
+    def mixed(self, queries: Tensor, keys: Tensor, values: Tensor, first: int) -> Tensor:
+        """What the positions from `first` on attend to."""
+        if self.folded:
+            queries = queries * math.sqrt(self.head_dim)
+        if self.temperature is not None:
+            rows = self.temperature.weight[:, first : first + queries.shape[-2]]  # heads x T
+            queries = queries * rows.reciprocal().unsqueeze(-1)
+        return _attend(queries, keys, values, self.form)
+
+
+class _SelfAttention(_Attention):
+    def __init__(self, made: dict[str, Any], layer: dict[str, Any]) -> None:
+        super().__init__(made, layer)
+        width = self.num_heads * self.head_dim
+        self.qkv = nn.Linear(made["d_model"], 3 * width, bias=made["bias"])
+        self.out = nn.Linear(width, made["d_model"], bias=made["bias"])
+
+    def forward(self, source: Tensor, past: _Past) -> Tensor:
+        first = past.num_positions
+        queries, keys, values = self.heads(self.qkv(source), 3)
+        if self.rotates:
+            queries, keys = _rotated(queries, first), _rotated(keys, first)
+        keys, values = past.joined(keys, values)
+        mixed: Tensor = self.out(self.mixed(queries, keys, values, first).transpose(1, 2).flatten(2))
+        return mixed
+
+
+class _ShapedSelfAttention(_Attention):
+    """`a*I + b*softmax - c*C` per head, C the running mean; values are the source but in layer 0 (arXiv 2311.01906)."""
+
+    def __init__(self, made: dict[str, Any], layer: dict[str, Any], index: int) -> None:
+        super().__init__(made, layer)
+        d_model, bias = made["d_model"], made["bias"]
+        self.qk = nn.Linear(d_model, 2 * d_model, bias=bias)
+        self.v = nn.Linear(d_model, d_model, bias=bias) if index == 0 else nn.Identity()
+        names = ("identity", "softmax", "uniform")
+        self.shaped = nn.ParameterDict({name: nn.Parameter(torch.ones(self.num_heads)) for name in names})
+
+    def forward(self, source: Tensor, past: _Past) -> Tensor:
+        first, length = past.num_positions, source.shape[1]
+        queries, keys = self.heads(self.qk(source), 2)
+        own = self.heads(self.v(source), 1)[0]
+        keys, values = past.joined(keys, own)
+        counts = torch.arange(1, values.shape[-2] + 1, device=values.device, dtype=values.dtype)
+        running_mean = (values.cumsum(dim=-2) / counts.unsqueeze(-1))[..., -length:, :]
+        a, b, c = (self.shaped[name].view(-1, 1, 1) for name in ("identity", "softmax", "uniform"))
+        shaped: Tensor = a * own + b * self.mixed(queries, keys, values, first) - c * running_mean
+        return shaped.transpose(1, 2).flatten(2)
+
+
+def _piecewise_gelu(source: Tensor) -> Tensor:
+    low, middle, high = THRESHOLDS
+    tail, inside = source.clamp(low, middle), source.clamp(middle, high)
+    square = inside.square()
+    cubic = ((CUBIC[3] * tail + CUBIC[2]) * tail + CUBIC[1]) * tail + CUBIC[0]
+    even = ((EVEN[3] * square + EVEN[2]) * square + EVEN[1]) * square + EVEN[0]
+    below_high = torch.where(source < middle, cubic, inside / 2 + even)
+    return torch.where(source < low, 0.0, torch.where(source < high, below_high, source))
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu-tanh": partial(functional.gelu, approximate="tanh"),
+    "gelu-exact": functional.gelu,
+    "gelu-piecewise": _piecewise_gelu,
+    "relu": functional.relu,
+    "square": torch.square,
+    "identity": lambda source: source,
+}
+
+
+class _Activation(nn.Module):
+    """Of a kind; the leaky ReLU has a learned slope."""
+
+    def __init__(self, kind: str, gelu: str) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.zeros(1)) if kind == "leaky-relu" else None
+        self.function = None if self.slope is not None else ACTIVATIONS[f"gelu-{gelu}" if kind == "gelu" else kind]
+
+    def forward(self, source: Tensor) -> Tensor:
+        if self.function is not None:
+            return self.function(source)
+        assert self.slope is not None
+        return functional.prelu(source, self.slope)
+
+
+class _ScaledAdd(nn.Module):
+    """`beta * stream + branch / alpha`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha, self.beta = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
+
+    def forward(self, stream: Tensor, branch: Tensor) -> Tensor:
+        return self.beta * stream + branch / self.alpha
+
+
+class _FeedForward(nn.Module):
+    """Two linears around an activation, or one fused linear, added to the stream."""
+
+    def __init__(self, made: dict[str, Any], layer: dict[str, Any]) -> None:
+        super().__init__()
+        d_model, d_ff, bias = made["d_model"], made["d_ff"], made["bias"]
+        self.fused = nn.Linear(d_model, d_model, bias=bias) if layer["ffn"] == "fused" else None
+        if self.fused is None:
+            self.up = nn.Linear(d_model, d_ff, bias=bias)
+            self.activation = _Activation(layer["ffn"], made.get("gelu", "tanh"))
+            self.down = nn.Linear(d_ff, d_model, bias=bias)
+        self.residual = _ScaledAdd() if layer["stabiliser"] == "scaled" else None
+
+    def forward(self, source: Tensor, stream: Tensor) -> Tensor:
+        branch: Tensor = self.down(self.activation(self.up(source))) if self.fused is None else self.fused(source)
+        joined: Tensor = stream + branch if self.residual is None else self.residual(stream, branch)
+        return joined
+
+
+class _Block(nn.Module):
+    """`gpt2`: attention, then the FFN of their sum; `pythia`: both read the stream; `sas`: attention has no skip."""
+
+    def __init__(self, made: dict[str, Any], index: int) -> None:
+        super().__init__()
+        layer, folded, self.block = made["layers"][index], made.get("folded", False), made["block"]
+        reads_values = self.block == "sas" and index > 0  # no linear there takes up a gain
+        self.norm1 = NORMS[layer["norm1"]](made["d_model"], not folded or reads_values)
+        self.attention: nn.Module | None = None
+        if self.block == "sas":
+            self.attention = _ShapedSelfAttention(made, layer, index)
+        elif layer["attention"] != "none":
+            self.attention = _SelfAttention(made, layer)
+        self.norm2 = NORMS[layer["norm2"]](made["d_model"], not folded)
+        self.ffn = None if layer["ffn"] == "none" else _FeedForward(made, layer)
+
+    def forward(self, stream: Tensor, past: _Past) -> Tensor:
+        joined = stream
+        if self.attention is not None:
+            attended: Tensor = self.attention(self.norm1(stream), past)
+            joined = attended if self.block == "sas" else stream + attended
+        if self.ffn is not None:
+            joined = self.ffn(self.norm2(stream if self.block == "pythia" else joined), joined)
+        return joined
+
+
+class Decoder(nn.Module):
+    """Tokens to logits. made: as `DecoderConfig` has its architecture."""
+
+    def __init__(self, made: dict[str, Any]) -> None:
+        super().__init__()
+        vocab_size, d_model = made["vocab_size"], made["d_model"]
+        self.context = made["context"]
+        self.embed = nn.Embedding(vocab_size, d_model)
+        self.position = None if made["block"] == "pythia" else nn.Embedding(self.context, d_model)
+        self.layers = nn.ModuleList(_Block(made, index) for index in range(len(made["layers"])))
+        self.counts_alone = all(layer.attention is None for layer in self.layers)
+        self.final_norm = NORMS[made["final_norm"]](d_model, True)
+        self.logits = nn.Linear(d_model, vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor, cache: Any | None = None) -> Tensor:
+        """tokens: batch x T, after those of the cache. Raises ValueError beyond the context."""
+        past, length = _Past(cache), tokens.shape[1]
+        first = past.num_positions
+        if first + length > self.context:
+            raise ValueError(f"a sequence must fit the context of {self.context}, but has {first + length} tokens.")
+        stream: Tensor = self.embed(tokens)  # batch x T x d_model
+        if self.position is not None:
+            stream = stream + self.position.weight[first : first + length]
+        if self.counts_alone:  # nothing to remember but how many there were
+            past.joined(*(stream.new_zeros(len(tokens), 1, length, 1) for _ in range(2)))
+        for layer in self.layers:
+            stream = layer(stream, past)
+        logits: Tensor = self.logits(self.final_norm(stream))
+        return logits
 
 
 class DecoderForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
@@ -39,37 +310,52 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-u
 
     config_class = DecoderConfig
     main_input_name = "input_ids"
+    _tied_weights_keys = {"decoder.logits.weight": "decoder.embed.weight"}  # noqa: RUF012  # version 4 reads the keys
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
-        self.decoder = load_decoder(config.architecture)
+        assert config.architecture is not None
+        self.decoder = Decoder(config.architecture)
         self.post_init()  # type: ignore[no-untyped-call]
 
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
+        past_key_values: Any | None = None,
+        use_cache: bool | None = None,
         labels: Tensor | None = None,
         **_: Any,
-    ) -> CausalLMOutput:
-        """input_ids, labels: batch x T; the label of a position is its own token. Raises UserError for padding."""
+    ) -> CausalLMOutputWithPast:
+        """input_ids, labels: batch x T; the label of a position is its own token. Raises ValueError for padding."""
         if attention_mask is not None and not attention_mask.all():
-            raise UserError(
+            raise ValueError(
                 "`attention_mask` must be all ones, but hides tokens; give prompts of one length, unpadded."
             )
-        logits = self.decoder(input_ids).logits
+        if past_key_values is None and use_cache:
+            past_key_values = DynamicCache()
+        logits = self.decoder(input_ids, past_key_values)
         loss = None
         if labels is not None:
             loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-        return CausalLMOutput(loss=loss, logits=logits)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
 
-    def prepare_inputs_for_generation(  # type: ignore[override]  # no cache, so neither of its arguments
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
-    ) -> dict[str, Tensor | None]:
-        """The last tokens that the context holds. transformers asks for `kwargs` by that name."""
-        start = -self.config.max_position_embeddings
-        mask = None if attention_mask is None else attention_mask[:, start:]
-        return {"input_ids": input_ids[:, start:], "attention_mask": mask}
+    def prepare_inputs_for_generation(  # type: ignore[override]  # what it takes differs from version to version
+        self,
+        input_ids: Tensor,
+        past_key_values: Any | None = None,
+        attention_mask: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """The tokens that the cache lacks; beyond the context the last that it holds, without a cache."""
+        context = self.config.max_position_embeddings
+        mask = None if attention_mask is None else attention_mask[:, -context:]
+        if input_ids.shape[1] > context:
+            return {"input_ids": input_ids[:, -context:], "attention_mask": mask, "use_cache": False}
+        first = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        cached = {"past_key_values": past_key_values, "use_cache": use_cache}
+        return {"input_ids": input_ids[:, first:], "attention_mask": mask, **cached}
 
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embed
@@ -77,13 +363,8 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-u
     def get_output_embeddings(self) -> nn.Module:
         return self.decoder.logits
 
-    @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Only what is in no file: transformers makes models without memory and then fills in the weights."""
-        if hasattr(module, "cosines"):
-            cosines, sines = module.get_buffer("cosines"), module.get_buffer("sines")
-            for buffer, table in zip((cosines, sines), rotary_tables(*cosines.shape), strict=True):
-                buffer.copy_(table)
+        """Nothing: all weights are in the file."""
 
 
 DecoderConfig.register_for_auto_class()  # type: ignore[no-untyped-call]

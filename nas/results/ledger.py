@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
@@ -188,16 +188,31 @@ def completed(records: Iterable[Record]) -> tuple[Record, ...]:
     return tuple(record for record in finished(records) if record.status == "completed")
 
 
-def write_csv(path: Path, records: Sequence[Record], more: Mapping[str, Sequence[object]] | None = None) -> None:
-    """The scalar columns of the records as a table. more: further columns by name, each with one value a record."""
+class Table(NamedTuple):
+    """Rows of the same columns, in order."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+
+
+def table(records: Sequence[Record], more: Mapping[str, Sequence[object]] | None = None) -> Table:
+    """The scalar columns of the records. more: further columns by name, each with one value a record."""
     derived = more or {}
     nested = {"entropy", "versions"}
     columns = [field.name for field in fields(Record) if field.name not in nested]
+    rows = zip(records, *derived.values(), strict=True)
+    return Table(
+        columns=(*columns, *derived),
+        rows=tuple((*(getattr(record, name) for name in columns), *added) for record, *added in rows),
+    )
+
+
+def write_csv(path: Path, written: Table) -> None:
+    """A table as CSV; a tuple in it is its values with blanks between."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*columns, *derived])
-        for record, *added in zip(records, *derived.values(), strict=True):
-            writer.writerow([*(_cell(getattr(record, name)) for name in columns), *added])
+        writer.writerow(written.columns)
+        writer.writerows([_cell(value) for value in row] for row in written.rows)
 
 
 def _cell(value: Any) -> Any:

@@ -10,7 +10,7 @@ from nas.corpus.ngrams import NgramFloors
 from nas.results import ledger
 from nas.results.floors import floor_columns
 from nas.results.front import front
-from nas.results.ledger import Record
+from nas.results.ledger import Record, Table
 from nas.results.members import TrainedMember, in_noise, members
 from search_spaces.architecture import Architecture, dump_architecture
 
@@ -27,24 +27,40 @@ SEED_COLUMNS = (
 def write_tables(
     folder: Path, records: Sequence[Record], budget: Budget, base: Architecture, floors: NgramFloors | None = None
 ) -> None:
-    """Writes all of them anew. `standard_error` is of the mean loss, nats; low and high are two of it either side.
+    """Writes all of them anew."""
+    ledger.write_csv(folder / "trials.csv", trial_table(records, floors))
+    ledger.write_csv(folder / "pareto.csv", front_table(records, budget, floors))
+    architectures = folder / "architectures"
+    shutil.rmtree(architectures, ignore_errors=True)
+    architectures.mkdir()
+    for member in front(records, budget):
+        text = dump_architecture(ledger.architecture_of(member.first, base))
+        (architectures / f"{member.arch_id}.yaml").write_text(text)
 
-    A row of pareto.csv is a member: the trial of its first seed, but price and form of the dearest seed, and loss and
-    perplexity of the mean. `within_noise`: of its cheaper neighbour. `knows_less_than_trigram`: by the `val_loss`
-    of the row.
+
+def trial_table(records: Sequence[Record], floors: NgramFloors | None = None) -> Table:
+    """A row for every trial that ended. `standard_error` is of the mean loss, nats; low and high are two of it either
+    side; `knows_less_than_trigram`: by the `val_loss` of the row.
     """
-    found, trials = front(records, budget), ledger.finished(records)
+    trials = ledger.finished(records)
     by_candidate = {member.candidate_id: member for member in members(records)}
-    ledger.write_csv(
-        folder / "trials.csv",
+    return ledger.table(
         trials,
         {
             **_seed_columns([by_candidate.get(one.candidate_id) for one in trials]),
             **floor_columns([one.val_loss if one.status == "completed" else None for one in trials], floors),
         },
     )
-    ledger.write_csv(
-        folder / "pareto.csv",
+
+
+def front_table(records: Sequence[Record], budget: Budget, floors: NgramFloors | None = None) -> Table:
+    """A row for every member of the front, cheapest first, with the columns of `trial_table`.
+
+    A row is the trial of the first seed, but price and form of the dearest seed, and loss and perplexity of the mean.
+    `within_noise`: of its cheaper neighbour.
+    """
+    found = front(records, budget)
+    return ledger.table(
         [_as_one(member) for member in found],
         {
             **_seed_columns(found),
@@ -52,12 +68,6 @@ def write_tables(
             **floor_columns([member.mean_loss for member in found], floors),
         },
     )
-    architectures = folder / "architectures"
-    shutil.rmtree(architectures, ignore_errors=True)
-    architectures.mkdir()
-    for member in found:
-        text = dump_architecture(ledger.architecture_of(member.first, base))
-        (architectures / f"{member.arch_id}.yaml").write_text(text)
 
 
 def _as_one(member: TrainedMember) -> Record:

@@ -45,11 +45,14 @@ def open_trials(
     *,
     threads: int,
     blocks: BlockScores | None = None,
+    on_end: Callable[[Record], None] = lambda record: None,
 ) -> Trials:
     """The trials of a run, its ledger replayed.
 
     Baselines are the published rows with LayerNorm beyond the budget, but for the parent. blocks: scores of the
-    parent's, for searchers that read them. Raises UserError if the ledger is damaged before its last line.
+    parent's, for searchers that read them. on_end: as `Trials` has it.
+
+    Raises UserError if the ledger is damaged before its last line.
     """
     path = folder / ledger.FILE_NAME
     records = ledger.recover(path) if path.exists() else ()
@@ -74,7 +77,7 @@ def open_trials(
         threads=threads,
         versions=versions(),
     )
-    return Trials(schedule, feasible.priced.pricer, setting, records)
+    return Trials(schedule, feasible.priced.pricer, setting, records, on_end)
 
 
 def search_problem(

@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from rich.console import Console
@@ -20,6 +21,7 @@ from nas.report.progress import Eta, shown
 from nas.report.summary import closing_lines
 from nas.results import ledger
 from nas.results.front import Summary, front, summarise
+from nas.results.ledger import Record
 from nas.results.tables import write_tables
 from nas.storage import locked
 from nas.study.blocks import study_blocks
@@ -36,6 +38,16 @@ from search_spaces.budget.feasible import FeasibleSpace
 FEW_TOKENS = 1 << 23  # proxies from scratch pass the trigram between 2 and 6 million tokens, the 5-gram later
 
 
+class Listener(Protocol):
+    """Who is told how a run goes on."""
+
+    def started(self, folder: Path) -> None:
+        """Its folder is a run, and no trial has begun in this process."""
+
+    def trial_ended(self, record: Record) -> None:
+        """The record is in the ledger."""
+
+
 def run_campaign(
     config: StudyConfig,
     feasible: FeasibleSpace,
@@ -43,10 +55,11 @@ def run_campaign(
     *,
     folder: Path | None,
     output_dir: Path | None,
-) -> None:
+    listener: Listener,
+) -> Path:
     """Trains candidates until the schedule is finished, then writes tables, front and plots and says what came out.
 
-    folder: the run to resume, or None for a new one in `output_dir`.
+    folder: the run to resume, or None for a new one in `output_dir`. Returns the run's folder.
     Raises UserError for bad input, StoppedError or OSError if the run cannot go on (it can be resumed).
     """
 
@@ -78,7 +91,7 @@ def run_campaign(
     with locked(folder), bugs_reported(folder, f"what was trained is saved; continue with --resume {folder}"):
         try:
             blocks = study_blocks(config, feasible, parent, corpus, folder, console)
-            _study(config, feasible, corpus, meta, resources, folder, console, blocks)
+            _study(config, feasible, corpus, meta, resources, folder, console, blocks, listener)
         except KeyboardInterrupt:
             console.print(f"everything is saved; continue with --resume {folder}", soft_wrap=True, highlight=False)
             raise
@@ -87,6 +100,7 @@ def run_campaign(
         except OSError as error:
             reason = f"{error.filename or folder}: {error.strerror or error}"
             raise StoppedError(f"{reason}; remove the cause, then continue with --resume {folder}") from error
+    return folder
 
 
 def _study(
@@ -98,10 +112,13 @@ def _study(
     folder: Path,
     console: Console,
     blocks: BlockScores | None,
+    listener: Listener,
 ) -> None:
     write_meta(folder, meta)
     write_config(folder, config)
-    trials = open_trials(config, feasible, corpus, meta, folder, threads=resources.threads_per_trial, blocks=blocks)
+    threads, on_end = resources.threads_per_trial, listener.trial_ended
+    trials = open_trials(config, feasible, corpus, meta, folder, threads=threads, blocks=blocks, on_end=on_end)
+    listener.started(folder)
     console.print(
         f"run {folder}: {config.num_trials} candidates and {_num_baselines(trials)} baselines, "
         f"then {config.finalist_seeds} more seeds for each member of the front, "

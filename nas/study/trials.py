@@ -5,7 +5,7 @@ that finished are told at once, and only the others are handed out.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -92,11 +92,16 @@ class TrialSetting:
 class Trials:
     """Hands out trials and keeps the ledger; one instance per process that runs a study.
 
-    halted: why the run cannot go on, or None.
+    on_end: is told the record of every trial that ended. halted: why the run cannot go on, or None.
     """
 
     def __init__(
-        self, schedule: TrialSchedule, pricer: Pricer, setting: TrialSetting, records: tuple[Record, ...] = ()
+        self,
+        schedule: TrialSchedule,
+        pricer: Pricer,
+        setting: TrialSetting,
+        records: tuple[Record, ...] = (),
+        on_end: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self.schedule = schedule
         self.pricer = pricer
@@ -104,6 +109,7 @@ class Trials:
         self.records = list(records)
         self.running: dict[Key, TrialSpec] = {}
         self.halted: str | None = None
+        self._on_end = on_end
 
     @property
     def path(self) -> Path:
@@ -137,6 +143,7 @@ class Trials:
         if record is not None and event.event == "finished":
             self.running.pop(spec.proposal.key, None)
             self.schedule.tell(self._result(record))
+            self._on_end(record)
 
     def lost(self, spec: TrialSpec, reason: str) -> None:
         """A worker died without a word."""

@@ -14,7 +14,7 @@ def loaded_by(code):
 @pytest.mark.parametrize(
     "code",
     [
-        "import costmodel",
+        "import costmodel; costmodel.__all__; dir(costmodel)",
         "import costmodel.cost, costmodel.estimate, costmodel.ops, costmodel.config.units",
         "from costmodel.protocols import load_pricer\n"
         "from costmodel.ops import Softmax\n"
@@ -23,6 +23,17 @@ def loaded_by(code):
 )
 def test_prices_need_nothing_heavy(code):
     assert loaded_by(code) == []
+
+
+def test_the_names_of_the_package_are_there_when_they_are_used():
+    code = "import costmodel; assert not any(name in vars(costmodel) for name in costmodel.__all__); "
+    named = loaded_by(code + "print(*(getattr(costmodel, name).__name__ for name in costmodel.__all__))")
+    assert named[:6] == ["Network", "Price", "PricedModel", "PricedOp", "UserError", "price"]
+
+
+def test_pricing_a_name_needs_no_torch():
+    code = "import costmodel; costmodel.price('SM+LN+G', protocol='semi2k', network='wan', seq_len=8).to_dict()"
+    assert not {"torch", "ray", "jax", "matplotlib", "pandas"} & set(loaded_by(code))
 
 
 def test_the_guard_can_fail():

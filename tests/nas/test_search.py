@@ -255,10 +255,20 @@ def test_a_folded_export_is_written_in_every_format(finished, environment, tmp_p
     facts = made.facts["fold"]
     assert (facts["passes"], facts["tokens"], facts["check"]["positions"]) == (True, "validation", 4096)
     files = {path.name for path in export.write_export(made, tmp_path / "mpc", "mpc")}
-    assert files == {"architecture.yaml", "weights.safetensors", "graph.json", "export.yaml", "checksums.json"}
+    assert files == {
+        "architecture.yaml",
+        "weights.safetensors",
+        "graph.json",
+        "export.yaml",
+        "README.md",
+        "checksums.json",
+    }
     pytest.importorskip("transformers")
     files = {path.name for path in export.write_export(made, tmp_path / "hf", "hf")}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "huggingface_model.py"} <= files
+    assert {"config.json", "model.safetensors", "tokenizer.json", "huggingface_model.py", "README.md"} <= files
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "The check of the folded form on validation tokens holds." in card
 
 
 def test_a_folded_export_says_what_was_measured(finished, environment, tmp_path, monkeypatch, capsys):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,8 +84,107 @@ def test_other_placements_are_models_of_our_own_class(
         torch.testing.assert_close(value, expected[key], rtol=1e-6, atol=0)
 
 
+def greedy(model: Decoder, tokens: Tensor, num_new: int) -> Tensor:
+    """Our own decoder's most likely tokens, the whole prompt anew for each of them."""
+    with torch.no_grad():
+        for _ in range(num_new):
+            window = tokens[:, -model.architecture.context :]
+            tokens = torch.cat((tokens, model(window).logits[:, -1:].argmax(-1)), dim=1)
+    return tokens
+
+
+def positions_run(model: Any) -> list[int]:
+    """Fills with the number of positions of every forward pass from now on."""
+    run: list[int] = []
+    model.decoder.embed.register_forward_hook(lambda module, given, result: run.append(given[0].shape[1]))
+    return run
+
+
+GENERATED = [*OTHERS, (GPT2, "2xoooRo"), (GPT2, "2xoQoRo"), (PYTHIA, "1xMTlEo-1xooLGo-L")]
+
+
+@pytest.mark.parametrize(("base", "name"), GENERATED)
+def test_a_new_token_runs_one_position_and_is_the_one_of_our_decoder(base: Architecture, name: str) -> None:
+    model = made(base, name)
+    theirs = to_transformers(model.architecture, deployed_weights(model))
+    prompt = torch.randint(40, (2, 5), generator=torch.Generator().manual_seed(5))
+    run = positions_run(theirs)
+    cached = theirs.generate(prompt, max_new_tokens=10, do_sample=False, pad_token_id=0)
+    assert run == [5] + [1] * 9
+    run.clear()
+    uncached = theirs.generate(prompt, max_new_tokens=10, do_sample=False, pad_token_id=0, use_cache=False)
+    assert run == list(range(5, 15))
+    assert torch.equal(cached, uncached)
+    assert torch.equal(cached, greedy(model, prompt, 10))
+
+
+@pytest.mark.parametrize(("base", "name"), GENERATED)
+def test_logits_from_a_cache_are_those_of_the_whole_sequence(base: Architecture, name: str) -> None:
+    model = made(base, name)
+    theirs = to_transformers(model.architecture, deployed_weights(model))
+    tokens = torch.randint(40, (2, 16), generator=torch.Generator().manual_seed(6))
+    with torch.no_grad():
+        first = theirs(tokens[:, :7], use_cache=True)
+        rest = theirs(tokens[:, 7:], past_key_values=first.past_key_values)
+        whole = model(tokens).logits
+    joined = torch.cat((first.logits, rest.logits), dim=1)
+    torch.testing.assert_close(joined, whole, rtol=1e-5, atol=1e-5 * whole.abs().max())
+    with pytest.raises(ValueError, match="a sequence must fit the context of 16, but has 17 tokens"):
+        theirs(tokens[:, :1], past_key_values=rest.past_key_values)
+
+
+def test_beyond_the_context_the_last_tokens_are_run_anew() -> None:
+    model = made(GPT2, "SM+ScFuFFN_i1")
+    theirs = to_transformers(model.architecture, deployed_weights(model))
+    prompt = torch.randint(40, (1, 12), generator=torch.Generator().manual_seed(7))
+    run = positions_run(theirs)
+    out = theirs.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    assert run == [12, 1, 1, 1, 1, 16, 16, 16]
+    assert torch.equal(out, greedy(model, prompt, 8))
+
+
+@pytest.mark.parametrize("base", [GPT2, PYTHIA])
+def test_a_tied_table_is_one_tensor(base: Architecture, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    model = made(base, "SM+ScFFN")
+    to_transformers(model.architecture, deployed_weights(model)).save_pretrained(tmp_path)
+    tables = {"decoder.embed.weight", "decoder.logits.weight"} & set(load_file(tmp_path / "model.safetensors"))
+    assert len(tables) == (1 if base.tied_embeddings else 2)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    tied = again.decoder.embed.weight.data_ptr() == again.decoder.logits.weight.data_ptr()
+    assert tied is base.tied_embeddings
+    assert load_pretrained(str(tmp_path)).architecture.layers == model.architecture.layers
+
+
+def test_constants_are_those_of_this_package() -> None:
+    from costmodel.execution import op_functions, piecewise_gelu
+    from nas.conversion import huggingface_model as copied
+    from nas.model.self_attention import ROTARY_BASE
+    from search_spaces.lower import PYTHIA_ROTARY_SHARE
+
+    for name in ("LAYERNORM_EPSILON", "RMSNORM_EPSILON", "QUAD_SHIFT", "RELU_SUM_OFFSET"):
+        assert getattr(copied, name) == getattr(op_functions, name)
+    for name in ("THRESHOLDS", "CUBIC", "EVEN"):
+        assert getattr(copied, name) == getattr(piecewise_gelu, name)
+    assert (copied.ROTARY_BASE, copied.ROTARY_SHARE) == (ROTARY_BASE, PYTHIA_ROTARY_SHARE)
+
+
 LOAD_AND_GENERATE = """
-import sys, torch
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("costmodel", "search_spaces", "nas", "experiments"):
+            raise ImportError(f"{name} is not on this machine")
+
+sys.meta_path.insert(0, Blocked())
+try:
+    import nas
+    sys.exit("the package is not blocked")
+except ImportError:
+    pass
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
@@ -95,14 +195,15 @@ greedy = model(out[:, :16]).logits.argmax(-1)
 assert torch.equal(greedy[0, tokens.shape[1] - 1 : 15], out[0, tokens.shape[1] : 16])
 loss = model(out[:, :16], labels=out[:, :16]).loss
 assert loss.isfinite()
-print(type(model).__module__, out.shape[1] - tokens.shape[1], tokenizer.decode(out[0]) != "")
+print(type(model).__module__, out.shape[1] - tokens.shape[1], tokenizer.decode(out[0]) != "", out[0].tolist())
 """
 
 
-def test_a_saved_model_generates_in_a_process_that_knows_only_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SM+ScFFN", "SM(t)+fLN+R"])
+def test_a_saved_model_generates_on_a_machine_without_this_package(name: str, tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    model = made(PYTHIA, "SM+ScFFN")
+    model = made(PYTHIA, name)
     vocabulary = {token: index for index, token in enumerate(["<|endoftext|>", "ab", "c"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="c"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -119,8 +220,10 @@ def test_a_saved_model_generates_in_a_process_that_knows_only_its_folder(tmp_pat
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[1:] == ["20", "True"]
-    assert "transformers_modules" in done.stdout
+    module, num_new, says, *generated = done.stdout.split(maxsplit=3)
+    assert module.startswith("transformers_modules.")
+    assert (num_new, says) == ("20", "True")
+    assert json.loads(generated[0]) == greedy(model, torch.tensor([[1, 1]]), 20)[0].tolist()
 
 
 def test_padding_is_refused(some_tokens: Callable[..., Tensor]) -> None:

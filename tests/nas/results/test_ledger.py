@@ -77,7 +77,7 @@ def test_only_the_last_word_on_a_trial_counts_and_only_completed_ones_are_ranked
 
 
 def test_csv_has_a_row_per_record_and_no_nested_columns(tmp_path, make_record):
-    ledger.write_csv(tmp_path / "trials.csv", [make_record(0), make_record(1)])
+    ledger.write_csv(tmp_path / "trials.csv", ledger.table([make_record(0), make_record(1)]))
     lines = (tmp_path / "trials.csv").read_text().splitlines()
     assert len(lines) == 3
     assert "entropy," not in lines[0].replace("entropy_regularised", "")

@@ -1,0 +1,92 @@
+"""The figures of a run as it was, and a run under other prices."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from costmodel.config.units import parse_bytes, parse_seconds
+from costmodel.cost import Budget
+from costmodel.estimate import Pricer
+from costmodel.protocols import load_pricer
+from nas.report.plot_files import plot_costs, plot_front, plot_what_if
+from nas.report.reprice_lines import what_if_lines, what_if_table
+from nas.results.reprice import WhatIf, what_if
+from nas.runs.run import Run
+from nas.study.run_folder import run_pricer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepricedRun:
+    """A run's members at their prices of then and at others, and which of them survive.
+
+    found: both fronts. pricer, seq_len: what the other prices are of.
+    """
+
+    run: Run
+    found: WhatIf
+    pricer: Pricer
+    seq_len: int
+
+    @property
+    def lines(self) -> list[str]:
+        """What changes, in words."""
+        return what_if_lines(self.found, self.run.meta.floors)
+
+    @property
+    def table(self) -> Table:
+        """Every member of either front, what became of it, and both prices."""
+        return what_if_table(self.found, self.run.meta.floors)
+
+    def plot(self) -> tuple[Path, ...]:
+        """Draws both fronts, and the breakdown and sensitivity at the other prices; returns the paths."""
+        run, found = self.run, self.found
+        words = [self.pricer.protocol, *([self.pricer.network] if self.pricer.network else []), f"T{self.seq_len}"]
+        suffix = "-" + re.sub(r"[^\w.-]+", "_", "-".join(words))
+        fronts = plot_what_if(run.folder, found, suffix, run.meta.floors)
+        costs = plot_costs(run.folder, found.shown, run.records, run.meta.base, self.pricer, self.seq_len, suffix)
+        return fronts + costs
+
+
+def reprice(
+    run: Run,
+    *,
+    protocol: str | None,
+    network: str | None,
+    testbed: Path | None,
+    seq_len: int | None,
+    budget_latency: str | None,
+    budget_comm: str | None,
+) -> RepricedRun:
+    """As `Run.reprice`."""
+    config = run.config
+    budget = Budget(
+        latency_s=None if budget_latency is None else parse_seconds(budget_latency, "--budget-latency"),
+        sent_bytes=None if budget_comm is None else parse_bytes(budget_comm, "--budget-comm"),
+    )
+    if protocol in (None, config.protocol):
+        pricer = run_pricer(run.folder, config, network, testbed)
+    else:
+        pricer = load_pricer(protocol, network, testbed)
+    length = config.seq_len if seq_len is None else seq_len
+    found = what_if(
+        run.records, run.meta.base, pricer, seq_lens=(config.seq_len, length), budgets=(config.budget, budget)
+    )
+    return RepricedRun(run=run, found=found, pricer=pricer, seq_len=length)
+
+
+def plot_as_run(run: Run) -> tuple[Path, ...]:
+    """Draws the Pareto plot, and the costs of front and baselines, as the run priced them; returns the paths."""
+    config, meta = run.config, run.meta
+    fronts = plot_front(
+        run.folder,
+        run.records,
+        config.budget,
+        num_layers=meta.base.num_layers,
+        seq_len=config.seq_len,
+        floors=meta.floors,
+        parent=meta.parent,
+    )
+    pricer = run_pricer(run.folder, config)
+    return fronts + plot_costs(run.folder, run.front, run.records, meta.base, pricer, config.seq_len)

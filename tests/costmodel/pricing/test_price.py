@@ -1,0 +1,171 @@
+"""`costmodel.price`, and that the command `estimate` says the same."""
+
+import inspect
+import json
+import sys
+from typing import get_type_hints
+
+import pytest
+
+import costmodel
+from costmodel.config.units import parse_seconds
+from costmodel.network import NETWORKS
+from costmodel.pricing.asked import ModelFlags, asked_model
+from search_spaces.architecture import dump_architecture
+from search_spaces.bases import base_architecture
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+
+TINY = parse("SM+LN+G", base_architecture("tiny")).architecture
+
+
+@pytest.mark.parametrize("protocol", ["published", "semi2k", "aby3", "cheetah"])
+def test_rows_and_layers_sum_to_the_total(protocol):
+    priced = costmodel.price("SM+LN+G", protocol=protocol)
+    assert len(priced.rows) == len(list(priced.graph))
+    for name in ("sent_bytes", "latency_s"):
+        total = getattr(priced.total, name)
+        assert sum(getattr(row.price, name) for row in priced.rows) == total == getattr(priced, name)
+        assert sum(getattr(price, name) for _, price in priced.by_layer) == total
+    softmax = next(row for row in priced.rows if row.op == "Softmax")
+    assert (softmax.layer, softmax.shape) == (0, {"heads": 12, "queries": 128, "keys": 128})
+
+
+def test_a_printed_latency_is_met():
+    priced = costmodel.price("SM+ScFuFFN_i6")
+    assert priced.latency_s == pytest.approx(parse_seconds("4.23min", "printed"), rel=0.05)
+    assert priced.latency_s_range is not None
+    low, high = priced.latency_s_range
+    assert low <= priced.latency_s <= high
+    assert (priced.rounds, priced.setting, priced.trust.dealer) == (None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "keywords"),
+    [
+        ((), {}),
+        (("--protocol=semi2k", "--network=wan"), {"protocol": "semi2k", "network": "wan"}),
+        (("--protocol=aby3", "--phase=decode", "--seq-len=9"), {"protocol": "aby3", "phase": "decode", "seq_len": 9}),
+        (
+            ("--protocol=semi2k", "--rtt=4ms", "--weights=server"),
+            {"protocol": "semi2k", "rtt": "4ms", "weights": "server"},
+        ),
+        (
+            ("--protocol=semi2k", "--seq-len=9", "--new-tokens=3", "--batch=2", "--vocab-blocks=2"),
+            {"protocol": "semi2k", "seq_len": 9, "new_tokens": 3, "batch": 2, "vocab_blocks": 2},
+        ),
+    ],
+)
+def test_the_command_prints_what_the_function_returns(run, flags, keywords):
+    priced = costmodel.price("2xlSlRo", base="tiny", **keywords)
+    code, out, _ = run("estimate", "2xlSlRo", "--base=tiny", *flags, "--format=json")
+    assert (code, json.loads(out)) == (0, json.loads(json.dumps(priced.to_dict())))
+    assert run("estimate", "2xlSlRo", "--base=tiny", *flags)[1].startswith(f"{priced}\n")
+    table = run("estimate", "2xlSlRo", "--base=tiny", *flags, "--format=csv")[1].splitlines()
+    assert table[0].split(",") == list(priced.to_records()[0])
+    assert len(table) == 1 + (keywords.get("new_tokens") or len(priced.rows))
+
+
+def test_a_model_costs_the_same_however_it_is_given(tmp_path):
+    export = tmp_path / "export"
+    export.mkdir()
+    for path in (tmp_path / "one.yaml", export / "architecture.yaml"):
+        path.write_text(dump_architecture(TINY))
+    named = costmodel.price("SM+LN+G", base="tiny", protocol="semi2k", seq_len=8, query_block=4)
+    for model in (TINY, tmp_path / "one.yaml", str(export)):
+        other = costmodel.price(model, protocol="semi2k", seq_len=8, query_block=4)
+        assert (other.name, other.total, other.deployed) == (named.name, named.total, named.deployed)
+    graph = costmodel.price(lower(TINY, 8), protocol="semi2k", query_block=4)
+    assert (graph.name, graph.asked.title["seq_len"], graph.total) == ("op graph", 8, named.total)
+    assert graph.deployed is None
+
+
+def test_new_tokens_cost_the_same_however_the_model_is_given():
+    torch = pytest.importorskip("torch")
+    from nas.model.decoder import build
+
+    named = costmodel.price("SM+LN+G", base="tiny", protocol="semi2k", seq_len=8, new_tokens=3)
+    assert named.tokens is not None
+    assert [price.sent_bytes for price in named.tokens.by_token] == [row["sent_bytes"] for row in named.to_records()]
+    assert sum(row["sent_bytes"] for row in named.to_records()) == named.sent_bytes
+    assert named.asked.title["deployment"]["projection"] == "last"
+    asked = asked_model("SM+LN+G", base="tiny", seq_len=8)
+    module = build(TINY, torch.Generator().manual_seed(0))
+    for given in (
+        costmodel.price(asked, protocol="semi2k", new_tokens=3),
+        costmodel.price(module, protocol="semi2k", seq_len=8, new_tokens=3),
+    ):
+        assert given.to_records() == named.to_records()
+
+
+def test_an_op_graph_answers_with_one_token():
+    named = costmodel.price("SM+LN+G", base="tiny", protocol="semi2k", seq_len=8, new_tokens=1)
+    graph = lower(TINY, 8)
+    assert costmodel.price(graph, protocol="semi2k", new_tokens=1).total == named.total
+    with pytest.raises(costmodel.UserError, match="is of 8 and new tokens read 9; give the architecture"):
+        costmodel.price(graph, protocol="semi2k", new_tokens=2)
+
+
+def test_a_torch_module_costs_what_its_name_does():
+    torch = pytest.importorskip("torch")
+    from nas.model.decoder import build
+
+    module = build(TINY, torch.Generator().manual_seed(0))
+    traced = costmodel.price(module, protocol="aby3", seq_len=8)
+    assert traced.name == "Decoder"
+    assert traced.total == costmodel.price(TINY, protocol="aby3", seq_len=8).total
+
+
+def test_a_network_may_be_given_as_data():
+    wan = NETWORKS["wan"]
+    given = costmodel.price("SM", base="tiny", protocol="semi2k", network=wan)
+    assert given.to_dict() == costmodel.price("SM", base="tiny", protocol="semi2k", network="wan").to_dict()
+    faster = costmodel.price("SM", base="tiny", protocol="semi2k", network=wan, bandwidth="10Gbps")
+    assert faster.latency_s < given.latency_s
+    assert faster.estimate.network == "wan 10Gbps"
+
+
+def test_records_become_a_table():
+    pandas = pytest.importorskip("pandas")
+    priced = costmodel.price("SM+LN+R", base="tiny", protocol="cheetah", seq_len=8)
+    table = priced.to_pandas()
+    assert isinstance(table, pandas.DataFrame)
+    assert table.shape == (len(priced.rows), 14)
+    assert table.sent_bytes.sum() == priced.sent_bytes
+    assert list(table.name) == [row.name for row in priced.rows]
+
+
+def test_without_pandas_there_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(costmodel.UserError, match="needs pandas, but it is not installed"):
+        costmodel.price("SM", base="tiny").to_pandas()
+
+
+@pytest.mark.parametrize(
+    ("model", "keywords", "message"),
+    [
+        ("SM", {"protocol": "bgw"}, "protocol must be one of published"),
+        ("SM", {"network": "wan"}, "published has its network fitted in"),
+        (TINY, {"layers": 3}, "Architecture brings its own dimensions; leave out the flags"),
+        (TINY, {"phase": "decode", "new_tokens": 2}, "does not go with phase decode"),
+        (TINY, {"new_tokens": 0}, "--new-tokens must be at least 1"),
+        (object(), {}, "must be an Architecture or a torch.nn.Module, but is object"),
+    ],
+)
+def test_bad_input_is_one_line(model, keywords, message):
+    with pytest.raises(costmodel.UserError, match=message) as refused:
+        costmodel.price(model, **keywords)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_asked_model_takes_no_more_flags():
+    asked = asked_model("SM", base="tiny", seq_len=8)
+    assert costmodel.price(asked).total == costmodel.price("SM", base="tiny", seq_len=8).total
+    with pytest.raises(costmodel.UserError, match="must be an Architecture or a torch.nn.Module"):
+        costmodel.price(asked, seq_len=9)
+
+
+def test_typed_flags_are_those_of_a_model():
+    hints = get_type_hints(asked_model)
+    named = [name for name, flag in inspect.signature(asked_model).parameters.items() if flag.kind is flag.KEYWORD_ONLY]
+    assert get_type_hints(ModelFlags) == {name: hints[name] for name in named}

@@ -1,0 +1,90 @@
+"""The notebooks in `examples/` run as they are. To write their outputs anew: `python tests/examples/test_notebooks.py`.
+
+Cells of code are run one after another in a Python of its own, what they print is their output. Of the notebook of
+prices, which are exact, the stored outputs must still be true; trainings differ from machine to machine.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RUN = """
+import contextlib, io, json, sys
+cells, names, printed = json.load(open(sys.argv[1])), {"__name__": "__main__"}, []
+for number, cell in enumerate(cells):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(cell, f"cell {number}", "exec"), names)
+    printed.append(out.getvalue())
+json.dump(printed, open(sys.argv[2], "w"))
+"""
+
+
+def read(name: str) -> dict[str, Any]:
+    notebook: dict[str, Any] = json.loads((EXAMPLES / name).read_text(encoding="utf-8"))
+    return notebook
+
+
+def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def outputs(notebook: dict[str, Any], folder: Path) -> list[str]:
+    """What every cell of code prints, run in a folder that its files stay in."""
+    cells = folder / "cells.json"
+    cells.write_text(json.dumps(["".join(cell["source"]) for cell in code_cells(notebook)]))
+    command = [sys.executable, "-c", RUN, str(cells), str(folder / "printed.json")]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    printed: list[str] = json.loads((folder / "printed.json").read_text())
+    return printed
+
+
+def stored(notebook: dict[str, Any]) -> list[str]:
+    return ["".join(part for one in cell["outputs"] for part in one["text"]) for cell in code_cells(notebook)]
+
+
+def test_the_notebook_of_prices_says_what_prices_are(tmp_path: Path) -> None:
+    notebook = read("price.ipynb")
+    assert outputs(notebook, tmp_path) == stored(notebook), "python tests/examples/test_notebooks.py writes them anew"
+
+
+def test_the_notebook_of_a_search_runs(tmp_path: Path) -> None:
+    notebook = read("search.ipynb")
+    size, progress, front, files, _ = outputs(notebook, tmp_path)
+    assert size == stored(notebook)[0]
+    assert progress.count("completed: ") >= 6
+    assert front.split()[:2] == ["notation", "deployed"]
+    assert "plots/pareto.png\n" in files
+    assert files.endswith("report.html\n")
+
+
+def test_a_cell_that_fails_fails_the_test(tmp_path: Path) -> None:
+    broken = {"cells": [{"cell_type": "code", "source": ["import nas\n", "nas.Study(budget_latency='0s')"]}]}
+    with pytest.raises(AssertionError, match="must be a positive number with a unit"):
+        outputs(broken, tmp_path)
+
+
+def renew(name: str) -> None:
+    """Runs a notebook and stores what it prints."""
+    notebook = read(name)
+    with tempfile.TemporaryDirectory() as folder:
+        printed = outputs(notebook, Path(folder))
+    for number, (cell, text) in enumerate(zip(code_cells(notebook), printed, strict=True), 1):
+        lines = text.splitlines(keepends=True)
+        cell["execution_count"] = number
+        cell["outputs"] = [{"name": "stdout", "output_type": "stream", "text": lines}] if lines else []
+    text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+    (EXAMPLES / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for path in sorted(EXAMPLES.glob("*.ipynb")):
+        renew(path.name)

@@ -1,0 +1,102 @@
+"""The card of an export says what its run measured."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nas
+from nas import export
+from nas.report.model_card import LICENCES, model_card
+from nas.study.run_report import run_of
+from search_spaces.architecture import load_architecture
+
+EARLIER = Path(__file__).parents[1] / "earlier_runs"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[nas.Run, Path]:
+    folder = tmp_path_factory.mktemp("card")
+    run = nas.load_run(shutil.copytree(EARLIER / "published", folder / "run"))
+    export.export(str(run.folder), pick="best", output_dir=str(folder / "out"))
+    return run, folder / "out"
+
+
+def test_a_card_has_price_perplexity_and_the_front(exported: tuple[nas.Run, Path]) -> None:
+    run, folder = exported
+    card = (folder / "README.md").read_text()
+    best = run.summary.best
+    assert card.startswith(f"# {best.notation}\n")
+    assert (
+        f"These weights: {best.perplexity:.2f} (seed {best.first.seed}, {best.first.tokens:,} training tokens" in card
+    )
+    assert "2 parties, semi-honest, dishonest majority (at most 1 corrupted)" in card
+    for member in run.front:
+        assert f"`{member.notation}`" in card
+        assert f"{member.perplexity:.2f} (1 seed)" in card
+    assert card.count("(this one)") == 1
+    assert "One seed decides nothing." in card
+    assert f"python -m nas.search --budget-latency {run.config.budget_latency} " in card
+
+
+def test_a_placement_is_a_line_for_every_kind_of_layer(exported: tuple[nas.Run, Path]) -> None:
+    _, folder = exported
+    lines = re.findall(r"^\| (\d[^|]*) \| (.+) \|$", (folder / "README.md").read_text(), flags=re.MULTILINE)
+    layers = load_architecture(folder / "architecture.yaml").layers
+    first = " | ".join((layers[0].norm1, layers[0].attention, layers[0].norm2, layers[0].ffn, layers[0].stabiliser))
+    assert lines[0][1] == first
+    assert len(lines) == len(set(layers)) == 2
+
+
+def test_the_code_of_a_card_runs(exported: tuple[nas.Run, Path]) -> None:
+    _, folder = exported
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (folder / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "protocol published" in done.stdout
+
+
+def facts_of(run: nas.Run) -> dict:
+    record = run.summary.best.first
+    return export.prepare_export(run.folder, run.config, record).facts
+
+
+def test_what_is_to_be_distrusted_is_said(exported: tuple[nas.Run, Path]) -> None:
+    run, folder = exported
+    architecture, facts = load_architecture(folder / "architecture.yaml"), facts_of(run)
+    facts["result"] |= {
+        "knows_less_than_trigram": True,
+        "ngram_floors": {"tokens": 9, "perplexities": {"trigram": 7.0}},
+    }
+    facts["cost"] |= {"extrapolated": ["num_layers 2"], "trust": facts["cost"]["trust"] | {"dealer": True}}
+    card = model_card(facts, architecture, "yaml", run_of(run.folder))
+    for line in (
+        "It knows less than a trigram of the same tokens.",
+        "N-gram models of 9 training tokens: trigram 7.",
+        "The price is extrapolated: num_layers 2.",
+        "A dealer is trusted, whose work is not in the price.",
+    ):
+        assert f"- {line}\n" in card
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [("stdlib", LICENCES["stdlib"]), ("codeparrot:folder", LICENCES["codeparrot"]), (None, "is not known here")],
+)
+def test_the_licence_of_the_corpus_is_told_as_far_as_it_is_known(exported, data, told) -> None:
+    run, folder = exported
+    facts = facts_of(run)
+    facts["provenance"]["data"] = data
+    assert told in model_card(facts, load_architecture(folder / "architecture.yaml"), "mpc", None)
+
+
+def test_a_card_without_a_run_says_how_it_was_trained(exported: tuple[nas.Run, Path]) -> None:
+    run, folder = exported
+    facts = facts_of(run) | {"notation": "EReg(SM)"}
+    card = model_card(facts, load_architecture(folder / "architecture.yaml"), "yaml", None)
+    assert "python -m nas.train 'EReg(SM)' --seed " in card
+    assert "One seed: no spread is known." in card
+    assert "## The front around it" not in card
