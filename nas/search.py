@@ -81,8 +81,11 @@ def _price(request: Request, console: Console) -> None:
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     arguments = sys.argv[1:] if args is None else args
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler that ends us is as good as Ctrl-C
-    return cli.guarded(lambda: search(parse(arguments), Console()), debug=cli.DEBUG in arguments)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler that ends us is as good as Ctrl-C
+    try:
+        return cli.guarded(lambda: search(parse(arguments), Console()), debug=cli.DEBUG in arguments)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":
