@@ -7,8 +7,10 @@ import logging
 import math
 import os
 import re
+import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -76,7 +78,10 @@ def run_study(
     Raises RunHaltedError if the run cannot go on (it can be resumed), KeyboardInterrupt on Ctrl-C.
     """
     os.environ.update(QUIET_ENV)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     _start_ray(resources, worker_env)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process, whatever is to be saved
     try:
         with tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch:
             _fit(trials, resources, scratch, time_budget_s, on_change)
