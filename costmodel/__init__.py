@@ -3,8 +3,9 @@
 The names below are imported when they are first used, so that `import costmodel` costs nothing.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from costmodel.config.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from costmodel.cost import Price
@@ -24,12 +25,4 @@ _MODULES = {
     "price": "costmodel.pricing.price",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

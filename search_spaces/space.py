@@ -41,6 +41,11 @@ class SearchSpace:
         """Whether members are trained with the entropy regulariser: (False,), (True,) or both."""
         return self.definition.entropy_regularisation
 
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The distinct layers of its members, in the order of the graph."""
+        return tuple(dict.fromkeys(vertex.layer for vertex in self.graph if isinstance(vertex, Choice)))
+
 
 def load_space(name_or_path: str) -> SearchSpace:
     """A shipped space by name, or the one in a `.yaml` file. Raises UserError if it is unknown or not valid."""

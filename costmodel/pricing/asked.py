@@ -161,20 +161,22 @@ def asked_model(
         batch=batch,
         vocab_blocks=vocab_blocks,
     )
+    return _asked(model, base, dimensions, seq_len, deployment)
+
+
+def _asked(model: Model, base: str, dimensions: Dimensions, seq_len: int, deployment: Deployment) -> AskedModel:
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
     named_base = base if name is not None and is_notation(name) else None
     if named_base is None and dimensions != Dimensions():
         shown = type(model).__name__ if name is None else repr(name)
         raise UserError(f"architecture {shown} brings its own dimensions; leave out the flags that change them.")
     made = call_factory(name) if name is not None and is_factory(name) else model if name is None else None
-    if made is not None and not isinstance(made, Architecture):
-        return _of_module_or_graph(made, name, seq_len, deployment)
     if isinstance(made, Architecture):
-        member = Member(architecture=made, entropy_regularised=False)
-    else:
-        assert name is not None
-        member = resolve(name, base_architecture(base, dimensions))
-    return _of_member(member, named_base, seq_len, deployment)
+        return _of_member(Member(architecture=made, entropy_regularised=False), None, seq_len, deployment)
+    if made is not None:
+        return _of_module_or_graph(made, name, seq_len, deployment)
+    assert name is not None
+    return _of_member(resolve(name, base_architecture(base, dimensions)), named_base, seq_len, deployment)
 
 
 def _of_member(member: Member, base: str | None, seq_len: int, deployment: Deployment) -> AskedModel:

@@ -20,6 +20,7 @@ from nas.conversion.parent import load_parent
 from nas.corpus.corpus import prepare
 from nas.recipe.recipe import SCALES
 from nas.searchers.draws import Draws
+from nas.searchers.trellis.features import half_forms, smooth_covariance
 from search_spaces.budget.feasible import FeasibleSpace, within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.notation import Member, placement
@@ -82,11 +83,8 @@ def placements(
 
 def smooth_noise(stages: Stages, rng: np.random.Generator) -> Scores:
     """Noise of unit variance for every form of every half layer, smooth over depth, added up over both halves."""
-    places = np.arange(len(stages.steps))
-    covariance = np.exp(-(((places[:, None] - places) / SMOOTHNESS) ** 2) / 2) + 1e-9 * np.eye(len(places))
-    root = np.linalg.cholesky(covariance)
-    halves = [[(layer.norm1, layer.attention), (layer.norm2, layer.ffn, layer.stabiliser)] for layer in stages.layers]
-    known = {
-        half: root @ rng.normal(size=len(places)) for half in dict.fromkeys(one for both in halves for one in both)
-    }
+    depth = len(stages.steps)
+    root = np.linalg.cholesky(smooth_covariance(depth, SMOOTHNESS))
+    halves = [half_forms(layer) for layer in stages.layers]
+    known = {half: root @ rng.normal(size=depth) for half in dict.fromkeys(one for both in halves for one in both)}
     return np.array([sum(known[half] for half in both) for both in halves]).T

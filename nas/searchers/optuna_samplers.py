@@ -18,7 +18,6 @@ from nas.searchers.draws import Draws
 from nas.searchers.strategy import SearchProblem, Strategy, Trained
 from search_spaces.architecture import Layer
 from search_spaces.budget.priced_space import price_of
-from search_spaces.graph import Choice
 from search_spaces.notation import Member
 from search_spaces.space import contains, member_of
 from search_spaces.variation import mutate
@@ -42,7 +41,7 @@ class OptunaStrategy(Strategy):
             )
         self.feasible, self.reference_loss = problem.feasible, problem.reference_loss
         self.draws = Draws(problem.feasible)
-        layers = [vertex.layer for vertex in problem.feasible.space.graph if isinstance(vertex, Choice)]
+        layers = problem.feasible.space.layers
         self.options = {name: sorted({getattr(layer, name) for layer in layers}) for name in FIELDS}
         listed = problem.feasible.space.definition.members is not None
         self.listed = list(problem.feasible.members()) if listed else None

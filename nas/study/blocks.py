@@ -11,7 +11,6 @@ from nas.corpus.corpus import Corpus
 from nas.storage import replace_file
 from nas.study.config import StudyConfig
 from search_spaces.budget.feasible import FeasibleSpace
-from search_spaces.graph import Choice
 
 BLOCKS_FILE = "blocks.csv"
 READERS = ("trellis",)  # searchers that read them
@@ -31,10 +30,11 @@ def study_blocks(
         return read(path.read_text(encoding="utf-8"), str(path))
     from nas.blocks.library import block_scores
 
-    layers = dict.fromkeys(vertex.layer for vertex in feasible.space.graph if isinstance(vertex, Choice))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("scoring the blocks of the parent", total=1.0)
-        scores = block_scores(parent, layers, corpus, on_progress=lambda share: bar.update(task, completed=share))
+        scores = block_scores(
+            parent, feasible.space.layers, corpus, on_progress=lambda share: bar.update(task, completed=share)
+        )
     replace_file(path, written(scores))
     return scores

@@ -60,7 +60,7 @@ class PriceTable:
 def price_table(priced: PricedSpace) -> PriceTable:
     """The prices of a space's vertices as arrays."""
     graph = priced.space.graph
-    layers = tuple(dict.fromkeys(vertex.layer for vertex in graph if isinstance(vertex, Choice)))
+    layers = priced.space.layers
     levels: list[list[Boundary]] = [[] for _ in range(priced.space.base.num_layers + 1)]
     for vertex in graph:
         if isinstance(vertex, Boundary):

@@ -1,5 +1,6 @@
 """A priced space as arrays, stage by stage: what the exact programs of this folder run on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -58,13 +59,18 @@ class Stages:
         """Of scores: depths x layers."""
         return len(self.steps), len(self.layers)
 
+    def numbered(self, members: Sequence[Member]) -> Index:
+        """The layers of members as numbers in `layers`, members x depth."""
+        numbers = {layer: number for number, layer in enumerate(self.layers)}
+        return np.array([[numbers[layer] for layer in one.architecture.layers] for one in members], dtype=np.intp)
+
 
 def stages_of(feasible: FeasibleSpace) -> Stages:
     """The graph of a space with the costs that its budget counts; a measure without a bound costs nothing."""
     graph = feasible.space.graph
     choices = [vertex for vertex in graph if isinstance(vertex, Choice)]
     forms = {choice: _form(feasible, choice) for choice in choices}
-    layers = tuple(dict.fromkeys(choice.layer for choice in choices))
+    layers = feasible.space.layers
     form_numbers = {form: number for number, form in enumerate(dict.fromkeys(forms.values()))}
     layer_numbers = {layer: number for number, layer in enumerate(layers)}
     places = _places(graph)

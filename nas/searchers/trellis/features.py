@@ -64,8 +64,7 @@ class Features:
 
     def rows(self, members: Sequence[Member]) -> Floats:
         """Members x features: half forms by depth, base, live norms, regularised, scarcity, block scores."""
-        numbers = {layer: number for number, layer in enumerate(self.stages.layers)}
-        layers = np.array([[numbers[layer] for layer in one.architecture.layers] for one in members], dtype=np.intp)
+        layers = self.stages.numbered(members)
         depths = np.arange(layers.shape[1])
         halves = np.zeros((len(members), self.num_half_weights))
         for half in range(2):
@@ -85,8 +84,7 @@ class Features:
     def prior(self, worth: float) -> tuple[Floats, Floats]:
         """Mean and covariance of the weights. worth: deviation of what a half form is worth at a depth, in nats."""
         others = [self.base, LIVE_NORM, REGULARISED, *SCARCITY, *([] if self.blocks is None else BLOCK_FACTORS)]
-        depths = np.arange(len(self.stages.steps))
-        smooth = np.exp(-(((depths[:, None] - depths) / SMOOTHNESS) ** 2) / 2) + JITTER * np.eye(len(depths))
+        smooth = smooth_covariance(len(self.stages.steps), SMOOTHNESS)
         size = self.num_half_weights
         covariance = np.zeros((size + len(others), size + len(others)))
         covariance[:size, :size] = np.kron(np.eye(self.num_forms), worth**2 * smooth)
@@ -112,7 +110,7 @@ class Features:
 
 def features_of(stages: Stages, problem: SearchProblem) -> Features:
     """What there is to see of the members of a problem's space."""
-    halves = [_half_forms(layer) for layer in stages.layers]
+    halves = [half_forms(layer) for layer in stages.layers]
     numbers = {form: number for number, form in enumerate(dict.fromkeys(form for both in halves for form in both))}
     blocks = None
     if problem.blocks is not None and problem.parent is not None:
@@ -132,7 +130,14 @@ def features_of(stages: Stages, problem: SearchProblem) -> Features:
     )
 
 
-def _half_forms(layer: Layer) -> tuple[HalfForm, HalfForm]:
+def smooth_covariance(num_depths: int, smoothness: float) -> Floats:
+    """Depths x depths: what is alike over so many layers, of unit variance."""
+    depths = np.arange(num_depths)
+    covariance: Floats = np.exp(-(((depths[:, None] - depths) / smoothness) ** 2) / 2) + JITTER * np.eye(num_depths)
+    return covariance
+
+
+def half_forms(layer: Layer) -> tuple[HalfForm, HalfForm]:
     return ("attention", layer.norm1, layer.attention), ("ffn", layer.norm2, layer.ffn, layer.stabiliser)
 
 

@@ -105,8 +105,7 @@ class Trellis(Strategy):
 
     def _counts(self, members: Sequence[Member]) -> Floats:
         """Members x (1, and per layer: live norms, attentions, nonlinear FFNs)."""
-        numbers = {layer: number for number, layer in enumerate(self.stages.layers)}
-        layers = np.array([[numbers[layer] for layer in one.architecture.layers] for one in members], dtype=np.intp)
+        layers = self.stages.numbered(members)
         kept = self.features.is_kept[layers].mean(axis=1)
         return np.column_stack([np.ones(len(members)), self.features.live_norms[layers].mean(axis=1), kept])
 
