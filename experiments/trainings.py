@@ -31,7 +31,7 @@ from nas.recipe.recipe import Normalisation, Recipe, ScaleName, SlopeSharing, fr
 from nas.storage import replace_file
 from nas.study.parent import teacher_of
 from nas.study.worker import worker_env
-from nas.training.outcome import Outcome
+from nas.training.outcome import Outcome, RungRecord
 from nas.training.trainer import train
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.resolve import resolve
@@ -99,13 +99,21 @@ class Key(NamedTuple):
     seed: int
 
 
+class Rung(NamedTuple):
+    """A validation on the way of a training, after this share of its tokens. loss: nats."""
+
+    share: float
+    loss: float
+
+
 class Ended(NamedTuple):
-    """How a training ended. perplexity: None if it diverged."""
+    """How a training ended. perplexity: None if it diverged. rungs: before its end, in order."""
 
     perplexity: float | None
     tokens: int
     seconds: float
     reason: str
+    rungs: tuple[Rung, ...] = ()
 
 
 class Recorded(NamedTuple):
@@ -148,9 +156,11 @@ def training(plan: Plan, job: Job, folder: Path) -> Ended:
         teacher = teacher_of(parent, corpus, candidate.recipe.scale, "cpu")
         more = {"initial": parent.start(candidate, corpus), "teacher": teacher}
     place = training_folder(plan, job, folder)
-    *_, outcome = train(candidate, corpus, seed=job.seed, folder=place, **more)
+    *records, outcome = train(candidate, corpus, seed=job.seed, folder=place, **more)
     assert isinstance(outcome, Outcome)
-    return Ended(outcome.perplexity, outcome.tokens, outcome.seconds, outcome.reason or "")
+    on_the_way = [one for one in records if isinstance(one, RungRecord) and one.share < 1]
+    rungs = tuple(Rung(one.share, one.val_loss) for one in on_the_way)
+    return Ended(outcome.perplexity, outcome.tokens, outcome.seconds, outcome.reason or "", rungs)
 
 
 def training_folder(plan: Plan, job: Job, folder: Path) -> Path:
@@ -223,7 +233,8 @@ def _write(path: Path, ended: Mapping[Job, Ended], keys: Mapping[Job, Key]) -> N
     lines = _lines(path) if path.exists() else {}
     for job, one in ended.items():
         perplexity = "" if one.perplexity is None else f"{one.perplexity:.6g}"
-        cells = [perplexity, str(one.tokens), f"{one.seconds:.3f}", one.reason]
+        rungs = " ".join(f"{rung.share:g}:{rung.loss:.6g}" for rung in one.rungs)
+        cells = [perplexity, str(one.tokens), f"{one.seconds:.3f}", one.reason, rungs]
         names = (*Key._fields, "row", "variant", *Ended._fields)
         values = (*map(str, keys[job]), job.row, job.variant, *cells)
         lines[keys[job]] = dict(zip(names, values, strict=True))
@@ -248,7 +259,8 @@ def _known(path: Path) -> dict[Key, Ended]:
 
 def _recorded(key: Key, line: Mapping[str, str]) -> Recorded:
     perplexity = float(line["perplexity"]) if line["perplexity"] else None
-    ended = Ended(perplexity, int(line["tokens"]), float(line["seconds"]), line["reason"])
+    rungs = tuple(Rung(*map(float, each.split(":"))) for each in line["rungs"].split())
+    ended = Ended(perplexity, int(line["tokens"]), float(line["seconds"]), line["reason"], rungs)
     return Recorded(key=key, row=line["row"], ended=ended)
 
 

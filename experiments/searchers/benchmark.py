@@ -1,15 +1,13 @@
-"""Searchers replayed on the table of trainings: what each finds for the tokens it trains, at no cost.
+"""Which searcher finds the best front for the fewest trained tokens: all of them, replayed on a table of trainings."""
 
-A training that a searcher asks for is one of the table's, of a seed drawn at random. What it has found by then, the
-front of what it saw, is scored by the means over all seeds, and so is the front of the whole table, so that luck counts
-for nobody. Proposals come in generations with the lag of a search; every searcher has the same exact budget.
-"""
-
+import csv
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from rich.console import Console
@@ -21,20 +19,22 @@ from costmodel.config.units import parse_seconds
 from costmodel.cost import Budget
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
-from experiments.searchers.table import CONFIGS, TablePart, table_space
+from experiments.searchers.block_quality import quality_lines
+from experiments.searchers.halving import replay_halving
+from experiments.searchers.replay import Curve, Entry, Training, replay
+from experiments.searchers.table import CONFIGS, TablePart, table_rows, table_space
 from experiments.searchers.table import Settings as TableSettings
 from experiments.trainings import DATA, Ended, read_outcomes
 from nas.blocks.halves import read
 from nas.conversion.parent import load_parent
 from nas.recipe.route import parent_architecture
-from nas.results.ledger import Status
-from nas.results.pareto import Point, hypervolume, nondominated
+from nas.report.draw import draw_panels, save_figure
+from nas.report.panels import LinePanel, PanelFigure, Series
 from nas.searchers.anchors import anchors, published_members
-from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
-from nas.study.finalists import Result
-from nas.study.schedule import GENERATION_SIZE, TrialSchedule
-from search_spaces.budget.feasible import FeasibleSpace, price_slices, within_budget
+from nas.storage import RUNS
+from nas.study.schedule import GENERATION_SIZE
+from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.notation import Member, parse, placement
 from search_spaces.pricing import price_architecture
@@ -42,9 +42,13 @@ from search_spaces.space import build_space
 from search_spaces.workload import Workload
 
 LEAST_ROWS = 8  # two generations
-NUM_SLICES = 4
 REACHED = 0.95  # of the hypervolume of the whole table
 SEQ_LEN = 128
+HALVING = "halving"  # a schedule of its own, no searcher behind ask and tell
+KEPT_BACK = 3  # every so many rows of a table, one is for final figures alone
+
+Entries: TypeAlias = dict[Member, Entry]
+Curves: TypeAlias = Mapping[str, Sequence[Curve]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,83 +56,93 @@ class Settings:
     """The experiment as its YAML states it.
 
     table: that experiment's file. reference_perplexity: of the unigram model. parent_loss: nats, of the parent.
+    pools: `development` is what anything may be tuned on, two rows of three; `final` the others; `all` both.
+    judged: the searcher that bars are on.
     """
 
     table: str
     parts: tuple[str, ...]
+    pools: tuple[str, ...]
     budget_latency: str
     reference_perplexity: float
     parent_loss: float
     num_runs: int
     num_trials: int
     searchers: tuple[str, ...]
-
-
-class Entry(NamedTuple):
-    """One architecture of the table. losses: by seed, None if it diverged. tokens: of one training."""
-
-    member: Member
-    latency_s: float
-    losses: tuple[float | None, ...]
-    tokens: int
-
-    @property
-    def point(self) -> Point | None:
-        """Price and mean loss; None if a seed diverged."""
-        known = [loss for loss in self.losses if loss is not None]
-        return (self.latency_s, statistics.fmean(known)) if len(known) == len(self.losses) else None
-
-
-class Curve(NamedTuple):
-    """One replayed search: trained tokens and share of the whole table's hypervolume after every generation; and, of
-    each slice of the price at the end, the best mean loss found."""
-
-    tokens: tuple[int, ...]
-    shares: tuple[float, ...]
-    best: tuple[float | None, ...]
+    judged: str
 
 
 def run(name: str, data: dict[str, Any], console: Console) -> None:
-    """Prints a table per part. Raises UserError for bad settings, or a part of which too little is trained."""
+    """Prints tables for every part and pool, and writes them and a plot to its folder.
+
+    Raises UserError for bad settings, or a part of which too little is trained.
+    """
     settings = decode(Settings, data, f"experiment {name}")
     listed = load_mapping(CONFIGS / settings.table)
     parts = decode(TableSettings, {key: listed[key] for key in listed if key != "kind"}, settings.table).parts
     for part_name in settings.parts:
         entries = read_entries(parts[part_name])
-        problem = pool_problem(settings, parts[part_name], entries)
-        curves = {
-            searcher: [
-                replay(searcher, problem, entries, settings.num_trials, seed) for seed in range(settings.num_runs)
-            ]
-            for searcher in settings.searchers
-        }
-        for table in tables(part_name, entries, curves):
-            console.print(table)
+        for pool_name in settings.pools:
+            pool = pool_of(entries, pool_name)
+            problem = pool_problem(settings, parts[part_name], pool)
+            title = f"part {part_name}, {pool_name}: {len(pool)} architectures"
+            console.print(title, style="bold")
+            for line in quality_lines(problem, pool):
+                console.print(line, soft_wrap=True, highlight=False)
+            curves = {searcher: _replays(settings, searcher, problem, pool) for searcher in settings.searchers}
+            for table in tables(curves):
+                console.print(table)
+            for line in verdicts(curves, settings.judged):
+                console.print(line, soft_wrap=True, highlight=False)
+            folder = RUNS / "experiments" / name
+            folder.mkdir(parents=True, exist_ok=True)
+            write_curves(folder / f"{part_name}-{pool_name}.csv", curves)
+            written = save_figure(folder / f"{part_name}-{pool_name}", draw_panels(regret_figure(title, curves)))
+            console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
 
 
-def read_entries(part: TablePart) -> dict[Member, Entry]:
-    """What is trained of a part. Raises UserError if that is too little for a search."""
+def _replays(settings: Settings, searcher: str, problem: SearchProblem, pool: Entries) -> list[Curve]:
+    one: Callable[..., Curve] = replay_halving if searcher == HALVING else partial(replay, searcher)
+    return [one(problem, pool, num_trials=settings.num_trials, seed=seed) for seed in range(settings.num_runs)]
+
+
+def read_entries(part: TablePart) -> Entries:
+    """What is trained of a part, in the order of its space. Raises UserError if that is too little for a search."""
     base = table_space(part).base
-    rows: dict[str, list[Ended]] = {}
+    rows: dict[str, list[Ended]] = {row: [] for row in table_rows(part)}
     for one in read_outcomes(DATA / part.committed):
-        rows.setdefault(one.row, []).append(one.ended)
+        rows[one.row].append(one.ended)
+    rows = {row: ended for row, ended in rows.items() if ended}
     if len(rows) < LEAST_ROWS:
         raise UserError(
             f"{part.committed} must hold at least {LEAST_ROWS} architectures, but holds {len(rows)}; "
             f"train more of them: python -m experiments run table."
         )
-    pricer, found = load_pricer(), dict[Member, Entry]()
+    pricer, found = load_pricer(), Entries()
     for row, ended in rows.items():
         member = parse(row, base)
         price = price_architecture(member.architecture, pricer, Workload(prompt_len=SEQ_LEN), "deployed").price
-        losses = tuple(None if one.perplexity is None else math.log(one.perplexity) for one in ended)
-        tokens = max(one.tokens for one in ended)
-        found[member] = Entry(member=member, latency_s=price.latency_s, losses=losses, tokens=tokens)
+        found[member] = Entry(member, price.latency_s, tuple(_training(one) for one in ended))
     return found
 
 
-def pool_problem(settings: Settings, part: TablePart, entries: Mapping[Member, Entry]) -> SearchProblem:
-    """What searchers know: a space that lists just the architectures of the table, the parent and its blocks."""
+def _training(one: Ended) -> Training:
+    loss = None if one.perplexity is None else math.log(one.perplexity)
+    return Training(loss=loss, tokens=one.tokens, rungs=one.rungs)
+
+
+def pool_of(entries: Entries, name: str) -> Entries:
+    """Part of a table, by name. Raises UserError for an unknown one."""
+    if name not in ("all", "development", "final"):
+        raise UserError(f"`pools` must be of all, development and final, but got {name!r}.")
+    kept = [
+        name == "all" or (number % KEPT_BACK == KEPT_BACK - 1) == (name == "final") for number in range(len(entries))
+    ]
+    return {member: entry for (member, entry), keep in zip(entries.items(), kept, strict=True) if keep}
+
+
+def pool_problem(settings: Settings, part: TablePart, entries: Entries) -> SearchProblem:
+    """What searchers know: a space that lists just the architectures of the pool, the parent and its blocks."""
     definition = replace(
         table_space(part).definition,
         choices=None,
@@ -148,85 +162,114 @@ def pool_problem(settings: Settings, part: TablePart, entries: Mapping[Member, E
     )
 
 
-def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry], num_trials: int, seed: int) -> Curve:
-    """One search; a training costs the tokens of the table's."""
-    schedule = TrialSchedule(strategy=searcher_of(searcher)(problem), seed=seed, num_trials=num_trials)
-    rng = np.random.default_rng([seed, 1])
-    reference = reference_of(problem)
-    whole = hypervolume(_means(entries.values()), reference)
-    seen: list[tuple[Entry, float | None]] = []
-    tokens, shares = list[int](), list[float]()
-    while (proposal := schedule.ask()) is not None:
-        entry = entries[proposal.member]
-        loss = entry.losses[int(rng.integers(len(entry.losses)))]
-        seen.append((entry, loss))
-        status: Status = "diverged" if loss is None else "completed"
-        schedule.tell(Result(index=proposal.index, status=status, latency_s=entry.latency_s, log_perplexity=loss))
-        if len(seen) % GENERATION_SIZE == 0:
-            tokens.append(sum(one.tokens for one, _ in seen))
-            shares.append(hypervolume(_means(_front(seen)), reference) / whole)
-    return Curve(tokens=tuple(tokens), shares=tuple(shares), best=tuple(_best_by_slice(problem.feasible, _front(seen))))
+class Regret(NamedTuple):
+    """Quartiles over runs, % of the hypervolume of the whole pool, once so many tokens are trained."""
+
+    tokens: float
+    low: float
+    median: float
+    high: float
 
 
-def reference_of(problem: SearchProblem) -> Point:
-    """The budget, and what a model without context loses."""
-    assert problem.feasible.budget.latency_s is not None
-    return problem.feasible.budget.latency_s, problem.reference_loss
-
-
-def _front(seen: Sequence[tuple[Entry, float | None]]) -> list[Entry]:
-    """The entries on the front of what was seen of them."""
-    known = [(entry, (entry.latency_s, loss)) for entry, loss in seen if loss is not None]
-    kept = nondominated([point for _, point in known])
-    return [entry for (entry, _), keep in zip(known, kept, strict=True) if keep]
-
-
-def _means(entries: Iterable[Entry]) -> list[Point]:
-    return [point for entry in entries if (point := entry.point) is not None]
-
-
-def _best_by_slice(feasible: FeasibleSpace, found: Sequence[Entry]) -> list[float | None]:
-    """The least mean loss in each slice of the price, None where there is none."""
-    best: list[float | None] = []
-    for part in price_slices(feasible, NUM_SLICES):
-        losses = [entry.point[1] for entry in found if entry.point is not None and part.fits(entry.member)]
-        best.append(min(losses, default=None))
-    return best
-
-
-def tables(part: str, entries: Mapping[Member, Entry], curves: Mapping[str, Sequence[Curve]]) -> list[Table]:
-    """Regret by generation, and tokens until REACHED of the whole hypervolume."""
-    seeds = sorted({len(entry.losses) for entry in entries.values()})
-    growth = Table(
-        title=f"part {part}, {len(entries)} architectures, {seeds} seeds: regret, % of hypervolume, median (quartiles)"
-    )
-    growth.add_column("trained tokens", justify="right")
-    for searcher in curves:
-        growth.add_column(searcher, justify="right")
-    steps = min(len(curve.shares) for each in curves.values() for curve in each)
+def regrets(each: Sequence[Curve]) -> list[Regret]:
+    """By training; of searches that spend different numbers of tokens on one, at the median of these."""
+    steps = min(len(curve.shares) for curve in each)
+    found = []
     for step in range(steps):
-        cells = [_quartiles([100 * (1 - curve.shares[step]) for curve in each]) for each in curves.values()]
-        growth.add_row(f"{next(iter(curves.values()))[0].tokens[step]:,}", *cells)
-    reached = Table(
-        title=f"trained tokens until {REACHED:.0%} of the whole table's hypervolume, median; best perplexity by price"
-    )
-    for column in ("searcher", "tokens", "runs that did", "best perplexity in slices of the price, cheapest first"):
+        low, median, high = np.quantile([100 * (1 - curve.shares[step]) for curve in each], [0.25, 0.5, 0.75])
+        found.append(Regret(statistics.median(curve.tokens[step] for curve in each), low, median, high))
+    return found
+
+
+def tables(curves: Curves) -> list[Table]:
+    """Regret by every so many trainings, and tokens until REACHED of the whole hypervolume."""
+    growth = Table(title="regret, % of hypervolume, median (quartiles), by millions of trained tokens")
+    growth.add_column("searcher")
+    known = {searcher: regrets(each) for searcher, each in curves.items()}
+    marks = [one.tokens for one in next(iter(known.values()))][GENERATION_SIZE - 1 :: GENERATION_SIZE]
+    for mark in marks:
+        growth.add_column(f"{mark / 1e6:.1f}", justify="right")
+    for searcher, each in known.items():
+        growth.add_row(searcher, *(_regret(each, mark) for mark in marks))
+    reached = Table(title=f"millions of trained tokens until {REACHED:.0%} of hypervolume; best perplexity by price")
+    for column in ("searcher", "tokens, median (quartiles)", "runs that did", "best in slices, cheapest first"):
         reached.add_column(column, justify="right")
-    for searcher, each in curves.items():
-        found = [tokens for curve in each if (tokens := _tokens_until(curve)) is not None]
-        median = f"{statistics.median(found):,.0f}" if len(found) == len(each) else "-"
-        best = ", ".join(_perplexity([curve.best[place] for curve in each]) for place in range(len(each[0].best)))
-        reached.add_row(searcher, median, f"{len(found)} of {len(each)}", best)
+    for searcher, curves_of in curves.items():
+        tokens = [tokens_until(curve) for curve in curves_of]
+        best = ", ".join(_perplexity([curve.best[at] for curve in curves_of]) for at in range(len(curves_of[0].best)))
+        done = sum(map(math.isfinite, tokens))
+        reached.add_row(searcher, _millions(tokens), f"{done} of {len(tokens)}", best)
     return [growth, reached]
 
 
-def _tokens_until(curve: Curve) -> int | None:
-    return next((tokens for tokens, share in zip(curve.tokens, curve.shares, strict=True) if share >= REACHED), None)
+def _regret(each: Sequence[Regret], tokens: float) -> str:
+    """Of the last generation that had trained no more."""
+    before = [one for one in each if one.tokens <= tokens]
+    return f"{before[-1].median:.1f} ({before[-1].low:.1f}-{before[-1].high:.1f})" if before else "-"
 
 
-def _quartiles(values: Sequence[float]) -> str:
-    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
-    return f"{median:.2f} ({low:.2f}-{high:.2f})"
+def tokens_until(curve: Curve) -> float:
+    """Trained tokens until REACHED; infinite if it was not."""
+    pairs = zip(curve.tokens, curve.shares, strict=True)
+    return next((float(tokens) for tokens, share in pairs if share >= REACHED), math.inf)
+
+
+def verdicts(curves: Curves, judged: str) -> list[str]:
+    """How the judged searcher does against the others, in a line each; nothing is said without its figure."""
+    median = {searcher: statistics.median(map(tokens_until, each)) for searcher, each in curves.items()}
+    lines = []
+    for title, rivals, most in (
+        ("uniform's", ["uniform"], 1 / 3),
+        ("the best of the baselines'", ["nsga2", "tpe", "gp", "evolution"], 1 / 2),
+        ("the best of the others'", [name for name in curves if name != judged], 1.0),
+    ):
+        least = min((median[name] for name in rivals if name in median), default=math.nan)
+        if not math.isfinite(median[judged]):
+            lines.append(f"{judged} does not reach {REACHED:.0%} in half of the runs")
+            continue
+        ratio = median[judged] / least  # 0 where no rival reaches it
+        lines.append(
+            f"{'PASS' if ratio <= most else 'FAIL'}: tokens of {judged} until {REACHED:.0%}, over {title}: {ratio:.2f} "
+            f"(bar {most:.2f})"
+        )
+    if "stratified" in curves:
+        pairs = zip(regrets(curves[judged]), regrets(curves["stratified"]), strict=False)
+        behind = [f"{one.tokens / 1e6:.1f}" for one, other in pairs if one.median > other.median]
+        said = f"worse at {', '.join(behind)} million tokens" if behind else "at no number of tokens worse"
+        lines.append(f"{'FAIL' if behind else 'PASS'}: {judged} against stratified: {said}, by medians")
+    return lines
+
+
+def write_curves(path: Path, curves: Curves) -> None:
+    """Every point of every run."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["searcher", "run", "tokens", "share_of_hypervolume"])
+        for searcher, each in curves.items():
+            for number, curve in enumerate(each):
+                for tokens, share in zip(curve.tokens, curve.shares, strict=True):
+                    writer.writerow([searcher, number, tokens, f"{share:.6f}"])
+
+
+def regret_figure(title: str, curves: Curves) -> PanelFigure:
+    """Medians of regret against trained tokens; and the upper quartiles, what a run in four does worse than."""
+    panels = []
+    for label, pick in (("median", 2), ("upper quartile", 3)):
+        series = tuple(
+            Series(name, tuple(one.tokens / 1e6 for one in each), tuple(one[pick] for one in each))
+            for name, each in ((name, regrets(found)) for name, found in curves.items())
+        )
+        axis = "regret, % of hypervolume"
+        panels.append(LinePanel(f"{label} of runs", "trained tokens, millions", axis, series))
+    return PanelFigure(title=title, panels=tuple(panels), columns=2)
+
+
+def _millions(tokens: Sequence[float]) -> str:
+    low, median, high = (sorted(tokens)[int(share * (len(tokens) - 1))] for share in (0.25, 0.5, 0.75))
+    return " ".join(
+        "-" if math.isinf(one) else form.format(one / 1e6)
+        for one, form in ((median, "{:.1f}"), (low, "({:.1f}"), (high, "- {:.1f})"))
+    )
 
 
 def _perplexity(losses: Sequence[float | None]) -> str:

@@ -63,6 +63,12 @@ def table_space(part: TablePart) -> SearchSpace:
     return load_space(str(CONFIGS / part.space))
 
 
+def table_rows(part: TablePart) -> tuple[str, ...]:
+    """The architectures of a part by name, in its order."""
+    space = table_space(part)
+    return space.definition.members or tuple(placement(member.architecture) for member in members(space))
+
+
 def plan_of(settings: Settings, name: str) -> Plan:
     """The trainings of a part, as the variant of its name."""
     part = settings.parts[name]
@@ -71,7 +77,7 @@ def plan_of(settings: Settings, name: str) -> Plan:
         scale=settings.scale,
         base=space.definition.base,
         dimensions=space.definition.dimensions,
-        rows=space.definition.members or tuple(placement(member.architecture) for member in members(space)),
+        rows=table_rows(part),
         variants={name: Variant(seeds=part.seeds, parent=part.parent)},
         data=settings.data,
         committed=part.committed,

@@ -11,12 +11,16 @@ from costmodel.cost import Budget
 from costmodel.errors import UserError
 from experiments.__main__ import definitions
 from experiments.searchers import benchmark, table
-from experiments.searchers.benchmark import Entry, replay, tables
+from experiments.searchers.benchmark import pool_of, tables, verdicts
+from experiments.searchers.halving import replay_halving
+from experiments.searchers.replay import Entry, Training, replay
 from experiments.searchers.table import TablePart
+from experiments.trainings import Rung
 from nas.searchers.strategy import SearchProblem
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_of, price_space
 from search_spaces.definition import Definition
+from search_spaces.deployed import deployed
 from search_spaces.notation import placement
 from search_spaces.space import build_space, load_space, member_at, num_members
 
@@ -41,17 +45,21 @@ def entries(problem):
         member: Entry(
             member=member,
             latency_s=price,
-            losses=tuple(4 - price / 20 + luck for luck in (0.0, -0.01, 0.01)),
-            tokens=100,
+            trainings=tuple(_training(4 - price / 20 + luck) for luck in (0.0, -0.01, 0.01)),
         )
         for member, price in zip(members, prices, strict=True)
     }
 
 
+def _training(loss: float | None) -> Training:
+    rungs = (Rung(0.25, 1.5 * loss), Rung(0.5, 1.2 * loss)) if loss is not None else ()
+    return Training(loss=loss, tokens=100, rungs=rungs)
+
+
 @pytest.mark.parametrize("searcher", ["trellis", "stratified", "evolution", "ladder", "tpe"])
 def test_a_search_that_trains_all_of_the_table_has_no_regret(problem, entries, searcher):
     curve = replay(searcher, problem, entries, num_trials=1000, seed=0)
-    assert curve.tokens[0] == 400
+    assert curve.tokens[0] == 100
     assert list(curve.tokens) == sorted(curve.tokens)
     assert all(0 < share <= 1 + 1e-9 for share in curve.shares)
     assert len(curve.tokens) > 3
@@ -67,7 +75,10 @@ def test_luck_counts_for_nobody(problem, entries):
 
 
 def test_one_that_diverged_is_not_scored(problem, entries):
-    gone = {member: entry._replace(losses=(None, 1.0, 1.0)) for member, entry in entries.items()}
+    gone = {
+        member: entry._replace(trainings=(_training(None), _training(1.0), _training(1.0)))
+        for member, entry in entries.items()
+    }
     kept = next(iter(entries))
     curve = replay("stratified", problem, gone | {kept: entries[kept]}, num_trials=1000, seed=0)
     assert set(curve.best) - {None} <= {entries[kept].point[1]}
@@ -76,18 +87,42 @@ def test_one_that_diverged_is_not_scored(problem, entries):
 def test_the_tables_have_every_searcher(problem, entries):
     curves = {name: [replay(name, problem, entries, 8, seed) for seed in range(3)] for name in ("stratified", "ladder")}
     console = Console(record=True, width=200)
-    for one in tables("few", entries, curves):
+    for one in tables(curves):
         console.print(one)
     text = console.export_text()
     assert "stratified" in text
     assert "ladder" in text
-    assert "400" in text
+    assert "0.0" in text
+    assert verdicts(curves, "ladder")[-1].split(":")[0] in ("PASS", "FAIL")
+
+
+def test_halving_spends_a_quarter_on_half_of_the_candidates(problem, entries):
+    curve = replay_halving(problem, entries, num_trials=4, seed=0)
+    assert curve.tokens == (4 * 25 + 2 * 50 + 2 * 100,)
+    assert 0 < curve.shares[0] <= 1
+    assert replay_halving(problem, entries, num_trials=4, seed=0) == curve
+
+
+def test_halving_counts_what_diverged(problem, entries):
+    kept = min(entries, key=lambda member: entries[member].latency_s)  # on every front
+    gone = {member: entry._replace(trainings=(_training(None),)) for member, entry in entries.items()}
+    curve = replay_halving(problem, gone | {kept: entries[kept]}, num_trials=1000, seed=0)
+    assert curve.tokens[-1] == 100 * len({deployed(member.architecture) for member in entries})
+
+
+def test_pools_part_a_table(entries):
+    final, development = pool_of(entries, "final"), pool_of(entries, "development")
+    assert {*final, *development} == {*pool_of(entries, "all")}
+    assert not {*final} & {*development}
+    assert len(final) == len(entries) // 3
 
 
 def test_a_table_of_which_little_is_trained_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(benchmark, "DATA", tmp_path)
-    head = "candidate_id,corpus,seed,row,variant,perplexity,tokens,seconds,reason\n"
-    (tmp_path / "few.csv").write_text(head + "c,x,0,12xlSlRo,12,8.1,100,60,\n")
+    head = "candidate_id,corpus,seed,row,variant,perplexity,tokens,seconds,reason,rungs\n"
+    rows = load_space(str(table.CONFIGS / "table-12-space.yaml")).definition.members
+    assert rows is not None
+    (tmp_path / "few.csv").write_text(f"{head}c,x,0,{rows[0]},12,8.1,100,60,,\n")
     part = TablePart(space="table-12-space.yaml", parent="builtin", seeds=(0,), committed="few.csv", blocks="b.csv")
     with pytest.raises(UserError, match=r"few.csv must hold at least 8 architectures, but holds 1; train more"):
         benchmark.read_entries(part)
