@@ -225,7 +225,7 @@ def tokens_until(curve: Curve, reached: float) -> float:
 
 
 def verdicts(curves: Curves, judged: str) -> list[str]:
-    """How the judged searcher does against the others, in a line each; a bar has a verdict only where both got there."""
+    """How the judged searcher does against the others, in a line each; one for each bar."""
     found = []
     for reached, (title, names, most) in product(REACHED, BARS):
         rivals = [name for name in names or curves if name in curves and name != judged]
