@@ -34,6 +34,7 @@ def small_python() -> str:
 
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    pytest.importorskip("transformers", reason="needs the extra hf: pip install -e '.[hf]'")
     folder = tmp_path_factory.mktemp("docs")
     shutil.copytree(
         Path(email.__file__).parent, folder / "corpus", ignore=shutil.ignore_patterns("__pycache__", "*.txt")
@@ -43,7 +44,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
             (folder / name).write_text(text)
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
     command = [sys.executable, "-c", small_python()]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=570)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1100)
     assert done.returncode == 0, done.stderr
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

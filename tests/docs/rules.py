@@ -48,9 +48,11 @@ RULES = (
     parsed("python -m costmodel estimate SM+LN+R --protocol cheetah --testbed my.yaml", "needs a calibrated testbed"),
     Rule("pi-nas-costmodel estimate"),
     Rule("python -m search_spaces"),
+    parsed("python -m search_spaces count gpt2-small --budget-latency 5min --budget-comm", "as with one budget, run"),
     # searches: priced, not trained, but for one
     Rule("python -m nas.search", more=SMALL_PRICES),
     Rule("python -m nas.search --budget-latency 5min --dry-run"),
+    Rule("python -m nas.search --budget-latency 5min --parent ./gpt2", more=f"{SMALL_PRICES} --seq-len 32"),
     Rule("python -m nas.search --budget-latency 5min --space my-space.yaml", more="--dry-run"),
     Rule("python -m nas.search --resume latest", more="--dry-run"),
     Rule("python -m nas.search --help"),

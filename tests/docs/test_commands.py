@@ -11,10 +11,11 @@ from tests.docs.pages import PAGES, ROOT, all_commands, commands, inline
 from tests.docs.program import MODULES, flags_of, module_and_args, parse, run
 from tests.docs.rules import RULES, rule_of, small
 
+pytestmark = pytest.mark.timeout(1200)  # the first test that is run makes the workspace: minutes on a busy machine
+
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\*?")
 OTHERS_FLAGS = {"--nproc-per-node"}  # of torchrun
 ENGINE = ("costmodel compare", "nas.private")
-HF = ("my_models:llama", "--init-from", "--format hf", "gpt2 ")
 
 
 def how(command: str) -> str | None:
@@ -22,13 +23,11 @@ def how(command: str) -> str | None:
     return None if rule is None else rule.how
 
 
-def marks(command: str) -> list[pytest.MarkDecorator]:
-    engine = [pytest.mark.needs_engine] if any(word in command for word in ENGINE) else []
-    return engine + ([pytest.mark.needs_hf] if any(word in command for word in HF) else [])
-
-
 def run_ones() -> list[object]:
-    return [pytest.param(each, marks=marks(each)) for each in all_commands() if how(each) == "run"]
+    """The commands to run, those of the engine marked."""
+    found = [each for each in all_commands() if how(each) == "run"]
+    engine = pytest.mark.needs_engine
+    return [pytest.param(each, marks=[engine] if any(word in each for word in ENGINE) else []) for each in found]
 
 
 def test_every_command_has_a_rule() -> None:
@@ -45,6 +44,7 @@ def test_command_runs(
     command: str, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     rule = rule_of(command)
+    assert rule
     monkeypatch.chdir(workspace.folder)
     monkeypatch.syspath_prepend(str(workspace.folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(workspace.folder / "cache"))

@@ -10,6 +10,8 @@ import pytest
 from tests.docs.conftest import Workspace
 from tests.docs.pages import PAGES, blocks
 
+pytestmark = pytest.mark.timeout(1200)  # the first test that is run makes the workspace: minutes on a busy machine
+
 OWN_FIXTURE = "python.md"  # its blocks make the workspace
 WITH_PYTHON = [page for page in PAGES if blocks(page.read_text(), "python") and page.name != OWN_FIXTURE]
 
