@@ -19,7 +19,7 @@ COMMANDS = (
     "experiments",
     *(f"nas.{name}" for name in ["search", "status", "plot", "report", "export", "train", "private"]),
 )
-DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 
 _CODE = re.compile(r"`([^`\n]+)`")
 _FENCED = re.compile(r"^```.*?^```$", flags=re.DOTALL | re.MULTILINE)
@@ -137,7 +137,7 @@ def test_documentation_names_only_what_is_there(document):
 
 def test_the_map_has_every_folder():
     listed = _MAP_LINE.findall((ROOT / "CONTRIBUTING.md").read_text())
-    assert sorted(listed) == sorted([*source_folders(), "examples", "tests"])
+    assert sorted(listed) == sorted([*source_folders(), "docs", "docs/images", "examples", "tests"])
 
 
 def test_the_guards_can_fail():

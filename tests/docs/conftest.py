@@ -1,0 +1,62 @@
+"""A folder as a reader has it who has followed the pages: a run, a training, exports, files of their own."""
+
+import email
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, blocks, files
+from tests.docs.program import run
+
+SMALL = "budget_latency='6.22s', space='tiny', scale='smoke', seq_len=32, num_trials=2, finalist_seeds=0, data='corpus'"
+
+
+class Workspace(NamedTuple):
+    """folder: where commands are run. printed: by the blocks of the page on Python."""
+
+    folder: Path
+    printed: str
+
+
+def small_python() -> str:
+    """The blocks of the page on Python, at smoke scale, on data that is tokenised in a second."""
+    code = "\n".join(block.text for block in blocks((ROOT / "docs/python.md").read_text(), "python"))
+    for large, tiny in (('budget_latency="5min", time_budget="14min"', SMALL), ("num_trials=40", "num_trials=3")):
+        assert large in code
+        code = code.replace(large, tiny)
+    return code
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    pytest.importorskip("transformers", reason="needs the extra hf: pip install -e '.[hf]'")
+    folder = tmp_path_factory.mktemp("docs")
+    shutil.copytree(
+        Path(email.__file__).parent, folder / "corpus", ignore=shutil.ignore_patterns("__pycache__", "*.txt")
+    )
+    for page in PAGES:
+        for name, text in files(page.read_text()).items():
+            (folder / name).write_text(text)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+    command = [sys.executable, "-c", small_python()]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1100)
+    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        for asked in (
+            "nas.train SM+LN+G --scale smoke --tokens 256 --data corpus --output-dir runs/my-training",
+            "nas.train SM+LN+G --scale smoke --tokens 256 --data corpus",  # the latest
+            "nas.export runs/my-training --format hf --output-dir gpt2",
+            "nas.export latest --fold --output-dir runs/my-model",
+            "nas.export latest --format mpc --output-dir runs/mpc",
+        ):
+            module, *args = asked.split()
+            assert run(module, args) in (0, None), asked
+    (folder / "gpt2" / "checksums.json").unlink()  # as `save_pretrained` leaves it
+    return Workspace(folder, done.stdout)

@@ -1,0 +1,81 @@
+"""The programs that commands of the documentation name: run in this process, or parsed by their own parsers."""
+
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from jsonargparse import capture_parser
+
+from costmodel.config.cli import DEBUG
+from experiments.__main__ import ALL, definitions
+from tests.docs.pages import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MODULES = {name: value.partition(":")[0].removesuffix(".__main__") for name, value in PROJECT["scripts"].items()}
+LAUNCHER = "-m"
+
+
+def module_and_args(words: Sequence[str]) -> tuple[str, list[str]]:
+    """`python -m MODULE ARGS`, or a program of the package."""
+    if words[:2] == ["python", LAUNCHER]:
+        return words[2], list(words[3:])
+    return MODULES[words[0]], list(words[1:])
+
+
+def main_of(module: str) -> Callable[[list[str]], Any]:
+    assert module in MODULES.values(), f"no command is called {module}"
+    path = {value.partition(":")[0].removesuffix(".__main__"): value for value in PROJECT["scripts"].values()}[module]
+    name, _, function = path.partition(":")
+    main: Callable[[list[str]], Any] = getattr(import_module(name), function)
+    return main
+
+
+def run(module: str, args: Sequence[str]) -> Any:
+    """What a command exits with."""
+    try:
+        return main_of(module)(list(args))
+    except SystemExit as end:
+        return end.code
+
+
+def parser_of(module: str) -> Any:
+    """The parser that a command makes for itself. A bug that `--debug` shows is how it is stopped at that."""
+    return capture_parser(main_of(module), [DEBUG])
+
+
+def parse(words: Sequence[str]) -> None:
+    """Raises what the parser of a command raises for its words; an error if nothing here knows the program."""
+    program, *rest = words
+    if program == "make":
+        recipes = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+        assert set(rest) <= set(recipes)
+    elif program == "pip":
+        (extra,) = re.findall(r"^install -e \.\[(\w+)\]$", " ".join(rest))
+        assert extra in PROJECT["optional-dependencies"]
+    elif program == "pytest":
+        assert (ROOT / rest[0]).exists()
+    elif program == "torchrun":
+        from torch.distributed.run import get_args_parser
+
+        asked = get_args_parser().parse_args(rest)
+        assert asked.module
+        parse(["python", LAUNCHER, asked.training_script, *asked.training_script_args])
+    else:
+        module, args = module_and_args(words)
+        parsed = parser_of(module).parse_args(args)
+        if module == "experiments" and "run" in parsed:
+            assert parsed.run.name in {*definitions(), ALL}, shlex.join(words)
+
+
+def flags_of(module: str) -> set[str]:
+    """Every flag that a command or one of its subcommands takes."""
+    parsers, flags = [parser_of(module)], set[str]()
+    while parsers:
+        for action in parsers.pop()._actions:
+            flags |= {option.replace("_", "-") for option in action.option_strings}
+            if isinstance(action.choices, dict):
+                parsers += action.choices.values()
+    return {flag.rstrip("-") for flag in flags}

@@ -1,0 +1,88 @@
+"""Every command of the documentation: run, made small where it is large, or parsed where it takes hours or machines."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.docs.conftest import Workspace
+from tests.docs.pages import PAGES, ROOT, all_commands, commands, inline
+from tests.docs.program import MODULES, flags_of, module_and_args, parse, run
+from tests.docs.rules import RULES, rule_of, small
+
+pytestmark = pytest.mark.timeout(1200)  # the first test that is run makes the workspace: minutes on a busy machine
+
+_FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\*?")
+OTHERS_FLAGS = {"--nproc-per-node"}  # of torchrun
+ENGINE = ("costmodel compare", "nas.private")
+
+
+def how(command: str) -> str | None:
+    rule = rule_of(command)
+    return None if rule is None else rule.how
+
+
+def run_ones() -> list[object]:
+    """The commands to run, those of the engine marked."""
+    found = [each for each in all_commands() if how(each) == "run"]
+    engine = pytest.mark.needs_engine
+    return [pytest.param(each, marks=[engine] if any(word in each for word in ENGINE) else []) for each in found]
+
+
+def test_every_command_has_a_rule() -> None:
+    assert [command for command in all_commands() if rule_of(command) is None] == []
+
+
+def test_every_rule_has_a_command() -> None:
+    used = {rule_of(command) for command in all_commands()}
+    assert [rule.begins for rule in RULES if rule not in used] == []
+
+
+@pytest.mark.parametrize("command", run_ones())
+def test_command_runs(
+    command: str, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    rule = rule_of(command)
+    assert rule
+    monkeypatch.chdir(workspace.folder)
+    monkeypatch.syspath_prepend(str(workspace.folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(workspace.folder / "cache"))
+    words = small(shlex.split(command), rule.more.replace("NEW", str(tmp_path / "new")).split())
+    code = run(*module_and_args(words))
+    out, err = capfd.readouterr()
+    assert code in (0, None), err
+    assert out
+
+
+@pytest.mark.parametrize("command", [each for each in all_commands() if how(each) == "parse"])
+def test_command_is_parsed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    parse(shlex.split(command))
+
+
+def test_flags_in_prose_are_flags_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = set().union(*map(flags_of, dict.fromkeys(MODULES.values()))) | OTHERS_FLAGS
+    named = {flag for page in PAGES for code in inline(page.read_text()) for flag in _FLAG.findall(code)}
+    assert sorted(flag for flag in named if not is_known(flag, known)) == []
+
+
+def is_known(flag: str, known: set[str]) -> bool:
+    """`--recipe.route.*` is, if one flag begins so."""
+    spelled = flag.replace("_", "-")  # as those of a command are
+    return any(each.startswith(spelled[:-1]) for each in known) if flag.endswith("*") else spelled.rstrip(".") in known
+
+
+def test_what_is_wrong_fails() -> None:
+    assert rule_of("python -m nas.sweep latest") is None
+    with pytest.raises(Exception, match="--budget-latencies"):
+        parse(["python", "-m", "nas.search", "--budget-latencies", "5min"])
+    with pytest.raises(AssertionError, match="no-such"):
+        parse(["python", "-m", "experiments", "run", "no-such"])
+    assert not is_known("--recipe.rout.*", {"--recipe.route.end-share"})
+    assert commands("```sh\npython -m nas.search --seed 1  # one\n# no command\n```") == [
+        "python -m nas.search --seed 1"
+    ]
+    assert small(["a", "--tokens", "9", "--fold"], ["--tokens", "1", "--fold", "--data", "d"]) == [
+        "a", "--tokens", "1", "--fold", "--data", "d",
+    ]  # fmt: skip
