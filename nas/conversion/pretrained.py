@@ -35,12 +35,17 @@ class Pretrained(NamedTuple):
     tokenizer: GivenTokenizer | None
 
 
+def is_export(folder: Path) -> bool:
+    """Whether a folder is one that `read_export` reads, or was before it lost its TRAINED_FILE."""
+    return (folder / TRAINED_FILE).is_file() or TRAINED_FILE in _checksums(folder)
+
+
 def read_export(folder: Path) -> Pretrained:
     """The model that `nas.export` wrote, with a tokenizer.json if one is put beside it.
 
     Raises UserError, naming the file, if it is damaged, or is not what the folder's checksums say.
     """
-    _require_checksums(folder)
+    require_checksums(folder)
     architecture, path = load_architecture(folder / TRAINED_FILE), folder / WEIGHTS_FILE
     try:
         weights = load(path.read_bytes())
@@ -63,7 +68,7 @@ def read_architecture(folder: Path) -> tuple[Architecture, GivenTokenizer | None
 
     Raises UserError, naming the file, if one is lost, damaged or edited.
     """
-    _require_checksums(folder, (TRAINED_FILE, TOKENIZER_FILE))
+    require_checksums(folder, (TRAINED_FILE, TOKENIZER_FILE))
     return load_architecture(folder / TRAINED_FILE), _tokenizer(folder / TOKENIZER_FILE)
 
 
@@ -95,16 +100,12 @@ def write_checksums(folder: Path) -> None:
     (folder / CHECKSUMS_FILE).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
 
 
-def _require_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
-    """names: of the files to check; all by default."""
-    path = folder / CHECKSUMS_FILE
-    if not path.is_file():  # an export from before there were any
-        return
-    try:
-        sums: dict[str, str] = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} must hold the SHA-256 of the files beside it, but: {error}.") from None
-    for name, expected in sums.items():
+def require_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
+    """names: of the files to check; all by default.
+
+    Raises UserError, naming the file, if one is not what the folder's checksums say.
+    """
+    for name, expected in _checksums(folder).items():
         if names is not None and name not in names:
             continue
         found = _sha256(folder / name) if (folder / name).is_file() else "gone"
@@ -112,6 +113,17 @@ def _require_checksums(folder: Path, names: Sequence[str] | None = None) -> None
             raise UserError(
                 f"{folder / name} must be as it was written (SHA-256 {expected[:12]}), but is {found[:12]}; restore it."
             )
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """By name of a file; none in a folder of someone else's, or of before there were any."""
+    path = folder / CHECKSUMS_FILE
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} must hold the SHA-256 of the files beside it, but: {error}.") from None
 
 
 def _sha256(path: Path) -> str:

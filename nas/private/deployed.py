@@ -11,7 +11,7 @@ from costmodel.errors import UserError
 from costmodel.execution.interpreter import Array
 from nas.conversion.earned import check_tokens, fold_as_far_as
 from nas.conversion.parent import BUILTIN, BUILTIN_FOLDER
-from nas.conversion.pretrained import CHECKSUMS_FILE, TRAINED_FILE, Pretrained, read_architecture, read_export
+from nas.conversion.pretrained import CHECKSUMS_FILE, Pretrained, is_export, read_architecture, read_export
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.tokenizer import END_OF_TEXT
 from nas.export import Export, prepare_export, training_export
@@ -51,7 +51,7 @@ def load_deployed(source: str, pick: str, *, weights_here: bool = True) -> Deplo
     or edited, or a model without tokenizer.
     """
     folder = BUILTIN_FOLDER if source == BUILTIN else Path(source)
-    if any(os.path.isfile(folder / name) for name in (TRAINED_FILE, CHECKSUMS_FILE)):
+    if is_export(folder):
         return _of_export(source, folder, weights_here=weights_here)
     if is_training(folder):
         return _of_made(source, training_export(folder, fold=True))

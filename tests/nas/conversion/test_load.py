@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from nas import train
 from nas.conversion.load import load_initial
-from nas.conversion.pretrained import read_export
+from nas.conversion.pretrained import read_export, write_checksums
 from nas.corpus.corpus import prepare, tokenizer_file
 from nas.model.decoder import build
 from nas.model.weights import deployed_weights
@@ -53,6 +53,28 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
     (folder / "weights.safetensors").unlink()
     with pytest.raises(ValueError, match="weights.safetensors must be the weights of trained.yaml beside it"):
         read_export(folder)
+
+
+def test_an_export_that_lost_its_architecture_is_named(tmp_path: Path) -> None:
+    folder = write_export(tmp_path / "export")
+    write_checksums(folder)
+    (folder / "trained.yaml").unlink()
+    with pytest.raises(ValueError, match=r"trained.yaml must be as it was written .* but is gone"):
+        load_initial(str(folder))
+
+
+@pytest.mark.needs_hf
+def test_an_export_for_transformers_is_checked_and_read(tmp_path: Path, source_files: str) -> None:
+    from nas.conversion.huggingface import save_model
+
+    weights = deployed_weights(build(TINY, torch.Generator().manual_seed(0)))
+    folder, tokenizer = tmp_path / "gpt2", Path(prepare(source_files, vocab_size=300).folder, "tokenizer.json")
+    save_model(TINY, weights, tokenizer, folder)
+    write_checksums(folder)
+    assert load_initial(str(folder)).weights["embed.weight"].equal(weights["embed.weight"])
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer.json must be as it was written"):
+        load_initial(str(folder))
 
 
 @pytest.mark.needs_hf
