@@ -58,6 +58,20 @@ def test_the_sum_is_that_of_separate_estimates(protocol):
     assert low_s <= found.whole.total.latency_s <= high_s
 
 
+def test_masks_that_are_kept_are_opened_in_the_first_run():
+    fresh, kept = (load_pricer("semi2k", setting=EngineSetting(weight_masks=each)) for each in ("fresh", "kept"))
+    first, *later = RUNS
+    apart = [estimate(first, fresh), *(estimate(run, kept) for run in later)]
+    found = estimate_generation(RUNS, kept)
+    assert found.by_token == tuple(each.total for each in apart)
+    assert found.whole.total == total_price(found.by_token) == total_price(price for _, price in found.whole.by_op)
+    ranges = np.array([each.latency_s_range for each in apart])
+    assert found.whole.latency_s_range == pytest.approx(ranges.sum(axis=0))
+    num_weights = 12 * 16 * 16 + 2 * 50 * 16
+    saved = estimate_generation(RUNS, fresh).whole.total.sent_bytes - found.whole.total.sent_bytes
+    assert saved == (NEW - 1) * 2 * 8 * num_weights
+
+
 @pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
 def test_the_engine_sends_what_is_predicted_and_computes_the_same_logits(protocol):
     """Each run reads the keys and values that the runs before it left."""
