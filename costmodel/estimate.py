@@ -28,6 +28,11 @@ class Pricer(ABC):
     def trust(self) -> Trust:
         """Whom the protocol trusts."""
 
+    @property
+    def of_first_run(self) -> "Pricer":
+        """Prices the first of several runs in turn, which makes what the others keep; itself if they keep nothing."""
+        return self
+
     @abstractmethod
     def price(self, op: Op) -> Price:
         """The cost of one op. Raises UserError for an op the protocol has no formula for."""
@@ -85,26 +90,49 @@ class Generation:
 def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
     """Prices every node of the graph. Raises UserError, naming the node, for an op the protocol has no formula for."""
     prices = _prices(graph, pricer)
-    return _estimate(tuple((node, prices[node.op]) for node in graph), graph, graph, pricer)
+    by_op = tuple((node, prices[node.op]) for node in graph)
+    return _estimate(by_op, graph, graph, pricer, pricer.latency_s_range(graph))
 
 
 def estimate_generation(runs: Sequence[OpGraph], pricer: Pricer) -> Generation:
-    """Prices a run for each new token, the prompt's first. Each distinct op is priced once. Errors as of `estimate`."""
-    every = [node for run in runs for node in run]
-    prices = _prices(every, pricer)
+    """Prices a run for each new token, the prompt's first, which also makes what the others keep.
+
+    Each distinct op is priced once. Errors as of `estimate`.
+    """
     prompt, *steps = runs
-    by_op = [(node, prices[node.op]) for node in prompt]
+    later = [node for run in steps for node in run]
+    first, prices = _prices(prompt, pricer.of_first_run), _prices(later, pricer)
+    by_op = [(node, first[node.op]) for node in prompt]
     for nodes in zip(*steps, strict=True):
         last = replace(nodes[-1], name=f"{nodes[-1].name}@decode")
         by_op.append((last, total_price(prices[node.op] for node in nodes)))
     return Generation(
-        whole=_estimate(tuple(by_op), every, [node for node, _ in by_op], pricer),
-        by_token=tuple(total_price(prices[node.op] for node in run) for run in runs),
+        whole=_estimate(
+            tuple(by_op), [*prompt, *later], [node for node, _ in by_op], pricer, _range(prompt, later, pricer)
+        ),
+        by_token=(
+            total_price(first[node.op] for node in prompt),
+            *(total_price(prices[node.op] for node in run) for run in steps),
+        ),
     )
 
 
+def _range(prompt: OpGraph, later: Sequence[Node], pricer: Pricer) -> tuple[float, float] | None:
+    """Of a run and all later ones: together where they are priced alike, else apart."""
+    if (first := pricer.of_first_run) == pricer:
+        return pricer.latency_s_range([*prompt, *later])
+    apart = first.latency_s_range(prompt), pricer.latency_s_range(later)
+    if apart[0] is None or apart[1] is None:
+        return None
+    return apart[0][0] + apart[1][0], apart[0][1] + apart[1][1]
+
+
 def _estimate(
-    by_op: tuple[tuple[Node, Price], ...], every: Iterable[Node], largest: Iterable[Node], pricer: Pricer
+    by_op: tuple[tuple[Node, Price], ...],
+    every: Iterable[Node],
+    largest: Iterable[Node],
+    pricer: Pricer,
+    latency_s_range: tuple[float, float] | None,
 ) -> Estimate:
     """every: all nodes that are run; largest: those of them that do the most, which tell what lies outside the data."""
     extrapolations = {node.op: pricer.extrapolation(node.op) for node, _ in by_op}
@@ -120,7 +148,7 @@ def _estimate(
         by_layer=by_layer,
         by_op=by_op,
         extrapolations=tuple(extrapolations[node.op] for node, _ in by_op),
-        latency_s_range=pricer.latency_s_range(every),
+        latency_s_range=latency_s_range,
         range_over=pricer.range_over,
         prior_share=pricer.prior_share(every),
         extrapolated=pricer.extrapolated(largest),

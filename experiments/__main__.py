@@ -57,17 +57,17 @@ def run(name: str, scale: ScaleName | None = None) -> None:
         scale: how large, how long and how fast candidates are trained; by default the experiment's own.
     """
     found = {each: load_mapping(path) for each, path in definitions().items()}
-    names = [each for each, data in found.items() if data["kind"] == PAPER] if name == ALL else [name]
     if name not in found and name != ALL:
         raise UserError(
             f"experiment must be one of {', '.join(found)} or {ALL}, but got {name!r}{_nearest(name, found)}"
         )
+    kinds = {each: data.pop("kind") for each, data in found.items()}
+    settings = {each: data | ({"scale": scale} if scale else {}) for each, data in found.items()}
     console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    for each in names:
-        if name == ALL:
-            console.print(f"\n{each}")
-        settings = found[each]
-        KINDS[settings.pop("kind")](each, settings | ({"scale": scale} if scale else {}), console)
+    if name == ALL:
+        papers.run_all({each: data for each, data in settings.items() if kinds[each] == PAPER}, console)
+    else:
+        KINDS[kinds[name]](name, settings[name], console)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

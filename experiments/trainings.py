@@ -11,7 +11,8 @@ import io
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -177,8 +178,20 @@ def _corpus(plan: Plan, recipe: Recipe, parent: Parent | None) -> Corpus:
     return prepare(plan.data, vocab_size=vocab_size, tokenizer=parent and parent.model.tokenizer)
 
 
-def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
-    """Trains in the order of the YAML, as many at a time as this process may use cores; tells each one's result."""
+def training_pool() -> Executor:
+    """Processes that train, as many as this process may use cores; each starts with the first training it is given."""
+    return ProcessPoolExecutor(max_workers=_num_workers(), mp_context=multiprocessing.get_context("spawn"))
+
+
+def _num_workers() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def train_all(plan: Plan, folder: Path, console: Console, pool: Executor | None = None) -> dict[Job, Ended]:
+    """Trains in the order of the YAML, as many at a time as this process may use cores; tells each one's result.
+
+    pool: of several plans, whose processes load torch once; by default one of its own.
+    """
     jobs = list(_jobs(plan))
     os.environ.update(worker_env(threads=1))
     keys = _keys(plan, jobs)  # prepares the corpora, once, before the processes want them
@@ -190,13 +203,13 @@ def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
         if num := sum(job.variant == name for job in ended):
             console.print(f"{name}: {num} of {sum(job.variant == name for job in jobs)} trainings are committed")
     ended = before | ended
-    workers, own = len(os.sched_getaffinity(0)), dict[Job, Ended]()
-    with ProcessPoolExecutor(max_workers=workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(training, plan, job, folder): job for job in jobs if job not in ended}
+    own = dict[Job, Ended]()
+    with nullcontext(pool) if pool else training_pool() as workers:
+        futures = {workers.submit(training, plan, job, folder): job for job in jobs if job not in ended}
         for future in as_completed(futures):
             job = futures[future]
             own[job] = future.result()
-            left_s = _seconds_left(plan, [one for one in futures.values() if one not in own], own) / workers
+            left_s = _seconds_left(plan, [one for one in futures.values() if one not in own], own) / _num_workers()
             console.print(
                 f"{job.variant} seed {job.seed} {job.row}: {_describe(own[job])}; {len(ended) + len(own)} of "
                 f"{len(jobs)}, about {format_seconds(left_s)} left"

@@ -41,7 +41,8 @@ def estimate(
         rtt: of the link, with a unit, such as 4ms, instead of the network's.
         testbed: compute seconds from `calibrate`, instead of the committed ones.
         weights: secret-shared (the default), or held by the server alone.
-        weight_masks: of semi2k, made anew in every run, or kept from an earlier one (a token after the first).
+        weight_masks: of semi2k, made anew in every run, or kept from an earlier one (a token after the first); of new
+            tokens, from the first.
         threads: of each party, for a testbed that was measured so (default 1).
         egress_price: money for each GB (1e9 bytes) that leaves a party, such as 0.09; by default none is counted.
         new_tokens: price so many, the first from the prompt, of which the last logits alone are read then, each other

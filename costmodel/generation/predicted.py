@@ -1,7 +1,7 @@
 """What every step of a session should cost, by the formulas of its protocol."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import comb
 
 from costmodel.engine.compare import predict
@@ -50,12 +50,11 @@ def _comms(steps: Sequence[OpGraph], protocol: str, setting: EngineSetting) -> l
         predict(steps[0], protocol, setting)  # refuses what the protocol does not have
         by_op = iter(cheetah.walk([node.op for graph in steps for node in graph], setting))
         return [total_comm(next(by_op) for _ in graph) for graph in steps]
-    first = replace(setting, weight_masks="fresh") if protocol == "semi2k" else setting
     known: dict[OpGraph, Comm] = {}
     for graph in steps[1:]:
         if graph not in known:
             known[graph] = total_comm(predict(graph, protocol, setting))
-    return [total_comm(predict(steps[0], protocol, first)), *(known[graph] for graph in steps[1:])]
+    return [total_comm(predict(steps[0], protocol, setting.of_first_run)), *(known[graph] for graph in steps[1:])]
 
 
 def _pricer(protocol: str, setting: EngineSetting, network: str | Network) -> Derived | None:

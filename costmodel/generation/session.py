@@ -84,8 +84,10 @@ class Session:
                 said = json.loads(line)
                 self._heard.put((rank, said))
         if "error" not in said and "left" not in said:
-            status, log = child.process.wait(), log_file(self._folders[rank], rank).read_text(errors="replace")
-            self._heard.put((rank, {"error": f"party {rank} has ended (status {status}): {last_words(log)}"}))
+            status = child.process.wait()
+            with suppress(FileNotFoundError):  # the session is over, and nobody asks
+                log = log_file(self._folders[rank], rank).read_text(errors="replace")
+                self._heard.put((rank, {"error": f"party {rank} has ended (status {status}): {last_words(log)}"}))
 
     def _fail(self, said: dict[str, Any]) -> NoReturn:
         """Of a party that lost another one here, what that one has to say."""

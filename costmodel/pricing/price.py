@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from costmodel.errors import UserError
-from costmodel.estimate import estimate_generation
 from costmodel.network import Network, link
 from costmodel.pricing.asked import AskedModel, Model, ModelFlags, asked_model
-from costmodel.pricing.priced import PricedModel
+from costmodel.pricing.priced import PricedModel, generation_of
 from costmodel.protocols import load_pricer
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
 
@@ -41,7 +40,7 @@ def price(
         rtt: of the link, with a unit, such as 4ms, instead of the network's.
         testbed: a .yaml file of compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
         weights: secret-shared (the default), or held by the server alone.
-        weight_masks: of semi2k, made anew in every run, or kept from an earlier one.
+        weight_masks: of semi2k, made anew in every run, or kept from an earlier one; of new tokens, from the first.
         threads: of each party, for a testbed that was measured so.
         new_tokens: price so many, the first from the prompt, of which the last logits alone are read then, each other
             one by a run of its own against the keys and values of all before it.
@@ -56,7 +55,7 @@ def price(
     setting = _setting(protocol, weights=weights, weight_masks=weight_masks, threads=threads)
     pricer = load_pricer(protocol, link(network, bandwidth, rtt), None if testbed is None else Path(testbed), setting)
     runs = tuple(asked.runs(new_tokens))
-    generation = estimate_generation(runs, pricer)
+    generation = generation_of(runs, pricer, new_tokens)
     return PricedModel(asked=asked, pricer=pricer, new_tokens=new_tokens, runs=runs, generation=generation)
 
 

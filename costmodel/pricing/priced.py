@@ -1,6 +1,6 @@
 """`PricedModel`: what `costmodel.price` returns, as typed data, records, a table of pandas or the command's JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,7 +9,7 @@ from rich.table import Table
 
 from costmodel.cost import Price
 from costmodel.errors import UserError
-from costmodel.estimate import Estimate, Generation, Pricer, estimate_generation
+from costmodel.estimate import Estimate, Generation, Pricer, estimate, estimate_generation
 from costmodel.execution.memory import PeakMemory
 from costmodel.ops import LayerId, OpGraph
 from costmodel.ops import shape as dimensions
@@ -39,6 +39,15 @@ class PricedOp:
     shape: dict[str, int]
     price: Price
     extrapolation: float | None
+
+
+def generation_of(runs: Sequence[OpGraph], pricer: Pricer, new_tokens: int | None) -> Generation:
+    """The prices of a run for each new token; of the only run, which may be any token's, where none are asked for."""
+    if new_tokens is None:
+        (run,) = runs
+        whole = estimate(run, pricer)
+        return Generation(whole=whole, by_token=(whole.total,))
+    return estimate_generation(runs, pricer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +156,7 @@ class PricedModel:
             notation=name_of(left),
             placement=placement(left),
             deployed_id=arch_id(left),
-            estimate=estimate_generation(folded.runs(self.new_tokens), self.pricer).whole,
+            estimate=generation_of(folded.runs(self.new_tokens), self.pricer, self.new_tokens).whole,
         )
 
     @cached_property

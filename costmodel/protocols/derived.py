@@ -9,7 +9,7 @@ in the latency, those of starting (keys, first oblivious transfers) with the emb
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from costmodel import ops
@@ -59,6 +59,10 @@ class Derived(Pricer):
     @property
     def trust(self) -> Trust:
         return TRUST[self.protocol]
+
+    @property
+    def of_first_run(self) -> Pricer:
+        return replace(self, setting=self.setting.of_first_run)
 
     def price(self, op: Op) -> Price:
         comm = COMM[self.protocol](op, self.setting)

@@ -50,6 +50,11 @@ class EngineSetting:
     weight_masks: WeightMasks = "fresh"
     threads: int = 1
 
+    @property
+    def of_first_run(self) -> "EngineSetting":
+        """What the first of several runs in turn is under: masks that the others keep are made and opened in it."""
+        return replace(self, weight_masks="fresh")
+
     def __post_init__(self) -> None:
         if self.weight_masks == "kept" and self.weights == "server":
             raise UserError("`weight_masks` kept goes with weights that are secret, but the server holds them.")

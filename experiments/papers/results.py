@@ -4,6 +4,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,17 +73,17 @@ class Experiment(NamedTuple):
         )
 
 
-def trained_experiment(name: str, settings: Settings, console: Console) -> Experiment:
+def trained_experiment(name: str, settings: Settings, console: Console, pool: Executor | None = None) -> Experiment:
     """Trains what is not trained yet. Trainings are shared by all experiments on the papers.
 
-    Raises UserError if another process is running one of them at this scale.
+    pool: as `train_all` takes it. Raises UserError if another process is running one of them at this scale.
     """
     if not settings.seeds:
         return Experiment(name, settings, {})
     folder, plan = SHARED / settings.scale, settings.plan
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        ended = train_all(plan, folder, console)
+        ended = train_all(plan, folder, console, pool)
     return Experiment(
         name,
         settings,

@@ -1,5 +1,7 @@
 """Runs an experiment on the papers: prices, trainings, then its views as tables and figures."""
 
+from collections.abc import Mapping
+from concurrent.futures import Executor
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +12,7 @@ from experiments.papers.paper_table import terminal, write_table
 from experiments.papers.results import trained_experiment
 from experiments.papers.settings import Settings
 from experiments.papers.views import VIEWS
+from experiments.trainings import training_pool
 from nas.report.draw import draw_panels, save_figure
 from nas.storage import RUNS
 
@@ -24,13 +27,22 @@ def settings_of(name: str, data: dict[str, Any]) -> Settings:
     return settings
 
 
-def run(name: str, data: dict[str, Any], console: Console) -> None:
+def run_all(experiments: Mapping[str, dict[str, Any]], console: Console) -> None:
+    """Several experiments, one after the other. experiments: their data by name. Raises UserError as `run`."""
+    with training_pool() as pool:
+        for name, data in experiments.items():
+            console.print(f"\n{name}")
+            run(name, data, console, pool)
+
+
+def run(name: str, data: dict[str, Any], console: Console, pool: Executor | None = None) -> None:
     """Writes tables (Markdown, CSV, LaTeX) and figures (PNG, SVG) to `runs/experiments/NAME/SCALE`, and prints them.
 
-    Raises UserError as `settings_of`, or if another process trains for an experiment on the papers at this scale.
+    pool: as `train_all` takes it. Raises UserError as `settings_of`, or if another process trains for an experiment on
+    the papers at this scale.
     """
     settings = settings_of(name, data)
-    experiment = trained_experiment(name, settings, console)
+    experiment = trained_experiment(name, settings, console, pool)
     folder = RUNS / "experiments" / name / settings.scale
     folder.mkdir(parents=True, exist_ok=True)
     for view_name in settings.views:

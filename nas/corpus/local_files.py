@@ -6,6 +6,7 @@ nothing validated was trained on.
 """
 
 import hashlib
+import os
 import sysconfig
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
@@ -149,11 +150,13 @@ def _listed(folder: Path, paths: Iterable[Path], split: Split | None) -> tuple[l
     return files, [[relative, digest] for relative, _, digest in found]
 
 
-def _stdlib_files(folder: Path) -> Iterable[Path]:
-    for path in folder.rglob("*.py"):
-        relative = path.relative_to(folder)
-        if STDLIB_EXCLUDED.isdisjoint(relative.parts) and not relative.name.startswith("_sysconfigdata"):
-            yield path
+def _stdlib_files(folder: Path) -> Iterator[Path]:
+    """Folders that are left out are not entered: one of them may hold every installed package."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in STDLIB_EXCLUDED]
+        yield from (
+            Path(parent, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")
+        )
 
 
 def _file(path: Path, relative: str, split: Split | None) -> File:

@@ -22,7 +22,7 @@ from costmodel.protocols.derived import NUM_PARTIES
 from nas.private.answer import answer, meeting
 from nas.private.answer_lines import answer_document, header_lines, ready_lines, summary_lines, token_line
 from nas.private.fixed_point import clear_perplexity, score
-from nas.private.fixed_point_lines import fixed_point_document, fixed_point_table, unscored_lines
+from nas.private.fixed_point_lines import fixed_point_document, fixed_point_table, gelu_lines, unscored_lines
 from nas.private.prompt import read_prompt
 from nas.private.setup import FRACTION_BITS, Setup, asked_setup, trust_lines
 from nas.private.validation import corpus_for, validation_sequences
@@ -154,7 +154,7 @@ def _print_perplexities(setup: Setup, num_tokens: int, data: str | None, *, as_j
     for line in header_lines(setup):
         print(line)
     table_console().print(fixed_point_table(setup, clear, found, tokens))
-    for line in unscored_lines(setup, found):
+    for line in (*unscored_lines(setup, found), *gelu_lines(setup)):
         print(line)
 
 

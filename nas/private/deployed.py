@@ -1,7 +1,7 @@
 """The model that is run: a pick of a run, a training, or an export, folded as far as its check allows."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Array
+from costmodel.ops import GeluForm
 from nas.conversion.earned import check_tokens, fold_as_far_as
 from nas.conversion.parent import BUILTIN, BUILTIN_FOLDER
 from nas.conversion.pretrained import CHECKSUMS_FILE, Pretrained, is_export, read_architecture, read_export
@@ -60,6 +61,21 @@ def load_deployed(source: str, pick: str, *, weights_here: bool = True) -> Deplo
     run = find_run(source)
     config = read_config(run)
     return _of_made(source, prepare_export(run, config, pick_record(read_ledger(run), config.budget, pick), fold=True))
+
+
+def with_gelu(model: Deployed, form: GeluForm | None) -> Deployed:
+    """The model with GELU in another form than it was trained in. Raises UserError for a model that has none.
+
+    A layer whose letter names a form keeps it.
+    """
+    trained = model.architecture.gelu
+    if form is None:
+        return model
+    if all(layer.ffn != "gelu" for layer in model.architecture.layers):
+        raise UserError(f"--gelu must be of a model with GELU, but {model.name} has none; leave it out.")
+    said = () if form == trained else (f"GELU is {form} here, in the clear too; the model was trained with {trained}",)
+    architecture = replace(model.architecture, gelu=form)
+    return replace(model, architecture=architecture, notes=(*model.notes, *said))
 
 
 def _of_made(source: str, made: Export) -> Deployed:

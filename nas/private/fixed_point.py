@@ -1,4 +1,10 @@
-"""What is left of a model in fixed point: validation tokens by teacher forcing, privately and in the clear."""
+"""What is left of a model in fixed point: validation tokens by teacher forcing, privately and in the clear.
+
+Of the builtin parent (12 layers, LayerNorm, GELU by tanh), `python -m nas.private builtin --perplexity 2048`, semi2k:
+perplexity 7.375 in the clear and 7.378 privately, top-1 as in the clear on 98.4 % (97.8 to 98.9 %), logits off by up to
+0.46. Most of that is the engine's tanh (`tests/costmodel/engine/test_gelu_forms.py`): with `--gelu exact` 7.375, 99.3 %
+(98.8 to 99.6 %) and 0.14.
+"""
 
 import math
 from collections.abc import Callable

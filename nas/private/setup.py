@@ -9,11 +9,11 @@ from costmodel.generation.assignment import CLIENT, Assignment, holds, role
 from costmodel.generation.plan import GraphOf, Plan, graphs
 from costmodel.generation.predicted import Prediction, predictions
 from costmodel.network import Network, link, load_network
-from costmodel.ops import OpGraph
+from costmodel.ops import GeluForm, OpGraph
 from costmodel.protocols.derived import check_setting
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
 from costmodel.trust.adversary import TRUST, described
-from nas.private.deployed import Deployed, load_deployed
+from nas.private.deployed import Deployed, load_deployed, with_gelu
 from search_spaces.lower import lower
 
 # Bits after the point where none are asked for. Source: SecretFlow-SPU 0.9.5, docs, RuntimeConfig, fxp_fraction_bits
@@ -67,6 +67,7 @@ def asked_setup(
     network: str | None = None,
     bandwidth: str | None = None,
     rtt: str | None = None,
+    gelu: GeluForm | None = None,
 ) -> Setup:
     """What flags ask for. Raises UserError for what does not go together, or as `load_deployed`.
 
@@ -82,6 +83,8 @@ def asked_setup(
         network: predict seconds on this network, named or a .yaml file, instead of loopback.
         bandwidth: of that network, with a unit, such as 1Gbps, instead of its own.
         rtt: of that network, with a unit, such as 4ms, instead of its own.
+        gelu: tanh, exact or piecewise instead of the form that GELU was trained in, in the clear too; see --perplexity
+            for what the engine makes of tanh.
     """
     setting = engine_setting(ring_bits, fraction_bits, weights, weight_masks)
     check_setting(protocol, setting)
@@ -89,7 +92,7 @@ def asked_setup(
         protocol=protocol,
         setting=setting,
         network=link(network, bandwidth, rtt) or load_network("loopback"),
-        model=load_deployed(run, pick, weights_here=weights_here),
+        model=with_gelu(load_deployed(run, pick, weights_here=weights_here), gelu),
     )
 
 

@@ -58,26 +58,38 @@ def test_the_sum_is_that_of_separate_estimates(protocol):
     assert low_s <= found.whole.total.latency_s <= high_s
 
 
+def test_masks_that_are_kept_are_opened_in_the_first_run():
+    fresh, kept = (load_pricer("semi2k", setting=EngineSetting(weight_masks=each)) for each in ("fresh", "kept"))
+    first, *later = RUNS
+    apart = [estimate(first, fresh), *(estimate(run, kept) for run in later)]
+    found = estimate_generation(RUNS, kept)
+    assert found.by_token == tuple(each.total for each in apart)
+    assert found.whole.total == total_price(found.by_token) == total_price(price for _, price in found.whole.by_op)
+    ranges = np.array([each.latency_s_range for each in apart])
+    assert found.whole.latency_s_range == pytest.approx(ranges.sum(axis=0))
+    num_weights = 12 * 16 * 16 + 2 * 50 * 16
+    saved = estimate_generation(RUNS, fresh).whole.total.sent_bytes - found.whole.total.sent_bytes
+    assert saved == (NEW - 1) * 2 * 8 * num_weights
+
+
 @pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
 def test_the_engine_sends_what_is_predicted_and_computes_the_same_logits(protocol):
-    """Each run reads the keys and values that the runs before it left."""
+    """The prompt's run, and the last, which reads the keys and values of all tokens before it."""
     pytest.importorskip("spu")
     tokens = np.random.default_rng(1).integers(50, size=PROMPT + NEW - 1)
     whole = lower(MODEL, len(tokens))
     weights = drawn_weights(whole, np.random.default_rng(0))
     clear = interpreter.values(whole, weights, tokens)
-    sent = predicted = 0
-    for index, graph in enumerate(RUNS):
-        read = tokens[:PROMPT] if index == 0 else tokens[PROMPT + index - 1 :][:1]
+    priced = estimate_generation(RUNS, load_pricer(protocol)).by_token
+    for index, read in ((0, tokens[:PROMPT]), (NEW - 1, tokens[-1:])):
+        graph = RUNS[index]
         caches = interpreter.kv_cache(graph, clear)
         done = spu.run(graph, weights, read, caches, protocol=protocol, setting=EngineSetting())
-        sent += done.total.sent_bytes
-        comm = total_comm(predict(graph, protocol, EngineSetting()))
-        predicted += comm.online_bytes + comm.setup_bytes
+        comm, sent = total_comm(predict(graph, protocol, EngineSetting())), done.total.sent_bytes
+        assert sent == pytest.approx(comm.online_bytes + comm.setup_bytes, rel=1e-3 if protocol == "cheetah" else 0)
+        if protocol != "cheetah":  # whose estimate has shares of batches that a run makes whole
+            assert sent == priced[index].sent_bytes
         np.testing.assert_allclose(done.logits[0], clear["logits"][PROMPT - 1 + index], atol=0.01)
-    assert sent == pytest.approx(predicted, rel=1e-3 if protocol == "cheetah" else 0)
-    if protocol != "cheetah":  # whose estimate has shares of batches that a run makes whole
-        assert sent == estimate_generation(RUNS, load_pricer(protocol)).whole.total.sent_bytes
 
 
 def estimated(run, *args):

@@ -16,6 +16,8 @@ from costmodel.generation.greedy import generate, sequences
 from costmodel.generation.plan import Plan, graphs
 from costmodel.generation.predicted import predictions
 from costmodel.generation.session import await_ready, on_loopback, started
+from costmodel.pricing.asked import ModelFlags
+from costmodel.pricing.price import price
 from costmodel.protocols.primitives import EngineSetting
 
 pytestmark = pytest.mark.needs_engine
@@ -57,6 +59,12 @@ def test_tokens_cost_what_is_predicted_and_are_those_in_the_clear(client, weight
             assert token.cost.sent_bytes == pytest.approx(expected.sent_bytes, rel=CHEETAH_TOLERANCE)
         else:
             assert token.cost.sent_bytes == expected.sent_bytes
+    if protocol != "cheetah":  # an estimate has shares of batches that a session makes whole
+        (architecture,) = asked.graph_of.args
+        whole: ModelFlags = {"seq_len": 5, "projection": "last", "rows": "needed"}
+        priced = price(architecture, protocol=protocol, new_tokens=3, **whole, **setting)
+        assert [each.sent_bytes for each in priced.tokens.by_token] == [token.cost.sent_bytes for token, _ in found]
+        assert [each.messages for each in priced.tokens.by_token] == [token.cost.messages for token, _ in found]
     assert len({each["agreed"] for each in said.values()}) == 1
     clear = ClearRun(weights)  # greedy, in the clear
     tokens, alone = np.array(PROMPT), []

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from nas.conversion.parent import BUILTIN_FOLDER
-from nas.private.deployed import load_deployed
+from nas.private.deployed import load_deployed, with_gelu
 from nas.study.config import StudyConfig
 from nas.study.run_folder import write_config
 
@@ -18,10 +18,24 @@ def test_an_export_is_run_as_it_was_folded(export):
     assert model.notes == ()
 
 
-def test_an_export_that_is_not_folded_is_folded():
-    model = load_deployed("builtin", "knee")
-    assert model.architecture.folded
-    assert not any(name.endswith("norm1.weight") for name in model.weights)
+@pytest.fixture(scope="module")
+def builtin():
+    """Its folding is checked in fixed point, which takes seconds."""
+    return load_deployed("builtin", "knee")
+
+
+def test_an_export_that_is_not_folded_is_folded(builtin):
+    assert builtin.architecture.folded
+    assert not any(name.endswith("norm1.weight") for name in builtin.weights)
+
+
+def test_gelu_in_another_form_is_said(builtin, export):
+    model = with_gelu(builtin, "exact")
+    assert (builtin.architecture.gelu, model.architecture.gelu) == ("tanh", "exact")
+    assert model.notes[-1] == "GELU is exact here, in the clear too; the model was trained with tanh"
+    assert with_gelu(builtin, "tanh").notes == with_gelu(builtin, None).notes == builtin.notes
+    with pytest.raises(ValueError, match="--gelu must be of a model with GELU, but SM.* has none; leave it out"):
+        with_gelu(load_deployed(str(export), "knee"), "exact")
 
 
 @pytest.mark.parametrize("change", ["lost", "edited"])
