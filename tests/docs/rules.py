@@ -80,6 +80,7 @@ RULES = (
     Rule("python -m nas.private runs/my-model --perplexity", more="--perplexity 32"),
     parsed("python -m nas.private latest --prompt", OTHER_ENGINE_RUN),
     parsed("python -m nas.private runs/my-model --prompt 'def f(x):' --weight-masks kept", OTHER_ENGINE_RUN),
+    parsed("python -m nas.private builtin", OTHER_ENGINE_RUN),
     parsed("python -m nas.private runs/my-model --party", "needs two machines"),
     # experiments
     Rule("python -m experiments list"),
