@@ -22,7 +22,7 @@ from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
 from experiments.searchers.block_quality import quality_lines
 from experiments.searchers.halving import replay_halving
-from experiments.searchers.replay import Curve, Entry, Training, replay
+from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, replay
 from experiments.searchers.table import CONFIGS, TablePart, table_rows, table_space
 from experiments.searchers.table import Settings as TableSettings
 from experiments.trainings import DATA, Ended, read_outcomes
@@ -97,7 +97,7 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
             for line in quality_lines(problem, pool):
                 console.print(line, soft_wrap=True, highlight=False)
             curves = {searcher: _replays(settings, searcher, problem, pool) for searcher in settings.searchers}
-            for table in tables(curves):
+            for table in tables(curves, best_by_slice(problem.feasible, list(pool.values()))):
                 console.print(table)
             for line in verdicts(curves, settings.judged):
                 console.print(line, soft_wrap=True, highlight=False)
@@ -188,8 +188,8 @@ def regrets(each: Sequence[Curve]) -> list[Regret]:
     return found
 
 
-def tables(curves: Curves) -> list[Table]:
-    """Regret by every so many trainings, and tokens until REACHED of the whole hypervolume."""
+def tables(curves: Curves, best: Sequence[float | None]) -> list[Table]:
+    """Regret by every so many trainings, and tokens until REACHED of the whole hypervolume. best: of all, by slice."""
     growth = Table(title="regret, % of hypervolume, median (quartiles), by millions of trained tokens")
     growth.add_column("searcher")
     known = {searcher: regrets(each) for searcher, each in curves.items()}
@@ -207,8 +207,9 @@ def tables(curves: Curves) -> list[Table]:
         reached.add_column(column, justify="right")
     for searcher, runs in curves.items():
         tokens = [_millions([tokens_until(curve, share) for curve in runs]) for share in REACHED]
-        best = ", ".join(_perplexity([curve.best[at] for curve in runs]) for at in range(len(runs[0].best)))
-        reached.add_row(searcher, *tokens, best)
+        found = ", ".join(_perplexity([curve.best[at] for curve in runs]) for at in range(len(best)))
+        reached.add_row(searcher, *tokens, found)
+    reached.add_row("all that is in the pool", *("" for _ in REACHED), ", ".join(_perplexity([one]) for one in best))
     return [growth, reached]
 
 

@@ -97,7 +97,7 @@ class Found:
 
     def curve(self) -> Curve:
         tokens, shares = zip(*self._scored, strict=True)
-        return Curve(tokens, shares, tuple(_best_by_slice(self.problem.feasible, self._front())))
+        return Curve(tokens, shares, tuple(best_by_slice(self.problem.feasible, self._front())))
 
     def _front(self) -> list[Entry]:
         kept = nondominated([point for _, point in self._seen])
@@ -110,14 +110,14 @@ def reference_of(problem: SearchProblem) -> Point:
     return problem.feasible.budget.latency_s, problem.reference_loss
 
 
-def _means(entries: Iterable[Entry]) -> list[Point]:
-    return [point for entry in entries if (point := entry.point) is not None]
-
-
-def _best_by_slice(feasible: FeasibleSpace, found: Sequence[Entry]) -> list[float | None]:
+def best_by_slice(feasible: FeasibleSpace, found: Sequence[Entry]) -> list[float | None]:
     """The least mean loss in each slice of the price, None where there is none."""
     best: list[float | None] = []
     for part in price_slices(feasible, NUM_SLICES):
         losses = [entry.point[1] for entry in found if entry.point is not None and part.fits(entry.member)]
         best.append(min(losses, default=None))
     return best
+
+
+def _means(entries: Iterable[Entry]) -> list[Point]:
+    return [point for entry in entries if (point := entry.point) is not None]
