@@ -276,7 +276,7 @@ def regret_figure(title: str, curves: Curves) -> PanelFigure:
             for name, each in ((name, regrets(found)) for name, found in curves.items())
         )
         axis = "regret, % of hypervolume"
-        panels.append(LinePanel(f"{label} of runs", "trained tokens, millions", axis, series))
+        panels.append(LinePanel(f"{label} of runs", "trained tokens, millions", axis, series, log_y=True))
     return PanelFigure(title=title, panels=tuple(panels), columns=2)
 
 

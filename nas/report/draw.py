@@ -166,6 +166,9 @@ def _draw_lines(axes: Axes, panel: LinePanel) -> None:
     if panel.log_x:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
+    if panel.log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
     axes.set_ylabel(panel.y_label, fontsize=8)
     axes.grid(alpha=0.2)
 

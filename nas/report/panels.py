@@ -14,13 +14,14 @@ class Series(NamedTuple):
 
 
 class LinePanel(NamedTuple):
-    """Series against one another. log_x: whether the first axis is logarithmic, in powers of two."""
+    """Series against one another. log_x, log_y: whether an axis is logarithmic, the first in powers of two."""
 
     title: str
     x_label: str
     y_label: str
     series: tuple[Series, ...]
     log_x: bool = False
+    log_y: bool = False
 
 
 class BarPanel(NamedTuple):
