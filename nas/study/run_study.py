@@ -30,7 +30,7 @@ from nas.study.fleet.resources import Resources, resolved, resource_lines, study
 from nas.study.open_run import checked_meta, new_meta, open_trials
 from nas.study.parent import run_parent, study_parent
 from nas.study.ray_tune import run_study
-from nas.study.run_folder import PARENT_FOLDER, Meta, new_folder, read_meta, write_config, write_meta
+from nas.study.run_folder import PARENT_FOLDER, Meta, new_folder, read_ledger, read_meta, write_config, write_meta
 from nas.study.run_report import write_report
 from nas.study.trials import Trials
 from nas.study.warm_start import begin_with, read_warm_start
@@ -150,7 +150,8 @@ def _study(
     try:
         _train(trials, config, resources, meta, console)
     finally:
-        write_tables(folder, trials.records, config.budget, feasible.space.base, meta.floors)
+        # of what is on disk: an interrupt may come between a write and its note
+        write_tables(folder, read_ledger(folder), config.budget, feasible.space.base, meta.floors)
     unfinished = f"time budget used up; go on with --resume {folder}" if trials.running or not trials.finished else ""
     if not ledger.completed(trials.records):
         report_line(folder)
