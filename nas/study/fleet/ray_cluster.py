@@ -65,6 +65,7 @@ def start_ray(resources: Resources, worker_env: Mapping[str, str]) -> None:
 def _init(address: str | None, worker_env: Mapping[str, str], **local: Any) -> None:
     os.environ.update(QUIET_ENV)
     logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a trial that is lost goes on, or has its reason told
     if address is not None:
         _check_reachable(address)
     # Ray has no public switch on Linux to stay off the network; this one makes it bind to loopback only.

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import ray
 from ray import tune
 from ray.cluster_utils import Cluster
 
@@ -36,10 +37,11 @@ NUM_KILLS = 20
 
 @pytest.fixture
 def cluster(monkeypatch) -> Iterator[Cluster]:
-    """A head without cores, and a node; more are for the test to add."""
+    """A head without cores, and two nodes of one core."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 100_000_000})
-    made.add_node(num_cpus=1, object_store_memory=100_000_000)
+    for _ in range(2):
+        made.add_node(num_cpus=1, object_store_memory=100_000_000)
     yield made
     made.shutdown()
 
@@ -66,7 +68,7 @@ def dying(config):
     if runs == 0 and spec.proposal.index == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     if runs == 0 and spec.proposal.index == 1:
-        (spec.folder.parent / "take-the-node").write_text("")
+        (spec.folder.parent / "take-the-node").write_text(ray.get_runtime_context().get_node_id())
         time.sleep(60)
     outcome = Outcome(status="completed", steps=1, tokens=8, seconds=1.0, val_loss=3.0, perplexity=20.0)
     tune.report({"trial_event": TrialEvent(event="finished", status="completed", measured=outcome)})
@@ -74,19 +76,17 @@ def dying(config):
 
 def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monkeypatch):
     monkeypatch.setattr(ray_tune, "_trainable", dying)
-    (first,) = cluster.worker_nodes
     sign = trials.setting.folder / "trials" / "take-the-node"
 
     def take_the_node() -> None:
-        while not sign.exists():
+        while not (sign.exists() and sign.read_text()):
             time.sleep(0.05)
-        cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
-        time.sleep(4.0)  # until it is asked and admitted
-        cluster.remove_node(first, allow_graceful=False)
+        (node,) = (one for one in cluster.worker_nodes if one.node_id == sign.read_text())
+        cluster.remove_node(node, allow_graceful=False)
 
     taker = threading.Thread(target=take_the_node)
     taker.start()
-    run_study(trials, Resources(slots=1, max_concurrent=None, ray_address=cluster.address), worker_env={})
+    run_study(trials, Resources(slots=2, max_concurrent=None, ray_address=cluster.address), worker_env={})
     taker.join()
     ends = [one for one in trials.records if one.event == "finished"]
     assert sorted((one.index, one.status) for one in ends) == [(index, "completed") for index in range(NUM_TRIALS)]
@@ -98,12 +98,12 @@ def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monk
 def test_nodes_with_other_code_are_left_out_before_any_trial(cluster, trials, monkeypatch):
     lines: list[str] = []
     monkeypatch.setattr(ray_tune, "question", lambda *args: replace(question(*args), sources="0" * 12))
-    resources = Resources(slots=1, max_concurrent=None, ray_address=cluster.address)
+    resources = Resources(slots=2, max_concurrent=None, ray_address=cluster.address)
     with pytest.raises(
         RunHaltedError, match="no node is left to train on: node .* its copy of this package is another"
     ):
         run_study(trials, resources, worker_env={}, tell=lines.append)
-    assert len(lines) == 1
+    assert len(lines) == 2
     assert "started" not in {one.event for one in trials.records}
 
 
@@ -115,7 +115,6 @@ def search(root: Path, *args: str) -> list[str]:
 @pytest.mark.timeout(3600)
 def test_twenty_kills_change_nothing(cluster, tmp_path):
     """`kill -9` of workers, nodes and the driver in turn, at random times, against a run that nobody disturbed."""
-    cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     data = tmp_path / "corpus"
     data.mkdir()
