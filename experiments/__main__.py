@@ -11,7 +11,7 @@ from rich.console import Console
 from costmodel.config import cli
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import fidelity, link_seconds, population, pricing, seconds, step_cost, throughput
+from experiments import driver, fidelity, link_seconds, population, pricing, seconds, step_cost, throughput
 from experiments.papers import run as papers
 from experiments.searchers import benchmark, placements, table
 from nas.recipe.recipe import ScaleName
@@ -23,6 +23,7 @@ PIPE_WIDTH = 160  # columns of a table that no terminal limits
 
 # kind, as an experiment's YAML states it -> (settings of the experiment, console) -> nothing
 KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
+    "driver": driver.run,
     "fidelity": fidelity.run,
     "link-seconds": link_seconds.run,
     PAPER: papers.run,

@@ -19,7 +19,7 @@ from nas.report.seed_words import IN_NOISE, SPREAD, perplexity_text, unstable_li
 from nas.report.summary import parent_lines, unearned_lines
 from nas.report.terminal import table_console
 from nas.results import ledger
-from nas.results.front import crosses, summarise
+from nas.results.front import crosses, num_planned, summarise
 from nas.results.ledger import Record
 from nas.results.members import TrainedMember, in_noise
 from nas.storage import is_running
@@ -40,14 +40,14 @@ def status(run: str) -> None:
     for warning in caught:
         console.print(f"warning: {warning.message}")
     summary = summarise(records, config.budget, meta.reference, finalist_seeds=config.finalist_seeds)
-    baselines = len({record.index for record in records if record.role == "baseline"})
+    planned = num_planned(records, config.num_trials)
     console.print(f"run {folder}: space {config.space}, budget {config.budget_latency}, scale {config.scale}")
     console.print(f"perplexities are of {meta.tokenizer}, {meta.split}")
     for told in (*floor_lines(meta.floors), *parent_lines(meta.parent, summary.front)):
         console.print(told)
     live = is_running(folder)
-    console.print(line(summary, config.num_trials + baselines, eta_s=None, live=live, floors=meta.floors))
-    if not live and (summary.ended < config.num_trials + baselines or summary.seeds_left):
+    console.print(line(summary, planned, eta_s=None, live=live, floors=meta.floors))
+    if not live and (summary.ended < planned or summary.seeds_left):
         console.print(f"nothing is running; continue with python -m nas.search --resume {folder}")
     if summary.front:
         console.print(price_line(summary.front, meta.base, config.protocol, config.workload))

@@ -5,6 +5,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from costmodel.config.quick_schema import MismatchError, converter
 from costmodel.config.text import is_text
 from costmodel.errors import UserError
 
@@ -17,6 +18,14 @@ def decode(kind: type[T], data: object, where: str) -> T:
     Raises UserError for another `schema_version` than the field's default (before any other complaint), an unknown or
     missing key, a value of the wrong type, or what `kind` itself refuses.
     """
+    try:
+        found: T = converter(kind)(data)  # type: ignore[arg-type]
+        return found
+    except (MismatchError, UserError):
+        return _decoded(kind, data, where)  # which says what is wrong, and where
+
+
+def _decoded(kind: type[T], data: object, where: str) -> T:
     if not isinstance(data, Mapping):
         raise UserError(f"{where} must be a mapping of keys to values, but got {data!r:.80}.")
     hints = get_type_hints(kind)
@@ -48,7 +57,7 @@ def _check_version(supported: object, data: Mapping[Any, Any], where: str) -> No
 def _value(hint: Any, value: Any, where: str) -> Any:
     origin = get_origin(hint)
     if is_dataclass(hint) and isinstance(hint, type):
-        return decode(hint, value, where)
+        return _decoded(hint, value, where)
     if origin is Literal:
         if not isinstance(value, str | int) or value not in get_args(hint):
             raise UserError(f"{where} must be one of {', '.join(map(str, get_args(hint)))}, but got {value!r:.80}.")

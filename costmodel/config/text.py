@@ -6,4 +6,4 @@ def is_text(value: str) -> bool:
 
     The system hands over bytes that are no UTF-8, say in a path, as such halves; JSON and YAML may escape them.
     """
-    return "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
+    return "\0" not in value and (value.isascii() or not any("\ud800" <= sign <= "\udfff" for sign in value))

@@ -324,14 +324,20 @@ def _draw_group(axes: Axes, group: Group, *, color: str, marker: str, label: str
         return
     style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5, "linestyle": ""}
     axes.plot([], [], **style, label=label)
-    marks = zip(group.latency_min, group.perplexity, group.range_min, group.spread, strict=True)
-    for latency_min, perplexity, bounds, spread in marks:
-        axes.plot([latency_min], [perplexity], **style, markerfacecolor=color if spread else "white")
-        if spread is not None:
-            below_and_above = [[perplexity - spread[0]], [spread[1] - perplexity]]
-            axes.errorbar([latency_min], [perplexity], yerr=below_and_above, color=color, linewidth=1, capsize=3)
-        if bounds is not None:
-            axes.hlines(perplexity, *bounds, color=color, linewidth=1, alpha=0.5)
+    points = list(zip(group.latency_min, group.perplexity, group.spread, group.range_min, strict=True))
+    repeated = [(latency, middle, spread) for latency, middle, spread, _ in points if spread is not None]
+    single = [(latency, middle) for latency, middle, spread, _ in points if spread is None]
+    if single:
+        axes.plot(*zip(*single, strict=True), **style, markerfacecolor="white")
+    if repeated:
+        latencies, middles, _ = zip(*repeated, strict=True)
+        axes.plot(latencies, middles, **style)
+        below = [middle - spread[0] for _, middle, spread in repeated]
+        above = [spread[1] - middle for _, middle, spread in repeated]
+        axes.errorbar(latencies, middles, yerr=[below, above], color=color, linestyle="", elinewidth=1, capsize=3)
+    ranges = [(middle, *bounds) for _, middle, _, bounds in points if bounds is not None]
+    if ranges:
+        axes.hlines(*zip(*ranges, strict=True), color=color, linewidth=1, alpha=0.5)
 
 
 def _explain_seeds(axes: Axes, groups: Iterable[Group]) -> None:

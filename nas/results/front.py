@@ -96,10 +96,19 @@ def front(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...
     return tuple(member for member, keep in zip(inside, kept, strict=True) if keep)
 
 
+def num_planned(records: Sequence[Record], num_trials: int) -> int:
+    """Candidates and baselines of a run that is to train so many candidates, with those it began with."""
+    others = {
+        one.index for one in records if one.role == "baseline" or (one.generation < 0 and one.role == "candidate")
+    }
+    return num_trials + len(others)
+
+
 def summarise(records: Sequence[Record], budget: Budget, reference: Point, *, finalist_seeds: int = 0) -> Summary:
     """The state of a run from its ledger."""
     ended = ledger.finished(records)
-    begun = {(record.index, record.seed) for record in records} - {(record.index, record.seed) for record in ended}
+    begun = {(record.index, record.seed) for record in records if record.event == "started"}
+    begun -= {(record.index, record.seed) for record in ended}
     replicates = [record for record in ended if record.role == "replicate"]
     firsts = Counter(record.status for record in ended if record.role != "replicate")
     found = front(records, budget)

@@ -16,14 +16,15 @@ from typing import Any, Literal, NamedTuple
 
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
+from nas.storage import replace_file
 from search_spaces.architecture import Architecture
 from search_spaces.notation import parse, parse_deployed
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3  # 1 knew nothing of folding, 2 not what was proposed before it was started
 FILE_NAME = "trials.jsonl"
 
-Event = Literal["started", "rung", "finished"]
-Status = Literal["running", "completed", "stopped", "diverged", "failed"]
+Event = Literal["proposed", "started", "rung", "finished"]
+Status = Literal["proposed", "running", "completed", "stopped", "diverged", "failed"]
 Role = Literal["candidate", "baseline", "replicate"]
 
 
@@ -31,8 +32,12 @@ Role = Literal["candidate", "baseline", "replicate"]
 class Record:
     """One event of one trial. None is not known (yet); a non-finite number is never written.
 
+    event: `proposed` when a searcher has named a candidate, `started` whenever a worker takes it up, `rung` and
+        `finished` as it reports them. Replicates are not `proposed`: they follow from results.
+
     notation: for people; placement: the layers, typed, which with the base of the run are the architecture.
-    index, generation: place of the trial in the order of proposals, independent of arrival.
+    index, generation: place of the trial in the order of proposals, independent of arrival; a negative generation is
+        of another run, whose results this one began with.
     role: a `baseline` is trained for comparison only and may lie outside the budget; a `replicate` is the candidate of
         the same index, trained with another seed.
     rung: index of the fidelity rung a `rung` record belongs to.
@@ -113,15 +118,24 @@ def deployed_of(record: Record, base: Architecture) -> Architecture:
     return parse_deployed(record.deployed, base)
 
 
-def append(path: Path, record: Record) -> None:
-    """Adds one record and waits until it is on disk. Raises OSError, e.g. when the disk is full."""
-    line = json.dumps(asdict(record), allow_nan=False, separators=(",", ":")) + "\n"
+def append(path: Path, *records: Record) -> None:
+    """Adds records and waits until they are on disk. Raises OSError, e.g. when the disk is full; then none is added."""
+    lines = _lines(records)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        _write_all(descriptor, line.encode())
+        _write_all(descriptor, lines.encode())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write(path: Path, records: Sequence[Record]) -> None:
+    """Writes a whole ledger, through to the disk, or leaves what there was. Raises OSError."""
+    replace_file(path, _lines(records))
+
+
+def _lines(records: Sequence[Record]) -> str:
+    return "".join(json.dumps(asdict(record), allow_nan=False, separators=(",", ":")) + "\n" for record in records)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -160,12 +174,9 @@ def read(path: Path) -> tuple[Record, ...]:
 
 
 def _upgraded(data: Any) -> Any:
-    """Schema 1 knew nothing of folding; its prices are of models as written."""
-    return (
-        data | {"schema_version": SCHEMA_VERSION}
-        if isinstance(data, dict) and data.get("schema_version") == 1
-        else data
-    )
+    """Of schema 1, prices are of models as written; of schema 2, every record is one of schema 3."""
+    former = isinstance(data, dict) and data.get("schema_version") in (1, 2)
+    return data | {"schema_version": SCHEMA_VERSION} if former else data
 
 
 def recover(path: Path) -> tuple[Record, ...]:

@@ -21,7 +21,17 @@ if TYPE_CHECKING:  # the one draws, the other calls back with runs
     from nas.runs.repriced import RepricedRun
 
 # A resumed run keeps what its results depend on; only these may differ from one process to the next.
-RESUMABLE = ("num_trials", "finalist_seeds", "time_budget", "max_concurrent", "ray_address")
+RESUMABLE = (
+    "budget_latency",
+    "budget_comm",
+    "num_trials",
+    "finalist_seeds",
+    "time_budget",
+    "trial_timeout",
+    "max_failures",
+    "max_concurrent",
+    "ray_address",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +153,8 @@ class Run:
     def resume(self, *, callbacks: Sequence["Callback"] = (), console: Console | None = None, **changes: Any) -> "Run":
         """Goes on with the run, as `nas.Study.run` does, and returns it as it is then.
 
-        changes: of num_trials (more), finalist_seeds, time_budget, max_concurrent and ray_address.
+        changes: of `RESUMABLE`: num_trials (more), budgets, limits and where it runs. Under another budget what was
+        trained stays; the front is of what fits, and what is proposed from now on fits too.
 
         Raises UserError for another change, or if prices or data are no longer those of the run; else as
         `nas.Study.run` does.

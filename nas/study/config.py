@@ -1,5 +1,6 @@
 """The configuration of a study: what to search, within which budget, on what; and the recipe it gives a member."""
 
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,6 @@ from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, floored_layers, from_parent
 from nas.recipe.route import Route
 from nas.searchers.registry import check_searcher
-from nas.study.schedule import GENERATION_SIZE
 from search_spaces.budget.priced_space import Accounting
 from search_spaces.notation import Member
 from search_spaces.workload import Workload
@@ -41,11 +41,16 @@ class StudyConfig:
         accounting: prices of what a candidate deploys to, which is what is paid, or as written, as papers price.
         searcher: how candidates are chosen: trellis, evolution, stratified, uniform, ladder, nsga2, tpe or gp, or
             module:Class of your own.
-        generation_size: candidates that are chosen at a time; two generations are in training at once, so that at most
-            twice as many workers are busy.
+        generation_size: candidates that are chosen at a time; two generations are in training at once. By default 4,
+            or half of what cores or GPUs can train at a time where the run is begun, up to a quarter of the trials.
         num_trials: candidates to train, baselines not counted.
         finalist_seeds: how many more seeds each member of the front is trained with once all candidates have ended.
         time_budget: stop after this long, with a unit; the run can be resumed.
+        trial_timeout: a trial that takes longer in one go has failed, with a unit, such as 20min.
+        max_failures: stop once so many trials have failed for another reason than divergence; the run can be resumed.
+        warm_start: another run, by folder or `latest`, with whose trained candidates this one begins: of the same
+            dimensions, recipe, parent, corpus and seed. They do not count as trials; those within budget may be on the
+            front.
         scale: how large, how long and how fast a candidate is trained.
         tokens: training tokens of a candidate at full fidelity; by default the scale's, from a parent half of them.
         parent: a trained model that candidates start from: builtin, a folder of nas.export or of save_pretrained, an id
@@ -53,8 +58,9 @@ class StudyConfig:
             own, else none.
         data: stdlib, codeparrot, languini (codeparrot:FOLDER is a local copy), or the path of a text, jsonl or
             parquet file or folder.
-        max_concurrent: trials at a time; by default one per core, or as many as share the GPUs.
-        gpus_per_trial: share of a GPU that a trial takes.
+        max_concurrent: trials at a time; by default one per core, or as many as share the GPUs. Changes no number.
+        gpus_per_trial: share of a GPU that a trial takes, at most 1; by default 1 where there are GPUs. 0 trains on the
+            CPU.
         ray_address: an existing Ray cluster whose nodes share the run folder.
         seed: the same seed gives the same trials and, on a CPU, the same numbers. Finalists take the seeds after it.
     """
@@ -72,36 +78,44 @@ class StudyConfig:
     new_tokens: int = 1
     accounting: Accounting = "deployed"
     searcher: str = "trellis"
-    generation_size: int = GENERATION_SIZE
+    generation_size: int | None = None
     num_trials: int = 13  # with the baselines and more seeds of the front, a quarter of an hour on two cores
     finalist_seeds: int = 2  # the fewest that show a spread and a mean that one unlucky seed does not decide
     time_budget: str | None = None
+    trial_timeout: str | None = None
+    max_failures: int | None = None
+    warm_start: str | None = None
     scale: ScaleName = "proxy"
     tokens: int | None = None
     parent: str | None = None
     data: str = "stdlib"
     max_concurrent: int | None = None
-    gpus_per_trial: float = 0.0
+    gpus_per_trial: float | None = None
     ray_address: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("seq_len", "num_trials", "tokens", "max_concurrent", "generation_size"):
+        for name in ("seq_len", "num_trials", "tokens", "max_concurrent", "generation_size", "max_failures"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{flag(name)} must be at least 1, but got {value}.")
         if self.finalist_seeds < 0:
             raise UserError(f"--finalist-seeds must not be negative, but got {self.finalist_seeds}.")
         if not 0 <= self.seed <= MAX_SEED - self.finalist_seeds:
             raise UserError(f"--seed must be from 0 to {MAX_SEED - self.finalist_seeds}, but got {self.seed}.")
-        if not 0 <= self.gpus_per_trial < float("inf"):
-            raise UserError(f"--gpus-per-trial must be finite and not negative, but got {self.gpus_per_trial}.")
-        if self.gpus_per_trial > 1 and self.gpus_per_trial % 1:
-            raise UserError(f"--gpus-per-trial must be whole or below 1, but got {self.gpus_per_trial}.")
+        if self.gpus_per_trial is not None and not 0 <= self.gpus_per_trial <= 1:
+            raise UserError(
+                f"--gpus-per-trial must be from 0 to 1, as a trial trains on one GPU, but got {self.gpus_per_trial:g}."
+            )
         if self.ray_address is not None and not RAY_ADDRESS.fullmatch(self.ray_address):
             raise UserError(
                 f"--ray-address must be auto, HOST:PORT or ray://HOST:PORT, but got {self.ray_address!r:.80}."
             )
-        _ = self.budget, self.time_budget_s, self.workload
+        if (self.trial_timeout_s or 0) > (self.time_budget_s or math.inf):
+            raise UserError(
+                f"--trial-timeout must be at most the --time-budget, {self.time_budget}, of the whole run, but got "
+                f"{self.trial_timeout}."
+            )
+        _ = self.budget, self.workload
         check_searcher(self.searcher)
 
     @property
@@ -117,6 +131,10 @@ class StudyConfig:
     @property
     def time_budget_s(self) -> float | None:
         return None if self.time_budget is None else parse_seconds(self.time_budget, "--time-budget")
+
+    @property
+    def trial_timeout_s(self) -> float | None:
+        return None if self.trial_timeout is None else parse_seconds(self.trial_timeout, "--trial-timeout")
 
 
 def flag(name: str) -> str:

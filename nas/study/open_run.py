@@ -26,7 +26,7 @@ from nas.searchers.strategy import SearchProblem
 from nas.study.config import StudyConfig, study_recipe
 from nas.study.parent import parent_result
 from nas.study.run_folder import Meta, read_ledger, read_meta
-from nas.study.schedule import TrialSchedule
+from nas.study.schedule import Proposal, TrialSchedule
 from nas.study.trials import Trials, TrialSetting
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
@@ -34,6 +34,8 @@ from search_spaces.notation import Member, placement
 from search_spaces.pricing import price_architecture
 from search_spaces.space import num_members
 from search_spaces.workload import Workload
+
+PROPOSED_BY = ("proposed", "started")
 
 
 def open_trials(
@@ -49,11 +51,13 @@ def open_trials(
 ) -> Trials:
     """The trials of a run, its ledger replayed.
 
-    Baselines are the published rows with LayerNorm beyond the budget, but for the parent. blocks: scores of the
-    parent's, for searchers that read them. on_end: as `Trials` has it.
+    config: resolved. Baselines are the published rows with LayerNorm beyond the budget, but for the parent. blocks:
+    scores of the parent's, for searchers that read them. on_end: as `Trials` has it.
 
     Raises UserError if the ledger is damaged before its last line.
     """
+    assert config.generation_size is not None
+    assert config.gpus_per_trial is not None
     path = folder / ledger.FILE_NAME
     records = ledger.recover(path) if path.exists() else ()
     if not records and (folder / "trials").exists():
@@ -65,7 +69,7 @@ def open_trials(
         num_trials=config.num_trials,
         baselines=[member for member in published if not feasible.fits(member) and _is_baseline(member, meta)],
         finalist_seeds=config.finalist_seeds,
-        known=_candidates(records, feasible.space.base),
+        known=proposals_of(records, feasible.space.base),
         generation_size=config.generation_size,
     )
     setting = TrialSetting(
@@ -99,13 +103,18 @@ def search_problem(
     )
 
 
-def _candidates(records: Sequence[Record], base: Architecture) -> dict[int, Member]:
-    """What a ledger says was proposed, by index."""
-    return {
-        record.index: Member(architecture=architecture_of(record, base), entropy_regularised=record.entropy_regularised)
-        for record in records
-        if record.role == "candidate" and record.event == "started"
-    }
+def proposals_of(records: Sequence[Record], base: Architecture) -> list[Proposal]:
+    """What a ledger says was proposed, in order; in one from before proposals were recorded, what was started."""
+    firsts = {record.index: record for record in records if record.role != "replicate" and record.event in PROPOSED_BY}
+    return [
+        Proposal(
+            index=index,
+            generation=record.generation,
+            role=record.role,
+            member=Member(architecture=architecture_of(record, base), entropy_regularised=record.entropy_regularised),
+        )
+        for index, record in sorted(firsts.items())
+    ]
 
 
 def _is_baseline(member: Member, meta: Meta) -> bool:
@@ -160,9 +169,12 @@ def new_meta(
     )
 
 
-def checked_meta(folder: Path, config: StudyConfig, pricer: Pricer, corpus: Corpus) -> Meta:
-    """The meta of a run to resume. Raises UserError if prices or data are no longer those it was made with."""
-    meta = read_meta(folder)
+def checked_meta(folder: Path, config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Meta:
+    """The meta of a run to resume, under a budget that may be another than it had.
+
+    Raises UserError if prices or data are no longer those it was made with.
+    """
+    meta, pricer = read_meta(folder), feasible.priced.pricer
     if is_hash_of_sources(meta.cost_model_id) and _prices_are_present(folder, meta, pricer, config.workload):
         meta = replace(meta, cost_model_id=pricer.cost_model_id)
     present = {
@@ -176,7 +188,9 @@ def checked_meta(folder: Path, config: StudyConfig, pricer: Pricer, corpus: Corp
                 f"`{name}` of {folder} must be the present one, {found}, but is {getattr(meta, name)}; "
                 f"results of different {name} are never mixed: start a new run."
             )
-    return meta
+    assert config.budget.latency_s is not None
+    reference = config.budget.latency_s, meta.reference[1]
+    return replace(meta, reference=reference, num_feasible=feasible.num_feasible)
 
 
 def _prices_are_present(folder: Path, meta: Meta, pricer: Pricer, workload: Workload) -> bool:

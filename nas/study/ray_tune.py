@@ -3,66 +3,34 @@
 Nothing here decides anything: proposals, early stops and records come from `Trials` and `run_trial`.
 """
 
-import logging
 import math
-import os
 import re
 import signal
-import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import cloudpickle, tune
-from ray._private import ray_constants
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError, WorkerCrashedError
 from ray.tune.error import TuneError
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
 from costmodel.config.bugs import described, headed, traceback_kept
-from nas.study.trials import Trials, TrialSpec
+from nas.study.finalists import Key
+from nas.study.fleet.nodes import Fleet
+from nas.study.fleet.probe import question
+from nas.study.fleet.ray_cluster import NodeWatch, RunHaltedError, start_ray
+from nas.study.fleet.resources import Resources
+from nas.study.trials import TrialEvent, Trials, TrialSpec, over_timeout
 
-# Ray keeps quiet, reports nothing home and leaves the files to us.
-QUIET_ENV = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C must reach us, not wait for running trials
-    "TUNE_MAX_PENDING_TRIALS_PG": "1",  # ask for a trial only when a worker is free
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # our searcher has no single metric
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a worker as here
-}
-REACHED_WITHIN_S = 10.0
-OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would reserve 30 % of the memory
 DEAD_WORKER = (RayActorError, WorkerCrashedError, OutOfMemoryError)
 ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class RunHaltedError(RuntimeError):
-    """The machine, not a candidate, keeps the run from going on; the text says why."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resources:
-    """What trials run on.
-
-    max_concurrent: trials at a time; threads_per_trial: torch threads of each.
-    num_gpus: of this machine; gpus_per_trial: whole, or a fraction that several trials share.
-    ray_address: an existing cluster (whose nodes share the run folder), or None for this machine alone.
-    """
-
-    max_concurrent: int
-    threads_per_trial: int
-    num_gpus: int = 0
-    gpus_per_trial: float = 0.0
-    ray_address: str | None = None
+ON_ONE_OF = "ray.io/node-id"  # a label that Ray gives every node
 
 
 def run_study(
@@ -72,72 +40,39 @@ def run_study(
     worker_env: Mapping[str, str],
     time_budget_s: float | None = None,
     on_change: Callable[[], None] = lambda: None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Runs trials until the schedule is finished or the time is up; `on_change` is called as things happen.
 
+    tell: is told of nodes that are left out, a line each.
+
     Raises RunHaltedError if the run cannot go on (it can be resumed), KeyboardInterrupt on Ctrl-C.
     """
-    os.environ.update(QUIET_ENV)
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    _start_ray(resources, worker_env)
+    start_ray(resources, worker_env)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process, whatever is to be saved
     try:
         with tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch:
-            _fit(trials, resources, scratch, time_budget_s, on_change)
+            _fit(trials, resources, scratch, time_budget_s, _Places(trials, resources, tell), on_change)
     finally:
         ray.shutdown()
     if trials.halted:
         raise RunHaltedError(trials.halted)
 
 
-def _start_ray(resources: Resources, worker_env: Mapping[str, str]) -> None:
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    if resources.ray_address is not None:
-        _check_reachable(resources.ray_address)
-    local: dict[str, Any] = {}
-    # Ray has no public switch on Linux to stay off the network; this one makes it bind to loopback only.
-    ray_constants.ENABLE_RAY_CLUSTER = resources.ray_address is not None
-    if resources.ray_address is None:
-        local = {
-            "num_cpus": resources.max_concurrent * resources.threads_per_trial,
-            "num_gpus": resources.num_gpus,
-            "object_store_memory": OBJECT_STORE_BYTES,
-            "include_dashboard": False,
-        }
-    try:
-        ray.init(
-            address=resources.ray_address or "local",  # whatever RAY_ADDRESS says
-            runtime_env={"env_vars": dict(worker_env)},
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            **local,
-        )
-    except (OSError, RuntimeError, ValueError) as error:  # Ray's types for what its own processes run into
-        where = "on this machine" if resources.ray_address is None else f"at {resources.ray_address}"
-        raise RunHaltedError(f"Ray cannot be reached {where}: {described(error)}") from error
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself takes more than a minute to find that nobody listens. Raises RunHaltedError."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon:  # `auto`
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_WITHIN_S).close()
-    except (OSError, OverflowError) as error:
-        reason = f"nobody answers within {REACHED_WITHIN_S:.0f} s ({error})"
-        raise RunHaltedError(f"Ray cannot be reached at {address}: {reason}") from None
-
-
 def _fit(
-    trials: Trials, resources: Resources, scratch: str, time_budget_s: float | None, on_change: Callable[[], None]
+    trials: Trials,
+    resources: Resources,
+    scratch: str,
+    time_budget_s: float | None,
+    places: "_Places",
+    on_change: Callable[[], None],
 ) -> None:
-    trainable = tune.with_resources(_trainable, {"CPU": resources.threads_per_trial, "GPU": resources.gpus_per_trial})
     tuner = tune.Tuner(
-        trainable,
+        tune.with_resources(_trainable, _requested),
         tune_config=tune.TuneConfig(
-            search_alg=_Asker(trials),
+            search_alg=_Asker(trials, places),
             num_samples=-1,
             max_concurrent_trials=resources.max_concurrent,
             reuse_actors=True,
@@ -146,7 +81,7 @@ def _fit(
             name="study",
             storage_path=scratch,
             verbose=0,
-            callbacks=[_Recorder(trials, on_change)],
+            callbacks=[_Recorder(trials, places, on_change)],
             stop=_Stopper(trials, time_budget_s),
         ),
     )
@@ -158,10 +93,80 @@ def _fit(
         raise
 
 
+class _Places:
+    """On which nodes trials are, and may be. On this machine alone there is nothing to choose."""
+
+    def __init__(self, trials: Trials, resources: Resources, tell: Callable[[str], None]) -> None:
+        self._trials, self._tell = trials, tell
+        self._bundle = {"CPU": resources.threads_per_trial, "GPU": resources.gpus_per_trial}
+        self.fleet = Fleet()
+        self._watch: NodeWatch | None = None
+        self._waiting: dict[Key, tuple[str, ...]] = {}  # asked for, not started: where it may be
+        self._began_s: dict[Key, float] = {}
+        self._node: dict[Key, str] = {}
+        if resources.ray_address is not None:
+            asked = question(trials.setting.folder, trials.setting.corpus, trials.setting.device)
+            self._watch = NodeWatch(self.fleet, asked, resources.gpus_per_trial, tell)
+
+    def request(self, spec: TrialSpec) -> dict[str, Any]:
+        """The configuration of a trial for Tune: plain data, as Tune makes its resources of a copy."""
+        nodes = self.fleet.nodes_for(spec.proposal.key)
+        if self._watch is not None:
+            self._waiting[spec.proposal.key] = nodes
+        return {"spec": spec, "bundle": self._bundle, "nodes": nodes}
+
+    def are_known(self) -> bool:
+        """Whether there is a node to ask a trial for; halts the run where there will be none."""
+        if self._watch is None:
+            return True
+        self._watch.poll()
+        stuck = any(not set(nodes) & set(self.fleet.admitted) for nodes in self._waiting.values())
+        if (stuck or not self.fleet.admitted) and not self._watch.is_waiting:
+            reasons = "; ".join(self.fleet.left_out.values()) or "the cluster has lost its nodes"
+            self._trials.halted = self._trials.halted or f"no node is left to train on: {reasons}"
+        return bool(self.fleet.admitted)
+
+    def started(self, spec: TrialSpec) -> None:
+        self._waiting.pop(spec.proposal.key, None)
+        self._began_s[spec.proposal.key] = time.monotonic()
+
+    def is_on(self, spec: TrialSpec, node_id: str) -> None:
+        self._node[spec.proposal.key] = node_id
+
+    def ended(self, spec: TrialSpec, event: TrialEvent) -> bool:
+        """A trial has ended; whether it is to be tried on another node."""
+        failed = event.status == "failed" and event.elsewhere
+        node_id = self._left(spec, failed=failed, reason=event.reason or "")
+        return failed and node_id is not None and self.fleet.may_try_again(spec.proposal.key, node_id)
+
+    def lost(self, spec: TrialSpec, reason: str) -> None:
+        self._left(spec, failed=True, reason=reason)
+
+    def seconds(self, spec: TrialSpec) -> float:
+        """Since a trial was started."""
+        return time.monotonic() - self._began_s.get(spec.proposal.key, math.inf)
+
+    def _left(self, spec: TrialSpec, *, failed: bool, reason: str) -> str | None:
+        self._waiting.pop(spec.proposal.key, None)
+        node_id = self._node.pop(spec.proposal.key, None)
+        if node_id is not None:
+            line = self.fleet.ended(node_id, failed=failed, seconds=self.seconds(spec), reason=reason)
+            if line is not None:
+                self._tell(line)
+        return node_id
+
+
+def _requested(config: dict[str, Any]) -> tune.PlacementGroupFactory:
+    """What a trial takes of a node, and of which."""
+    selector = {ON_ONE_OF: f"in({','.join(config['nodes'])})"} if config["nodes"] else {}
+    return tune.PlacementGroupFactory([config["bundle"]], bundle_label_selector=[selector])
+
+
 def _trainable(config: dict[str, Any]) -> None:
     """One trial in a worker process; every event goes back through Tune."""
     from nas.study.worker import run_trial
 
+    tune.report({"node": ray.get_runtime_context().get_node_id()})
     for event in run_trial(config["spec"]):
         tune.report({"trial_event": event})
 
@@ -176,17 +181,19 @@ class _Unpickled:
 class _Asker(_Unpickled, Searcher):
     """Tune's view of the schedule."""
 
-    def __init__(self, trials: Trials) -> None:
+    def __init__(self, trials: Trials, places: _Places) -> None:
         super().__init__(metric="unused", mode="min")
-        self._trials = trials
+        self._trials, self._places = trials, places
 
     def suggest(self, trial_id: str) -> Any:
         if self._trials.halted:
             return Searcher.FINISHED
+        if not self._places.are_known():
+            return None
         spec = self._trials.next_spec()
-        if spec is None:
-            return Searcher.FINISHED if self._trials.finished else None
-        return {"spec": spec}
+        if spec is None:  # what is running may be lost, and is asked for again then
+            return Searcher.FINISHED if self._trials.finished and not self._trials.running else None
+        return self._places.request(spec)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Nothing: the recorder tells the schedule."""
@@ -201,25 +208,40 @@ class _Asker(_Unpickled, Searcher):
 class _Recorder(_Unpickled, tune.Callback):
     """Tune's events to the ledger."""
 
-    def __init__(self, trials: Trials, on_change: Callable[[], None]) -> None:
-        self._trials = trials
+    def __init__(self, trials: Trials, places: _Places, on_change: Callable[[], None]) -> None:
+        self._trials, self._places = trials, places
         self._on_change = on_change
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        self._places.started(_spec(trial))
         self._trials.started(_spec(trial))
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
+        if node_id := result.get("node"):
+            self._places.is_on(_spec(trial), node_id)
         if event := result.get("trial_event"):
-            self._trials.happened(_spec(trial), event)
+            self._happened(_spec(trial), event)
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        spec = _spec(trial)
-        self._trials.lost(spec, loss_reason(_error_of(trial), spec.folder))
+        spec, error = _spec(trial), _error_of(trial)
+        reason = loss_reason(error, spec.folder)
+        if not isinstance(error, DEAD_WORKER):
+            self._happened(spec, TrialEvent(event="finished", status="failed", reason=reason, elsewhere=True))
+        elif spec.timeout_s is not None and self._places.seconds(spec) >= spec.timeout_s:
+            self._happened(spec, TrialEvent(event="finished", status="failed", reason=over_timeout(spec.timeout_s)))
+        else:
+            self._places.lost(spec, reason)
+            self._trials.lost(spec, reason)
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        self._places.are_known()
         self._on_change()
+
+    def _happened(self, spec: TrialSpec, event: TrialEvent) -> None:
+        again = event.event == "finished" and self._places.ended(spec, event)
+        self._trials.happened(spec, event, again=again)
 
 
 class _Stopper(_Unpickled, tune.Stopper):

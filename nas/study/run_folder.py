@@ -23,6 +23,7 @@ from nas.results.ledger import Record
 from nas.results.parent import ParentResult
 from nas.storage import RUNS, replace_file
 from nas.study.config import StudyConfig, study_recipe
+from nas.study.schedule import GENERATION_SIZE
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.definition import load_definition
 from search_spaces.space import SearchSpace, build_space
@@ -150,6 +151,8 @@ def read_config(folder: Path) -> StudyConfig:
     if "accounting" not in data:  # of a time when candidates were priced as written, and gpt2-small had fewer choices
         data |= {"accounting": "written", "space": FORMER_SPACES.get(data["space"], data["space"])}
     data.setdefault("finalist_seeds", 0)  # of a time when every candidate had one seed
+    data.setdefault("generation_size", GENERATION_SIZE)
+    data.setdefault("gpus_per_trial", 0.0)
     return decode(StudyConfig, data, str(folder / CONFIG_FILE))
 
 

@@ -1,15 +1,13 @@
 """One study from prepared data to a finished run folder: what `nas.search` does once it knows that something fits."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from rich.console import Console
 
 from costmodel.config.bugs import bugs_reported
-from costmodel.errors import StoppedError, UserError
+from costmodel.errors import StoppedError
 from nas.attention.causal import has_native
 from nas.blocks.halves import BlockScores
 from nas.conversion.parent import keep_parent
@@ -20,18 +18,22 @@ from nas.report.price_lines import price_line
 from nas.report.progress import Eta, shown
 from nas.report.summary import closing_lines
 from nas.results import ledger
-from nas.results.front import Summary, front, summarise
+from nas.results.front import Summary, front, num_planned, summarise
 from nas.results.ledger import Record
 from nas.results.tables import write_tables
 from nas.storage import locked
 from nas.study.blocks import study_blocks
 from nas.study.config import StudyConfig
+from nas.study.fleet.nodes import Node
+from nas.study.fleet.ray_cluster import RunHaltedError, cluster_nodes
+from nas.study.fleet.resources import Resources, resolved, resource_lines, study_resources, this_machine
 from nas.study.open_run import checked_meta, new_meta, open_trials
 from nas.study.parent import run_parent, study_parent
-from nas.study.ray_tune import Resources, RunHaltedError, run_study
-from nas.study.run_folder import PARENT_FOLDER, Meta, new_folder, read_meta, write_config, write_meta
+from nas.study.ray_tune import run_study
+from nas.study.run_folder import PARENT_FOLDER, Meta, new_folder, read_ledger, read_meta, write_config, write_meta
 from nas.study.run_report import write_report
 from nas.study.trials import Trials
+from nas.study.warm_start import begin_with, read_warm_start
 from nas.study.worker import worker_env
 from search_spaces.budget.feasible import FeasibleSpace
 
@@ -66,7 +68,10 @@ def run_campaign(
     def tell(line: str) -> None:
         console.print(line, soft_wrap=True, highlight=False)
 
-    resources = study_resources(config)
+    resources = study_resources(config, _nodes(config.ray_address))
+    config = resolved(config, resources)
+    for line in resource_lines(config, resources):
+        tell(line)
     base = feasible.space.base
     parent = study_parent(config, base) if folder is None else run_parent(folder, read_meta(folder))
     corpus = prepare(
@@ -82,14 +87,23 @@ def run_campaign(
     if folder is None:
         config = replace(config, parent="none" if parent is None else parent.name)
         meta = new_meta(config, feasible, corpus, parent, tell)
+        warm = read_warm_start(config, feasible, meta)
+        config = replace(config, warm_start=None if warm is None else str(warm.folder))
         tell(start_line(meta))
+        if warm is not None:
+            tell(f"begins with {warm.num_trials} trials of {warm.folder}")
         folder = new_folder(output_dir)
         if parent is not None:
             keep_parent(parent, folder / PARENT_FOLDER)
     else:
-        meta = checked_meta(folder, config, feasible.priced.pricer, corpus)
+        meta = checked_meta(folder, config, feasible, corpus)
+        warm = None if (folder / ledger.FILE_NAME).exists() else read_warm_start(config, feasible, meta)
     with locked(folder), bugs_reported(folder, f"what was trained is saved; continue with --resume {folder}"):
         try:
+            write_meta(folder, meta)
+            write_config(folder, config)
+            if warm is not None:
+                begin_with(warm, folder, config)
             blocks = study_blocks(config, feasible, parent, corpus, folder, console)
             _study(config, feasible, corpus, meta, resources, folder, console, blocks, listener)
         except KeyboardInterrupt:
@@ -103,6 +117,16 @@ def run_campaign(
     return folder
 
 
+def _nodes(address: str | None) -> tuple[Node, ...]:
+    """What there is to train on. Raises StoppedError if the cluster cannot be reached."""
+    if address is None:
+        return (this_machine(),)
+    try:
+        return cluster_nodes(address)
+    except RunHaltedError as error:
+        raise StoppedError(f"{error}; start it, or give another --ray-address or none") from error
+
+
 def _study(
     config: StudyConfig,
     feasible: FeasibleSpace,
@@ -114,22 +138,20 @@ def _study(
     blocks: BlockScores | None,
     listener: Listener,
 ) -> None:
-    write_meta(folder, meta)
-    write_config(folder, config)
     threads, on_end = resources.threads_per_trial, listener.trial_ended
     trials = open_trials(config, feasible, corpus, meta, folder, threads=threads, blocks=blocks, on_end=on_end)
     listener.started(folder)
     console.print(
         f"run {folder}: {config.num_trials} candidates and {_num_baselines(trials)} baselines, "
-        f"then {config.finalist_seeds} more seeds for each member of the front, "
-        f"{resources.max_concurrent} at a time, torch threads each: {resources.threads_per_trial}",
+        f"then {config.finalist_seeds} more seeds for each member of the front",
         soft_wrap=True,
         highlight=False,
     )
     try:
         _train(trials, config, resources, meta, console)
     finally:
-        write_tables(folder, trials.records, config.budget, feasible.space.base, meta.floors)
+        # of what is on disk: an interrupt may come between a write and its note
+        write_tables(folder, read_ledger(folder), config.budget, feasible.space.base, meta.floors)
     unfinished = f"time budget used up; go on with --resume {folder}" if trials.running or not trials.finished else ""
     if not ledger.completed(trials.records):
         report_line(folder)
@@ -191,38 +213,15 @@ def start_line(meta: Meta) -> str:
     )
 
 
-def study_resources(config: StudyConfig) -> Resources:
-    """Plans as many trials as there are cores, or as share the GPUs, unless fewer are asked for; threads fill cores.
-
-    A cluster takes what it is asked for, one thread a trial by default. Raises UserError if there are too few GPUs.
-    """
-    cores, share = len(os.sched_getaffinity(0)), config.gpus_per_trial
-    if config.ray_address is not None:
-        return Resources(
-            max_concurrent=config.max_concurrent or cores,
-            threads_per_trial=1,
-            gpus_per_trial=share,
-            ray_address=config.ray_address,
-        )
-    num_gpus = torch.cuda.device_count() if share else 0
-    if share > num_gpus:
-        raise UserError(f"--gpus-per-trial {share} needs a CUDA device for each, but there are {num_gpus}.")
-    most = cores if not share else int(num_gpus // share if share >= 1 else num_gpus * (1 // share))
-    concurrent = min(config.max_concurrent or most, most, cores)
-    return Resources(
-        max_concurrent=concurrent,
-        threads_per_trial=cores // concurrent,
-        num_gpus=num_gpus,
-        gpus_per_trial=share,
-    )
-
-
 def _train(trials: Trials, config: StudyConfig, resources: Resources, meta: Meta, console: Console) -> None:
-    total = config.num_trials + _num_baselines(trials)
+    total = num_planned(trials.records, config.num_trials)
     eta = Eta(already_ended=len(ledger.finished(trials.records)))
 
     def state() -> tuple[Summary, int]:
         return summarise(trials.records, config.budget, meta.reference, finalist_seeds=config.finalist_seeds), total
+
+    def tell(line: str) -> None:
+        console.print(line, soft_wrap=True, highlight=False)
 
     with shown(console, state, eta, meta.floors) as refresh:
         run_study(
@@ -231,6 +230,7 @@ def _train(trials: Trials, config: StudyConfig, resources: Resources, meta: Meta
             worker_env=worker_env(resources.threads_per_trial),
             time_budget_s=config.time_budget_s,
             on_change=refresh,
+            tell=tell,
         )
 
 

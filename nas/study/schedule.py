@@ -6,7 +6,7 @@ a generation finishes, and arrival order never matters. Rounds of replicates (`n
 generations apart, so that each depends on all there was before it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +42,10 @@ class TrialSchedule:
     """Ask for the next proposal, tell how it ended; knows the generations and the lag.
 
     finalist_seeds: how many more seeds the front is trained with, once all candidates have ended.
-    known: what a ledger says was proposed, by index. It stands, also where this version would propose otherwise.
+    known: what a ledger says was proposed, by index. It stands, also where this version would propose otherwise: a
+        generation that is there as a whole is not proposed again. Those of a negative generation are results of
+        another run, which count for all but `num_trials`.
+    baselines: of a run that has proposed nothing yet.
     """
 
     def __init__(
@@ -53,23 +56,31 @@ class TrialSchedule:
         num_trials: int,
         baselines: Sequence[Member] = (),
         finalist_seeds: int = 0,
-        known: Mapping[int, Member] | None = None,
+        known: Sequence[Proposal] = (),
         generation_size: int = GENERATION_SIZE,
     ) -> None:
         self.strategy = strategy
         self.seed = seed
         self.num_trials = num_trials
         self.finalist_seeds = finalist_seeds
-        self.known = known or {}
         self.generation_size = generation_size
         self.proposals: list[Proposal] = []
         self.results: dict[Key, Result] = {}
+        self.num_candidates = 0  # of this run, proposed so far
+        self._untold: dict[Key, int] = {}  # generation of what has not ended yet
         self._asked = 0
         self._generation = 0
         self._exhausted = False
         self._replicated = finalist_seeds == 0
-        for index, member in enumerate(baselines):
-            self._add(Proposal(index=index, generation=0, role="baseline", member=member))
+        self._rivals: tuple[int, tuple[Result, ...]] = (-1, ())
+        self._known: dict[int, list[Member]] = {}
+        for proposal in known:
+            if proposal.generation < 0 or proposal.role == "baseline":
+                self._add(proposal)
+            else:
+                self._known.setdefault(proposal.generation, []).append(proposal.member)
+        if all(proposal.generation < 0 for proposal in known):
+            self._add_all(0, "baseline", [one for one in baselines if one not in self._members()])
 
     def ask(self) -> Proposal | None:
         """The next proposal, or None: nothing until more results are told, or nothing at all (`finished`)."""
@@ -81,10 +92,7 @@ class TrialSchedule:
 
     def tell(self, result: Result) -> None:
         self.results[result.key] = result
-
-    @property
-    def num_candidates(self) -> int:
-        return sum(proposal.role == "candidate" for proposal in self.proposals)
+        self._untold.pop(result.key, None)
 
     @property
     def finished(self) -> bool:
@@ -93,11 +101,15 @@ class TrialSchedule:
 
     def rivals(self, proposal: Proposal) -> tuple[Result, ...]:
         """The results an early stop of this trial may depend on: candidates of generations it may see."""
-        return tuple(
-            self.results[earlier.key]
-            for earlier in self.proposals
-            if earlier.role == "candidate" and earlier.generation <= proposal.generation - LAG
-        )
+        generation, found = self._rivals
+        if generation != proposal.generation:
+            found = tuple(
+                self.results[earlier.key]
+                for earlier in self.proposals
+                if earlier.role == "candidate" and earlier.generation <= proposal.generation - LAG
+            )
+            self._rivals = proposal.generation, found
+        return found
 
     @property
     def _all_proposed(self) -> bool:
@@ -112,22 +124,20 @@ class TrialSchedule:
         return not self._replicated and self._visible(generation) and self._extend_replicates(generation)
 
     def _extend_candidates(self) -> bool:
-        generation, rng = self._generation, np.random.default_rng([self.seed, self._generation])
-        seen = frozenset(proposal.member for proposal in self.proposals)
-        known = self.trained(generation - LAG)
-        members = self._as_known(self.strategy.propose(self.generation_size, rng, seen, known))
-        self._exhausted = len(members) < self.generation_size
-        for member in members[: self.num_trials - self.num_candidates]:
-            self._add(Proposal(index=len(self.proposals), generation=generation, role="candidate", member=member))
+        begun, left = self._known.get(self._generation, []), self.num_trials - self.num_candidates
+        members = begun
+        if len(begun) < min(self.generation_size, left):
+            members = self._completed_generation(begun)
+            self._exhausted = len(members) < self.generation_size
+        self._add_all(self._generation, "candidate", members[:left])
         self._generation += 1
         return bool(members) or self._extend()
 
-    def _as_known(self, members: list[Member]) -> list[Member]:
-        """A generation as the ledger has its beginning, which is as proposed unless another version proposed it."""
-        first = len(self.proposals)
-        begun = [self.known[index] for index in range(first, first + self.generation_size) if index in self.known]
-        if begun == members[: len(begun)]:
-            return members
+    def _completed_generation(self, begun: list[Member]) -> list[Member]:
+        """A generation as proposed now, but for what the ledger has of it."""
+        rng = np.random.default_rng([self.seed, self._generation])
+        known = self.trained(self._generation - LAG)
+        members = self.strategy.propose(self.generation_size, rng, self._members(), known)
         return [*begun, *(member for member in members if member not in begun)][: self.generation_size]
 
     def _extend_replicates(self, generation: int) -> bool:
@@ -149,9 +159,7 @@ class TrialSchedule:
 
     def _visible(self, generation: int) -> bool:
         """Whether every result that a generation depends on has been told."""
-        return all(
-            proposal.key in self.results for proposal in self.proposals if proposal.generation <= generation - LAG
-        )
+        return min(self._untold.values(), default=generation) > generation - LAG
 
     def trained(self, generation: int | None = None) -> list[Trained]:
         """How candidates ended, of generations up to this one, in the order in which they were proposed."""
@@ -164,5 +172,14 @@ class TrialSchedule:
                 ended.append(Trained(member=proposal.member, latency_s=result.latency_s, log_perplexity=loss))
         return ended
 
+    def _members(self) -> frozenset[Member]:
+        return frozenset(proposal.member for proposal in self.proposals)
+
+    def _add_all(self, generation: int, role: Role, members: Sequence[Member]) -> None:
+        for member in members:
+            self._add(Proposal(index=len(self.proposals), generation=generation, role=role, member=member))
+
     def _add(self, proposal: Proposal) -> None:
         self.proposals.append(proposal)
+        self._untold[proposal.key] = proposal.generation
+        self.num_candidates += proposal.role == "candidate" and proposal.generation >= 0

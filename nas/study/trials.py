@@ -1,15 +1,17 @@
 """The book-keeping of a run: proposals become trials, events become ledger records, results go back to the schedule.
 
-Knows neither Ray nor torch. A resumed run replays its ledger: the schedule proposes the same trials again, those
-that finished are told at once, and only the others are handed out.
+Knows neither Ray nor torch. A resumed run replays its ledger: what it says was proposed stands, trials that finished
+are told at once, and only the others are handed out.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from costmodel.config.units import format_seconds
 from costmodel.cost import Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
@@ -19,6 +21,7 @@ from nas.recipe.recipe import Recipe
 from nas.results import ledger
 from nas.results.front import is_admitted
 from nas.results.ledger import Event, Record, Status
+from nas.results.ledger_index import LedgerIndex
 from nas.study.config import StudyConfig, study_candidate
 from nas.study.finalists import Key, Result
 from nas.study.run_folder import PARENT_FOLDER
@@ -31,6 +34,8 @@ from search_spaces.pricing import PricedArchitecture, price_architecture
 
 Device = Literal["cpu", "cuda"]
 
+MAX_LOSSES = 3  # workers that a trial may lose between two rungs, to nodes taken away or memory that runs out
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialSpec:
@@ -39,6 +44,7 @@ class TrialSpec:
     deployed: what the candidate deploys to by rule, or None where candidates are priced as written.
     price, latency_s_range: of that. rivals: results that may stop this trial early.
     folder: where its checkpoints and metrics go. parent: folder of the parent, or None.
+    timeout_s: most seconds it may take in one go, or None.
     """
 
     proposal: Proposal
@@ -54,12 +60,14 @@ class TrialSpec:
     threads: int
     rivals: tuple[Result, ...]
     parent: Path | None = None
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialEvent:
     """What a worker reports. `halted` is a failure of the machine, not of the candidate: the run must stop.
 
+    elsewhere: of a failure, whether another node may do better.
     measured: what training came to by then, as it said itself; None if it said nothing.
     earned: what the weights of a completed trial fold to; None where nothing is folded.
     """
@@ -68,6 +76,7 @@ class TrialEvent:
     status: Status
     reason: str | None = None
     halted: bool = False
+    elsewhere: bool = False
     measured: RungRecord | Outcome | None = None
     earned: EarnedForm | None = None
 
@@ -93,6 +102,7 @@ class Trials:
     """Hands out trials and keeps the ledger; one instance per process that runs a study.
 
     on_end: is told the record of every trial that ended. halted: why the run cannot go on, or None.
+    running: handed out, and not ended yet.
     """
 
     def __init__(
@@ -100,16 +110,24 @@ class Trials:
         schedule: TrialSchedule,
         pricer: Pricer,
         setting: TrialSetting,
-        records: tuple[Record, ...] = (),
+        records: Iterable[Record] = (),
         on_end: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self.schedule = schedule
         self.pricer = pricer
         self.setting = setting
-        self.records = list(records)
         self.running: dict[Key, TrialSpec] = {}
         self.halted: str | None = None
+        self._index = LedgerIndex(records)
         self._on_end = on_end
+        self._again: list[TrialSpec] = []
+        self._losses: Counter[Key] = Counter()
+        self._num_failed = 0
+        self._num_logged = 0
+
+    @property
+    def records(self) -> list[Record]:
+        return self._index.records
 
     @property
     def path(self) -> Path:
@@ -117,44 +135,83 @@ class Trials:
 
     @property
     def finished(self) -> bool:
-        return self.schedule.finished
+        """Whether every trial there will ever be has been handed out, and none must be again."""
+        return self.schedule.finished and not self._again
 
     def next_spec(self) -> TrialSpec | None:
         """The next trial to run, or None if there is none now; trials the ledger holds are told, not run."""
+        if self._again:
+            return self._handed_out(self._again.pop(0))
         while (proposal := self.schedule.ask()) is not None:
-            record = next((one for one in ledger.finished(self.records) if self._key(one) == proposal.key), None)
+            self._log_proposals()
+            record = self._index.finished.get((proposal.index, self._seed(proposal)))
             if record is None or self._is_retried(record):
-                return self._spec(proposal)
-            self._check_same(proposal, record)
+                return self._handed_out(self._spec(proposal))
+            if not self.schedule.results:
+                self._check_same(proposal, record)
             self.schedule.tell(self._result(record))
         return None
 
     def started(self, spec: TrialSpec) -> None:
-        self.running[spec.proposal.key] = spec
-        self._write(spec, TrialEvent(event="started", status="running"))
+        self._write(self._record(spec, TrialEvent(event="started", status="running")))
 
-    def happened(self, spec: TrialSpec, event: TrialEvent) -> None:
-        """Records a rung or an end; an end is told to the schedule. Nothing is recorded once the run is halted."""
+    def happened(self, spec: TrialSpec, event: TrialEvent, *, again: bool = False) -> None:
+        """Records a rung or an end. Nothing is recorded once the run is halted.
+
+        An end is told to the schedule, unless the trial is to run once more, from its beginning (`again`).
+        """
         if event.halted:
             self.halted = self.halted or event.reason
         if self.halted or self._is_known(spec, event):
             return
-        record = self._write(spec, event)
-        if record is not None and event.event == "finished":
-            self.running.pop(spec.proposal.key, None)
-            self.schedule.tell(self._result(record))
-            self._on_end(record)
+        self._losses.pop(spec.proposal.key, None)
+        record = self._record(spec, event)
+        if not self._write(record) or event.event != "finished":
+            return
+        self.running.pop(spec.proposal.key, None)
+        if again:
+            self._again.append(self._spec(spec.proposal))
+            return
+        self.schedule.tell(self._result(record))
+        self._on_end(record)
+        self._count_failure(record)
 
     def lost(self, spec: TrialSpec, reason: str) -> None:
-        """A worker died without a word."""
-        if spec.proposal.key in self.running and not self.halted:
-            self.happened(spec, TrialEvent(event="finished", status="failed", reason=reason))
+        """A worker died without a word: the trial goes on from its checkpoint, or has failed if it was one too many."""
+        if spec.proposal.key not in self.running or self.halted:
+            return
+        self._losses[spec.proposal.key] += 1
+        if self._losses[spec.proposal.key] <= MAX_LOSSES:
+            del self.running[spec.proposal.key]
+            self._again.append(spec)
+            return
+        reason = f"{reason}, {MAX_LOSSES + 1} times"
+        self.happened(spec, TrialEvent(event="finished", status="failed", reason=reason))
+
+    def _handed_out(self, spec: TrialSpec) -> TrialSpec:
+        self.running[spec.proposal.key] = spec
+        return spec
+
+    def _log_proposals(self) -> None:
+        """Writes what the schedule has proposed and the ledger does not hold, before any of it is started."""
+        proposals = self.schedule.proposals[self._num_logged :]
+        self._num_logged = len(self.schedule.proposals)
+        event = TrialEvent(event="proposed", status="proposed")
+        new = [one for one in proposals if one.role != "replicate" and one.index not in self._index.proposed]
+        if new:
+            self._write(*(self._record(self._spec(one), event) for one in new))
+
+    def _count_failure(self, record: Record) -> None:
+        most = self.setting.config.max_failures
+        self._num_failed += record.status == "failed"
+        if most is not None and record.status == "failed" and self._num_failed >= most:
+            trials = "1 trial" if most == 1 else f"{most} trials"
+            self.halted = f"{trials} failed (--max-failures), the last, {record.trial_id}: {record.reason}"
 
     def _spec(self, proposal: Proposal) -> TrialSpec:
         candidate = study_candidate(self.setting.recipe, proposal.member)
-        attempt = sum(one.event == "finished" and self._key(one) == proposal.key for one in self.records)
-        seed = self.setting.config.seed + proposal.replicate
-        name = trial_id(candidate, seed=seed, attempt=attempt)
+        seed = self._seed(proposal)
+        name = trial_id(candidate, seed=seed, attempt=self._index.num_ends[proposal.index, seed])
         cost = self._priced(proposal.member.architecture)
         folds = self.setting.config.accounting == "deployed"
         return TrialSpec(
@@ -171,10 +228,11 @@ class Trials:
             threads=self.setting.threads,
             rivals=self.schedule.rivals(proposal) if proposal.role == "candidate" else (),
             parent=None if self.setting.recipe.route is None else self.setting.folder / PARENT_FOLDER,
+            timeout_s=self.setting.config.trial_timeout_s,
         )
 
-    def _key(self, record: Record) -> Key:
-        return record.index, record.seed - self.setting.config.seed
+    def _seed(self, proposal: Proposal) -> int:
+        return self.setting.config.seed + proposal.replicate
 
     def _priced(self, architecture: Architecture) -> PricedArchitecture:
         config = self.setting.config
@@ -182,17 +240,11 @@ class Trials:
 
     def _is_retried(self, record: Record) -> bool:
         """A failure says nothing about a candidate: it is tried again, unless later proposals depend on it already."""
-        depended_on = any(one.generation >= record.generation + LAG for one in self.records)
-        return record.status == "failed" and not depended_on
-
-    def _rung_losses(self, name: str) -> tuple[float, ...]:
-        rungs = [one for one in self.records if one.trial_id == name and one.event == "rung"]
-        return tuple(one.val_loss for one in rungs if one.val_loss is not None)
+        return record.status == "failed" and self._index.last_generation < record.generation + LAG
 
     def _is_known(self, spec: TrialSpec, event: TrialEvent) -> bool:
         """Whether the ledger holds this rung already: a resumed trial reports its rungs again."""
-        known = {one.rung for one in self.records if one.trial_id == spec.trial_id and one.event == "rung"}
-        return event.event == "rung" and event.rung in known
+        return event.event == "rung" and event.rung in self._index.rungs.get(spec.trial_id, {})
 
     def _result(self, record: Record) -> Result:
         log_perplexity = record.val_loss if record.status == "completed" else None
@@ -201,12 +253,13 @@ class Trials:
             status=record.status,
             latency_s=record.latency_s,
             log_perplexity=log_perplexity,
-            rung_losses=self._rung_losses(record.trial_id) if record.status in ("completed", "stopped") else (),
+            rung_losses=self._index.rung_losses(record.trial_id) if record.status in ("completed", "stopped") else (),
             replicate=record.seed - self.setting.config.seed,
             admitted=is_admitted(record, self.setting.config.budget),
         )
 
     def _check_same(self, proposal: Proposal, record: Record) -> None:
+        """Raises UserError if a member and the run's recipe make another candidate than they did; one shows it."""
         proposed = candidate_id(study_candidate(self.setting.recipe, proposal.member))
         if proposed != record.candidate_id:
             raise UserError(
@@ -214,16 +267,16 @@ class Trials:
                 f"the ledger holds {record.candidate_id}; the run was made by another version or on other data."
             )
 
-    def _write(self, spec: TrialSpec, event: TrialEvent) -> Record | None:
-        """Appends a record, or halts the run if the disk refuses it."""
-        record = self._record(spec, event)
+    def _write(self, *records: Record) -> bool:
+        """Appends records and says whether the disk took them; if not, the run is halted."""
         try:
-            ledger.append(self.path, record)
+            ledger.append(self.path, *records)
         except OSError as error:
             self.halted = f"cannot write {self.path}: {error.strerror}"
-            return None
-        self.records.append(record)
-        return record
+            return False
+        for record in records:
+            self._index.add(record)
+        return True
 
     def _record(self, spec: TrialSpec, event: TrialEvent) -> Record:
         assert event.event is not None
@@ -279,6 +332,11 @@ class Trials:
             fold_holds=earned.holds if earned else None,
             fold_top1_agreement=_finite(earned.top1_agreement) if earned else None,
         )
+
+
+def over_timeout(timeout_s: float) -> str:
+    """Why a trial has failed that took too long."""
+    return f"over --trial-timeout {format_seconds(timeout_s)}"
 
 
 def _finite(value: float) -> float | None:

@@ -1,7 +1,11 @@
 """One trial in a worker process: trains a candidate, stops it early where it is dominated, reports events."""
 
 import errno
-from collections.abc import Iterator, Mapping
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,13 +17,15 @@ from nas.malloc import keep_freed_memory
 from nas.study.early_stop import dominated_at_rung
 from nas.study.earn import earned_form
 from nas.study.parent import teacher_of
-from nas.study.trials import TrialEvent, TrialSpec
+from nas.study.trials import TrialEvent, TrialSpec, over_timeout
 from nas.training import checkpoint
 from nas.training.out_of_memory import TooLargeError
 from nas.training.outcome import Outcome, RungRecord
 from nas.training.trainer import train
 
 NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
+HANGS_S = 60.0  # after its time a trial that takes no step, on a file that does not come, say, is ended
+TIMED_OUT = 75  # the exit code of that
 
 
 def worker_env(threads: int) -> Mapping[str, str]:
@@ -35,9 +41,10 @@ def run_trial(spec: TrialSpec) -> Iterator[TrialEvent]:
     stop.
     """
     try:
-        torch.set_num_threads(spec.threads)
-        keep_freed_memory()
-        yield from _train(spec)
+        with _deadline(spec.timeout_s) as is_over:
+            torch.set_num_threads(spec.threads)
+            keep_freed_memory()
+            yield from _train(spec, is_over)
     except (UserError, TooLargeError) as error:
         yield _failed(" ".join(str(error).split()))
     except Exception as error:  # of any type: the run goes on, and its user finds the traceback
@@ -50,12 +57,34 @@ def run_trial(spec: TrialSpec) -> Iterator[TrialEvent]:
 
 
 def _failed(reason: str) -> TrialEvent:
-    return TrialEvent(event="finished", status="failed", reason=reason)
+    return TrialEvent(event="finished", status="failed", reason=reason, elsewhere=True)
 
 
-def _train(spec: TrialSpec) -> Iterator[TrialEvent]:
+@contextmanager
+def _deadline(timeout_s: float | None) -> Iterator[Callable[[], bool]]:
+    """Yields whether the time is up. A process that does not ask within HANGS_S more ends there and then."""
+    if timeout_s is None:
+        yield lambda: False
+        return
+    ends_s = time.monotonic() + timeout_s
+    watchdog = threading.Timer(timeout_s + HANGS_S, os._exit, (TIMED_OUT,))
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield lambda: time.monotonic() >= ends_s
+    finally:
+        watchdog.cancel()
+
+
+def _train(spec: TrialSpec, is_over: Callable[[], bool]) -> Iterator[TrialEvent]:
     records = train(
-        spec.candidate, spec.corpus, seed=spec.seed, folder=spec.folder, device=spec.device, **_parent_of(spec)
+        spec.candidate,
+        spec.corpus,
+        seed=spec.seed,
+        folder=spec.folder,
+        device=spec.device,
+        stop=is_over,
+        **_parent_of(spec),
     )
     for record in records:
         if isinstance(record, Outcome):
@@ -71,6 +100,8 @@ def _train(spec: TrialSpec) -> Iterator[TrialEvent]:
             checkpoint.finish(spec.folder)
             yield _stopped(record)
             return
+    assert spec.timeout_s is not None
+    yield TrialEvent(event="finished", status="failed", reason=over_timeout(spec.timeout_s))
 
 
 def _parent_of(spec: TrialSpec) -> dict[str, Any]:

@@ -167,6 +167,44 @@ def test_a_finished_run_is_extended(finished, environment):
     assert read_config(folder).num_trials == NUM_TRIALS + 2
 
 
+def test_a_run_begins_with_what_another_has_trained(finished, environment, capsys):
+    """With all of it known, two new candidates within a smaller budget; and the front is of both."""
+    whole, _ = finished
+    root, env = environment
+    folder = root / "warm"
+    args = ("--budget-latency", "6.2s", *SPACE, "--finalist-seeds", "0", "--num-trials", "2")
+    where = ("--data", str(root / "corpus"), "--output-dir", str(folder), "--warm-start", str(whole))
+    done = subprocess.run(command(root, *args, *where), env=env, cwd=root, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    before, after = ({one.candidate_id: one for one in candidates(each)} for each in (whole, folder))
+    assert set(before) < set(after)
+    assert len(after) == len(before) + 2
+    assert all(
+        (after[name].val_loss, after[name].latency_s) == (one.val_loss, one.latency_s) for name, one in before.items()
+    )
+    assert f"begins with {len(before) + len(replicates(whole))} trials of {whole}" in done.stdout
+    found = front(ledger.read(folder / ledger.FILE_NAME), Budget(latency_s=6.2))
+    assert {member.candidate_id for member in found} & set(before)
+    status.status(str(folder))
+    assert "nothing is running" not in capsys.readouterr().out
+    export.export(str(folder), pick=found[0].arch_id, output_dir=str(root / "warm-export"))
+    again = subprocess.run(
+        command(root, "--resume", str(folder), "--budget-latency", "6.22s", "--num-trials", "3"),
+        env=env, cwd=root, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert len(candidates(folder)) == len(before) + 3
+    assert read_meta(folder).reference[0] == read_config(folder).budget.latency_s == 6.22
+
+
+def candidates(folder: Path) -> list[ledger.Record]:
+    return [one for one in ledger.finished(ledger.read(folder / ledger.FILE_NAME)) if one.role == "candidate"]
+
+
+def replicates(folder: Path) -> list[ledger.Record]:
+    return [one for one in ledger.finished(ledger.read(folder / ledger.FILE_NAME)) if one.role == "replicate"]
+
+
 def test_status_shows_the_front(finished, capsys):
     folder, _ = finished
     status.status(str(folder))
@@ -311,6 +349,12 @@ def test_weights_of_another_step_are_not_exported(finished):
         ("--budget-latency 5min --seq-len 4000", "`seq_len` must be between 1 and the context"),
         ("--budget-latency 5min --data /no/such/path", "/no/such/path"),
         ("--budget-latency 5min --gpus-per-trial 0.5", "needs a CUDA device"),
+        ("--budget-latency 5min --gpus-per-trial 2", "--gpus-per-trial must be from 0 to 1, as a trial trains on one"),
+        ("--budget-latency 5min --max-concurrent 9999", "--max-concurrent must be at most "),
+        ("--budget-latency 5min --trial-timeout 20", "--trial-timeout must be a positive number with a unit"),
+        ("--budget-latency 5min --time-budget 1min --trial-timeout 5min", "must be at most the --time-budget, 1min"),
+        ("--budget-latency 5min --max-failures 0", "--max-failures must be at least 1"),
+        ("--budget-latency 5min --warm-start /no/such/run", "RUN must be the folder of a run"),
         ("--budget-latency 5min --ray-address x.yaml", "--ray-address must be auto, HOST:PORT or ray://HOST:PORT"),
         ("--budget-latency 5min --data=", "data must be stdlib"),
         ("--budget-latency 5min --seed 99999999999999999999", "--seed must be from 0 to"),

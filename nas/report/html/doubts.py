@@ -73,8 +73,11 @@ def _search(run: Run) -> list[str]:
         f"({_count(run.num_members)} in the space)"
         f"{f'; {counts}' if counts else ''}. The best of the space is likely to be another."
     ]
-    if len(ended) < run.num_trials:
-        lines.append(f"The search ended after {len(ended)} of {run.num_trials} candidates.")
+    own = sum(one.generation >= 0 for one in ended)
+    if own < len(ended):
+        lines.append(f"{len(ended) - own} of them were trained by another run, with which this one began.")
+    if own < run.num_trials:
+        lines.append(f"The search ended after {own} of {run.num_trials} candidates.")
     return lines
 
 

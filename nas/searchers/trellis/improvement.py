@@ -22,8 +22,10 @@ def expected_improvement(
 ) -> Floats:
     """Expected hypervolume that each candidate adds to the front of the points, seconds x nats."""
     inside = sorted(point for point in points if point[0] < reference[0] and point[1] < reference[1])
-    edges = np.array([0.0, *(latency for latency, _ in inside), reference[0]])
-    heights = np.minimum.accumulate([reference[1], *(loss for _, loss in inside)])
+    steps = np.array([(0.0, reference[1]), *inside])
+    lowest = np.minimum.accumulate(steps[:, 1])
+    steps = steps[np.append(True, lowest[1:] < lowest[:-1])]  # of many points few are on the front
+    edges, heights = np.append(steps[:, 0], reference[0]), steps[:, 1]
     begins, ends = edges[:-1], edges[1:]
     widths = (ends - np.maximum(begins, latency_s[:, None])).clip(min=0)  # candidates x steps
     gaps = heights - mean[:, None]

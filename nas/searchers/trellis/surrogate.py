@@ -20,6 +20,7 @@ SEED_NOISE = 0.006  # nats: of one candidate, between seeds; experiments/data/fi
 WORTHS = (0.005, 0.01, 0.02, 0.05, 0.1)  # nats, of a half form at a depth
 MISFITS = (0.01, 0.02, 0.05, 0.1, 0.2)  # nats, of a member
 USUAL = (0.02, 0.05)  # what both are taken to be before there are results
+PAIRS = tuple(product(WORTHS, MISFITS))
 SPREAD = 1.0  # of the logarithms of both, around that
 
 
@@ -62,8 +63,10 @@ def fit(features: Features, rows: Floats, members: list[int], losses: Floats) ->
     if not len(losses):
         mean, covariance = features.prior(USUAL[0])
         return Fit(posterior=Posterior(mean, covariance, USUAL[1]), loo_r2=float("nan"))
+    if len(losses) > rows.shape[1] and len(set(members)) == len(members):
+        return _fit_of_many(features, rows, losses)
     same = np.equal.outer(members, members).astype(float)
-    best = max(product(WORTHS, MISFITS), key=lambda pair: _log_posterior(features, rows, same, losses, *pair))
+    best = max(PAIRS, key=lambda pair: _log_posterior(features, rows, same, losses, *pair))
     mean, covariance = features.prior(best[0])
     crossed = covariance @ rows.T  # features x results
     factor = cho_factor(rows @ crossed + best[1] ** 2 * same + SEED_NOISE**2 * np.eye(len(losses)))
@@ -83,5 +86,49 @@ def _log_posterior(
     factor, lower = cho_factor(kernel)
     apart = losses - rows @ mean
     likelihood = -apart @ cho_solve((factor, lower), apart) / 2 - np.log(factor.diagonal()).sum()
-    prior = -sum(np.log(one / usual) ** 2 for one, usual in zip((worth, misfit), USUAL, strict=True)) / 2 / SPREAD**2
-    return float(likelihood + prior)
+    return float(likelihood + _log_prior(worth, misfit))
+
+
+def _log_prior(worth: float, misfit: float) -> float:
+    apart = sum(float(np.log(one / usual)) ** 2 for one, usual in zip((worth, misfit), USUAL, strict=True))
+    return -apart / 2 / SPREAD**2
+
+
+def _fit_of_many(features: Features, rows: Floats, losses: Floats) -> Fit:
+    """The same where there are more results than features, all of different members: by features, not by results.
+
+    Weights are mean + root @ (standard normal ones), of which `precision` is what results leave.
+    """
+    mean, _ = features.prior(USUAL[0])
+    apart = losses - rows @ mean
+    gram, crossed = rows.T @ rows, rows.T @ apart
+    best = max(PAIRS, key=lambda pair: _log_posterior_of_many(features, gram, crossed, apart, *pair))
+    root, precision, noise = _whitened(features, gram, *best)
+    factor = cho_factor(precision)
+    weights = root @ cho_solve(factor, root.T @ crossed) / noise
+    covariance = root @ cho_solve(factor, root.T)
+    solved = (apart - rows @ weights) / noise
+    left = (1 - ((rows @ covariance) * rows).sum(axis=1) / noise) / noise  # the diagonal of the kernel's inverse
+    errors, around = solved / left, losses - losses.mean()
+    return Fit(
+        posterior=Posterior(mean + weights, covariance, best[1]),
+        loo_r2=float(1 - errors @ errors / max(around @ around, 1e-12)),
+    )
+
+
+def _log_posterior_of_many(
+    features: Features, gram: Floats, crossed: Floats, apart: Floats, worth: float, misfit: float
+) -> float:
+    root, precision, noise = _whitened(features, gram, worth, misfit)
+    factor, lower = cho_factor(precision)
+    seen = root.T @ crossed
+    squares = (apart @ apart - seen @ cho_solve((factor, lower), seen) / noise) / noise
+    log_determinant = len(apart) * np.log(noise) / 2 + np.log(factor.diagonal()).sum()
+    return float(-squares / 2 - log_determinant + _log_prior(worth, misfit))
+
+
+def _whitened(features: Features, gram: Floats, worth: float, misfit: float) -> tuple[Floats, Floats, float]:
+    """A root of the covariance of the weights, their precision in its terms, and the variance of a result."""
+    _, covariance = features.prior(worth)
+    root, noise = np.linalg.cholesky(covariance), misfit**2 + SEED_NOISE**2
+    return root, root.T @ gram @ root / noise + np.eye(len(root)), noise

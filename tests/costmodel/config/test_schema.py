@@ -2,7 +2,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from costmodel.config import schema
+from costmodel.config.quick_schema import MismatchError, converter
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
 
@@ -73,3 +77,18 @@ def test_another_schema_version_is_named_before_any_other_complaint():
     assert decode(Versioned, {"schema_version": 2, "name": "x"}, "file") == Versioned(name="x")
     with pytest.raises(ValueError, match="unknown key 'colour'"):
         decode(Versioned, {"name": "x", "colour": 1}, "file")
+
+
+@settings(deadline=None)
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=4))
+def test_what_is_converted_quickly_is_what_is_decoded(value):
+    """Of any value for any type either both give the same, or the one mismatches and the other says why."""
+    for hint in (int, float, str, bool, int | None, float | str, tuple[float, ...], tuple[str, int], Literal["a", 1]):
+        try:
+            expected = schema._value(hint, value, "it")
+        except UserError:
+            with pytest.raises(MismatchError):
+                converter(hint)(value)
+        else:
+            found = converter(hint)(value)
+            assert repr(found) == repr(expected)

@@ -38,8 +38,8 @@ def test_damage_before_the_last_line_is_an_error_that_names_the_line(tmp_path, m
 def test_another_schema_is_refused(tmp_path, make_record):
     path = tmp_path / ledger.FILE_NAME
     ledger.append(path, make_record(0))
-    path.write_text(path.read_text().replace('"schema_version":2', '"schema_version":7'))
-    with pytest.raises(ValueError, match="`schema_version` must be 2, but got 7"):
+    path.write_text(path.read_text().replace('"schema_version":3', '"schema_version":7'))
+    with pytest.raises(ValueError, match="`schema_version` must be 3, but got 7"):
         ledger.read(path)
 
 

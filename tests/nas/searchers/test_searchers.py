@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -6,7 +8,7 @@ from nas.searchers.draws import IDLE_SHARE, NUM_SLICES, Draws
 from nas.searchers.registry import SEARCHERS, searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study.finalists import Result
-from nas.study.schedule import GENERATION_SIZE, Proposal, TrialSchedule
+from nas.study.schedule import GENERATION_SIZE, LAG, Proposal, TrialSchedule
 from search_spaces.budget.feasible import num_deployed, price_slices, within_budget
 from search_spaces.budget.priced_space import price_of, price_space
 from search_spaces.deployed import deployed
@@ -14,9 +16,17 @@ from search_spaces.notation import parse
 from search_spaces.space import load_space
 
 
-def schedule(feasible, searcher="evolution", num_trials=12, seed=0, anchors=(), baselines=()):
+def schedule(feasible, searcher="evolution", num_trials=12, seed=0, anchors=(), baselines=(), known=()):
     strategy = searcher_of(searcher)(SearchProblem(feasible=feasible, anchors=tuple(anchors), reference_loss=6.0))
-    return TrialSchedule(strategy=strategy, seed=seed, num_trials=num_trials, baselines=baselines)
+    return TrialSchedule(strategy=strategy, seed=seed, num_trials=num_trials, baselines=baselines, known=known)
+
+
+def proposed(members):
+    """Candidates as a ledger would have them."""
+    return [
+        Proposal(index=index, generation=index // GENERATION_SIZE, role="candidate", member=member)
+        for index, member in enumerate(members)
+    ]
 
 
 def outcome(feasible, proposal, status="completed"):
@@ -104,14 +114,41 @@ def test_raising_the_number_of_trials_keeps_those_there_were(feasible):
 def test_what_a_ledger_knows_stands(feasible):
     """As proposed it changes nothing; as another version proposed it, it is proposed again, and nothing twice."""
     whole = run(feasible, schedule(feasible), order=lambda count: 0)
-    same = schedule(feasible)
-    same.known = dict(enumerate(whole[:6]))
+    same = schedule(feasible, known=proposed(whole[:6]))
     assert run(feasible, same, order=lambda count: 0) == whole
-    other = schedule(feasible)
-    other.known = dict(enumerate(run(feasible, schedule(feasible, seed=5), order=lambda count: 0)[:6]))
+    others = run(feasible, schedule(feasible, seed=5), order=lambda count: 0)[:6]
+    other = schedule(feasible, known=proposed(others))
     members = run(feasible, other, order=lambda count: 0)
-    assert members[:6] == list(other.known.values())
+    assert members[:6] == others
     assert len(set(members)) == len(members) == 12
+
+
+def test_a_generation_that_a_ledger_holds_is_not_proposed_again(feasible):
+    whole = run(feasible, schedule(feasible), order=lambda count: 0)
+    again = schedule(feasible, known=proposed(whole))
+    again.strategy.propose = None  # would raise
+    assert run(feasible, again, order=lambda count: 0) == whole
+
+
+def test_baselines_of_a_ledger_stand_too(feasible):
+    """Whatever this version, or another budget, would take for baselines."""
+    first = schedule(feasible, baselines=[parse("SM+LN+G", feasible.space.base)])
+    whole = run(feasible, first, order=lambda count: 0)
+    again = schedule(feasible, baselines=[parse("SM+LN+R", feasible.space.base)], known=first.proposals[:3])
+    assert run(feasible, again, order=lambda count: 0) == whole
+
+
+def test_results_of_another_run_are_known_from_the_start_and_do_not_count(feasible):
+    members = run(feasible, schedule(feasible, seed=5), order=lambda count: 0)[:9]
+    plan = schedule(feasible, known=[replace(one, generation=-LAG) for one in proposed(members)])
+    for _ in members:
+        plan.tell(outcome(feasible, plan.ask()))
+    first = plan.ask()
+    assert (first.index, first.generation) == (9, 0)
+    assert len(plan.trained(-LAG)) == 9
+    assert [rival.index for rival in plan.rivals(first)] == list(range(9))
+    rest = run(feasible, plan, order=lambda count: 0) if plan.tell(outcome(feasible, first)) is None else []
+    assert len(rest) == len(set(rest)) == 9 + 12
 
 
 def test_diverged_trials_have_no_offspring(feasible):

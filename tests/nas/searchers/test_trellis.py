@@ -9,9 +9,11 @@ from costmodel.cost import Budget
 from nas.results.pareto import hypervolume
 from nas.searchers.draws import Draws
 from nas.searchers.strategy import SearchProblem, Trained
+from nas.searchers.trellis import surrogate
 from nas.searchers.trellis.completion import completion, completion_weights
 from nas.searchers.trellis.features import features_of
 from nas.searchers.trellis.improvement import expected_improvement
+from nas.searchers.trellis.kept_draws import KeptDraws
 from nas.searchers.trellis.surrogate import SEED_NOISE, fit
 from nas.searchers.trellis.trellis import LEAST_RESULTS, Trellis
 from nas.searchers.uniform import Stratified
@@ -19,6 +21,7 @@ from search_spaces.bases import Dimensions
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_of, price_space
 from search_spaces.definition import load_definition
+from search_spaces.notation import Member
 from search_spaces.optima.stages import stages_of
 from search_spaces.space import build_space, sample
 
@@ -82,6 +85,44 @@ def test_a_fit_is_the_normal_distribution_given_the_results(features, problem):
         means.append((rows[-1] @ mean + gain @ (losses - rows[:-1] @ mean), joint[-1, -1] - gain @ joint[:-1, -1]))
     found, deviation = (float(one[0]) for one in posterior.predict(rows[-1:]))
     assert any(found == pytest.approx(m, rel=1e-6) and deviation**2 == pytest.approx(v, rel=1e-6) for m, v in means)
+
+
+def test_many_results_are_fitted_by_features_to_the_same(features, problem, monkeypatch):
+    rng = np.random.default_rng(3)
+    members = list({sample(problem.feasible.space, rng): None for _ in range(120)})
+    rows, losses = features.rows(members), np.array([loss_of(member) for member in members])
+    assert len(members) > rows.shape[1]
+    fast = fit(features, rows, list(range(len(members))), losses)
+    monkeypatch.setattr(surrogate, "_fit_of_many", None)  # would raise
+    slow = fit(features, rows, [0, 0, *range(2, len(members))], losses)
+    assert slow.loo_r2 != fast.loo_r2  # two results of one member go the other way
+    monkeypatch.undo()
+    whole = np.equal.outer(range(len(members)), range(len(members))).astype(float)
+    gram, crossed = rows.T @ rows, rows.T @ (losses - rows @ features.prior(0.02)[0])
+    apart = losses - rows @ features.prior(0.02)[0]
+    ways = [
+        [surrogate._log_posterior(features, rows, whole, losses, *pair) for pair in surrogate.PAIRS],
+        [surrogate._log_posterior_of_many(features, gram, crossed, apart, *pair) for pair in surrogate.PAIRS],
+    ]
+    assert ways[0] == pytest.approx(ways[1], rel=1e-6)
+    mean, covariance = features.prior(surrogate.PAIRS[int(np.argmax(ways[0]))][0])
+    kernel = rows @ covariance @ rows.T + (fast.posterior.misfit**2 + SEED_NOISE**2) * whole
+    gain = covariance @ rows.T @ np.linalg.inv(kernel)
+    assert fast.posterior.mean == pytest.approx(mean + gain @ apart, abs=1e-6)
+    assert fast.posterior.covariance == pytest.approx(covariance - gain @ rows @ covariance, abs=1e-8)
+    inverse = np.linalg.inv(kernel)
+    errors = inverse @ apart / inverse.diagonal()
+    assert fast.loo_r2 == pytest.approx(1 - errors @ errors / ((losses - losses.mean()) ** 2).sum(), abs=1e-6)
+
+
+def test_kept_draws_are_those_of_draws(problem):
+    drawn = []
+    for kind in (Draws, KeptDraws):
+        draws, rng, seen = kind(problem.feasible), np.random.default_rng(4), list[Member]()
+        for size in (3, 5, 40):
+            seen += draws.filled(seen[:1], size, rng, frozenset(seen))
+        drawn.append((seen, [draws.is_drawn(member) for member in seen], draws.new_of(seen, seen[:2])))
+    assert drawn[0] == drawn[1]
 
 
 def test_what_is_left_out_is_predicted_from_the_rest(features, problem):

@@ -10,12 +10,14 @@ from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study import ray_tune
 from nas.study.config import StudyConfig, study_recipe
-from nas.study.ray_tune import Resources, RunHaltedError, _start_ray, run_study
+from nas.study.fleet.ray_cluster import RunHaltedError, start_ray
+from nas.study.fleet.resources import Resources
+from nas.study.ray_tune import run_study
 from nas.study.schedule import TrialSchedule
-from nas.study.trials import Trials, TrialSetting
+from nas.study.trials import MAX_LOSSES, TrialEvent, Trials, TrialSetting
 
 CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024)
-RESOURCES = Resources(max_concurrent=1, threads_per_trial=1)
+RESOURCES = Resources(slots=1, max_concurrent=1)
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def killed(config):
     ("trainable", "reason"),
     [
         (mistaken, "bug: TypeError: no length; traceback in {path}"),
-        (killed, "the worker process died (out of memory?)"),
+        (killed, f"the worker process died (out of memory?), {MAX_LOSSES + 1} times"),
     ],
 )
 def test_only_a_worker_that_died_is_said_to_have(trials, monkeypatch, trainable, reason):
@@ -71,7 +73,7 @@ def test_a_bug_in_this_process_keeps_its_type(trials, monkeypatch, callback):
         raise TypeError("here")
 
     def one_result(config):
-        tune.report({"trial_event": 1})
+        tune.report({"trial_event": TrialEvent(event="rung", status="running")})
 
     monkeypatch.setattr(ray_tune, "_trainable", one_result)
     monkeypatch.setattr(trials, callback, broken)
@@ -82,7 +84,7 @@ def test_a_bug_in_this_process_keeps_its_type(trials, monkeypatch, callback):
 def test_a_study_on_this_machine_stays_on_loopback_whatever_ray_address_says(monkeypatch):
     """The switch is Ray's own and not public: this fails if a release renames it."""
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
-    _start_ray(Resources(max_concurrent=1, threads_per_trial=1), {"NAS_TEST": "1"})
+    start_ray(Resources(slots=1, max_concurrent=1), {"NAS_TEST": "1"})
     try:
         assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
         assert ray.cluster_resources()["CPU"] == 1
@@ -95,4 +97,4 @@ def test_an_address_where_nobody_listens_is_said_before_ray_is_asked():
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(RunHaltedError, match=f"Ray cannot be reached at {address}: nobody answers"):
-        _start_ray(Resources(max_concurrent=1, threads_per_trial=1, ray_address=address), {})
+        start_ray(Resources(slots=1, max_concurrent=1, ray_address=address), {})

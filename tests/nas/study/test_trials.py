@@ -1,4 +1,6 @@
+import errno
 import math
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +13,9 @@ from nas.results import ledger
 from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study.config import StudyConfig, study_recipe
+from nas.study.open_run import proposals_of
 from nas.study.schedule import TrialSchedule
-from nas.study.trials import TrialEvent, Trials, TrialSetting, TrialSpec
+from nas.study.trials import MAX_LOSSES, TrialEvent, Trials, TrialSetting, TrialSpec
 from nas.training.outcome import EntropySummary, Outcome, RungRecord
 
 CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=6, finalist_seeds=0)
@@ -34,6 +37,7 @@ def make_trials(feasible, folder: Path, records=(), config=CONFIG, route: Route 
         seed=config.seed,
         num_trials=config.num_trials,
         finalist_seeds=config.finalist_seeds,
+        known=proposals_of(records, feasible.space.base),
     )
     setting = TrialSetting(
         config=config,
@@ -86,6 +90,14 @@ def run_until(trials: Trials, stop_after: int) -> list[str]:
     return handed
 
 
+def events(trials: Trials) -> list[str]:
+    """Of a ledger, but for proposals."""
+    return [one.event for one in ledger.read(trials.path) if one.event != "proposed"]
+
+
+FAILED = TrialEvent(event="finished", status="failed", reason="no corpus", elsewhere=True)
+
+
 def test_a_resumed_run_hands_out_only_what_did_not_finish(feasible, tmp_path):
     (tmp_path / "a").mkdir()
     whole = run_until(make_trials(feasible, tmp_path / "a"), 100)
@@ -108,7 +120,7 @@ def test_a_rung_reported_again_by_a_resumed_trial_is_recorded_once(feasible, tmp
     trials.started(spec)
     for _ in range(2):
         trials.happened(spec, rung(0, 4.0))
-    assert [one.event for one in ledger.read(trials.path)] == ["started", "rung"]
+    assert events(trials) == ["started", "rung"]
 
 
 def test_rivals_reach_later_trials_with_their_rungs(feasible, tmp_path):
@@ -118,20 +130,70 @@ def test_rivals_reach_later_trials_with_their_rungs(feasible, tmp_path):
     assert [rival.rung_losses for rival in spec.rivals] == [(4.0,)] * 8
 
 
-def test_a_lost_worker_is_a_failed_trial_and_the_run_goes_on(feasible, tmp_path):
+def test_what_is_proposed_is_in_the_ledger_before_it_is_started(feasible, tmp_path):
+    trials = make_trials(feasible, tmp_path)
+    first = next_spec(trials)
+    assert [(one.event, one.index) for one in ledger.read(trials.path)] == [("proposed", index) for index in range(4)]
+    assert ledger.read(trials.path)[0].trial_id == first.trial_id
+    trials.started(first)
+    next_spec(make_trials(feasible, tmp_path, ledger.read(trials.path)))
+    assert [one.event for one in ledger.read(trials.path)] == ["proposed"] * 4 + ["started"]
+
+
+def test_proposals_of_another_version_stand_on_resume(feasible, tmp_path):
+    (tmp_path / "whole").mkdir()
+    whole = make_trials(feasible, tmp_path / "whole", config=replace(CONFIG, seed=7))
+    handed = run_until(whole, 100)
+    records = [replace(one, seed=0) for one in ledger.read(whole.path)[:4]]  # as if seed 0 had proposed them
+    trials = make_trials(feasible, tmp_path, records)
+    resumed = run_until(trials, 100)
+    assert [name.replace("-s0", "-s7") for name in resumed[:4]] == handed[:4]
+    assert len(set(resumed)) == len(resumed) == CONFIG.num_trials
+
+
+def test_a_trial_that_lost_its_worker_goes_on_until_it_has_lost_too_many(feasible, tmp_path):
+    trials = make_trials(feasible, tmp_path)
+    spec = next_spec(trials)
+    for _ in range(MAX_LOSSES + 1):
+        trials.started(spec)
+        trials.lost(spec, "the worker process died")
+        assert not trials.finished
+        again = next_spec(trials)
+        assert (again.trial_id == spec.trial_id) == (trials.running.get(spec.proposal.key) is again)
+    record = ledger.read(trials.path)[-1]
+    assert (record.status, record.reason) == ("failed", f"the worker process died, {MAX_LOSSES + 1} times")
+    assert again.trial_id != spec.trial_id  # the run goes on
+
+
+def test_a_failure_that_another_node_may_not_have_is_tried_anew(feasible, tmp_path):
     trials = make_trials(feasible, tmp_path)
     spec = next_spec(trials)
     trials.started(spec)
-    trials.lost(spec, "the worker process died")
-    assert ledger.read(trials.path)[-1].status == "failed"
-    assert trials.next_spec() is not None
+    trials.happened(spec, FAILED, again=True)
+    anew = next_spec(trials)
+    assert (anew.candidate, anew.trial_id) == (spec.candidate, spec.trial_id.replace("-a0", "-a1"))
+    trials.started(anew)
+    trials.happened(anew, DONE)
+    assert [one.status for one in ledger.finished(trials.records)] == ["completed"]
+
+
+def test_enough_failures_stop_the_run_and_a_divergence_is_none(feasible, tmp_path):
+    trials = make_trials(feasible, tmp_path, config=replace(CONFIG, max_failures=2))
+    ends = [FAILED, TrialEvent(event="finished", status="diverged", reason="non-finite loss"), FAILED]
+    for event in ends:
+        assert trials.halted is None
+        spec = next_spec(trials)
+        trials.started(spec)
+        trials.happened(spec, event)
+    assert trials.halted == f"2 trials failed (--max-failures), the last, {spec.trial_id}: no corpus"
+    assert [one.status for one in ledger.finished(ledger.read(trials.path))] == ["failed", "diverged", "failed"]
 
 
 def test_a_failure_is_tried_again_on_resume_under_another_name(feasible, tmp_path):
     trials = make_trials(feasible, tmp_path)
     spec = next_spec(trials)
     trials.started(spec)
-    trials.lost(spec, "the worker process died")
+    trials.happened(spec, FAILED)
     again = make_trials(feasible, tmp_path, ledger.read(trials.path)).next_spec()
     assert (again.candidate, again.trial_id) == (spec.candidate, spec.trial_id.replace("-a0", "-a1"))
 
@@ -141,7 +203,7 @@ def test_a_failure_that_later_proposals_depend_on_is_final(feasible, tmp_path):
     trials = make_trials(feasible, tmp_path, config=config)
     spec = next_spec(trials)
     trials.started(spec)
-    trials.lost(spec, "the worker process died")
+    trials.happened(spec, FAILED)
     run_until(trials, 8)  # the eighth is of generation 2, proposed knowing that the first had failed
     resumed = make_trials(feasible, tmp_path, ledger.read(trials.path), config=config)
     assert resumed.next_spec().proposal.index == 9
@@ -154,7 +216,7 @@ def test_a_halt_records_no_end_so_the_trial_is_resumable(feasible, tmp_path):
     trials.happened(spec, TrialEvent(event=None, status="failed", halted=True, reason="disk full"))
     trials.lost(spec, "the worker process died")
     assert trials.halted == "disk full"
-    assert [one.event for one in ledger.read(trials.path)] == ["started"]
+    assert events(trials) == ["started"]
 
 
 def test_a_ledger_that_cannot_be_written_halts_the_run(feasible, tmp_path):
@@ -176,6 +238,36 @@ def test_records_carry_price_and_provenance(feasible, tmp_path):
     assert record.latency_s <= 25.0
     assert (record.corpus, record.tokenizer, record.split) == (CORPUS.fingerprint, "bpe-512", "validation")
     assert (record.protocol, record.cost_model_id, record.scale, record.width) == ("toy", "0", "smoke", 8)
+
+
+def test_a_disk_that_fills_up_at_any_write_loses_nothing(feasible, tmp_path, monkeypatch):
+    (tmp_path / "whole").mkdir()
+    run_until(whole := make_trials(feasible, tmp_path / "whole"), 100)
+    write, writes = os.write, 0
+
+    def filling(descriptor: int, data: bytes) -> int:
+        nonlocal writes
+        writes += 1
+        if writes > room:
+            written = write(descriptor, data[: len(data) // 2])  # the disk takes half of it, and then no more
+            return written if written and writes == room + 1 else full()
+        return write(descriptor, data)
+
+    def full() -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for room in (0, 1, 3, 8, 15):
+        (folder := tmp_path / str(room)).mkdir()
+        writes, before = 0, make_trials(feasible, folder)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", filling)
+            while before.halted is None:
+                run_until(before, 1)
+        assert before.halted == f"cannot write {before.path}: No space left on device"
+        records = ledger.read(before.path)  # not torn
+        run_until(make_trials(feasible, folder, records), 100)
+        assert ends(before.path) == ends(whole.path)
+        assert ledger.read(before.path)[: len(records)] == records
 
 
 SEEDED = replace(CONFIG, finalist_seeds=2)

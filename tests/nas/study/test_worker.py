@@ -1,5 +1,6 @@
 import errno
 import os
+import threading
 from dataclasses import replace
 
 import pytest
@@ -116,3 +117,22 @@ def test_a_trial_that_memory_does_not_hold_fails_and_halts_nothing(spec, monkeyp
     (event,) = run_trial(spec)
     assert (event.event, event.status, event.halted) == ("finished", "failed", False)
     assert event.reason.startswith("out of memory on cpu with ")
+
+
+def test_a_trial_over_its_time_fails_with_that_reason_and_keeps_what_it_has(spec):
+    events = list(run_trial(replace(spec, timeout_s=1e-9)))
+    assert [(one.event, one.status, one.reason) for one in events] == [
+        ("finished", "failed", "over --trial-timeout 1e-09 s")
+    ]
+    assert not events[0].elsewhere
+    assert list(spec.folder.rglob("optimizer.safetensors"))  # it could go on
+    assert list(run_trial(replace(spec, timeout_s=600.0)))[-1].status == "completed"
+
+
+def test_a_trial_that_hangs_ends_its_process(spec, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(worker, "HANGS_S", 0.05)
+    monkeypatch.setattr("os._exit", lambda code: ended.set())
+    monkeypatch.setattr(worker, "train", lambda *args, **kwargs: iter([]) if ended.wait(10) else None)
+    assert list(run_trial(replace(spec, timeout_s=0.05)))[-1].status == "failed"
+    assert ended.is_set()

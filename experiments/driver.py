@@ -1,0 +1,250 @@
+"""Does what drives a search keep up with it? Seconds to load a run, to plot it and to propose what is next.
+
+They are CPU seconds of one process, which do not grow with what else the machine waits for. What a searcher sets up for
+its space is the same for every number of trials, and is told apart.
+
+A run of so many candidates is made up: members drawn within the budget, losses from a sum over their layers, and all
+the records of every trial, as a search writes them. It is then resumed and plotted by what resumes and plots any run;
+only the trainings are not real.
+"""
+
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from costmodel.config.schema import decode
+from costmodel.errors import UserError
+from nas.corpus.corpus import Corpus
+from nas.recipe.candidate import candidate_id, trial_id
+from nas.results import ledger
+from nas.results.ledger import Record
+from nas.runs.priced_study import price_study
+from nas.runs.run import load_run
+from nas.searchers.registry import searcher_of
+from nas.study.config import StudyConfig, study_candidate, study_recipe
+from nas.study.open_run import open_trials
+from nas.study.run_folder import Meta, write_config, write_meta
+from nas.study.schedule import GENERATION_SIZE
+from search_spaces.architecture import arch_id
+from search_spaces.budget.feasible import FeasibleSpace
+from search_spaces.budget.priced_space import price_of
+from search_spaces.deployed import deployed
+from search_spaces.notation import Member, name_of, placement
+
+NUM_RUNGS = 3
+CORPUS = Corpus(
+    folder="made-up",
+    data="stdlib",
+    fingerprint="made-up",
+    tokenizer="made-up",
+    vocab_size=512,
+    num_train_tokens=1 << 20,
+    num_validation_tokens=1 << 16,
+    unigram_loss=6.0,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bars:
+    """Most seconds for a run of so many trials; None where nothing is asked."""
+
+    trials: int
+    load_s: float
+    propose_s: float
+    plot_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The experiment as its YAML states it. Raises UserError for a run that is no whole generations."""
+
+    space: str
+    searcher: str
+    budget_latency: str
+    seed: int
+    bars: tuple[Bars, ...]
+
+    def __post_init__(self) -> None:
+        for bars in self.bars:
+            if bars.trials % GENERATION_SIZE:
+                raise UserError(f"`trials` must be a multiple of {GENERATION_SIZE}, but got {bars.trials}.")
+
+
+def run(name: str, data: dict[str, Any], console: Console) -> None:
+    """Makes each run, times it and prints seconds beside bars."""
+    settings = decode(Settings, data, f"experiment {name}")
+    table = Table(title=f"seconds of the driver, {settings.searcher} on {settings.space}, {settings.budget_latency}")
+    for column in ("trials", "records", "MB", "set-up", "load", "next generation", "plot"):
+        table.add_column(column, justify="right")
+    for bars in settings.bars:
+        table.add_row(*measured(settings, bars))
+    console.print(table)
+
+
+def measured(settings: Settings, bars: Bars) -> list[str]:
+    """The cells of a row."""
+    config = StudyConfig(
+        budget_latency=settings.budget_latency,
+        space=settings.space,
+        searcher=settings.searcher,
+        seed=settings.seed,
+        num_trials=bars.trials + GENERATION_SIZE,
+        finalist_seeds=0,
+        generation_size=GENERATION_SIZE,
+        gpus_per_trial=0.0,
+        parent="none",
+    )
+    feasible = price_study(config).feasible
+    searcher_of(settings.searcher)  # imported
+    with tempfile.TemporaryDirectory(prefix="nas-driver-") as folder:
+        records, meta = make_run(Path(folder), config, feasible, bars.trials)
+        size_mb = (Path(folder) / ledger.FILE_NAME).stat().st_size / 1e6
+        with tempfile.TemporaryDirectory(prefix="nas-driver-") as empty:
+            setup_s = timed(lambda: open_trials(config, feasible, CORPUS, meta, Path(empty), threads=1))
+        load_s, propose_s = timed_resume(Path(folder), config, feasible, meta)
+        plot_s = None if bars.plot_s is None else timed(lambda: load_run(folder).plot())
+    cells = [(load_s - setup_s, bars.load_s), (propose_s, bars.propose_s), (plot_s, bars.plot_s)]
+    return [
+        f"{bars.trials:,}",
+        f"{records:,}",
+        f"{size_mb:.0f}",
+        f"{setup_s:.2f} s",
+        *(beside(*cell) for cell in cells),
+    ]
+
+
+def timed_resume(folder: Path, config: StudyConfig, feasible: FeasibleSpace, meta: Meta) -> tuple[float, float]:
+    """Seconds until a resumed run has replayed its ledger, set-up included, and of the next generation after that."""
+    propose_s = math.nan
+    begin_s = time.process_time()
+    trials = open_trials(config, feasible, CORPUS, meta, folder, threads=1)
+    propose = trials.schedule.strategy.propose
+
+    def timed_propose(*args: Any) -> list[Member]:
+        nonlocal propose_s
+        before_s = time.process_time()
+        members = propose(*args)
+        propose_s = time.process_time() - before_s
+        return members
+
+    trials.schedule.strategy.propose = timed_propose  # type: ignore[assignment, method-assign]
+    spec = trials.next_spec()
+    whole_s = time.process_time() - begin_s
+    assert spec is not None
+    assert spec.proposal.index == config.num_trials - GENERATION_SIZE
+    return whole_s - propose_s, propose_s
+
+
+def timed(work: Callable[[], object]) -> float:
+    begin_s = time.process_time()
+    work()
+    return time.process_time() - begin_s
+
+
+def beside(seconds: float | None, bar_s: float | None) -> str:
+    """Seconds and their bar."""
+    if seconds is None or bar_s is None:
+        return "-"
+    return f"{seconds:.2f} s ({'within' if seconds <= bar_s else 'OVER'} {bar_s:g} s)"
+
+
+def make_run(folder: Path, config: StudyConfig, feasible: FeasibleSpace, num_trials: int) -> tuple[int, Meta]:
+    """Writes a run of so many completed candidates, none of which deploys as another; number of records, and meta."""
+    rng = np.random.default_rng(config.seed)
+    meta = made_up_meta(config, feasible)
+    write_meta(folder, meta)
+    write_config(folder, config)
+    forms, records = set[object](), list[Record]()
+    while len(forms) < num_trials:
+        member = feasible.sample(rng)
+        if (form := deployed(member.architecture)) not in forms:
+            records += trial_records(config, feasible, meta, member, len(forms), rng)
+            forms.add(form)
+    ledger.write(folder / ledger.FILE_NAME, records)
+    return len(records), meta
+
+
+def made_up_meta(config: StudyConfig, feasible: FeasibleSpace) -> Meta:
+    assert config.budget.latency_s is not None
+    return Meta(
+        created="2026-01-01T00:00:00+00:00",
+        versions={"python": "3.11"},
+        hardware={},
+        cost_model_id=feasible.priced.pricer.cost_model_id,
+        corpus=CORPUS.fingerprint,
+        tokenizer=CORPUS.tokenizer,
+        split=CORPUS.split,
+        vocab_size=CORPUS.vocab_size,
+        reference=(config.budget.latency_s, CORPUS.unigram_loss),
+        num_members=0,
+        num_feasible=feasible.num_feasible,
+        base=feasible.space.base,
+        recipe=study_recipe(config, None),
+    )
+
+
+def trial_records(
+    config: StudyConfig, feasible: FeasibleSpace, meta: Meta, member: Member, index: int, rng: np.random.Generator
+) -> list[Record]:
+    """All that a search writes of a candidate that completes."""
+    architecture, pricer = member.architecture, feasible.priced.pricer
+    candidate = study_candidate(meta.recipe, member)
+    price, folded = price_of(feasible.priced, member), deployed(architecture)
+    kept = sum((layer.attention != "none") + (layer.ffn in ("gelu", "relu")) for layer in architecture.layers)
+    loss = 2.0 + 6.0 / (2 + kept) + 0.02 * float(rng.standard_normal())
+    common: dict[str, Any] = {
+        "trial_id": trial_id(candidate, seed=config.seed, attempt=0),
+        "candidate_id": candidate_id(candidate),
+        "arch_id": arch_id(architecture),
+        "notation": name_of(architecture, entropy_regularised=member.entropy_regularised),
+        "placement": placement(architecture),
+        "entropy_regularised": member.entropy_regularised,
+        "index": index,
+        "generation": index // GENERATION_SIZE,
+        "role": "candidate",
+        "scale": meta.recipe.scale.name,
+        "width": candidate.trained.d_model,
+        "corpus": meta.corpus,
+        "tokenizer": meta.tokenizer,
+        "split": meta.split,
+        "protocol": pricer.protocol,
+        "network": pricer.network,
+        "cost_model_id": pricer.cost_model_id,
+        "rounds": price.rounds,
+        "sent_bytes": price.sent_bytes,
+        "latency_s": price.latency_s,
+        "latency_s_range": None,
+        "seed": config.seed,
+        "versions": meta.versions,
+        "deployed_id": arch_id(folded),
+        "deployed": placement(folded),
+        "promised_latency_s": price.latency_s,
+        "promised_sent_bytes": price.sent_bytes,
+    }
+    entropy = tuple(tuple(float(h) for h in rng.random(architecture.num_heads)) for _ in architecture.layers)
+    rungs = [loss + 0.5 / (1 + rung) for rung in range(NUM_RUNGS)]
+    return [
+        Record(**common, event="proposed", status="proposed"),
+        Record(**common, event="started", status="running"),
+        *(
+            Record(**common, event="rung", status="running", rung=rung, val_loss=one, entropy=entropy)
+            for rung, one in enumerate(rungs)
+        ),
+        Record(
+            **common,
+            event="finished",
+            status="completed",
+            val_loss=loss,
+            perplexity=math.exp(loss),
+            entropy=entropy,
+            fold_holds=True,
+        ),
+    ]

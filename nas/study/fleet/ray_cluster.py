@@ -1,0 +1,177 @@
+"""Ray itself: started or reached, its nodes listed, and each asked whether it can train."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+from ray._private import ray_constants
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from costmodel.config.bugs import described
+from nas.study.fleet.nodes import Fleet, Node
+from nas.study.fleet.probe import Question, probe_file
+from nas.study.fleet.resources import Resources
+
+# Ray keeps quiet, reports nothing home and leaves the files to us.
+QUIET_ENV = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C must reach us, not wait for running trials
+    "TUNE_MAX_PENDING_TRIALS_PG": "1",  # ask for a trial only when a worker is free
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # our searcher has no single metric
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a worker as here
+}
+REACHED_WITHIN_S = 10.0
+ANSWERED_WITHIN_S = 120.0  # a worker starts and imports torch, on a slow disk
+LISTED_EVERY_S = 2.0
+OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would reserve 30 % of the memory
+
+
+class RunHaltedError(RuntimeError):
+    """The machine, not a candidate, keeps the run from going on; the text says why."""
+
+
+def cluster_nodes(address: str) -> tuple[Node, ...]:
+    """The nodes of a cluster that are alive, by name. Raises RunHaltedError if it cannot be reached."""
+    _init(address, {})
+    try:
+        return tuple(sorted(_alive(), key=lambda node: node.name))
+    finally:
+        ray.shutdown()
+
+
+def start_ray(resources: Resources, worker_env: Mapping[str, str]) -> None:
+    """Starts Ray on this machine, or reaches a cluster. Raises RunHaltedError."""
+    if resources.ray_address is not None:
+        return _init(resources.ray_address, worker_env)
+    slots = resources.at_a_time * resources.threads_per_trial
+    return _init(
+        None,
+        worker_env,
+        num_cpus=slots,
+        num_gpus=resources.num_gpus,
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+    )
+
+
+def _init(address: str | None, worker_env: Mapping[str, str], **local: Any) -> None:
+    os.environ.update(QUIET_ENV)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a trial that is lost goes on, or has its reason told
+    if address is not None:
+        _check_reachable(address)
+    # Ray has no public switch on Linux to stay off the network; this one makes it bind to loopback only.
+    ray_constants.ENABLE_RAY_CLUSTER = address is not None
+    try:
+        ray.init(
+            address=address or "local",  # whatever RAY_ADDRESS says
+            runtime_env={"env_vars": dict(worker_env)},
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            **local,
+        )
+    except (OSError, RuntimeError, ValueError) as error:  # Ray's types for what its own processes run into
+        where = "on this machine" if address is None else f"at {address}"
+        raise RunHaltedError(f"Ray cannot be reached {where}: {described(error)}") from error
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself takes more than a minute to find that nobody listens. Raises RunHaltedError."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:  # `auto`
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_WITHIN_S).close()
+    except (OSError, OverflowError) as error:
+        reason = f"nobody answers within {REACHED_WITHIN_S:.0f} s ({error})"
+        raise RunHaltedError(f"Ray cannot be reached at {address}: {reason}") from None
+
+
+def _alive() -> list[Node]:
+    return [
+        Node(
+            node_id=one["NodeID"],
+            name=f"{one['NodeManagerHostname']} ({one['NodeID'][:8]})",
+            num_cpus=int(one["Resources"].get("CPU", 0)),
+            num_gpus=int(one["Resources"].get("GPU", 0)),
+        )
+        for one in ray.nodes()  # type: ignore[no-untyped-call]
+        if one["Alive"]
+    ]
+
+
+class NodeWatch:
+    """Asks every node of a cluster that comes whether it can train, and tells the fleet what became of it.
+
+    tell: is told of nodes that are left out, a line each.
+    """
+
+    def __init__(self, fleet: Fleet, asked: Question, gpus_per_trial: float, tell: Callable[[str], None]) -> None:
+        self._fleet, self._asked, self._share, self._tell = fleet, asked, gpus_per_trial, tell
+        self._unanswered: dict[Any, tuple[Node, float]] = {}  # by reference: of whom, until when
+        self._seen: set[str] = set()
+        self._listed_s = -LISTED_EVERY_S
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a node that may be admitted has not answered yet."""
+        return bool(self._unanswered)
+
+    def poll(self, wait_s: float = 0.0) -> None:
+        """Looks what nodes came and went, and what was answered. wait_s: for an answer."""
+        if time.monotonic() - self._listed_s >= LISTED_EVERY_S:
+            self._listed_s = time.monotonic()
+            alive = {node.node_id: node for node in _alive()}
+            for node_id in set(self._fleet.admitted) - set(alive):
+                self._fleet.gone(node_id)
+            for node_id in sorted(set(alive) - self._seen):
+                self._ask(alive[node_id])
+        if self._unanswered:
+            ready, _ = ray.wait(list(self._unanswered), timeout=wait_s)
+            for reference in ready:
+                self._hear(reference)
+            for reference, (node, until_s) in list(self._unanswered.items()):
+                if time.monotonic() >= until_s:
+                    del self._unanswered[reference]
+                    ray.cancel(reference, force=True)
+                    self._tell(self._fleet.leave_out(node, f"it did not answer within {ANSWERED_WITHIN_S:.0f} s"))
+
+    def _ask(self, node: Node) -> None:
+        self._seen.add(node.node_id)
+        if not node.num_cpus or (self._share and not node.num_gpus):
+            return  # no trial fits on it
+        strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        remote = ray.remote(_answer).options(
+            num_cpus=0, num_gpus=self._share, max_retries=0, scheduling_strategy=strategy
+        )
+        self._unanswered[remote.remote(self._asked, node.node_id)] = node, time.monotonic() + ANSWERED_WITHIN_S
+
+    def _hear(self, reference: Any) -> None:
+        node, _ = self._unanswered.pop(reference)
+        left = probe_file(self._asked.folder, node.node_id)
+        try:
+            reason = ray.get(reference)
+            if reason is None and not left.exists():
+                reason = f"its {self._asked.folder} is another folder than the one here"
+        except (RayError, ImportError, RuntimeError) as error:  # of a package that is not there, several
+            reason = described(error)
+        left.unlink(missing_ok=True)
+        if reason is None:
+            self._fleet.admit(node)
+        else:
+            self._tell(self._fleet.leave_out(node, reason))
+
+
+def _answer(asked: Question, node_id: str) -> str | None:
+    """In a worker of the node."""
+    from nas.study.fleet.probe import problem
+
+    return problem(asked, node_id)

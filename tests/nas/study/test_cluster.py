@@ -1,0 +1,184 @@
+"""Two nodes on this machine: workers, a node and the driver are killed, and nothing is lost or trained twice."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+from ray import tune
+from ray.cluster_utils import Cluster
+
+from nas.results import ledger
+from nas.searchers.registry import searcher_of
+from nas.searchers.strategy import SearchProblem
+from nas.study import ray_tune
+from nas.study.config import StudyConfig, study_recipe
+from nas.study.fleet.probe import question
+from nas.study.fleet.ray_cluster import RunHaltedError
+from nas.study.fleet.resources import Resources
+from nas.study.ray_tune import run_study
+from nas.study.run_folder import CONFIG_FILE, read_config
+from nas.study.schedule import TrialSchedule
+from nas.study.trials import TrialEvent, Trials, TrialSetting
+from nas.training.outcome import Outcome
+
+NUM_TRIALS = 4
+NUM_KILLS = 20
+
+
+@pytest.fixture
+def cluster(monkeypatch) -> Iterator[Cluster]:
+    """A head without cores, and two nodes of one core."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 100_000_000})
+    for _ in range(2):
+        made.add_node(num_cpus=1, object_store_memory=100_000_000)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+def trials(feasible, corpus, tmp_path) -> Trials:
+    config = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=NUM_TRIALS)
+    problem = SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)
+    schedule = TrialSchedule(strategy=searcher_of("stratified")(problem), seed=0, num_trials=NUM_TRIALS)
+    (tmp_path / CONFIG_FILE).write_text("seed: 0\n")
+    recipe = study_recipe(config, None)
+    setting = TrialSetting(
+        config=config, recipe=recipe, folder=tmp_path, corpus=corpus, device="cpu", threads=1, versions={}
+    )
+    return Trials(schedule, feasible.priced.pricer, setting)
+
+
+def dying(config):
+    """Its first worker dies, on the second trial with its node; a file in the trial's folder says how often it ran."""
+    spec = config["spec"]
+    spec.folder.mkdir(parents=True, exist_ok=True)
+    runs = len(list(spec.folder.iterdir()))
+    (spec.folder / f"run-{runs}").write_text("")
+    if runs == 0 and spec.proposal.index == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if runs == 0 and spec.proposal.index == 1:
+        (spec.folder.parent / "take-the-node").write_text(ray.get_runtime_context().get_node_id())
+        time.sleep(60)
+    outcome = Outcome(status="completed", steps=1, tokens=8, seconds=1.0, val_loss=3.0, perplexity=20.0)
+    tune.report({"trial_event": TrialEvent(event="finished", status="completed", measured=outcome)})
+
+
+def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monkeypatch):
+    monkeypatch.setattr(ray_tune, "_trainable", dying)
+    sign = trials.setting.folder / "trials" / "take-the-node"
+
+    def take_the_node() -> None:
+        while not (sign.exists() and sign.read_text()):
+            time.sleep(0.05)
+        (node,) = (one for one in cluster.worker_nodes if one.node_id == sign.read_text())
+        cluster.remove_node(node, allow_graceful=False)
+
+    taker = threading.Thread(target=take_the_node)
+    taker.start()
+    run_study(trials, Resources(slots=2, max_concurrent=None, ray_address=cluster.address), worker_env={})
+    taker.join()
+    ends = [one for one in trials.records if one.event == "finished"]
+    assert sorted((one.index, one.status) for one in ends) == [(index, "completed") for index in range(NUM_TRIALS)]
+    runs = {one.index: len(list((sign.parent / one.trial_id).iterdir())) for one in ends}
+    assert runs == {0: 2, 1: 2, 2: 1, 3: 1}
+    assert not list(trials.setting.folder.glob(".node-*"))
+
+
+def test_nodes_with_other_code_are_left_out_before_any_trial(cluster, trials, monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(ray_tune, "question", lambda *args: replace(question(*args), sources="0" * 12))
+    resources = Resources(slots=2, max_concurrent=None, ray_address=cluster.address)
+    with pytest.raises(
+        RunHaltedError, match="no node is left to train on: node .* its copy of this package is another"
+    ):
+        run_study(trials, resources, worker_env={}, tell=lines.append)
+    assert len(lines) == 2
+    assert "started" not in {one.event for one in trials.records}
+
+
+def search(root: Path, *args: str) -> list[str]:
+    return [sys.executable, "-m", "nas.search", *args]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_twenty_kills_change_nothing(cluster, tmp_path):
+    """`kill -9` of workers, nodes and the driver in turn, at random times, against a run that nobody disturbed."""
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    data = tmp_path / "corpus"
+    data.mkdir()
+    for path in sorted(Path(os.__file__).parent.joinpath("email").glob("*.py")):
+        (data / path.name).write_text(path.read_text())
+    given = ["--budget-latency", "6.22s", "--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3"]
+    given += ["--finalist-seeds", "1", "--data", str(data)]
+    folder, num_trials = tmp_path / "killed", 8
+    command = search(tmp_path, *given, "--num-trials", str(num_trials), "--output-dir", str(folder))
+    kills, rng = Counter[str](), random.Random(0)
+    while True:
+        driver = subprocess.Popen(
+            [*command, "--ray-address", cluster.address], env=env, cwd=tmp_path, stdout=subprocess.DEVNULL
+        )
+        while driver.poll() is None:
+            time.sleep(rng.uniform(1.0, 8.0))
+            if kills.total() < NUM_KILLS and (folder / ledger.FILE_NAME).exists() and driver.poll() is None:
+                kills[kill(rng, cluster, driver)] += 1
+        if driver.returncode == 0 and kills.total() >= NUM_KILLS:
+            break
+        num_trials += 4 * (driver.returncode == 0)
+        command = search(tmp_path, "--resume", str(folder), "--num-trials", str(num_trials))
+    assert min(kills[kind] for kind in ("worker", "node", "driver")) > 0
+    whole = tmp_path / "whole"
+    args = [*given, "--num-trials", str(num_trials), "--output-dir", str(whole)]
+    subprocess.run(search(tmp_path, *args), env=env, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    assert read_config(folder).generation_size == read_config(whole).generation_size
+    records = ledger.read(folder / ledger.FILE_NAME)
+    ends = Counter((one.index, one.seed) for one in records if one.event == "finished")
+    assert set(ends.values()) == {1}
+    found, expected = (candidates(each) for each in (folder, whole))
+    assert found == expected
+
+
+def candidates(folder: Path) -> list[tuple[object, ...]]:
+    """But for replicates: of a run that is extended they include those of former fronts."""
+    ended = ledger.finished(ledger.read(folder / ledger.FILE_NAME))
+    return [(one.trial_id, one.status, one.val_loss, one.latency_s) for one in ended if one.role == "candidate"]
+
+
+def workers_of(raylets: set[int]) -> list[int]:
+    """Processes of these nodes in which trials run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent in raylets and b"ImplicitFunc" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def kill(rng: random.Random, cluster: Cluster, driver: subprocess.Popen[bytes]) -> str:
+    """What was killed. A node that goes is followed by another."""
+    choice = rng.choice(["worker", "worker", "node", "driver"])
+    workers = workers_of({node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()})
+    if choice == "worker" and workers:
+        os.kill(rng.choice(workers), signal.SIGKILL)
+    elif choice == "node":
+        cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
+        cluster.remove_node(rng.choice(sorted(cluster.worker_nodes, key=id)), allow_graceful=False)
+    else:
+        choice = "driver"
+        driver.kill()
+        driver.wait()
+    return choice
