@@ -117,6 +117,9 @@ class Ended(NamedTuple):
     rungs: tuple[Rung, ...] = ()
 
 
+COLUMNS = (*Key._fields, "row", "variant", *Ended._fields)
+
+
 class Recorded(NamedTuple):
     """A training that was written down."""
 
@@ -248,11 +251,10 @@ def _write(path: Path, ended: Mapping[Job, Ended], keys: Mapping[Job, Key]) -> N
         perplexity = "" if one.perplexity is None else f"{one.perplexity:.6g}"
         rungs = " ".join(f"{rung.share:g}:{rung.loss:.6g}" for rung in one.rungs)
         cells = [perplexity, str(one.tokens), f"{one.seconds:.3f}", one.reason, rungs]
-        names = (*Key._fields, "row", "variant", *Ended._fields)
         values = (*map(str, keys[job]), job.row, job.variant, *cells)
-        lines[keys[job]] = dict(zip(names, values, strict=True))
+        lines[keys[job]] = dict(zip(COLUMNS, values, strict=True))
     text = io.StringIO()
-    writer = csv.DictWriter(text, next(iter(lines.values())), lineterminator="\n")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines.values())
     replace_file(path, text.getvalue())
@@ -272,7 +274,8 @@ def _known(path: Path) -> dict[Key, Ended]:
 
 def _recorded(key: Key, line: Mapping[str, str]) -> Recorded:
     perplexity = float(line["perplexity"]) if line["perplexity"] else None
-    rungs = tuple(Rung(*map(float, each.split(":"))) for each in line["rungs"].split())
+    # files from before rungs were kept have none
+    rungs = tuple(Rung(*map(float, each.split(":"))) for each in (line.get("rungs") or "").split())
     ended = Ended(perplexity, int(line["tokens"]), float(line["seconds"]), line["reason"], rungs)
     return Recorded(key=key, row=line["row"], ended=ended)
 

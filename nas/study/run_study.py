@@ -1,5 +1,7 @@
 """One study from prepared data to a finished run folder: what `nas.search` does once it knows that something fits."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -98,23 +100,30 @@ def run_campaign(
     else:
         meta = checked_meta(folder, config, feasible, corpus)
         warm = None if (folder / ledger.FILE_NAME).exists() else read_warm_start(config, feasible, meta)
-    with locked(folder), bugs_reported(folder, f"what was trained is saved; continue with --resume {folder}"):
-        try:
-            write_meta(folder, meta)
-            write_config(folder, config)
-            if warm is not None:
-                begin_with(warm, folder, config)
-            blocks = study_blocks(config, feasible, parent, corpus, folder, console)
-            _study(config, feasible, corpus, meta, resources, folder, console, blocks, listener)
-        except KeyboardInterrupt:
-            console.print(f"everything is saved; continue with --resume {folder}", soft_wrap=True, highlight=False)
-            raise
-        except RunHaltedError as error:
-            raise StoppedError(f"{error}; remove the cause, then continue with --resume {folder}") from error
-        except OSError as error:
-            reason = f"{error.filename or folder}: {error.strerror or error}"
-            raise StoppedError(f"{reason}; remove the cause, then continue with --resume {folder}") from error
+    saved = f"what was trained is saved; continue with --resume {folder}"
+    with locked(folder), bugs_reported(folder, saved), _resumable(folder, console):
+        write_meta(folder, meta)
+        write_config(folder, config)
+        if warm is not None:
+            begin_with(warm, folder, config)
+        blocks = study_blocks(config, feasible, parent, corpus, folder, console)
+        _study(config, feasible, corpus, meta, resources, folder, console, blocks, listener)
     return folder
+
+
+@contextmanager
+def _resumable(folder: Path, console: Console) -> Iterator[None]:
+    """Says how a run that ends in here goes on. Raises StoppedError where it cannot as things are."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"everything is saved; continue with --resume {folder}", soft_wrap=True, highlight=False)
+        raise
+    except RunHaltedError as error:
+        raise StoppedError(f"{error}; remove the cause, then continue with --resume {folder}") from error
+    except OSError as error:
+        reason = f"{error.filename or folder}: {error.strerror or error}"
+        raise StoppedError(f"{reason}; remove the cause, then continue with --resume {folder}") from error
 
 
 def _nodes(address: str | None) -> tuple[Node, ...]:
@@ -157,11 +166,21 @@ def _study(
         report_line(folder)
         reason = unfinished or f"see the reasons in {folder / 'trials.csv'}"
         raise StoppedError(f"no trial was trained to completion: {reason}.")
+    lines = _closing(trials, config, feasible, meta, folder)
+    if unfinished:
+        lines.append(unfinished)
+    lines.append(report_line(folder))
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _closing(trials: Trials, config: StudyConfig, feasible: FeasibleSpace, meta: Meta, folder: Path) -> list[str]:
+    """Draws the front and says what came out."""
     remove_plots(folder)
-    num_layers = feasible.space.base.num_layers
+    records, num_layers = trials.records, feasible.space.base.num_layers
     plots = plot_front(
         folder,
-        trials.records,
+        records,
         config.budget,
         num_layers=num_layers,
         seq_len=config.seq_len,
@@ -169,7 +188,7 @@ def _study(
         parent=meta.parent,
     )
     lines = closing_lines(
-        trials.records,
+        records,
         config.budget,
         num_layers=num_layers,
         seq_len=config.seq_len,
@@ -178,15 +197,11 @@ def _study(
         floors=meta.floors,
         parent=meta.parent,
     )
-    found = front(trials.records, config.budget)
+    found = front(records, config.budget)
     lines.append(price_line(found, feasible.space.base, config.protocol, config.workload))
     if (remark := trials.schedule.strategy.remark(trials.schedule.trained())) is not None:
         lines.append(remark)
-    if unfinished:
-        lines.append(unfinished)
-    lines.append(report_line(folder))
-    for line in lines:
-        console.print(line, soft_wrap=True, highlight=False)
+    return lines
 
 
 def report_line(folder: Path) -> str:
