@@ -31,7 +31,7 @@ def quality_lines(problem: SearchProblem, entries: dict[Member, Entry]) -> list[
     prior = rows @ features.prior(1.0)[0]
     lines.append(_line("prior of trellis", prior, losses, _r2(prior, losses)))
     surrogate = fit(features, rows, list(range(len(members))), losses)
-    lines.append(f"surrogate of trellis, with all other results: R^2 {surrogate.loo_r2:.2f}")
+    lines.append(f"surrogate of trellis, with all other results: R^2 {surrogate.r2():.2f}")
     first = [entries[member].trainings[0] for member in members]
     for place, share in enumerate(rung.share for rung in first[0].rungs):
         at_rung = np.array([training.rungs[place].loss for training in first])

@@ -30,6 +30,8 @@ class SearchProblem:
     reference_loss: nats; what is worse adds nothing to a front.
     parent: the model that candidates start from, of the dimensions of the space; its loss, nats; and the scores of its
     blocks. None from scratch.
+    known: trainings from that parent by the same recipe, of before and on no front of this search; their prices are
+    not known.
     """
 
     feasible: FeasibleSpace
@@ -38,6 +40,7 @@ class SearchProblem:
     parent: Architecture | None = None
     parent_loss: float | None = None
     blocks: BlockScores | None = None
+    known: tuple[Trained, ...] = ()
 
 
 class Strategy(ABC):

@@ -11,7 +11,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols.identity import is_hash_of_sources
 from nas.blocks.halves import BlockScores
-from nas.conversion.parent import Parent
+from nas.conversion.parent import BUILTIN, Parent
 from nas.corpus.corpus import Corpus
 from nas.corpus.floors import ngram_floors
 from nas.corpus.ngrams import TRIGRAM, NgramFloors
@@ -21,8 +21,9 @@ from nas.recipe.route import parent_architecture
 from nas.results import ledger
 from nas.results.ledger import Record, architecture_of
 from nas.searchers.anchors import anchors, published_members
+from nas.searchers.known_trainings import TOKENS, known_trainings
 from nas.searchers.registry import searcher_of
-from nas.searchers.strategy import SearchProblem
+from nas.searchers.strategy import SearchProblem, Trained
 from nas.study.config import StudyConfig, study_recipe
 from nas.study.parent import parent_result
 from nas.study.run_folder import Meta, read_ledger, read_meta
@@ -100,7 +101,14 @@ def search_problem(
         parent=None if route is None else parent_architecture(route, feasible.space.base),
         parent_loss=None if meta.parent is None else meta.parent.val_loss,
         blocks=blocks,
+        known=_known(feasible, meta),
     )
+
+
+def _known(feasible: FeasibleSpace, meta: Meta) -> tuple[Trained, ...]:
+    if meta.parent is None or meta.parent.name != BUILTIN or meta.recipe.scale.tokens != TOKENS:
+        return ()
+    return known_trainings(feasible.space, meta.parent.val_loss)
 
 
 def proposals_of(records: Sequence[Record], base: Architecture) -> list[Proposal]:

@@ -52,17 +52,24 @@ class Posterior(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fit:
-    """loo_r2: one minus the squared error of each result as the others predict it, over that of their mean."""
+    """losses: of each result. errors: of each, as all others predict it."""
 
     posterior: Posterior
-    loo_r2: float
+    losses: Floats
+    errors: Floats
+
+    def r2(self, first: int = 0) -> float:
+        """Of the results from this one on: one minus their squared errors over those of their mean."""
+        errors, losses = self.errors[first:], self.losses[first:]
+        around = losses - losses.mean()
+        return float(1 - errors @ errors / max(around @ around, 1e-12))
 
 
 def fit(features: Features, rows: Floats, members: list[int], losses: Floats) -> Fit:
     """rows: of each result, its features. members: numbers that are equal for results of one member."""
     if not len(losses):
         mean, covariance = features.prior(USUAL[0])
-        return Fit(posterior=Posterior(mean, covariance, USUAL[1]), loo_r2=float("nan"))
+        return Fit(posterior=Posterior(mean, covariance, USUAL[1]), losses=losses, errors=losses)
     if len(losses) > rows.shape[1] and len(set(members)) == len(members):
         return _fit_of_many(features, rows, losses)
     same = np.equal.outer(members, members).astype(float)
@@ -73,9 +80,7 @@ def fit(features: Features, rows: Floats, members: list[int], losses: Floats) ->
     solved = cho_solve(factor, losses - rows @ mean)
     posterior = Posterior(mean + crossed @ solved, covariance - crossed @ cho_solve(factor, crossed.T), best[1])
     inverse = cho_solve(factor, np.eye(len(losses)))
-    errors = solved / inverse.diagonal()
-    around = losses - losses.mean()
-    return Fit(posterior=posterior, loo_r2=float(1 - errors @ errors / max(around @ around, 1e-12)))
+    return Fit(posterior=posterior, losses=losses, errors=solved / inverse.diagonal())
 
 
 def _log_posterior(
@@ -109,11 +114,7 @@ def _fit_of_many(features: Features, rows: Floats, losses: Floats) -> Fit:
     covariance = root @ cho_solve(factor, root.T)
     solved = (apart - rows @ weights) / noise
     left = (1 - ((rows @ covariance) * rows).sum(axis=1) / noise) / noise  # the diagonal of the kernel's inverse
-    errors, around = solved / left, losses - losses.mean()
-    return Fit(
-        posterior=Posterior(mean + weights, covariance, best[1]),
-        loo_r2=float(1 - errors @ errors / max(around @ around, 1e-12)),
-    )
+    return Fit(posterior=Posterior(mean + weights, covariance, best[1]), losses=losses, errors=solved / left)
 
 
 def _log_posterior_of_many(

@@ -95,7 +95,7 @@ def test_many_results_are_fitted_by_features_to_the_same(features, problem, monk
     fast = fit(features, rows, list(range(len(members))), losses)
     monkeypatch.setattr(surrogate, "_fit_of_many", None)  # would raise
     slow = fit(features, rows, [0, 0, *range(2, len(members))], losses)
-    assert slow.loo_r2 != fast.loo_r2  # two results of one member go the other way
+    assert slow.r2() != fast.r2()  # two results of one member go the other way
     monkeypatch.undo()
     whole = np.equal.outer(range(len(members)), range(len(members))).astype(float)
     gram, crossed = rows.T @ rows, rows.T @ (losses - rows @ features.prior(0.02)[0])
@@ -112,7 +112,7 @@ def test_many_results_are_fitted_by_features_to_the_same(features, problem, monk
     assert fast.posterior.covariance == pytest.approx(covariance - gain @ rows @ covariance, abs=1e-8)
     inverse = np.linalg.inv(kernel)
     errors = inverse @ apart / inverse.diagonal()
-    assert fast.loo_r2 == pytest.approx(1 - errors @ errors / ((losses - losses.mean()) ** 2).sum(), abs=1e-6)
+    assert fast.r2() == pytest.approx(1 - errors @ errors / ((losses - losses.mean()) ** 2).sum(), abs=1e-6)
 
 
 def test_kept_draws_are_those_of_draws(problem):
@@ -130,8 +130,8 @@ def test_what_is_left_out_is_predicted_from_the_rest(features, problem):
     members = [sample(problem.feasible.space, rng) for _ in range(20)]
     losses = np.array([loss_of(member) for member in members])
     rows = features.rows(members)
-    assert fit(features, rows, list(range(20)), losses).loo_r2 > 0.5
-    assert fit(features, rows, list(range(20)), rng.permutation(losses)).loo_r2 < 0.3
+    assert fit(features, rows, list(range(20)), losses).r2() > 0.5
+    assert fit(features, rows, list(range(20)), rng.permutation(losses)).r2() < 0.3
 
 
 def test_scores_that_add_up_are_the_surrogate_but_for_what_is_scarce(features, problem):
@@ -200,3 +200,28 @@ def test_it_says_when_results_do_not_bear_it_out(problem):
     assert "bred from the front instead" in (strategy.remark(noise) or "")
     assert strategy.remark(sound[:2]) is None
     assert len(strategy.propose(4, rng, members, noise)) == 4
+
+
+def test_trainings_of_before_are_known_but_are_no_results(problem):
+    """It begins with the best of them; its own results alone say whether what is fitted holds."""
+    rng = np.random.default_rng(7)
+    members = [sample(problem.feasible.space, rng) for _ in range(40)]
+    before = trained(problem, members)
+    told = Trellis(replace(problem, known=tuple(before)))
+    first = told.propose(4, rng, [], [])
+    assert set(first) <= set(members)
+    fitting = [one for one in before if told.draws.is_drawn(one.member) and problem.feasible.fits(one.member)]
+    best = min(fitting, key=lambda one: one.log_perplexity)
+    assert best.log_perplexity in {one.log_perplexity for one in before if one.member in first}
+    noise = [replace(one, log_perplexity=float(rng.normal(4, 0.5))) for one in trained(problem, members[:16])]
+    assert "40 trainings of before" in (told.remark(noise) or "")
+    assert "bred from the front instead" in (told.remark(noise) or "")
+
+
+def test_what_is_in_training_counts_as_if_it_had_come_out(problem):
+    members = [member for member in problem.feasible.members() if Draws(problem.feasible).is_drawn(member)]
+    strategy, rng = Trellis(problem), np.random.default_rng
+    results = trained(problem, members[:8])
+    alone = strategy.propose(4, rng(0), members[:8], results)
+    assert strategy.propose(4, rng(0), [*members[:8], alone[0]], results)[0] != alone[0]
+    assert strategy.propose(4, rng(0), [*members[:8], alone[0]], results)[0] == alone[1]
