@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import ray
 from ray import tune
+from ray._private import ray_constants
 from ray.cluster_utils import Cluster
 
 from nas.results import ledger
@@ -39,6 +40,7 @@ NUM_KILLS = 20
 def cluster(monkeypatch) -> Iterator[Cluster]:
     """A head without cores, and two nodes of one core."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)  # a run on this machine alone leaves it off
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 100_000_000})
     for _ in range(2):
         made.add_node(num_cpus=1, object_store_memory=100_000_000)
