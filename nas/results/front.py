@@ -75,8 +75,17 @@ def unstable(records: Sequence[Record]) -> tuple[TrainedMember, ...]:
 def unearned(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
     """Completed trials of candidates that were within budget by rule, and are not by what their weights fold to."""
     return tuple(
-        record for record in ledger.completed(records) if record.role != "baseline" and not is_admitted(record, budget)
+        record
+        for record in ledger.completed(records)
+        if record.role != "baseline" and _was_promised(record, budget) and not is_admitted(record, budget)
     )
+
+
+def _was_promised(record: Record, budget: Budget) -> bool:
+    """Whether a trial was within the budget by rule: under another budget, or by another run, it need not have been."""
+    if record.promised_latency_s is None or record.promised_sent_bytes is None:
+        return True
+    return budget.admits(latency_s=record.promised_latency_s, sent_bytes=record.promised_sent_bytes)
 
 
 def is_admitted(record: Record, budget: Budget) -> bool:

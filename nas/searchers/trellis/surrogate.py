@@ -102,14 +102,15 @@ def _log_prior(worth: float, misfit: float) -> float:
 def _fit_of_many(features: Features, rows: Floats, losses: Floats) -> Fit:
     """The same where there are more results than features, all of different members: by features, not by results.
 
-    Weights are mean + root @ (standard normal ones), of which `precision` is what results leave.
+    Weights are mean + root @ (standard normal ones); the precision of those is inner / noise + 1.
     """
     mean, _ = features.prior(USUAL[0])
     apart = losses - rows @ mean
     gram, crossed = rows.T @ rows, rows.T @ apart
-    best = max(PAIRS, key=lambda pair: _log_posterior_of_many(features, gram, crossed, apart, *pair))
-    root, precision, noise = _whitened(features, gram, *best)
-    factor = cho_factor(precision)
+    whitened = {worth: _whitened(features, gram, worth) for worth in WORTHS}
+    best = max(PAIRS, key=lambda pair: _log_posterior_of_many(whitened[pair[0]], crossed, apart, *pair))
+    (root, inner), noise = whitened[best[0]], best[1] ** 2 + SEED_NOISE**2
+    factor = cho_factor(inner / noise + np.eye(len(root)))
     weights = root @ cho_solve(factor, root.T @ crossed) / noise
     covariance = root @ cho_solve(factor, root.T)
     solved = (apart - rows @ weights) / noise
@@ -118,18 +119,17 @@ def _fit_of_many(features: Features, rows: Floats, losses: Floats) -> Fit:
 
 
 def _log_posterior_of_many(
-    features: Features, gram: Floats, crossed: Floats, apart: Floats, worth: float, misfit: float
+    whitened: tuple[Floats, Floats], crossed: Floats, apart: Floats, worth: float, misfit: float
 ) -> float:
-    root, precision, noise = _whitened(features, gram, worth, misfit)
-    factor, lower = cho_factor(precision)
+    (root, inner), noise = whitened, misfit**2 + SEED_NOISE**2
+    factor, lower = cho_factor(inner / noise + np.eye(len(root)))
     seen = root.T @ crossed
     squares = (apart @ apart - seen @ cho_solve((factor, lower), seen) / noise) / noise
     log_determinant = len(apart) * np.log(noise) / 2 + np.log(factor.diagonal()).sum()
     return float(-squares / 2 - log_determinant + _log_prior(worth, misfit))
 
 
-def _whitened(features: Features, gram: Floats, worth: float, misfit: float) -> tuple[Floats, Floats, float]:
-    """A root of the covariance of the weights, their precision in its terms, and the variance of a result."""
-    _, covariance = features.prior(worth)
-    root, noise = np.linalg.cholesky(covariance), misfit**2 + SEED_NOISE**2
-    return root, root.T @ gram @ root / noise + np.eye(len(root)), noise
+def _whitened(features: Features, gram: Floats, worth: float) -> tuple[Floats, Floats]:
+    """A root of the covariance of the weights, and the gram matrix of the features in its terms."""
+    root = np.linalg.cholesky(features.prior(worth)[1])
+    return root, root.T @ gram @ root

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,8 +134,8 @@ def test_twenty_kills_change_nothing(cluster, tmp_path):
         )
         while driver.poll() is None:
             time.sleep(rng.uniform(1.0, 8.0))
-            if kills.total() < NUM_KILLS and (folder / ledger.FILE_NAME).exists() and driver.poll() is None:
-                kills[kill(rng, cluster, driver)] += 1
+            if kills.total() < NUM_KILLS and (workers := workers_of(cluster)) and driver.poll() is None:
+                kills[kill(rng, cluster, driver, workers)] += 1
         if driver.returncode == 0 and kills.total() >= NUM_KILLS:
             break
         num_trials += 4 * (driver.returncode == 0)
@@ -157,8 +158,9 @@ def candidates(folder: Path) -> list[tuple[object, ...]]:
     return [(one.trial_id, one.status, one.val_loss, one.latency_s) for one in ended if one.role == "candidate"]
 
 
-def workers_of(raylets: set[int]) -> list[int]:
-    """Processes of these nodes in which trials run."""
+def workers_of(cluster: Cluster) -> list[int]:
+    """Processes of its nodes in which trials run."""
+    raylets = {node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()}
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -170,17 +172,16 @@ def workers_of(raylets: set[int]) -> list[int]:
     return found
 
 
-def kill(rng: random.Random, cluster: Cluster, driver: subprocess.Popen[bytes]) -> str:
+def kill(rng: random.Random, cluster: Cluster, driver: subprocess.Popen[bytes], workers: list[int]) -> str:
     """What was killed. A node that goes is followed by another."""
-    choice = rng.choice(["worker", "worker", "node", "driver"])
-    workers = workers_of({node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()})
-    if choice == "worker" and workers:
-        os.kill(rng.choice(workers), signal.SIGKILL)
+    choice = rng.choice(["worker", "node", "driver"])
+    if choice == "worker":
+        with suppress(ProcessLookupError):
+            os.kill(rng.choice(workers), signal.SIGKILL)
     elif choice == "node":
         cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
         cluster.remove_node(rng.choice(sorted(cluster.worker_nodes, key=id)), allow_graceful=False)
     else:
-        choice = "driver"
         driver.kill()
         driver.wait()
     return choice

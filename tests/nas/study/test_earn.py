@@ -86,6 +86,7 @@ def test_what_does_not_fold_is_paid_for(feasible, corpus: Corpus, tmp_path: Path
     between = Budget(latency_s=(record.latency_s + record.promised_latency_s) / 2)
     assert front(records, between) == ()
     assert unearned(records, between) == (record,)
+    assert unearned(records, Budget(latency_s=record.promised_latency_s / 2)) == ()  # under another budget
     assert [member.first for member in front(records, Budget(latency_s=record.latency_s))] == [record]
 
 
