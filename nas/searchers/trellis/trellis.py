@@ -114,7 +114,7 @@ class Trellis(Strategy):
     def _candidates(self, found: Fit, rng: np.random.Generator, seen: Collection[Member]) -> list[Member]:
         """Members that may be trained, each deployed form once."""
         members = [*self.problem.anchors, *(one.member for one in self.problem.known)]
-        if self.problem.known and not seen:
+        if self.problem.known and not any(map(self.feasible.fits, seen)):  # baselines are beyond the budget
             return self._drawn(self.draws.new_of(members, seen))
         depth, recipes = len(self.stages.steps), self.feasible.space.recipes
         for weights in found.posterior.draws(NUM_DRAWS, rng):

@@ -23,7 +23,7 @@ from search_spaces.budget.priced_space import price_of, price_space
 from search_spaces.definition import load_definition
 from search_spaces.notation import Member
 from search_spaces.optima.stages import stages_of
-from search_spaces.space import build_space, sample
+from search_spaces.space import build_space, members, sample
 
 
 @pytest.fixture(scope="module")
@@ -205,18 +205,25 @@ def test_it_says_when_results_do_not_bear_it_out(problem):
     assert len(strategy.propose(4, rng, members, noise)) == 4
 
 
+def dearest(problem) -> Member:
+    """A baseline: beyond the budget."""
+    found = max(members(problem.feasible.space), key=lambda one: price_of(problem.feasible.priced, one).latency_s)
+    assert not problem.feasible.fits(found)
+    return found
+
+
 def test_trainings_of_before_are_known_but_are_no_results(problem):
     """It begins with the best of them; its own results alone say whether what is fitted holds."""
     rng = np.random.default_rng(7)
-    members = [sample(problem.feasible.space, rng) for _ in range(40)]
-    before = trained(problem, members)
+    known = [sample(problem.feasible.space, rng) for _ in range(40)]
+    before = trained(problem, known)
     told = Trellis(replace(problem, known=tuple(before)))
-    first = told.propose(4, rng, [], [])
-    assert set(first) <= set(members)
+    first = told.propose(4, rng, [dearest(problem)], [])
+    assert set(first) <= set(known)
     fitting = [one for one in before if told.draws.is_drawn(one.member) and problem.feasible.fits(one.member)]
     best = min(fitting, key=lambda one: one.log_perplexity)
     assert best.log_perplexity in {one.log_perplexity for one in before if one.member in first}
-    noise = [replace(one, log_perplexity=float(rng.normal(4, 0.5))) for one in trained(problem, members[:16])]
+    noise = [replace(one, log_perplexity=float(rng.normal(4, 0.5))) for one in trained(problem, known[:16])]
     assert "40 trainings of before" in (told.remark(noise) or "")
     assert "bred from the front instead" in (told.remark(noise) or "")
 
