@@ -3,9 +3,8 @@
 The names below are imported when they are first used, so that `import nas` costs nothing.
 """
 
-from typing import TYPE_CHECKING
-
-from costmodel.config.lazy_names import lazy_names
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nas.results.ledger import Record
@@ -25,4 +24,12 @@ _MODULES = {
     "load_run": "nas.runs.run",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _MODULES)
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
