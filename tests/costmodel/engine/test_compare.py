@@ -20,6 +20,7 @@ from costmodel.report.estimates import PRICE_KEYS
 
 TINY = ("--base", "tiny", "--layers", "1", "--vocab", "40", "--seq-len", "6")
 LOGIT_TOLERANCE = 0.02
+CHEETAH_SMALL_OP_TOLERANCE = 3e-3  # answers of few elements compress worse: a linear of 640 kB takes 0.3 % more
 
 
 @pytest.fixture
@@ -203,8 +204,10 @@ def test_the_engine_agrees_on_every_choice_of_a_layer(run, protocol):
     for entry in document["by_op"]:
         predicted, measured = entry["predicted"], entry["measured"]
         assert predicted["messages"] == measured["messages"]
-        slack = 1e-3 * measured["sent_bytes"] + 1000 if protocol == "cheetah" else 0
+        slack = CHEETAH_SMALL_OP_TOLERANCE * measured["sent_bytes"] + 1000 if protocol == "cheetah" else 0
         assert abs(predicted["sent_bytes"] - measured["sent_bytes"]) <= slack
+    predicted, measured = document["total"]["predicted"], document["total"]["measured"]
+    assert predicted["sent_bytes"] == pytest.approx(measured["sent_bytes"], rel=1e-3 if protocol == "cheetah" else 0)
     assert document["total"]["logits_max_abs_error"] < LOGIT_TOLERANCE
 
 
