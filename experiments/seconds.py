@@ -8,11 +8,12 @@ under `RUNS`, so that an experiment that was stopped goes on where it was.
 
 import hashlib
 import json
-import os
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +41,9 @@ from search_spaces.notation import parse
 
 SEED = 0
 TOTAL = "total"
-QUIET_LOAD = 0.5  # processes that wait for a core before a run, in the mean over a minute: more disturb it
+LOAD_FILE = Path("/proc/loadavg")
+QUIET_LOAD = 0.5  # threads of others that run or wait for a core, in the mean before a run: more disturb it
+LOOKS, LOOK_S = 20, 0.1  # at how many there are, and seconds between two of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,10 +78,11 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A whole run. by_kind: seconds by type of op, and in total. load: of the machine before it began."""
+    """A whole run. by_kind: seconds by type of op, and in total. load: threads of others before it began, None if the
+    machine does not tell."""
 
     by_kind: dict[str, float]
-    load: float
+    load: float | None
 
 
 class Line(NamedTuple):
@@ -121,7 +125,7 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
     for case in settings.cases:
         lines, loads = measured_case(settings, case, name, console)
         console.print(table(case, lines))
-        console.print(f"load before the runs: {', '.join(f'{load:.2f}' for load in loads)}{_disturbed(loads)}\n")
+        console.print(f"{_disturbed(loads)}\n")
         judged += [line for line in lines if line.bar is not None]
         missed += [f"{case.protocol} {text}" for text in misses(settings, lines)]
     inside = sum(line.inside for line in judged) / len(judged)
@@ -132,8 +136,8 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
         raise StoppedError(f"{len(missed)} bars are missed: {'; '.join(missed)}.")
 
 
-def measured_case(settings: Settings, case: Case, name: str, console: Console) -> tuple[list[Line], list[float]]:
-    """A line per kind of op, and the machine's load before every whole run."""
+def measured_case(settings: Settings, case: Case, name: str, console: Console) -> tuple[list[Line], list[float | None]]:
+    """A line per kind of op, and how much else the machine did before every whole run."""
     dimensions = replace(settings.dimensions, layers=case.layers)
     architecture = parse(settings.architecture, base_architecture(settings.base, dimensions)).architecture
     graph = lower(architecture, settings.seq_len)
@@ -170,7 +174,7 @@ def whole_run(graph: OpGraph, protocol: str, path: Path) -> Run:
     # as the engine takes them: of three parties that hold GPT-2, every gigabyte counts
     weights = {key: value.astype(np.float32) for key, value in drawn_weights(graph, generator).items()}
     tokens = drawn_tokens(graph, generator)
-    load_before = os.getloadavg()[0]
+    load_before = others_running()
     try:
         (only,), _ = passes(
             graph_job(graph, weights, tokens, protocol=protocol, setting=EngineSetting()), tcp, [UNHINDERED]
@@ -243,8 +247,25 @@ def table(case: Case, lines: Iterable[Line]) -> Table:
     return shown
 
 
-def _disturbed(loads: Iterable[float]) -> str:
-    return "; other work ran, so that these seconds say little" if max(loads) > QUIET_LOAD else ""
+def others_running() -> float | None:
+    """Threads beside this one that run or wait for a core, in the mean over a moment; None where Linux does not tell.
+
+    Not the load average, which would remember what this experiment itself has just done.
+    """
+    found = []
+    try:
+        for _ in range(LOOKS):
+            found.append(int(LOAD_FILE.read_text().split()[3].partition("/")[0]) - 1)
+            time.sleep(LOOK_S)
+    except OSError:
+        return None
+    return fmean(found)
+
+
+def _disturbed(loads: Sequence[float | None]) -> str:
+    known = [load for load in loads if load is not None]
+    told = f"threads of others before the runs: {', '.join(f'{load:.1f}' for load in known) or 'unknown'}"
+    return f"{told}; other work ran, so that these seconds say little" if max(known, default=0) > QUIET_LOAD else told
 
 
 def _of_kind(graph: OpGraph, kind: str) -> OpGraph:

@@ -174,6 +174,18 @@ def _timed(series: Series, protocol: str, setting: EngineSetting, run: Callable[
     return Timing(kind=series.name, start_s=sum(seconds[:start]), seconds=tuple(seconds[start:]))
 
 
+def fastest(passes: Sequence[Sequence[Timing]]) -> list[Timing]:
+    """Of every run, the least seconds over passes of one plan."""
+    return [
+        Timing(
+            kind=one[0].kind,
+            start_s=min(timing.start_s for timing in one),
+            seconds=tuple(map(min, zip(*(timing.seconds for timing in one), strict=True))),
+        )
+        for one in zip(*passes, strict=True)
+    ]
+
+
 def save(timing: Timing, path: Path) -> None:
     """Appends a line to the file, in the place of a torn last one."""
     with path.open("ab+") as file:

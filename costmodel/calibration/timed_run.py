@@ -22,10 +22,11 @@ def check_engine() -> None:
         raise UserError(f"the engine must be {ENGINE}, which the formulas are of, but is {found}; run: {spu.INSTALL}")
 
 
-def timings_file(output: Path, protocol: str, setting: EngineSetting) -> Path:
-    """Where the timings so far are kept, beside a testbed that is to be written."""
+def timings_file(output: Path, protocol: str, setting: EngineSetting, num_pass: int = 1) -> Path:
+    """Where the timings so far are kept, beside a testbed that is to be written. num_pass: which one, from 1."""
     threads = "" if setting.threads == 1 else f".{setting.threads}-threads"
-    return output.with_suffix(f".{protocol}{threads}.timings.jsonl")
+    later = "" if num_pass == 1 else f".pass-{num_pass}"
+    return output.with_suffix(f".{protocol}{threads}{later}.timings.jsonl")
 
 
 def timed_run(

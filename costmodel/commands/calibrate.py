@@ -23,6 +23,8 @@ from costmodel.protocols.primitives import EngineSetting, Holder
 from costmodel.protocols.published_rows import published_rows
 from costmodel.report import estimates
 
+NUM_PASSES = 2  # over all kinds: what slows a machine down for minutes outlasts the repeats of an op
+
 # width, layers and tokens of the models that memory is fitted on; cheetah would take minutes for the larger ones
 SECRET_SHARING_SIZES = (
     (64, 1, 32), (64, 2, 128), (128, 2, 64), (256, 1, 32), (256, 2, 64), (384, 1, 128), (512, 1, 64), (768, 1, 32),
@@ -50,8 +52,9 @@ def calibrate(
 ) -> None:
     """Fit a testbed and write it: on the printed rows, or on what the engine takes on this machine.
 
-    With --for, every op of one model is measured at its full size, and the testbed prices these alone. A calibration
-    that was stopped goes on where it was: its timings so far are in a file beside the output.
+    All kinds of op are measured twice, minutes apart, and the faster runs count. With --for, every op of one model is
+    measured once, at its full size, and the testbed prices these alone. A calibration that was stopped goes on where it
+    was: its timings so far are in files beside the output.
 
     Args:
         protocol: the protocol whose testbed is fitted.
@@ -105,15 +108,18 @@ def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[Op
     """Of all kinds of op, or of the ops of some graphs."""
     to = _writable(protocol, output)
     check_engine()
-    timings = timings_file(to, protocol, setting)
     if graphs:
-        testbed = measured_model(graphs, protocol, setting, timings)
+        files = [timings_file(to, protocol, setting)]
+        testbed = measured_model(graphs, protocol, setting, *files)
         write(to, dump_compute(testbed))
         print_blocks([], [estimates.ops_table(testbed)])
     else:
-        found = timed_run(microbenchmark.plan(protocol), protocol, setting, timings)
-        write(to, dump_compute(fit_compute(protocol, setting, found)))
-    timings.unlink()
+        plan = microbenchmark.plan(protocol)
+        files = [timings_file(to, protocol, setting, number) for number in range(1, NUM_PASSES + 1)]
+        passes = [timed_run(plan, protocol, setting, file) for file in files]
+        write(to, dump_compute(fit_compute(protocol, setting, microbenchmark.fastest(passes))))
+    for file in files:
+        file.unlink()
 
 
 def _writable(protocol: str, output: Path | None) -> Path:

@@ -4,7 +4,8 @@ Nearly all members lie at the budget: of uniform draws from `gpt2-small` at 5 mi
 of it. So a draw is uniform within one of NUM_SLICES equal slices of the price, the one with the fewest members so far.
 """
 
-from collections.abc import Collection, Hashable, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import islice
 
 import numpy as np
@@ -22,10 +23,11 @@ WALKED = 10_000  # members looked through, in their order, where draws find noth
 
 
 class Draws:
-    """The members within a budget, sliced by price.
+    """The members within a budget, sliced by price. Remembers what it was told of a member, since a long search asks of
+    every member again and again.
 
     slices: those that hold a member, cheapest first; of prices as deployed without the cheap end, IDLE_SHARE of the
-        range, unless the space lists its members.
+        range, unless the space lists its members. No two hold the same member.
     """
 
     def __init__(self, feasible: FeasibleSpace) -> None:
@@ -33,10 +35,16 @@ class Draws:
         is_listed = feasible.space.definition.members is not None  # by someone who wants them all
         idle = IDLE_SHARE if feasible.priced.accounting == "deployed" and not is_listed else 0.0
         self.slices = price_slices(feasible, NUM_SLICES, idle) or price_slices(feasible, NUM_SLICES)
+        self._forms: dict[Member, Hashable] = {}
+        self._slice_of: dict[Member, int | None] = {}
 
     def form(self, member: Member) -> Hashable:
         """What makes a member one answer: its deployed form where that is priced, however it is trained, or itself."""
-        return deployed(member.architecture) if self.feasible.priced.accounting == "deployed" else member
+        if self.feasible.priced.accounting != "deployed":
+            return member
+        if (known := self._forms.get(member)) is None:
+            known = self._forms[member] = deployed(member.architecture)
+        return known
 
     def new_of(self, members: Collection[Member], seen: Collection[Member]) -> list[Member]:
         """The members within budget whose form is that of none seen and of none before it."""
@@ -47,27 +55,35 @@ class Draws:
                 new.append(member)
         return new
 
-    def is_drawn(self, member: Member) -> bool:
-        """Whether a member is in one of the slices."""
-        return any(part.fits(member) for part in self.slices)
+    def slice_of(self, member: Member) -> int | None:
+        """The number of the slice that holds a member, None if none does."""
+        if member not in self._slice_of:
+            cost = self.feasible.cost_of(member)
+            numbers = (number for number, part in enumerate(self.slices) if cost is not None and part.holds(cost))
+            self._slice_of[member] = next(numbers, None)
+        return self._slice_of[member]
 
-    def emptiest(self, members: Collection[Member], rng: np.random.Generator) -> list[int]:
+    def emptiest(self, members: Iterable[Member], rng: np.random.Generator) -> list[int]:
         """The numbers of the slices, those with the fewest of the members first, equal ones in random order."""
-        counts = [sum(part.fits(member) for member in members) for part in self.slices]
-        return sorted(map(int, rng.permutation(len(counts))), key=counts.__getitem__)
+        held = Counter(map(self.slice_of, members))
+        return sorted(map(int, rng.permutation(len(self.slices))), key=lambda number: held[number])
 
     def filled(
         self, chosen: Sequence[Member], size: int, rng: np.random.Generator, seen: Collection[Member]
     ) -> list[Member]:
         """`chosen` with new members, up to `size`; fewer only if none was found."""
         members = list(chosen)
-        while len(members) < size and (member := self._drawn(rng, [*seen, *members])) is not None:
+        if len(members) >= size:
+            return members
+        forms = {self.form(member) for member in (*seen, *members)}
+        while len(members) < size and (member := self._new(rng, [*seen, *members], forms)) is not None:
             members.append(member)
+            forms.add(self.form(member))
         return members
 
-    def _drawn(self, rng: np.random.Generator, seen: Collection[Member]) -> Member | None:
-        forms = {self.form(member) for member in seen}
-        for number in self.emptiest(seen, rng):
+    def _new(self, rng: np.random.Generator, members: Iterable[Member], forms: Collection[Hashable]) -> Member | None:
+        """A member of none of the forms, from the slice with the fewest of the members that has one."""
+        for number in self.emptiest(members, rng):
             for _ in range(TRIES):
                 if self.form(member := self.slices[number].sample(rng)) not in forms:
                     return member

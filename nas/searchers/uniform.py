@@ -56,7 +56,7 @@ class Ladder(Strategy):
         for member in islice(cheapest_first(self.stages), LOOKED_AT):
             if len(chosen) == size:
                 break
-            if (form := self.draws.form(member)) not in forms and self.draws.is_drawn(member):
+            if (form := self.draws.form(member)) not in forms and self.draws.slice_of(member) is not None:
                 forms.add(form)
                 chosen.append(member)
         return self.draws.filled(chosen, size, rng, seen)

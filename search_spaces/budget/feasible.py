@@ -57,11 +57,20 @@ class FeasibleSpace:
 
     def fits(self, member: Member) -> bool:
         """Whether this is a member of the space and within the budget (and the slice)."""
+        cost = self.cost_of(member)
+        return cost is not None and self.holds(cost)
+
+    def cost_of(self, member: Member) -> Cost | None:
+        """Of its path, in integer units; None if it is no member of the space."""
         if not contains(self.space, member):
-            return False
+            return None
         path = path_of(self.space, member.architecture.layers)
         costs = [self.costs[vertex] for vertex in path if vertex in self.costs]
-        latency, sent = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
+        return sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
+
+    def holds(self, cost: Cost) -> bool:
+        """Whether a path of this cost is within the budget (and the slice)."""
+        latency, sent = cost
         return self.paths.above < latency <= self.paths.limit[0] and sent <= self.paths.limit[1]
 
     @property

@@ -10,6 +10,7 @@ import yaml
 from costmodel.calibration import timed_run
 from costmodel.calibration.microbenchmark import Timing
 from costmodel.protocols import published
+from costmodel.protocols.compute_testbed import load_compute
 from search_spaces.architecture import dump_architecture
 from search_spaces.bases import base_architecture
 from search_spaces.deployed import deployed_id
@@ -484,6 +485,24 @@ def test_a_testbed_of_one_model_prices_it_as_written_and_as_deployed(run, tmp_pa
     assert "no seconds for" in refused(
         run("estimate", "SM+LN+G", *model[1:], "--protocol", "aby3", "--testbed", "mine.yaml")
     )
+
+
+@pytest.mark.needs_engine
+def test_kinds_are_measured_twice_and_the_faster_runs_count(run, tmp_path, monkeypatch):
+    num_passes = 0
+
+    def measured(plan, protocol, setting, known):
+        nonlocal num_passes
+        num_passes += 1
+        for series in plan:
+            seconds = 3.0 if (num_passes == 1) == (series.kind == "Relu") else 1.0
+            yield Timing(kind=series.name, start_s=9.0, seconds=(seconds,) * sum(series.repeats))
+
+    monkeypatch.setattr(timed_run, "measure", measured)
+    assert run("calibrate", "--protocol", "aby3", "--engine", "spu", "--output", "mine.yaml")[0] == 0
+    assert num_passes == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+    assert {kind.fixed_s for kind in load_compute(tmp_path / "mine.yaml").kinds.values()} == {1.0}
 
 
 def test_lines_beyond_what_was_measured_are_marked(run):

@@ -18,8 +18,10 @@ from experiments.__main__ import definitions
 from experiments.seconds import TOTAL, Line, Settings, misses
 from tests.costmodel.calibration.test_model_testbed import timed
 
-DATA = {key: value for key, value in load_mapping(definitions()["seconds"]).items() if key != "kind"}
-SMALL = {key: value for key, value in load_mapping(definitions()["seconds-small"]).items() if key != "kind"}
+DATA, CHEETAH, SMALL = (
+    {key: value for key, value in load_mapping(definitions()[name]).items() if key != "kind"}
+    for name in ("seconds", "seconds-cheetah", "seconds-small")
+)
 ONE = {**SMALL, "cases": SMALL["cases"][:1]}
 GOOD = Line(
     kind=TOTAL, measured_s=10.0, spread=0.02, model_s=10.9, bar=0.1, committed_s=12.0, low_s=9.0, high_s=15.0
@@ -48,10 +50,13 @@ def of_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
 
 
 def test_the_bars_are_those_that_were_set() -> None:
-    settings = decode(Settings, DATA, "seconds")
-    found = [(case.protocol, case.layers, case.total_bar, case.kind_bar) for case in settings.cases]
-    assert found == [("semi2k", 12, 0.1, 0.2), ("aby3", 12, 0.1, 0.2), ("cheetah", 2, 0.15, 0.25)]
-    assert (settings.committed_bar, settings.least_inside, settings.seq_len) == (0.3, 0.9, 128)
+    both = [decode(Settings, data, "seconds") for data in (DATA, CHEETAH)]
+    found = [
+        (case.protocol, case.layers, case.total_bar, case.kind_bar) for settings in both for case in settings.cases
+    ]
+    assert found == [("semi2k", 12, 0.1, 0.2), ("aby3", 12, 0.1, 0.2), ("cheetah", 1, 0.15, 0.25)]
+    for settings in both:
+        assert (settings.committed_bar, settings.least_inside, settings.seq_len) == (0.3, 0.9, 128)
     assert {case["protocol"] for case in SMALL["cases"]} == set(COMM)
 
 
@@ -130,3 +135,14 @@ def test_one_run_has_no_spread() -> None:
         ValueError, match="`repeats` of experiment small must be at least 2, to see a spread, but got 1"
     ):
         seconds.run("small", {**ONE, "repeats": 1}, Console(quiet=True))
+
+
+def test_what_else_the_machine_does_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(seconds, "LOAD_FILE", tmp_path / "loadavg")
+    monkeypatch.setattr(seconds, "LOOK_S", 0.0)
+    assert seconds.others_running() is None
+    (tmp_path / "loadavg").write_text("2.50 1.00 0.50 3/123 4567\n")  # three run, one of them this one
+    assert seconds.others_running() == 2.0
+    assert seconds._disturbed([0.1, 2.0]).endswith("0.1, 2.0; other work ran, so that these seconds say little")
+    assert seconds._disturbed([0.1, 0.4]).endswith("0.1, 0.4")
+    assert "unknown" in seconds._disturbed([None])

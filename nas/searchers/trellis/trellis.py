@@ -14,12 +14,12 @@ from typing import final
 
 import numpy as np
 
+from nas.searchers.draws import Draws
 from nas.searchers.evolution import Evolution
 from nas.searchers.strategy import SearchProblem, Strategy, Trained, points_of
 from nas.searchers.trellis.completion import completion, completion_weights
 from nas.searchers.trellis.features import features_of
 from nas.searchers.trellis.improvement import expected_improvement
-from nas.searchers.trellis.kept_draws import KeptDraws
 from nas.searchers.trellis.surrogate import Fit, Posterior, fit
 from search_spaces.budget.priced_space import price_of
 from search_spaces.notation import Member
@@ -42,7 +42,7 @@ class Trellis(Strategy):
         self.problem, self.feasible = problem, problem.feasible
         self.stages = stages_of(problem.feasible)
         self.features = features_of(self.stages, problem)
-        self.draws, self.evolution = KeptDraws(problem.feasible), Evolution(problem)
+        self.draws, self.evolution = Draws(problem.feasible), Evolution(problem)
         edges = [edge for part in self.draws.slices for edge in part.latency_s_bounds]
         self.reference = (max(edges) + BEYOND * (max(edges) - min(edges)), problem.reference_loss)
 
@@ -126,7 +126,7 @@ class Trellis(Strategy):
         return self._drawn(self.draws.new_of(members, seen))
 
     def _drawn(self, members: Sequence[Member]) -> list[Member]:
-        return [member for member in members if self.draws.is_drawn(member)]
+        return [member for member in members if self.draws.slice_of(member) is not None]
 
     def _completion(self, members: Sequence[Member], trained: Sequence[Trained]) -> Floats:
         results = [*self.problem.known, *trained]

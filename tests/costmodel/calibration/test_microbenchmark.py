@@ -6,7 +6,7 @@ import pytest
 
 from costmodel import ops
 from costmodel.calibration.fit_compute import fit_testbed
-from costmodel.calibration.microbenchmark import WARM_UP, Timing, measure, plan, save, saved
+from costmodel.calibration.microbenchmark import WARM_UP, Timing, fastest, measure, plan, save, saved
 from costmodel.engine.spu import Measured
 from costmodel.ops import OP_TYPES, Op
 from costmodel.protocols import cheetah
@@ -126,6 +126,16 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert len(asked) == len(plan("semi2k")) - 2
     assert everything[0] == first
     assert [timing.kind for timing in everything] == [series.kind for series in plan("semi2k")]
+
+
+def test_of_two_passes_the_faster_runs_count() -> None:
+    one = [Timing(kind="Relu", start_s=2.0, seconds=(0.1, 0.4)), Timing(kind="Silu", start_s=1.0, seconds=(0.3,))]
+    other = [Timing(kind="Relu", start_s=1.5, seconds=(0.2, 0.3)), Timing(kind="Silu", start_s=1.2, seconds=(0.2,))]
+    assert fastest([one, other]) == [
+        Timing(kind="Relu", start_s=1.5, seconds=(0.1, 0.3)),
+        Timing(kind="Silu", start_s=1.0, seconds=(0.2,)),
+    ]
+    assert fastest([one]) == one
 
 
 def test_timings_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch
 def test_timings_of_other_threads_are_kept_apart(tmp_path: Path) -> None:
     one, four = (timings_file(tmp_path / "mine.yaml", "semi2k", EngineSetting(threads=n)) for n in (1, 4))
     assert (one.name, four.name) == ("mine.semi2k.timings.jsonl", "mine.semi2k.4-threads.timings.jsonl")
+    assert timings_file(tmp_path / "mine.yaml", "semi2k", SETTING, 2).name == "mine.semi2k.pass-2.timings.jsonl"
 
 
 @pytest.mark.needs_engine

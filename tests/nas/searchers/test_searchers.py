@@ -9,6 +9,7 @@ from nas.searchers.registry import SEARCHERS, searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study.finalists import Result
 from nas.study.schedule import GENERATION_SIZE, LAG, Proposal, TrialSchedule
+from search_spaces.bases import base_architecture
 from search_spaces.budget.feasible import num_deployed, price_slices, within_budget
 from search_spaces.budget.priced_space import price_of, price_space
 from search_spaces.deployed import deployed
@@ -190,6 +191,17 @@ def test_prices_where_next_to_nothing_is_left_are_not_drawn_from(feasible):
     low, high = whole[0].latency_s_bounds[0], whole[-1].latency_s_bounds[1]
     assert drawn[0].latency_s_bounds[0] >= low + 0.99 * IDLE_SHARE * (high - low)
     assert drawn[-1].latency_s_bounds[1] == high
+
+
+def test_every_member_is_in_one_slice_or_none(feasible):
+    draws = Draws(feasible)
+    members = list(feasible.members())
+    for member in members:
+        holding = [number for number, part in enumerate(draws.slices) if part.fits(member)]
+        assert holding == [number for number in [draws.slice_of(member)] if number is not None]
+    assert {draws.slice_of(member) for member in members} >= set(range(len(draws.slices)))
+    stranger = replace(members[0], architecture=parse("12xLSLGo", base_architecture("gpt2-small")).architecture)
+    assert draws.slice_of(stranger) is None
 
 
 def test_offspring_are_aimed_at_the_slices_with_the_fewest_results(feasible):

@@ -13,7 +13,6 @@ from nas.searchers.trellis import surrogate
 from nas.searchers.trellis.completion import completion, completion_weights
 from nas.searchers.trellis.features import features_of
 from nas.searchers.trellis.improvement import expected_improvement
-from nas.searchers.trellis.kept_draws import KeptDraws
 from nas.searchers.trellis.surrogate import SEED_NOISE, fit
 from nas.searchers.trellis.trellis import LEAST_RESULTS, Trellis
 from nas.searchers.uniform import Stratified
@@ -118,16 +117,6 @@ def test_many_results_are_fitted_by_features_to_the_same(features, problem, monk
     assert fast.r2() == pytest.approx(1 - errors @ errors / ((losses - losses.mean()) ** 2).sum(), abs=1e-6)
 
 
-def test_kept_draws_are_those_of_draws(problem):
-    drawn = []
-    for kind in (Draws, KeptDraws):
-        draws, rng, seen = kind(problem.feasible), np.random.default_rng(4), list[Member]()
-        for size in (3, 5, 40):
-            seen += draws.filled(seen[:1], size, rng, frozenset(seen))
-        drawn.append((seen, [draws.is_drawn(member) for member in seen], draws.new_of(seen, seen[:2])))
-    assert drawn[0] == drawn[1]
-
-
 def test_what_is_left_out_is_predicted_from_the_rest(features, problem):
     rng = np.random.default_rng(2)
     members = [sample(problem.feasible.space, rng) for _ in range(20)]
@@ -184,7 +173,7 @@ def front_of(problem, strategy, num_generations, seed):
 def test_it_finds_more_than_draws_over_prices_do(problem):
     """Of 20 trainings; the exhaustive front of the space is 1."""
     draws = Draws(problem.feasible)
-    listed = [member for member in problem.feasible.members() if draws.is_drawn(member)]
+    listed = [member for member in problem.feasible.members() if draws.slice_of(member) is not None]
     whole = hypervolume([(one.latency_s, one.log_perplexity) for one in trained(problem, listed)], (40.0, 6.0))
     ours = [front_of(problem, Trellis(problem), 5, seed) / whole for seed in range(3)]
     theirs = [front_of(problem, Stratified(problem), 5, seed) / whole for seed in range(3)]
@@ -220,7 +209,7 @@ def test_trainings_of_before_are_known_but_are_no_results(problem):
     told = Trellis(replace(problem, known=tuple(before)))
     first = told.propose(4, rng, [dearest(problem)], [])
     assert set(first) <= set(known)
-    fitting = [one for one in before if told.draws.is_drawn(one.member) and problem.feasible.fits(one.member)]
+    fitting = [one for one in before if told.draws.slice_of(one.member) is not None]
     best = min(fitting, key=lambda one: one.log_perplexity)
     assert best.log_perplexity in {one.log_perplexity for one in before if one.member in first}
     noise = [replace(one, log_perplexity=float(rng.normal(4, 0.5))) for one in trained(problem, known[:16])]
@@ -229,7 +218,8 @@ def test_trainings_of_before_are_known_but_are_no_results(problem):
 
 
 def test_what_is_in_training_counts_as_if_it_had_come_out(problem):
-    members = [member for member in problem.feasible.members() if Draws(problem.feasible).is_drawn(member)]
+    draws = Draws(problem.feasible)
+    members = [member for member in problem.feasible.members() if draws.slice_of(member) is not None]
     strategy, rng = Trellis(problem), np.random.default_rng
     results = trained(problem, members[:8])
     alone = strategy.propose(4, rng(0), members[:8], results)
