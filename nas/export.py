@@ -141,14 +141,22 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise UserError(f"--output-dir {target} must be new or empty, but holds files; choose another folder.")
+        _write_or_clear(made, target, format)
+    except OSError as error:
+        raise UserError(f"--output-dir {target} must be a folder we can write to: {error.strerror}.") from None
+    return sorted(target.iterdir())
+
+
+def _write_or_clear(made: Export, target: Path, format: Format) -> None:
+    """All files of an export, or none."""
+    try:
         (target / "export.yaml").write_text(dump(made.facts), encoding="utf-8")
         FORMATS[format](made, target)
         (target / CARD_FILE).write_text(model_card(made.facts, made.architecture, format, made.run), encoding="utf-8")
         write_checksums(target)
-    except OSError as error:
+    except (OSError, UserError):
         _clear(target)
-        raise UserError(f"--output-dir {target} must be a folder we can write to: {error.strerror}.") from None
-    return sorted(target.iterdir())
+        raise
 
 
 def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: bool = False) -> Export:

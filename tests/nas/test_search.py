@@ -17,6 +17,7 @@ from safetensors import safe_open
 from costmodel.config.bugs import BugError
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.cost import Budget
+from costmodel.errors import UserError
 from nas import export, plot, search, status
 from nas.conversion.pretrained import read_export
 from nas.corpus.corpus import prepare
@@ -280,6 +281,17 @@ def test_export_is_complete_and_priced(finished, environment, tmp_path):
         export.export(str(folder), output_dir=str(tmp_path / "out"))
     with pytest.raises(ValueError, match="--pick must be knee, best or the arch_id"):
         export.export(str(folder), pick="worst")
+
+
+def test_an_export_that_fails_leaves_nothing(finished, tmp_path, monkeypatch):
+    def failing(made, target):
+        (target / "config.json").write_text("{}")
+        raise UserError("this needs transformers")
+
+    monkeypatch.setitem(export.FORMATS, "hf", failing)
+    with pytest.raises(UserError, match="needs transformers"):
+        export.export(str(finished[0]), format="hf", output_dir=str(tmp_path / "out"))
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_a_folded_export_is_written_in_every_format(finished, environment, tmp_path, monkeypatch):
