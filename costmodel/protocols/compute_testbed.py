@@ -6,8 +6,8 @@ Measured with a process per party on one machine, so what it takes to hand messa
 Coefficients are at least 0, so that seconds never fall as work grows; the work of matrix products depends on how the
 engine cuts them to tiles, and under cheetah to blocks. A kind is a type of op in one of its forms, with its weights
 secret-shared or held by the server; all matrix products are of one kind, since one kernel computes them. What is
-fitted, and on which machine, is a testbed file. A kind that came later than a testbed has the seconds of its stand-in
-there. An op that was measured itself, at its full size, takes the seconds measured.
+fitted, and on which machine, is a testbed file. An op that was measured itself, at its full size, takes the seconds
+measured.
 """
 
 import math
@@ -99,23 +99,6 @@ WEIGHTED = (
     ops.TokenEmbedding, ops.PositionEmbedding, ops.LayerNorm, ops.RmsNorm, ops.FrozenNorm, ops.Linear, ops.LeakyRelu,
     ops.ScaledAdd, ops.VocabProjection,
 )  # fmt: skip
-
-# kind -> the kind whose seconds it has on a testbed from before it was measured. A square is a product of two secrets,
-# the same kernel. A frozen norm is a product with a weight and, if centred, a mean per row; a scaled addition is two
-# such products: on a busy machine, one took 0.5 to 1.8 times as long as the other. A scale is a product with a public
-# number, as a temperature is. A logistic function is a SiLU without its product,
-# and a hyperbolic tangent a GELU without its polynomials. Under semi2k and aby3, the least seconds of each were 0.6 to
-# 1.3 times those of its stand-in, at 32 x 64 and 128 x 512 elements, op beside op in one run.
-STAND_INS = {
-    "Square": "Multiply",
-    "Scale": "Temperature",
-    "Sigmoid": "Silu",
-    "Tanh": "Gelu.tanh",
-    "JoinRows": "KeyValueCache",
-    "JoinColumns": "KeyValueCache",
-    "FrozenNorm.secret": "ScaledAdd.secret",
-    "FrozenNorm.server": "ScaledAdd.server",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -287,8 +270,6 @@ def _work(op: Op, testbed: ComputeTestbed) -> dict[str, int]:
 
 def _measured(op: Op, weights: str, testbed: ComputeTestbed) -> KindSeconds:
     name = fitted_kind(op, weights)
-    if name not in testbed.kinds and STAND_INS.get(name) in testbed.kinds:
-        return testbed.kinds[STAND_INS[name]]
     if name not in testbed.kinds:
         raise UserError(
             f"the testbed of protocol {testbed.protocol} has no seconds for {_missing(op, weights, testbed)}; "

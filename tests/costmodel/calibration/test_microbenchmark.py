@@ -12,7 +12,6 @@ from costmodel.ops import OP_TYPES, Op
 from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_preprocessing import BATCH, KEPT
 from costmodel.protocols.compute_testbed import (
-    STAND_INS,
     KindSeconds,
     dump_compute,
     kind,
@@ -172,16 +171,6 @@ def test_a_kind_without_seconds_says_how_to_measure_it() -> None:
     testbed = fit_testbed("semi2k", EngineSetting(), [timed(series, "semi2k") for series in plan("semi2k")])
     with pytest.raises(ValueError, match=r"no seconds for Relu; measure it with `python -m costmodel calibrate"):
         seconds_of(ops.Relu(rows=1, features=1), "secret", replace(testbed, kinds={}))
-
-
-def test_a_kind_that_a_testbed_is_older_than_has_the_seconds_of_its_stand_in() -> None:
-    now = fit_testbed("semi2k", EngineSetting(), [timed(series, "semi2k") for series in plan("semi2k")])
-    slow = replace(ONE, fixed_s=7.0)
-    older = replace(now, kinds={name: slow for name in now.kinds if name not in STAND_INS})
-    some = (ops.Square(rows=3, features=5), ops.FrozenNorm(rows=3, features=5, centred=True))
-    assert [seconds_of(op, "server", older) for op in some] == [7.0, 7.0]
-    assert [seconds_of(op, "server", now) for op in some] == pytest.approx([of_work(op, "semi2k") for op in some])
-    assert set(STAND_INS) | set(STAND_INS.values()) <= set(now.kinds)  # each in either setting of its weights
 
 
 def test_seconds_never_fall_as_an_op_grows() -> None:
