@@ -3,6 +3,7 @@
 import csv
 import math
 import statistics
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +23,7 @@ from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
 from experiments.searchers.block_quality import quality_lines
 from experiments.searchers.halving import replay_halving
-from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, replay
+from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, budget_of, replay
 from experiments.searchers.table import CONFIGS, TablePart, table_rows, table_space
 from experiments.searchers.table import Settings as TableSettings
 from experiments.trainings import DATA, Ended, read_outcomes
@@ -97,14 +98,15 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
             for line in quality_lines(problem, pool):
                 console.print(line, soft_wrap=True, highlight=False)
             curves = {searcher: _replays(settings, searcher, problem, pool) for searcher in settings.searchers}
-            for table in tables(curves, best_by_slice(problem.feasible, list(pool.values()))):
+            marks = [budget_of(pool, num) for num in range(1, settings.num_trials + 1)]
+            for table in tables(curves, best_by_slice(problem.feasible, list(pool.values())), marks):
                 console.print(table)
-            for line in verdicts(curves, settings.judged):
+            for line in verdicts(curves, settings.judged, marks):
                 console.print(line, soft_wrap=True, highlight=False)
             folder = RUNS / "experiments" / name
             folder.mkdir(parents=True, exist_ok=True)
             write_curves(folder / f"{part_name}-{pool_name}.csv", curves)
-            written = save_figure(folder / f"{part_name}-{pool_name}", draw_panels(regret_figure(title, curves)))
+            written = save_figure(folder / f"{part_name}-{pool_name}", draw_panels(regret_figure(title, curves, marks)))
             console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
 
 
@@ -178,26 +180,28 @@ class Regret(NamedTuple):
     high: float
 
 
-def regrets(each: Sequence[Curve]) -> list[Regret]:
-    """By training; of searches that spend different numbers of tokens on one, at the median of these."""
-    steps = min(len(curve.shares) for curve in each)
-    found = []
-    for step in range(steps):
-        low, median, high = np.quantile([100 * (1 - curve.shares[step]) for curve in each], [0.25, 0.5, 0.75])
-        found.append(Regret(statistics.median(curve.tokens[step] for curve in each), low, median, high))
-    return found
+def regrets(each: Sequence[Curve], marks: Sequence[int]) -> list[Regret]:
+    """Once so many tokens are trained, for each of the marks; what is in training then does not count."""
+    shares = [[_share_at(curve, mark) for curve in each] for mark in marks]
+    quartiles = [np.quantile([100 * (1 - one) for one in found], [0.25, 0.5, 0.75]) for found in shares]
+    return [Regret(mark, *map(float, three)) for mark, three in zip(marks, quartiles, strict=True)]
 
 
-def tables(curves: Curves, best: Sequence[float | None]) -> list[Table]:
-    """Regret by every so many trainings, and tokens until REACHED of the whole hypervolume. best: of all, by slice."""
+def _share_at(curve: Curve, tokens: int) -> float:
+    """What was found by then, 0 before the first training has ended."""
+    ended = bisect_right(curve.tokens, tokens)
+    return curve.shares[ended - 1] if ended else 0.0
+
+
+def tables(curves: Curves, best: Sequence[float | None], marks: Sequence[int]) -> list[Table]:
+    """Regret by generations' worth of tokens, and tokens until REACHED of all hypervolume. best: of all, by slice."""
     growth = Table(title="regret, % of hypervolume, median (quartiles), by millions of trained tokens")
     growth.add_column("searcher")
-    known = {searcher: regrets(each) for searcher, each in curves.items()}
-    marks = [one.tokens for one in next(iter(known.values()))][GENERATION_SIZE - 1 :: GENERATION_SIZE]
-    for mark in marks:
+    shown = marks[GENERATION_SIZE - 1 :: GENERATION_SIZE]
+    for mark in shown:
         growth.add_column(f"{mark / 1e6:.1f}", justify="right")
-    for searcher, each in known.items():
-        growth.add_row(searcher, *(_regret(each, mark) for mark in marks))
+    for searcher, each in curves.items():
+        growth.add_row(searcher, *(f"{one.median:.1f} ({one.low:.1f}-{one.high:.1f})" for one in regrets(each, shown)))
     reached = Table(title="millions of trained tokens until so much of the hypervolume, median (quartiles)")
     for column in (
         "searcher",
@@ -213,26 +217,20 @@ def tables(curves: Curves, best: Sequence[float | None]) -> list[Table]:
     return [growth, reached]
 
 
-def _regret(each: Sequence[Regret], tokens: float) -> str:
-    """Of the last generation that had trained no more."""
-    before = [one for one in each if one.tokens <= tokens]
-    return f"{before[-1].median:.1f} ({before[-1].low:.1f}-{before[-1].high:.1f})" if before else "-"
-
-
 def tokens_until(curve: Curve, reached: float) -> float:
     """Trained tokens until this share of the whole hypervolume; infinite if it was not reached."""
     pairs = zip(curve.tokens, curve.shares, strict=True)
     return next((float(tokens) for tokens, share in pairs if share >= reached), math.inf)
 
 
-def verdicts(curves: Curves, judged: str) -> list[str]:
+def verdicts(curves: Curves, judged: str, marks: Sequence[int]) -> list[str]:
     """How the judged searcher does against the others, in a line each; one for each bar."""
     found = []
     for reached, (title, names, most) in product(REACHED, BARS):
         rivals = [name for name in names or curves if name in curves and name != judged]
         if rivals:
             found.append(_until(curves, judged, reached, title, rivals, most))
-    return [*found, *_behind(curves, judged)]
+    return [*found, *_behind(curves, judged, marks)]
 
 
 def _until(curves: Curves, judged: str, reached: float, title: str, rivals: Sequence[str], most: float) -> str:
@@ -247,10 +245,10 @@ def _until(curves: Curves, judged: str, reached: float, title: str, rivals: Sequ
     return f"{'PASS' if ratio <= most else 'FAIL'}: {said} ({best}): {ratio:.2f}, bar {most:.2f}"
 
 
-def _behind(curves: Curves, judged: str) -> list[str]:
+def _behind(curves: Curves, judged: str, marks: Sequence[int]) -> list[str]:
     if "stratified" not in curves:
         return []
-    pairs = zip(regrets(curves[judged]), regrets(curves["stratified"]), strict=False)
+    pairs = zip(regrets(curves[judged], marks), regrets(curves["stratified"], marks), strict=True)
     behind = [f"{one.tokens / 1e6:.1f}" for one, other in pairs if one.median > other.median]
     said = f"worse at {', '.join(behind)} million tokens" if behind else "at no number of tokens worse"
     return [f"{'FAIL' if behind else 'PASS'}: {judged} against stratified: {said}, by medians"]
@@ -267,13 +265,13 @@ def write_curves(path: Path, curves: Curves) -> None:
                     writer.writerow([searcher, number, tokens, f"{share:.6f}"])
 
 
-def regret_figure(title: str, curves: Curves) -> PanelFigure:
+def regret_figure(title: str, curves: Curves, marks: Sequence[int]) -> PanelFigure:
     """Medians of regret against trained tokens; and the upper quartiles, what a run in four does worse than."""
     panels = []
     for label, pick in (("median", 2), ("upper quartile", 3)):
         series = tuple(
             Series(name, tuple(one.tokens / 1e6 for one in each), tuple(one[pick] for one in each))
-            for name, each in ((name, regrets(found)) for name, found in curves.items())
+            for name, each in ((name, regrets(found, marks)) for name, found in curves.items())
         )
         axis = "regret, % of hypervolume"
         panels.append(LinePanel(f"{label} of runs", "trained tokens, millions", axis, series, log_y=True))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.searchers.replay import Curve, Entry, Found, Training
+from experiments.searchers.replay import Curve, Entry, Found, Training, budget_of
 from nas.results.pareto import Point, ranks
 from nas.searchers.strategy import SearchProblem
 from nas.searchers.uniform import Stratified
@@ -30,7 +30,7 @@ def replay_halving(problem: SearchProblem, entries: Mapping[Member, Entry], num_
     """Brackets until as many tokens are trained as of so many full trainings, or the table is used up."""
     rng, strategy = np.random.default_rng([seed, 2]), Stratified(problem)
     found, seen, at_rungs = Found(problem, entries), list[Member](), dict[float, list[Point]]()
-    most_tokens = num_trials * max(one.tokens for entry in entries.values() for one in entry.trainings)
+    most_tokens = budget_of(entries, num_trials)
     while found.tokens < most_tokens and (members := strategy.propose(BRACKET, rng, seen, [])):
         seen += members
         drawn = [entries[member] for member in members]

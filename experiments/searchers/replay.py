@@ -2,7 +2,8 @@
 
 A training that a searcher asks for is one of the table's, of a seed drawn at random. What it has found by then, the
 front of what it saw, is scored by the means over all seeds, and so is the front of the whole table, so that luck counts
-for nobody. Proposals come in generations with the lag of a search; every searcher has the same exact budget.
+for nobody. Proposals come in generations with the lag of a search, trials are stopped at rungs as it stops them, and
+every searcher has the same exact budget.
 """
 
 import statistics
@@ -16,6 +17,7 @@ from nas.results.ledger import Status
 from nas.results.pareto import Point, hypervolume, nondominated
 from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
+from nas.study.early_stop import dominated_at_rung
 from nas.study.finalists import Result
 from nas.study.schedule import TrialSchedule
 from search_spaces.budget.feasible import FeasibleSpace, price_slices
@@ -56,19 +58,48 @@ class Curve(NamedTuple):
 
 
 def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry], num_trials: int, seed: int) -> Curve:
-    """One search of so many trainings."""
-    schedule = TrialSchedule(strategy=searcher_of(searcher)(problem), seed=seed, num_trials=num_trials)
-    rng = np.random.default_rng([seed, 1])
-    found = Found(problem, entries)
-    while (proposal := schedule.ask()) is not None:
+    """One search, until it has trained as many tokens as so many full trainings have, or all of the table."""
+    schedule = TrialSchedule(strategy=searcher_of(searcher)(problem), seed=seed, num_trials=len(entries))
+    rng, found, most_tokens = np.random.default_rng([seed, 1]), Found(problem, entries), budget_of(entries, num_trials)
+    while found.tokens < most_tokens and (proposal := schedule.ask()) is not None:
         entry = entries[proposal.member]
         training = entry.trainings[int(rng.integers(len(entry.trainings)))]
-        found.add(entry, training)
-        status: Status = "diverged" if training.loss is None else "completed"
-        result = Result(index=proposal.index, status=status, latency_s=entry.latency_s, log_perplexity=training.loss)
-        schedule.tell(result)
+        stopped_at = _stopped_at(entry, training, schedule.rivals(proposal))
+        status: Status = "completed"
+        if stopped_at is not None:
+            found.stopped(training, training.rungs[stopped_at].share)
+            status = "stopped"
+        else:
+            found.add(entry, training)
+            status = "diverged" if training.loss is None else "completed"
+        schedule.tell(
+            Result(
+                index=proposal.index,
+                status=status,
+                latency_s=entry.latency_s,
+                log_perplexity=training.loss if status == "completed" else None,
+                rung_losses=tuple(
+                    rung.loss for rung in training.rungs[: None if stopped_at is None else stopped_at + 1]
+                ),
+            )
+        )
         found.score()
     return found.curve()
+
+
+def budget_of(entries: Mapping[Member, Entry], num_trials: int) -> int:
+    """Tokens of so many full trainings."""
+    return num_trials * max(one.tokens for entry in entries.values() for one in entry.trainings)
+
+
+def _stopped_at(entry: Entry, training: Training, rivals: Sequence[Result]) -> int | None:
+    """The rung at which a search would stop it, None if it goes on to its end."""
+    dominated = (
+        number
+        for number, rung in enumerate(training.rungs)
+        if dominated_at_rung(number, entry.latency_s, rung.loss, rivals)
+    )
+    return next(dominated, None)
 
 
 class Found:

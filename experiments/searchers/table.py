@@ -64,9 +64,11 @@ def table_space(part: TablePart) -> SearchSpace:
 
 
 def table_rows(part: TablePart) -> tuple[str, ...]:
-    """The architectures of a part by name, in its order."""
+    """The members of a part by name, in its order."""
     space = table_space(part)
-    return space.definition.members or tuple(placement(member.architecture) for member in members(space))
+    placements = space.definition.members or [placement(member.architecture) for member in members(space)]
+    names = [f"EReg({one})" if regularised else one for one in placements for regularised in space.recipes]
+    return tuple(dict.fromkeys(names))
 
 
 def plan_of(settings: Settings, name: str) -> Plan:

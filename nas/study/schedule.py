@@ -13,6 +13,7 @@ import numpy as np
 
 from nas.results.ledger import Role
 from nas.searchers.strategy import Strategy, Trained
+from nas.study.early_stop import expected_ends
 from nas.study.finalists import Key, Result, next_round
 from search_spaces.notation import Member
 
@@ -162,15 +163,22 @@ class TrialSchedule:
         return min(self._untold.values(), default=generation) > generation - LAG
 
     def trained(self, generation: int | None = None) -> list[Trained]:
-        """How candidates ended, of generations up to this one, in the order in which they were proposed."""
-        ended = []
-        for proposal in self.proposals:
-            result = self.results.get(proposal.key)
-            visible = proposal.role == "candidate" and (generation is None or proposal.generation <= generation)
-            if visible and result is not None and result.status in ("completed", "diverged"):
-                loss = result.log_perplexity
-                ended.append(Trained(member=proposal.member, latency_s=result.latency_s, log_perplexity=loss))
-        return ended
+        """How candidates ended, of generations up to this one, in the order in which they were proposed.
+
+        What was stopped at a rung counts as if it had ended as those that completed say it would have.
+        """
+        ended = [
+            (proposal.member, result)
+            for proposal in self.proposals
+            if proposal.role == "candidate" and (generation is None or proposal.generation <= generation)
+            if (result := self.results.get(proposal.key)) is not None
+        ]
+        losses = expected_ends([result for _, result in ended])
+        return [
+            Trained(member=member, latency_s=result.latency_s, log_perplexity=loss)
+            for (member, result), loss in zip(ended, losses, strict=True)
+            if result.status in ("completed", "diverged") or loss is not None
+        ]
 
     def _members(self) -> frozenset[Member]:
         return frozenset(proposal.member for proposal in self.proposals)

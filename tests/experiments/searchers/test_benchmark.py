@@ -1,5 +1,6 @@
 """Replays on tables that are made up: what is scored, and against what."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ from costmodel.cost import Budget
 from costmodel.errors import UserError
 from experiments.__main__ import definitions
 from experiments.searchers import benchmark, table
-from experiments.searchers.benchmark import pool_of, tables, verdicts
+from experiments.searchers.benchmark import pool_of, regrets, tables, verdicts
 from experiments.searchers.halving import replay_halving
 from experiments.searchers.replay import Entry, Training, replay
 from experiments.searchers.table import TablePart
 from experiments.trainings import Rung
 from nas.searchers.strategy import SearchProblem
+from nas.study.early_stop import MIN_RIVALS
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_of, price_space
 from search_spaces.definition import Definition
@@ -84,16 +86,36 @@ def test_one_that_diverged_is_not_scored(problem, entries):
     assert set(curve.best) - {None} <= {entries[kept].point[1]}
 
 
+def test_a_trial_that_is_dominated_at_a_rung_is_stopped_as_in_a_search(problem, entries):
+    """Dearer ones are worse here, so that all but the cheapest are stopped once a rung is shown to tell."""
+    worse = {
+        member: entry._replace(trainings=(_training(2 + entry.latency_s / 20),)) for member, entry in entries.items()
+    }
+    curve = replay("stratified", problem, worse, num_trials=1000, seed=0)
+    spent = [after - before for before, after in pairwise((0, *curve.tokens))]
+    assert set(spent) == {25, 100}
+    assert spent.index(25) >= MIN_RIVALS
+    assert curve.shares[-1] == 1
+
+
+def test_a_mark_before_the_first_training_has_all_regret(problem, entries):
+    curve = replay("stratified", problem, entries, num_trials=8, seed=3)
+    before, after = regrets([curve], [99, 100])
+    assert before.median == 100
+    assert after.median == pytest.approx(100 * (1 - curve.shares[0]))
+
+
 def test_the_tables_have_every_searcher(problem, entries):
     curves = {name: [replay(name, problem, entries, 8, seed) for seed in range(3)] for name in ("stratified", "ladder")}
     console = Console(record=True, width=200)
-    for one in tables(curves, [1.0, None, 2.0, 3.0]):
+    marks = [100 * num for num in range(1, 9)]
+    for one in tables(curves, [1.0, None, 2.0, 3.0], marks):
         console.print(one)
     text = console.export_text()
     assert "stratified" in text
     assert "ladder" in text
     assert "0.0" in text
-    assert verdicts(curves, "ladder")[-1].split(":")[0] in ("PASS", "FAIL")
+    assert verdicts(curves, "ladder", marks)[-1].split(":")[0] in ("PASS", "FAIL")
 
 
 def test_halving_spends_a_quarter_on_half_of_the_candidates(problem, entries):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from nas.study.early_stop import MIN_CORRELATION, dominated_at_rung, spearman, widest_swap
+from nas.study.early_stop import MIN_CORRELATION, dominated_at_rung, expected_ends, spearman, widest_swap
 from nas.study.finalists import Result
 
 
@@ -62,3 +62,21 @@ def test_the_widest_swap_by_hand():
     assert widest_swap([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) == 0
     assert widest_swap([1.0, 2.0, 4.0], [2.0, 3.0, 1.0]) == 3.0  # the first led the last by 3 and ended behind it
     assert widest_swap(list(np.zeros(3)), [1.0, 2.0, 3.0]) == 0
+
+
+def stopped(*rung_losses: float) -> Result:
+    return Result(index=99, status="stopped", latency_s=11.0, log_perplexity=None, rung_losses=rung_losses)
+
+
+def test_a_stopped_trial_is_expected_to_end_as_others_did():
+    halving = rivals([4.0 + index for index in range(8)], [3.0 + index / 2 for index in range(8)])
+    ends = expected_ends([*halving, stopped(13.0)])
+    assert ends[:8] == [one.log_perplexity for one in halving]
+    assert ends[8] == pytest.approx(3 + (13 - 4) / 2)
+
+
+def test_too_few_say_nothing_of_a_stopped_trial_and_equal_ones_their_mean():
+    assert expected_ends([*AGREEING[:7], stopped(5.0)])[7] is None
+    assert expected_ends([*rivals([4.0] * 8, range(8)), stopped(5.0)])[8] == pytest.approx(3.5)
+    failed = Result(index=9, status="failed", latency_s=1.0, log_perplexity=None, rung_losses=(4.0,))
+    assert expected_ends([*AGREEING, failed])[8] is None
