@@ -60,20 +60,28 @@ Curves: TypeAlias = Mapping[str, Sequence[Curve]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayedPart:
+    """A part of the table, and what a search of it is given.
+
+    pools: `development` is what anything may be tuned on, two rows of three; `final` the others; `all` both.
+    parent_loss: nats, of the part's parent.
+    """
+
+    pools: tuple[str, ...]
+    budget_latency: str
+    parent_loss: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """The experiment as its YAML states it.
 
-    table: that experiment's file. reference_perplexity: of the unigram model. parent_loss: nats, of the parent.
-    pools: `development` is what anything may be tuned on, two rows of three; `final` the others; `all` both.
-    judged: the searcher that bars are on.
+    table: that experiment's file. reference_perplexity: of the unigram model. judged: the searcher that bars are on.
     """
 
     table: str
-    parts: tuple[str, ...]
-    pools: tuple[str, ...]
-    budget_latency: str
+    parts: dict[str, ReplayedPart]
     reference_perplexity: float
-    parent_loss: float
     num_runs: int
     num_trials: int
     searchers: tuple[str, ...]
@@ -88,11 +96,11 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
     settings = decode(Settings, data, f"experiment {name}")
     listed = load_mapping(CONFIGS / settings.table)
     parts = decode(TableSettings, {key: listed[key] for key in listed if key != "kind"}, settings.table).parts
-    for part_name in settings.parts:
+    for part_name, replayed in settings.parts.items():
         entries = read_entries(parts[part_name])
-        for pool_name in settings.pools:
+        for pool_name in replayed.pools:
             pool = pool_of(entries, pool_name)
-            problem = pool_problem(settings, parts[part_name], pool)
+            problem = pool_problem(settings, part_name, parts[part_name], pool)
             title = f"part {part_name}, {pool_name}: {len(pool)} architectures"
             console.print(title, style="bold")
             for line in quality_lines(problem, pool):
@@ -150,23 +158,24 @@ def pool_of(entries: Entries, name: str) -> Entries:
     return {member: entry for (member, entry), keep in zip(entries.items(), kept, strict=True) if keep}
 
 
-def pool_problem(settings: Settings, part: TablePart, entries: Entries) -> SearchProblem:
+def pool_problem(settings: Settings, name: str, part: TablePart, entries: Entries) -> SearchProblem:
     """What searchers know: a space that lists just the architectures of the pool, the parent and its blocks."""
+    replayed = settings.parts[name]
     definition = replace(
         table_space(part).definition,
         choices=None,
         members=tuple(placement(member.architecture) for member in entries),
     )
     priced = price_space(build_space(definition), load_pricer(), SEQ_LEN)
-    feasible = within_budget(priced, Budget(latency_s=parse_seconds(settings.budget_latency, "budget_latency")))
-    parent = load_parent(part.parent)
+    feasible = within_budget(priced, Budget(latency_s=parse_seconds(replayed.budget_latency, "budget_latency")))
+    parent = load_parent(part.parent_name)
     path = DATA / part.blocks
     return SearchProblem(
         feasible=feasible,
         anchors=tuple(anchors(feasible, published_members(feasible.space))),
         reference_loss=math.log(settings.reference_perplexity),
         parent=parent_architecture(parent.route, feasible.space.base),
-        parent_loss=settings.parent_loss,
+        parent_loss=replayed.parent_loss,
         blocks=read(path.read_text(encoding="utf-8"), str(path)),
     )
 

@@ -12,9 +12,14 @@ from typing import Any
 from rich.console import Console
 
 from costmodel.config.schema import decode
-from experiments.trainings import Ended, Job, Plan, Variant, train_all
-from nas.recipe.recipe import ScaleName
-from nas.storage import RUNS, locked
+from experiments.trainings import DATA, Ended, Job, Plan, Variant, train_all
+from nas.blocks.halves import BlockScores, written
+from nas.blocks.library import block_scores
+from nas.conversion.parent import BUILTIN, load_parent
+from nas.corpus.corpus import prepare
+from nas.recipe.recipe import SCALES, ScaleName
+from nas.storage import RUNS, locked, replace_file
+from nas.study.blocks import BLOCKS_FILE
 from search_spaces.notation import placement
 from search_spaces.space import SearchSpace, load_space, members
 
@@ -23,7 +28,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TablePart:
-    """space: a file beside the experiment's. parent: `builtin` or a folder.
+    """space: a file beside the experiment's. parent: `builtin`, or a folder of `experiments/data`.
 
     committed: outcomes, and blocks: scores of the parent's blocks, both files of `experiments/data`.
     """
@@ -33,6 +38,11 @@ class TablePart:
     seeds: tuple[int, ...]
     committed: str
     blocks: str
+
+    @property
+    def parent_name(self) -> str:
+        """As `load_parent` takes it."""
+        return self.parent if self.parent == BUILTIN else str(DATA / self.parent)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +65,16 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             ended = train_all(plan_of(settings, part_name), folder, console)
+            if not (DATA / part.blocks).exists():
+                replace_file(folder / BLOCKS_FILE, written(_blocks(settings, part)))
+                console.print(f"scores of the parent's blocks: {folder / BLOCKS_FILE}", soft_wrap=True)
         console.print(summary(part_name, part, ended))
+
+
+def _blocks(settings: Settings, part: TablePart) -> BlockScores:
+    parent = load_parent(part.parent_name)
+    corpus = prepare(settings.data, vocab_size=SCALES[settings.scale].vocab_size or 0, tokenizer=parent.model.tokenizer)
+    return block_scores(parent, table_space(part).layers, corpus)
 
 
 def table_space(part: TablePart) -> SearchSpace:
@@ -80,7 +99,7 @@ def plan_of(settings: Settings, name: str) -> Plan:
         base=space.definition.base,
         dimensions=space.definition.dimensions,
         rows=table_rows(part),
-        variants={name: Variant(seeds=part.seeds, parent=part.parent)},
+        variants={name: Variant(seeds=part.seeds, parent=part.parent_name)},
         data=settings.data,
         committed=part.committed,
     )

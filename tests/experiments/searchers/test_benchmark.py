@@ -16,7 +16,7 @@ from experiments.searchers.benchmark import pool_of, regrets, tables, verdicts
 from experiments.searchers.halving import replay_halving
 from experiments.searchers.replay import Entry, Training, replay
 from experiments.searchers.table import TablePart
-from experiments.trainings import Rung
+from experiments.trainings import DATA, Rung, read_outcomes
 from nas.searchers.strategy import SearchProblem
 from nas.study.early_stop import MIN_RIVALS
 from search_spaces.budget.feasible import within_budget
@@ -154,10 +154,19 @@ def test_the_shipped_files_fit_together():
     found = definitions()
     settings = decode(benchmark.Settings, _without_kind(found["search-benchmark"]), "x")
     parts = decode(table.Settings, _without_kind(found["table"]), "x").parts
-    assert set(settings.parts) <= parts.keys()
+    assert settings.parts.keys() <= parts.keys()
     for name, part in parts.items():
         assert len(table.plan_of(decode(table.Settings, _without_kind(found["table"]), "x"), name).rows) >= 100
         assert table.table_space(part).base.num_layers == int(name)
+
+
+@pytest.mark.parametrize("name", ["table", "table-known"])
+def test_what_is_committed_is_of_the_parts(name: str):
+    for part in decode(table.Settings, _without_kind(definitions()[name]), name).parts.values():
+        committed = {one.row for one in read_outcomes(DATA / part.committed)}
+        assert committed <= set(table.table_rows(part))
+        regularised, *others = table.table_space(part).recipes
+        assert others or all(row.startswith("EReg(") == regularised for row in committed)
 
 
 def _without_kind(path: Path) -> dict:

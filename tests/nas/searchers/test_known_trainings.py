@@ -15,7 +15,7 @@ from search_spaces.notation import name_of
 from search_spaces.space import load_space
 
 TABLES = ("table.yaml", "table-known.yaml")
-PARENT_LOSS: float = load_mapping(CONFIGS / "search-benchmark.yaml")["parent_loss"]
+PARENT_LOSS: float = load_mapping(CONFIGS / "search-benchmark.yaml")["parts"]["12"]["parent_loss"]
 
 
 def trainings() -> list[Recorded]:

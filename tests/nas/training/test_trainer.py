@@ -142,7 +142,7 @@ def test_one_seed_one_curve_in_another_process_too(corpus: Corpus, tmp_path: Pat
         str(tmp_path / "other"),
         str(killed_before_step),
     ]
-    code = subprocess.run(command, check=False, timeout=120).returncode
+    code = subprocess.run(command, check=False, timeout=300).returncode
     assert code == (-signal.SIGKILL if killed_before_step == 6 else 0)
     here = list(train(candidate(), corpus, seed=5, folder=tmp_path / "here"))
     other = list(train(candidate(), corpus, seed=5, folder=tmp_path / "other"))  # resumed, or told again
