@@ -77,9 +77,10 @@ def kept_words(architecture: Architecture, accounting: Accounting) -> str:
     ffns = Counter(column.ffn.words for column in columns if column.ffn.fate == "kept")
     norms = Counter(column.norm.words for column in columns if column.norm.fate == "kept")
     others = Counter(cell.words for cell in attention if cell.kind != "softmax")
-    halves = "".join(f" ({count} of them {words})" for words, count in others.items())
+    named = ", ".join(f"{count} of them {words.removeprefix('softmax attention ')}" for words, count in others.items())
+    forms = f" ({named})" if named else ""
     parts = [
-        f"attention in {len(attention)} of {whole} layers{halves}" if attention else "no attention",
+        f"attention in {len(attention)} of {whole} layers{forms}" if attention else "no attention",
         *(f"{words} in {count}" for words, count in ffns.most_common()),
         *([] if ffns else ["no FFN"]),
         *(f"{words} in {count}" for words, count in norms.most_common()),

@@ -54,7 +54,7 @@ def test_linear_ffns_fold_unless_prices_are_as_written():
         ("SM+LN+G", "attention in 12 of 12 layers, GELU FFN in 12, LayerNorm in 12, final LayerNorm"),
         (
             "4xoSoRo-8xoHooo-L",
-            "attention in 12 of 12 layers (8 of them softmax attention with half of the heads), ReLU FFN in 4, "
+            "attention in 12 of 12 layers (8 of them with half of the heads), ReLU FFN in 4, "
             "no norm in any layer, final LayerNorm",
         ),
     ],
