@@ -2,9 +2,11 @@
 
 import csv
 import math
+import os
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -26,7 +28,7 @@ from experiments.searchers.halving import replay_halving
 from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, budget_of, replay
 from experiments.searchers.table import CONFIGS, TablePart, table_rows, table_space
 from experiments.searchers.table import Settings as TableSettings
-from experiments.trainings import DATA, Ended, read_outcomes
+from experiments.trainings import DATA, Ended, read_outcomes, training_pool
 from nas.blocks.halves import read
 from nas.conversion.parent import load_parent
 from nas.recipe.route import parent_architecture
@@ -36,6 +38,7 @@ from nas.searchers.anchors import anchors, published_members
 from nas.searchers.strategy import SearchProblem
 from nas.storage import RUNS
 from nas.study.schedule import GENERATION_SIZE
+from nas.study.worker import worker_env
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.notation import Member, parse, placement
@@ -96,31 +99,56 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
     settings = decode(Settings, data, f"experiment {name}")
     listed = load_mapping(CONFIGS / settings.table)
     parts = decode(TableSettings, {key: listed[key] for key in listed if key != "kind"}, settings.table).parts
-    for part_name, replayed in settings.parts.items():
-        entries = read_entries(parts[part_name])
-        for pool_name in replayed.pools:
-            pool = pool_of(entries, pool_name)
-            problem = pool_problem(settings, part_name, parts[part_name], pool)
-            title = f"part {part_name}, {pool_name}: {len(pool)} architectures"
-            console.print(title, style="bold")
-            for line in quality_lines(problem, pool):
-                console.print(line, soft_wrap=True, highlight=False)
-            curves = {searcher: _replays(settings, searcher, problem, pool) for searcher in settings.searchers}
-            marks = [budget_of(pool, num) for num in range(1, settings.num_trials + 1)]
-            for table in tables(curves, best_by_slice(problem.feasible, list(pool.values())), marks):
-                console.print(table)
-            for line in verdicts(curves, settings.judged, marks):
-                console.print(line, soft_wrap=True, highlight=False)
-            folder = RUNS / "experiments" / name
-            folder.mkdir(parents=True, exist_ok=True)
-            write_curves(folder / f"{part_name}-{pool_name}.csv", curves)
-            written = save_figure(folder / f"{part_name}-{pool_name}", draw_panels(regret_figure(title, curves, marks)))
-            console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
+    os.environ.update(worker_env(threads=1))
+    with training_pool() as workers:
+        for part_name, replayed in settings.parts.items():
+            entries = read_entries(parts[part_name])
+            for pool_name in replayed.pools:
+                pool = pool_of(entries, pool_name)
+                problem = pool_problem(settings, part_name, parts[part_name], pool)
+                curves = _replays(settings, problem, pool, workers)
+                title = f"part {part_name}, {pool_name}: {len(pool)} architectures"
+                _show(settings, title, problem, pool, curves, console)
+                folder = RUNS / "experiments" / name
+                folder.mkdir(parents=True, exist_ok=True)
+                write_curves(folder / f"{part_name}-{pool_name}.csv", curves)
+                figure = regret_figure(title, curves, _marks(settings, pool))
+                written = save_figure(folder / f"{part_name}-{pool_name}", draw_panels(figure))
+                console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
 
 
-def _replays(settings: Settings, searcher: str, problem: SearchProblem, pool: Entries) -> list[Curve]:
-    one: Callable[..., Curve] = replay_halving if searcher == HALVING else partial(replay, searcher)
-    return [one(problem, pool, num_trials=settings.num_trials, seed=seed) for seed in range(settings.num_runs)]
+def _replays(settings: Settings, problem: SearchProblem, pool: Entries, workers: Executor) -> dict[str, list[Curve]]:
+    """By searcher, of every run, on all cores at once."""
+    replays: dict[str, Callable[..., Curve]] = {name: partial(replay, name) for name in settings.searchers}
+    if HALVING in replays:
+        replays[HALVING] = replay_halving
+    asked = {
+        name: [
+            workers.submit(one, problem, pool, num_trials=settings.num_trials, seed=seed)
+            for seed in range(settings.num_runs)
+        ]
+        for name, one in replays.items()
+    }
+    return {name: [future.result() for future in each] for name, each in asked.items()}
+
+
+def _show(
+    settings: Settings, title: str, problem: SearchProblem, pool: Entries, curves: Curves, console: Console
+) -> None:
+    """Tables, verdicts, and what there is to know before a training."""
+    console.print(title, style="bold")
+    for line in quality_lines(problem, pool):
+        console.print(line, soft_wrap=True, highlight=False)
+    marks = _marks(settings, pool)
+    for table in tables(curves, best_by_slice(problem.feasible, list(pool.values())), marks):
+        console.print(table)
+    for line in verdicts(curves, settings.judged, marks):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _marks(settings: Settings, pool: Entries) -> list[int]:
+    """Tokens of one full training, of two, and so on."""
+    return [budget_of(pool, num) for num in range(1, settings.num_trials + 1)]
 
 
 def read_entries(part: TablePart) -> Entries:
