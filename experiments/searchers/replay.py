@@ -65,26 +65,29 @@ def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry
         entry = entries[proposal.member]
         training = entry.trainings[int(rng.integers(len(entry.trainings)))]
         stopped_at = _stopped_at(entry, training, schedule.rivals(proposal))
-        status: Status = "completed"
-        if stopped_at is not None:
-            found.stopped(training, training.rungs[stopped_at].share)
-            status = "stopped"
-        else:
+        if stopped_at is None:
             found.add(entry, training)
-            status = "diverged" if training.loss is None else "completed"
-        schedule.tell(
-            Result(
-                index=proposal.index,
-                status=status,
-                latency_s=entry.latency_s,
-                log_perplexity=training.loss if status == "completed" else None,
-                rung_losses=tuple(
-                    rung.loss for rung in training.rungs[: None if stopped_at is None else stopped_at + 1]
-                ),
-            )
-        )
+        else:
+            found.stopped(training, training.rungs[stopped_at].share)
+        schedule.tell(_result(proposal.index, entry, training, stopped_at))
         found.score()
     return found.curve()
+
+
+def _result(index: int, entry: Entry, training: Training, stopped_at: int | None) -> Result:
+    """What a schedule is told. stopped_at: the number of a rung."""
+    rung_losses = tuple(rung.loss for rung in training.rungs)
+    if stopped_at is not None:
+        passed = rung_losses[: stopped_at + 1]
+        return Result(index=index, status="stopped", latency_s=entry.latency_s, log_perplexity=None, rung_losses=passed)
+    status: Status = "diverged" if training.loss is None else "completed"
+    return Result(
+        index=index,
+        status=status,
+        latency_s=entry.latency_s,
+        log_perplexity=training.loss,
+        rung_losses=rung_losses,
+    )
 
 
 def budget_of(entries: Mapping[Member, Entry], num_trials: int) -> int:
