@@ -36,6 +36,9 @@ BASE = Prior(2.0, 1.0)  # log-perplexity of a model of which nothing is scarce, 
 FROM_PARENT = 0.05  # deviation of that around the loss of a parent
 LIVE_NORM = Prior(-0.005, 0.01)
 REGULARISED = Prior(0.0, 0.05)
+FIRST_FFN = Prior(
+    0.0, 0.1
+)  # of a nonlinear one in the first layer, beyond its block score, which is of another kind there
 BLOCK_FACTORS = (Prior(0.1, 0.1), Prior(0.25, 0.2))  # of attention scores, of FFN scores
 SCARCITY = (Prior(5.0, 1.5), Prior(0.7, 0.3))  # of 1 / (1 + attentions), of 1 / (1 + nonlinear FFNs)
 
@@ -63,7 +66,7 @@ class Features:
         return self.num_forms * len(self.stages.steps)
 
     def rows(self, members: Sequence[Member]) -> Floats:
-        """Members x features: half forms by depth, base, live norms, regularised, scarcity, block scores."""
+        """Members x features: half forms by depth, base, live norms, regularised, first FFN, scarcity, block scores."""
         layers = self.stages.numbered(members)
         depths = np.arange(layers.shape[1])
         halves = np.zeros((len(members), self.num_half_weights))
@@ -76,6 +79,7 @@ class Features:
                 np.ones(len(members)),
                 self.live_norms[layers].sum(axis=1),
                 [float(one.entropy_regularised) for one in members],
+                self.is_kept[layers[:, 0], 1],
                 1 / (1 + self.is_kept[layers].sum(axis=1)),
                 *([] if self.blocks is None else [self.blocks[depths, layers].sum(axis=1)]),
             ]
@@ -83,7 +87,8 @@ class Features:
 
     def prior(self, worth: float) -> tuple[Floats, Floats]:
         """Mean and covariance of the weights. worth: deviation of what a half form is worth at a depth, in nats."""
-        others = [self.base, LIVE_NORM, REGULARISED, *SCARCITY, *([] if self.blocks is None else BLOCK_FACTORS)]
+        blocks = () if self.blocks is None else BLOCK_FACTORS
+        others = [self.base, LIVE_NORM, REGULARISED, FIRST_FFN, *SCARCITY, *blocks]
         smooth = smooth_covariance(len(self.stages.steps), SMOOTHNESS)
         size = self.num_half_weights
         covariance = np.zeros((size + len(others), size + len(others)))
@@ -98,8 +103,9 @@ class Features:
         depends on that.
         """
         depths, size = np.arange(len(self.stages.steps)), self.num_half_weights
-        _, live, _, *rest = weights[size:]
+        _, live, _, first_ffn, *rest = weights[size:]
         scores: Scores = self.live_norms * live + np.zeros((len(depths), 1))
+        scores[0] += self.is_kept[:, 1] * first_ffn
         for half in range(2):
             scores += weights[self.half_forms[:, half] * len(depths) + depths[:, None]]
             scores -= self.is_kept[:, half] * rest[half] / (1 + kept[half]) ** 2
