@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 ERRORS = "± two standard errors"
-LABELLED = 9  # front members named in the legend; the rest are in pareto.csv
+LABELLED = 12  # front members named in the legend; the rest are in pareto.csv
 
 
 # Okabe and Ito 2008, https://jfly.uni-koeln.de/color/: told apart by the colour-blind
@@ -284,8 +284,10 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     _draw_group(axes, data.dominated, color="0.6", marker="o", label="dominated")
     _draw_group(axes, data.baselines, color="tab:brown", marker="D", label="baseline, for comparison only")
     axes.step(data.front.latency_min, data.front.perplexity, where="post", color="tab:blue", linewidth=1)
-    names = "".join(f"\n{number}  {name}" for number, name in enumerate(data.front.names[:LABELLED], 1))
-    _draw_group(axes, data.front, color="tab:blue", marker="o", label="Pareto front" + names)
+    names = [f"{number}  {name}" for number, name in enumerate(data.front.names[:LABELLED], 1)]
+    others = ["others in pareto.csv"] if len(data.front.names) > LABELLED else []
+    label = "\n".join(["Pareto front", *names, *others])
+    _draw_group(axes, data.front, color="tab:blue", marker="o", label=label)
     _explain_seeds(axes, (data.front, data.dominated, data.baselines))
     if data.parent is not None:
         style: dict[str, Any] = {"color": "tab:green", "marker": "*", "markersize": 9, "linestyle": ""}
