@@ -182,7 +182,8 @@ def _corpus(plan: Plan, recipe: Recipe, parent: Parent | None) -> Corpus:
 
 
 def training_pool() -> Executor:
-    """Processes that train, as many as this process may use cores; each starts with the first training it is given."""
+    """Processes of one thread, as many as this process may use cores; each starts with the first job it is given."""
+    os.environ.update(worker_env(threads=1))
     return ProcessPoolExecutor(max_workers=_num_workers(), mp_context=multiprocessing.get_context("spawn"))
 
 
@@ -196,7 +197,6 @@ def train_all(plan: Plan, folder: Path, console: Console, pool: Executor | None 
     pool: of several plans, whose processes load torch once; by default one of its own.
     """
     jobs = list(_jobs(plan))
-    os.environ.update(worker_env(threads=1))
     keys = _keys(plan, jobs)  # prepares the corpora, once, before the processes want them
     known = _known(DATA / plan.committed) if plan.committed else {}
     ended = {job: known[key] for job, key in keys.items() if key in known}

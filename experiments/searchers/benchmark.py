@@ -2,7 +2,6 @@
 
 import csv
 import math
-import os
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +37,6 @@ from nas.searchers.anchors import anchors, published_members
 from nas.searchers.strategy import SearchProblem
 from nas.storage import RUNS
 from nas.study.schedule import GENERATION_SIZE
-from nas.study.worker import worker_env
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.notation import Member, parse, placement
@@ -99,20 +97,27 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
     settings = decode(Settings, data, f"experiment {name}")
     listed = load_mapping(CONFIGS / settings.table)
     parts = decode(TableSettings, {key: listed[key] for key in listed if key != "kind"}, settings.table).parts
-    os.environ.update(worker_env(threads=1))
     with training_pool() as workers:
         for part_name, replayed in settings.parts.items():
             entries = read_entries(parts[part_name])
             for pool_name in replayed.pools:
                 pool = pool_of(entries, pool_name)
-                problem = pool_problem(settings, part_name, parts[part_name], pool)
+                problem = pool_problem(settings, replayed, parts[part_name], pool)
                 curves = _replays(settings, problem, pool, workers)
+                marks = [budget_of(pool, num) for num in range(1, settings.num_trials + 1)]
                 title = f"part {part_name}, {pool_name}: {len(pool)} architectures"
-                _show(settings, title, problem, pool, curves, console)
+                console.print(title, style="bold")
+                best = best_by_slice(problem.feasible, list(pool.values()))
+                for line in quality_lines(problem, pool):
+                    console.print(line, soft_wrap=True, highlight=False)
+                for table in tables(curves, best, marks):
+                    console.print(table)
+                for line in verdicts(curves, settings.judged, marks):
+                    console.print(line, soft_wrap=True, highlight=False)
                 folder = RUNS / "experiments" / name
                 folder.mkdir(parents=True, exist_ok=True)
                 write_curves(folder / f"{part_name}-{pool_name}.csv", curves)
-                figure = regret_figure(title, curves, _marks(settings, pool))
+                figure = regret_figure(title, curves, marks)
                 written = save_figure(folder / f"{part_name}-{pool_name}", draw_panels(figure))
                 console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
 
@@ -130,25 +135,6 @@ def _replays(settings: Settings, problem: SearchProblem, pool: Entries, workers:
         for name, one in replays.items()
     }
     return {name: [future.result() for future in each] for name, each in asked.items()}
-
-
-def _show(
-    settings: Settings, title: str, problem: SearchProblem, pool: Entries, curves: Curves, console: Console
-) -> None:
-    """Tables, verdicts, and what there is to know before a training."""
-    console.print(title, style="bold")
-    for line in quality_lines(problem, pool):
-        console.print(line, soft_wrap=True, highlight=False)
-    marks = _marks(settings, pool)
-    for table in tables(curves, best_by_slice(problem.feasible, list(pool.values())), marks):
-        console.print(table)
-    for line in verdicts(curves, settings.judged, marks):
-        console.print(line, soft_wrap=True, highlight=False)
-
-
-def _marks(settings: Settings, pool: Entries) -> list[int]:
-    """Tokens of one full training, of two, and so on."""
-    return [budget_of(pool, num) for num in range(1, settings.num_trials + 1)]
 
 
 def read_entries(part: TablePart) -> Entries:
@@ -186,9 +172,8 @@ def pool_of(entries: Entries, name: str) -> Entries:
     return {member: entry for (member, entry), keep in zip(entries.items(), kept, strict=True) if keep}
 
 
-def pool_problem(settings: Settings, name: str, part: TablePart, entries: Entries) -> SearchProblem:
+def pool_problem(settings: Settings, replayed: ReplayedPart, part: TablePart, entries: Entries) -> SearchProblem:
     """What searchers know: a space that lists just the architectures of the pool, the parent and its blocks."""
-    replayed = settings.parts[name]
     definition = replace(
         table_space(part).definition,
         choices=None,

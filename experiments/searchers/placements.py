@@ -15,10 +15,8 @@ from costmodel.config.schema import decode
 from costmodel.config.units import parse_seconds
 from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
-from nas.blocks.library import block_scores
+from experiments.searchers.table import scored_blocks
 from nas.conversion.parent import load_parent
-from nas.corpus.corpus import prepare
-from nas.recipe.recipe import SCALES
 from nas.searchers.draws import Draws
 from nas.searchers.trellis.features import half_forms, smooth_covariance
 from search_spaces.budget.feasible import FeasibleSpace, within_budget
@@ -51,9 +49,8 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
     budget = Budget(latency_s=parse_seconds(settings.budget_latency, "budget_latency"))
     priced = price_space(load_space(settings.space), load_pricer("published"), settings.seq_len)
     feasible = within_budget(priced, budget)
-    stages, parent = stages_of(feasible), load_parent(settings.parent)
-    corpus = prepare("stdlib", vocab_size=SCALES["proxy"].vocab_size or 0, tokenizer=parent.model.tokenizer)
-    scores = block_scores(parent, stages.layers, corpus).on(stages, parent.model.architecture)
+    stages, parent = stages_of(feasible), load_parent(settings.parent).model.architecture
+    scores = scored_blocks(settings.parent, stages.layers, "proxy", "stdlib").on(stages, parent)
     for member in placements(feasible, stages, scores, settings.num, np.random.default_rng(settings.seed)):
         console.print(f"- {placement(member.architecture)}")
 

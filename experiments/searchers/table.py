@@ -4,7 +4,7 @@ Architectures are trained in the order that their space lists them in, all with 
 that any beginning of the table is a table.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from nas.corpus.corpus import prepare
 from nas.recipe.recipe import SCALES, ScaleName
 from nas.storage import RUNS, locked, replace_file
 from nas.study.blocks import BLOCKS_FILE
+from search_spaces.architecture import Layer
 from search_spaces.notation import placement
 from search_spaces.space import SearchSpace, load_space, members
 
@@ -66,15 +67,17 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
         with locked(folder):
             ended = train_all(plan_of(settings, part_name), folder, console)
             if not (DATA / part.blocks).exists():
-                replace_file(folder / BLOCKS_FILE, written(_blocks(settings, part)))
+                scores = scored_blocks(part.parent_name, table_space(part).layers, settings.scale, settings.data)
+                replace_file(folder / BLOCKS_FILE, written(scores))
                 console.print(f"scores of the parent's blocks: {folder / BLOCKS_FILE}", soft_wrap=True)
         console.print(summary(part_name, part, ended))
 
 
-def _blocks(settings: Settings, part: TablePart) -> BlockScores:
-    parent = load_parent(part.parent_name)
-    corpus = prepare(settings.data, vocab_size=SCALES[settings.scale].vocab_size or 0, tokenizer=parent.model.tokenizer)
-    return block_scores(parent, table_space(part).layers, corpus)
+def scored_blocks(parent_name: str, layers: Iterable[Layer], scale: ScaleName, data: str) -> BlockScores:
+    """Scores of the blocks of a parent, on the corpus that its candidates are trained on."""
+    parent = load_parent(parent_name)
+    corpus = prepare(data, vocab_size=SCALES[scale].vocab_size or 0, tokenizer=parent.model.tokenizer)
+    return block_scores(parent, layers, corpus)
 
 
 def table_space(part: TablePart) -> SearchSpace:

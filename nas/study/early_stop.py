@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from nas.study.finalists import Result
 
 MIN_RIVALS = 8  # completed trials before any is stopped: luck orders fewer as often as not
-LEAST_SQUARES = 1e-12  # nats squared: trials that are all equal at a rung tell no slope
 MIN_CORRELATION = 0.9  # of 8 trials, at most 4 pairs of neighbours are swapped: sum of squares 8, 1 - 6 * 8 / (8 * 63)
 
 
@@ -65,9 +64,10 @@ def _line(known: Sequence["_Completed"]) -> _Line | None:
     if len(known) < MIN_RIVALS:
         return None
     at_rung, at_end = np.array([(one.at_rung, one.at_end) for one in known]).T
-    apart = at_rung - at_rung.mean()
-    slope = apart @ at_end / max(apart @ apart, LEAST_SQUARES)
-    return _Line(float(at_rung.mean()), float(at_end.mean()), float(slope))
+    middle = float(at_rung.mean())
+    terms = np.column_stack([np.ones(len(known)), at_rung - middle])
+    (mean, slope), *_ = np.linalg.lstsq(terms, at_end, rcond=None)  # of trials that are all equal at a rung, slope 0
+    return _Line(middle, float(mean), float(slope))
 
 
 class _Completed(NamedTuple):

@@ -264,7 +264,7 @@ def test_export_is_complete_and_priced(finished, environment, tmp_path):
     folder, _ = finished
     args = [str(folder), "--pick", "best", "--format", "yaml", "--output-dir", str(tmp_path / "out")]
     started = [sys.executable, "-m", "nas.export", *args]
-    done = subprocess.run(started, env=environment[1], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(started, env=environment[1], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert read_export(tmp_path / "out").tokenizer is not None
     architecture = load_architecture(tmp_path / "out" / "architecture.yaml")
@@ -425,7 +425,7 @@ def test_a_dry_run_writes_nothing_and_loads_neither_torch_nor_ray(tmp_path):
         "code = main(['--budget-latency', '5min', '--dry-run']); "
         "sys.exit(code or sum(name in sys.modules for name in ('torch', 'ray', 'matplotlib', 'scipy')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "1,575,325,567,577,099,522,000,000,000,000 members" in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -451,7 +451,7 @@ def test_an_interrupted_search_saves_everything_and_says_how_to_go_on(environmen
     while time.monotonic() < deadline and _num_finished(folder) < 1:
         time.sleep(0.05)
     process.send_signal(number)
-    printed, errors = process.communicate(timeout=300)
+    printed, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"continue with --resume {folder}" in printed
     assert errors == "error: interrupted\n"

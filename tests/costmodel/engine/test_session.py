@@ -115,7 +115,7 @@ def test_parties_end_with_their_parent(tmp_path) -> None:
     process.stdin.close()
     assert os.read(read_end, 1) == b""
     os.close(read_end)
-    assert process.wait(timeout=300) == 0
+    assert process.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize(

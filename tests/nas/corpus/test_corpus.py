@@ -107,7 +107,7 @@ def test_processes_preparing_at_once_agree(files: Path, tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(files), str(tmp_path)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    printed = {process.communicate(timeout=300)[0].strip() for process in processes}
+    printed = {process.communicate(timeout=60)[0].strip() for process in processes}
     (entry,) = tmp_path.iterdir()
     assert printed == {str(open_corpus(entry))}
 

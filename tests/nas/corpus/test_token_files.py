@@ -61,7 +61,7 @@ def contents(corpus: Corpus) -> tuple:
 
 def run(rows: Path, cache: Path, kill_at: int) -> subprocess.CompletedProcess:
     command = [sys.executable, "-c", PREPARE, str(rows), str(cache), str(kill_at)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_killed_preparation_goes_on_from_its_last_record(rows: Path, tmp_path: Path) -> None:

@@ -95,12 +95,12 @@ def test_a_client_without_weights_and_a_server_by_hand(export, tmp_path):
     server = party(export, 1, peers, "--weights", "server", "--wait", "60s")
     asked = ["--prompt", "value", "--max-new-tokens", "2", "--weights", "server", "--wait", "60s", "--format", "json"]
     client = party(folder, 0, peers, *asked)
-    out, err = client.communicate(timeout=300)
+    out, err = client.communicate(timeout=120)
     assert (client.returncode, err) == (0, "")
     found = json.loads(out)
     assert found["agreement"] is None
     assert found["total"]["measured"]["sent_bytes"] == found["total"]["predicted"]["sent_bytes"]
-    out, err = server.communicate(timeout=120)
+    out, err = server.communicate(timeout=30)
     assert (server.returncode, err) == (0, "")
     assert "this is party 1 (server) at 127.0.0.1" in out
     assert "the client has left after 2 steps, in which this party sent" in out
@@ -117,7 +117,7 @@ def test_killing_one_command_ends_the_other(export, killed):
             break
     begun = time.monotonic()
     both[killed].send_signal(signal.SIGKILL)
-    _, err = both[1 - killed].communicate(timeout=120)
+    _, err = both[1 - killed].communicate(timeout=30)
     assert time.monotonic() - begun < 10
     assert both[1 - killed].returncode == 1
     role = ("client", "server")[killed]

@@ -54,7 +54,7 @@ def test_a_placement_is_a_line_for_every_kind_of_layer(exported: tuple[nas.Run, 
 def test_the_code_of_a_card_runs(exported: tuple[nas.Run, Path]) -> None:
     _, folder = exported
     (code,) = re.findall(r"^```python\n(.*?)^```$", (folder / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "protocol published" in done.stdout
 
