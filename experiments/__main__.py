@@ -13,7 +13,7 @@ from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from experiments import driver, fidelity, link_seconds, population, pricing, seconds, step_cost, throughput
 from experiments.papers import run as papers
-from experiments.searchers import benchmark, placements, table
+from experiments.searchers import benchmark, exact_programs, placements, table
 from nas.recipe.recipe import ScaleName
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -24,6 +24,7 @@ PIPE_WIDTH = 160  # columns of a table that no terminal limits
 # kind, as an experiment's YAML states it -> (settings of the experiment, console) -> nothing
 KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
     "driver": driver.run,
+    "exact-programs": exact_programs.run,
     "fidelity": fidelity.run,
     "link-seconds": link_seconds.run,
     PAPER: papers.run,

@@ -236,22 +236,17 @@ def trial_records(
         "promised_latency_s": price.latency_s,
         "promised_sent_bytes": price.sent_bytes,
     }
-    entropy = tuple(tuple(float(h) for h in rng.random(architecture.num_heads)) for _ in architecture.layers)
     rungs = [loss + 0.5 / (1 + rung) for rung in range(NUM_RUNGS)]
     return [
         Record(**common, event="proposed", status="proposed"),
         Record(**common, event="started", status="running"),
-        *(
-            Record(**common, event="rung", status="running", rung=rung, val_loss=one, entropy=entropy)
-            for rung, one in enumerate(rungs)
-        ),
+        *(Record(**common, event="rung", status="running", rung=rung, val_loss=one) for rung, one in enumerate(rungs)),
         Record(
             **common,
             event="finished",
             status="completed",
             val_loss=loss,
             perplexity=math.exp(loss),
-            entropy=entropy,
             fold_holds=True,
         ),
     ]

@@ -121,7 +121,7 @@ def source(graph: nx.DiGraph) -> Boundary:
 
 def after(graph: nx.DiGraph, choice: Choice) -> Boundary:
     """The boundary a choice leads to."""
-    boundary: Boundary = next(iter(graph.succ[choice]))
+    boundary: Boundary = next(graph.successors(choice))
     return boundary
 
 
@@ -129,10 +129,10 @@ def boundaries(graph: nx.DiGraph, start: Boundary, layers: Iterable[Layer]) -> l
     """The boundaries passed from `start` by these layers, both ends included, or None if the graph has no such path."""
     passed = [start]
     for layer in layers:
-        choice = Choice(depth=passed[-1].depth, layer=layer, state=passed[-1].state)
-        if choice not in graph:
+        try:
+            passed.append(after(graph, Choice(depth=passed[-1].depth, layer=layer, state=passed[-1].state)))
+        except nx.NetworkXError:  # no such vertex; looking first would take half of the time again
             return None
-        passed.append(after(graph, choice))
     return passed
 
 

@@ -102,13 +102,15 @@ def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularise
 
 def contains(space: SearchSpace, member: Member) -> bool:
     """Whether the member is in the space: its layers are a path, all else is the base's, its recipe is searched."""
-    layers = member.architecture.layers
-    return (
-        member.entropy_regularised in space.recipes
-        and len(layers) == space.base.num_layers
-        and member == member_of(space, layers, entropy_regularised=member.entropy_regularised)
-        and boundaries(space.graph, source(space.graph), layers) is not None
-    )
+    return path_of_member(space, member) is not None
+
+
+def path_of_member(space: SearchSpace, member: Member) -> list[Vertex] | None:
+    """The vertices of its layers, as `path_of` gives them; None if the member is not in the space."""
+    layers, recipe = member.architecture.layers, member.entropy_regularised
+    if recipe not in space.recipes or member != member_of(space, layers, entropy_regularised=recipe):
+        return None
+    return _path_of(space, layers)
 
 
 def sample(space: SearchSpace, rng: np.random.Generator) -> Member:
@@ -128,9 +130,17 @@ def random_below(bound: int, rng: np.random.Generator) -> int:
 
 def path_of(space: SearchSpace, layers: Sequence[Layer]) -> list[Vertex]:
     """The vertices of these layers, source first, without the sink. Raises UserError if they are not in the space."""
+    path = _path_of(space, layers)
+    if path is None:
+        raise UserError(f"these layers are not in space {space.name!r}: {layers!r:.200}.")
+    return path
+
+
+def _path_of(space: SearchSpace, layers: Sequence[Layer]) -> list[Vertex] | None:
+    """None if they are not in the space."""
     passed = boundaries(space.graph, source(space.graph), layers)
     if passed is None or len(layers) != space.base.num_layers:
-        raise UserError(f"these layers are not in space {space.name!r}: {layers!r:.200}.")
+        return None
     path: list[Vertex] = []
     for boundary, layer in zip(passed, layers, strict=False):
         path += [boundary, Choice(depth=boundary.depth, layer=layer, state=boundary.state)]

@@ -20,7 +20,7 @@ from nas.storage import replace_file
 from search_spaces.architecture import Architecture
 from search_spaces.notation import parse, parse_deployed
 
-SCHEMA_VERSION = 3  # 1 knew nothing of folding, 2 not what was proposed before it was started
+SCHEMA_VERSION = 4  # 1 knew nothing of folding, 2 not what was proposed before it was started, 3 held entropies too
 FILE_NAME = "trials.jsonl"
 
 Event = Literal["proposed", "started", "rung", "finished"]
@@ -42,7 +42,6 @@ class Record:
         the same index, trained with another seed.
     rung: index of the fidelity rung a `rung` record belongs to.
     val_loss: nats per token of the named tokenizer and split; perplexity = exp(val_loss).
-    entropy: mean attention entropy per layer and head, nats.
     deployed_id, deployed: id and placement of what the trial deploys to: by rule, and once it is completed what its
         weights have earned. latency_s, sent_bytes, rounds: of that; promised_latency_s, promised_sent_bytes: by rule.
     left_unfolded, fold_*: see `nas.training.outcome.EarnedForm`.
@@ -78,7 +77,6 @@ class Record:
     sent_bytes: float
     latency_s: float
     latency_s_range: tuple[float, float] | None
-    entropy: tuple[tuple[float, ...], ...] | None = None
     flags: tuple[str, ...] = ()
     seed: int
     seconds: float = 0.0
@@ -174,9 +172,10 @@ def read(path: Path) -> tuple[Record, ...]:
 
 
 def _upgraded(data: Any) -> Any:
-    """Of schema 1, prices are of models as written; of schema 2, every record is one of schema 3."""
-    former = isinstance(data, dict) and data.get("schema_version") in (1, 2)
-    return data | {"schema_version": SCHEMA_VERSION} if former else data
+    """Of schema 1, prices are of models as written; entropies, until schema 3, are in a trial's own folder too."""
+    if not isinstance(data, dict) or data.get("schema_version") not in (1, 2, 3):
+        return data
+    return {name: value for name, value in data.items() if name != "entropy"} | {"schema_version": SCHEMA_VERSION}
 
 
 def recover(path: Path) -> tuple[Record, ...]:
@@ -209,8 +208,7 @@ class Table(NamedTuple):
 def table(records: Sequence[Record], more: Mapping[str, Sequence[object]] | None = None) -> Table:
     """The scalar columns of the records. more: further columns by name, each with one value a record."""
     derived = more or {}
-    nested = {"entropy", "versions"}
-    columns = [field.name for field in fields(Record) if field.name not in nested]
+    columns = [field.name for field in fields(Record) if field.name != "versions"]
     rows = zip(records, *derived.values(), strict=True)
     return Table(
         columns=(*columns, *derived),

@@ -7,9 +7,11 @@ of it. So a draw is uniform within one of NUM_SLICES equal slices of the price, 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
+from search_spaces.budget.cost_counts import Cost
 from search_spaces.budget.feasible import FeasibleSpace, price_slices
 from search_spaces.deployed import deployed
 from search_spaces.notation import Member
@@ -20,6 +22,13 @@ NUM_SLICES = 8  # with the default 13 candidates, one or two in each
 IDLE_SHARE = 0.4
 TRIES = 32  # draws from a slice of which none is new before the next slice is tried
 WALKED = 10_000  # members looked through, in their order, where draws find nothing new: small spaces are used up
+
+
+class Place(NamedTuple):
+    """Of a member: whether it is within the budget, and the number of the slice that holds it, None if none does."""
+
+    fits: bool
+    slice: int | None
 
 
 class Draws:
@@ -36,7 +45,7 @@ class Draws:
         idle = IDLE_SHARE if feasible.priced.accounting == "deployed" and not is_listed else 0.0
         self.slices = price_slices(feasible, NUM_SLICES, idle) or price_slices(feasible, NUM_SLICES)
         self._forms: dict[Member, Hashable] = {}
-        self._slice_of: dict[Member, int | None] = {}
+        self._places: dict[Member, Place] = {}
 
     def form(self, member: Member) -> Hashable:
         """What makes a member one answer: its deployed form where that is priced, however it is trained, or itself."""
@@ -50,23 +59,29 @@ class Draws:
         """The members within budget whose form is that of none seen and of none before it."""
         forms, new = {self.form(member) for member in seen}, list[Member]()
         for member in members:
-            if self.feasible.fits(member) and (form := self.form(member)) not in forms:
+            if self._place_of(member).fits and (form := self.form(member)) not in forms:
                 forms.add(form)
                 new.append(member)
         return new
 
     def slice_of(self, member: Member) -> int | None:
         """The number of the slice that holds a member, None if none does."""
-        if member not in self._slice_of:
+        return self._place_of(member).slice
+
+    def slice_at(self, cost: Cost) -> int | None:
+        """The number of the slice that holds members of this cost, None if none does."""
+        return next((number for number, part in enumerate(self.slices) if part.holds(cost)), None)
+
+    def _place_of(self, member: Member) -> Place:
+        if (known := self._places.get(member)) is None:
             cost = self.feasible.cost_of(member)
-            numbers = (number for number, part in enumerate(self.slices) if cost is not None and part.holds(cost))
-            self._slice_of[member] = next(numbers, None)
-        return self._slice_of[member]
+            known = Place(False, None) if cost is None else Place(self.feasible.holds(cost), self.slice_at(cost))
+            self._places[member] = known
+        return known
 
     def emptiest(self, members: Iterable[Member], rng: np.random.Generator) -> list[int]:
         """The numbers of the slices, those with the fewest of the members first, equal ones in random order."""
-        held = Counter(map(self.slice_of, members))
-        return sorted(map(int, rng.permutation(len(self.slices))), key=lambda number: held[number])
+        return self._emptiest(Counter(map(self.slice_of, members)), rng)
 
     def filled(
         self, chosen: Sequence[Member], size: int, rng: np.random.Generator, seen: Collection[Member]
@@ -76,14 +91,19 @@ class Draws:
         if len(members) >= size:
             return members
         forms = {self.form(member) for member in (*seen, *members)}
-        while len(members) < size and (member := self._new(rng, [*seen, *members], forms)) is not None:
+        held = Counter(map(self.slice_of, (*seen, *members)))
+        while len(members) < size and (member := self._new(rng, held, forms)) is not None:
             members.append(member)
             forms.add(self.form(member))
+            held[self.slice_of(member)] += 1
         return members
 
-    def _new(self, rng: np.random.Generator, members: Iterable[Member], forms: Collection[Hashable]) -> Member | None:
-        """A member of none of the forms, from the slice with the fewest of the members that has one."""
-        for number in self.emptiest(members, rng):
+    def _emptiest(self, held: Counter[int | None], rng: np.random.Generator) -> list[int]:
+        return sorted(map(int, rng.permutation(len(self.slices))), key=lambda number: held[number])
+
+    def _new(self, rng: np.random.Generator, held: Counter[int | None], forms: Collection[Hashable]) -> Member | None:
+        """A member of none of the forms, from the slice that holds the fewest members and has one."""
+        for number in self._emptiest(held, rng):
             for _ in range(TRIES):
                 if self.form(member := self.slices[number].sample(rng)) not in forms:
                     return member

@@ -285,7 +285,6 @@ class Trials:
         if earned is not None:
             price, latency_s_range = self._priced(earned.architecture)
             run_as = earned.architecture
-        entropy = measured.entropy if measured else None
         return Record(
             event=event.event,
             trial_id=spec.trial_id,
@@ -316,8 +315,7 @@ class Trials:
             sent_bytes=price.sent_bytes,
             latency_s=price.latency_s,
             latency_s_range=latency_s_range,
-            entropy=entropy.head_means if entropy else None,
-            flags=entropy.flags if entropy else (),
+            flags=measured.entropy.flags if measured and measured.entropy else (),
             seed=spec.seed,
             seconds=measured.seconds if measured else 0.0,
             versions=dict(setting.versions),

@@ -144,7 +144,7 @@ def _repriced(record: Record, config: StudyConfig, feasible: FeasibleSpace, meta
 
 def _in_place_of(own: Record, rung: Record) -> Record:
     """A rung of a trial with the place and the prices of its end."""
-    kept = ("event", "status", "reason", "rung", "steps", "tokens", "val_loss", "perplexity", "entropy", "flags")
+    kept = ("event", "status", "reason", "rung", "steps", "tokens", "val_loss", "perplexity", "flags")
     return replace(own, seconds=rung.seconds, **{name: getattr(rung, name) for name in kept})
 
 

@@ -29,7 +29,7 @@ from search_spaces.budget.priced_space import (
 )
 from search_spaces.graph import Vertex, completions, source
 from search_spaces.notation import Member, name_of
-from search_spaces.space import SearchSpace, contains, member_of, path_of, random_below
+from search_spaces.space import SearchSpace, member_of, path_of, path_of_member, random_below
 
 MAX_UNITS = 2.0**62  # what a sum in 64 bits can hold: 194 days, 288 PB
 
@@ -62,9 +62,9 @@ class FeasibleSpace:
 
     def cost_of(self, member: Member) -> Cost | None:
         """Of its path, in integer units; None if it is no member of the space."""
-        if not contains(self.space, member):
+        path = path_of_member(self.space, member)
+        if path is None:
             return None
-        path = path_of(self.space, member.architecture.layers)
         costs = [self.costs[vertex] for vertex in path if vertex in self.costs]
         return sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
 

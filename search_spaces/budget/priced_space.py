@@ -21,7 +21,7 @@ from search_spaces.budget.cost_counts import Cost
 from search_spaces.deployed import Region, deployed, deployed_layer, passes_values
 from search_spaces.graph import SINK, Choice, Head, Vertex, after, source
 from search_spaces.notation import Member
-from search_spaces.space import SearchSpace, contains, member_at, member_of, num_members, path_of
+from search_spaces.space import SearchSpace, member_at, member_of, num_members, path_of, path_of_member
 from search_spaces.workload import Workload
 
 Measure = Literal["latency_s", "sent_bytes"]
@@ -152,9 +152,9 @@ class LayerPrices:
 
 def price_of(priced: PricedSpace, member: Member) -> Price:
     """The price of a member, equal to that of its op graphs to rounding. Raises UserError if it is not in the space."""
-    if not contains(priced.space, member):
+    path = path_of_member(priced.space, member)
+    if path is None:
         raise UserError(f"only members of space {priced.space.name!r} are priced here, but got {member!r:.200}.")
-    path = path_of(priced.space, member.architecture.layers)
     return total_price(priced.prices[vertex] for vertex in path if vertex in priced.prices)
 
 

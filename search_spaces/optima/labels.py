@@ -126,6 +126,13 @@ def _nondominated(labels: Labels) -> Bools:
 def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:
     """Of rows in the same group, those that no other is as good as in cost and score; of equal rows the first."""
     kept = np.zeros(len(score), dtype=bool)
+    varied = [measure for measure in cost.T if len(measure) and np.ptp(measure)]
+    if len(varied) < 2:  # cheapest first, better ones are those below all before them; groups follow one another lower
+        order = np.lexsort((score, *varied, *groups.T[::-1]))
+        begins = np.any(np.diff(groups[order], axis=0, prepend=-1) != 0, axis=1)
+        ranks = np.unique(score, return_inverse=True)[1][order] - np.cumsum(begins) * len(score)
+        kept[order] = np.diff(np.minimum.accumulate(ranks), prepend=0) < 0
+        return kept
     order = np.lexsort(groups.T[::-1])
     firsts = np.flatnonzero(np.any(np.diff(groups[order], axis=0, prepend=-1) != 0, axis=1))
     for rows in np.split(order, firsts[1:]):

@@ -1,6 +1,7 @@
 """The command people know, on a small space: run, break, resume, extend, look, export."""
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -63,7 +64,15 @@ def finished(environment):
 def results(folder: Path) -> list[tuple[object, ...]]:
     """What must not depend on timing: the finished records without clocks, in order of proposal."""
     records = ledger.finished(ledger.read(folder / ledger.FILE_NAME))
-    return [(one.trial_id, one.status, one.val_loss, one.steps, one.entropy, one.latency_s) for one in records]
+    return [
+        (one.trial_id, one.status, one.val_loss, one.steps, entropies(folder, one), one.latency_s) for one in records
+    ]
+
+
+def entropies(folder: Path, one: ledger.Record) -> tuple[str, ...]:
+    """By layer and head, as JSON, at every step that was looked into."""
+    lines = (folder / "trials" / one.trial_id / "diagnostics.jsonl").read_text().splitlines()
+    return tuple(json.dumps(json.loads(line)["head_entropies"]) for line in lines)
 
 
 def test_a_run_leaves_everything_it_promises(finished):

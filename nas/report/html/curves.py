@@ -1,6 +1,7 @@
 """What training was like: losses of the front over tokens, attention entropies, hypervolume over all tokens spent."""
 
 import csv
+import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ class LossPoint(NamedTuple):
 
 
 class EntropyCell(NamedTuple):
-    """The attention entropy of one head at the end of training, nats. number: of the member of the front."""
+    """The attention entropy of one head in the last step of training, nats. number: of the member of the front."""
 
     number: int
     layer: int
@@ -45,19 +46,20 @@ def learning_curves(run: Run) -> list[LossPoint]:
     found = []
     for number, member in enumerate(run.front, 1):
         trial = member.first
-        means = _means(_training_losses(run.folder / "trials" / trial.trial_id / "metrics.csv"))
+        means = _means(_training_losses(_folder(run, trial) / "metrics.csv"))
         found += [LossPoint(number, "training", tokens, loss) for tokens, loss in means]
         found += [LossPoint(number, "validation", tokens, loss) for tokens, loss in _rungs(run.records, trial)]
     return found
 
 
 def entropies(run: Run) -> list[EntropyCell]:
-    """Of each member of the front the trial of its first seed, where its ledger has them."""
+    """Of each member of the front the trial of its first seed, where its folder has them."""
     return [
         EntropyCell(number, layer, head, entropy)
         for number, member in enumerate(run.front, 1)
-        for layer, heads in enumerate(member.first.entropy or ())
+        for layer, heads in enumerate(_last_entropies(_folder(run, member.first) / "diagnostics.jsonl"))
         for head, entropy in enumerate(heads)
+        if entropy is not None
     ]
 
 
@@ -73,24 +75,41 @@ def hypervolumes(run: Run) -> list[Progress]:
     return found
 
 
+def _folder(run: Run, trial: Record) -> Path:
+    return run.folder / "trials" / trial.trial_id
+
+
 def _rungs(records: Sequence[Record], trial: Record) -> list[tuple[int, float]]:
     own = [one for one in records if one.trial_id == trial.trial_id and one.val_loss is not None]
     return sorted({one.tokens: one.val_loss for one in own if one.val_loss is not None}.items())
 
 
 def _training_losses(path: Path) -> Iterator[tuple[int, float]]:
-    """Tokens and training loss of each step on disk; nothing of a trial whose folder is elsewhere."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        return
-    for row in csv.DictReader(text.splitlines()):
+    """Tokens and training loss of each step on disk."""
+    for row in csv.DictReader(_lines(path)):
         try:
             tokens, loss = int(row["tokens"]), float(row["train_loss"])
         except (KeyError, TypeError, ValueError):  # a torn line ends it
             return
         if math.isfinite(loss):
             yield tokens, loss
+
+
+def _last_entropies(path: Path) -> list[list[float | None]]:
+    """Layers x heads, as in `Diagnosis`."""
+    try:
+        entropies: list[list[float | None]] = json.loads(_lines(path)[-1])["head_entropies"]
+    except (IndexError, KeyError, TypeError, ValueError):  # none, or a torn line
+        return []
+    return entropies
+
+
+def _lines(path: Path) -> list[str]:
+    """None of a trial whose folder is elsewhere."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
 
 
 def _means(steps: Iterator[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -31,16 +31,10 @@ class Posterior(NamedTuple):
     covariance: Floats
     misfit: float
 
-    def predict(self, rows: Floats) -> tuple[Floats, Floats]:
-        """Mean and deviation of the log-perplexity of members, without the noise of a seed. rows: their features."""
-        variance = ((rows @ self.covariance) * rows).sum(axis=1) + self.misfit**2
-        return rows @ self.mean, np.sqrt(variance)
-
-    def given(self, row: Floats) -> "Posterior":
-        """As it would be if the member with these features came out as expected."""
-        crossed = self.covariance @ row
-        variance = row @ crossed + self.misfit**2 + SEED_NOISE**2
-        return self._replace(covariance=self.covariance - np.outer(crossed, crossed) / variance)
+    def outlook(self, rows: Floats) -> "Outlook":
+        """For members with these features."""
+        crossed = rows @ self.covariance
+        return Outlook(rows, rows @ self.mean, (crossed * rows).sum(axis=1), crossed, self.misfit)
 
     def draws(self, num: int, rng: np.random.Generator) -> Floats:
         """Weights drawn from the posterior, num x features."""
@@ -48,6 +42,32 @@ class Posterior(NamedTuple):
         root = vectors * np.sqrt(values.clip(min=0))
         drawn: Floats = self.mean + rng.normal(size=(num, len(self.mean))) @ root.T
         return drawn
+
+
+class Outlook(NamedTuple):
+    """What a posterior says of the log-perplexities of given members, without misfit and the noise of a seed.
+
+    rows: their features. mean, variance: of each. crossed: covariance with the weights, members x features.
+    """
+
+    rows: Floats
+    mean: Floats
+    variance: Floats
+    crossed: Floats
+    misfit: float
+
+    @property
+    def deviation(self) -> Floats:
+        """Of each, misfit included."""
+        deviation: Floats = np.sqrt(self.variance + self.misfit**2)
+        return deviation
+
+    def given(self, place: int) -> "Outlook":
+        """As it would be if this member came out as expected."""
+        shared = self.rows @ self.crossed[place]
+        gain = shared / (shared[place] + self.misfit**2 + SEED_NOISE**2)
+        crossed = self.crossed - np.outer(gain, self.crossed[place])
+        return self._replace(variance=self.variance - gain * shared, crossed=crossed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

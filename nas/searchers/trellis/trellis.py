@@ -20,7 +20,7 @@ from nas.searchers.strategy import SearchProblem, Strategy, Trained, points_of
 from nas.searchers.trellis.completion import completion, completion_weights
 from nas.searchers.trellis.features import features_of
 from nas.searchers.trellis.improvement import expected_improvement
-from nas.searchers.trellis.surrogate import Fit, Posterior, fit
+from nas.searchers.trellis.surrogate import Fit, fit
 from search_spaces.budget.priced_space import price_of
 from search_spaces.notation import Member
 from search_spaces.optima.optima import frontier, member_of_optimum
@@ -42,6 +42,8 @@ class Trellis(Strategy):
         self.problem, self.feasible = problem, problem.feasible
         self.stages = stages_of(problem.feasible)
         self.features = features_of(self.stages, problem)
+        known = ((one.member, one.log_perplexity) for one in problem.known)
+        self.known_losses = {member: loss for member, loss in known if loss is not None}
         self.draws, self.evolution = Draws(problem.feasible), Evolution(problem)
         edges = [edge for part in self.draws.slices for edge in part.latency_s_bounds]
         self.reference = (max(edges) + BEYOND * (max(edges) - min(edges)), problem.reference_loss)
@@ -55,22 +57,29 @@ class Trellis(Strategy):
         members = self._candidates(found, rng, seen)
         if not members:
             return self.draws.filled([], size, rng, seen)
-        latency_s = np.array([price_of(self.feasible.priced, member).latency_s for member in members])
-        rows, posterior = self.features.rows(members), found.posterior
+        pending = self._pending(seen, trained)
+        everyone = [*members, *pending]
+        latency_s = np.array([price_of(self.feasible.priced, member).latency_s for member in everyone])
+        outlook = found.posterior.outlook(self.features.rows(everyone))
+        known = np.array([self.known_losses.get(member, np.nan) for member in members] + [np.nan] * len(pending))
+        mean = np.where(
+            np.isnan(known), outlook.mean, known
+        )  # what was trained before is expected to come out so again
         completes = self._completion(members, trained)
         points = [point for _, point in points_of(trained)]
-        for latency, row in self._pending(seen, trained):
-            points.append((latency, float(row @ posterior.mean)))
-            posterior = posterior.given(row)
+        for place in range(len(members), len(everyone)):
+            points.append((float(latency_s[place]), float(mean[place])))
+            outlook = outlook.given(place)
         chosen: list[int] = []
         while len(chosen) < min(size, len(members)):
-            mean, deviation = self._expected(posterior, members, rows)
-            worth = completes * expected_improvement(latency_s, mean, deviation, points, self.reference)
+            deviation = np.where(np.isnan(known), outlook.deviation, KNOWN_NOISE)
+            improvement = expected_improvement(latency_s, mean, deviation, points, self.reference)
+            worth = completes * improvement[: len(members)]
             worth[chosen] = -1.0
             best = int(np.argmax(worth))
             chosen.append(best)
             points.append((float(latency_s[best]), float(mean[best])))
-            posterior = posterior.given(rows[best])
+            outlook = outlook.given(best)
         return self.draws.filled([members[one] for one in chosen], size, rng, seen)
 
     def remark(self, trained: Sequence[Trained]) -> str | None:
@@ -93,23 +102,10 @@ class Trellis(Strategy):
         losses = np.array([loss for _, loss in completed])
         return fit(self.features, rows, [numbers[member] for member, _ in completed], losses)
 
-    def _expected(self, posterior: Posterior, members: Sequence[Member], rows: Floats) -> tuple[Floats, Floats]:
-        """Means and deviations of log-perplexity; what was trained before is expected to come out so again."""
-        mean, deviation = posterior.predict(rows)
-        before = {one.member: one.log_perplexity for one in self.problem.known}
-        for place, member in enumerate(members):
-            if (loss := before.get(member)) is not None:
-                mean[place], deviation[place] = loss, KNOWN_NOISE
-        return mean, deviation
-
-    def _pending(self, seen: Collection[Member], trained: Sequence[Trained]) -> list[tuple[float, Floats]]:
-        """Price and features of what is in training, in a fixed order."""
+    def _pending(self, seen: Collection[Member], trained: Sequence[Trained]) -> list[Member]:
+        """What is in training, in a fixed order."""
         ended = {one.member for one in trained}
-        members = sorted((one for one in seen if one not in ended and self.feasible.fits(one)), key=repr)
-        if not members:
-            return []
-        latency_s = [price_of(self.feasible.priced, member).latency_s for member in members]
-        return list(zip(latency_s, self.features.rows(members), strict=True))
+        return sorted((one for one in seen if one not in ended and self.feasible.fits(one)), key=repr)
 
     def _candidates(self, found: Fit, rng: np.random.Generator, seen: Collection[Member]) -> list[Member]:
         """Members that may be trained, each deployed form once."""
@@ -121,7 +117,8 @@ class Trellis(Strategy):
             kept = rng.integers(1, depth + 1, size=2)
             recipe = recipes[int(rng.integers(len(recipes)))]
             optima = frontier(self.stages, self.features.additive(weights, list(kept)))
-            members += [member_of_optimum(self.stages, one, entropy_regularised=recipe) for one in optima]
+            drawn = [one for one in optima if self.draws.slice_at(one.cost) is not None]
+            members += [member_of_optimum(self.stages, one, entropy_regularised=recipe) for one in drawn]
         members += self.draws.filled([], NUM_RANDOM, rng, seen)
         return self._drawn(self.draws.new_of(members, seen))
 

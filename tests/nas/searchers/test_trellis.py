@@ -82,7 +82,8 @@ def test_a_fit_is_the_normal_distribution_given_the_results(features, problem):
         joint = rows @ covariance @ rows.T + posterior.misfit**2 * np.eye(12)
         gain = joint[-1, :-1] @ np.linalg.inv(joint[:-1, :-1] + SEED_NOISE**2 * np.eye(11))
         means.append((rows[-1] @ mean + gain @ (losses - rows[:-1] @ mean), joint[-1, -1] - gain @ joint[:-1, -1]))
-    found, deviation = (float(one[0]) for one in posterior.predict(rows[-1:]))
+    outlook = posterior.outlook(rows[-1:])
+    found, deviation = float(outlook.mean[0]), float(outlook.deviation[0])
     assert any(found == pytest.approx(m, rel=1e-6) and deviation**2 == pytest.approx(v, rel=1e-6) for m, v in means)
 
 
@@ -145,10 +146,17 @@ def test_a_member_that_came_out_as_expected_makes_others_like_it_more_certain(fe
     rng = np.random.default_rng(4)
     rows = features.rows([sample(problem.feasible.space, rng) for _ in range(6)])
     posterior = fit(features, rows[:0], [], np.zeros(0)).posterior
-    (before_mean, before), (after_mean, after) = posterior.predict(rows), posterior.given(rows[0]).predict(rows)
-    assert after_mean == pytest.approx(before_mean)
-    assert (after <= before + 1e-12).all()
-    assert after[0] < 0.7 * before[0]
+    before = posterior.outlook(rows)
+    after = before.given(0)
+    assert after.mean == pytest.approx(before.mean)
+    assert (after.deviation <= before.deviation + 1e-12).all()
+    assert after.deviation[0] < 0.7 * before.deviation[0]
+    both = after.given(3)  # by the formula for conditional normals
+    noise = (posterior.misfit**2 + SEED_NOISE**2) * np.eye(2)
+    seen = rows[[0, 3]] @ posterior.covariance
+    left = posterior.covariance - seen.T @ np.linalg.inv(seen @ rows[[0, 3]].T + noise) @ seen
+    assert both.variance == pytest.approx(((rows @ left) * rows).sum(axis=1), rel=1e-9)
+    assert both.crossed == pytest.approx(rows @ left, abs=1e-12)
 
 
 def test_what_diverges_is_learned():

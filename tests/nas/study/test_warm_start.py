@@ -119,8 +119,8 @@ def test_another_seed_and_another_parent_are_refused(other, meta, feasible, make
 
 def test_a_later_ledger_and_an_empty_one_are_refused(other, meta, feasible):
     path = other / ledger.FILE_NAME
-    path.write_text(path.read_text().replace('"schema_version":3', '"schema_version":4'))
-    with pytest.raises(UserError, match="`schema_version` must be 3, but got 4"):
+    path.write_text(path.read_text().replace(f'"schema_version":{ledger.SCHEMA_VERSION}', '"schema_version":99'))
+    with pytest.raises(UserError, match=f"`schema_version` must be {ledger.SCHEMA_VERSION}, but got 99"):
         read_warm_start(config_of(other), feasible, meta)
     path.write_text("")
     with pytest.raises(UserError, match="must have trained candidates of this space, but has none"):

@@ -1,5 +1,6 @@
 """Records and folders of runs as a search leaves them, priced as it prices, with losses that no model has."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,10 +67,6 @@ def record(index: int, name: str, role: str, seed: int, loss: float | None, **ch
         "sent_bytes": priced.price.sent_bytes,
         "latency_s": priced.price.latency_s,
         "latency_s_range": priced.latency_s_range,
-        "entropy": tuple(
-            tuple(0.2 * head + 0.1 * layer for head in range(12)) if one.attention != "none" else ()
-            for layer, one in enumerate(member.architecture.layers)
-        ),
         "seed": seed,
         "versions": {"python": "3.11"},
         "deployed_id": arch_id(runs_as),
@@ -141,4 +138,9 @@ def write_whole_run(folder: Path) -> Path:
     rows = ["step,tokens,learning_rate,train_loss,penalty,gradient_norm,seconds,val_loss"]
     rows += [f"{step},{8 * step},0.1,{3 - step / 512},0.0,1.0,{step / 10},  " for step in range(1, 513)]
     (trial / "metrics.csv").write_text("\n".join(rows) + "\n")
+    heads = [
+        [[step / 1024 + 0.2 * head + 0.1 * layer for head in range(6)] for layer in range(12)] for step in (256, 512)
+    ]
+    lines = [json.dumps({"step": 256 * place, "head_entropies": one}) for place, one in enumerate(heads, 1)]
+    (trial / "diagnostics.jsonl").write_text("\n".join(lines) + "\n")
     return folder

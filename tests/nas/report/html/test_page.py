@@ -199,6 +199,17 @@ def test_curves_are_thinned_and_rungs_kept(run_folder: Path) -> None:
     assert [one["loss"] for one in validation] == pytest.approx([math.log(15.5) + by for by in (0.375, 0.25, 0.0)])
 
 
+@pytest.mark.parametrize("torn", [None, "", '{"step": 768, "head', "[]\n", '{"step": 768}\n'])
+def test_entropies_are_those_of_the_last_step(run_folder: Path, torn: str | None) -> None:
+    if torn is not None:
+        path = run_folder / "trials" / "trial1-s0-a0" / "diagnostics.jsonl"
+        path.write_text(path.read_text() * bool(torn) + torn)
+    cells = page_of(run_folder).data["entropies"]
+    assert len(cells) == (12 * 6 if torn is None else 0)
+    if torn is None:
+        assert max(one["entropy"] for one in cells) == pytest.approx(0.5 + 0.2 * 5 + 0.1 * 11)
+
+
 def test_the_hypervolume_ends_where_the_run_does(run_folder: Path) -> None:
     data, run = page_of(run_folder).data, run_of(run_folder)
     last = data["hypervolumes"][-1]
