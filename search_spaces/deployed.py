@@ -25,13 +25,13 @@ from search_spaces.architecture import (
     LIVE_NORMS,
     Architecture,
     Block,
+    Ffn,
     Layer,
     arch_id,
     gelu_form,
     is_live,
     num_heads,
     reader_norms,
-    softmax_form,
 )
 
 LINEAR_FFNS = ("identity", "fused")
@@ -123,24 +123,27 @@ def absorbed_layers(architecture: Architecture) -> list[int]:
 
 def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, keeps_norm1: bool = False) -> Layer:
     """What is left of a layer: maybe neither attention nor FFN."""
-    layer = replace(
-        layer,
+    is_absorbed = absorbs(architecture.block, layer, region)
+    return Layer(
         norm1=layer.norm1 if keeps_norm1 or layer.norm1 in LIVE_NORMS else "none",
+        attention="softmax" if _is_usual_softmax(architecture, layer) else layer.attention,
         norm2=layer.norm2 if layer.norm2 in LIVE_NORMS else "none",
-    )
-    if layer.attention in ("2quad", "relu") and softmax_form(architecture, layer) == architecture.softmax:
-        layer = replace(layer, attention="softmax")
-    if layer.attention == "softmax-half" and num_heads(architecture, layer) == architecture.num_heads:
-        layer = replace(layer, attention="softmax")
-    if gelu_form(architecture, layer) == architecture.gelu:
-        layer = replace(layer, ffn="gelu")
-    if absorbs(architecture.block, layer, region):
-        return replace(layer, norm2="none", ffn="none", stabiliser="none")
-    return replace(
-        layer,
-        ffn="fused" if layer.ffn == "identity" else layer.ffn,
+        ffn="none" if is_absorbed else _deployed_ffn(architecture, layer),
         stabiliser="none" if region.is_free else layer.stabiliser,
     )
+
+
+def _is_usual_softmax(architecture: Architecture, layer: Layer) -> bool:
+    """Whether the form that a layer names is that of the architecture."""
+    if layer.attention == "softmax-half":
+        return num_heads(architecture, layer) == architecture.num_heads
+    return layer.attention == architecture.softmax
+
+
+def _deployed_ffn(architecture: Architecture, layer: Layer) -> Ffn:
+    if gelu_form(architecture, layer) == architecture.gelu:
+        return "gelu"
+    return "fused" if layer.ffn == "identity" else layer.ffn
 
 
 def joined_layers(block: Block, layers: Iterable[Layer]) -> tuple[Layer, ...]:

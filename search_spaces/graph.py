@@ -125,15 +125,17 @@ def after(graph: nx.DiGraph, choice: Choice) -> Boundary:
     return boundary
 
 
-def boundaries(graph: nx.DiGraph, start: Boundary, layers: Iterable[Layer]) -> list[Boundary] | None:
-    """The boundaries passed from `start` by these layers, both ends included, or None if the graph has no such path."""
-    passed = [start]
+def walk(graph: nx.DiGraph, start: Boundary, layers: Iterable[Layer]) -> list[Boundary | Choice] | None:
+    """The vertices passed from `start` by these layers, both ends included, or None if the graph has no such path."""
+    boundary, path = start, list[Boundary | Choice]([start])
     for layer in layers:
+        choice = Choice(depth=boundary.depth, layer=layer, state=boundary.state)
         try:
-            passed.append(after(graph, Choice(depth=passed[-1].depth, layer=layer, state=passed[-1].state)))
+            boundary = after(graph, choice)
         except nx.NetworkXError:  # no such vertex; looking first would take half of the time again
             return None
-    return passed
+        path += [choice, boundary]
+    return path
 
 
 def completions(graph: nx.DiGraph) -> dict[Vertex, int]:

@@ -14,7 +14,7 @@ from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Layer, default_final_norm
 from search_spaces.bases import base_architecture
 from search_spaces.definition import Definition, alphabet, load_definition
-from search_spaces.graph import Choice, Vertex, after, boundaries, completions, free_graph, listed_graph, source
+from search_spaces.graph import Choice, Vertex, after, completions, free_graph, listed_graph, source, walk
 from search_spaces.notation import Member, parse
 
 
@@ -138,13 +138,10 @@ def path_of(space: SearchSpace, layers: Sequence[Layer]) -> list[Vertex]:
 
 def _path_of(space: SearchSpace, layers: Sequence[Layer]) -> list[Vertex] | None:
     """None if they are not in the space."""
-    passed = boundaries(space.graph, source(space.graph), layers)
-    if passed is None or len(layers) != space.base.num_layers:
+    path = walk(space.graph, source(space.graph), layers)
+    if path is None or len(layers) != space.base.num_layers:
         return None
-    path: list[Vertex] = []
-    for boundary, layer in zip(passed, layers, strict=False):
-        path += [boundary, Choice(depth=boundary.depth, layer=layer, state=boundary.state)]
-    return [*path, passed[-1], next(iter(space.graph.succ[passed[-1]]))]
+    return [*path, next(iter(space.graph.succ[path[-1]]))]
 
 
 def _listed_layers(name: str, base: Architecture) -> tuple[Layer, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from costmodel.errors import UserError
 from search_spaces.architecture import Layer
-from search_spaces.graph import Boundary, after, boundaries, source
+from search_spaces.graph import Boundary, after, source, walk
 from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, contains, member_of, num_architectures, num_members, random_below
 
@@ -73,7 +73,7 @@ def _windows(space: SearchSpace, begin: Boundary, ending: tuple[Layer, ...]) -> 
     for _ in range(begin.depth, stop):
         reached = (after(space.graph, choice) for boundary in levels[-1] for choice in space.graph.succ[boundary])
         levels.append(list(dict.fromkeys(reached)))
-    ways = {boundary: int(boundaries(space.graph, boundary, ending) is not None) for boundary in levels[-1]}
+    ways = {boundary: int(walk(space.graph, boundary, ending) is not None) for boundary in levels[-1]}
     for boundary in (boundary for level in reversed(levels[:-1]) for boundary in level):
         ways[boundary] = sum(ways[after(space.graph, choice)] for choice in space.graph.succ[boundary])
     return ways
@@ -104,13 +104,14 @@ def _pick(items: Sequence[Item], rng: np.random.Generator) -> Item:
 
 
 def _is_path(space: SearchSpace, layers: tuple[Layer, ...]) -> bool:
-    return boundaries(space.graph, source(space.graph), layers) is not None
+    return walk(space.graph, source(space.graph), layers) is not None
 
 
 def _boundary(space: SearchSpace, layers: tuple[Layer, ...], depth: int) -> Boundary:
-    passed = boundaries(space.graph, source(space.graph), layers[:depth])
-    assert passed is not None
-    return passed[-1]
+    path = walk(space.graph, source(space.graph), layers[:depth])
+    assert path is not None
+    assert isinstance(path[-1], Boundary)
+    return path[-1]
 
 
 def _check_member(space: SearchSpace, member: Member) -> None:

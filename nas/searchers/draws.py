@@ -4,6 +4,7 @@ Nearly all members lie at the budget: of uniform draws from `gpt2-small` at 5 mi
 of it. So a draw is uniform within one of NUM_SLICES equal slices of the price, the one with the fewest members so far.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import islice
@@ -14,7 +15,9 @@ import numpy as np
 from search_spaces.budget.cost_counts import Cost
 from search_spaces.budget.feasible import FeasibleSpace, price_slices
 from search_spaces.deployed import deployed
+from search_spaces.graph import Vertex
 from search_spaces.notation import Member
+from search_spaces.space import path_of_member
 
 NUM_SLICES = 8  # with the default 13 candidates, one or two in each
 # Of the range of prices as deployed, at the cheap end, where next to nothing is left of the model: trained from the
@@ -25,10 +28,14 @@ WALKED = 10_000  # members looked through, in their order, where draws find noth
 
 
 class Place(NamedTuple):
-    """Of a member: whether it is within the budget, and the number of the slice that holds it, None if none does."""
+    """Of a member: latency, whether it is within the budget, and the number of the slice that holds it, if one does."""
 
+    latency_s: float
     fits: bool
     slice: int | None
+
+
+ELSEWHERE = Place(math.nan, False, None)  # of no member of the space
 
 
 class Draws:
@@ -68,16 +75,24 @@ class Draws:
         """The number of the slice that holds a member, None if none does."""
         return self._place_of(member).slice
 
+    def latency_s_of(self, member: Member) -> float:
+        """Of a member of the space; not a number for another one."""
+        return self._place_of(member).latency_s
+
     def slice_at(self, cost: Cost) -> int | None:
         """The number of the slice that holds members of this cost, None if none does."""
         return next((number for number, part in enumerate(self.slices) if part.holds(cost)), None)
 
     def _place_of(self, member: Member) -> Place:
         if (known := self._places.get(member)) is None:
-            cost = self.feasible.cost_of(member)
-            known = Place(False, None) if cost is None else Place(self.feasible.holds(cost), self.slice_at(cost))
-            self._places[member] = known
+            path = path_of_member(self.feasible.space, member)
+            known = self._places[member] = ELSEWHERE if path is None else self._place_of_path(path)
         return known
+
+    def _place_of_path(self, path: Sequence[Vertex]) -> Place:
+        cost, prices = self.feasible.cost_of_path(path), self.feasible.priced.prices
+        latency_s = sum(price.latency_s for vertex in path if (price := prices.get(vertex)))
+        return Place(latency_s, self.feasible.holds(cost), self.slice_at(cost))
 
     def emptiest(self, members: Iterable[Member], rng: np.random.Generator) -> list[int]:
         """The numbers of the slices, those with the fewest of the members first, equal ones in random order."""

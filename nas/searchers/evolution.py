@@ -8,7 +8,6 @@ import numpy as np
 from nas.results.pareto import ranks
 from nas.searchers.draws import Draws
 from nas.searchers.strategy import SearchProblem, Strategy, Trained, points_of
-from search_spaces.budget.priced_space import price_of
 from search_spaces.notation import Member
 from search_spaces.variation import crossover, mutate
 
@@ -39,11 +38,8 @@ class Evolution(Strategy):
             drawn = [self._child(parents, rng) for _ in range(CHOICES)]
             target_s = self._target_s([*completed, *chosen], rng)
             if new := self.draws.new_of(drawn, [*seen, *chosen]):
-                chosen.append(min(new, key=lambda child: abs(self._latency_s(child) - target_s)))
+                chosen.append(min(new, key=lambda child: abs(self.draws.latency_s_of(child) - target_s)))
         return self.draws.filled(chosen, size, rng, seen)
-
-    def _latency_s(self, member: Member) -> float:
-        return price_of(self.feasible.priced, member).latency_s
 
     def _target_s(self, members: Collection[Member], rng: np.random.Generator) -> float:
         return rng.uniform(*self.draws.slices[self.draws.emptiest(members, rng)[0]].latency_s_bounds)

@@ -5,7 +5,7 @@ top of the budget, so no member within it is ever left out. A measure without a 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -63,9 +63,11 @@ class FeasibleSpace:
     def cost_of(self, member: Member) -> Cost | None:
         """Of its path, in integer units; None if it is no member of the space."""
         path = path_of_member(self.space, member)
-        if path is None:
-            return None
-        costs = [self.costs[vertex] for vertex in path if vertex in self.costs]
+        return None if path is None else self.cost_of_path(path)
+
+    def cost_of_path(self, path: Iterable[Vertex]) -> Cost:
+        """Of the vertices of a member, in integer units."""
+        costs = [cost for vertex in path if (cost := self.costs.get(vertex))]
         return sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
 
     def holds(self, cost: Cost) -> bool:

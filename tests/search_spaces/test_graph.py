@@ -10,11 +10,11 @@ from search_spaces.graph import (
     Choice,
     ConstraintName,
     Head,
-    boundaries,
     completions,
     free_graph,
     listed_graph,
     source,
+    walk,
 )
 
 RULE: ConstraintName = "ffn-removed-only-in-deepest-suffix"
@@ -67,14 +67,14 @@ def test_states_say_which_norm_is_highest_and_whether_one_is_live(block: Block) 
     alphabet = [Layer(norm1=norm1, norm2=norm2) for norm1, norm2 in product(norms, repeat=2)]
     graph = free_graph(2, block, alphabet, ())
     for word in product(alphabet, repeat=2):
-        passed = boundaries(graph, source(graph), word)
-        assert passed is not None
+        path = walk(graph, source(graph), word)
+        assert path is not None
         found = [norm for layer in word for norm in (layer.norm1, layer.norm2)][block == "sas" :]
         read = [norm for layer in word for norm in (layer.norm1, layer.norm2)]
         rank = max(NORM_RANK[norm] for norm in read)
         uncentred = rank <= NORM_RANK["frozen-layernorm"] and "none" in read
-        assert passed[2].state == (rank, int("rmsnorm" in found), int(uncentred))
-        heads = [vertex for vertex in graph.succ[passed[2]] if isinstance(vertex, Head)]
+        assert path[-1].state == (rank, int("rmsnorm" in found), int(uncentred))
+        heads = [vertex for vertex in graph.succ[path[-1]] if isinstance(vertex, Head)]
         assert heads == [Head(final_norm=default_final_norm(word))]
 
 
@@ -88,15 +88,17 @@ def test_every_choice_lies_on_a_path_and_has_one_way_in_and_out() -> None:
             assert (graph.in_degree(vertex), graph.out_degree(vertex)) == (1, 1)
 
 
-def test_boundaries_follow_a_path_or_say_there_is_none() -> None:
+def test_a_walk_follows_a_path_or_says_there_is_none() -> None:
     graph = free_graph(2, "gpt2", ALPHABET, (RULE,))
-    passed = boundaries(graph, source(graph), (NORMED, REMOVED))
-    assert passed == [
+    path = walk(graph, source(graph), (NORMED, REMOVED))
+    assert path is not None
+    assert path[::2] == [
         Boundary(depth=0, state=(0, 0, 0, 0)),  # rank of the norm, live or not, uncentred or not, the constraint's
         Boundary(depth=1, state=(NORM_RANK["layernorm"], 1, 0, 0)),
         Boundary(depth=2, state=(NORM_RANK["layernorm"], 1, 0, 1)),
     ]
-    assert boundaries(graph, source(graph), (REMOVED, KEPT)) is None
+    assert [vertex.layer for vertex in path if isinstance(vertex, Choice)] == [NORMED, REMOVED]
+    assert walk(graph, source(graph), (REMOVED, KEPT)) is None
 
 
 @pytest.mark.parametrize("members", [[], [(KEPT,), (KEPT, KEPT)]])

@@ -127,14 +127,14 @@ def _fit_of_many(features: Features, rows: Floats, losses: Floats) -> Fit:
     mean, _ = features.prior(USUAL[0])
     apart = losses - rows @ mean
     gram, crossed = rows.T @ rows, rows.T @ apart
-    whitened = {worth: _whitened(features, gram, worth) for worth in WORTHS}
+    whitened = _whitened(features, gram)
     best = max(PAIRS, key=lambda pair: _log_posterior_of_many(whitened[pair[0]], crossed, apart, *pair))
     (root, inner), noise = whitened[best[0]], best[1] ** 2 + SEED_NOISE**2
     factor = cho_factor(inner / noise + np.eye(len(root)))
     weights = root @ cho_solve(factor, root.T @ crossed) / noise
     covariance = root @ cho_solve(factor, root.T)
     solved = (apart - rows @ weights) / noise
-    left = (1 - ((rows @ covariance) * rows).sum(axis=1) / noise) / noise  # the diagonal of the kernel's inverse
+    left = (1 - np.einsum("ij,ij->i", rows @ covariance, rows) / noise) / noise  # the kernel's inverse's diagonal
     return Fit(posterior=Posterior(mean + weights, covariance, best[1]), losses=losses, errors=solved / left)
 
 
@@ -149,7 +149,12 @@ def _log_posterior_of_many(
     return float(-squares / 2 - log_determinant + _log_prior(worth, misfit))
 
 
-def _whitened(features: Features, gram: Floats, worth: float) -> tuple[Floats, Floats]:
-    """A root of the covariance of the weights, and the gram matrix of the features in its terms."""
-    root = np.linalg.cholesky(features.prior(worth)[1])
-    return root, root.T @ gram @ root
+def _whitened(features: Features, gram: Floats) -> dict[float, tuple[Floats, Floats]]:
+    """By what half forms are worth: a root of the weights' covariance, and the gram matrix of features in its terms.
+
+    Only the weights of half forms scale with that.
+    """
+    root = np.linalg.cholesky(features.prior(1.0)[1])
+    inner, is_half = root.T @ gram @ root, np.arange(len(root)) < features.num_half_weights
+    scales = {worth: np.where(is_half, worth, 1.0) for worth in WORTHS}
+    return {worth: (root * scale, scale[:, None] * inner * scale) for worth, scale in scales.items()}

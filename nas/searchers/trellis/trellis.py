@@ -21,7 +21,6 @@ from nas.searchers.trellis.completion import completion, completion_weights
 from nas.searchers.trellis.features import features_of
 from nas.searchers.trellis.improvement import expected_improvement
 from nas.searchers.trellis.surrogate import Fit, fit
-from search_spaces.budget.priced_space import price_of
 from search_spaces.notation import Member
 from search_spaces.optima.optima import frontier, member_of_optimum
 from search_spaces.optima.stages import Floats, stages_of
@@ -59,7 +58,7 @@ class Trellis(Strategy):
             return self.draws.filled([], size, rng, seen)
         pending = self._pending(seen, trained)
         everyone = [*members, *pending]
-        latency_s = np.array([price_of(self.feasible.priced, member).latency_s for member in everyone])
+        latency_s = np.array([self.draws.latency_s_of(member) for member in everyone])
         outlook = found.posterior.outlook(self.features.rows(everyone))
         known = np.array([self.known_losses.get(member, np.nan) for member in members] + [np.nan] * len(pending))
         mean = np.where(

@@ -103,7 +103,7 @@ def test_many_results_are_fitted_by_features_to_the_same(features, problem, monk
     ways = [
         [surrogate._log_posterior(features, rows, whole, losses, *pair) for pair in surrogate.PAIRS],
         [
-            surrogate._log_posterior_of_many(surrogate._whitened(features, gram, pair[0]), crossed, apart, *pair)
+            surrogate._log_posterior_of_many(surrogate._whitened(features, gram)[pair[0]], crossed, apart, *pair)
             for pair in surrogate.PAIRS
         ],
     ]
