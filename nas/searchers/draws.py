@@ -15,7 +15,6 @@ import numpy as np
 from search_spaces.budget.cost_counts import Cost
 from search_spaces.budget.feasible import FeasibleSpace, price_slices
 from search_spaces.deployed import deployed
-from search_spaces.graph import Vertex
 from search_spaces.notation import Member
 from search_spaces.space import path_of_member
 
@@ -28,19 +27,20 @@ WALKED = 10_000  # members looked through, in their order, where draws find noth
 
 
 class Place(NamedTuple):
-    """Of a member: latency, whether it is within the budget, and the number of the slice that holds it, if one does."""
+    """Of a member among all. form: what makes it one answer, its deployed form where that is priced, or itself.
 
+    latency_s: not a number for what is no member of the space. fits: whether it is within the budget. slice: the number
+    of the slice that holds it, None if none does.
+    """
+
+    form: Hashable
     latency_s: float
     fits: bool
     slice: int | None
 
 
-ELSEWHERE = Place(math.nan, False, None)  # of no member of the space
-
-
 class Draws:
-    """The members within a budget, sliced by price. Remembers what it was told of a member, since a long search asks of
-    every member again and again.
+    """The members within a budget, sliced by price.
 
     slices: those that hold a member, cheapest first; of prices as deployed without the cheap end, IDLE_SHARE of the
         range, unless the space lists its members. No two hold the same member.
@@ -51,52 +51,40 @@ class Draws:
         is_listed = feasible.space.definition.members is not None  # by someone who wants them all
         idle = IDLE_SHARE if feasible.priced.accounting == "deployed" and not is_listed else 0.0
         self.slices = price_slices(feasible, NUM_SLICES, idle) or price_slices(feasible, NUM_SLICES)
-        self._forms: dict[Member, Hashable] = {}
         self._places: dict[Member, Place] = {}
 
-    def form(self, member: Member) -> Hashable:
-        """What makes a member one answer: its deployed form where that is priced, however it is trained, or itself."""
-        if self.feasible.priced.accounting != "deployed":
-            return member
-        if (known := self._forms.get(member)) is None:
-            known = self._forms[member] = deployed(member.architecture)
+    def place_of(self, member: Member) -> Place:
+        """Remembered, since a long search asks of every member again and again."""
+        if (known := self._places.get(member)) is None:
+            known = self._places[member] = self._placed(member)
         return known
+
+    def _placed(self, member: Member) -> Place:
+        form = deployed(member.architecture) if self.feasible.priced.accounting == "deployed" else member
+        path = path_of_member(self.feasible.space, member)
+        if path is None:
+            return Place(form=form, latency_s=math.nan, fits=False, slice=None)
+        cost, prices = self.feasible.cost_of_path(path), self.feasible.priced.prices
+        latency_s = sum(price.latency_s for vertex in path if (price := prices.get(vertex)))
+        return Place(form=form, latency_s=latency_s, fits=self.feasible.holds(cost), slice=self.slice_at(cost))
 
     def new_of(self, members: Collection[Member], seen: Collection[Member]) -> list[Member]:
         """The members within budget whose form is that of none seen and of none before it."""
-        forms, new = {self.form(member) for member in seen}, list[Member]()
+        forms, new = {self.place_of(member).form for member in seen}, list[Member]()
         for member in members:
-            if self._place_of(member).fits and (form := self.form(member)) not in forms:
-                forms.add(form)
+            place = self.place_of(member)
+            if place.fits and place.form not in forms:
+                forms.add(place.form)
                 new.append(member)
         return new
-
-    def slice_of(self, member: Member) -> int | None:
-        """The number of the slice that holds a member, None if none does."""
-        return self._place_of(member).slice
-
-    def latency_s_of(self, member: Member) -> float:
-        """Of a member of the space; not a number for another one."""
-        return self._place_of(member).latency_s
 
     def slice_at(self, cost: Cost) -> int | None:
         """The number of the slice that holds members of this cost, None if none does."""
         return next((number for number, part in enumerate(self.slices) if part.holds(cost)), None)
 
-    def _place_of(self, member: Member) -> Place:
-        if (known := self._places.get(member)) is None:
-            path = path_of_member(self.feasible.space, member)
-            known = self._places[member] = ELSEWHERE if path is None else self._place_of_path(path)
-        return known
-
-    def _place_of_path(self, path: Sequence[Vertex]) -> Place:
-        cost, prices = self.feasible.cost_of_path(path), self.feasible.priced.prices
-        latency_s = sum(price.latency_s for vertex in path if (price := prices.get(vertex)))
-        return Place(latency_s, self.feasible.holds(cost), self.slice_at(cost))
-
     def emptiest(self, members: Iterable[Member], rng: np.random.Generator) -> list[int]:
         """The numbers of the slices, those with the fewest of the members first, equal ones in random order."""
-        return self._emptiest(Counter(map(self.slice_of, members)), rng)
+        return self._emptiest(self._held(members), rng)
 
     def filled(
         self, chosen: Sequence[Member], size: int, rng: np.random.Generator, seen: Collection[Member]
@@ -105,13 +93,17 @@ class Draws:
         members = list(chosen)
         if len(members) >= size:
             return members
-        forms = {self.form(member) for member in (*seen, *members)}
-        held = Counter(map(self.slice_of, (*seen, *members)))
+        forms = {self.place_of(member).form for member in (*seen, *members)}
+        held = self._held((*seen, *members))
         while len(members) < size and (member := self._new(rng, held, forms)) is not None:
             members.append(member)
-            forms.add(self.form(member))
-            held[self.slice_of(member)] += 1
+            forms.add(self.place_of(member).form)
+            held[self.place_of(member).slice] += 1
         return members
+
+    def _held(self, members: Iterable[Member]) -> Counter[int | None]:
+        """How many each slice holds."""
+        return Counter(self.place_of(member).slice for member in members)
 
     def _emptiest(self, held: Counter[int | None], rng: np.random.Generator) -> list[int]:
         return sorted(map(int, rng.permutation(len(self.slices))), key=lambda number: held[number])
@@ -120,7 +112,7 @@ class Draws:
         """A member of none of the forms, from the slice that holds the fewest members and has one."""
         for number in self._emptiest(held, rng):
             for _ in range(TRIES):
-                if self.form(member := self.slices[number].sample(rng)) not in forms:
+                if self.place_of(member := self.slices[number].sample(rng)).form not in forms:
                     return member
         walk = islice(self.feasible.members(), WALKED)
-        return next((member for member in walk if self.form(member) not in forms), None)
+        return next((member for member in walk if self.place_of(member).form not in forms), None)

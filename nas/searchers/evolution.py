@@ -38,7 +38,7 @@ class Evolution(Strategy):
             drawn = [self._child(parents, rng) for _ in range(CHOICES)]
             target_s = self._target_s([*completed, *chosen], rng)
             if new := self.draws.new_of(drawn, [*seen, *chosen]):
-                chosen.append(min(new, key=lambda child: abs(self.draws.latency_s_of(child) - target_s)))
+                chosen.append(min(new, key=lambda child: abs(self.draws.place_of(child).latency_s - target_s)))
         return self.draws.filled(chosen, size, rng, seen)
 
     def _target_s(self, members: Collection[Member], rng: np.random.Generator) -> float:

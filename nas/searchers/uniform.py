@@ -52,11 +52,12 @@ class Ladder(Strategy):
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
     ) -> list[Member]:
-        forms, chosen = {self.draws.form(member) for member in seen}, list[Member]()
+        forms, chosen = {self.draws.place_of(member).form for member in seen}, list[Member]()
         for member in islice(cheapest_first(self.stages), LOOKED_AT):
             if len(chosen) == size:
                 break
-            if (form := self.draws.form(member)) not in forms and self.draws.slice_of(member) is not None:
-                forms.add(form)
+            place = self.draws.place_of(member)
+            if place.form not in forms and place.slice is not None:
+                forms.add(place.form)
                 chosen.append(member)
         return self.draws.filled(chosen, size, rng, seen)

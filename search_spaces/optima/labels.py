@@ -93,11 +93,11 @@ def _useful_edges(edges: Edges, scores: Floats, unlike: Unlike, depth: int) -> t
     """Of edges between the same boundaries (and as unlike), those that no other is as good as; and their scores."""
     gains = scores[edges.layer]
     kind = unlike.kind(edges.form, depth)
-    order = np.lexsort((gains, edges.cost[:, 1], edges.cost[:, 0], kind, edges.stop, edges.start))
-    keys = np.column_stack([edges.start, edges.stop, kind, edges.cost])[order]
+    groups = _grouped(edges.start, edges.stop, kind)
+    order = np.lexsort((gains, edges.cost[:, 1], edges.cost[:, 0], groups))
+    keys = np.column_stack([groups, edges.cost])[order]
     best = order[np.any(np.diff(keys, axis=0, prepend=-1) != 0, axis=1)]  # the first of equal cost has the best score
-    groups = np.column_stack([edges.start, edges.stop, kind])[best]
-    kept = best[_nondominated_in_groups(groups, edges.cost[best], gains[best])]
+    kept = best[_nondominated_in_groups(groups[best], edges.cost[best], gains[best])]
     return Edges._make(column[kept] for column in edges), gains[kept]
 
 
@@ -120,7 +120,13 @@ def _prolonged(labels: Labels, edges: Edges, gains: Floats, unlike: Unlike, dept
 
 
 def _nondominated(labels: Labels) -> Bools:
-    return _nondominated_in_groups(np.column_stack([labels.at, labels.changes]), labels.cost, labels.score)
+    return _nondominated_in_groups(_grouped(labels.at, labels.changes), labels.cost, labels.score)
+
+
+def _grouped(*columns: Index) -> Index:
+    """A number for every row, equal for rows that are equal."""
+    sizes = [int(column.max(initial=0)) + 1 for column in columns]
+    return np.asarray(np.ravel_multi_index(columns, sizes), dtype=np.intp)
 
 
 def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:
@@ -128,13 +134,13 @@ def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:
     kept = np.zeros(len(score), dtype=bool)
     varied = [measure for measure in cost.T if len(measure) and np.ptp(measure)]
     if len(varied) < 2:  # cheapest first, better ones are those below all before them; groups follow one another lower
-        order = np.lexsort((score, *varied, *groups.T[::-1]))
-        begins = np.any(np.diff(groups[order], axis=0, prepend=-1) != 0, axis=1)
+        order = np.lexsort((score, *varied, groups))
+        begins = np.diff(groups[order], prepend=-1) != 0
         ranks = np.unique(score, return_inverse=True)[1][order] - np.cumsum(begins) * len(score)
         kept[order] = np.diff(np.minimum.accumulate(ranks), prepend=0) < 0
         return kept
-    order = np.lexsort(groups.T[::-1])
-    firsts = np.flatnonzero(np.any(np.diff(groups[order], axis=0, prepend=-1) != 0, axis=1))
+    order = np.argsort(groups, kind="stable")
+    firsts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     for rows in np.split(order, firsts[1:]):
         rows = np.sort(rows)
         kept[rows[nondominated_rows(cost[rows], score[rows])]] = True

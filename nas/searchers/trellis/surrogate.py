@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
+from scipy.sparse import csr_array
 
 from nas.searchers.trellis.features import Features
 from search_spaces.optima.stages import Floats
@@ -125,8 +126,8 @@ def _fit_of_many(features: Features, rows: Floats, losses: Floats) -> Fit:
     Weights are mean + root @ (standard normal ones); the precision of those is inner / noise + 1.
     """
     mean, _ = features.prior(USUAL[0])
-    apart = losses - rows @ mean
-    gram, crossed = rows.T @ rows, rows.T @ apart
+    apart, sparse = losses - rows @ mean, csr_array(rows)
+    gram, crossed = (sparse.T @ sparse).toarray(), rows.T @ apart
     whitened = _whitened(features, gram)
     best = max(PAIRS, key=lambda pair: _log_posterior_of_many(whitened[pair[0]], crossed, apart, *pair))
     (root, inner), noise = whitened[best[0]], best[1] ** 2 + SEED_NOISE**2
@@ -134,7 +135,7 @@ def _fit_of_many(features: Features, rows: Floats, losses: Floats) -> Fit:
     weights = root @ cho_solve(factor, root.T @ crossed) / noise
     covariance = root @ cho_solve(factor, root.T)
     solved = (apart - rows @ weights) / noise
-    left = (1 - np.einsum("ij,ij->i", rows @ covariance, rows) / noise) / noise  # the kernel's inverse's diagonal
+    left = (1 - np.einsum("ij,ij->i", sparse @ covariance, rows) / noise) / noise  # the kernel's inverse's diagonal
     return Fit(posterior=Posterior(mean + weights, covariance, best[1]), losses=losses, errors=solved / left)
 
 

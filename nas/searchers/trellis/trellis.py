@@ -58,7 +58,7 @@ class Trellis(Strategy):
             return self.draws.filled([], size, rng, seen)
         pending = self._pending(seen, trained)
         everyone = [*members, *pending]
-        latency_s = np.array([self.draws.latency_s_of(member) for member in everyone])
+        latency_s = np.array([self.draws.place_of(member).latency_s for member in everyone])
         outlook = found.posterior.outlook(self.features.rows(everyone))
         known = np.array([self.known_losses.get(member, np.nan) for member in members] + [np.nan] * len(pending))
         mean = np.where(
@@ -122,7 +122,7 @@ class Trellis(Strategy):
         return self._drawn(self.draws.new_of(members, seen))
 
     def _drawn(self, members: Sequence[Member]) -> list[Member]:
-        return [member for member in members if self.draws.slice_of(member) is not None]
+        return [member for member in members if self.draws.place_of(member).slice is not None]
 
     def _completion(self, members: Sequence[Member], trained: Sequence[Trained]) -> Floats:
         results = [*self.problem.known, *trained]

@@ -198,10 +198,10 @@ def test_every_member_is_in_one_slice_or_none(feasible):
     members = list(feasible.members())
     for member in members:
         holding = [number for number, part in enumerate(draws.slices) if part.fits(member)]
-        assert holding == [number for number in [draws.slice_of(member)] if number is not None]
-    assert {draws.slice_of(member) for member in members} >= set(range(len(draws.slices)))
+        assert holding == [number for number in [draws.place_of(member).slice] if number is not None]
+    assert {draws.place_of(member).slice for member in members} >= set(range(len(draws.slices)))
     stranger = replace(members[0], architecture=parse("12xLSLGo", base_architecture("gpt2-small")).architecture)
-    assert draws.slice_of(stranger) is None
+    assert draws.place_of(stranger).slice is None
 
 
 def test_offspring_are_aimed_at_the_slices_with_the_fewest_results(feasible):

@@ -181,7 +181,7 @@ def front_of(problem, strategy, num_generations, seed):
 def test_it_finds_more_than_draws_over_prices_do(problem):
     """Of 20 trainings; the exhaustive front of the space is 1."""
     draws = Draws(problem.feasible)
-    listed = [member for member in problem.feasible.members() if draws.slice_of(member) is not None]
+    listed = [member for member in problem.feasible.members() if draws.place_of(member).slice is not None]
     whole = hypervolume([(one.latency_s, one.log_perplexity) for one in trained(problem, listed)], (40.0, 6.0))
     ours = [front_of(problem, Trellis(problem), 5, seed) / whole for seed in range(3)]
     theirs = [front_of(problem, Stratified(problem), 5, seed) / whole for seed in range(3)]
@@ -217,7 +217,7 @@ def test_trainings_of_before_are_known_but_are_no_results(problem):
     told = Trellis(replace(problem, known=tuple(before)))
     first = told.propose(4, rng, [dearest(problem)], [])
     assert set(first) <= set(known)
-    fitting = [one for one in before if told.draws.slice_of(one.member) is not None]
+    fitting = [one for one in before if told.draws.place_of(one.member).slice is not None]
     best = min(fitting, key=lambda one: one.log_perplexity)
     assert best.log_perplexity in {one.log_perplexity for one in before if one.member in first}
     noise = [replace(one, log_perplexity=float(rng.normal(4, 0.5))) for one in trained(problem, known[:16])]
@@ -227,7 +227,7 @@ def test_trainings_of_before_are_known_but_are_no_results(problem):
 
 def test_what_is_in_training_counts_as_if_it_had_come_out(problem):
     draws = Draws(problem.feasible)
-    members = [member for member in problem.feasible.members() if draws.slice_of(member) is not None]
+    members = [member for member in problem.feasible.members() if draws.place_of(member).slice is not None]
     strategy, rng = Trellis(problem), np.random.default_rng
     results = trained(problem, members[:8])
     alone = strategy.propose(4, rng(0), members[:8], results)
