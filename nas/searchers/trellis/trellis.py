@@ -61,9 +61,7 @@ class Trellis(Strategy):
         latency_s = np.array([self.draws.place_of(member).latency_s for member in everyone])
         outlook = found.posterior.outlook(self.features.rows(everyone))
         known = np.array([self.known_losses.get(member, np.nan) for member in members] + [np.nan] * len(pending))
-        mean = np.where(
-            np.isnan(known), outlook.mean, known
-        )  # what was trained before is expected to come out so again
+        mean = np.where(np.isnan(known), outlook.mean, known)  # what was trained before comes out so again
         completes = self._completion(members, trained)
         points = [point for _, point in points_of(trained)]
         for place in range(len(members), len(everyone)):
