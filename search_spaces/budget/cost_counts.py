@@ -6,6 +6,7 @@ bits as long as they fit, which half of 12 layers does, and are Python integers 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,13 +23,18 @@ BATCH_ROWS = 1_000_000  # merged at a time: about 100 MB
 MAX_COUNT = 2**62  # of all paths of a table in 64 bits
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Sums:
     """Distinct costs in ascending order, first by latency, then by bytes; `num_paths[i]` paths have cost i."""
 
     latency: Ints
     sent: Ints
     num_paths: Counts
+
+    @cached_property
+    def cumulative_counts(self) -> Counts | None:
+        """The paths of the first i costs, if none has bytes, as where only latency has a budget."""
+        return None if self.sent.any() else np.concatenate([[0], np.cumsum(self.num_paths)])
 
 
 def single(cost: Cost) -> Sums:
@@ -74,14 +80,16 @@ def _union(parts: list[tuple[Sums, Cost, int]]) -> Sums:
 
 def num_at(sums: Sums, cost: Cost) -> int:
     """How many paths cost exactly this."""
-    start, stop = np.searchsorted(sums.latency, [cost[0], cost[0] + 1])
-    row = int(start + np.searchsorted(sums.sent[start:stop], cost[1]))
+    start, stop = sums.latency.searchsorted(cost[0]), sums.latency.searchsorted(cost[0], side="right")
+    row = start + sums.sent[start:stop].searchsorted(cost[1])
     return int(sums.num_paths[row]) if row < stop and sums.sent[row] == cost[1] else 0
 
 
 def num_within(sums: Sums, limit: Cost) -> int:
     """How many paths cost at most this, in latency and in bytes."""
-    stop = np.searchsorted(sums.latency, limit[0], side="right")
+    stop = sums.latency.searchsorted(limit[0], side="right")
+    if limit[1] >= 0 and sums.cumulative_counts is not None:
+        return int(sums.cumulative_counts[stop])
     return int(sums.num_paths[:stop][sums.sent[:stop] <= limit[1]].sum())
 
 
