@@ -9,9 +9,11 @@ only the trainings are not real.
 """
 
 import math
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +107,8 @@ def measured(settings: Settings, bars: Bars) -> list[str]:
     feasible = price_study(config).feasible
     searcher_of(settings.searcher)  # imported
     with tempfile.TemporaryDirectory(prefix="nas-driver-") as folder:
-        records, meta = make_run(Path(folder), config, feasible, bars.trials)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as maker:  # who resumes a run did not make it
+            records, meta = maker.submit(make_run, Path(folder), config, feasible, bars.trials).result()
         size_mb = (Path(folder) / ledger.FILE_NAME).stat().st_size / 1e6
         with tempfile.TemporaryDirectory(prefix="nas-driver-") as empty:
             setup_s = timed(lambda: open_trials(config, feasible, CORPUS, meta, Path(empty), threads=1))

@@ -91,18 +91,17 @@ class Trellis(Strategy):
 
     def _fit(self, trained: Sequence[Trained]) -> Fit:
         results = [*self.problem.known, *trained]
-        completed = [(one.member, one.log_perplexity) for one in results if one.log_perplexity is not None]
+        members = [one.member for one in results if one.log_perplexity is not None]
+        losses = np.array([one.log_perplexity for one in results if one.log_perplexity is not None])
         numbers: dict[Member, int] = {}
-        for member, _ in completed:
-            numbers.setdefault(member, len(numbers))
-        rows = self.features.rows([member for member, _ in completed]) if completed else np.zeros((0, 0))
-        losses = np.array([loss for _, loss in completed])
-        return fit(self.features, rows, [numbers[member] for member, _ in completed], losses)
+        of_member = [numbers.setdefault(member, len(numbers)) for member in members]
+        rows = self.features.rows(members) if members else np.zeros((0, 0))
+        return fit(self.features, rows, of_member, losses)
 
     def _pending(self, seen: Collection[Member], trained: Sequence[Trained]) -> list[Member]:
         """What is in training, in a fixed order."""
-        ended = {one.member for one in trained}
-        return sorted((one for one in seen if one not in ended and self.feasible.fits(one)), key=repr)
+        pending = set(seen).difference(one.member for one in trained)
+        return sorted(filter(self.feasible.fits, pending), key=repr)
 
     def _candidates(self, found: Fit, rng: np.random.Generator, seen: Collection[Member]) -> list[Member]:
         """Members that may be trained, each deployed form once."""
