@@ -11,7 +11,7 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.sparse import csr_array
 
 from nas.searchers.trellis.features import Features
@@ -26,10 +26,11 @@ SPREAD = 1.0  # of the logarithms of both, around that
 
 
 class Posterior(NamedTuple):
-    """Of the weights: mean, covariance; and the misfit of a member."""
+    """Of the weights: mean, covariance and a root of it; and the misfit of a member."""
 
     mean: Floats
     covariance: Floats
+    root: Floats
     misfit: float
 
     def outlook(self, rows: Floats) -> "Outlook":
@@ -39,9 +40,7 @@ class Posterior(NamedTuple):
 
     def draws(self, num: int, rng: np.random.Generator) -> Floats:
         """Weights drawn from the posterior, num x features."""
-        values, vectors = np.linalg.eigh(self.covariance)
-        root = vectors * np.sqrt(values.clip(min=0))
-        drawn: Floats = self.mean + rng.normal(size=(num, len(self.mean))) @ root.T
+        drawn: Floats = self.mean + rng.normal(size=(num, len(self.mean))) @ self.root.T
         return drawn
 
 
@@ -90,7 +89,7 @@ def fit(features: Features, rows: Floats, members: list[int], losses: Floats) ->
     """rows: of each result, its features. members: numbers that are equal for results of one member."""
     if not len(losses):
         mean, covariance = features.prior(USUAL[0])
-        return Fit(posterior=Posterior(mean, covariance, USUAL[1]), losses=losses, errors=losses)
+        return Fit(posterior=_posterior(mean, covariance, USUAL[1]), losses=losses, errors=losses)
     if len(losses) > rows.shape[1] and len(set(members)) == len(members):
         return _fit_of_many(features, rows, losses)
     same = np.equal.outer(members, members).astype(float)
@@ -99,9 +98,14 @@ def fit(features: Features, rows: Floats, members: list[int], losses: Floats) ->
     crossed = covariance @ rows.T  # features x results
     factor = cho_factor(rows @ crossed + best[1] ** 2 * same + SEED_NOISE**2 * np.eye(len(losses)))
     solved = cho_solve(factor, losses - rows @ mean)
-    posterior = Posterior(mean + crossed @ solved, covariance - crossed @ cho_solve(factor, crossed.T), best[1])
+    posterior = _posterior(mean + crossed @ solved, covariance - crossed @ cho_solve(factor, crossed.T), best[1])
     inverse = cho_solve(factor, np.eye(len(losses)))
     return Fit(posterior=posterior, losses=losses, errors=solved / inverse.diagonal())
+
+
+def _posterior(mean: Floats, covariance: Floats, misfit: float) -> Posterior:
+    values, vectors = np.linalg.eigh(covariance)  # some are next to 0, and less by rounding
+    return Posterior(mean, covariance, vectors * np.sqrt(values.clip(min=0)), misfit)
 
 
 def _log_posterior(
@@ -131,12 +135,12 @@ def _fit_of_many(features: Features, rows: Floats, losses: Floats) -> Fit:
     whitened = _whitened(features, gram)
     best = max(PAIRS, key=lambda pair: _log_posterior_of_many(whitened[pair[0]], crossed, apart, *pair))
     (root, inner), noise = whitened[best[0]], best[1] ** 2 + SEED_NOISE**2
-    factor = cho_factor(inner / noise + np.eye(len(root)))
-    weights = root @ cho_solve(factor, root.T @ crossed) / noise
-    covariance = root @ cho_solve(factor, root.T)
+    root = solve_triangular(np.linalg.cholesky(inner / noise + np.eye(len(root))), root.T, lower=True).T
+    covariance = root @ root.T
+    weights = covariance @ crossed / noise
     solved = (apart - rows @ weights) / noise
     left = (1 - np.einsum("ij,ij->i", sparse @ covariance, rows) / noise) / noise  # the kernel's inverse's diagonal
-    return Fit(posterior=Posterior(mean + weights, covariance, best[1]), losses=losses, errors=solved / left)
+    return Fit(posterior=Posterior(mean + weights, covariance, root, best[1]), losses=losses, errors=solved / left)
 
 
 def _log_posterior_of_many(
