@@ -17,7 +17,6 @@ from costmodel.errors import UserError
 from nas.searchers.draws import Draws
 from nas.searchers.strategy import SearchProblem, Strategy, Trained
 from search_spaces.architecture import Layer
-from search_spaces.budget.priced_space import price_of
 from search_spaces.notation import Member
 from search_spaces.space import contains, member_of
 from search_spaces.variation import mutate
@@ -100,12 +99,10 @@ class OptunaStrategy(Strategy):
             other = mutate(space, member, rng)
             if new := self.draws.new_of([other], known):
                 return new
-            if self.feasible.fits(member) or self._latency_s(other) <= self._latency_s(member):
+            place = self.draws.place_of(member)
+            if place.fits or self.draws.place_of(other).latency_s <= place.latency_s:
                 member = other
         return []
-
-    def _latency_s(self, member: Member) -> float:
-        return price_of(self.feasible.priced, member).latency_s
 
     def _study(self, seed: int, trained: Sequence[Trained]) -> "optuna.Study":
         import optuna

@@ -101,7 +101,7 @@ class Trellis(Strategy):
     def _pending(self, seen: Collection[Member], trained: Sequence[Trained]) -> list[Member]:
         """What is in training, in a fixed order."""
         pending = set(seen).difference(one.member for one in trained)
-        return sorted(filter(self.feasible.fits, pending), key=repr)
+        return sorted((one for one in pending if self.draws.place_of(one).fits), key=repr)
 
     def _candidates(self, found: Fit, rng: np.random.Generator, seen: Collection[Member]) -> list[Member]:
         """Members that may be trained, each deployed form once."""
