@@ -227,7 +227,7 @@ class Foldable:
     every: so many optimizer steps, and after the last one, it is seen to.
     """
 
-    floor: float = 0.5  # the commands in nas/training/foldable.py: 0.3 leaves two linears above the bar of folding
+    floor: float = 0.5  # the commands in nas/training/route/foldable.py: 0.3 leaves two linears above the bar of folding
     every: int = 32  # 1.5 % of the seconds of a step at scale `proxy` on a core, with something to raise in every layer
 
     def __post_init__(self) -> None:
