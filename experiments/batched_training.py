@@ -96,6 +96,8 @@ def _requirements(candidate: Candidate) -> list[tuple[str, Any, Any]]:
         ("normalisation", recipe.normalisation and recipe.normalisation.kind, None),
         ("foldable", recipe.foldable if floored_layers(architecture) else None, None),
         ("slopes", recipe.slopes, "layer"),
+        ("optimizer", recipe.optimizer, "adamw"),
+        ("route", recipe.route, None),
         ("precision", recipe.precision, "float32"),
     ]
 
@@ -165,6 +167,7 @@ class Population:
             return
         self._hand_back()
         for run in leaving:
+            run.close()
             for parameter in run.objective.parameters():
                 parameter.data, parameter.grad = parameter.data.clone(), None
         self.runs = [run for run in self.runs if run not in leaving]

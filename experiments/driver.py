@@ -111,7 +111,7 @@ def measured(settings: Settings, bars: Bars) -> list[str]:
             records, meta = maker.submit(make_run, Path(folder), config, feasible, bars.trials).result()
         size_mb = (Path(folder) / ledger.FILE_NAME).stat().st_size / 1e6
         with tempfile.TemporaryDirectory(prefix="nas-driver-") as empty:
-            setup_s = timed(lambda: open_trials(config, feasible, CORPUS, meta, Path(empty), threads=1))
+            setup_s = timed(lambda: open_trials(config, feasible, CORPUS, meta, Path(empty)))
         load_s, first_s, propose_s = timed_resume(Path(folder), config, feasible, meta)
         plot_s = None if bars.plot_s is None else timed(lambda: load_run(folder).plot())
     return [
@@ -133,7 +133,7 @@ def timed_resume(folder: Path, config: StudyConfig, feasible: FeasibleSpace, met
     """
     taken_s: list[float] = []
     begin_s = time.process_time()
-    trials = open_trials(config, feasible, CORPUS, meta, folder, threads=1)
+    trials = open_trials(config, feasible, CORPUS, meta, folder)
     schedule = trials.schedule
     propose = schedule.strategy.propose
 

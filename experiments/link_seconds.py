@@ -12,12 +12,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from costmodel.config.schema import decode
 from costmodel.cost import Price
 from costmodel.engine.compare import drawn_tokens, drawn_weights
 from costmodel.engine.job import graph_job
 from costmodel.engine.links import Condition
 from costmodel.engine.shaped_link import shaped, why_not
 from costmodel.engine.spu import passes
+from costmodel.errors import UserError
 from costmodel.estimate import estimate
 from costmodel.network import Network
 from costmodel.ops import OpGraph
@@ -32,6 +34,27 @@ SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The experiment as its YAML states it. repeats: runs of every model on every link, of which the fastest counts.
+
+    Raises UserError for less than one repeat or a link without a bandwidth.
+    """
+
+    architecture: str
+    dimensions: Dimensions
+    seq_len: int
+    protocols: tuple[str, ...]
+    links: tuple[Condition, ...]
+    repeats: int
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise UserError(f"`repeats` must be at least 1, but got {self.repeats}.")
+        if any(link.bandwidth_bits_per_s is None for link in self.links):
+            raise UserError("every one of `links` needs a `bandwidth_bits_per_s`, but one has none.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """measured_s: the least of several runs."""
 
@@ -41,25 +64,28 @@ class Row:
     measured_s: float
 
 
-def run(name: str, settings: dict[str, Any], console: Console) -> None:
-    """Prints a line per protocol and link; says why not where no such link can be made."""
+def run(name: str, data: dict[str, Any], console: Console) -> None:
+    """Prints a line per protocol and link; says why not where no such link can be made.
+
+    Raises UserError for bad settings.
+    """
+    settings = decode(Settings, data, f"experiment {name}")
     if (reason := why_not()) is not None:
         console.print(f"skipped: {reason}.")
         return
-    architecture = parse(settings["architecture"], base_architecture("tiny", Dimensions(**settings["dimensions"])))
-    graph = lower(architecture.architecture, settings["seq_len"])
+    member = parse(settings.architecture, base_architecture("tiny", settings.dimensions))
+    graph = lower(member.architecture, settings.seq_len)
     table = _table()
     rows = []
-    for protocol in settings["protocols"]:
-        for link in settings["links"]:
-            condition = Condition(bandwidth_bits_per_s=float(link["bandwidth"]), delay_s=link["delay_s"])
+    for protocol in settings.protocols:
+        for condition in settings.links:
             console.print(f"{protocol} at {_title(condition)}", style="dim")
             rows.append(
                 Row(
                     protocol=protocol,
                     condition=condition,
                     predicted=predicted(graph, protocol, condition),
-                    measured_s=measured_s(graph, protocol, condition, settings["repeats"]),
+                    measured_s=measured_s(graph, protocol, condition, settings.repeats),
                 )
             )
     for row in rows:

@@ -70,24 +70,22 @@ def perplexity_table(printed: Perplexities, variants: Mapping[str, BySeed]) -> T
     table.add_column("papers", justify="right")
     for name, by_seed in variants.items():
         table.add_column(f"{name}, {_seeds(by_seed)}", justify="right")
-    ranks = {name: _ranks(means(by_seed)) for name, by_seed in variants.items()}
+    ranks = {name: ranks_of(means(by_seed)) for name, by_seed in variants.items()}
     for row in _rows(variants):
         cells = [f"{_cell([seed[row] for seed in variants[name].values()])}, {ranks[name][row]:g}" for name in variants]
-        paper = f"{_number(printed[row])}, {_ranks(printed)[row]:g}" if row in printed else "-"
+        paper = f"{_number(printed[row])}, {ranks_of(printed)[row]:g}" if row in printed else "-"
         table.add_row(row, paper, *cells)
     return table
 
 
-def correlation_table(
-    printed: Perplexities, variants: Mapping[str, BySeed], seconds: Mapping[str, float] | None = None
-) -> Table:
+def correlation_table(printed: Perplexities, variants: Mapping[str, BySeed], seconds: Mapping[str, float]) -> Table:
     """Per variant: Spearman with the papers, of seeds and of means; pairs in their order; the same with the first
     variant, over all rows, and of the pairs that the seeds decide; mean seconds of a training.
     """
     table = Table(title="rank correlation (Spearman)")
     headings = ["papers, each seed", "papers, means", "pairs in the papers' order", "first variant, each seed"]
     headings += ["first variant, means", "decided pairs in its order"]
-    for heading in ("variant", *headings, *(["seconds"] if seconds else [])):
+    for heading in ("variant", *headings, "seconds"):
         table.add_column(heading, justify="left" if heading == "variant" else "right")
     first = means(next(iter(variants.values())))
     for name, by_seed in variants.items():
@@ -97,7 +95,7 @@ def correlation_table(
         cells = [_each(printed, by_seed), f"{spearman(printed, mean):.2f}", f"{agreeing} of {total}"]
         cells += [_each(first, by_seed), f"{spearman(first, mean):.2f}"]
         cells += [f"{right} of {decided}" if len(by_seed) > 1 else "-"]
-        table.add_row(name, *cells, *([f"{seconds[name]:.0f}"] if seconds else []))
+        table.add_row(name, *cells, f"{seconds[name]:.0f}")
     return table
 
 
@@ -123,7 +121,8 @@ def _each(reference: Perplexities, by_seed: BySeed) -> str:
     return ", ".join(f"{spearman(reference, result):.2f}" for result in by_seed.values())
 
 
-def _ranks(perplexities: Perplexities) -> dict[str, float]:
+def ranks_of(perplexities: Perplexities) -> dict[str, float]:
+    """Equal perplexities share a rank, the mean of theirs."""
     return dict(zip(perplexities, rankdata(list(perplexities.values())).tolist(), strict=True))
 
 

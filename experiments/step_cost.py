@@ -9,9 +9,8 @@ import multiprocessing
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -249,7 +248,5 @@ def _verdict(met: bool) -> str:
     return "PASS" if met else "FAIL"
 
 
-@contextmanager
-def _fresh_process() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield pool
+def _fresh_process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))

@@ -27,8 +27,8 @@ from nas.corpus.corpus import Corpus, prepare
 from nas.malloc import keep_freed_memory
 from nas.recipe.candidate import Candidate, candidate_id, trial_id
 from nas.recipe.overrides import RecipeChanges, changed
-from nas.recipe.papers import recipe_for
-from nas.recipe.recipe import Normalisation, Recipe, ScaleName, SlopeSharing, from_parent
+from nas.recipe.papers import recipe_at
+from nas.recipe.recipe import Normalisation, Recipe, ScaleName, SlopeSharing
 from nas.storage import replace_file
 from nas.study.parent import teacher_of
 from nas.study.worker import worker_env
@@ -130,13 +130,18 @@ class Recorded(NamedTuple):
 
 def recipe_of(plan: Plan, variant: Variant, parent: Parent | None, *, entropy_regularised: bool) -> Recipe:
     """The recipe of the scale with a variant's changes."""
-    recipe = recipe_for(plan.scale, plan.data, entropy_regularised=entropy_regularised)
-    recipe = recipe if parent is None else from_parent(recipe, parent.route)
-    scale, given = recipe.scale, variant.recipe
-    scale = replace(scale, tokens=variant.tokens or scale.tokens, seq_len=variant.seq_len or scale.seq_len)
+    recipe = recipe_at(
+        plan.scale,
+        plan.data,
+        entropy_regularised=entropy_regularised,
+        route=parent and parent.route,
+        seq_len=variant.seq_len,
+        tokens=variant.tokens,
+    )
+    given = variant.recipe
     if given.scale.batch is not None:
         given = replace(given, scale=replace(given.scale, micro_batch=given.scale.batch))
-    recipe = changed(replace(recipe, scale=scale), given)
+    recipe = changed(recipe, given)
     return replace(recipe, normalisation=variant.normalisation, slopes=variant.slopes)
 
 
@@ -209,15 +214,19 @@ def train_all(plan: Plan, folder: Path, console: Console, pool: Executor | None 
     own = dict[Job, Ended]()
     with nullcontext(pool) if pool else training_pool() as workers:
         futures = {workers.submit(training, plan, job, folder): job for job in jobs if job not in ended}
-        for future in as_completed(futures):
-            job = futures[future]
-            own[job] = future.result()
-            left_s = _seconds_left(plan, [one for one in futures.values() if one not in own], own) / _num_workers()
-            console.print(
-                f"{job.variant} seed {job.seed} {job.row}: {_describe(own[job])}; {len(ended) + len(own)} of "
-                f"{len(jobs)}, about {format_seconds(left_s)} left"
-            )
-            _write(folder / OUTCOMES_FILE, ended | own, keys)
+        try:
+            for future in as_completed(futures):
+                job = futures[future]
+                own[job] = future.result()
+                left_s = _seconds_left(plan, [one for one in futures.values() if one not in own], own) / _num_workers()
+                console.print(
+                    f"{job.variant} seed {job.seed} {job.row}: {_describe(own[job])}; {len(ended) + len(own)} of "
+                    f"{len(jobs)}, about {format_seconds(left_s)} left"
+                )
+                _write(folder / OUTCOMES_FILE, ended | own, keys)
+        finally:  # after an error or Ctrl-C nothing more begins
+            for future in futures:
+                future.cancel()
     return ended | own
 
 

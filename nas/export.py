@@ -38,7 +38,7 @@ from costmodel.trust.data_range import said
 from nas.conversion.earned import Earned, check_tokens, fold_as_far_as
 from nas.conversion.fold import at_dimensions
 from nas.conversion.pretrained import TRAINED_FILE, write_checksums
-from nas.corpus.corpus import Corpus, open_corpus, tokenizer_file
+from nas.corpus.corpus import known_corpus, tokenizer_file
 from nas.corpus.ngrams import NgramFloors
 from nas.corpus.sources import TOKENIZER_FILE
 from nas.model.weights import WEIGHTS_FILE
@@ -230,7 +230,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         "flags": list(last.entropy.flags) if last else [],
         **_floor_facts(training.floors if at_end else None, last.val_loss if last else None),
     }
-    corpus = _corpus(training.corpus)
+    corpus = known_corpus(training.corpus)
     provenance = {
         "run": folder.absolute().name,
         "created": training.created,
@@ -254,7 +254,7 @@ def _prepared(
     weights = trained_weights(candidate, found)
     seq_len, fold_facts = candidate.recipe.scale.seq_len, {}
     if fold:
-        kind, tokens = check_tokens(_corpus(provenance["corpus"]), trained.vocab_size, seq_len)
+        kind, tokens = check_tokens(known_corpus(provenance["corpus"]), trained.vocab_size, seq_len)
         earned = fold_as_far_as(trained, weights, tokens)
         trained, weights = earned.folded.architecture, earned.folded.weights
         architecture = at_dimensions(trained, architecture)
@@ -278,13 +278,6 @@ def _prepared(
         seq_len=seq_len,
         tokenizer=tokenizer_file(provenance["corpus"]),
     )
-
-
-def _corpus(fingerprint: str) -> Corpus | None:
-    """The corpus of a training, as long as it is in the cache."""
-    with suppress(UserError):
-        return open_corpus(tokenizer_file(fingerprint).parent)
-    return None
 
 
 def _fold_facts(earned: Earned, tokens: str) -> dict[str, Any]:

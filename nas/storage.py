@@ -14,6 +14,12 @@ LOCK_FILE = ".lock"
 LOCK_PATIENCE_S = 1.0  # a reader that asks whether a run is held holds it for a moment itself
 
 
+def newest(file: str) -> Path | None:
+    """The folder under RUNS whose file of that name was written last, None if there is none."""
+    found = max(RUNS.glob(f"*/{file}"), key=lambda path: path.stat().st_mtime, default=None)
+    return found and found.parent
+
+
 def replace_file(path: Path, content: str | bytes) -> None:
     """Writes a whole file, text as UTF-8, through to the disk, or leaves the old one. Raises OSError."""
     partial = path.with_name(path.name + ".partial")

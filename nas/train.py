@@ -23,7 +23,7 @@ from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError, UserError
 from nas.conversion.load import load_initial
-from nas.conversion.parent import Parent, load_parent, require_fit
+from nas.conversion.parent import NO_PARENT, Parent, load_parent, require_fit
 from nas.conversion.pretrained import Pretrained, require_vocabulary
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
@@ -51,11 +51,10 @@ from nas.recipe.recipe import (
     NormalisedLinears,
     ScaleName,
     SlopeSharing,
-    from_parent,
     trained_architecture,
 )
 from nas.report.floor_lines import floor_lines, mark
-from nas.storage import RUNS, locked, replace_file
+from nas.storage import RUNS, locked, newest, replace_file
 from nas.study.parent import teacher_of
 from nas.training.distributed import Team, joined
 from nas.training.manifest import TrainingManifest, is_training, read_training, write_training
@@ -83,14 +82,14 @@ class TrainConfig:
         base: the model whose dimensions a notation is placed on; by default gpt2-small, or that of --init-from.
         scale: how large, how long and how fast to train; `paper` keeps the architecture's own dimensions.
         seq_len: tokens per sequence; by default the scale's.
-        tokens: training tokens; by default the scale's.
-        data: stdlib, codeparrot, languini (codeparrot:FOLDER is a local copy), or the path of a text, jsonl or
-            parquet file or folder.
+        tokens: training tokens; by default the scale's, from a parent 5/8 of them.
+        data: stdlib, codeparrot (of the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
+            text, jsonl or parquet file or folder.
         init_from: start from these weights, at their width: a folder of save_pretrained, a model id on the Hugging
             Face hub (GPT-2 or GPT-NeoX), or a folder of nas.export. Norms and FFNs that ARCH lacks are dropped, and a
             fused FFN starts as the product of two linears.
         parent: the same, or builtin, but what ARCH lacks goes gradually, and ARCH learns from the parent's predictions.
-            At the scale's width, which must be the parent's.
+            At the scale's width, which must be the parent's. By default none, from scratch.
         normalisation: train the weights of linears in weight- or spectrally normalised form.
         normalised: which linears; q, k, v and o are queries, keys, values and output of attention.
         slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
@@ -145,16 +144,17 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
         return decode(TrainConfig, load_mapping(path), str(path)), folder, None
     if arch is None:
         raise UserError("an architecture is required, such as python -m nas.train SM+ScFuFFN.")
+    if given.get("parent") == NO_PARENT:
+        del given["parent"]
     config = decode(TrainConfig, {"arch": arch, **given}, "the configuration")
     return config, None, Path(output_dir) if output_dir else None
 
 
 def _latest() -> Path:
     """The training that was started last. Raises UserError if there is none."""
-    trainings = sorted(RUNS.glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
-    if not trainings:
+    if (folder := newest(CONFIG_FILE)) is None:
         raise UserError(f"there is no training under {RUNS}/ yet; start one with python -m nas.train ARCH.")
-    return trainings[-1].parent
+    return folder
 
 
 def run(args: Sequence[str], console: Console) -> None:
@@ -303,10 +303,15 @@ def _child(config: TrainConfig, parent: Parent) -> Candidate:
     """A candidate on the way from its parent. Raises UserError if the parent does not fit."""
     base = parent.tables_on(base_architecture(config.base or BASE), SCALES[config.scale])
     member = resolve(config.arch, base)
-    made = candidate_at(member, config.scale, seq_len=config.seq_len, tokens=None, data=config.data)
-    recipe = from_parent(made.recipe, parent.route)
-    recipe = replace(recipe, scale=replace(recipe.scale, tokens=config.tokens or recipe.scale.tokens))
-    recipe = replace(changed(recipe, config.recipe), slopes=config.slopes)
+    made = candidate_at(
+        member,
+        config.scale,
+        data=config.data,
+        route=parent.route,
+        seq_len=config.seq_len,
+        tokens=config.tokens,
+    )
+    recipe = replace(changed(made.recipe, config.recipe), slopes=config.slopes)
     require_fit(parent, trained_architecture(member.architecture, recipe.scale))
     return replace(made, recipe=recipe)
 

@@ -1,19 +1,16 @@
 """Perplexities of rows that are trained here beside the printed ones, and whether both order them alike."""
 
 import statistics
-from collections.abc import Mapping
-
-from scipy.stats import rankdata
 
 from experiments.papers.paper_table import Column, PaperTable
 from experiments.papers.results import Experiment
-from experiments.ranking import pairs_in_order, spearman
+from experiments.ranking import pairs_in_order, ranks_of, spearman
 
 
 def perplexity_table(experiment: Experiment) -> PaperTable:
     """Printed, mean and standard deviation over seeds, and the ranks of both among the rows that are printed."""
     printed, ours = experiment.settings.printed_perplexities, experiment.perplexities
-    ranks, our_ranks = _ranks(printed), _ranks({row: ours[row] for row in printed})
+    ranks, our_ranks = ranks_of(printed), ranks_of({row: ours[row] for row in printed})
     rows = tuple(
         (
             *(row, experiment.settings.net(row), printed.get(row), ours[row]),
@@ -44,7 +41,3 @@ def rank_notes(experiment: Experiment) -> list[str]:
     for row, each in experiment.trained.items():
         notes += [f"{row} diverged: {one.ended.reason}" for one in each if one.ended.perplexity is None]
     return notes
-
-
-def _ranks(values: Mapping[str, float]) -> dict[str, float]:
-    return dict(zip(values, rankdata(list(values.values())).tolist(), strict=True))

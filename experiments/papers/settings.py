@@ -99,7 +99,7 @@ class Settings:
         printed = self.printed
         given = {name: printed[name].perplexity or DIVERGED for name in printed}
         given |= {name: row.perplexity for name, row in self.rows.items() if row.perplexity is not None}
-        return {name: math.inf if isinstance(value, str) else value for name, value in given.items() if name in given}
+        return {name: math.inf if isinstance(value, str) else value for name, value in given.items()}
 
     def variant(self, row: str) -> str:
         """The name of how a row is trained; rows that are trained alike share it."""

@@ -139,11 +139,25 @@ def prepare(
 
 def tokenizer_file(fingerprint: str) -> Path:
     """The tokenizer.json of a prepared corpus, which is there as long as the corpus is in the cache."""
+    return _entry(fingerprint)[0] / TOKENIZER_FILE
+
+
+def known_corpus(fingerprint: str | None) -> Corpus | None:
+    """The prepared corpus with a fingerprint, if one is given, as long as it is whole in the cache."""
+    if fingerprint is not None:
+        with suppress(UserError):
+            return open_corpus(*_entry(fingerprint))
+    return None
+
+
+def _entry(fingerprint: str) -> tuple[Path, int | None]:
+    """The cache entry of a corpus, whether it is there or not, and the level up to which it is that corpus."""
     cache = default_cache_dir()
     for facts in cache.glob("*/corpus-*.json"):  # entries of sources that are larger than they are prepared
-        if _fingerprint(facts.parent.name, facts.stem.removeprefix("corpus-")) == fingerprint:
-            return facts.parent / TOKENIZER_FILE
-    return cache / fingerprint / TOKENIZER_FILE
+        level = facts.stem.removeprefix("corpus-")
+        if _fingerprint(facts.parent.name, level) == fingerprint:
+            return facts.parent, int(level)
+    return cache / fingerprint, None
 
 
 def open_corpus(folder: Path, level: int | None = None) -> Corpus:

@@ -1,6 +1,5 @@
-"""The weights of a decoder by node of its op graph: how many there are, and their values."""
+"""The weights of a decoder by node of its op graph: as its executors read them, and as a checkpoint stores them."""
 
-import math
 from collections.abc import Mapping
 from itertools import chain
 
@@ -8,22 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 
-from costmodel import ops
 from costmodel.errors import UserError
-from costmodel.execution.interpreter import weight_shapes
 from nas.model.decoder import Decoder
 from nas.model.norms import frozen_norms
-from search_spaces.architecture import Architecture
-from search_spaces.lower import lower
 
 WEIGHTS_FILE = "weights.safetensors"
-
-
-def num_parameters(architecture: Architecture) -> int:
-    """Trained numbers of an architecture over its whole context, a tied output table counted once."""
-    graph = lower(architecture, architecture.context)
-    nodes = [node for node in graph if not (architecture.tied_embeddings and isinstance(node.op, ops.VocabProjection))]
-    return sum(math.prod(shape) for node in nodes for shape in weight_shapes(node.op).values())
 
 
 def deployed_weights(model: Decoder) -> dict[str, Tensor]:

@@ -13,11 +13,11 @@ from costmodel.ops import GeluForm
 from nas.conversion.earned import check_tokens, fold_as_far_as
 from nas.conversion.parent import BUILTIN, BUILTIN_FOLDER
 from nas.conversion.pretrained import CHECKSUMS_FILE, Pretrained, is_export, read_architecture, read_export
+from nas.corpus.corpus import known_corpus
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.tokenizer import END_OF_TEXT
 from nas.export import Export, prepare_export, training_export
 from nas.model.weights import WEIGHTS_FILE
-from nas.private.validation import known_corpus
 from nas.results.front import pick as pick_record
 from nas.study.run_folder import find_run, read_config, read_ledger
 from nas.training.manifest import is_training

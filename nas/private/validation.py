@@ -1,27 +1,18 @@
 """Validation tokens for a model: of the corpus that it was trained on, or of other data in its own tokens."""
 
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import UserError
-from nas.corpus.corpus import Corpus, open_corpus, prepare, tokenizer_file
+from nas.corpus.corpus import Corpus, known_corpus, prepare
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.sequences import gather, validation_indices
 
 DEFAULT_DATA = "stdlib"
 
 Tokens = NDArray[np.unsignedinteger[Any]]
-
-
-def known_corpus(fingerprint: str | None) -> Corpus | None:
-    """The corpus with a fingerprint, as long as it is in the cache."""
-    if fingerprint is not None:
-        with suppress(UserError):
-            return open_corpus(tokenizer_file(fingerprint).parent)
-    return None
 
 
 def corpus_for(

@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from costmodel.errors import UserError
-from nas.recipe.papers import recipe_for
+from nas.recipe.papers import recipe_at
 from nas.recipe.recipe import Recipe, ScaleName, floored_layers, trained_architecture
-from nas.recipe.route import carrier, fitted_layers, parent_architecture, routed
+from nas.recipe.route import Route, carrier, fitted_layers, parent_architecture, routed
 from search_spaces.architecture import Architecture, canonical, has_frozen_norms
 from search_spaces.notation import Member, name_of
 
@@ -77,10 +77,16 @@ def trial_id(candidate: Candidate, *, seed: int, attempt: int = 0) -> str:
     return f"{candidate_id(candidate)}-s{seed}-a{attempt}"
 
 
-def candidate_at(member: Member, scale: ScaleName, *, seq_len: int | None, tokens: int | None, data: str) -> Candidate:
-    """A member at a scale; None keeps the scale's own sequence length or tokens."""
-    changes: dict[str, Any] = {"seq_len": seq_len, "tokens": tokens}
-    given = {name: value for name, value in changes.items() if value is not None}
-    recipe = recipe_for(scale, data, entropy_regularised=member.entropy_regularised)
-    recipe = replace(recipe, scale=replace(recipe.scale, **given))
+def candidate_at(
+    member: Member,
+    scale: ScaleName,
+    *,
+    data: str,
+    route: Route | None = None,
+    seq_len: int | None = None,
+    tokens: int | None = None,
+) -> Candidate:
+    """A member with the recipe of a scale, as `recipe_at` makes it."""
+    regularised = member.entropy_regularised
+    recipe = recipe_at(scale, data, entropy_regularised=regularised, route=route, seq_len=seq_len, tokens=tokens)
     return Candidate(architecture=member.architecture, recipe=recipe)

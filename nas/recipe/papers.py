@@ -3,7 +3,8 @@
 import math
 from dataclasses import replace
 
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, ScaleName
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, ScaleName, from_parent
+from nas.recipe.route import Route
 
 # Source: arXiv 2410.13060 and its training code. Not stated there: betas.
 CODEPARROT = Recipe(
@@ -40,6 +41,26 @@ PAPER_PENALTIES = {
     "codeparrot": EntropyRegularisation(weight=1e-5 * 128 * 128),
     "languini": EntropyRegularisation(weight=5e-5 * 128 * 512),
 }
+
+
+def recipe_at(
+    name: ScaleName,
+    data: str,
+    *,
+    entropy_regularised: bool,
+    route: Route | None = None,
+    seq_len: int | None = None,
+    tokens: int | None = None,
+) -> Recipe:
+    """The recipe of a scale on some data, on a route from a parent if there is one.
+
+    None keeps the recipe's own sequence length or tokens. Raises UserError for a number out of its range.
+    """
+    recipe = recipe_for(name, data, entropy_regularised=entropy_regularised)
+    recipe = recipe if route is None else from_parent(recipe, route)
+    scale = recipe.scale
+    seq_len, tokens = scale.seq_len if seq_len is None else seq_len, scale.tokens if tokens is None else tokens
+    return replace(recipe, scale=replace(scale, seq_len=seq_len, tokens=tokens))
 
 
 def recipe_for(scale: ScaleName, data: str, *, entropy_regularised: bool) -> Recipe:

@@ -105,9 +105,8 @@ SCALES: dict[ScaleName, Scale] = {
         validation_tokens=2_048,
     ),
     # A laptop CPU: depth, heads and placement of the real model, everything else narrow. Chosen for ranking published
-    # rows as the papers do (`python -m experiments run fidelity` and `fidelity-levers`): tokens count most, and these
-    # keep a search of 20 candidates under 15 minutes on 2 cores. Rate, batch, context and vocabulary move the order by
-    # a pair or two; 1.2e-2 diverges.
+    # rows as the papers do (`python -m experiments run fidelity` and `fidelity-levers`): tokens count most. The rate is
+    # Muon's and made for these tokens; with AdamW placements without norms diverge at it.
     "proxy": Scale(
         name="proxy",
         head_dim=8,
@@ -221,13 +220,15 @@ class Freezing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Foldable:
-    """Keeps linear FFNs invertible enough to be folded into a basis of the residual stream (`nas.training.foldable`).
+    """Keeps linear FFNs invertible enough to be folded into the stream's basis (`nas.training.route.foldable`).
 
     floor: smallest singular value that a layer's map of the stream may have; without an FFN all are 1.
     every: so many optimizer steps, and after the last one, it is seen to.
     """
 
-    floor: float = 0.5  # the commands in nas/training/route/foldable.py: 0.3 leaves two linears above the bar of folding
+    floor: float = (
+        0.5  # nas/training/route/foldable.py has the commands: 0.3 leaves two linears above the bar of folding
+    )
     every: int = 32  # 1.5 % of the seconds of a step at scale `proxy` on a core, with something to raise in every layer
 
     def __post_init__(self) -> None:

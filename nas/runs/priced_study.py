@@ -6,6 +6,7 @@ from pathlib import Path
 
 from costmodel.trust.data_range import said
 from nas.recipe.recipe import SCALES
+from nas.searchers.registry import searcher_of
 from nas.study.config import StudyConfig
 from nas.study.run_folder import read_meta, run_pricer, run_space
 from search_spaces.architecture import Architecture
@@ -43,8 +44,9 @@ class PricedStudy:
 def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
     """Prices the whole space. folder: of the run to go on with, or None for a new one.
 
-    Raises UserError for a space, protocol or parent that cannot be read or priced.
+    Raises UserError for a space, protocol or parent that cannot be read or priced, or a searcher that is none.
     """
+    searcher_of(config.searcher)  # before anything takes time
     pricer = run_pricer(folder, config)
     space = run_space(folder, config, _tables(config, folder))
     found = priceable(space, pricer, config.workload, config.accounting)

@@ -21,23 +21,20 @@ FORMER_NAMES = {"random": "stratified"}  # in runs from before there was `unifor
 
 
 def check_searcher(name: str) -> None:
-    """Raises UserError unless this is a name of `SEARCHERS` or a `Strategy` of one's own as `module:Class`."""
-    if FORMER_NAMES.get(name, name) in SEARCHERS:
-        return
-    if ":" not in name:
+    """Raises UserError unless this is a name of `SEARCHERS` or has the form `module:Class`, which is not imported."""
+    if FORMER_NAMES.get(name, name) not in SEARCHERS and ":" not in name:
         raise UserError(
             f"--searcher must be one of {', '.join(SEARCHERS)}, or module:Class of your own, but got {name!r:.80}."
         )
-    found = _loaded(name)
-    if not (isinstance(found, type) and issubclass(found, Strategy)):
-        raise UserError(f"--searcher {name!r:.80} must be a subclass of nas.searchers.strategy.Strategy, but is not.")
 
 
 def searcher_of(name: str) -> Callable[[SearchProblem], Strategy]:
-    """What makes the searcher of a name. Raises UserError as `check_searcher`."""
+    """What makes the searcher of a name. Raises UserError as `check_searcher`, or if it is no `Strategy`."""
     check_searcher(name)
     known = FORMER_NAMES.get(name, name)
-    made: Callable[[SearchProblem], Strategy] = _loaded(SEARCHERS.get(known, known))
+    made = _loaded(SEARCHERS.get(known, known))
+    if not (isinstance(made, type) and issubclass(made, Strategy)):
+        raise UserError(f"--searcher {name!r:.80} must be a subclass of nas.searchers.strategy.Strategy, but is not.")
     return made
 
 

@@ -28,8 +28,8 @@ class SearchProblem:
 
     feasible: the members within the budget. anchors: what an expert would begin with.
     reference_loss: nats; what is worse adds nothing to a front.
-    parent: the model that candidates start from, of the dimensions of the space; its loss, nats; and the scores of its
-    blocks. None from scratch.
+    parent: the model that candidates start from, of the dimensions of the space, and its loss, nats; None from scratch.
+    blocks: scores of the parent's, for the searchers that are in `nas.study.blocks.READERS`; None for others.
     known: trainings from that parent by the same recipe, of before and on no front of this search; their prices are
     not known.
     """

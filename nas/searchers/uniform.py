@@ -1,7 +1,6 @@
 """Searchers that learn nothing from results: uniform draws, uniform within slices of the price, cheapest first."""
 
-from collections.abc import Collection, Sequence
-from itertools import islice
+from collections.abc import Collection, Iterator, Sequence
 from typing import final
 
 import numpy as np
@@ -11,8 +10,6 @@ from nas.searchers.strategy import SearchProblem, Strategy, Trained
 from search_spaces.notation import Member
 from search_spaces.optima.cheapest_first import cheapest_first
 from search_spaces.optima.stages import stages_of
-
-LOOKED_AT = 100_000  # of the cheapest members: a ladder that finds nothing new in these has come to its top
 
 
 @final
@@ -47,17 +44,25 @@ class Ladder(Strategy):
     """The cheapest member whose deployed form is new, then the next, up to the budget."""
 
     def __init__(self, problem: SearchProblem) -> None:
-        self.stages, self.draws = stages_of(problem.feasible), Draws(problem.feasible)
+        self.draws = Draws(problem.feasible)
+        self._walked, self._rest = list[Member](), cheapest_first(stages_of(problem.feasible))
 
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
     ) -> list[Member]:
         forms, chosen = {self.draws.place_of(member).form for member in seen}, list[Member]()
-        for member in islice(cheapest_first(self.stages), LOOKED_AT):
+        for member in self._ascending():
             if len(chosen) == size:
                 break
             place = self.draws.place_of(member)
-            if place.form not in forms and place.slice is not None:
+            if place.fits and place.form not in forms:
                 forms.add(place.form)
                 chosen.append(member)
         return self.draws.filled(chosen, size, rng, seen)
+
+    def _ascending(self) -> Iterator[Member]:
+        """By price; what was walked before is remembered."""
+        yield from self._walked
+        for member in self._rest:
+            self._walked.append(member)
+            yield member

@@ -11,8 +11,8 @@ from costmodel.errors import UserError
 from costmodel.ops import Encoding
 from costmodel.protocols.primitives import Holder
 from nas.recipe.candidate import Candidate
-from nas.recipe.papers import recipe_for
-from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, floored_layers, from_parent
+from nas.recipe.papers import recipe_at
+from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, floored_layers
 from nas.recipe.route import Route
 from nas.searchers.registry import check_searcher
 from search_spaces.budget.priced_space import Accounting
@@ -20,6 +20,9 @@ from search_spaces.notation import Member
 from search_spaces.workload import Workload
 
 RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
+
+
+THREADS_PER_TRIAL = 1  # of torch on a CPU, so that the numbers of a trial are always the same
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,12 +55,12 @@ class StudyConfig:
             dimensions, recipe, parent, corpus and seed. They do not count as trials; those within budget may be on the
             front.
         scale: how large, how long and how fast a candidate is trained.
-        tokens: training tokens of a candidate at full fidelity; by default the scale's, from a parent half of them.
+        tokens: training tokens of a candidate at full fidelity; by default the scale's, from a parent 5/8 of them.
         parent: a trained model that candidates start from: builtin, a folder of nas.export or of save_pretrained, an id
             on the Hugging Face hub, or none to train from scratch. By default builtin where scale and space are its
             own, else none.
-        data: stdlib, codeparrot, languini (codeparrot:FOLDER is a local copy), or the path of a text, jsonl or
-            parquet file or folder.
+        data: stdlib, codeparrot (of the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
+            text, jsonl or parquet file or folder.
         max_concurrent: trials at a time; by default one per core, or as many as share the GPUs. Changes no number.
         gpus_per_trial: share of a GPU that a trial takes, at most 1; by default 1 where there are GPUs. 0 trains on the
             CPU.
@@ -147,10 +150,15 @@ def study_recipe(config: StudyConfig, route: Route | None) -> Recipe:
 
     Where prices are of what a candidate deploys to, linear FFNs are kept foldable, so that it earns its price.
     """
-    recipe = recipe_for(config.scale, config.data, entropy_regularised=True)
-    recipe = recipe if route is None else from_parent(recipe, route)
-    scale = replace(recipe.scale, seq_len=config.seq_len, tokens=config.tokens or recipe.scale.tokens)
-    return replace(recipe, scale=scale, foldable=Foldable() if config.accounting == "deployed" else None)
+    recipe = recipe_at(
+        config.scale,
+        config.data,
+        entropy_regularised=True,
+        route=route,
+        seq_len=config.seq_len,
+        tokens=config.tokens,
+    )
+    return replace(recipe, foldable=Foldable() if config.accounting == "deployed" else None)
 
 
 def study_candidate(recipe: Recipe, member: Member) -> Candidate:

@@ -46,7 +46,6 @@ def open_trials(
     meta: Meta,
     folder: Path,
     *,
-    threads: int,
     blocks: BlockScores | None = None,
     on_end: Callable[[Record], None] = lambda record: None,
 ) -> Trials:
@@ -79,7 +78,6 @@ def open_trials(
         folder=folder,
         corpus=corpus,
         device="cuda" if config.gpus_per_trial > 0 else "cpu",
-        threads=threads,
         versions=versions(),
     )
     return Trials(schedule, feasible.priced.pricer, setting, records, on_end)

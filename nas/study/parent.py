@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from costmodel.errors import UserError
-from nas.conversion.parent import BUILTIN, Parent, kept_parent, load_parent, require_fit
+from nas.conversion.parent import BUILTIN, NO_PARENT, Parent, kept_parent, load_parent, require_fit
 from nas.corpus.corpus import Corpus
 from nas.recipe.recipe import SCALES, Scale, trained_architecture
 from nas.recipe.route import parent_architecture
@@ -27,7 +27,7 @@ def study_parent(config: StudyConfig, base: Architecture) -> Parent | None:
     Unless one is named, the builtin one at scale `proxy`, as far as it fits. Raises UserError if the one named is not
     whole or does not fit.
     """
-    if config.parent == "none" or (config.parent is None and config.scale != "proxy"):
+    if config.parent == NO_PARENT or (config.parent is None and config.scale != "proxy"):
         return None
     parent = load_parent(config.parent or BUILTIN)
     try:

@@ -21,6 +21,7 @@ from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
 from costmodel.config.bugs import described, headed, traceback_kept
+from nas.study.config import THREADS_PER_TRIAL
 from nas.study.finalists import Key
 from nas.study.fleet.nodes import Fleet
 from nas.study.fleet.probe import question
@@ -98,7 +99,7 @@ class _Places:
 
     def __init__(self, trials: Trials, resources: Resources, tell: Callable[[str], None]) -> None:
         self._trials, self._tell = trials, tell
-        self._bundle = {"CPU": resources.threads_per_trial, "GPU": resources.gpus_per_trial}
+        self._bundle = {"CPU": THREADS_PER_TRIAL, "GPU": resources.gpus_per_trial}
         self.fleet = Fleet()
         self._watch: NodeWatch | None = None
         self._waiting: dict[Key, tuple[str, ...]] = {}  # asked for, not started: where it may be

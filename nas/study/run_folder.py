@@ -1,6 +1,7 @@
 """A run: the configuration of a study and the folder that holds everything it produces.
 
-run.yaml meta.json parent/ trials.jsonl trials.csv pareto.csv architectures/ trials/<trial_id>/ plots/
+run.yaml meta.json parent/ blocks.csv trials.jsonl trials.csv pareto.csv architectures/ trials/<trial_id>/ plots/
+report.html, what `nas.export` makes of it in exports/, and of the user's own network, testbed and space a copy
 """
 
 import json
@@ -21,7 +22,7 @@ from nas.recipe.recipe import SCALES, Recipe
 from nas.results import ledger
 from nas.results.ledger import Record
 from nas.results.parent import ParentResult
-from nas.storage import RUNS, replace_file
+from nas.storage import RUNS, newest, replace_file
 from nas.study.config import StudyConfig, study_recipe
 from nas.study.schedule import GENERATION_SIZE
 from search_spaces.architecture import Architecture, canonical
@@ -90,10 +91,9 @@ def new_folder(output_dir: Path | None) -> Path:
 def find_run(run: str) -> Path:
     """The folder of an existing run; `latest` is the newest under `runs/`. Raises UserError if there is none."""
     if run == "latest":
-        runs = sorted(RUNS.glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
-        if not runs:
+        if (newest_run := newest(CONFIG_FILE)) is None:
             raise UserError(f"there is no run under {RUNS}/ yet; start one with python -m nas.search.")
-        return runs[-1].parent.absolute()
+        return newest_run.absolute()
     folder = Path(run).absolute()
     if not _is_file(folder / CONFIG_FILE):
         raise UserError(f"RUN must be the folder of a run (with run.yaml) or `latest`, but got {run!r}.")

@@ -12,7 +12,7 @@ from costmodel.config.bugs import bugs_reported
 from costmodel.errors import StoppedError
 from nas.attention.causal import has_native
 from nas.blocks.halves import BlockScores
-from nas.conversion.parent import keep_parent
+from nas.conversion.parent import NO_PARENT, keep_parent
 from nas.corpus.corpus import Corpus, prepare
 from nas.recipe.recipe import SCALES
 from nas.report.plot_files import plot_front, remove_plots
@@ -25,7 +25,7 @@ from nas.results.ledger import Record
 from nas.results.tables import write_tables
 from nas.storage import locked
 from nas.study.blocks import study_blocks
-from nas.study.config import StudyConfig
+from nas.study.config import THREADS_PER_TRIAL, StudyConfig
 from nas.study.fleet.nodes import Node
 from nas.study.fleet.ray_cluster import RunHaltedError, cluster_nodes
 from nas.study.fleet.resources import Resources, resolved, resource_lines, study_resources, this_machine
@@ -87,7 +87,7 @@ def run_campaign(
     if not config.gpus_per_trial:
         has_native(SCALES[config.scale].head_dim or feasible.space.base.head_dim)  # compiled or said here, once for all
     if folder is None:
-        config = replace(config, parent="none" if parent is None else parent.name)
+        config = replace(config, parent=NO_PARENT if parent is None else parent.name)
         meta = new_meta(config, feasible, corpus, parent, tell)
         warm = read_warm_start(config, feasible, meta)
         config = replace(config, warm_start=None if warm is None else str(warm.folder))
@@ -147,8 +147,7 @@ def _study(
     blocks: BlockScores | None,
     listener: Listener,
 ) -> None:
-    threads, on_end = resources.threads_per_trial, listener.trial_ended
-    trials = open_trials(config, feasible, corpus, meta, folder, threads=threads, blocks=blocks, on_end=on_end)
+    trials = open_trials(config, feasible, corpus, meta, folder, blocks=blocks, on_end=listener.trial_ended)
     listener.started(folder)
     console.print(
         f"run {folder}: {config.num_trials} candidates and {_num_baselines(trials)} baselines, "
@@ -242,7 +241,7 @@ def _train(trials: Trials, config: StudyConfig, resources: Resources, meta: Meta
         run_study(
             trials,
             resources,
-            worker_env=worker_env(resources.threads_per_trial),
+            worker_env=worker_env(THREADS_PER_TRIAL),
             time_budget_s=config.time_budget_s,
             on_change=refresh,
             tell=tell,

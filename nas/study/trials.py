@@ -57,7 +57,6 @@ class TrialSpec:
     corpus: Corpus
     folder: Path
     device: Device
-    threads: int
     rivals: tuple[Result, ...]
     parent: Path | None = None
     timeout_s: float | None = None
@@ -94,7 +93,6 @@ class TrialSetting:
     folder: Path
     corpus: Corpus
     device: Device
-    threads: int
     versions: Mapping[str, str]
 
 
@@ -225,7 +223,6 @@ class Trials:
             corpus=self.setting.corpus,
             device=self.setting.device,
             folder=self.setting.folder / "trials" / name,
-            threads=self.setting.threads,
             rivals=self.schedule.rivals(proposal) if proposal.role == "candidate" else (),
             parent=None if self.setting.recipe.route is None else self.setting.folder / PARENT_FOLDER,
             timeout_s=self.setting.config.trial_timeout_s,

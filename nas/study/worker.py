@@ -14,6 +14,7 @@ from costmodel.config.bugs import described, report, traceback_kept
 from costmodel.errors import UserError
 from nas.conversion.parent import kept_parent
 from nas.malloc import keep_freed_memory
+from nas.study.config import THREADS_PER_TRIAL
 from nas.study.early_stop import dominated_at_rung
 from nas.study.earn import earned_form
 from nas.study.parent import teacher_of
@@ -42,14 +43,14 @@ def run_trial(spec: TrialSpec) -> Iterator[TrialEvent]:
     """
     try:
         with _deadline(spec.timeout_s) as is_over:
-            torch.set_num_threads(spec.threads)
+            torch.set_num_threads(THREADS_PER_TRIAL)
             keep_freed_memory()
             yield from _train(spec, is_over)
     except (UserError, TooLargeError) as error:
         yield _failed(" ".join(str(error).split()))
     except Exception as error:  # of any type: the run goes on, and its user finds the traceback
         if isinstance(error, OSError) and error.errno in NO_WRITE:
-            reason = f"trial {spec.trial_id} cannot write {spec.folder}: {error.strerror}"
+            reason = f"trial {spec.trial_id} stops at {error.filename or spec.folder}: {error.strerror}"
             yield TrialEvent(event=None, status="failed", halted=True, reason=reason)
             return
         bug = "" if isinstance(error, OSError) else "bug: "

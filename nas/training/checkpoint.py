@@ -106,7 +106,7 @@ def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Check
                 raise UserError(f"checkpoint {folder} must be of {key} {value}, but is of {found}; use another folder.")
         return checkpoint
     if _by_age(trial):
-        warnings.warn(f"{trial} has no whole checkpoint left; the run starts over", stacklevel=2)
+        warnings.warn(f"{trial} has no whole checkpoint left", stacklevel=2)
     return None
 
 

@@ -53,7 +53,9 @@ def is_due(step: int, scale: Scale) -> bool:
 def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
     """inputs: batch x T, tokens. Gradients are those that the objective holds."""
     model, penalty = objective.model, objective.penalty
-    rows = [layer.double() for layer in model(inputs).entropies]  # each batch x heads x T
+    _, entropies = model.features(inputs, with_entropies=True)  # no logits, which are the largest tensor of all
+    assert entropies is not None
+    rows = [layer.double() for layer in entropies]  # each batch x heads x T
     head_means = [layer.mean(dim=(0, 2)) for layer in rows]
     summary = summarise(head_means, inputs.shape[1]) if torch.cat(head_means).isfinite().all() else None
     learned = dict(model.named_parameters())

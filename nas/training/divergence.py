@@ -2,9 +2,9 @@
 
 Two rules. Non-finite: the loss or the gradient of a step, or a validation loss or its perplexity, is infinite or not
 a number, or the norm of a finite gradient is beyond the range of its floats.
-Above its start: after warm-up, each of the last `WINDOW` training losses exceeds that of the first step, so that the
-model predicts worse than it did untrained, and neither a spike nor an unlucky batch is to blame. On a route from a
-parent, whose parts may all go at once, only in the second half of the steps.
+Above its start: after warm-up, each of the last `WINDOW` training losses exceeds that of the first step and that of the
+best model without context, so that the model predicts worse than it did untrained, and neither a spike nor an unlucky
+batch is to blame. On a route from a parent, whose parts may all go at once, only in the second half of the steps.
 """
 
 import math
@@ -21,7 +21,7 @@ OUTSIDE = "the model"  # where, when no module can be named
 
 
 def above_start(losses: Sequence[float], initial: float) -> bool:
-    """Whether each of the last `WINDOW` training losses is above the loss of the first step."""
+    """Whether each of the last `WINDOW` training losses is above the one that the run began with."""
     return len(losses) >= WINDOW and min(losses[-WINDOW:]) > initial
 
 

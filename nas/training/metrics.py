@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from nas.storage import replace_file
 from nas.training.diagnostics import Diagnosis
 
 METRICS_FILE = "metrics.csv"
@@ -87,12 +88,7 @@ def _keep_until(path: Path, last_step: int, *, header: str, step_of: Callable[[s
             except (ValueError, KeyError, TypeError, RecursionError):  # torn, or no line of ours
                 break
             lines.append(line)
-    draft = path.with_suffix(".draft")
-    with draft.open("w", newline="", encoding="utf-8") as file:
-        file.write(header + "".join(lines))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    replace_file(path, header + "".join(lines))
 
 
 def _step_of_row(line: str) -> int:

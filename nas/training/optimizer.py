@@ -18,12 +18,18 @@ def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer
     if recipe.optimizer == "adamw":
         return (adamw(module, recipe),)
     named = dict(module.named_parameters())
-    linears = {name: one for name, one in named.items() if decays(name, one) and ".layers." in f".{name}"}
+    linears = {name: one for name, one in named.items() if ".layers." in f".{name}" and decays(name, one)}
+    linears = {name: one for name, one in linears.items() if one.shape[1] > 1}  # no lengths of normalised rows
     rest = adamw_over([(one, decays(name, one)) for name, one in named.items() if name not in linears], recipe)
-    weights = [(one, PACKED.get(name.split(".")[-2], 1)) for name, one in linears.items()]
+    weights = [(one, PACKED.get(_linear_of(name), 1)) for name, one in linears.items()]
     if not weights:
         return (rest,)
     return rest, Muon(weights, lr=recipe.scale.learning_rate, weight_decay=recipe.weight_decay)
+
+
+def _linear_of(name: str) -> str:
+    """The last part of the name of the linear that has a weight of that name, reparametrised or not."""
+    return name.partition(".parametrizations.")[0].removesuffix(".weight").rpartition(".")[2]
 
 
 def adamw(module: nn.Module, recipe: Recipe) -> torch.optim.AdamW:

@@ -187,7 +187,8 @@ class TrainingRun:
                     group["lr"] = metrics.learning_rate
                 optimizer.step()
             self._go_on(metrics.step)
-        self.objective.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:  # of parts that a gate has taken out too: without gradient they stay
+            optimizer.zero_grad(set_to_none=True)
         return metrics
 
     def _go_on(self, step: int) -> None:
@@ -271,11 +272,12 @@ class TrainingRun:
         if self._gates is not None:
             self._gates.move(step=found.step, num_steps=self.scale.num_steps)
         load_stored(self.objective.model, found.weights)
-        thresholds = [name for name in found.optimizer if name.startswith("value.")]
+        thresholds = {name: value for name, value in found.optimizer.items() if name.startswith("value.")}
         state = {f"model.{name}": value for name, value in self.objective.model.state_dict().items()}
-        state |= {name.removeprefix("value."): found.optimizer[name] for name in thresholds}
+        state |= {name.removeprefix("value."): value for name, value in thresholds.items()}
         self.objective.load_state_dict(state)
-        load_state_tensors(self.objective, self.optimizers, found.optimizer)
+        moments = {name: value for name, value in found.optimizer.items() if name not in thresholds}
+        load_state_tensors(self.objective, self.optimizers, moments)
 
     def close(self) -> None:
         """Stops making batches."""

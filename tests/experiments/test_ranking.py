@@ -45,7 +45,7 @@ def test_one_divergence_makes_the_mean_infinite():
 def test_tables_and_verdicts_say_what_came_out():
     console = Console(record=True, width=200)
     console.print(perplexity_table(PRINTED, VARIANTS))
-    console.print(correlation_table(PRINTED, VARIANTS))
+    console.print(correlation_table(PRINTED, VARIANTS, dict.fromkeys(VARIANTS, 60.0)))
     for line in verdicts(PRINTED, VARIANTS):
         console.print(line)
     text = console.export_text()

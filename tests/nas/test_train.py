@@ -21,7 +21,8 @@ SMOKE = ("--base", "tiny", "--scale", "smoke", "--seq-len", "16", "--tokens", "1
 
 def test_trains_and_resumes_to_the_same_end(source_files, tmp_path, capsys):
     folder = tmp_path / "out"
-    assert train.main(["EReg(SM(t)+ScFuFFN)", *SMOKE, "--data", source_files, "--output-dir", str(folder)]) == 0
+    arguments = ["EReg(SM(t)+ScFuFFN)", *SMOKE, "--parent", "none", "--data", source_files, "--output-dir"]
+    assert train.main([*arguments, str(folder)]) == 0
     first = capsys.readouterr().out
     assert "1,024 tokens: validation perplexity" in first
     assert (folder / "metrics.csv").exists()
@@ -84,6 +85,7 @@ def perplexity(line):
         ("SM+ScFuFFN_i30", "removes more FFNs than there are layers"),
         ("nowhere.yaml", "does not exist"),
         ("SM --tokens 0", "`tokens` of a scale must be at least 1"),
+        ("SM --parent builtin --tokens 0", "`tokens` of a scale must be at least 1"),
         ("SM --device cuda", "--device cuda needs a CUDA device"),
         ("SM --seq-len 4096", "the context must cover a sequence"),
         ("SM --seed 99999999999999999999", "--seed must be from 0 to"),

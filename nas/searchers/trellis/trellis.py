@@ -14,7 +14,6 @@ from typing import final
 
 import numpy as np
 
-from nas.searchers.draws import Draws
 from nas.searchers.evolution import Evolution
 from nas.searchers.strategy import SearchProblem, Strategy, Trained, points_of
 from nas.searchers.trellis.completion import completion, completion_weights
@@ -43,7 +42,8 @@ class Trellis(Strategy):
         self.features = features_of(self.stages, problem)
         known = ((one.member, one.log_perplexity) for one in problem.known)
         self.known_losses = {member: loss for member, loss in known if loss is not None}
-        self.draws, self.evolution = Draws(problem.feasible), Evolution(problem)
+        self.evolution = Evolution(problem)
+        self.draws = self.evolution.draws
         edges = [edge for part in self.draws.slices for edge in part.latency_s_bounds]
         self.reference = (max(edges) + BEYOND * (max(edges) - min(edges)), problem.reference_loss)
 

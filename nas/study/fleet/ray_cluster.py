@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from costmodel.config.bugs import described
+from nas.study.config import THREADS_PER_TRIAL
 from nas.study.fleet.nodes import Fleet, Node
 from nas.study.fleet.probe import Question, probe_file
 from nas.study.fleet.resources import Resources
@@ -51,7 +52,7 @@ def start_ray(resources: Resources, worker_env: Mapping[str, str]) -> None:
     """Starts Ray on this machine, or reaches a cluster. Raises RunHaltedError."""
     if resources.ray_address is not None:
         return _init(resources.ray_address, worker_env)
-    slots = resources.at_a_time * resources.threads_per_trial
+    slots = resources.at_a_time * THREADS_PER_TRIAL
     return _init(
         None,
         worker_env,
@@ -125,8 +126,8 @@ class NodeWatch:
         """Whether a node that may be admitted has not answered yet."""
         return bool(self._unanswered)
 
-    def poll(self, wait_s: float = 0.0) -> None:
-        """Looks what nodes came and went, and what was answered. wait_s: for an answer."""
+    def poll(self) -> None:
+        """Looks what nodes came and went, and what was answered."""
         if time.monotonic() - self._listed_s >= LISTED_EVERY_S:
             self._listed_s = time.monotonic()
             alive = {node.node_id: node for node in _alive()}
@@ -135,7 +136,7 @@ class NodeWatch:
             for node_id in sorted(set(alive) - self._seen):
                 self._ask(alive[node_id])
         if self._unanswered:
-            ready, _ = ray.wait(list(self._unanswered), timeout=wait_s)
+            ready, _ = ray.wait(list(self._unanswered), timeout=0)
             for reference in ready:
                 self._hear(reference)
             for reference, (node, until_s) in list(self._unanswered.items()):

@@ -17,17 +17,16 @@ LEAST_GENERATIONS = 4  # of a search that learns: the first two know no result
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
-    """What trials run on: each on one GPU at most, and on a CPU on one thread, so that its numbers are always the same.
+    """What trials run on: each on one GPU at most, and on a CPU on one thread.
 
     slots: trials that the nodes can take at a time. max_concurrent: that may run; None for as many as nodes, of which
         more may come, can take.
-    threads_per_trial: torch threads of each. num_gpus: of this machine. gpus_per_trial: share of one, 0 for none.
+    num_gpus: of this machine. gpus_per_trial: share of one, 0 for none.
     ray_address: an existing cluster (whose nodes share the run folder), or None for this machine alone.
     """
 
     slots: int
     max_concurrent: int | None
-    threads_per_trial: int = 1
     num_gpus: int = 0
     gpus_per_trial: float = 0.0
     ray_address: str | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nas.corpus.corpus import Corpus, prepare, tokenizer_file
+from nas.corpus.corpus import Corpus, known_corpus, prepare, tokenizer_file
 from nas.corpus.token_files import level_of
 
 COMMIT = 2_000
@@ -99,14 +99,16 @@ def test_a_level_is_the_same_however_far_the_preparation_went(small: None, rows:
     assert contents(prepare(str(rows), 300, tmp_path / "far", tokens=1)) == contents(direct)
 
 
-def test_the_tokenizer_of_every_level_is_found(
+def test_every_level_is_found_with_its_tokenizer(
     small: None, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = [prepare(str(rows), 300, tokens=tokens) for tokens in (5_000, 10_000, 10**9)]
     assert {tokenizer_file(one.fingerprint) for one in made} == {Path(made[0].folder, "tokenizer.json")}
     assert tokenizer_file(made[0].fingerprint).is_file()
+    assert [known_corpus(one.fingerprint) for one in made] == made
     assert not tokenizer_file("0" * 16).exists()
+    assert known_corpus("0" * 16) is known_corpus(None) is None
 
 
 @pytest.mark.parametrize(("tokens", "levels"), [(0, 1), (1 << 23, 1), ((1 << 23) + 1, 2), (2_100_000_000, 256)])

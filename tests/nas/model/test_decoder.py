@@ -16,7 +16,7 @@ from costmodel.execution.interpreter import weight_shapes
 from nas.attention.causal import attention_reference
 from nas.model.decoder import Decoder, build
 from nas.model.norms import frozen_norms
-from nas.model.weights import deployed_weights, num_parameters
+from nas.model.weights import deployed_weights
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.lower import lower
@@ -63,16 +63,12 @@ def test_weights_are_those_of_the_op_graph(base: Architecture, name: str) -> Non
     assert {key: tuple(value.shape) for key, value in weights.items()} == expected
 
 
-@pytest.mark.parametrize(("base", "name"), VARIANTS)
-def test_parameters_are_as_many_as_the_formula_says(base: Architecture, name: str) -> None:
-    architecture = parse(name, base).architecture
-    assert sum(parameter.numel() for parameter in seeded(architecture).parameters()) == num_parameters(architecture)
-
-
 def test_gpt2_small_has_gpt2s_parameters() -> None:
     # Radford et al. 2019's released small model: 124,439,808 with 50,257 tokens and 1,024 positions.
     architecture = replace(BASES["gpt2-small"], vocab_size=50_257)
-    assert num_parameters(architecture) == 124_439_808
+    with torch.device("meta"):
+        model = Decoder(architecture)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
 
 
 def execute(architecture: Architecture, weights: dict[str, Tensor], tokens: Tensor) -> Tensor:

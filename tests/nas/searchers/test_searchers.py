@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from costmodel.cost import Budget
+from costmodel.protocols import load_pricer
 from nas.searchers.draws import IDLE_SHARE, NUM_SLICES, Draws
 from nas.searchers.registry import SEARCHERS, searcher_of
 from nas.searchers.strategy import SearchProblem
@@ -11,7 +12,7 @@ from nas.study.finalists import Result
 from nas.study.schedule import GENERATION_SIZE, LAG, Proposal, TrialSchedule
 from search_spaces.bases import base_architecture
 from search_spaces.budget.feasible import num_deployed, price_slices, within_budget
-from search_spaces.budget.priced_space import price_of, price_space
+from search_spaces.budget.priced_space import cheapest, price_of, price_space
 from search_spaces.deployed import deployed
 from search_spaces.notation import parse
 from search_spaces.space import load_space
@@ -220,6 +221,16 @@ def test_offspring_spread_over_the_latencies(feasible):
     assert min(slice_counts(wide, bred)) >= 1
     assert max(slice_counts(wide, bred)) <= 8
     assert sum(slice_counts(wide, drawn)[:3]) == 0
+
+
+def test_a_ladder_climbs_from_the_cheapest_member_of_a_large_space():
+    priced = price_space(load_space("gpt2-small"), load_pricer(), 128, "deployed")
+    feasible = within_budget(priced, Budget(latency_s=300.0))
+    members = run(feasible, schedule(feasible, "ladder", num_trials=8), order=lambda count: 0)
+    prices = [price_of(priced, member).latency_s for member in members]
+    assert prices == sorted(prices)
+    assert prices[0] == price_of(priced, cheapest(priced)).latency_s
+    assert len({deployed(member.architecture) for member in members}) == 8
 
 
 def test_a_searcher_of_ones_own_is_loaded_and_what_is_none_is_refused(feasible):

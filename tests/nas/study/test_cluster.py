@@ -56,9 +56,7 @@ def trials(feasible, corpus, tmp_path) -> Trials:
     schedule = TrialSchedule(strategy=searcher_of("stratified")(problem), seed=0, num_trials=NUM_TRIALS)
     (tmp_path / CONFIG_FILE).write_text("seed: 0\n")
     recipe = study_recipe(config, None)
-    setting = TrialSetting(
-        config=config, recipe=recipe, folder=tmp_path, corpus=corpus, device="cpu", threads=1, versions={}
-    )
+    setting = TrialSetting(config=config, recipe=recipe, folder=tmp_path, corpus=corpus, device="cpu", versions={})
     return Trials(schedule, feasible.priced.pricer, setting)
 
 

@@ -40,7 +40,6 @@ def trials_of(feasible, corpus: Corpus, folder: Path, name: str, config: StudyCo
         folder=folder,
         corpus=corpus,
         device="cpu",
-        threads=1,
         versions={},
     )
     return Trials(schedule, feasible.priced.pricer, setting)

@@ -92,9 +92,7 @@ def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(
     )
     recipe = study_recipe(CONFIG, parent.route)
     recipe = replace(recipe, scale=replace(recipe.scale, learning_rate=1e-2))
-    setting = TrialSetting(
-        config=CONFIG, recipe=recipe, folder=tmp_path, corpus=corpus, device="cpu", threads=1, versions={}
-    )
+    setting = TrialSetting(config=CONFIG, recipe=recipe, folder=tmp_path, corpus=corpus, device="cpu", versions={})
     trials = Trials(schedule, feasible.priced.pricer, setting)
     spec = trials.next_spec()
     assert spec is not None
@@ -116,9 +114,7 @@ def test_a_trial_whose_parent_was_edited_fails_with_a_reason(
         num_trials=1,
     )
     recipe = study_recipe(CONFIG, parent.route)
-    setting = TrialSetting(
-        config=CONFIG, recipe=recipe, folder=tmp_path, corpus=corpus, device="cpu", threads=1, versions={}
-    )
+    setting = TrialSetting(config=CONFIG, recipe=recipe, folder=tmp_path, corpus=corpus, device="cpu", versions={})
     spec = Trials(schedule, feasible.priced.pricer, setting).next_spec()
     assert spec is not None
     *_, last = run_trial(spec)

@@ -33,7 +33,6 @@ def trials(feasible, corpus, tmp_path):
         folder=tmp_path,
         corpus=corpus,
         device="cpu",
-        threads=1,
         versions={},
     )
     return Trials(schedule, feasible.priced.pricer, setting)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from costmodel.errors import UserError
 from costmodel.network import NETWORKS
 from costmodel.protocols.derived import TESTBEDS
+from nas.runs.priced_study import price_study
 from nas.study.config import StudyConfig
 from nas.study.run_folder import read_config, read_meta, run_pricer, run_space, write_config, write_meta
 
@@ -39,6 +41,14 @@ def test_prices_and_space_stay_when_the_files_go(config: StudyConfig, tmp_path: 
     assert run_pricer(folder, config) == before
     assert run_pricer(folder, config).cost_model_id == before.cost_model_id
     assert run_space(folder, config).name == "mine"
+
+
+def test_a_run_is_read_where_its_searcher_is_not(tmp_path: Path) -> None:
+    config = StudyConfig(budget_latency="5min", searcher="not_here:Mine")
+    write_config(tmp_path, config)
+    assert read_config(tmp_path) == config
+    with pytest.raises(UserError, match="'not_here:Mine' cannot be loaded"):
+        price_study(config)
 
 
 def test_presets_are_not_copied(tmp_path: Path) -> None:

@@ -45,7 +45,6 @@ def make_trials(feasible, folder: Path, records=(), config=CONFIG, route: Route 
         folder=folder,
         corpus=CORPUS,
         device="cpu",
-        threads=1,
         versions={"python": "3"},
     )
     return Trials(schedule, feasible.priced.pricer, setting, records)

@@ -33,7 +33,6 @@ def spec(feasible, source_files, tmp_path):
         folder=tmp_path,
         corpus=corpus,
         device="cpu",
-        threads=1,
         versions={},
     )
     return Trials(schedule, feasible.priced.pricer, setting).next_spec()
@@ -79,7 +78,7 @@ def test_a_full_disk_halts_the_run(spec, monkeypatch):
     monkeypatch.setattr(worker, "train", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     (event,) = run_trial(spec)
     assert (event.event, event.status, event.halted) == (None, "failed", True)
-    assert event.reason == f"trial {spec.trial_id} cannot write {spec.folder}: No space left on device"
+    assert event.reason == f"trial {spec.trial_id} stops at {spec.folder}: No space left on device"
 
 
 def test_a_candidate_that_cannot_be_trained_fails_with_the_reason_alone(spec, monkeypatch):

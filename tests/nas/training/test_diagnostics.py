@@ -50,6 +50,12 @@ def test_everything_learned_is_told_with_the_models_entropies() -> None:
     }
 
 
+def test_a_diagnosis_makes_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = objective_with_gradients("SM+LN+G")
+    monkeypatch.setattr(objective.model, "logits", None)  # would raise
+    assert len(diagnose(objective, TOKENS, step=3).head_entropies) == 2
+
+
 def test_slopes_are_told_and_a_model_without_extras_has_none() -> None:
     assert diagnose(objective_with_gradients("2xoSoKo"), TOKENS, step=1).scalars == {
         f"layers.{index}.ffn.activation.slope": [pytest.approx(0.01)] for index in range(2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nas.recipe.recipe import Recipe
+from nas.recipe.recipe import Normalisation, Recipe
 from nas.training.muon import Muon, orthogonalised
 from nas.training.objective import Objective
 from nas.training.optimizer import optimizers
@@ -88,3 +88,14 @@ def test_the_weights_of_the_layers_linears_are_muons_and_all_else_adamws() -> No
     ffns = {"model.layers.0.ffn.up.weight", "model.layers.0.ffn.down.weight", "model.layers.1.ffn.fused.weight"}
     assert muon == attention | ffns
     assert rest == set(names.values()) - muon
+
+
+@pytest.mark.parametrize("normalisation", [None, Normalisation(kind="weight", linears="qkv+ffn")])
+def test_queries_keys_and_values_are_three_matrices(normalisation: Normalisation | None) -> None:
+    recipe = Recipe(scale=SCALE, optimizer="muon", normalisation=normalisation)
+    objective = Objective(replace(candidate("SM+LN+G"), recipe=recipe), torch.Generator().manual_seed(0))
+    _, muon = optimizers(objective, recipe)
+    packed = {one: group["packed"] for group in muon.param_groups for one in group["params"]}
+    named = [(name, packed[one]) for name, one in objective.named_parameters() if one in packed]
+    assert len(named) == 8
+    assert all(count == (3 if ".qkv." in name else 1) for name, count in named)

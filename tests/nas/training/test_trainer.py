@@ -325,7 +325,7 @@ def test_without_any_whole_checkpoint_a_run_starts_over(corpus: Corpus, tmp_path
         (folder / "state.json").write_text("{")
     with (
         pytest.warns(UserWarning, match="is damaged and passed over"),
-        pytest.warns(UserWarning, match="no whole checkpoint left; the run starts over"),
+        pytest.warns(UserWarning, match="has no whole checkpoint left"),
     ):
         again = list(train(candidate(), corpus, seed=0, folder=tmp_path))
     assert timeless(again) == timeless(whole)
