@@ -30,8 +30,9 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump
 from costmodel.config.units import format_seconds
+from costmodel.cost import shared_price
 from costmodel.errors import UserError
-from costmodel.estimate import Estimate, Pricer, estimate
+from costmodel.estimate import Pricer, estimate_generation
 from costmodel.protocols import load_pricer
 from costmodel.trust.adversary import facts
 from costmodel.trust.data_range import said
@@ -59,6 +60,7 @@ from search_spaces.architecture import Architecture, arch_id, dump_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import Member, name_of
 from search_spaces.resolve import ARCHITECTURE_FILE
+from search_spaces.workload import Workload
 
 CARD_FILE = "README.md"
 Format = Literal["yaml", "hf", "mpc"]
@@ -117,7 +119,7 @@ def _fold_lines(made: Export) -> list[str]:
     outside = said(cost["extrapolated"])
     return [
         f"folded: {facts['notation']} is deployed as {name_of(made.architecture)} at "
-        f"{format_seconds(cost['total']['latency_s'])} a token (T={made.seq_len}, {cost['protocol']})"
+        f"{format_seconds(cost['total']['latency_s'])} a token ({cost['workload']}, {cost['protocol']})"
         f"{outside and f'; {outside}'}",
         f"on {check['positions']:,} {facts['fold']['tokens']} tokens its logits move by {check['float_error']:.1e} of "
         f"the largest and its most likely token agrees on {check['agreement']:.2%}; in fixed point they are off by "
@@ -154,7 +156,7 @@ def _write_or_clear(made: Export, target: Path, format: Format) -> None:
         FORMATS[format](made, target)
         (target / CARD_FILE).write_text(model_card(made.facts, made.architecture, format, made.run), encoding="utf-8")
         write_checksums(target)
-    except (OSError, UserError):
+    except BaseException:  # Ctrl-C too
         _clear(target)
         raise
 
@@ -189,7 +191,8 @@ def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: b
         "budget_latency": config.budget_latency,
         "versions": dict(record.versions),
     }
-    made = _prepared(candidate, found, run_pricer(folder, config), result, provenance, fold=fold)
+    pricer = run_pricer(folder, config)
+    made = _prepared(candidate, found, pricer, result, provenance, workload=config.workload, fold=fold)
     return replace(made, facts=made.facts | _earned_facts(record), run=run_of(folder))
 
 
@@ -238,7 +241,9 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         "data": corpus and corpus.data,
         "versions": training.versions,
     }
-    return _prepared(training.candidate, found, load_pricer("published"), result, provenance, fold=fold)
+    workload = Workload(prompt_len=training.candidate.recipe.scale.seq_len)
+    pricer = load_pricer("published")
+    return _prepared(training.candidate, found, pricer, result, provenance, workload=workload, fold=fold)
 
 
 def _prepared(
@@ -248,6 +253,7 @@ def _prepared(
     result: dict[str, Any],
     provenance: dict[str, Any],
     *,
+    workload: Workload,
     fold: bool,
 ) -> Export:
     architecture, trained = candidate.architecture, candidate.trained
@@ -265,7 +271,7 @@ def _prepared(
         "deployed": {"notation": name_of(architecture), "arch_id": arch_id(architecture)},
         "candidate_id": candidate_id(candidate),
         "result": {"scale": candidate.recipe.scale.name, "width": candidate.trained.d_model, **result},
-        "cost": _cost(estimate(lower(architecture, seq_len), pricer), seq_len),
+        "cost": _cost(architecture, pricer, workload),
         "recipe": _plain(canonical_candidate(candidate)["recipe"]),
         "provenance": {**provenance, "cost_model_id": pricer.cost_model_id},
         **fold_facts,
@@ -329,17 +335,21 @@ def _clear(target: Path) -> None:
             path.unlink()
 
 
-def _cost(result: Estimate, seq_len: int) -> dict[str, Any]:
+def _cost(architecture: Architecture, pricer: Pricer, workload: Workload) -> dict[str, Any]:
+    """Of each new token."""
+    whole, shares = estimate_generation(workload.graphs(architecture), pricer).whole, workload.new_tokens
+    bounds = whole.latency_s_range
     return {
-        "protocol": result.protocol,
-        "network": result.network,
-        "trust": facts(result.trust),
-        "seq_len": seq_len,
-        "total": asdict(result.total),
-        "latency_s_range": None if result.latency_s_range is None else list(result.latency_s_range),
-        "prior_share": result.prior_share,
-        "extrapolated": list(result.extrapolated),
-        "by_layer": [{"layer": layer, **asdict(price)} for layer, price in result.by_layer],
+        "protocol": whole.protocol,
+        "network": whole.network,
+        "trust": facts(whole.trust),
+        "seq_len": workload.prompt_len,
+        "workload": workload.words,
+        "total": asdict(shared_price(whole.total, shares)),
+        "latency_s_range": None if bounds is None else [bound / shares for bound in bounds],
+        "prior_share": whole.prior_share,
+        "extrapolated": list(whole.extrapolated),
+        "by_layer": [{"layer": layer, **asdict(shared_price(part, shares))} for layer, part in whole.by_layer],
     }
 
 

@@ -26,7 +26,6 @@ def price_architecture(
     """
     graphs = workload.graphs(deployed(architecture) if accounting == "deployed" else architecture)
     whole = total_price(pricer.price(node.op) for graph in graphs for node in graph)
-    ranges = [pricer.latency_s_range(graph) for graph in graphs]
-    shares = workload.new_tokens
-    low, high = (sum(bounds[end] for bounds in ranges if bounds is not None) / shares for end in (0, 1))
-    return PricedArchitecture(shared_price(whole, shares), None if None in ranges else (low, high))
+    shares, bounds = workload.new_tokens, pricer.latency_s_range([node for graph in graphs for node in graph])
+    latency_s_range = None if bounds is None else (bounds[0] / shares, bounds[1] / shares)
+    return PricedArchitecture(shared_price(whole, shares), latency_s_range)

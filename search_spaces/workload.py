@@ -1,6 +1,6 @@
 """What a price is of: how many tokens are asked for, of how long a prompt, and how the model is run meanwhile."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 
 from costmodel.deployment.deploy import Deployment
@@ -26,6 +26,15 @@ class Workload:
 
     def __post_init__(self) -> None:
         check_new_tokens(self.new_tokens, self.deployment)
+
+    @property
+    def words(self) -> str:
+        """The prompt's length, and what is not as usual: `T=128, projection last, 4 new tokens`."""
+        chosen = {one.name: getattr(self.deployment, one.name) for one in fields(Deployment)}
+        usual = asdict(Deployment())
+        words = [f"{name.replace('_', ' ')} {value}" for name, value in chosen.items() if value != usual[name]]
+        words += [f"{self.new_tokens} new tokens"] if self.new_tokens > 1 else []
+        return ", ".join((f"T={self.prompt_len}", *words))
 
     def graphs(self, architecture: Architecture) -> list[OpGraph]:
         """What is run for each new token.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from costmodel import ops
-from costmodel.cost import Price, total_price
+from costmodel.cost import Price, shared_price, total_price
 from costmodel.estimate import Pricer
 from costmodel.network import NETWORKS
 from costmodel.ops import Node, Op
@@ -18,8 +18,8 @@ from costmodel.trust.data_range import said
 from nas.report.front_figures import LONGEST_NAME
 from nas.results.ledger import Record, deployed_of
 from search_spaces.architecture import Architecture, arch_id
-from search_spaces.lower import lower
 from search_spaces.notation import name_of
+from search_spaces.workload import Workload
 
 MOST_MEMBERS, MOST_BASELINES = 5, 2  # more curves than seven cannot be told apart
 PROBE_BITS_PER_S = 1e6  # any finite bandwidth tells how many bits are waited for
@@ -101,14 +101,20 @@ def chosen(members: Sequence[Record], baselines: Iterable[Record], base: Archite
     return {_label(architecture): architecture for architecture in architectures}
 
 
-def sensitivity_figure(architectures: dict[str, Architecture], pricer: Derived, seq_len: int) -> SensitivityFigure:
+def sensitivity_figure(
+    architectures: dict[str, Architecture], pricer: Derived, workload: Workload
+) -> SensitivityFigure:
     """Latency of each architecture against bandwidth and against RTT."""
     probe = replace(pricer.link, bandwidth_bits_per_s=PROBE_BITS_PER_S, rtt_s=0.0)
     price = cache(replace(pricer, link=probe).price)
-    parts = {name: total_price(map(price, _ops(one, seq_len))) for name, one in architectures.items()}
+    wholes = {
+        name: total_price(price(node.op) for graph in workload.graphs(one) for node in graph)
+        for name, one in architectures.items()
+    }
+    parts = {name: shared_price(whole, workload.new_tokens) for name, whole in wholes.items()}
     bandwidth, rtt_s = pricer.link.bandwidth_bits_per_s, pricer.link.rtt_s
     return SensitivityFigure(
-        title=f"protocol {pricer.protocol} ({caption(pricer.trust)}), T={seq_len}, {pricer.link.duplex} duplex; "
+        title=f"protocol {pricer.protocol} ({caption(pricer.trust)}), {workload.words}, {pricer.link.duplex} duplex; "
         f"set-up included{' but for what a dealer makes' if pricer.trust.dealer else ''}",
         bandwidth_bits_per_s=bandwidth,
         rtt_s=rtt_s,
@@ -120,12 +126,13 @@ def sensitivity_figure(architectures: dict[str, Architecture], pricer: Derived, 
     )
 
 
-def breakdown_figure(architectures: dict[str, Architecture], pricer: Pricer, seq_len: int) -> BreakdownFigure:
+def breakdown_figure(architectures: dict[str, Architecture], pricer: Pricer, workload: Workload) -> BreakdownFigure:
     """Where the latency and the bytes of each architecture come from."""
-    price = cache(pricer.price)
-    priced = [[(node, price(node.op)) for node in lower(one, seq_len)] for one in architectures.values()]
+    runs = [workload.graphs(one) for one in architectures.values()]
+    share = cache(lambda op: shared_price(pricer.price(op), workload.new_tokens))
+    priced = [[(node, share(node.op)) for graph in graphs for node in graph] for graphs in runs]
     network = f" on {pricer.network}" if pricer.network else ""
-    beyond = [text for one in architectures.values() for text in pricer.extrapolated(lower(one, seq_len))]
+    beyond = [text for graphs in runs for graph in graphs for text in pricer.extrapolated(graph)]
     outside = said(dict.fromkeys(beyond))
 
     def stacked(title: str, measure: str, part: Callable[[Node], str], *, joined: bool) -> Stack:
@@ -133,7 +140,8 @@ def breakdown_figure(architectures: dict[str, Architecture], pricer: Pricer, seq
         return _small_joined(stack) if joined else stack
 
     return BreakdownFigure(
-        title=f"protocol {pricer.protocol} ({caption(pricer.trust)}){network}, T={seq_len}{outside and f'; {outside}'}",
+        title=f"protocol {pricer.protocol} ({caption(pricer.trust)}){network}, {workload.words}"
+        f"{outside and f'; {outside}'}",
         names=tuple(architectures),
         latency_by_kind=stacked("latency by kind of op", "latency_s", kind_of, joined=True),
         latency_by_layer=stacked("latency by layer", "latency_s", _layer, joined=False),
@@ -186,10 +194,6 @@ def _latency_s(price: Price, bandwidth_bits_per_s: float, rtt_s: float) -> float
     assert price.rounds is not None
     wire_s = price.network_s * PROBE_BITS_PER_S / bandwidth_bits_per_s
     return price.compute_s + wire_s + price.rounds * rtt_s / 2
-
-
-def _ops(architecture: Architecture, seq_len: int) -> list[Op]:
-    return [node.op for node in lower(architecture, seq_len)]
 
 
 def kind_of(node: Node) -> str:

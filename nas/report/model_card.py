@@ -99,7 +99,7 @@ def _placement(architecture: Architecture) -> list[str]:
 def _price(facts: Mapping[str, Any]) -> Iterator[str]:
     cost = facts["cost"]
     total, network = cost["total"], f" on {cost['network']}" if cost["network"] else ""
-    where = f"protocol {cost['protocol']}{network}, prompt of {cost['seq_len']} tokens"
+    where = f"protocol {cost['protocol']}{network}, {cost['workload']}"
     yield f"This form: {_cost(total['latency_s'], total['sent_bytes'])} a token ({where})."
     if (earned := facts.get("earned")) and earned["latency_s"] == total["latency_s"]:
         yield "As deployed: the same; folding makes it no cheaper."

@@ -18,6 +18,7 @@ from nas.results.members import TrainedMember
 from nas.results.parent import ParentResult
 from nas.results.reprice import WhatIf
 from search_spaces.architecture import Architecture
+from search_spaces.workload import Workload
 
 PLOTS = "plots"  # folder of a run
 
@@ -47,7 +48,7 @@ def plot_costs(
     records: Sequence[Record],
     base: Architecture,
     pricer: Pricer,
-    seq_len: int,
+    workload: Workload,
     suffix: str = "",
 ) -> tuple[Path, ...]:
     """Draws where the costs of members and of the run's baselines come from, and what a network does to them."""
@@ -56,9 +57,9 @@ def plot_costs(
     if not shown:
         return ()
     plots = folder / PLOTS
-    paths = save_figure(plots / f"breakdown{suffix}", draw_breakdown(breakdown_figure(shown, pricer, seq_len)))
+    paths = save_figure(plots / f"breakdown{suffix}", draw_breakdown(breakdown_figure(shown, pricer, workload)))
     if isinstance(pricer, Derived):
-        figure = draw_sensitivity(sensitivity_figure(shown, pricer, seq_len))
+        figure = draw_sensitivity(sensitivity_figure(shown, pricer, workload))
         paths += save_figure(plots / f"sensitivity{suffix}", figure)
     return paths
 

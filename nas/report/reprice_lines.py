@@ -50,11 +50,9 @@ def what_if_lines(found: WhatIf, floors: NgramFloors | None = None) -> list[str]
         f"then: {found.title_before}, within {format_budget(found.budget_before)} a token",
         f"now:  {found.title_after}, {_bounded(found.budget_after)}",
     ]
-    if found.seq_len_after != found.seq_len_before:
-        lines.append(
-            f"note: perplexities are of T={found.seq_len_before}, at which all trials were trained, "
-            f"not of T={found.seq_len_after}"
-        )
+    trained, priced = found.workload_before.prompt_len, found.workload_after.prompt_len
+    if priced != trained:
+        lines.append(f"note: perplexities are of T={trained}, at which all trials were trained, not of T={priced}")
     lines += floor_lines(floors)
     names = {one.trial_id for one in found.after}
     stay = sum(one.trial_id in names for one in found.before)

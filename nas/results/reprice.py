@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from costmodel.cost import Budget, total_price
+from costmodel.cost import Budget, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from nas.results import ledger
@@ -19,7 +19,8 @@ from nas.results.ledger import Record, deployed_of
 from nas.results.members import TrainedMember, members
 from nas.results.pareto import nondominated
 from search_spaces.architecture import Architecture
-from search_spaces.lower import lower
+from search_spaces.pricing import price_architecture
+from search_spaces.workload import Workload
 
 Fate = Literal["stays", "enters", "over budget", "dominated"]
 
@@ -29,7 +30,7 @@ class WhatIf:
     """The trained members of a run, at their prices of then and at others.
 
     trials, repriced: the same members in the same order. before, after: the two fronts, cheapest first.
-    seq_len_before, seq_len_after: of the prompts that are priced; all trials were trained at the first.
+    workload_before, workload_after: what is priced; all trials were trained at the length of the first one's prompt.
     """
 
     trials: tuple[TrainedMember, ...]
@@ -38,8 +39,8 @@ class WhatIf:
     after: tuple[TrainedMember, ...]
     budget_before: Budget
     budget_after: Budget
-    seq_len_before: int
-    seq_len_after: int
+    workload_before: Workload
+    workload_after: Workload
 
     @property
     def shown(self) -> tuple[TrainedMember, ...]:
@@ -49,11 +50,11 @@ class WhatIf:
 
     @property
     def title_before(self) -> str:
-        return _setting(self.trials[0], self.seq_len_before)
+        return _setting(self.trials[0], self.workload_before)
 
     @property
     def title_after(self) -> str:
-        return _setting(self.repriced[0], self.seq_len_after)
+        return _setting(self.repriced[0], self.workload_after)
 
 
 def what_if(
@@ -61,20 +62,20 @@ def what_if(
     base: Architecture,
     pricer: Pricer,
     *,
-    seq_lens: tuple[int, int],
+    workloads: tuple[Workload, Workload],
     budgets: tuple[Budget, Budget],
 ) -> WhatIf:
-    """A run's ledger under another pricer. base: of the run's space. seq_lens, budgets: (of the run, to price for).
+    """A run's ledger under another pricer. base: of the run's space. workloads, budgets: (of the run, to price for).
 
-    Raises UserError if no trial is completed, the base cannot take the sequence length, or an op has no price.
+    Raises UserError if no trial is completed, the base cannot take the workload, or an op has no price.
     """
     if not ledger.completed(records):
         raise UserError("the run has no completed trial yet, so there is nothing to price anew.")
-    repriced = _repriced(ledger.finished(records), base, pricer, seq_lens[1])
+    repriced = _repriced(ledger.finished(records), base, pricer, workloads[1])
     before, after = front(records, budgets[0]), _front(members(repriced), budgets[1])
     names = {member.candidate_id for member in (*before, *after)}
     shown = {member.dearest.trial_id for member in members(repriced) if member.candidate_id in names}
-    ranged = members(_with_range(one, base, pricer, seq_lens[1]) if one.trial_id in shown else one for one in repriced)
+    ranged = members(_with_range(one, base, pricer, workloads[1]) if one.trial_id in shown else one for one in repriced)
     return WhatIf(
         trials=members(records),
         repriced=ranged,
@@ -82,8 +83,8 @@ def what_if(
         after=_front(ranged, budgets[1]),
         budget_before=budgets[0],
         budget_after=budgets[1],
-        seq_len_before=seq_lens[0],
-        seq_len_after=seq_lens[1],
+        workload_before=workloads[0],
+        workload_after=workloads[1],
     )
 
 
@@ -94,12 +95,13 @@ def fate(found: WhatIf, member: TrainedMember) -> Fate:
     return "stays" if member.trial_id in {one.trial_id for one in found.before} else "enters"
 
 
-def _repriced(trials: Sequence[Record], base: Architecture, pricer: Pricer, seq_len: int) -> tuple[Record, ...]:
+def _repriced(trials: Sequence[Record], base: Architecture, pricer: Pricer, workload: Workload) -> tuple[Record, ...]:
     """The completed of these trials at other prices, the rest as they are."""
     price_op = cache(pricer.price)
 
     def at_other_prices(record: Record) -> Record:
-        price = total_price(price_op(node.op) for node in lower(deployed_of(record, base), seq_len))
+        graphs = workload.graphs(deployed_of(record, base))
+        price = shared_price(total_price(price_op(node.op) for graph in graphs for node in graph), workload.new_tokens)
         return replace(
             record,
             protocol=pricer.protocol,
@@ -114,10 +116,10 @@ def _repriced(trials: Sequence[Record], base: Architecture, pricer: Pricer, seq_
     return tuple(at_other_prices(record) if record.status == "completed" else record for record in trials)
 
 
-def _with_range(record: Record, base: Architecture, pricer: Pricer, seq_len: int) -> Record:
+def _with_range(record: Record, base: Architecture, pricer: Pricer, workload: Workload) -> Record:
     """Ranges are slow to find, so only what is shown has one."""
-    graph = lower(deployed_of(record, base), seq_len)
-    return replace(record, latency_s_range=pricer.latency_s_range(graph))
+    priced = price_architecture(deployed_of(record, base), pricer, workload, "written")
+    return replace(record, latency_s_range=priced.latency_s_range)
 
 
 def _front(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedMember, ...]:
@@ -127,6 +129,6 @@ def _front(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedMem
     return tuple(one for one, keep in zip(inside, kept, strict=True) if keep)
 
 
-def _setting(member: TrainedMember, seq_len: int) -> str:
+def _setting(member: TrainedMember, workload: Workload) -> str:
     record = member.first
-    return f"{record.protocol}{f' on {record.network}' if record.network else ''}, T={seq_len}"
+    return f"{record.protocol}{f' on {record.network}' if record.network else ''}, {workload.words}"

@@ -1,7 +1,7 @@
 """The figures of a run as it was, and a run under other prices."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.table import Table
@@ -10,24 +10,26 @@ from costmodel.config.units import parse_bytes, parse_seconds
 from costmodel.cost import Budget
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
+from costmodel.protocols.primitives import EngineSetting
 from nas.report.plot_files import plot_costs, plot_front, plot_what_if
 from nas.report.reprice_lines import what_if_lines, what_if_table
 from nas.results.reprice import WhatIf, what_if
 from nas.runs.run import Run
 from nas.study.run_folder import run_pricer
+from search_spaces.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepricedRun:
     """A run's members at their prices of then and at others, and which of them survive.
 
-    found: both fronts. pricer, seq_len: what the other prices are of.
+    found: both fronts. pricer, workload: what the other prices are of.
     """
 
     run: Run
     found: WhatIf
     pricer: Pricer
-    seq_len: int
+    workload: Workload
 
     @property
     def lines(self) -> list[str]:
@@ -42,10 +44,11 @@ class RepricedRun:
     def plot(self) -> tuple[Path, ...]:
         """Draws both fronts, and the breakdown and sensitivity at the other prices; returns the paths."""
         run, found = self.run, self.found
-        words = [self.pricer.protocol, *([self.pricer.network] if self.pricer.network else []), f"T{self.seq_len}"]
+        network = [self.pricer.network] if self.pricer.network else []
+        words = [self.pricer.protocol, *network, f"T{self.workload.prompt_len}"]
         suffix = "-" + re.sub(r"[^\w.-]+", "_", "-".join(words))
         fronts = plot_what_if(run.folder, found, suffix, run.meta.floors)
-        costs = plot_costs(run.folder, found.shown, run.records, run.meta.base, self.pricer, self.seq_len, suffix)
+        costs = plot_costs(run.folder, found.shown, run.records, run.meta.base, self.pricer, self.workload, suffix)
         return fronts + costs
 
 
@@ -68,12 +71,17 @@ def reprice(
     if protocol in (None, config.protocol):
         pricer = run_pricer(run.folder, config, network, testbed)
     else:
-        pricer = load_pricer(protocol, network, testbed)
-    length = config.seq_len if seq_len is None else seq_len
+        setting = None if config.weights is None or protocol == "published" else EngineSetting(weights=config.weights)
+        pricer = load_pricer(protocol, network, testbed, setting)
+    workload = config.workload if seq_len is None else replace(config.workload, prompt_len=seq_len)
     found = what_if(
-        run.records, run.meta.base, pricer, seq_lens=(config.seq_len, length), budgets=(config.budget, budget)
+        run.records,
+        run.meta.base,
+        pricer,
+        workloads=(config.workload, workload),
+        budgets=(config.budget, budget),
     )
-    return RepricedRun(run=run, found=found, pricer=pricer, seq_len=length)
+    return RepricedRun(run=run, found=found, pricer=pricer, workload=workload)
 
 
 def plot_as_run(run: Run) -> tuple[Path, ...]:
@@ -89,4 +97,4 @@ def plot_as_run(run: Run) -> tuple[Path, ...]:
         parent=meta.parent,
     )
     pricer = run_pricer(run.folder, config)
-    return fronts + plot_costs(run.folder, run.front, run.records, meta.base, pricer, config.seq_len)
+    return fronts + plot_costs(run.folder, run.front, run.records, meta.base, pricer, config.workload)

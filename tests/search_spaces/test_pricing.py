@@ -1,7 +1,7 @@
 import pytest
 
 from costmodel.deployment.deploy import Deployment
-from costmodel.estimate import Pricer, estimate
+from costmodel.estimate import Pricer, estimate, estimate_generation
 from costmodel.protocols import load_pricer
 from search_spaces.bases import BASES
 from search_spaces.budget.priced_space import Accounting
@@ -38,10 +38,11 @@ def test_a_range_is_the_mean_over_the_new_tokens(accounting: Accounting) -> None
     pricer, architecture = load_pricer(), parse("SM+LN+R", TINY).architecture
     run = deployed(architecture) if accounting == "deployed" else architecture
     graphs = [lower(run, 8), lower(run, 9, Deployment(phase="decode"))]
-    ranges = [estimate(graph, pricer).latency_s_range for graph in graphs]
+    together = estimate_generation(graphs, pricer).whole.latency_s_range
+    assert together is not None
     price, found = price_architecture(architecture, pricer, Workload(prompt_len=8, new_tokens=2), accounting)
     assert found is not None
-    assert found == pytest.approx(tuple(sum(bounds[end] for bounds in ranges if bounds) / 2 for end in (0, 1)))
+    assert found == pytest.approx((together[0] / 2, together[1] / 2))
     assert found[0] <= price.latency_s <= found[1]
 
 

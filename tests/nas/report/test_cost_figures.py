@@ -24,6 +24,7 @@ from search_spaces.architecture import arch_id
 from search_spaces.bases import BASES
 from search_spaces.lower import lower
 from search_spaces.notation import parse, placement
+from search_spaces.workload import Workload
 
 BASE = BASES["tiny"]
 ARCHITECTURES = {name: parse(name, BASE).architecture for name in ("SM+LN+G", "SM+ScFuFFN", "SM(t)+R")}
@@ -33,7 +34,7 @@ ARCHITECTURES = {name: parse(name, BASE).architecture for name in ("SM+LN+G", "S
 @pytest.mark.parametrize("duplex", ["full", "half"])
 def test_curves_are_estimates_at_each_network(protocol: str, duplex: Literal["full", "half"]) -> None:
     pricer = replace(derived.load(protocol, "wan"), link=replace(NETWORKS["wan"], duplex=duplex))
-    data = sensitivity_figure(ARCHITECTURES, pricer, 16)
+    data = sensitivity_figure(ARCHITECTURES, pricer, Workload(prompt_len=16))
     assert (data.bandwidth_bits_per_s, data.rtt_s) == (352e6, 0.04)
     for curve, along_rtt in zip(data.by_bandwidth, data.by_rtt, strict=True):
         graph = lower(ARCHITECTURES[curve.name], 16)
@@ -52,7 +53,7 @@ def test_curves_are_estimates_at_each_network(protocol: str, duplex: Literal["fu
 
 def test_on_loopback_only_the_other_axis_costs() -> None:
     """Infinite bandwidth and no RTT are settings as good as others, though no axis shows them."""
-    data = sensitivity_figure(ARCHITECTURES, derived.load("semi2k", "loopback"), 16)
+    data = sensitivity_figure(ARCHITECTURES, derived.load("semi2k", "loopback"), Workload(prompt_len=16))
     computing = estimate(lower(ARCHITECTURES["SM+LN+G"], 16), load_pricer("semi2k", "loopback")).total.latency_s
     assert data.by_bandwidth[0].latency_s[0] > data.by_bandwidth[0].latency_s[-1] > computing
     assert data.by_rtt[0].latency_s[0] > computing
@@ -65,7 +66,7 @@ def column(stack: Stack, index: int) -> dict[str, float]:
 @pytest.mark.parametrize("protocol", ["published", "semi2k"])
 def test_bars_add_up_to_the_estimate(protocol: str) -> None:
     pricer = load_pricer(protocol)
-    data = breakdown_figure(ARCHITECTURES, pricer, 16)
+    data = breakdown_figure(ARCHITECTURES, pricer, Workload(prompt_len=16))
     assert data.names == tuple(ARCHITECTURES)
     for index, architecture in enumerate(ARCHITECTURES.values()):
         priced = estimate(lower(architecture, 16), pricer)
@@ -80,18 +81,19 @@ def test_bars_add_up_to_the_estimate(protocol: str) -> None:
 
 
 def test_layers_are_in_order_and_small_kinds_together() -> None:
-    data = breakdown_figure(ARCHITECTURES, load_pricer("semi2k"), 16)
+    data = breakdown_figure(ARCHITECTURES, load_pricer("semi2k"), Workload(prompt_len=16))
     assert data.latency_by_layer.parts == ("embed", "0", "1", "head")
     assert data.bytes_by_kind.parts[-1] == OTHER  # learned positions are free in bytes
     assert "embedding" in data.latency_by_kind.parts
 
 
 def test_captions_say_whom_prices_trust_and_what_is_extrapolated() -> None:
-    dealt = sensitivity_figure(ARCHITECTURES, derived.load("semi2k", "lan"), 16).title
+    dealt = sensitivity_figure(ARCHITECTURES, derived.load("semi2k", "lan"), Workload(prompt_len=16)).title
     assert dealt.startswith("protocol semi2k (2 parties, semi-honest, dishonest majority, trusted dealer), T=16")
     assert dealt.endswith("set-up included but for what a dealer makes")
-    assert sensitivity_figure(ARCHITECTURES, derived.load("aby3", "lan"), 16).title.endswith("set-up included")
-    title = breakdown_figure(ARCHITECTURES, load_pricer("published"), 16).title
+    shared = sensitivity_figure(ARCHITECTURES, derived.load("aby3", "lan"), Workload(prompt_len=16)).title
+    assert shared.endswith("set-up included")
+    title = breakdown_figure(ARCHITECTURES, load_pricer("published"), Workload(prompt_len=16)).title
     assert "(2 parties, semi-honest, dishonest majority), T=16; extrapolated: d_model 16 (data: 768), d_ff 64" in title
 
 
@@ -119,8 +121,8 @@ def test_any_figure_can_be_drawn() -> None:
     one = {"SM+LN+G": ARCHITECTURES["SM+LN+G"]}
     pricer = derived.load("semi2k", "loopback")
     for figure in (
-        draw_breakdown(breakdown_figure(one, pricer, 1)),
-        draw_sensitivity(sensitivity_figure(one, pricer, 1)),
+        draw_breakdown(breakdown_figure(one, pricer, Workload(prompt_len=1))),
+        draw_sensitivity(sensitivity_figure(one, pricer, Workload(prompt_len=1))),
     ):
         figure.canvas.draw()
         plt.close(figure)

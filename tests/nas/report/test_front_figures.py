@@ -12,6 +12,7 @@ from nas.report.front_figures import front_figure, label, what_if_figure
 from nas.results.members import members
 from nas.results.parent import ParentResult
 from nas.results.reprice import WhatIf
+from search_spaces.workload import Workload
 
 BUDGET = Budget(latency_s=300.0)
 
@@ -115,8 +116,8 @@ def same_prices(trials) -> WhatIf:
         after=tuple(trials[:2]),
         budget_before=BUDGET,
         budget_after=BUDGET,
-        seq_len_before=128,
-        seq_len_after=128,
+        workload_before=Workload(prompt_len=128),
+        workload_after=Workload(prompt_len=128),
     )
 
 
@@ -140,8 +141,8 @@ def test_a_trial_has_one_number_in_both_panels(records, make_record) -> None:
         after=(after[1], after[3]),
         budget_before=BUDGET,
         budget_after=Budget(),
-        seq_len_before=128,
-        seq_len_after=64,
+        workload_before=Workload(prompt_len=128),
+        workload_after=Workload(prompt_len=64),
     )
     data = what_if_figure(found)
     assert (data.before.budget_min, data.after.budget_min) == (5.0, None)

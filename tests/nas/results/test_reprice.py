@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from costmodel.cost import Budget
+from costmodel.deployment.deploy import Deployment
 from costmodel.estimate import estimate
 from costmodel.protocols import derived, load_pricer
 from nas.plot import plot
@@ -20,7 +21,9 @@ from nas.study.run_folder import write_config, write_meta
 from search_spaces.architecture import arch_id
 from search_spaces.lower import lower
 from search_spaces.notation import parse, placement
+from search_spaces.pricing import price_architecture
 from search_spaces.space import load_space
+from search_spaces.workload import Workload
 
 SPACE = load_space("gpt2-small")
 UNBOUNDED = Budget()
@@ -60,7 +63,13 @@ def records(make_record):
 
 
 def priced(records, pricer=SEMI2K, seq_len: int = 128, budget: Budget = UNBOUNDED) -> WhatIf:
-    return what_if(records, SPACE.base, pricer, seq_lens=(128, seq_len), budgets=(Budget(latency_s=300.0), budget))
+    return what_if(
+        records,
+        SPACE.base,
+        pricer,
+        workloads=(Workload(prompt_len=128), Workload(prompt_len=seq_len)),
+        budgets=(Budget(latency_s=300.0), budget),
+    )
 
 
 def names(members) -> list[str]:
@@ -76,6 +85,16 @@ def test_every_completed_trial_costs_what_estimate_says(records) -> None:
         assert (trial.latency_s, trial.sent_bytes, trial.rounds) == (whole.latency_s, whole.sent_bytes, whole.rounds)
         assert (trial.protocol, trial.network, trial.cost_model_id) == ("semi2k", "wan", SEMI2K.cost_model_id)
         assert (after.mean_loss, after.trial_id, after.role) == (before.mean_loss, before.trial_id, before.role)
+
+
+def test_the_runs_workload_is_priced(records) -> None:
+    """A budget that all meet at the run's workload is met by all, whatever the whole prompt's logits would cost."""
+    workload = Workload(prompt_len=128, deployment=Deployment(projection="last"), new_tokens=3)
+    found = what_if(records, SPACE.base, PUBLISHED, workloads=(workload, workload), budgets=(UNBOUNDED, UNBOUNDED))
+    for member in found.repriced:
+        own = price_architecture(parse(member.notation, SPACE.base).architecture, PUBLISHED, workload, "written")
+        assert member.first.latency_s == pytest.approx(own.price.latency_s)
+    assert found.title_after == "published, T=128, projection last, 3 new tokens"
 
 
 def test_the_front_is_found_again_with_baselines(records) -> None:
