@@ -237,6 +237,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
     provenance = {
         "run": folder.absolute().name,
         "created": training.created,
+        "command": list(training.command),
         "corpus": training.corpus,
         "data": corpus and corpus.data,
         "versions": training.versions,

@@ -21,10 +21,17 @@ def newest(file: str) -> Path | None:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Writes a whole file, text as UTF-8, through to the disk, or leaves the old one. Raises OSError."""
-    partial = path.with_name(path.name + ".partial")
-    write_through(partial, content.encode() if isinstance(content, str) else content)
-    os.replace(partial, path)
+    """Writes a whole file, text as UTF-8, through to the disk, or leaves the old one. Raises OSError.
+
+    Of several processes that write it at once the last one's is whole.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        write_through(partial, content.encode() if isinstance(content, str) else content)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def write_through(path: Path, content: bytes) -> None:

@@ -144,6 +144,8 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
         return decode(TrainConfig, load_mapping(path), str(path)), folder, None
     if arch is None:
         raise UserError("an architecture is required, such as python -m nas.train SM+ScFuFFN.")
+    if "normalised" in given and "normalisation" not in given:
+        raise UserError("--normalised needs --normalisation weight or spectral; give both or neither.")
     if given.get("parent") == NO_PARENT:
         del given["parent"]
     config = decode(TrainConfig, {"arch": arch, **given}, "the configuration")
@@ -263,6 +265,7 @@ def _new_folder(
         split=corpus.split,
         created=now.isoformat(timespec="seconds"),
         versions=versions(),
+        command=(config.arch, *cli.flags_of(config)[2:]),  # the architecture, its first field, has no flag
         floors=_floors(config, candidate, corpus, console),
     )
     folder = output_dir or RUNS / now.strftime("train-%Y-%m-%dT%H%M%SZ")

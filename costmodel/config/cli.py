@@ -11,6 +11,7 @@ import sys
 import warnings
 from argparse import SUPPRESS, Action, ArgumentError
 from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -147,6 +148,18 @@ def given(parser: Parser, args: Sequence[str]) -> Namespace:
     parser.parse_args(arguments)
     stated: Namespace = parser.parse_args(arguments, defaults=False)
     return stated
+
+
+def flags_of(settings: Any, within: str = "") -> list[str]:
+    """The flags that give a dataclass what differs from its defaults. within: the name of the one that holds it."""
+    flags: list[str] = []
+    for field in fields(settings):
+        value, name = getattr(settings, field.name), f"{within}{field.name}"
+        if is_dataclass(value):
+            flags += flags_of(value, f"{name}.")
+        elif value is not None and value != field.default:
+            flags += ["--" + name.replace("_", "-"), str(list(value) if isinstance(value, tuple) else value)]
+    return flags
 
 
 def _with_underscores(args: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-// Causal attention with entropy, forward and backward, for heads of HEAD_DIM features; nas/native_attention.py has the
+// Causal attention with entropy, forward and backward, for heads of HEAD_DIM features; cpu_native.py has the
 // formulas.
 //
 // Threads share the heads. Of a head, TILE query rows are taken at a time, each in a lane of its own: their scores,

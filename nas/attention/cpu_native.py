@@ -1,4 +1,4 @@
-"""Causal attention with entropy on the CPU in C++, native_attention.cpp: the fastest way there is.
+"""Causal attention with entropy on the CPU in C++, cpu_native.cpp: the fastest way there is.
 
 With scores s_ij = q_i . k_j / sqrt(head_dim) and weights a = softmax(s) over j <= i,
 

@@ -19,6 +19,7 @@ from search_spaces.architecture import Architecture, Layer
 from search_spaces.optima.stages import Floats, Scores, Stages
 
 Part = Literal["attention", "ffn"]
+PARTS: dict[str, Part] = {"attention": "attention", "ffn": "ffn"}
 
 ALIKE = {"softmax-temperature": "softmax", "leaky-relu": "relu", "identity": "fused"}
 
@@ -91,10 +92,7 @@ def read(text: str, name: str) -> BlockScores:
     try:
         rows = csv.DictReader(io.StringIO(text))
         found = {
-            Half(int(row["depth"]), "attention" if row["part"] == "attention" else "ffn", row["norm"], row["form"]): (
-                float(row["kl_nats"])
-            )
-            for row in rows
+            Half(int(row["depth"]), PARTS[row["part"]], row["norm"], row["form"]): float(row["kl_nats"]) for row in rows
         }
         return BlockScores(divergences=found)
     except (KeyError, TypeError, ValueError, UserError) as error:

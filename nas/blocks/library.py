@@ -46,7 +46,9 @@ def block_scores(
     )
     path = Path(corpus.folder) / f"blocks-{FORMAT}-{parent.digest}-{corpus.fingerprint}-{_digest(wanted, settings)}.csv"
     with suppress(FileNotFoundError):
-        return read(path.read_text(encoding="utf-8"), str(path))
+        kept = read(path.read_text(encoding="utf-8"), str(path))
+        if kept.divergences.keys() >= set(wanted):  # not cut off
+            return kept
     known = {half for depth, layer in enumerate(own.layers) for half in halves_of(own, depth, layer)}
     others = [half for half in wanted if half not in known]
     trained = trained_alternatives(parent, others, corpus, settings, lambda share: on_progress(TRAINED_SHARE * share))

@@ -63,8 +63,8 @@ def private(
     """
     check_installed()
     _require_together(perplexity, prompt, party, peers)
-    asked = asked_setup(run, pick, weights_here=party in (None, SERVER), **setup)
     as_json, wait_s = format == "json", parse_seconds(wait, "--wait")
+    asked = asked_setup(run, pick, weights_here=party in (None, SERVER), **setup)
     if perplexity is not None:
         _print_perplexities(asked, perplexity, data, as_json=as_json)
         return

@@ -1,5 +1,6 @@
 """Perplexities in fixed point, for people and for programs."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,12 +67,15 @@ def unscored_lines(setup: Setup, found: Sequence[Scored | Unscored]) -> list[str
 def fixed_point_document(
     setup: Setup, clear: float, found: Sequence[Scored | Unscored], tokens: Tokens
 ) -> dict[str, Any]:
-    """As JSON data; `reason` is null for an arithmetic that the model was run in, all else null for one it was not."""
+    """As JSON data; `reason` is null for an arithmetic that the model was run in, all else null for one it was not.
+
+    So is a perplexity that is no finite number, as of logits that overflowed.
+    """
     return {
         **setup_document(setup),
         "sequences": len(tokens),
         "seq_len": tokens.shape[1] - 1,
-        "clear_perplexity": clear,
+        "clear_perplexity": clear if math.isfinite(clear) else None,
         "arithmetics": [_document(each) for each in found],
     }
 
@@ -82,7 +86,7 @@ def _document(each: Scored | Unscored) -> dict[str, Any]:
         "ring_bits": each.setting.ring_bits,
         "fraction_bits": each.setting.fraction_bits,
         "reason": each.reason if isinstance(each, Unscored) else None,
-        "perplexity": scored and scored.perplexity,
+        "perplexity": scored.perplexity if scored and math.isfinite(scored.perplexity) else None,
         "agreement": scored and agreement_document(scored.agreement),
         "measured": scored and {"sent_bytes": scored.sent_bytes, "latency_s": scored.seconds},
         "predicted": scored and {"sent_bytes": scored.predicted_bytes, "latency_s": scored.predicted_s},

@@ -1,7 +1,7 @@
 """The README.md of an export: what the model is, what it costs, what it knows, and what of that to distrust."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -189,29 +189,13 @@ def _licence(facts: Mapping[str, Any]) -> str:
 def _again(facts: Mapping[str, Any], run: Run | None) -> list[str]:
     provenance = facts["provenance"]
     versions = ", ".join(f"{name} {version}" for name, version in provenance["versions"].items())
-    made = (
-        _command("nas.train", [facts["notation"], "--seed", str(facts["result"]["seed"]), *_training_flags(facts)])
-        if run is None
-        else _command("nas.search", run.flags)
-    )
+    module, arguments = ("nas.search", run.flags) if run else ("nas.train", provenance.get("command"))
+    made = [shlex.join(["python", "-m", module, *arguments])] if arguments else []
     return [
-        "```",
-        made,
-        "```",
-        "",
+        *(line for command in made for line in ("```", command, "```", "")),
         f"Corpus `{provenance['corpus']}`, cost model `{provenance['cost_model_id']}`, {versions}. The whole recipe is "
         "in `export.yaml`.",
     ]
-
-
-def _training_flags(facts: Mapping[str, Any]) -> list[str]:
-    data = facts["provenance"].get("data")
-    of_data = [] if data is None else ["--data", data]
-    return [*of_data, "--scale", facts["result"]["scale"], "--tokens", str(facts["result"]["tokens"])]
-
-
-def _command(module: str, flags: Sequence[str]) -> str:
-    return shlex.join(["python", "-m", module, *flags])
 
 
 def _member(run: Run, facts: Mapping[str, Any]) -> TrainedMember | None:

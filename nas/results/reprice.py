@@ -14,7 +14,7 @@ from costmodel.cost import Budget, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from nas.results import ledger
-from nas.results.front import admits, earns_a_place, front, point
+from nas.results.front import earns_a_place, front, point
 from nas.results.ledger import Record, deployed_of
 from nas.results.members import TrainedMember, members
 from nas.results.pareto import nondominated
@@ -91,7 +91,7 @@ def what_if(
 def fate(found: WhatIf, member: TrainedMember) -> Fate:
     """What became of a re-priced member of either front."""
     if member not in found.after:
-        return "dominated" if admits(found.budget_after, member) else "over budget"
+        return "dominated" if earns_a_place(member, found.budget_after) else "over budget"
     return "stays" if member.trial_id in {one.trial_id for one in found.before} else "enters"
 
 

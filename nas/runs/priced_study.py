@@ -46,7 +46,8 @@ def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
 
     Raises UserError for a space, protocol or parent that cannot be read or priced, or a searcher that is none.
     """
-    searcher_of(config.searcher)  # before anything takes time
+    if ":" in config.searcher:  # of one's own: what is wrong with it is told before anything takes time
+        searcher_of(config.searcher)
     pricer = run_pricer(folder, config)
     space = run_space(folder, config, _tables(config, folder))
     found = priceable(space, pricer, config.workload, config.accounting)

@@ -139,6 +139,8 @@ class Run:
         """The run's configuration with what may change. Raises UserError for a field that may not."""
         config = self.config
         for name, value in changes.items():
+            if not hasattr(config, name):
+                raise UserError(f"a resumed run may change {', '.join(map(flag, RESUMABLE))}, but got {flag(name)}.")
             if name not in RESUMABLE and value != getattr(config, name):
                 raise UserError(
                     f"{flag(name)} of a resumed run must stay {getattr(config, name)!r}, but got {value!r}; "

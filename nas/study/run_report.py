@@ -1,14 +1,14 @@
 """A run's folder to its page: reads what the run has written and hands it to `nas.report.html`."""
 
-from dataclasses import MISSING, fields
 from pathlib import Path
 
+from costmodel.config.cli import flags_of
 from costmodel.errors import UserError
 from nas.report.html.page import page
 from nas.report.html.run import Run
 from nas.results import ledger
 from nas.storage import replace_file
-from nas.study.config import StudyConfig, flag
+from nas.study.config import StudyConfig
 from nas.study.run_folder import Meta, read_config, read_ledger, read_meta, run_pricer
 
 REPORT_FILE = "report.html"
@@ -48,21 +48,11 @@ def run_of(folder: Path) -> Run:
         num_members=meta.num_members,
         num_feasible=meta.num_feasible,
         space=config.space,
-        flags=_flags(config),
+        flags=tuple(flags_of(config)),
         provenance=tuple(_provenance(config, meta, records)),
         parent=meta.parent,
         floors=meta.floors,
     )
-
-
-def _flags(config: StudyConfig) -> tuple[str, ...]:
-    """The flags of `nas.search` that are not at their default."""
-    flags: list[str] = []
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if value is not None and (field.default is MISSING or value != field.default):
-            flags += [flag(field.name), str(value)]
-    return tuple(flags)
 
 
 def _provenance(config: StudyConfig, meta: Meta, records: tuple[ledger.Record, ...]) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ TRAINING_FILE = "training.yaml"
 class TrainingManifest:
     """corpus: its fingerprint. tokenizer, split: what perplexities are of. created: UTC. versions: of packages.
 
+    command: what follows `python -m nas.train`; empty in trainings from before it was kept.
     floors: what n-gram models reach of the same tokens; None in trainings from before there were.
     """
 
@@ -27,6 +28,7 @@ class TrainingManifest:
     split: str
     created: str
     versions: dict[str, str]
+    command: tuple[str, ...] = ()
     floors: NgramFloors | None = None
 
 

@@ -292,13 +292,14 @@ def test_export_is_complete_and_priced(finished, environment, tmp_path):
         export.export(str(folder), pick="worst")
 
 
-def test_an_export_that_fails_leaves_nothing(finished, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [UserError("this needs transformers"), KeyboardInterrupt()])
+def test_an_export_that_fails_leaves_nothing(error, finished, tmp_path, monkeypatch):
     def failing(made, target):
         (target / "config.json").write_text("{}")
-        raise UserError("this needs transformers")
+        raise error
 
     monkeypatch.setitem(export.FORMATS, "hf", failing)
-    with pytest.raises(UserError, match="needs transformers"):
+    with pytest.raises(type(error)):
         export.export(str(finished[0]), format="hf", output_dir=str(tmp_path / "out"))
     assert not list((tmp_path / "out").iterdir())
 

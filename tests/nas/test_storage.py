@@ -62,3 +62,21 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="No space left"):
         replace_file(path, "new")
     assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_of_two_writers_the_last_ones_file_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process replaces the file while this one is half way."""
+    path = tmp_path / "blocks.csv"
+    others = [sys.executable, "-c", f"from nas.storage import *; replace_file(Path({str(path)!r}), 'theirs')"]
+
+    def slow(partial: Path, content: bytes) -> None:
+        partial.write_bytes(content[:2])
+        subprocess.run(others, check=True)
+        assert path.read_text() == "theirs"
+        partial.write_bytes(content)
+
+    monkeypatch.setattr(storage, "write_through", slow)
+    replace_file(path, "ours")
+    assert path.read_text() == "ours"
+    assert list(tmp_path.iterdir()) == [path]

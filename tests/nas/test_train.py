@@ -86,6 +86,7 @@ def perplexity(line):
         ("nowhere.yaml", "does not exist"),
         ("SM --tokens 0", "`tokens` of a scale must be at least 1"),
         ("SM --parent builtin --tokens 0", "`tokens` of a scale must be at least 1"),
+        ("SM --normalised qk", "--normalised needs --normalisation"),
         ("SM --device cuda", "--device cuda needs a CUDA device"),
         ("SM --seq-len 4096", "the context must cover a sequence"),
         ("SM --seed 99999999999999999999", "--seed must be from 0 to"),

@@ -10,6 +10,7 @@ from nas.report.html.placements import kept_words
 from nas.report.html.points import Point
 from nas.report.html.run import Run
 from nas.report.seed_words import IN_NOISE, noise_marks, perplexity_text
+from nas.report.summary import against_parent
 from nas.results.front import crosses, point
 from nas.results.ledger import architecture_of
 from nas.results.members import TrainedMember, better
@@ -129,9 +130,7 @@ def _floor_rows(run: Run) -> list[Row]:
 def _verdicts(run: Run, best: TrainedMember) -> list[str]:
     lines = []
     if run.parent is not None:
-        dearer = best.perplexity / run.parent.perplexity - 1
-        less = 1 - best.latency_s / run.parent.latency_s
-        lines.append(f"{dearer:+.0%} perplexity against its parent, {less:.0%} less time")
+        lines.append(f"against its parent {against_parent(run.parent, best)}")
     if run.floors is not None:
         floor = run.floors.perplexities[FLOORS[0]]
         word = "better" if best.perplexity < floor else "worse"

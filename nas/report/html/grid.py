@@ -19,7 +19,7 @@ from nas.report.cost_figures import kind_of
 from nas.report.html.points import Point
 from nas.report.html.run import Run
 from nas.report.price_lines import outside
-from nas.results.front import admits, earns_a_place
+from nas.results.front import earns_a_place
 from nas.results.members import TrainedMember
 from nas.results.pareto import nondominated
 from search_spaces.architecture import Architecture
@@ -183,7 +183,7 @@ def _may_be_on_a_front(point: Point, budget: Budget, *, any_role: bool) -> bool:
     if member is None or not (any_role or member.role == "candidate"):
         return False
     if not any_role:
-        return earns_a_place(member, budget) and admits(budget, member)
+        return earns_a_place(member, budget)
     return not member.num_diverged and all(trial.fold_holds is not False for trial in member.trials)
 
 

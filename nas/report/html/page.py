@@ -25,6 +25,7 @@ from nas.report.html.points import Point, perplexity_words, points_of, rows_of
 from nas.report.html.reproduce import commands_of
 from nas.report.html.run import Run
 from nas.results import ledger
+from nas.results.front import summarise
 from nas.results.ledger import Record, architecture_of
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import format_budget
@@ -145,11 +146,13 @@ def _why_nothing(run: Run) -> list[str]:
             f"The cheapest, {cheapest.notation}, costs {format_seconds(cheapest.latency_s)} and "
             f"{format_bytes(cheapest.sent_bytes)}.",
         ]
-    ended = ledger.finished(run.records)
-    begun = {record.trial_id for record in run.records} - {record.trial_id for record in ended}
-    counts = [f"{sum(one.status == status for one in ended)} {status}" for status in ("stopped", "diverged", "failed")]
     if not run.records:
         return ["No trial was trained to completion: none has been started yet."]
-    lines = [f"No trial was trained to completion: {', '.join(counts)}, {len(begun)} unfinished."]
+    counts = summarise(run.records, run.budget, run.reference)
+    lines = [
+        f"No trial was trained to completion: {counts.stopped} stopped, {counts.diverged} diverged, {counts.failed} "
+        f"failed, {counts.running} unfinished."
+    ]
+    ended = ledger.finished(run.records)
     reasons = dict.fromkeys(f"{one.notation}: {one.status}, {one.reason}" for one in ended if one.reason)
     return [*lines, *list(reasons)[:5]]

@@ -28,12 +28,27 @@ def commands_of(run: Run) -> list[Command]:
 
 
 def _of_the_pick(run: Run, folder: str, pick: str) -> list[Command]:
-    network = f" --network {shlex.quote(run.pricer.network)}" if run.pricer.network else ""
-    under = f"--protocol {run.pricer.protocol}{network} --seq-len {run.seq_len}"
+    priced = f"python -m costmodel estimate {folder}/architectures/{pick}.yaml {_priced_under(run, folder)}"
     return [
         Command(f"python -m nas.export {folder} --pick {pick} --fold", "the pick, folded, with its weights"),
-        Command(f"python -m costmodel estimate {folder}/architectures/{pick}.yaml {under}", "its costs, op by op"),
+        Command(priced, "its costs as written, op by op, and what it deploys to"),
     ]
+
+
+def _priced_under(run: Run, folder: str) -> str:
+    """Flags of what the run's prices are of; its own network and testbed are the copies that it keeps."""
+    work = run.workload
+    flags = {
+        "protocol": run.pricer.protocol,
+        "network": run.pricer.network and shlex.quote(run.pricer.network),
+        **{kept: f"{folder}/{kept}.yaml" for kept in ("network", "testbed") if (run.folder / f"{kept}.yaml").exists()},
+        "seq-len": run.seq_len,
+        "projection": None if work.deployment.projection == "all" else work.deployment.projection,
+        "embedding": None if work.deployment.embedding == "one-hot" else work.deployment.embedding,
+        "new-tokens": None if work.new_tokens == 1 else work.new_tokens,
+        "weights": run.weights,
+    }
+    return " ".join(f"--{name} {value}" for name, value in flags.items() if value)
 
 
 def _short(folder: Path) -> str:

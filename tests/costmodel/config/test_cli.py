@@ -1,4 +1,5 @@
 import platform
+from dataclasses import dataclass
 from typing import Literal
 
 import pytest
@@ -22,6 +23,25 @@ def code_of(command, *args):
     with pytest.raises(SystemExit) as exit_info:
         cli.run(command, prog="greet", args=args)
     return exit_info.value.code
+
+
+@dataclass(frozen=True)
+class Inner:
+    batch: int | None = None
+    shares: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    arch: str
+    seq_len: int = 128
+    recipe: Inner = Inner()
+
+
+def test_flags_are_what_differs_from_the_defaults():
+    assert cli.flags_of(Settings("SM")) == ["--arch", "SM"]
+    given = Settings("SM", 64, Inner(2, (0.5, 1.0)))
+    assert cli.flags_of(given)[2:] == ["--seq-len", "64", "--recipe.batch", "2", "--recipe.shares", "[0.5, 1.0]"]
 
 
 def raising(error: BaseException):

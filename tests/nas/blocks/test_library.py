@@ -113,6 +113,10 @@ def test_scores_are_kept_beside_the_corpus(parent: Parent, corpus: Corpus):
     again: list[float] = []
     assert block_scores(parent, LAYERS, corpus, SETTINGS, again.append) == first
     assert again == []
+    whole = path.read_text()
+    path.write_text("\n".join(whole.splitlines()[:3]) + "\n")  # cut off at the end of a line
+    assert block_scores(parent, LAYERS, corpus, SETTINGS) == first
+    assert path.read_text() == whole
     path.write_text("depth,part\n1,attention\n")
     with pytest.raises(UserError, match=f"{path.name} must be a table of block scores"):
         block_scores(parent, LAYERS, corpus, SETTINGS)
@@ -121,6 +125,11 @@ def test_scores_are_kept_beside_the_corpus(parent: Parent, corpus: Corpus):
 def test_a_table_is_read_as_it_was_written():
     scores = BlockScores(divergences={Half(3, "ffn", "none", "none"): 0.1 + 0.2, Half(0, "attention", "n", "f"): 0.0})
     assert read(written(scores), "x") == scores
+
+
+def test_a_table_with_another_part_is_refused():
+    with pytest.raises(UserError, match="must be a table of block scores, but: 'mlp'"):
+        read("depth,part,norm,form,kl_nats\n0,mlp,none,none,0.0\n", "x")
 
 
 def test_a_score_that_is_not_finite_is_refused():

@@ -1,12 +1,18 @@
 """What is said below a table of perplexities in fixed point."""
 
+import json
+import math
+
+import numpy as np
 import pytest
 
+from costmodel.generation.agreement import Agreement
 from costmodel.network import load_network
 from costmodel.protocols.primitives import EngineSetting
 from nas.corpus.documents import GivenTokenizer
 from nas.private.deployed import Deployed
-from nas.private.fixed_point_lines import gelu_lines
+from nas.private.fixed_point import Scored
+from nas.private.fixed_point_lines import fixed_point_document, gelu_lines
 from nas.private.setup import Setup
 from search_spaces.bases import base_architecture
 from search_spaces.notation import parse
@@ -24,3 +30,22 @@ def test_what_the_engine_makes_of_tanh_is_said_where_there_is_one(name, is_said,
     setup = Setup(model=model, protocol="semi2k", setting=EngineSetting(), network=load_network("loopback"))
     assert [line for line in gelu_lines(setup) if "--gelu exact" in line] == gelu_lines(setup)
     assert bool(gelu_lines(setup)) == is_said
+
+
+def test_a_perplexity_that_overflowed_is_null(tokenizer: GivenTokenizer):
+    architecture = parse("SM+LN+R", base_architecture("tiny")).architecture
+    model = Deployed(name="x", architecture=architecture, weights=None, tokenizer=tokenizer, corpus=None)
+    setup = Setup(model=model, protocol="semi2k", setting=EngineSetting(), network=load_network("loopback"))
+    agreement = Agreement(num_positions=1, num_equal=0, largest_error=1.0)
+    scored = Scored(
+        setting=EngineSetting(),
+        perplexity=math.inf,
+        agreement=agreement,
+        sent_bytes=1,
+        seconds=1.0,
+        predicted_bytes=1,
+        predicted_s=None,
+    )
+    document = fixed_point_document(setup, math.inf, [scored], np.zeros((1, 9), dtype=np.uint16))
+    assert document["clear_perplexity"] is document["arithmetics"][0]["perplexity"] is None
+    json.dumps(document, allow_nan=False)

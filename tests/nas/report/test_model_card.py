@@ -95,8 +95,9 @@ def test_the_licence_of_the_corpus_is_told_as_far_as_it_is_known(exported, data,
 
 def test_a_card_without_a_run_says_how_it_was_trained(exported: tuple[nas.Run, Path]) -> None:
     run, folder = exported
-    facts = facts_of(run) | {"notation": "EReg(SM)"}
+    facts = facts_of(run)
+    facts["provenance"]["command"] = ["EReg(SM)", "--parent", "builtin", "--recipe.scale.batch", "2"]
     card = model_card(facts, load_architecture(folder / "architecture.yaml"), "yaml", None)
-    assert "python -m nas.train 'EReg(SM)' --seed " in card
+    assert "python -m nas.train 'EReg(SM)' --parent builtin --recipe.scale.batch 2\n" in card
     assert "One seed: no spread is known." in card
     assert "## The front around it" not in card

@@ -2,7 +2,8 @@ import math
 from pathlib import Path
 
 from costmodel.cost import Budget
-from nas.report.summary import closing_lines, parent_lines
+from nas.report.summary import against_parent, closing_lines, parent_lines
+from nas.results.members import members
 from nas.results.parent import ParentResult
 
 BUDGET = Budget(latency_s=300.0)
@@ -37,12 +38,16 @@ def test_shows_a_baseline_outside_the_budget_with_the_observed_gap(make_record):
     text = lines([baseline, make_record(1, perplexity=110.0, val_loss=4.7)])
     assert "baseline outside the budget" in text
     assert "best in budget is +10.0% in perplexity" in text
+    inside = make_record(0, role="baseline", notation="SM+LN+G", latency_s=280.0, perplexity=100.0, val_loss=4.605)
+    assert "baseline: " in lines([inside, make_record(1, perplexity=110.0, val_loss=4.7)])
 
 
 def test_says_what_the_parent_reaches_and_how_far_behind_the_best_member_is(make_record):
     text = lines([make_record(0, latency_s=300.0, val_loss=math.log(10.0), perplexity=10.0)], parent=PARENT)
     assert "parent builtin, SM+LN+G as it was given: perplexity 8.00, 6.67 min; best in budget is +25.0% in" in text
-    assert "in perplexity, 25% faster" in text
+    assert "in perplexity, 25% less time" in text
+    (dear,) = members([make_record(0, latency_s=600.0, val_loss=math.log(10.0), perplexity=10.0)])
+    assert against_parent(PARENT, dear) == "+25.0% in perplexity, 50% more time"
     assert "best in budget" not in "".join(parent_lines(PARENT, ()))
     assert "parent" not in lines([make_record(0)])
 

@@ -74,6 +74,8 @@ def test_what_may_change_when_a_run_goes_on(run: nas.Run) -> None:
         run.resumed(space="gpt2-small")
     with pytest.raises(UserError, match=r"--num-trials of a resumed run can only be raised from 3, but got 2"):
         run.resumed(num_trials=2)
+    with pytest.raises(UserError, match=r"a resumed run may change --budget-latency, .*, but got --trials"):
+        run.resumed(trials=9)
 
 
 def test_no_run_is_one_line(tmp_path: Path) -> None:

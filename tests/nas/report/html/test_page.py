@@ -255,6 +255,20 @@ def test_a_run_without_a_completed_trial_says_so_and_why(make_run) -> None:
     assert page.scripts == []
 
 
+def test_what_was_only_proposed_is_not_unfinished(make_run) -> None:
+    failed = record(0, "SM+LN+R", "candidate", 0, None, status="failed", reason="no memory left")
+    proposed = record(1, "SM+LN+G", "candidate", 0, None, event="proposed", status="proposed")
+    assert "1 failed, 0 unfinished." in page_of(make_run([failed, proposed])).text
+
+
+def test_the_command_prices_what_the_run_prices(make_run) -> None:
+    of_run = {"protocol": "cheetah", "network": "wan", "projection": "last", "new_tokens": 4, "weights": "server"}
+    folder = make_run([record(0, "SM_i12", "candidate", 0, 2.0)], **of_run)
+    page = page_of(folder).text
+    for flags in ("--protocol cheetah --network wan", "--projection last", "--new-tokens 4", "--weights server"):
+        assert flags in page
+
+
 def test_a_run_that_has_not_begun_says_so(make_run) -> None:
     assert "none has been started yet" in page_of(make_run([])).text
 
