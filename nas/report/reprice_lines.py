@@ -1,7 +1,5 @@
 """A finished run under other prices, as a table and lines: what is compared, and which picks survive."""
 
-from collections.abc import Sequence
-
 from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
@@ -9,9 +7,9 @@ from costmodel.cost import Budget
 from nas.corpus.ngrams import NgramFloors
 from nas.report.floor_lines import floor_lines, mark
 from nas.report.seed_words import perplexity_text
-from nas.results.front import point
+from nas.results.front import picked
 from nas.results.members import TrainedMember
-from nas.results.pareto import dominates, knee
+from nas.results.pareto import dominates
 from nas.results.reprice import WhatIf, fate
 from search_spaces.budget.feasible import format_budget
 
@@ -58,7 +56,7 @@ def what_if_lines(found: WhatIf, floors: NgramFloors | None = None) -> list[str]
     stay = sum(one.trial_id in names for one in found.before)
     lines.append(f"front: {stay} of {len(found.before)} members stay, {len(found.after) - stay} enter")
     if not found.after:
-        cheapest = min(found.repriced, key=point)
+        cheapest = min(found.repriced, key=lambda one: one.point)
         lines.append(
             f"no completed trial is within the budget; the cheapest, {cheapest.notation}, costs "
             f"{format_seconds(cheapest.latency_s)} and {format_bytes(cheapest.sent_bytes)}"
@@ -70,16 +68,11 @@ def what_if_lines(found: WhatIf, floors: NgramFloors | None = None) -> list[str]
 def _pick_lines(found: WhatIf) -> list[str]:
     lines = []
     for choice in ("knee", "best"):
-        before, after = (_picked(side, choice) for side in (found.before, found.after))
+        before, after = picked(found.before, choice) if found.before else None, picked(found.after, choice)
         same = "as then" if before and after.trial_id == before.trial_id else ""
         then = f"{before.arch_id} {before.notation} then" if before else "none then"
         lines.append(f"{choice}: {after.arch_id} {after.notation}, {same or then}")
     return lines
-
-
-def _picked(members: Sequence[TrainedMember], choice: str) -> TrainedMember:
-    points = [point(member) for member in members]
-    return members[knee(points) if choice == "knee" else min(range(len(points)), key=lambda index: points[index][1])]
 
 
 def _describe_fate(found: WhatIf, member: TrainedMember) -> str:
@@ -87,7 +80,7 @@ def _describe_fate(found: WhatIf, member: TrainedMember) -> str:
     outcome = fate(found, member)
     if outcome != "dominated":
         return outcome
-    better = next(one for one in found.after if dominates(point(one), point(member)))
+    better = next(one for one in found.after if dominates(one.point, member.point))
     return f"dominated by {found.shown.index(better) + 1}"
 
 

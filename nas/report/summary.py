@@ -11,7 +11,7 @@ from nas.corpus.ngrams import NgramFloors
 from nas.report.floor_lines import floor_lines, mark
 from nas.report.seed_words import SPREAD, noise_marks, perplexity_text, unstable_lines
 from nas.results import ledger
-from nas.results.front import crosses, front, is_admitted, unearned
+from nas.results.front import crosses, front, is_admitted, picked, unearned
 from nas.results.ledger import Record
 from nas.results.members import TrainedMember, members, verdict
 from nas.results.parent import ParentResult
@@ -65,7 +65,7 @@ def parent_lines(parent: ParentResult | None, found: Sequence[TrainedMember]) ->
         f"{format_seconds(parent.latency_s)}"
     )
     if found:
-        line += f"; best in budget is {against_parent(parent, min(found, key=lambda one: one.mean_loss))}"
+        line += f"; best in budget is {against_parent(parent, picked(found, 'best'))}"
     return [line]
 
 
@@ -129,7 +129,7 @@ def _baseline_lines(
         outside = "" if is_admitted(baseline.dearest, budget) else " outside the budget"
         text = f"baseline{outside}: {_described(baseline)}{_known(baseline, floors)}"
         if found:
-            best = min(found, key=lambda one: one.mean_loss)
+            best = picked(found, "best")
             gap = best.perplexity / baseline.perplexity - 1
             text += f"; best in budget is {gap:+.1%} in perplexity: {verdict(best, baseline)}"
         lines.append(text)

@@ -38,11 +38,6 @@ class Summary:
         return self.completed + self.stopped + self.diverged + self.failed
 
 
-def point(member: TrainedMember) -> Point:
-    """(latency in seconds, natural log of the perplexity) of a trained member."""
-    return member.point
-
-
 def crosses(member: TrainedMember, budget: Budget) -> bool:
     """Whether some coefficients consistent with the cost model's data put this member over the latency budget."""
     return (
@@ -52,18 +47,11 @@ def crosses(member: TrainedMember, budget: Budget) -> bool:
     )
 
 
-def ranked(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...]:
-    """Completed candidates within budget, cheapest first: the only ones that may be on the front.
+def earns_a_place(member: TrainedMember, budget: Budget) -> bool:
+    """Whether every seed came to an end, folds as checked, and costs no more than the budget.
 
-    At the price that the weights of all their seeds have earned; a folded form that failed its check has earned none.
     A candidate of which one seed diverged has no mean, and so no place: a result with a reason, not a point.
     """
-    inside = [member for member in members(records) if member.role == "candidate" and earns_a_place(member, budget)]
-    return tuple(sorted(inside, key=point))
-
-
-def earns_a_place(member: TrainedMember, budget: Budget) -> bool:
-    """Whether every seed came to an end, folds as checked, and costs no more than the budget."""
     return not member.num_diverged and all(is_admitted(trial, budget) for trial in member.trials)
 
 
@@ -90,19 +78,26 @@ def _was_promised(record: Record, budget: Budget) -> bool:
 
 def is_admitted(record: Record, budget: Budget) -> bool:
     """Whether what a trial's weights have earned holds, and costs no more than the budget."""
-    return record.fold_holds is not False and admits(budget, record)
-
-
-def admits(budget: Budget, priced: Record | TrainedMember) -> bool:
-    """Whether a trial, or a member, costs no more than the budget."""
-    return budget.admits(latency_s=priced.latency_s, sent_bytes=priced.sent_bytes)
+    return record.fold_holds is not False and budget.admits(latency_s=record.latency_s, sent_bytes=record.sent_bytes)
 
 
 def front(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...]:
     """Every non-dominated completed candidate within budget, cheapest first: by means over seeds."""
-    inside = ranked(records, budget)
-    kept = nondominated([point(member) for member in inside])
+    return front_of([member for member in members(records) if member.role == "candidate"], budget)
+
+
+def front_of(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedMember, ...]:
+    """Of these members, whatever their role, those that earn a place and that no other dominates, cheapest first."""
+    inside = sorted((member for member in trained if earns_a_place(member, budget)), key=lambda one: one.point)
+    kept = nondominated([member.point for member in inside])
     return tuple(member for member, keep in zip(inside, kept, strict=True) if keep)
+
+
+def picked(found: Sequence[TrainedMember], choice: str) -> TrainedMember:
+    """`knee` of a front with a member, where perplexity stops falling fast; else the best, of the least perplexity."""
+    if choice == "knee":
+        return found[knee([member.point for member in found])]
+    return min(found, key=lambda member: member.mean_loss)
 
 
 def num_planned(records: Sequence[Record], num_trials: int) -> int:
@@ -130,8 +125,8 @@ def summarise(records: Sequence[Record], budget: Budget, reference: Point, *, fi
         replicates=len(replicates),
         seeds_left=_seeds_left(ended, budget, found, finalist_seeds),
         front=found,
-        hypervolume=hypervolume([point(member) for member in found], reference),
-        best=min(found, key=lambda one: point(one)[1], default=None),
+        hypervolume=hypervolume([member.point for member in found], reference),
+        best=picked(found, "best") if found else None,
     )
 
 
@@ -162,8 +157,7 @@ def pick(records: Sequence[Record], budget: Budget, choice: str) -> Record:
     if choice in ("knee", "best"):
         if not found:
             raise UserError("the run has no completed candidate within its budget yet, so there is nothing to pick.")
-        points = [point(member) for member in found]
-        return (found[knee(points)] if choice == "knee" else min(found, key=lambda one: point(one)[1])).first
+        return picked(found, choice).first
     chosen = [member for member in members(records) if member.arch_id == choice]
     if not chosen:
         known = ", ".join(member.arch_id for member in found) or "none"
@@ -171,4 +165,4 @@ def pick(records: Sequence[Record], budget: Budget, choice: str) -> Record:
             f"--pick must be knee, best or the arch_id of a completed trial (on the front: {known}), "
             f"but got {choice!r}."
         )
-    return min(chosen, key=point).first
+    return min(chosen, key=lambda member: member.point).first

@@ -14,10 +14,9 @@ from costmodel.cost import Budget, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from nas.results import ledger
-from nas.results.front import earns_a_place, front, point
+from nas.results.front import earns_a_place, front, front_of
 from nas.results.ledger import Record, deployed_of
 from nas.results.members import TrainedMember, members
-from nas.results.pareto import nondominated
 from search_spaces.architecture import Architecture
 from search_spaces.pricing import price_architecture
 from search_spaces.workload import Workload
@@ -46,7 +45,7 @@ class WhatIf:
     def shown(self) -> tuple[TrainedMember, ...]:
         """The re-priced members of either front, cheapest first."""
         names = {member.trial_id for member in (*self.before, *self.after)}
-        return tuple(sorted((one for one in self.repriced if one.trial_id in names), key=point))
+        return tuple(sorted((one for one in self.repriced if one.trial_id in names), key=lambda one: one.point))
 
     @property
     def title_before(self) -> str:
@@ -72,7 +71,7 @@ def what_if(
     if not ledger.completed(records):
         raise UserError("the run has no completed trial yet, so there is nothing to price anew.")
     repriced = _repriced(ledger.finished(records), base, pricer, workloads[1])
-    before, after = front(records, budgets[0]), _front(members(repriced), budgets[1])
+    before, after = front(records, budgets[0]), front_of(members(repriced), budgets[1])
     names = {member.candidate_id for member in (*before, *after)}
     shown = {member.dearest.trial_id for member in members(repriced) if member.candidate_id in names}
     ranged = members(_with_range(one, base, pricer, workloads[1]) if one.trial_id in shown else one for one in repriced)
@@ -80,7 +79,7 @@ def what_if(
         trials=members(records),
         repriced=ranged,
         before=before,
-        after=_front(ranged, budgets[1]),
+        after=front_of(ranged, budgets[1]),
         budget_before=budgets[0],
         budget_after=budgets[1],
         workload_before=workloads[0],
@@ -120,13 +119,6 @@ def _with_range(record: Record, base: Architecture, pricer: Pricer, workload: Wo
     """Ranges are slow to find, so only what is shown has one."""
     priced = price_architecture(deployed_of(record, base), pricer, workload, "written")
     return replace(record, latency_s_range=priced.latency_s_range)
-
-
-def _front(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedMember, ...]:
-    """The front of all members within the budget, whatever their role, cheapest first."""
-    inside = sorted((one for one in trained if earns_a_place(one, budget)), key=point)
-    kept = nondominated([point(one) for one in inside])
-    return tuple(one for one, keep in zip(inside, kept, strict=True) if keep)
 
 
 def _setting(member: TrainedMember, workload: Workload) -> str:

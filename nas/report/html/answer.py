@@ -11,10 +11,9 @@ from nas.report.html.points import Point
 from nas.report.html.run import Run
 from nas.report.seed_words import IN_NOISE, noise_marks, perplexity_text
 from nas.report.summary import against_parent
-from nas.results.front import crosses, point
+from nas.results.front import crosses, picked
 from nas.results.ledger import architecture_of
 from nas.results.members import TrainedMember, better
-from nas.results.pareto import knee
 
 FLOORS = ("5-gram", "trigram")  # orders that are worth a row
 
@@ -155,7 +154,7 @@ def _against_neighbour(run: Run, best: TrainedMember) -> str:
 
 def _cheaper(run: Run, best: TrainedMember) -> str:
     """The knee, where it is another member."""
-    place = knee([point(member) for member in run.front])
+    place = run.front.index(picked(run.front, "knee"))
     member = run.front[place]
     if member is best:
         return ""
