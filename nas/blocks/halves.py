@@ -68,7 +68,7 @@ def halves_of(parent: Architecture, depth: int, layer: Layer) -> tuple[Half, Hal
 
 def _trained(parent: Architecture, own: Layer, layer: Layer) -> Layer:
     """What a layer is trained as in place of one of the parent's."""
-    return routed(replace(parent, layers=(layer,)), replace(parent, layers=(own,))).layers[0]
+    return routed(replace(parent, layers=(layer,)), replace(parent, layers=(own,)), spread=False).layers[0]
 
 
 def _at(depth: int, trained: Layer) -> tuple[Half, Half]:

@@ -42,7 +42,7 @@ class Parent(NamedTuple):
         architecture = self.model.architecture
         if architecture.folded:
             raise UserError(f"parent {self.name!r} must be a model as it was trained, but is a folded one.")
-        return Route(parent=self.digest, placement=placement(architecture))
+        return Route(parent=self.digest, placement=placement(architecture), spread=True)
 
     def tables_on(self, base: Architecture, scale: Scale) -> Architecture:
         """A base with the parent's vocabulary and context, where the scale does not have a vocabulary of its own."""

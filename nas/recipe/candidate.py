@@ -8,7 +8,7 @@ from typing import Any
 from costmodel.errors import UserError
 from nas.recipe.papers import recipe_at
 from nas.recipe.recipe import Recipe, ScaleName, floored_layers, trained_architecture
-from nas.recipe.route import Route, carrier, fitted_layers, parent_architecture, routed
+from nas.recipe.route import Route, carrier, fitted_layers, parent_architecture, routed, spread_layers
 from search_spaces.architecture import Architecture, canonical, has_frozen_norms
 from search_spaces.notation import Member, name_of
 
@@ -27,7 +27,7 @@ class Candidate:
         From a parent, norms that the candidate lacks are frozen ones, which deploy alike.
         """
         made, route = trained_architecture(self.architecture, self.recipe.scale), self.recipe.route
-        return made if route is None else routed(made, parent_architecture(route, made))
+        return made if route is None else routed(made, parent_architecture(route, made), spread=route.spread)
 
     @property
     def begun(self) -> Architecture:
@@ -42,7 +42,7 @@ class Candidate:
 
 
 def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
-    """The candidate as plain data; freezing, foldable, linear fits only where the architecture has what they act on.
+    """The candidate as plain data; freezing, foldable, linear fits, spread only where there is what they act on.
 
     What is left out keeps the `candidate_id` of every candidate from before there was this field.
     """
@@ -56,8 +56,11 @@ def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
         del recipe["optimizer"]
     if (route := candidate.recipe.route) is None:
         del recipe["route"]
-    elif not fitted_layers(architecture, parent_architecture(route, architecture)):
-        del recipe["route"]["linear_fit_tokens"]
+    else:
+        if not fitted_layers(architecture, parent_architecture(route, architecture)):
+            del recipe["route"]["linear_fit_tokens"]
+        if not route.spread or spread_layers(candidate.architecture.layers) == candidate.architecture.layers:
+            del recipe["route"]["spread"]
     return {"architecture": canonical(candidate.architecture), "recipe": recipe}
 
 

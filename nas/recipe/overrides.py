@@ -85,11 +85,13 @@ class RouteChanges:
         start_share: share of the steps before attention, FFNs and nonlinearities that go begin to.
         end_share: share of the steps before they have gone.
         distillation: share of the parent's predictions in what the loss compares with.
+        spread: whether layers before a tail of empty ones start as the parent's evenly over its depth, or as its first.
     """
 
     start_share: float | None = None
     end_share: float | None = None
     distillation: float | None = None
+    spread: bool | None = None
 
 
 Changes: TypeAlias = ScaleChanges | EntropyChanges | FoldableChanges | FreezingChanges | RouteChanges

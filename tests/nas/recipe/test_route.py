@@ -43,27 +43,55 @@ def sized(name: str) -> Architecture:
 
 @given(targets())
 def test_what_is_trained_deploys_as_the_target_does(target: Architecture) -> None:
-    assert deployed(routed(target, PARENT)) == deployed(target)
+    assert deployed(routed(target, PARENT, spread=True)) == deployed(target)
 
 
 @given(targets())
 def test_what_is_trained_has_a_norm_wherever_it_reads_the_stream_and_is_its_own_route(target: Architecture) -> None:
-    trained = routed(target, PARENT)
+    trained = routed(target, PARENT, spread=True)
     assert all(layer.norm1 != "none" for layer in trained.layers if layer.attention != "none")
     assert all(layer.norm2 != "none" for layer in trained.layers if layer.ffn != "none")
-    assert routed(trained, PARENT) == trained
+    assert routed(trained, PARENT, spread=True) == trained
+
+
+@pytest.mark.parametrize(
+    ("target", "trained"),
+    [
+        ("2xlSlRo-2xooooo", "1xlSlRo-2xooooo-1xlSlRo"),
+        ("3xlSlRo-1xooooo", "1xlSlRo-1xooooo-2xlSlRo"),
+        ("1xlSlRo-3xooooo", "1xlSlRo-3xooooo"),
+        ("1xlSlRo-1xooooo-1xlSlRo-1xooooo", "1xlSlRo-1xooooo-1xlSlRo-1xooooo"),  # as it says
+    ],
+)
+def test_layers_before_a_tail_of_empty_ones_are_spread(target: str, trained: str) -> None:
+    assert placement(routed(sized(target), PARENT, spread=True)) == placement(sized(trained))
+
+
+def test_only_where_layers_are_spread_the_candidate_is_another() -> None:
+    """So that runs from before there was this go on as they were."""
+    recipe, spread = (
+        from_parent(Recipe(scale=SCALES["smoke"]), Route(parent="p", placement="4xLSLGo", spread=each))
+        for each in (False, True)
+    )
+    tail, whole = sized("2xlSlRo-2xooooo"), sized("SM+R")
+    ids = [
+        [candidate_id(Candidate(architecture=one, recipe=each)) for each in (recipe, spread)] for one in (tail, whole)
+    ]
+    assert ids[0][0] != ids[0][1]
+    assert ids[1][0] == ids[1][1]
+    assert placement(made[tail][0].trained).startswith("2xlSlRo")
 
 
 @given(targets())
 def test_training_begins_with_every_part_of_the_parent(target: Architecture) -> None:
-    begun = carrier(routed(target, PARENT), PARENT)
+    begun = carrier(routed(target, PARENT, spread=True), PARENT)
     assert list(parts_that_go(begun, PARENT)) == []
     assert all(layer.attention != "none" for layer in begun.layers)
     assert all(layer.ffn not in ("none", "identity") for layer in begun.layers)
 
 
 def test_the_parts_that_go_by_layer() -> None:
-    trained = routed(sized("1xooLRo-1xoSooo-1xlSlIs-1xLSLGo"), PARENT)
+    trained = routed(sized("1xooLRo-1xoSooo-1xlSlIs-1xLSLGo"), PARENT, spread=True)
     assert list(parts_that_go(trained, PARENT)) == [Part(0, "attention"), Part(1, "ffn")]
     assert fitted_layers(trained, PARENT) == [2]
     assert placement(trained) == "1xooLRo-1xlSooo-1xlSlFs-1xLSLGo"
@@ -72,7 +100,7 @@ def test_the_parts_that_go_by_layer() -> None:
 
 def test_a_parent_without_norms_gives_none() -> None:
     parent = sized("SM+G")
-    assert routed(sized("SM+R"), parent) == sized("SM+R")
+    assert routed(sized("SM+R"), parent, spread=True) == sized("SM+R")
 
 
 def test_gates_fall_from_one_to_nothing_between_their_shares() -> None:
