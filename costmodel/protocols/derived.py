@@ -148,6 +148,7 @@ def load(
             *(link.bandwidth_bits_per_s, link.rtt_s),
             *(setting.ring_bits, setting.fraction_bits, setting.weights),
             *(["kept"] if setting.weight_masks == "kept" else []),
+            *(["half"] if link.duplex == "half" else []),
         ),
         setting=setting,
         testbed=measured,

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,7 @@ def test_the_fingerprint_tells_networks_testbeds_and_settings_apart(testbeds: di
         load("semi2k", "lan", other),
         load("semi2k", "lan", path, EngineSetting(weights="server")),
         load("aby3", "lan", testbeds["aby3"]),
+        load("semi2k", replace(NETWORKS["lan"], duplex="half"), path),
     ]
     assert len({pricer.cost_model_id for pricer in pricers}) == len(pricers)
 
