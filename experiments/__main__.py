@@ -1,7 +1,6 @@
 """`python -m experiments list | run NAME`: the benchmarks behind the numbers in the documentation."""
 
 import difflib
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,11 +14,11 @@ from experiments import driver, fidelity, link_seconds, population, pricing, sec
 from experiments.papers import run as papers
 from experiments.searchers import benchmark, exact_programs, placements, table
 from nas.recipe.recipe import ScaleName
+from nas.report.terminal import table_console
 
 CONFIGS = Path(__file__).parent / "configs"
 ALL = "all"  # every experiment on the papers
 PAPER = "paper"  # their kind
-PIPE_WIDTH = 160  # columns of a table that no terminal limits
 
 # kind, as an experiment's YAML states it -> (settings of the experiment, console) -> nothing
 KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
@@ -65,7 +64,7 @@ def run(name: str, scale: ScaleName | None = None) -> None:
         )
     kinds = {each: data.pop("kind") for each, data in found.items()}
     settings = {each: data | ({"scale": scale} if scale else {}) for each, data in found.items()}
-    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = table_console()
     if name == ALL:
         papers.run_all({each: data for each, data in settings.items() if kinds[each] == PAPER}, console)
     else:

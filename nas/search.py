@@ -83,7 +83,8 @@ def main(args: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if args is None else args
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler that ends us is as good as Ctrl-C
     try:
-        return cli.guarded(lambda: search(parse(arguments), Console()), debug=cli.DEBUG in arguments)
+        console = Console(markup=False, emoji=False)
+        return cli.guarded(lambda: search(parse(arguments), console), debug=cli.DEBUG in arguments)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -347,7 +347,8 @@ def _report(
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     arguments = sys.argv[1:] if args is None else args
-    return cli.guarded(lambda: run(arguments, Console(soft_wrap=True)), debug=cli.DEBUG in arguments)
+    console = Console(markup=False, emoji=False, soft_wrap=True)
+    return cli.guarded(lambda: run(arguments, console), debug=cli.DEBUG in arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where the commands print: a console that wraps nothing, also where no terminal limits it."""
+"""Where the commands print: a console that wraps nothing, also where no terminal limits it, and reads no markup."""
 
 import csv
 import sys
@@ -38,5 +38,7 @@ def _cell(value: Any) -> Any:
 
 
 def console(*, stderr: bool = False) -> Console:
-    usual = Console(highlight=False, soft_wrap=True, stderr=stderr)
-    return usual if usual.is_terminal else Console(highlight=False, soft_wrap=True, width=PIPE_WIDTH, stderr=stderr)
+    found = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
+    if not found.is_terminal:
+        found.width = PIPE_WIDTH
+    return found

@@ -9,4 +9,5 @@ PIPE_WIDTH = 160  # columns of a table that no terminal limits
 
 def table_console() -> Console:
     """Standard output; lines are not broken, tables are as wide as the terminal."""
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)

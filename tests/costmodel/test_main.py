@@ -170,6 +170,13 @@ def test_the_first_line_says_what_is_unusual(run):
     assert out.startswith("SM on tiny, T=8, protocol semi2k on wan, weights server, phase decode\n")
 
 
+def test_a_name_with_brackets_is_printed_as_it_is(run, tmp_path):
+    link = "{name: '[b]a[/b]:warning:', bandwidth_bits_per_s: 1000000000.0, rtt_s: 0.001, source: a test}"
+    (tmp_path / "link.yaml").write_text(link)
+    _, out, _ = run("estimate", "SM", "--base=tiny", "--protocol=semi2k", "--network=link.yaml", "--seq-len=8")
+    assert out.startswith("SM on tiny, T=8, protocol semi2k on [b]a[/b]:warning:\n")
+
+
 def test_what_lies_outside_the_data_is_said_wherever_there_is_a_latency(run):
     outside = ["d_model 12 (data: 768)", "d_ff 48 (data: 3072)"]
     document = estimated(run, "SM+ScFFN", "--d-model", "12")
