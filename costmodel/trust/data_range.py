@@ -35,6 +35,7 @@ class DataRange:
         ]
         unknown = {type(node.op).__name__ for node in graph} - {kind.__name__ for kind in self.op_types}
         used = unknown - ({"KeyValueCache"} if _keeps_none(graph) else set())
+        used -= {"TakeRows"} if "JoinRows" in unknown and _projects_all(graph) else set()
         ways = [text for kind, text in OTHER_WAYS.items() if kind.__name__ in used]
         ways += [f"batch {batch} (data: 1)"] if (batch := _batch(graph)) > 1 else []
         names = sorted(unknown - {kind.__name__ for kind in OTHER_WAYS})
@@ -53,6 +54,12 @@ OTHER_WAYS: dict[type, str] = {
 def _keeps_none(graph: Iterable[Node]) -> bool:
     """Whether keys and values are those of the same run, and only told apart from queries."""
     return not any(node.op.past_len for node in graph if isinstance(node.op, ops.KeyValueCache))
+
+
+def _projects_all(graph: Iterable[Node]) -> bool:
+    """Whether all tokens are projected, so that rows are taken for blocks of queries alone."""
+    tokens = {node.op.tokens for node in graph if isinstance(node.op, ops.TokenEmbedding)}
+    return {node.op.rows for node in graph if isinstance(node.op, ops.VocabProjection)} <= tokens
 
 
 def _batch(graph: Iterable[Node]) -> int:

@@ -69,6 +69,13 @@ def test_lengths_and_ways_to_run_a_model(graph_of):
     )
 
 
+def test_blocks_of_queries_are_told_from_the_last_projection():
+    architecture, blocks = base_architecture("gpt2-small"), "attention in blocks of queries (data: all at once)"
+    assert PRICER.extrapolated(lower(architecture, 130, Deployment(query_block=64))) == (blocks,)
+    last = Deployment(query_block=64, projection="last")
+    assert PRICER.extrapolated(lower(architecture, 130, last)) == ("projection last (data: all)", blocks)
+
+
 def test_dimensions_of_a_decoded_token_are_those_of_its_prompt():
     found = dimensions(lower(base_architecture("tiny"), 9, Deployment(phase="decode")))
     assert found == {
