@@ -12,15 +12,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+
+from costmodel.errors import StoppedError
 
 CHUNK_BYTES = 1 << 16  # what one read takes at most; any size works
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Relay:
-    """A running relay."""
+    """A running relay. Its methods raise StoppedError if it has ended."""
 
     process: subprocess.Popen[str]
 
@@ -35,9 +37,10 @@ class Relay:
     def _ask(self, line: str) -> str:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        print(line, file=self.process.stdin, flush=True)
+        with suppress(BrokenPipeError):  # it has ended, and answers nothing
+            print(line, file=self.process.stdin, flush=True)
         if not (answer := self.process.stdout.readline().strip()):
-            raise RuntimeError(f"the relay of messages ended (status {self.process.wait()}).")
+            raise StoppedError(f"the relay of messages ended (status {self.process.wait()}).")
         return answer
 
 
@@ -50,6 +53,9 @@ def started_relay(python: Sequence[str]) -> Iterator[Relay]:
             yield Relay(process=process)
         finally:
             process.kill()
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # of what it was not told any more
+                process.stdin.close()
 
 
 @dataclass(kw_only=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 
 from costmodel.engine.links import LOOPBACK, free_addresses
 from costmodel.engine.relay import Relay, started_relay
+from costmodel.errors import StoppedError
 
 DELAY_S = 0.05
 
@@ -86,3 +87,11 @@ def test_it_ends_with_its_stdin_and_says_so(relay: Relay) -> None:
     assert relay.process.stdin is not None
     relay.process.stdin.close()
     assert relay.process.wait(timeout=30) == 0
+
+
+def test_one_that_ended_is_said_to_have() -> None:
+    with started_relay((sys.executable,)) as relay:
+        relay.process.kill()
+        relay.process.wait()
+        with pytest.raises(StoppedError, match=r"^the relay of messages ended \(status -9\)\.$"):
+            relay.set_delay(0.0)
