@@ -22,6 +22,8 @@ Attention = Literal["softmax", "softmax-temperature", "softmax-half", "2quad", "
 Ffn = Literal["gelu", "gelu-exact", "gelu-piecewise", "relu", "leaky-relu", "square", "identity", "fused", "none"]
 Stabiliser = Literal["none", "scaled"]
 
+PYTHIA_ROTARY_SHARE = 4  # rotary covers head_dim // 4 features. Source: Biderman et al. 2023, Pythia configs.
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
@@ -159,6 +161,17 @@ def has_frozen_norms(architecture: Architecture) -> bool:
 def num_heads(architecture: Architecture, layer: Layer) -> int:
     """Attention heads of a layer: all of them, or half, at least one."""
     return max(1, architecture.num_heads // 2) if layer.attention == "softmax-half" else architecture.num_heads
+
+
+def rotary_dim(architecture: Architecture) -> int:
+    """Features of a head that block `pythia` rotates. Raises UserError if they are odd or more than it has."""
+    turned = max(2, architecture.head_dim // PYTHIA_ROTARY_SHARE)
+    if turned % 2 or turned > architecture.head_dim:
+        raise UserError(
+            "block 'pythia' rotates a quarter of a head's features (2 at least), which must be even and no more than "
+            f"it has, but got head_dim={architecture.head_dim}; change `d_model` or `num_heads`."
+        )
+    return turned
 
 
 def softmax_form(architecture: Architecture, layer: Layer) -> SoftmaxForm:

@@ -12,10 +12,9 @@ from costmodel import ops
 from costmodel.deployment.deploy import Deployment, deploy
 from costmodel.errors import UserError
 from costmodel.ops import LayerId, Node, Op, OpGraph
-from search_spaces.architecture import Architecture, Ffn, Layer, Norm, gelu_form, num_heads, softmax_form
+from search_spaces.architecture import Architecture, Ffn, Layer, Norm, gelu_form, num_heads, rotary_dim, softmax_form
 
 WHOLE_PROMPT = Deployment()
-PYTHIA_ROTARY_SHARE = 4  # rotary covers head_dim // 4 features. Source: Biderman et al. 2023, Pythia configs.
 
 
 # norm -> its op, of rows, features and whether gain and bias are its own
@@ -67,7 +66,7 @@ class _Builder:
 def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHOLE_PROMPT) -> OpGraph:
     """The op graph of `architecture` for `seq_len` tokens: a prompt, or in phase `decode` the last of them.
 
-    Raises UserError if seq_len is below 1 or beyond the model's context.
+    Raises UserError if seq_len is below 1 or beyond the model's context, or rotary positions do not fit its heads.
     """
     if not 1 <= seq_len <= architecture.context:
         raise UserError(f"`seq_len` must be between 1 and the context {architecture.context}, but got {seq_len}.")
@@ -146,9 +145,8 @@ def _self_attention(builder: _Builder, layer: Layer, source: str) -> str:
 
 
 def _rotate(builder: _Builder, layer: Layer, packed: str) -> str:
-    rotary_dim = max(2, builder.architecture.head_dim // PYTHIA_ROTARY_SHARE)
-    heads = num_heads(builder.architecture, layer)
-    return builder.add("attention.rotary", ops.Rotary(rows=builder.rows, heads=heads, rotary_dim=rotary_dim), packed)
+    heads, turned = num_heads(builder.architecture, layer), rotary_dim(builder.architecture)
+    return builder.add("attention.rotary", ops.Rotary(rows=builder.rows, heads=heads, rotary_dim=turned), packed)
 
 
 def _attention_weights(builder: _Builder, layer: Layer, packed: str) -> str:

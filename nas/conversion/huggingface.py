@@ -17,8 +17,7 @@ from costmodel.errors import UserError
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.tokenizer import END_OF_TEXT
-from search_spaces.architecture import Architecture, Ffn, Layer, canonical, gelu_form
-from search_spaces.lower import PYTHIA_ROTARY_SHARE
+from search_spaces.architecture import PYTHIA_ROTARY_SHARE, Architecture, Ffn, Layer, canonical, gelu_form
 
 EXTRA = "this needs transformers; install it with pip install -e '.[hf]'."
 OUR_TYPE = "private-inference-decoder"  # `model_type` of `huggingface_model`, which is imported only when needed

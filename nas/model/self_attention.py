@@ -5,10 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from costmodel.errors import UserError
 from nas.model.mpc_friendly import attention_of
-from search_spaces.architecture import Architecture, Layer, num_heads, softmax_form
-from search_spaces.lower import PYTHIA_ROTARY_SHARE
+from search_spaces.architecture import Architecture, Layer, num_heads, rotary_dim, softmax_form
 
 ROTARY_BASE = 10_000  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
 
@@ -106,12 +104,7 @@ class _Rotary(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.rotary_dim = max(2, architecture.head_dim // PYTHIA_ROTARY_SHARE)
-        if self.rotary_dim % 2 or self.rotary_dim > architecture.head_dim:
-            raise UserError(
-                f"block 'pythia' rotates a quarter of a head's features (2 at least), which must be even, "
-                f"but got head_dim={architecture.head_dim}."
-            )
+        self.rotary_dim = rotary_dim(architecture)
         cosines, sines = rotary_tables(architecture.context, self.rotary_dim)
         self.register_buffer("cosines", cosines, persistent=False)
         self.register_buffer("sines", sines, persistent=False)

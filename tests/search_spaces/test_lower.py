@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from costmodel import ops
 from costmodel.deployment.deploy import Deployment, Phase
+from costmodel.errors import UserError
 from costmodel.ops import GeluForm, SoftmaxForm
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.lower import lower
@@ -160,6 +161,13 @@ def test_half_of_the_heads_halve_what_attention_is_wide(phase: Phase) -> None:
 
 def test_half_of_the_heads_rotate_half() -> None:
     assert ops_of("LHLGo", base="pythia-70m")["attention.rotary"] == ops.Rotary(rows=8, heads=4, rotary_dim=16)
+
+
+@pytest.mark.parametrize(("heads", "d_model"), [(1, 12), (2, 2)])  # 3 of 12 features, 2 of 1
+def test_what_cannot_be_rotated_in_pairs_is_refused(heads: int, d_model: int) -> None:
+    architecture = base_architecture("pythia-70m", Dimensions(heads=heads, d_model=d_model))
+    with pytest.raises(UserError, match=f"must be even and no more than it has, but got head_dim={d_model // heads};"):
+        lower(architecture, 8)
 
 
 def test_half_of_one_head_is_one() -> None:
