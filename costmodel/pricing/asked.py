@@ -22,6 +22,7 @@ from search_spaces.resolve import call_factory, is_factory, is_notation, resolve
 # a notation, the path of a .yaml file or of an export, `module:factory`, or the model itself
 Model: TypeAlias = str | os.PathLike[str] | Architecture | OpGraph | Module
 GRAPH = "op graph"  # what an op graph is called, which has no name
+BASE, SEQ_LEN = "gpt2-small", 128  # unless given
 
 
 class Title(TypedDict):
@@ -36,7 +37,7 @@ class Title(TypedDict):
 class ModelFlags(TypedDict, total=False):
     """What may be said of a model beside its name, as `asked_model` describes it."""
 
-    base: str
+    base: str | None
     layers: int | None
     heads: int | None
     d_model: int | None
@@ -44,7 +45,7 @@ class ModelFlags(TypedDict, total=False):
     vocab: int | None
     gelu: GeluForm | None
     softmax: SoftmaxForm | None
-    seq_len: int
+    seq_len: int | None
     embedding: Encoding
     projection: Projection
     phase: Phase
@@ -108,7 +109,7 @@ class AskedModel(NamedTuple):
 def asked_model(
     model: Model,
     *,
-    base: str = "gpt2-small",
+    base: str | None = None,
     layers: int | None = None,
     heads: int | None = None,
     d_model: int | None = None,
@@ -116,7 +117,7 @@ def asked_model(
     vocab: int | None = None,
     gelu: GeluForm | None = None,
     softmax: SoftmaxForm | None = None,
-    seq_len: int = 128,
+    seq_len: int | None = None,
     embedding: Encoding = "one-hot",
     projection: Projection = "all",
     phase: Phase = "prefill",
@@ -127,12 +128,13 @@ def asked_model(
 ) -> AskedModel:
     """The model that a name, or a model itself, and its flags stand for. The commands have these flags of here.
 
-    Raises UserError for an unknown architecture or base, dimensions that do not fit, or a way that it cannot be run in.
+    Raises UserError for an unknown architecture or base, dimensions that do not fit, a flag that a model of its own
+    dimensions or tokens cannot take, or a way that it cannot be run in.
 
     Args:
         model: a notation such as SM+ScFuFFN_i6, the path of an architecture's .yaml file or of an export's folder,
             module:factory, an Architecture, the op graph of a prompt, or a torch module of 1 x T token ids.
-        base: the model whose dimensions a name is placed on.
+        base: the model whose dimensions a name is placed on (gpt2-small unless given).
         layers: number of layers, instead of the base's.
         heads: attention heads per layer, instead of the base's.
         d_model: features of the residual stream, instead of the base's.
@@ -140,7 +142,7 @@ def asked_model(
         vocab: tokens in the vocabulary, instead of the base's.
         gelu: the form of every GELU, instead of the base's.
         softmax: softmax in every layer, or a form that takes its place, instead of the base's.
-        seq_len: tokens of the prompt.
+        seq_len: tokens of the prompt (128 unless given, or those of an op graph).
         embedding: tokens one-hot encoded by the client, or looked up under the protocol.
         projection: logits of all tokens, or of the last one.
         phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
@@ -164,39 +166,48 @@ def asked_model(
     return _asked(model, base, dimensions, seq_len, deployment)
 
 
-def _asked(model: Model, base: str, dimensions: Dimensions, seq_len: int, deployment: Deployment) -> AskedModel:
+def _asked(
+    model: Model, base: str | None, dimensions: Dimensions, seq_len: int | None, deployment: Deployment
+) -> AskedModel:
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
-    named_base = base if name is not None and is_notation(name) else None
-    if named_base is None and dimensions != Dimensions():
+    is_named = name is not None and is_notation(name)
+    if not is_named and (base is not None or dimensions != Dimensions()):
         shown = type(model).__name__ if name is None else repr(name)
-        raise UserError(f"architecture {shown} brings its own dimensions; leave out the flags that change them.")
+        raise UserError(
+            f"architecture {shown} brings its own dimensions; leave out the flags that give or change them."
+        )
     made = call_factory(name) if name is not None and is_factory(name) else model if name is None else None
     if isinstance(made, Architecture):
         return _of_member(Member(architecture=made, entropy_regularised=False), None, seq_len, deployment)
     if made is not None:
         return _of_module_or_graph(made, name, seq_len, deployment)
     assert name is not None
-    return _of_member(resolve(name, base_architecture(base, dimensions)), named_base, seq_len, deployment)
+    base = BASE if base is None else base
+    member = resolve(name, base_architecture(base, dimensions))
+    return _of_member(member, base if is_named else None, seq_len, deployment)
 
 
-def _of_member(member: Member, base: str | None, seq_len: int, deployment: Deployment) -> AskedModel:
-    architecture = member.architecture
+def _of_member(member: Member, base: str | None, seq_len: int | None, deployment: Deployment) -> AskedModel:
+    architecture, seq_len = member.architecture, SEQ_LEN if seq_len is None else seq_len
     name = name_of(architecture, entropy_regularised=member.entropy_regularised)
     title = Title(architecture=name, base=base, seq_len=seq_len, deployment=asdict(deployment))
     graph, whole = lower(architecture, seq_len, deployment), partial(lower, architecture)
     return AskedModel(title, graph, architecture, deployment, whole)
 
 
-def _of_module_or_graph(made: Module, name: str | None, seq_len: int, deployment: Deployment) -> AskedModel:
+def _of_module_or_graph(made: Module, name: str | None, seq_len: int | None, deployment: Deployment) -> AskedModel:
     """Of an op graph, which has tokens of its own, or a torch module. Raises UserError for anything else."""
+    asked_len = SEQ_LEN if seq_len is None else seq_len
     if isinstance(made, OpGraph):
-        known = next((node.op.tokens for node in made if isinstance(node.op, TokenEmbedding)), seq_len)
+        known = next((node.op.tokens for node in made if isinstance(node.op, TokenEmbedding)), asked_len)
+        if seq_len not in (None, known):
+            raise UserError(f"an op graph of {known} tokens is priced at these, but got {seq_len=}; leave it out.")
         title = Title(architecture=name or GRAPH, base=None, seq_len=known, deployment=asdict(deployment))
         return AskedModel(title, deploy(made, deployment), None, deployment, partial(_of_length, made, known))
     called = name or type(made).__name__
-    title = Title(architecture=called, base=None, seq_len=seq_len, deployment=asdict(deployment))
+    title = Title(architecture=called, base=None, seq_len=asked_len, deployment=asdict(deployment))
     traced = cache(partial(trace, made, name=called))  # a trace takes seconds, and new tokens read it again
-    return AskedModel(title, deploy(traced(seq_len), deployment), None, deployment, traced)
+    return AskedModel(title, deploy(traced(asked_len), deployment), None, deployment, traced)
 
 
 def _of_length(graph: OpGraph, known: int, tokens: int) -> OpGraph:

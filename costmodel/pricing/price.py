@@ -49,7 +49,11 @@ def price(
     Raises UserError for a model that is none of these, a flag that it or the protocol cannot take, or an op that the
     protocol has no formula for.
     """
-    asked = model if isinstance(model, AskedModel) and not flags else asked_model(model, **flags)
+    if isinstance(model, AskedModel) and flags:
+        raise UserError(
+            f"a model that is read has its flags already, but got {', '.join(flags)}; give `asked_model` them."
+        )
+    asked = model if isinstance(model, AskedModel) else asked_model(model, **flags)
     if new_tokens is not None:
         asked = asked.answering
     setting = _setting(protocol, weights=weights, weight_masks=weight_masks, threads=threads)

@@ -313,7 +313,8 @@ def test_an_architecture_from_a_file_brings_its_dimensions(run, tmp_path):
     document = json.loads(out)
     assert (code, document["architecture"], document["base"]) == (0, "SM+LN+G", None)
     assert [entry["layer"] for entry in document["by_layer"]] == ["embed", 0, 1, "head"]
-    assert "brings its own dimensions" in refused(run("estimate", "tiny.yaml", "--layers", "3"))
+    for flag in ("--layers=3", "--base=tiny"):
+        assert "brings its own dimensions" in refused(run("estimate", "tiny.yaml", flag))
 
 
 def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):

@@ -147,6 +147,8 @@ def test_without_pandas_there_is_one_line(monkeypatch):
         ("SM", {"protocol": "bgw"}, "protocol must be one of published"),
         ("SM", {"network": "wan"}, "published has its network fitted in"),
         (TINY, {"layers": 3}, "Architecture brings its own dimensions; leave out the flags"),
+        (TINY, {"base": "gpt2-small"}, "Architecture brings its own dimensions; leave out the flags"),
+        (lower(TINY, 8), {"seq_len": 9}, "an op graph of 8 tokens is priced at these, but got seq_len=9; leave it out"),
         (TINY, {"phase": "decode", "new_tokens": 2}, "does not go with phase decode"),
         (TINY, {"new_tokens": 0}, "--new-tokens must be at least 1"),
         (object(), {}, "must be an Architecture or a torch.nn.Module, but is object"),
@@ -161,7 +163,7 @@ def test_bad_input_is_one_line(model, keywords, message):
 def test_an_asked_model_takes_no_more_flags():
     asked = asked_model("SM", base="tiny", seq_len=8)
     assert costmodel.price(asked).total == costmodel.price("SM", base="tiny", seq_len=8).total
-    with pytest.raises(costmodel.UserError, match="must be an Architecture or a torch.nn.Module"):
+    with pytest.raises(costmodel.UserError, match="has its flags already, but got seq_len; give `asked_model` them"):
         costmodel.price(asked, seq_len=9)
 
 
