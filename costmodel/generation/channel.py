@@ -5,6 +5,7 @@ farewell means that the peer is gone, which the engine itself would only notice 
 """
 
 import json
+import math
 import socket
 import struct
 from collections.abc import Sequence
@@ -49,16 +50,18 @@ class Channel:
             raise GoneError(str(error)) from None
         self.sent_bytes += len(data)
 
-    def receive(self, timeout_s: float | None = None) -> Frame:
-        """The next frame. Raises GoneError if there is none, or not in time."""
+    def receive(self, timeout_s: float | None = None, max_blob_bytes: float = math.inf) -> Frame:
+        """The next frame. Raises GoneError if there is none, or not in time, or one of more bytes beside its header."""
         self._connection.settimeout(timeout_s)
         try:
             (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
             if length > MAX_HEADER_BYTES:
                 raise GoneError("what came is no frame")
             header = json.loads(self._exactly(length))
-            blobs = tuple(self._exactly(size) for size in header.pop("sizes"))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if sum(map(abs, sizes := header.pop("sizes"))) > max_blob_bytes:
+                raise GoneError("what came is larger than it may be")
+            blobs = tuple(map(self._exactly, sizes))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise GoneError(str(error)) from None
         finally:
             self._connection.settimeout(None)

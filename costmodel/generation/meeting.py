@@ -96,11 +96,16 @@ def _greet(channel: Channel, rank: int, own: Mapping[str, str]) -> None:
 def _introduction(channel: Channel, expected: set[int]) -> dict[str, Any] | None:
     """The hello of one of the expected parties; None of somebody else, who knocked."""
     try:
-        hello = channel.receive(INTRODUCTION_S).header
+        hello = channel.receive(INTRODUCTION_S, max_blob_bytes=0).header
     except GoneError:
         return None
-    is_party = hello.get("kind") == HELLO and hello.get("rank") in expected and isinstance(hello.get("terms"), dict)
-    return hello if is_party else None
+    return hello if _is_hello(hello, expected) else None
+
+
+def _is_hello(header: dict[str, Any], expected: set[int]) -> bool:
+    rank = header.get("rank")
+    is_expected = type(rank) is int and rank in expected  # True, or a list, is no rank
+    return header.get("kind") == HELLO and is_expected and isinstance(header.get("terms"), dict)
 
 
 def _version(package: str) -> str:
@@ -133,10 +138,10 @@ def _hello(
     channel: Channel, peer: int, addresses: Sequence[tuple[str, int]], deadline: float, wait_s: float
 ) -> dict[str, Any]:
     try:
-        header = channel.receive(max(0.1, deadline - time.monotonic())).header
+        header = channel.receive(max(0.1, deadline - time.monotonic()), max_blob_bytes=0).header
     except GoneError as error:
         raise UserError(_absent(addresses, peer, wait_s, str(error))) from None
-    if header.get("kind") != HELLO or header.get("rank") != peer:
+    if not _is_hello(header, {peer}):
         raise UserError(f"{_named(addresses, peer)} must be party {peer}, but is something else; check --peers.")
     return header
 

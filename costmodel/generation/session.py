@@ -131,8 +131,11 @@ def on_loopback(client: Assignment) -> list[Assignment]:
 
 
 def loopback_addresses(protocol: str) -> tuple[tuple[str, int], ...]:
-    """A free port for every party, with a free one after it."""
-    return tuple((LOOPBACK, _free_pair()) for _ in range(NUM_PARTIES[protocol]))
+    """A free port for every party, with a free one after it, all different."""
+    while True:
+        ports = [_free_pair() for _ in range(NUM_PARTIES[protocol])]
+        if len({each for port in ports for each in (port, port + 1)}) == 2 * len(ports):
+            return tuple((LOOPBACK, port) for port in ports)
 
 
 def _free_pair() -> int:

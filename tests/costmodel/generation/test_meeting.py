@@ -1,5 +1,6 @@
 """Parties that do not come, are not alone at their port, or are about to run something else, are told in one line."""
 
+import json
 import socket
 import threading
 import time
@@ -8,8 +9,9 @@ from queue import SimpleQueue
 import pytest
 
 from costmodel.errors import UserError
+from costmodel.generation import session
 from costmodel.generation.channel import Channel, Frame, GoneError
-from costmodel.generation.meeting import meet, parse_peers, terms
+from costmodel.generation.meeting import HELLO, meet, parse_peers, terms
 from costmodel.generation.peers import FAREWELL, Peers
 from costmodel.generation.session import loopback_addresses
 from costmodel.protocols.primitives import EngineSetting
@@ -94,7 +96,27 @@ def test_a_port_in_use_is_named(offset):
         meet(0, addresses, terms("semi2k", EngineSetting()), 0.5)
 
 
-def test_who_says_something_else_is_not_a_party():
+def frame(**header):
+    head = json.dumps(header).encode()
+    return len(head).to_bytes(4, "big") + head
+
+
+HELLO_OF_1 = {"kind": HELLO, "rank": 1, "terms": {}}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\x01\x00\x00" + b"[" * (1 << 16),
+        frame(**HELLO_OF_1 | {"rank": [1]}, sizes=[]),
+        frame(**HELLO_OF_1 | {"rank": True}, sizes=[]),
+        frame(**HELLO_OF_1, sizes=[10**30]),
+        frame(**HELLO_OF_1, sizes=[10**13]),
+        frame(**HELLO_OF_1, sizes=[10**13, -(10**13)]),
+    ],
+)
+def test_who_says_something_else_is_not_a_party(said):
     addresses, own = loopback_addresses("semi2k"), terms("semi2k", EngineSetting())
     found = {}
     client = threading.Thread(target=lambda: found.update({0: meeting_of(0, addresses, own)}))
@@ -102,7 +124,7 @@ def test_who_says_something_else_is_not_a_party():
     for _ in range(50):
         try:
             with socket.create_connection(addresses[0]) as stranger:
-                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                stranger.sendall(said)
                 break
         except ConnectionRefusedError:
             time.sleep(0.05)
@@ -128,6 +150,12 @@ def test_peers_are_hosts_and_ports(text, line):
 
 def test_peers_by_rank():
     assert parse_peers("10.0.0.1:7000, server.org:7000", 2) == (("10.0.0.1", 7000), ("server.org", 7000))
+
+
+def test_no_two_parties_of_a_machine_are_given_the_same_port(monkeypatch):
+    drawn = iter([7000, 7001, 7000, 7000, 7000, 7002])
+    monkeypatch.setattr(session, "_free_pair", lambda: next(drawn))
+    assert loopback_addresses("semi2k") == (("127.0.0.1", 7000), ("127.0.0.1", 7002))
 
 
 def test_a_peer_that_leaves_without_farewell_is_noticed_at_once():
