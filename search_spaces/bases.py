@@ -6,7 +6,7 @@ from costmodel.errors import UserError
 from costmodel.ops import GeluForm, SoftmaxForm
 from search_spaces.architecture import Architecture, Block, Layer
 
-MAX_LAYERS = 1000  # several times the deepest decoders in use; more is a slip of the keyboard
+MAX_LAYERS = 500  # several times the deepest decoders in use, and as deep as members are listed, by recursion
 GPT2_LAYER = Layer(norm1="layernorm", norm2="layernorm", ffn="gelu")
 
 

@@ -127,8 +127,8 @@ def test_scaled_keeps_placement_and_ffn_ratio() -> None:
     [
         (Dimensions(heads=5), "`num_heads` must divide `d_model`, but got num_heads=5, d_model=768."),
         (Dimensions(d_model=0), "`d_model` must be at least 1, but got 0."),
-        (Dimensions(layers=0), "`layers` must be from 1 to 1000, but got 0."),
-        (Dimensions(layers=10**12), "`layers` must be from 1 to 1000, but got 1000000000000."),
+        (Dimensions(layers=0), "`layers` must be from 1 to 500, but got 0."),
+        (Dimensions(layers=10**12), "`layers` must be from 1 to 500, but got 1000000000000."),
         (Dimensions(vocab=-3), "`vocab_size` must be at least 1, but got -3."),
     ],
 )

@@ -92,7 +92,7 @@ def test_removed_attention_takes_its_norm_with_it() -> None:
         ),
         (CHOICES + "dimensions: {depth: 3}\n", "`dimensions` of PATH has the unknown key 'depth'; known keys are "),
         (CHOICES + "dimensions: {heads: 3}\n", "`num_heads` must divide `d_model`, but got num_heads=3, d_model=16."),
-        (CHOICES + "dimensions: {layers: 99999999}\n", "`layers` must be from 1 to 1000, but got 99999999."),
+        (CHOICES + "dimensions: {layers: 99999999}\n", "`layers` must be from 1 to 500, but got 99999999."),
         (MEMBERS.replace("SM+R", "SM+Q"), "architecture must be a name like SM+LN+G, "),
         (MEMBERS.replace("SM+R", "SM_i3"), "`_i3` of 'SM_i3' removes more FFNs than there are layers (2); "),
         (MEMBERS.replace("SM+R", "EReg(SM+R)"), "member 'EReg(SM+R)' must be without EReg(...); "),

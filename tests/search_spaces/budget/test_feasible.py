@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from costmodel.cost import Budget, Price
 from costmodel.errors import InfeasibleError
 from costmodel.estimate import Pricer
+from search_spaces.bases import MAX_LAYERS, Dimensions
 from search_spaces.budget.feasible import FeasibleSpace, check_feasible, price_slices, within_budget
 from search_spaces.budget.priced_space import Measure, PricedSpace, cheapest, most_expensive, price_of, price_space
+from search_spaces.definition import Definition
 from search_spaces.notation import parse
-from search_spaces.space import SearchSpace, load_space, members, num_members
+from search_spaces.space import SearchSpace, build_space, load_space, members, num_members
 
 
 def budget_at(priced: PricedSpace, latency: float | None, sent: float | None) -> Budget:
@@ -203,3 +205,10 @@ def test_infeasible_in_both_names_the_cheapest_in_each(pricer: Pricer, small_spa
 
 def test_a_feasible_budget_passes_the_check(pricer: Pricer) -> None:
     check_feasible(within_budget(price_space(load_space("tiny"), pricer, 8), Budget(latency_s=1e6)))
+
+
+def test_members_of_the_deepest_space_are_listed(pricer: Pricer) -> None:
+    members = ("SM+LN+G", "SM+R")  # few, since what is checked is the depth
+    deepest = Definition(name="deepest", base="tiny", dimensions=Dimensions(layers=MAX_LAYERS), members=members)
+    feasible = within_budget(price_space(build_space(deepest), pricer, 8), Budget(latency_s=1e6))
+    assert next(feasible.members()).architecture.num_layers == MAX_LAYERS
