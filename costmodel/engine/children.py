@@ -36,13 +36,15 @@ def started_child(
     """A process of a module, which ends with the block, come what may; told its folder, where to answer, its ranks."""
     read_end, write_end = os.pipe()
     command = [*prefix, sys.executable, "-m", module, str(folder), str(write_end), *map(str, ranks)]
-    with log_file(folder, ranks[0]).open("wb") as log:
-        environment = os.environ | {THREAD_LIMIT: str(threads)}
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=environment
-        )
-    os.close(write_end)
     with os.fdopen(read_end) as answers:
+        try:
+            with log_file(folder, ranks[0]).open("wb") as log:
+                environment = os.environ | {THREAD_LIMIT: str(threads)}
+                process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=environment
+                )
+        finally:
+            os.close(write_end)
         try:
             yield Child(process=process, ranks=tuple(ranks), answers=answers)
         finally:

@@ -16,6 +16,7 @@ import pytest
 
 from costmodel import ops
 from costmodel.engine import links, session, spu
+from costmodel.engine.children import started_child
 from costmodel.engine.job import Job, ops_job
 from costmodel.engine.links import LOOPBACK, UNHINDERED, Condition, Wiring
 from costmodel.protocols.primitives import EngineSetting
@@ -101,6 +102,13 @@ def test_a_port_that_is_taken_is_tried_again_elsewhere(started: list[subprocess.
         (only,), _ = spu.passes(relu(), link, [UNHINDERED], timeout_s=100)
     assert only.by_op[0].messages == 16
     assert len(started) == 4
+
+
+def test_what_cannot_be_started_leaves_nothing_open(tmp_path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError), started_child("none", tmp_path, (0,), 1, prefix=["/absent"]):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.needs_engine
