@@ -85,8 +85,8 @@ def fit_kinds(
     for name in sorted(groups, key=lambda name: not name.startswith(POOL)):
         works = [work(op, protocol, setting) for op, _ in groups[name]]
         pool = kinds.get(f"{POOL}.{name.rpartition('.')[2]}")
-        shared = {} if pool is None or "products" not in works[0] else pool.per_unit_s
-        kinds[name] = _fit(works, [seconds for _, seconds in groups[name]], shared)
+        known = {} if pool is None or "products" not in works[0] else pool.per_unit_s
+        kinds[name] = _fit(works, [seconds for _, seconds in groups[name]], known)
     return {name: kinds[name] for name in groups}
 
 
@@ -154,14 +154,12 @@ def _held(series: Series, setting: EngineSetting) -> EngineSetting:
     return replace(setting, weights=series.weights)
 
 
-def _fit(
-    works: Sequence[Mapping[str, int]], seconds: Sequence[float], shared: Mapping[str, float] | None = None
-) -> KindSeconds:
+def _fit(works: Sequence[Mapping[str, int]], seconds: Sequence[float], known: Mapping[str, float]) -> KindSeconds:
     """Least mean relative error, coefficients >= 0; then again without each op, to see how well it is told.
 
-    shared: coefficients that are known from other kinds.
+    known: coefficients from other kinds.
     """
-    rows, known = [{FIXED: 1, **units} for units in works], shared or {}
+    rows = [{FIXED: 1, **units} for units in works]
     values = _coefficients(rows, seconds, known)
     held_out = [
         _error(

@@ -13,9 +13,7 @@ REPEATS = 2
 WARM_UPS = 2  # what is made once, and batches that the first pass nearly used up
 
 
-def least_passes(
-    job: Job, link: Link, conditions: Sequence[Condition], *, repeats: int = REPEATS, timeout_s: float | None = None
-) -> tuple[Pass, ...]:
+def least_passes(job: Job, link: Link, conditions: Sequence[Condition], *, repeats: int = REPEATS) -> tuple[Pass, ...]:
     """For each condition the fastest of so many passes, since whatever else the machine does only adds to them.
 
     Passes that made a batch of oblivious transfers ahead, which shows in their messages, are left out; triples for
@@ -26,7 +24,7 @@ def least_passes(
     """
     if repeats < 1:
         raise UserError(f"`repeats` must be at least 1, but got {repeats}.")
-    done, _ = passes(job, link, [*[UNHINDERED] * WARM_UPS, *list(conditions) * repeats], timeout_s=timeout_s)
+    done, _ = passes(job, link, [*[UNHINDERED] * WARM_UPS, *list(conditions) * repeats])
     rest = done[WARM_UPS:]
     most = min(map(_messages, rest)) + BATCH_MESSAGES - 1
     return tuple(
@@ -41,14 +39,13 @@ def measure_on_link(
     bandwidth_bits_per_s: float | None,
     delay_s: float = 0.0,
     repeats: int = REPEATS,
-    timeout_s: float | None = None,
 ) -> Pass:
     """Seconds of a pass, and of every op in it, on a link of a bandwidth (None: no limit) and a one-way delay.
 
     Raises UserError, with the reason, where no such link can be made; else as `least_passes`.
     """
     condition = Condition(bandwidth_bits_per_s=bandwidth_bits_per_s, delay_s=delay_s)
-    return least_passes(job, shaped, [condition], repeats=repeats, timeout_s=timeout_s)[0]
+    return least_passes(job, shaped, [condition], repeats=repeats)[0]
 
 
 def _messages(done: Pass) -> int:

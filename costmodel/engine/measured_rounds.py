@@ -54,9 +54,7 @@ def parse_delays(text: str) -> tuple[float, ...]:
     return delays_s
 
 
-def measured_rounds(
-    job: Job, *, delays_s: Sequence[float], repeats: int = REPEATS, timeout_s: float | None = None
-) -> MeasuredRounds:
+def measured_rounds(job: Job, *, delays_s: Sequence[float], repeats: int = REPEATS) -> MeasuredRounds:
     """Rounds of one pass, without what the engine sets up once or makes in batches of oblivious transfers.
 
     What cheetah waits for while it makes triples for small products is in them, where a pass makes some.
@@ -66,7 +64,7 @@ def measured_rounds(
     check_delays(delays_s)
     delays = sorted(set(delays_s))
     conditions = [Condition(delay_s=delay_s) for delay_s in delays]
-    return _fitted(delays, least_passes(job, delayed, conditions, repeats=repeats, timeout_s=timeout_s))
+    return _fitted(delays, least_passes(job, delayed, conditions, repeats=repeats))
 
 
 def _fitted(delays: Sequence[float], done: Sequence[Pass]) -> MeasuredRounds:

@@ -22,10 +22,9 @@ from costmodel.engine.session import EngineError, run_passes
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import Node, Op, OpGraph
-from costmodel.protocols.derived import NUM_PARTIES
 from costmodel.protocols.primitives import EngineSetting
 
-__all__ = ["NUM_PARTIES", "EngineError", "EngineRun", "Measured", "Pass", "check_installed", "measure", "passes", "run"]
+__all__ = ["EngineError", "EngineRun", "Measured", "Pass", "check_installed", "measure", "passes", "run"]
 
 INSTALL = "python3.11 -m pip install 'spu==0.9.5' 'numpy<2'"
 NEWEST_PYTHON = (3, 11)  # the engine has wheels for 3.10 and 3.11
@@ -54,10 +53,6 @@ class EngineRun:
     logits: Array
     by_op: tuple[tuple[Node, Measured], ...]
     peak_bytes: tuple[int | None, ...] = ()
-
-    @property
-    def total(self) -> Measured:
-        return total_measured(cost for _, cost in self.by_op)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,39 +86,29 @@ def run(
     protocol: str,
     setting: EngineSetting,
     link: str = "memory",
-    timeout_s: float | None = None,
 ) -> EngineRun:
     """One forward pass of a sequence under the engine; where masks of weights are kept, the second of two.
 
     weights, tokens, caches: as `interpreter.execute` takes them. link: a key of `links.LINKS`.
 
     Raises UserError for an unknown protocol or link, inputs that do not fit the graph, or an engine that is not
-    installed; EngineError if the engine fails or takes longer than `timeout_s`.
+    installed; EngineError if the engine fails.
     """
     job = graph_job(graph, weights, tokens, caches, protocol=protocol, setting=setting)
     conditions = [UNHINDERED] * (2 if setting.weight_masks == "kept" else 1)
-    (*_, last), logits = passes(job, _link(link), conditions, timeout_s=timeout_s)
+    (*_, last), logits = passes(job, _link(link), conditions)
     peaks = tuple(None if None in of_all else max(of_all) for of_all in zip(*last.peak_bytes, strict=True))
     return EngineRun(logits=logits, by_op=tuple(zip(graph.nodes, last.by_op, strict=True)), peak_bytes=peaks)
 
 
-def measure(
-    ops: Sequence[Op],
-    *,
-    protocol: str,
-    setting: EngineSetting,
-    seed: int = 0,
-    link: str = "memory",
-    timeout_s: float | None = None,
-) -> tuple[Measured, ...]:
+def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting, link: str = "memory") -> tuple[Measured, ...]:
     """What each op costs by itself, on random numbers: for calibration, and to check formulas.
 
     Set-up that the engine does once, at the first op that needs it, is in that op's cost.
 
     Raises UserError for an unknown protocol or link or an engine that is not installed; EngineError as `run`.
     """
-    job = ops_job(ops, protocol=protocol, setting=setting, seed=seed)
-    (only,), _ = passes(job, _link(link), [UNHINDERED], timeout_s=timeout_s)
+    (only,), _ = passes(ops_job(ops, protocol=protocol, setting=setting), _link(link), [UNHINDERED])
     return only.by_op
 
 
@@ -132,7 +117,8 @@ def passes(
 ) -> tuple[tuple[Pass, ...], Array]:
     """The same job several times by the same parties, each time under a condition of the link; and the last result.
 
-    Raises UserError for an engine that is not installed or a condition that the link does not have; EngineError.
+    Raises UserError for an engine that is not installed or a condition that the link does not have; EngineError if the
+    engine fails or takes longer than `timeout_s`.
     """
     check_installed()
     done = run_passes(job, link, conditions, timeout_s)

@@ -200,10 +200,8 @@ class Published(Pricer):
         return sum(seconds[term] for term in self.latency_bounds_s) / whole if whole else 0.0
 
 
-def load(network: str | None = None) -> Published:
-    """The committed testbed. Raises UserError if a network is asked for: it is fitted in."""
-    if network is not None:
-        raise UserError(f"protocol published has its network fitted in, but got network {network!r}; leave it out.")
+def load() -> Published:
+    """The committed testbed."""
     return pricer(load_testbed(TESTBED), cost_model_id(TESTBED.read_bytes()))
 
 

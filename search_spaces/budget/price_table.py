@@ -105,10 +105,9 @@ def rows_of(table: PriceTable, members: Iterable[Member]) -> NDArray[np.intp]:
     return np.array(rows, dtype=np.intp).reshape(-1, len(table.steps))
 
 
-def member_of_row(table: PriceTable, row: MemberRows, *, entropy_regularised: bool = False) -> Member:
-    """The member that one row stands for, in or out of the space."""
-    layers = [table.layers[index] for index in row]
-    return member_of(table.priced.space, layers, entropy_regularised=entropy_regularised)
+def member_of_row(table: PriceTable, row: MemberRows) -> Member:
+    """The member that one row stands for, in or out of the space, without entropy regularisation."""
+    return member_of(table.priced.space, [table.layers[index] for index in row], entropy_regularised=False)
 
 
 def _step(

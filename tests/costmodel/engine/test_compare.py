@@ -14,6 +14,7 @@ from costmodel.engine import children, compare, spu
 from costmodel.engine.measured_rounds import MeasuredRounds
 from costmodel.engine.spu import EngineError, EngineRun, Measured
 from costmodel.execution import interpreter
+from costmodel.protocols.derived import NUM_PARTIES
 from costmodel.protocols.primitives import NOTHING, EngineSetting
 from costmodel.report import comparisons
 from costmodel.report.estimates import PRICE_KEYS
@@ -327,7 +328,7 @@ def test_predictions_do_not_need_the_engine(no_engine, graph_of):
 
 
 def test_every_engine_protocol_is_compared():
-    assert set(compare.PREDICTIONS) == set(spu.NUM_PARTIES)
+    assert set(compare.PREDICTIONS) == set(NUM_PARTIES)
 
 
 @pytest.mark.parametrize("name", ["SM", "SM+LN+G", "HH(SM+ScFuFFN)", "SM(t)+ScFFN"])

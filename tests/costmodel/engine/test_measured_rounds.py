@@ -23,7 +23,7 @@ def job(protocol: str = "semi2k"):
 def fake_passes(seconds_of_delay, messages):
     """Passes of two ops that take so long, the first of them with so many messages pass by pass."""
 
-    def passes(job, link, conditions, timeout_s=None):
+    def passes(job, link, conditions):
         done = []
         for index, condition in enumerate(conditions):
             parts = seconds_of_delay(condition.delay_s, index)
