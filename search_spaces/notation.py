@@ -126,7 +126,7 @@ def parse_deployed(text: str, base: Architecture) -> Architecture:
 def name_of(architecture: Architecture, *, entropy_regularised: bool = False) -> str:
     """The papers' name where there is one, else the placement.
 
-    `parse` on the same base gives the architecture back, if its final norm is the one a name implies.
+    `parse` on the same base gives the architecture back.
     """
     text = _paper_name(architecture) or placement(architecture)
     if architecture.block == "sas":

@@ -14,7 +14,7 @@ from costmodel.ops import Node, OpGraph
 
 
 def in_vocab_blocks(graph: OpGraph, num_blocks: int) -> OpGraph:
-    """The graph with its vocabulary projection in so many blocks, the last one smaller if need be.
+    """The graph with its vocabulary projection in at most so many blocks of one size, the last one smaller if need be.
 
     A block has the name of the whole one, `@` and its first entry; what joins them has the whole one's name.
 

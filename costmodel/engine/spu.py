@@ -1,6 +1,6 @@
 """Runs an op graph under a real MPC engine, SecretFlow-SPU, and measures what it sends.
 
-Every op is compiled by itself from its function in `execution.interpreter`, run by all parties, and its result kept
+Every op is compiled by itself from its function in `execution.op_functions`, run by all parties, and its result kept
 secret for the next op, so that the engine's counters can be read per op and what is priced is what is run. Before the
 run, all operands are secret-shared but those that `execution.interpreter` calls public, or are put in the hands of the
 server alone; the client shares its tokens, one-hot or as they are.

@@ -191,7 +191,7 @@ class PricedModel:
         return [{**record, "held_bytes": each} for record, each in zip(records, held, strict=True)]
 
     def to_pandas(self) -> Any:
-        """`to_records` as a pandas.DataFrame, num_ops x 14, or num_new_tokens x 9.
+        """`to_records` as a pandas.DataFrame, num_ops x 14, or num_new_tokens x 10.
 
         Raises UserError if pandas is not installed.
         """

@@ -6,10 +6,9 @@ import hashlib
 # prices are comparable if their ids are equal. `tests/costmodel/test_golden_prices.py` fails until it is raised.
 COST_MODEL_VERSION = 3
 
-
 # The engine whose sources the formulas of semi2k, aby3 and cheetah were read in and whose bytes they were held against;
 # seconds measured under another one are of other kernels, so they do not go with these formulas.
-ENGINE = "SecretFlow-SPU 0.9.5"  # whose sources every formula is from
+ENGINE = "SecretFlow-SPU 0.9.5"
 
 
 def is_hash_of_sources(cost_model_id: str) -> bool:

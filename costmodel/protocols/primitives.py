@@ -13,13 +13,13 @@ from costmodel.errors import UserError
 # primitive -> what it does to secret-shared integers of the ring
 #   multiply, square: element-wise products; matmul: a matrix product
 #   truncate: division by a power of two, which every product of fixed-point numbers needs
-#   sign: the most significant bit of an arithmetic sharing, as a boolean sharing of one bit
-#   select: an arithmetic sharing times a boolean sharing of one bit
-#   to_bits: arithmetic to boolean sharing of every bit; to_arithmetic: back, from the lowest `bits` bits
+#   msb: the most significant bit of an arithmetic sharing, as a boolean sharing of one bit
+#   mux: an arithmetic sharing times a boolean sharing of one bit
+#   a2b: arithmetic to boolean sharing of every bit; b2a: back, from the lowest `bits` bits
 #   equal: whether a number is a public one, as an arithmetic sharing
-#   conjoin: AND of two boolean sharings of `bits` bits
+#   and: AND of two boolean sharings of `bits` bits
 #   share: an arithmetic sharing of a public number
-#   deal: an arithmetic sharing of what one party holds
+#   input: an arithmetic sharing of what one party holds
 Primitive = Literal[
     "multiply", "square", "matmul", "truncate", "msb", "mux", "a2b", "b2a", "equal", "and",
     "share", "input",
