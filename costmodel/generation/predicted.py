@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
 
 from costmodel.engine.compare import predict
-from costmodel.network import Network, network_s
+from costmodel.network import Network
 from costmodel.ops import OpGraph
 from costmodel.protocols import cheetah, derived
 from costmodel.protocols.compute_testbed import seconds_of
@@ -33,7 +32,7 @@ def predictions(
     Raises UserError for a setting that the protocol does not have, an op without formula or a ring too small for it.
     """
     comms = _comms(steps, protocol, setting)
-    pricer = _pricer(protocol, setting, network)
+    pricer = derived.load_if_measured(protocol, network, setting)
     return tuple(
         Prediction(
             sent_bytes=comm.online_bytes + comm.setup_bytes,
@@ -57,19 +56,7 @@ def _comms(steps: Sequence[OpGraph], protocol: str, setting: EngineSetting) -> l
     return [total_comm(predict(steps[0], protocol, setting.of_first_run)), *(known[graph] for graph in steps[1:])]
 
 
-def _pricer(protocol: str, setting: EngineSetting, network: str | Network) -> Derived | None:
-    usual = EngineSetting(weights=setting.weights, weight_masks=setting.weight_masks)
-    return derived.load(protocol, network, setting=setting) if setting == usual else None
-
-
 def _seconds(graph: OpGraph, comm: Comm, pricer: Derived, *, starts: bool) -> float:
     """As `Derived.price` has them, but for set-up, which is in the step that needs it. starts: the session's first."""
     computing_s = sum(seconds_of(node.op, pricer.setting.weights, pricer.testbed) for node in graph)
-    pairs = comb(derived.NUM_PARTIES[pricer.protocol], 2)
-    wire_s = network_s(
-        pricer.link,
-        rounds=comm.rounds,
-        waited_bytes=comm.waited_bytes,
-        pair_bytes=(comm.online_bytes + comm.setup_bytes) / pairs,
-    )
-    return computing_s + wire_s + (pricer.testbed.start_s if starts else 0.0)
+    return computing_s + pricer.wire_s(comm) + (pricer.testbed.start_s if starts else 0.0)

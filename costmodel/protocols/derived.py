@@ -70,13 +70,7 @@ class Derived(Pricer):
         compute_s = seconds_of(op, self.setting.weights, self.testbed)
         if isinstance(op, ops.TokenEmbedding):
             compute_s += self.testbed.start_s
-        wire_s = network_s(
-            self.link,
-            rounds=comm.rounds,
-            waited_bytes=comm.waited_bytes,
-            pair_bytes=sent_bytes / math.comb(NUM_PARTIES[self.protocol], 2),
-        )
-        compute_s, wire_s = _on_grid(compute_s), _on_grid(wire_s)
+        compute_s, wire_s = _on_grid(compute_s), _on_grid(self.wire_s(comm))
         return Price(
             latency_s=compute_s + wire_s,
             sent_bytes=sent_bytes,
@@ -87,6 +81,11 @@ class Derived(Pricer):
             compute_s=compute_s,
             network_s=wire_s,
         )
+
+    def wire_s(self, comm: Comm) -> float:
+        """What a communication takes on the link."""
+        pair_bytes = (comm.online_bytes + comm.setup_bytes) / math.comb(NUM_PARTIES[self.protocol], 2)
+        return network_s(self.link, rounds=comm.rounds, waited_bytes=comm.waited_bytes, pair_bytes=pair_bytes)
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
         """The latency less and plus the error of every op's compute seconds; the network's part is exact."""
@@ -154,6 +153,12 @@ def load(
         testbed=measured,
         link=link,
     )
+
+
+def load_if_measured(protocol: str, network: str | Network, setting: EngineSetting) -> Derived | None:
+    """A protocol on a network and the committed testbed; None in another setting than was measured for that."""
+    usual = EngineSetting(weights=setting.weights, weight_masks=setting.weight_masks)
+    return load(protocol, network, setting=setting) if setting == usual else None
 
 
 def check_setting(protocol: str, setting: EngineSetting) -> None:
