@@ -249,10 +249,10 @@ def _square(op: ops.Square, library: Library, own: Weights, source: Array) -> Ar
 
 
 def _silu(op: ops.Silu, library: Library, own: Weights, source: Array) -> Array:
-    return source * (1 / (library.numpy.exp(-source) + 1))
+    return source * _sigmoid(op, library, own, source)
 
 
-def _sigmoid(op: ops.Sigmoid, library: Library, own: Weights, source: Array) -> Array:
+def _sigmoid(op: ops.Sigmoid | ops.Silu, library: Library, own: Weights, source: Array) -> Array:
     return 1 / (library.numpy.exp(-source) + 1)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from costmodel import ops
-from costmodel.tracing.patterns import Patterns, TracedOp, TracedOps
+from costmodel.tracing.patterns import Patterns, TracedOp, TracedOps, rows_and_features
 from costmodel.tracing.program import (
     FxNode,
     Program,
@@ -124,12 +124,8 @@ def _is_over_last_axis(node: FxNode, name: str) -> bool:
 def _step(op_type: type, source: FxNode, node: FxNode, *, gain: bool, bias: bool = False) -> TracedOps:
     """A norm of no gain has no bias."""
     biased = {"bias": bias} if op_type is ops.LayerNorm and gain else {}
-    op = op_type(**_rows(node), affine=gain, **biased)
+    op = op_type(**rows_and_features(node), affine=gain, **biased)
     return (TracedOp(part="norm", op=op, inputs=(source,), anchor=node),)
-
-
-def _rows(node: FxNode) -> dict[str, int]:
-    return {"rows": numel(node) // size(node)[-1], "features": size(node)[-1]}
 
 
 PATTERNS: Patterns = {

@@ -85,7 +85,7 @@ def _scaled(program: Program, node: FxNode) -> TracedOps:
     source, factor = public_factor(program, node)
     if factor is None or any(each in program.learned for each in node.all_input_nodes):
         return ()
-    op = ops.Scale(**_rows(node), factor=factor)
+    op = ops.Scale(**rows_and_features(node), factor=factor)
     return (TracedOp(part="scale", op=op, inputs=(source,), anchor=node),)
 
 
@@ -148,7 +148,7 @@ def _leaky_relu(program: Program, node: FxNode) -> TracedOps:
         return ()
     if secret_inputs(program, node) != [source]:
         return ()
-    return (TracedOp(part="activation", op=ops.LeakyRelu(**_rows(node)), inputs=(source,), anchor=node),)
+    return (TracedOp(part="activation", op=ops.LeakyRelu(**rows_and_features(node)), inputs=(source,), anchor=node),)
 
 
 # name in `Program.activations` -> its op
@@ -179,7 +179,7 @@ def _activation(program: Program, node: FxNode) -> TracedOps:
             values = _evaluate(program, region, source)
             for name, known in program.activations.items():
                 if float((values - known).abs().max()) < VALUE_TOLERANCE:
-                    op = ACTIVATIONS[name](_rows(node))
+                    op = ACTIVATIONS[name](rows_and_features(node))
                     return (TracedOp(part="activation", op=op, inputs=(source,), anchor=node),)
     return ()
 
@@ -212,9 +212,9 @@ def _sum(program: Program, node: FxNode) -> TracedOps:
     if not _keeps_size(node, secrets):
         return ()
     unscaled = [_unscaled(program, each) for each in (first, second)]
-    op: Op = ops.Add(**_rows(node))
+    op: Op = ops.Add(**rows_and_features(node))
     if unscaled != [first, second]:
-        op = ops.ScaledAdd(**_rows(node))
+        op = ops.ScaledAdd(**rows_and_features(node))
     return (TracedOp(part="add", op=op, inputs=tuple(unscaled), anchor=node),)
 
 
@@ -224,7 +224,7 @@ def _table(program: Program, node: FxNode, source: FxNode, table: FxNode) -> Tra
         return ()
     while kind(table) in REARRANGES | CASTS:
         table = table.args[0]
-    op = ops.PositionEmbedding(**_rows(node))
+    op = ops.PositionEmbedding(**rows_and_features(node))
     return (TracedOp(part="position", op=op, inputs=(source,), anchor=table if kind(table) == "embedding" else node),)
 
 
@@ -242,14 +242,15 @@ def _product(program: Program, node: FxNode) -> TracedOps:
     secrets = [each for each in node.args[:2] if is_node(each) and each in program.secret]
     if len(secrets) != 2 or not _keeps_size(node, secrets):
         return ()
-    return (TracedOp(part="product", op=ops.Multiply(**_rows(node)), inputs=tuple(secrets), anchor=node),)
+    return (TracedOp(part="product", op=ops.Multiply(**rows_and_features(node)), inputs=tuple(secrets), anchor=node),)
 
 
 def _keeps_size(node: FxNode, sources: list[FxNode]) -> bool:
     return all(numel(source) == numel(node) for source in sources)
 
 
-def _rows(node: FxNode) -> dict[str, int]:
+def rows_and_features(node: FxNode) -> dict[str, int]:
+    """Of what a node computes, as ops take them."""
     features = size(node)[-1]
     return {"rows": numel(node) // features, "features": features}
 
