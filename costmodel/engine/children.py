@@ -1,4 +1,4 @@
-"""Processes that run the engine: how one is started, where its output goes, and what its last words were."""
+"""Processes that run the engine: how one is started and told what to do, where its output goes, its last words."""
 
 import os
 import re
@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import TextIO
 
 # The engine asks for 4 OpenMP threads in every matrix product of integers (linalg.h, matmul), which wait by spinning:
@@ -50,6 +52,19 @@ def started_child(
         finally:
             process.kill()
             process.communicate()
+
+
+def commands_of_parent() -> SimpleQueue[str]:
+    """In a child: the lines on its stdin. It ends with that, whatever it is doing: its parent is done, or dead."""
+    commands: SimpleQueue[str] = SimpleQueue()
+    Thread(target=_read, args=(commands,), daemon=True).start()
+    return commands
+
+
+def _read(commands: SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        commands.put(line)
+    os._exit(0)
 
 
 def last_words(log: str) -> str:

@@ -19,13 +19,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 import numpy as np
 
 from costmodel.engine import memory
+from costmodel.engine.children import commands_of_parent
 from costmodel.engine.job import Job
 from costmodel.engine.programs import MASKED, Compiler, Program, mask_keeper, operand_visibility
 from costmodel.engine.runtimes import dealt, linked_runtime, owner_of_weights, rebuilt, run_program
@@ -172,8 +171,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 
 def _main(folder: Path, answers: int, ranks: tuple[int, ...]) -> None:
-    commands: SimpleQueue[str] = SimpleQueue()
-    Thread(target=_read, args=(commands,), daemon=True).start()
+    commands = commands_of_parent()
     os.chdir(folder)  # where the engine leaves the masks that it keeps
     import_module("spu.api")  # takes a second: all processes at once, while the first one shares
     with ThreadPoolExecutor(len(ranks)) as pool, os.fdopen(answers, "w") as pipe:
@@ -182,13 +180,6 @@ def _main(folder: Path, answers: int, ranks: tuple[int, ...]) -> None:
             command, *arguments = json.loads(commands.get())
             answer = COMMANDS[command](process, *arguments)
             print(json.dumps(answer), file=pipe, flush=True)
-
-
-def _read(commands: SimpleQueue[str]) -> None:
-    """Ends the process with its stdin, whatever it is doing: its parent is done, or dead."""
-    for line in sys.stdin:
-        commands.put(line)
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, TextIO
 
 import numpy as np
 
-from costmodel.engine.children import log_file
+from costmodel.engine.children import commands_of_parent, log_file
 from costmodel.engine.profile import entries
 from costmodel.engine.programs import Program
 from costmodel.engine.runtimes import SERVER, dealt, linked_runtime, packed, rebuilt, run_program, unpacked
@@ -190,8 +190,7 @@ def _lead_step(party: Party, step: int, tokens: Any, folder: Path) -> dict[str, 
 
 def _main(folder: Path, answers_to: int, rank: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to end
-    commands: SimpleQueue[str] = SimpleQueue()
-    Thread(target=_read, args=(commands,), daemon=True).start()
+    commands = commands_of_parent()
     assignment: Assignment = pickle.loads((folder / ASSIGNMENT).read_bytes())
     (folder / ASSIGNMENT).unlink()
     with os.fdopen(answers_to, "w") as pipe:
@@ -211,13 +210,6 @@ def _main(folder: Path, answers_to: int, rank: int) -> None:
             time.sleep(GRACE_S)
             traceback.print_exc()
             answers.fail(f"the engine failed at party {rank}: {' '.join(str(error).split()):.300}")
-
-
-def _read(commands: "SimpleQueue[str]") -> None:
-    """Ends the process with its stdin, whatever it is doing: its parent is done, or dead."""
-    for line in sys.stdin:
-        commands.put(line)
-    os._exit(0)
 
 
 if __name__ == "__main__":
