@@ -121,17 +121,22 @@ def _with_start(testbed: ComputeTestbed, warm_up_s: float) -> ComputeTestbed:
 
 
 def _without_batches(series: Series, timing: Timing, setting: EngineSetting, batch_s: float) -> list[float]:
-    """Seconds of each op with its share of OT batches, whether or not a run of it happened to make one.
+    made, held = series.by_size(batches_made(series, setting)), _held(series, setting)
+    return [
+        sum(own_and_setup_s(op, batches, seconds, held, batch_s))
+        for op, batches, seconds in zip(series.sizes, made, series.by_size(timing.seconds), strict=True)
+    ]
 
-    Of the repeats, those that made the fewest count: batches differ by more than most ops take.
+
+def own_and_setup_s(
+    op: Op, made: Sequence[int], seconds: Sequence[float], setting: EngineSetting, batch_s: float
+) -> tuple[float, float]:
+    """Seconds of an op without OT batches, and of its share of them, whether or not a run of it happened to make one.
+
+    made, seconds: by run. Those that made the fewest batches count: batches differ by more than most ops take.
     """
-    made = series.by_size(batches_made(series, setting))
-    found = []
-    for op, seconds, batches in zip(series.sizes, series.by_size(timing.seconds), made, strict=True):
-        fewest, least_s = min(zip(batches, seconds, strict=True))
-        share = cheetah.num_ots(op, _held(series, setting)) / (BATCH - KEPT)
-        found.append(max(least_s - batch_s * fewest, LEAST_S) + batch_s * share)
-    return found
+    fewest, least_s = min(zip(made, seconds, strict=True))
+    return max(least_s - batch_s * fewest, LEAST_S), batch_s * (cheetah.num_ots(op, setting) / (BATCH - KEPT))
 
 
 def batch_seconds(pairs: Sequence[tuple[Series, Timing]], setting: EngineSetting) -> float:

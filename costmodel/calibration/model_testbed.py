@@ -18,14 +18,13 @@ from costmodel.calibration.fit_compute import (
     batches_made,
     counts_batches,
     new_testbed,
+    own_and_setup_s,
     paired,
 )
 from costmodel.calibration.microbenchmark import WARM_UP, Series, Timing
 from costmodel.calibration.timed_run import timed_run
 from costmodel.errors import UserError
 from costmodel.ops import Op, OpGraph
-from costmodel.protocols import cheetah
-from costmodel.protocols.cheetah_preprocessing import BATCH, KEPT
 from costmodel.protocols.compute_testbed import ComputeTestbed, OpSeconds, load_compute, op_name, seconds_of
 from costmodel.protocols.derived import TESTBEDS
 from costmodel.protocols.primitives import EngineSetting
@@ -67,14 +66,11 @@ def fit_model(
 
 
 def _seconds(series: Series, timing: Timing, protocol: str, setting: EngineSetting, batch_s: float) -> OpSeconds:
-    """Of the runs, those that made the fewest batches count: a batch takes longer than many an op."""
-    made, setup_s = [0] * len(timing.seconds), 0.0
+    made, own_s, setup_s = [0] * len(timing.seconds), max(min(timing.seconds), LEAST_S), 0.0
     if counts_batches(protocol, setting):
         made = batches_made(series, setting)
-        setup_s = batch_s * cheetah.num_ots(series.sizes[0], setting) / (BATCH - KEPT)
-    runs = list(zip(made, timing.seconds, strict=True))
-    fewest, least_s = min(runs)
-    own_s = max(least_s - batch_s * fewest, LEAST_S)
+        own_s, setup_s = own_and_setup_s(series.sizes[0], made, timing.seconds, setting, batch_s)
+    runs, fewest = zip(made, timing.seconds, strict=True), min(made)
     alike = [seconds - batch_s * num for num, seconds in runs if num == fewest or made.count(fewest) == 1]
     spread_s = max(abs(seconds - own_s) for seconds in alike)
     return OpSeconds(
