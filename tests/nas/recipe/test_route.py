@@ -74,11 +74,10 @@ def test_only_where_layers_are_spread_the_candidate_is_another() -> None:
         for each in (False, True)
     )
     tail, whole = sized("2xlSlRo-2xooooo"), sized("SM+R")
-    ids = [
-        [candidate_id(Candidate(architecture=one, recipe=each)) for each in (recipe, spread)] for one in (tail, whole)
-    ]
-    assert ids[0][0] != ids[0][1]
-    assert ids[1][0] == ids[1][1]
+    made = {one: [Candidate(architecture=one, recipe=each) for each in (recipe, spread)] for one in (tail, whole)}
+    ids = {one: [candidate_id(each) for each in both] for one, both in made.items()}
+    assert ids[tail][0] != ids[tail][1]
+    assert ids[whole][0] == ids[whole][1]
     assert placement(made[tail][0].trained).startswith("2xlSlRo")
 
 
