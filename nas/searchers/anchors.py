@@ -3,6 +3,7 @@
 Attention and ReLU FFNs stay in the first layers and go from the deepest, where the papers' `_ip` rows remove them
 (arXiv 2410.13060), and where the builtin parent misses them least: without its first FFN its loss rises by 6.6 nats,
 without its first attention by 1.5, without any other FFN, or an attention of the last eight layers, by at most 0.11.
+Fewer layers are written as the first ones, and start as the parent's evenly over its depth (`nas.recipe.route`).
 Norms are frozen in training rather than absent, where the space has them: they deploy as none, at the same price, and
 most of the training has them.
 """
