@@ -27,7 +27,7 @@ class Route:
     parent: digest of the parent's weights (`nas.conversion.parent`). placement: the parent's layers, typed.
     start_share, end_share: of the steps, between which the gates of what goes fall from 1 to 0, linearly.
     distillation: share of the parent's predictions in what the loss compares with; the rest is the next token.
-    spread: whether layers before a tail of empty ones take the weights of parent's layers evenly over its depth (see
+    spread: whether layers before a tail of empty ones take the weights of the parent's evenly over its depth (see
         `spread_layers`), or those of its first ones, as before there was this field.
     linear_fit_tokens: of training, over which a linear FFN is fitted to the parent's (`nas.conversion.linear_fit`).
 
@@ -90,17 +90,18 @@ def routed(target: Architecture, parent: Architecture, *, spread: bool) -> Archi
 
 
 def spread_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Layers followed by empty ones alone, evenly over the depth; others as they are.
+    """Layers followed by two or more empty ones, evenly over the depth; others as they are.
 
-    A tail of empty layers says how many layers there are, not which of the parent's they are made of. From the builtin
-    parent, 327,680 tokens, one seed, by which of its layers are kept (`python -m nas.train ARCH --parent builtin`):
+    Such a tail says how many layers there are, not which of the parent's they are made of. From the builtin parent,
+    327,680 tokens, one seed, perplexity by which of its layers are kept (`python -m nas.train ARCH --parent builtin`):
 
-        10 layers  7.88 (without 3 and 8)  8.12 (the first)
-        5          9.99 (0, 3, 6, 9, 11)   10.33 (0, 2, 5, 8, 11)  12.5 (the first 4, and 11)  15.3 (the first)
-        3         14.08 (0, 5, 11)         25.9 (the first)
+        11  9.39 (without 5)       9.32 (the first)
+        10  7.84 (without 3, 8)    7.88 (without 5, 9)     8.12 (the first)
+         5  9.86 (0, 3, 6, 8, 11)  9.99 (0, 3, 6, 9, 11)  10.33 (0, 2, 5, 8, 11)  12.5 (0 to 3, 11)  15.3 (0 to 4)
+         3 14.40 (0, 6, 11)       14.08 (0, 5, 11)        25.9 (0 to 2)
     """
     kept = [layer for layer in layers if layer != EMPTY]
-    if len(kept) < 2 or EMPTY in layers[: len(kept)]:
+    if len(kept) < 2 or len(layers) - len(kept) < 2 or EMPTY in layers[: len(kept)]:
         return tuple(layers)
     placed = [EMPTY] * len(layers)
     for index, layer in enumerate(kept):

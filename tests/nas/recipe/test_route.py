@@ -58,7 +58,7 @@ def test_what_is_trained_has_a_norm_wherever_it_reads_the_stream_and_is_its_own_
     ("target", "trained"),
     [
         ("2xlSlRo-2xooooo", "1xlSlRo-2xooooo-1xlSlRo"),
-        ("3xlSlRo-1xooooo", "1xlSlRo-1xooooo-2xlSlRo"),
+        ("3xlSlRo-1xooooo", "3xlSlRo-1xooooo"),
         ("1xlSlRo-3xooooo", "1xlSlRo-3xooooo"),
         ("1xlSlRo-1xooooo-1xlSlRo-1xooooo", "1xlSlRo-1xooooo-1xlSlRo-1xooooo"),  # as it says
     ],
