@@ -25,7 +25,7 @@ def quality_lines(problem: SearchProblem, entries: dict[Member, Entry]) -> list[
     rows = features.rows(members)
     lines = []
     if features.blocks is not None:
-        layers = stages.numbered(members)
+        layers = stages.numbered([one.architecture.layers for one in members])
         scores = features.blocks[np.arange(layers.shape[1]), layers].sum(axis=(1, 2))
         lines.append(_line("block scores, summed", scores, losses, _left_out_r2(scores, losses)))
     prior = rows @ features.prior(1.0)[0]

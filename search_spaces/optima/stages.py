@@ -59,10 +59,10 @@ class Stages:
         """Of scores: depths x layers."""
         return len(self.steps), len(self.layers)
 
-    def numbered(self, members: Sequence[Member]) -> Index:
-        """The layers of members as numbers in `layers`, members x depth."""
+    def numbered(self, placements: Sequence[Sequence[Layer]]) -> Index:
+        """Layers as numbers in `layers`, placements x depth."""
         numbers = {layer: number for number, layer in enumerate(self.layers)}
-        return np.array([[numbers[layer] for layer in one.architecture.layers] for one in members], dtype=np.intp)
+        return np.array([[numbers[layer] for layer in layers] for layers in placements], dtype=np.intp)
 
 
 def stages_of(feasible: FeasibleSpace) -> Stages:

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from nas.recipe.route import spread_layers
 from nas.searchers.strategy import SearchProblem
 from search_spaces.architecture import LIVE_NORMS, Layer
 from search_spaces.deployed import LINEAR_FFNS
@@ -61,6 +62,7 @@ class Features:
     live_norms: Floats
     base: Prior
     blocks: Floats | None
+    from_parent: bool
 
     @property
     def num_half_weights(self) -> int:
@@ -68,7 +70,7 @@ class Features:
 
     def rows(self, members: Sequence[Member]) -> Floats:
         """Members x features: half forms by depth, base, live norms, regularised, first FFN, scarcity, block scores."""
-        layers = self.stages.numbered(members)
+        layers = self.stages.numbered([self._placed(one) for one in members])
         depths = np.arange(layers.shape[1])
         halves = np.zeros((len(members), self.num_half_weights))
         for half in range(2):
@@ -85,6 +87,11 @@ class Features:
                 *([] if self.blocks is None else [self.blocks[depths, layers].sum(axis=1)]),
             ]
         )
+
+    def _placed(self, member: Member) -> Sequence[Layer]:
+        """As it is trained: on which of the parent's layers."""
+        layers = member.architecture.layers
+        return spread_layers(layers) if self.from_parent else layers
 
     def prior(self, worth: float) -> tuple[Floats, Floats]:
         """Mean and covariance of the weights. worth: deviation of what a half form is worth at a depth, in nats."""
@@ -134,6 +141,7 @@ def features_of(stages: Stages, problem: SearchProblem) -> Features:
         live_norms=np.array([float(sum(norm in LIVE_NORMS for norm in _norms(layer))) for layer in stages.layers]),
         base=base,
         blocks=blocks,
+        from_parent=problem.parent is not None,
     )
 
 

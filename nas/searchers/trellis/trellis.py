@@ -131,7 +131,7 @@ class Trellis(Strategy):
 
     def _counts(self, members: Sequence[Member]) -> Floats:
         """Members x (1, and per layer: live norms, attentions, nonlinear FFNs)."""
-        layers = self.stages.numbered(members)
+        layers = self.stages.numbered([one.architecture.layers for one in members])
         kept = self.features.is_kept[layers].mean(axis=1)
         return np.column_stack([np.ones(len(members)), self.features.live_norms[layers].mean(axis=1), kept])
 
