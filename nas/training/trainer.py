@@ -274,8 +274,7 @@ class TrainingRun:
         load_stored(self.objective.model, found.weights)
         thresholds = {name: value for name, value in found.optimizer.items() if name.startswith("value.")}
         state = {f"model.{name}": value for name, value in self.objective.model.state_dict().items()}
-        state |= {name.removeprefix("value."): value for name, value in thresholds.items()}
-        self.objective.load_state_dict(state)
+        self.objective.load_state_dict(state | {name.removeprefix("value."): one for name, one in thresholds.items()})
         moments = {name: value for name, value in found.optimizer.items() if name not in thresholds}
         load_state_tensors(self.objective, self.optimizers, moments)
 
@@ -326,8 +325,7 @@ class TrainingRun:
     def _validation_problem(self, loss: float, head_means: Sequence[Tensor]) -> tuple[str, str] | None:
         """The same of a validation."""
         if not (math.isfinite(loss) and torch.cat(tuple(head_means)).isfinite().all()):
-            batches = validation_batches(self.corpus, self.scale)
-            tokens = (inputs.to(self.device) for inputs, _ in batches)
+            tokens = (inputs.to(self.device) for inputs, _ in validation_batches(self.corpus, self.scale))
             where = divergence.first_nonfinite_activation(self.objective.model, tokens)
             return "non-finite validation loss at step {step}, first in {layer}", where
         if loss > divergence.MAX_LOSS:
