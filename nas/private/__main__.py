@@ -37,7 +37,7 @@ def private(
     run: str,
     pick: str = "knee",
     prompt: str | None = None,
-    max_new_tokens: int = 20,
+    new_tokens: int = 20,
     perplexity: int | None = None,
     data: str | None = None,
     party: int | None = None,
@@ -52,7 +52,7 @@ def private(
         run: folder of a run of nas.search, `latest` for its last, of nas.train, or of nas.export; or `builtin`.
         pick: of a run: knee or best of the front, or the arch_id of a completed trial.
         prompt: text to continue.
-        max_new_tokens: at most so many; the end of a document ends the answer.
+        new_tokens: at most so many; the end of a document ends the answer.
         perplexity: instead of a prompt, about so many validation tokens by teacher forcing, in rings of 64 and 32 bits
             unless another is asked for.
         data: validation text, as nas.train takes it, instead of the model's own.
@@ -73,7 +73,7 @@ def private(
         raise UserError(f"--party must be from 0 to {num_parties - 1} under {asked.protocol}, but got {party}.")
     addresses = loopback_addresses(asked.protocol) if peers is None else parse_peers(peers, num_parties)
     if party in (None, CLIENT):
-        _print_answer(asked, prompt, max_new_tokens, addresses, wait_s, alone=party is not None, as_json=as_json)
+        _print_answer(asked, prompt, new_tokens, addresses, wait_s, alone=party is not None, as_json=as_json)
     else:
         _serve(asked, party, addresses, wait_s)
 
@@ -90,7 +90,7 @@ def _require_together(perplexity: int | None, prompt: str | None, party: int | N
 def _print_answer(
     setup: Setup,
     text: str | None,
-    max_new_tokens: int,
+    new_tokens: int,
     addresses: Addresses,
     wait_s: float,
     *,
@@ -99,7 +99,7 @@ def _print_answer(
 ) -> None:
     """alone: whether only the client runs here."""
     model = setup.model
-    prompt = read_prompt(text, model.tokenizer, context=model.architecture.context, max_new_tokens=max_new_tokens)
+    prompt = read_prompt(text, model.tokenizer, context=model.architecture.context, new_tokens=new_tokens)
 
     def assignments(plan: Plan) -> list[Assignment]:
         client = setup.client(plan, addresses)
@@ -113,7 +113,7 @@ def _print_answer(
     done = answer(
         setup,
         prompt,
-        max_new_tokens,
+        new_tokens,
         assignments,
         on_ready=lambda ready: tell(*ready_lines(ready, prompt)),
         on_token=lambda token, expected: tell(token_line(prompt, token, expected)),

@@ -69,7 +69,7 @@ def meeting(assignments: Sequence[Assignment]) -> Iterator[tuple[Session, Ready]
 def answer(
     setup: Setup,
     prompt: Prompt,
-    max_new_tokens: int,
+    new_tokens: int,
     assignments: Callable[[Plan], Sequence[Assignment]],
     on_ready: Callable[[Ready], None],
     on_token: Callable[[PrivateToken, Prediction], None],
@@ -78,7 +78,7 @@ def answer(
 
     Raises UserError before anything is run if it cannot be priced; UserError, StoppedError as `meeting`.
     """
-    plan = Plan(kind="tokens", num_tokens=len(prompt.ids), num_new=max_new_tokens)
+    plan = Plan(kind="tokens", num_tokens=len(prompt.ids), num_new=new_tokens)
     steps = setup.steps(plan)
     predicted = setup.predicted(steps)
     clear = None if setup.model.weights is None else ClearRun(setup.model.weights)

@@ -24,20 +24,20 @@ class Prompt:
         return str(self.encoder.tokenizer.decode(ids, skip_special_tokens=False))
 
 
-def read_prompt(text: str | None, tokenizer: GivenTokenizer, *, context: int, max_new_tokens: int) -> Prompt:
+def read_prompt(text: str | None, tokenizer: GivenTokenizer, *, context: int, new_tokens: int) -> Prompt:
     """Raises UserError for a prompt that is missing, empty, too long, or in characters that the tokenizer lacks."""
     if not text:
         raise UserError("--prompt must be text, such as 'def f(x):', but is empty.")
-    if max_new_tokens < 1:
-        raise UserError(f"--max-new-tokens must be at least 1, but got {max_new_tokens}.")
+    if new_tokens < 1:
+        raise UserError(f"--new-tokens must be at least 1, but got {new_tokens}.")
     encoder = given_encoder(tokenizer, None, None)
     if lacking := _lacking(text, encoder):
         raise UserError(f"--prompt must be in what the model's tokenizer knows, but that lacks {', '.join(lacking)}.")
     ids = tuple(encoder.tokenizer.encode(text, add_special_tokens=False).ids)
-    if len(ids) + max_new_tokens > context:
+    if len(ids) + new_tokens > context:
         raise UserError(
             f"the prompt and the new tokens must fit into the context of {context} tokens, but they are {len(ids)} + "
-            f"{max_new_tokens}; shorten --prompt or lower --max-new-tokens."
+            f"{new_tokens}; shorten --prompt or lower --new-tokens."
         )
     return Prompt(text=text, ids=ids, encoder=encoder)
 

@@ -76,7 +76,7 @@ RULES = (
     parsed("python -m nas.train SM+LN+G --config nas/parents/gpt2-small-proxy.yaml", "an hour on a core"),
     parsed("torchrun", "needs eight GPUs"),
     # answers: of two tokens
-    Rule("python -m nas.private runs/my-model --prompt", more="--max-new-tokens 2"),
+    Rule("python -m nas.private runs/my-model --prompt", more="--new-tokens 2"),
     Rule("python -m nas.private runs/my-model --perplexity", more="--perplexity 32"),
     parsed("python -m nas.private latest --prompt", OTHER_ENGINE_RUN),
     parsed("python -m nas.private runs/my-model --prompt 'def f(x):' --weight-masks kept", OTHER_ENGINE_RUN),

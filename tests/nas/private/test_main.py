@@ -36,7 +36,7 @@ def party(export, rank, peers, *args):
 
 @pytest.mark.needs_engine
 def test_an_answer_as_lines(run, export):
-    code, out, err = run(str(export), "--prompt", "value_1 =", "--max-new-tokens", "2", "--weight-masks", "kept")
+    code, out, err = run(str(export), "--prompt", "value_1 =", "--new-tokens", "2", "--weight-masks", "kept")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert "masks of weights kept" in lines[0]
@@ -52,7 +52,7 @@ def test_an_answer_as_lines(run, export):
 
 @pytest.mark.needs_engine
 def test_an_answer_as_json_is_sums_of_its_tokens(run, export):
-    code, out, _ = run(str(export), "--prompt", "v", "--max-new-tokens", "2", "--protocol", "aby3", "--format", "json")
+    code, out, _ = run(str(export), "--prompt", "v", "--new-tokens", "2", "--protocol", "aby3", "--format", "json")
     found = json.loads(out)
     assert code == 0
     assert [each["role"] for each in found["parties"]] == ["client", "server", "helper"]
@@ -93,7 +93,7 @@ def test_a_client_without_weights_and_a_server_by_hand(export, tmp_path):
     (folder / "weights.safetensors").unlink()
     peers = peers_of("semi2k")
     server = party(export, 1, peers, "--weights", "server", "--wait", "60s")
-    asked = ["--prompt", "value", "--max-new-tokens", "2", "--weights", "server", "--wait", "60s", "--format", "json"]
+    asked = ["--prompt", "value", "--new-tokens", "2", "--weights", "server", "--wait", "60s", "--format", "json"]
     client = party(folder, 0, peers, *asked)
     out, err = client.communicate(timeout=120)
     assert (client.returncode, err) == (0, "")
@@ -110,7 +110,7 @@ def test_a_client_without_weights_and_a_server_by_hand(export, tmp_path):
 @pytest.mark.parametrize("killed", [0, 1])
 def test_killing_one_command_ends_the_other(export, killed):
     peers = peers_of("semi2k")
-    asked = ["--prompt", "v", "--max-new-tokens", "20", "--wait", "60s"]
+    asked = ["--prompt", "v", "--new-tokens", "20", "--wait", "60s"]
     both = [party(export, 0, peers, *asked), party(export, 1, peers, "--wait", "60s")]
     for line in both[0].stdout:
         if line.startswith("token "):  # what is above the first

@@ -6,8 +6,8 @@ from nas.corpus.documents import GivenTokenizer
 from nas.private.prompt import read_prompt
 
 
-def prompt_of(text, tokenizer, max_new_tokens=2):
-    return read_prompt(text, tokenizer, context=8, max_new_tokens=max_new_tokens)
+def prompt_of(text, tokenizer, new_tokens=2):
+    return read_prompt(text, tokenizer, context=8, new_tokens=new_tokens)
 
 
 def test_a_prompt_is_its_tokens_and_they_are_its_text(tokenizer):
@@ -27,7 +27,7 @@ def test_prompt_and_new_tokens_must_fit_into_the_context(tokenizer):
     assert len(prompt_of("abcdef", tokenizer).ids) == 6
     with pytest.raises(ValueError, match="must fit into the context of 8 tokens, but they are 6 . 3; shorten"):
         prompt_of("abcdef", tokenizer, 3)
-    with pytest.raises(ValueError, match="--max-new-tokens must be at least 1, but got 0"):
+    with pytest.raises(ValueError, match="--new-tokens must be at least 1, but got 0"):
         prompt_of("a", tokenizer, 0)
 
 
