@@ -95,10 +95,9 @@ def _on_cpu(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tenso
     return Attended(output, _bounded(entropy))
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _is_native(values: Tensor) -> bool:
-    """Not for tensors without numbers: what torch.export cannot look into, `costmodel.tracing.trace` cannot price."""
-    if torch.compiler.is_exporting() or isinstance(values, FakeTensor):
+    """Not where torch.compile or torch.export look on: into what they cannot look, `costmodel.tracing` cannot price."""
+    if torch.compiler.is_compiling() or isinstance(values, FakeTensor):
         return False
     return values.dtype is torch.float32 and has_native(values.shape[-1])
 

@@ -26,7 +26,6 @@ from nas.attention.compile_cpp import library
 SOURCE = Path(__file__).with_suffix(".cpp")
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Output and row entropy in nats, unbounded by rounding; both carry gradients, once, and not by torch.func.
 
