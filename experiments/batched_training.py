@@ -18,7 +18,7 @@ from costmodel.errors import UserError
 from experiments.stacked_decoder import Joint, Joints, StackedDecoder
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import Recipe, floored_layers
+from nas.recipe.recipe import Recipe, layers_kept_foldable
 from nas.training.batches import Validation, validation_batches
 from nas.training.optimizer import adamw_over, decays
 from nas.training.outcome import Outcome, RungRecord
@@ -94,7 +94,7 @@ def _requirements(candidate: Candidate) -> list[tuple[str, Any, Any]]:
         ("folded", architecture.folded, False),
         ("piecewise GELU", has_piecewise, False),
         ("normalisation", recipe.normalisation and recipe.normalisation.kind, None),
-        ("foldable", recipe.foldable if floored_layers(architecture) else None, None),
+        ("foldable", recipe.foldable if layers_kept_foldable(architecture) else None, None),
         ("slopes", recipe.slopes, "layer"),
         ("optimizer", recipe.optimizer, "adamw"),
         ("route", recipe.route, None),

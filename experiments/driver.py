@@ -236,8 +236,8 @@ def trial_records(
         "versions": meta.versions,
         "deployed_id": arch_id(folded),
         "deployed": placement(folded),
-        "promised_latency_s": price.latency_s,
-        "promised_sent_bytes": price.sent_bytes,
+        "predicted_latency_s": price.latency_s,
+        "predicted_sent_bytes": price.sent_bytes,
     }
     rungs = [loss + 0.5 / (1 + rung) for rung in range(NUM_RUNGS)]
     return [

@@ -12,7 +12,7 @@
 
 All have README.md (a model card), export.yaml (recipe, result beside that of n-gram models, cost breakdown by layer,
 provenance) and checksums.json. With --fold the model is folded first (see `nas.conversion.fold`) as far as its check
-allows (`nas.conversion.earned`): another architecture, cheaper, whose logits are those that were trained but for
+allows (`nas.conversion.verified_fold`): another architecture, cheaper, whose logits are those that were trained but for
 rounding.
 """
 
@@ -36,11 +36,11 @@ from costmodel.estimate import Pricer, estimate_generation
 from costmodel.protocols import load_pricer
 from costmodel.trust.adversary import facts
 from costmodel.trust.data_range import said
-from nas.conversion.earned import Earned, check_tokens, fold_as_far_as
 from nas.conversion.fold import at_dimensions
 from nas.conversion.pretrained import TRAINED_FILE, write_checksums
+from nas.conversion.verified_fold import VerifiedFold, check_tokens, fold_as_far_as
 from nas.corpus.corpus import known_corpus, tokenizer_file
-from nas.corpus.ngrams import NgramFloors
+from nas.corpus.ngrams import NgramBaseline
 from nas.corpus.sources import TOKENIZER_FILE
 from nas.model.weights import WEIGHTS_FILE
 from nas.recipe.candidate import Candidate, candidate_id, canonical_candidate
@@ -49,9 +49,9 @@ from nas.report.model_card import model_card
 from nas.results.front import pick as pick_record
 from nas.results.ledger import Record, architecture_of
 from nas.study.config import StudyConfig, study_candidate
-from nas.study.earn import trained_weights
 from nas.study.run_folder import find_run, read_config, read_ledger, read_meta, run_pricer
 from nas.study.run_report import run_of
+from nas.study.verify_fold import trained_weights
 from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint
 from nas.training.manifest import is_training, read_training
@@ -180,7 +180,7 @@ def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: b
         "tokens": record.tokens,
         "seed": record.seed,
         "flags": list(record.flags),
-        **_floor_facts(meta.floors, record.val_loss),
+        **_ngram_facts(meta.ngrams, record.val_loss),
     }
     provenance = {
         "run": folder.name,
@@ -193,25 +193,25 @@ def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: b
     }
     pricer = run_pricer(folder, config)
     made = _prepared(candidate, found, pricer, result, provenance, workload=config.workload, fold=fold)
-    return replace(made, facts=made.facts | _earned_facts(record), run=run_of(folder))
+    return replace(made, facts=made.facts | _verified_facts(record), run=run_of(folder))
 
 
-def _floor_facts(floors: NgramFloors | None, val_loss: float | None) -> dict[str, Any]:
+def _ngram_facts(ngrams: NgramBaseline | None, val_loss: float | None) -> dict[str, Any]:
     """What n-gram models of the same training tokens reach; nothing where that is not known."""
-    if floors is None:
+    if ngrams is None:
         return {}
     return {
-        "ngram_floors": {"tokens": floors.tokens, "perplexities": floors.perplexities},
-        "knows_less_than_trigram": None if val_loss is None else floors.above_trigram(val_loss),
+        "ngram_floors": {"tokens": ngrams.tokens, "perplexities": ngrams.perplexities},
+        "knows_less_than_trigram": None if val_loss is None else ngrams.above_trigram(val_loss),
     }
 
 
-def _earned_facts(record: Record) -> dict[str, Any]:
+def _verified_facts(record: Record) -> dict[str, Any]:
     """What the search counted for this candidate: the price of what its weights fold to."""
     if record.deployed is None:
         return {}
-    names = ("deployed", "deployed_id", "latency_s", "sent_bytes", "promised_latency_s", "promised_sent_bytes")
-    return {"earned": {name: getattr(record, name) for name in names}}
+    names = ("deployed", "deployed_id", "latency_s", "sent_bytes", "predicted_latency_s", "predicted_sent_bytes")
+    return {"verified": {name: getattr(record, name) for name in names}}
 
 
 def training_export(folder: Path, *, fold: bool = False) -> Export:
@@ -222,7 +222,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         raise UserError(f"{folder} must have a whole checkpoint, but has none to export; train on with --resume.")
     progress = decode(TrainingProgress, found.progress, "the progress of a checkpoint")
     last = progress.rungs[-1] if progress.rungs else None
-    at_end = found.step == training.candidate.recipe.scale.num_steps  # the floors are of all of its tokens
+    at_end = found.step == training.candidate.recipe.scale.num_steps  # the n-grams are of all of its tokens
     result = {
         "perplexity": last and last.perplexity,
         "val_loss": last and last.val_loss,
@@ -231,7 +231,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         "tokens": found.step * training.candidate.recipe.scale.batch * training.candidate.recipe.scale.seq_len,
         "seed": training.seed,
         "flags": list(last.entropy.flags) if last else [],
-        **_floor_facts(training.floors if at_end else None, last.val_loss if last else None),
+        **_ngram_facts(training.ngrams if at_end else None, last.val_loss if last else None),
     }
     corpus = known_corpus(training.corpus)
     provenance = {
@@ -262,10 +262,10 @@ def _prepared(
     seq_len, fold_facts = candidate.recipe.scale.seq_len, {}
     if fold:
         kind, tokens = check_tokens(known_corpus(provenance["corpus"]), trained.vocab_size, seq_len)
-        earned = fold_as_far_as(trained, weights, tokens)
-        trained, weights = earned.folded.architecture, earned.folded.weights
+        verified = fold_as_far_as(trained, weights, tokens)
+        trained, weights = verified.folded.architecture, verified.folded.weights
         architecture = at_dimensions(trained, architecture)
-        fold_facts = {"fold": _fold_facts(earned, kind)}
+        fold_facts = {"fold": _fold_facts(verified, kind)}
     facts = {
         "notation": candidate.name,
         "arch_id": arch_id(candidate.architecture),
@@ -287,8 +287,8 @@ def _prepared(
     )
 
 
-def _fold_facts(earned: Earned, tokens: str) -> dict[str, Any]:
-    folded, check = earned
+def _fold_facts(verified: VerifiedFold, tokens: str) -> dict[str, Any]:
+    folded, check = verified
     return {
         "check": asdict(check),
         "passes": check.passes,

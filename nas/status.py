@@ -11,12 +11,12 @@ from costmodel.config import cli
 from costmodel.config.bugs import TRACEBACK_FILE
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
-from nas.corpus.ngrams import NgramFloors
-from nas.report.floor_lines import floor_lines, mark
+from nas.corpus.ngrams import NgramBaseline
+from nas.report.ngram_lines import mark, ngram_lines
 from nas.report.price_lines import price_line
 from nas.report.progress import line
 from nas.report.seed_words import IN_NOISE, SPREAD, perplexity_text, unstable_lines
-from nas.report.summary import parent_lines, unearned_lines
+from nas.report.summary import infeasible_lines, parent_lines
 from nas.report.terminal import table_console
 from nas.results import ledger
 from nas.results.front import crosses, num_planned, summarise
@@ -43,16 +43,16 @@ def status(run: str) -> None:
     planned = num_planned(records, config.num_trials)
     console.print(f"run {folder}: space {config.space}, budget {config.budget_latency}, scale {config.scale}")
     console.print(f"perplexities are of {meta.tokenizer}, {meta.split}")
-    for told in (*floor_lines(meta.floors), *parent_lines(meta.parent, summary.front)):
+    for told in (*ngram_lines(meta.ngrams), *parent_lines(meta.parent, summary.front)):
         console.print(told)
     live = is_running(folder)
-    console.print(line(summary, planned, eta_s=None, live=live, floors=meta.floors))
+    console.print(line(summary, planned, eta_s=None, live=live, ngrams=meta.ngrams))
     if not live and (summary.ended < planned or summary.seeds_left):
         console.print(f"nothing is running; continue with python -m nas.search --resume {folder}")
     if summary.front:
         console.print(price_line(summary.front, meta.base, config.protocol, config.workload))
-        console.print(_front_table(summary.front, config.budget, meta.floors))
-    for told in (*unearned_lines(records, config.budget), *unstable_lines(records)):
+        console.print(_front_table(summary.front, config.budget, meta.ngrams))
+    for told in (*infeasible_lines(records, config.budget), *unstable_lines(records)):
         console.print(told)
     for record in ledger.finished(records):
         if record.reason:
@@ -67,8 +67,8 @@ def _traceback(folder: Path, record: Record) -> Path | None:
     return path if path.exists() and str(path) not in (record.reason or "") else None
 
 
-def _front_table(members: tuple[TrainedMember, ...], budget: Budget, floors: NgramFloors | None) -> Table:
-    marks = [mark(member.mean_loss, floors) for member in members]
+def _front_table(members: tuple[TrainedMember, ...], budget: Budget, ngrams: NgramBaseline | None) -> Table:
+    marks = [mark(member.mean_loss, ngrams) for member in members]
     table = Table(title=f"Pareto front; {SPREAD}; ~ {IN_NOISE}; * its price range crosses the budget")
     headings = ["arch_id", "architecture", "runs as", "perplexity", "latency", "sent", "tokens"]
     for heading in headings + ["floor"] * any(marks):

@@ -27,8 +27,8 @@ from nas.conversion.parent import NO_PARENT, Parent, load_parent, require_fit
 from nas.conversion.pretrained import Pretrained, require_vocabulary
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
-from nas.corpus.floors import ngram_floors
-from nas.corpus.ngrams import NgramFloors
+from nas.corpus.ngram_baseline import ngram_baseline
+from nas.corpus.ngrams import NgramBaseline
 from nas.interrupt import deferred_interrupt
 from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder
@@ -36,11 +36,11 @@ from nas.model.weight_normalisation import chosen_linears
 from nas.provenance import versions
 from nas.recipe.candidate import Candidate, candidate_at
 from nas.recipe.overrides import (
+    DistillationChanges,
     EntropyChanges,
     FoldableChanges,
     FreezingChanges,
     RecipeChanges,
-    RouteChanges,
     ScaleChanges,
     changed,
 )
@@ -53,7 +53,7 @@ from nas.recipe.recipe import (
     SlopeSharing,
     trained_architecture,
 )
-from nas.report.floor_lines import floor_lines, mark
+from nas.report.ngram_lines import mark, ngram_lines
 from nas.storage import RUNS, locked, newest, replace_file
 from nas.study.parent import teacher_of
 from nas.training.distributed import Team, joined
@@ -70,7 +70,7 @@ RECIPE_PARTS: dict[str, type] = {
     "entropy": EntropyChanges,
     "foldable": FoldableChanges,
     "freezing": FreezingChanges,
-    "route": RouteChanges,
+    "route": DistillationChanges,
 }
 
 
@@ -187,7 +187,7 @@ def _train(
         require_vocabulary(source, str(config.init_from or config.parent), corpus)
     check(candidate, corpus, team)
     folder = team.broadcast_from_leader(lambda: resumed or _new_folder(config, output_dir, candidate, corpus, console))
-    floors = read_training(folder).floors if team.leads and is_training(folder) else None
+    ngrams = read_training(folder).ngrams if team.leads and is_training(folder) else None
     console.print(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
         f"{corpus.tokenizer}, {corpus.split}",
@@ -196,7 +196,9 @@ def _train(
     if parent is not None:
         initial: dict[str, torch.Tensor] | None = parent.start(candidate, corpus)
     else:
-        initial = None if source is None else transferred(source.architecture, source.weights, candidate.begun)
+        initial = (
+            None if source is None else transferred(source.architecture, source.weights, candidate.initial_architecture)
+        )
     teacher = None if parent is None else teacher_of(parent, corpus, candidate.recipe.scale, device)
     records = partial(
         train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
@@ -209,7 +211,7 @@ def _train(
     ):
         try:
             for record in records(team=team, stop=interrupted):
-                _report(record, candidate, floors, folder, console)
+                _report(record, candidate, ngrams, folder, console)
             if interrupted():
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
@@ -239,10 +241,10 @@ def _corpus(config: TrainConfig, candidate: Candidate, source: Pretrained | None
     )
 
 
-def _floors(config: TrainConfig, candidate: Candidate, corpus: Corpus, console: Console) -> NgramFloors:
+def _ngrams(config: TrainConfig, candidate: Candidate, corpus: Corpus, console: Console) -> NgramBaseline:
     """Given weights may have seen anything, so that all training tokens are counted."""
     scale = candidate.recipe.scale
-    return ngram_floors(
+    return ngram_baseline(
         corpus,
         seq_len=scale.seq_len,
         validation_tokens=scale.validation_tokens,
@@ -266,7 +268,7 @@ def _new_folder(
         created=now.isoformat(timespec="seconds"),
         versions=versions(),
         command=(config.arch, *cli.flags_of(config)[2:]),  # the architecture, its first field, has no flag
-        floors=_floors(config, candidate, corpus, console),
+        ngrams=_ngrams(config, candidate, corpus, console),
     )
     folder = output_dir or RUNS / now.strftime("train-%Y-%m-%dT%H%M%SZ")
     if os.path.isdir(folder) and os.access(folder, os.R_OK) and any(folder.iterdir()):
@@ -325,14 +327,14 @@ def _check_device(device: str) -> None:
 
 
 def _report(
-    record: RungRecord | Outcome, candidate: Candidate, floors: NgramFloors | None, folder: Path, console: Console
+    record: RungRecord | Outcome, candidate: Candidate, ngrams: NgramBaseline | None, folder: Path, console: Console
 ) -> None:
     if isinstance(record, Outcome):
         if record.status == "diverged":
             raise StoppedError(f"{candidate.name} diverged: {record.reason}")
-        for line in floor_lines(floors):
+        for line in ngram_lines(ngrams):
             console.print(line, highlight=False)
-        if record.val_loss is not None and (marked := mark(record.val_loss, floors)):
+        if record.val_loss is not None and (marked := mark(record.val_loss, ngrams)):
             console.print(f"{candidate.name} {marked}", highlight=False)
         console.print(f"done; metrics, TensorBoard log and checkpoints are in {folder}", highlight=False)
         return

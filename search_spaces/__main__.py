@@ -69,7 +69,7 @@ def count(
     pricer = load_pricer(protocol, network, testbed)
     feasible = _feasible(space, budget_latency, budget_comm, seq_len, pricer, accounting)
     priced, size = feasible.priced, num_members(feasible.space)
-    ends = {"cheapest": _member(priced, cheapest(priced)), "dearest": _member(priced, most_expensive(priced))}
+    ends = {"cheapest": _member(priced, cheapest(priced)), "most_expensive": _member(priced, most_expensive(priced))}
     if format == "json":
         share = feasible.num_feasible / size
         whole, within = num_deployed(feasible) if priced.accounting == "deployed" else (None, None)

@@ -12,7 +12,7 @@ from costmodel.cost import Budget, Price
 from costmodel.estimate import Pricer
 from costmodel.trust.adversary import TRUST
 from nas.corpus.corpus import Corpus, prepare
-from nas.corpus.ngrams import NgramFloors
+from nas.corpus.ngrams import NgramBaseline
 from nas.recipe.papers import recipe_for
 from nas.results.ledger import Record
 from nas.study.run_folder import Meta
@@ -129,10 +129,10 @@ def over_seeds(make_record):
 
 
 @pytest.fixture
-def floors() -> NgramFloors:
+def ngrams() -> NgramBaseline:
     """Perplexities 200, 40, 18, 15 and 14 of 524,288 tokens."""
     losses = tuple(math.log(perplexity) for perplexity in (200.0, 40.0, 18.0, 15.0, 14.0))
-    return NgramFloors(tokens=524_288, losses=losses)
+    return NgramBaseline(tokens=524_288, losses=losses)
 
 
 @pytest.fixture

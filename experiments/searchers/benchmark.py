@@ -30,7 +30,7 @@ from experiments.searchers.table import Settings as TableSettings
 from experiments.trainings import DATA, Ended, read_outcomes, training_pool
 from nas.blocks.halves import read
 from nas.conversion.parent import load_parent
-from nas.recipe.route import parent_architecture
+from nas.recipe.distillation import parent_architecture
 from nas.report.draw import draw_panels, save_figure
 from nas.report.panels import LinePanel, PanelFigure, Series
 from nas.searchers.anchors import anchors, published_members

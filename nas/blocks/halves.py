@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from costmodel.errors import UserError
-from nas.recipe.route import routed
+from nas.recipe.distillation import student_architecture
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.optima.stages import Floats, Scores, Stages
 
@@ -68,7 +68,9 @@ def halves_of(parent: Architecture, depth: int, layer: Layer) -> tuple[Half, Hal
 
 def _trained(parent: Architecture, own: Layer, layer: Layer) -> Layer:
     """What a layer is trained as in place of one of the parent's."""
-    return routed(replace(parent, layers=(layer,)), replace(parent, layers=(own,)), spread=False).layers[0]
+    return student_architecture(replace(parent, layers=(layer,)), replace(parent, layers=(own,)), spread=False).layers[
+        0
+    ]
 
 
 def _at(depth: int, trained: Layer) -> tuple[Half, Half]:

@@ -19,8 +19,8 @@ from nas.corpus.sequences import epoch_order, gather, num_sequences
 from nas.model.decoder import Decoder
 from nas.model.weights import load_deployed
 from nas.recipe.candidate import Candidate
+from nas.recipe.distillation import DistillationSchedule, fitted_layers
 from nas.recipe.recipe import Scale
-from nas.recipe.route import Route, fitted_layers
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.notation import placement
 
@@ -37,12 +37,12 @@ class Parent(NamedTuple):
     digest: str
 
     @property
-    def route(self) -> Route:
+    def route(self) -> DistillationSchedule:
         """The usual route from this parent. Raises UserError if its placement has no notation (a folded export)."""
         architecture = self.model.architecture
         if architecture.folded:
             raise UserError(f"parent {self.name!r} must be a model as it was trained, but is a folded one.")
-        return Route(parent=self.digest, placement=placement(architecture), spread=True)
+        return DistillationSchedule(parent=self.digest, placement=placement(architecture), spread=True)
 
     def tables_on(self, base: Architecture, scale: Scale) -> Architecture:
         """A base with the parent's vocabulary and context, where the scale does not have a vocabulary of its own."""
@@ -55,9 +55,9 @@ class Parent(NamedTuple):
         Raises UserError if it does not fit, or the corpus holds no sequence.
         """
         own, route = self.model.architecture, candidate.recipe.route
-        weights = transferred(own, self.model.weights, candidate.begun)
-        if route is not None and (layers := fitted_layers(candidate.begun, own)):
-            model = Decoder(candidate.begun)
+        weights = transferred(own, self.model.weights, candidate.initial_architecture)
+        if route is not None and (layers := fitted_layers(candidate.initial_architecture, own)):
+            model = Decoder(candidate.initial_architecture)
             load_deployed(model, weights)
             tokens = _fit_tokens(corpus, candidate.recipe.scale.seq_len, route.linear_fit_tokens)
             weights |= fitted_linears(self.decoder(), model, layers, tokens)

@@ -30,7 +30,7 @@ Tokens = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NgramFloors:
+class NgramBaseline:
     """What n-gram models of a candidate's training tokens reach on the tokens that it is validated on.
 
     tokens: training tokens that were counted. losses: of orders 1 to 5, nats per token.

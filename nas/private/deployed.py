@@ -10,9 +10,9 @@ from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Array
 from costmodel.ops import GeluForm
-from nas.conversion.earned import check_tokens, fold_as_far_as
 from nas.conversion.parent import BUILTIN, BUILTIN_FOLDER
 from nas.conversion.pretrained import CHECKSUMS_FILE, Pretrained, is_export, read_architecture, read_export
+from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import known_corpus
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.tokenizer import END_OF_TEXT

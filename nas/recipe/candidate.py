@@ -6,9 +6,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from costmodel.errors import UserError
+from nas.recipe.distillation import (
+    DistillationSchedule,
+    fitted_layers,
+    initial_architecture,
+    parent_architecture,
+    spread_layers,
+    student_architecture,
+)
 from nas.recipe.papers import recipe_at
-from nas.recipe.recipe import Recipe, ScaleName, floored_layers, trained_architecture
-from nas.recipe.route import Route, carrier, fitted_layers, parent_architecture, routed, spread_layers
+from nas.recipe.recipe import Recipe, ScaleName, layers_kept_foldable, trained_architecture
 from search_spaces.architecture import Architecture, canonical, has_frozen_norms
 from search_spaces.notation import Member, name_of
 
@@ -27,13 +34,15 @@ class Candidate:
         From a parent, norms that the candidate lacks are frozen ones, which deploy alike.
         """
         made, route = trained_architecture(self.architecture, self.recipe.scale), self.recipe.route
-        return made if route is None else routed(made, parent_architecture(route, made), spread=route.spread)
+        return (
+            made if route is None else student_architecture(made, parent_architecture(route, made), spread=route.spread)
+        )
 
     @property
-    def begun(self) -> Architecture:
+    def initial_architecture(self) -> Architecture:
         """What training begins as: what is trained, with the parts of the parent that are yet to go."""
         trained, route = self.trained, self.recipe.route
-        return trained if route is None else carrier(trained, parent_architecture(route, trained))
+        return trained if route is None else initial_architecture(trained, parent_architecture(route, trained))
 
     @property
     def name(self) -> str:
@@ -50,7 +59,7 @@ def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
     architecture = candidate.architecture if candidate.recipe.route is None else candidate.trained
     if not has_frozen_norms(architecture):
         del recipe["freezing"]
-    if candidate.recipe.foldable is None or not floored_layers(architecture):
+    if candidate.recipe.foldable is None or not layers_kept_foldable(architecture):
         del recipe["foldable"]
     if candidate.recipe.optimizer == "adamw":
         del recipe["optimizer"]
@@ -85,7 +94,7 @@ def candidate_at(
     scale: ScaleName,
     *,
     data: str,
-    route: Route | None = None,
+    route: DistillationSchedule | None = None,
     seq_len: int | None = None,
     tokens: int | None = None,
 ) -> Candidate:

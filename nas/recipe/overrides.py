@@ -78,7 +78,7 @@ class FreezingChanges:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RouteChanges:
+class DistillationChanges:
     """Changes to the route from a parent.
 
     Args:
@@ -94,7 +94,7 @@ class RouteChanges:
     spread: bool | None = None
 
 
-Changes: TypeAlias = ScaleChanges | EntropyChanges | FoldableChanges | FreezingChanges | RouteChanges
+Changes: TypeAlias = ScaleChanges | EntropyChanges | FoldableChanges | FreezingChanges | DistillationChanges
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,7 @@ class RecipeChanges:
     entropy: EntropyChanges = EntropyChanges()
     foldable: FoldableChanges = FoldableChanges()
     freezing: FreezingChanges = FreezingChanges()
-    route: RouteChanges = RouteChanges()
+    route: DistillationChanges = DistillationChanges()
     optimizer: OptimizerName | None = None
     schedule: RateSchedule | None = None
     final_rate_share: float | None = None

@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
+from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, ScaleName, from_parent
-from nas.recipe.route import Route
 
 # Source: arXiv 2410.13060 and its training code. Not stated there: betas.
 CODEPARROT = Recipe(
@@ -48,7 +48,7 @@ def recipe_at(
     data: str,
     *,
     entropy_regularised: bool,
-    route: Route | None = None,
+    route: DistillationSchedule | None = None,
     seq_len: int | None = None,
     tokens: int | None = None,
 ) -> Recipe:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from costmodel.errors import UserError
-from nas.recipe.route import Route
+from nas.recipe.distillation import DistillationSchedule
 from search_spaces.architecture import Architecture, scaled
 from search_spaces.deployed import absorbed_layers
 
@@ -220,14 +220,14 @@ class Freezing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Foldable:
-    """Keeps linear FFNs invertible enough to be folded into the stream's basis (`nas.training.route.foldable`).
+    """Keeps linear FFNs invertible enough to be folded into the stream's basis (`nas.training.distillation.foldable`).
 
     floor: smallest singular value that a layer's map of the stream may have; without an FFN all are 1.
     every: so many optimizer steps, and after the last one, it is seen to.
     """
 
     floor: float = (
-        0.5  # nas/training/route/foldable.py has the commands: 0.3 leaves two linears above the bar of folding
+        0.5  # nas/training/distillation/foldable.py has the commands: 0.3 leaves two linears above the bar of folding
     )
     every: int = 32  # 1.5 % of the seconds of a step at scale `proxy` on a core, with something to raise in every layer
 
@@ -247,7 +247,7 @@ class Recipe:
     data: `stdlib`, `codeparrot`, `languini` or a path.
     normalisation: of the weights of linears, or None.
     freezing: of the norms that the architecture has frozen; without effect where it has none.
-    foldable: keeps linear FFNs so that they fold, or None; without effect where `floored_layers` are none.
+    foldable: keeps linear FFNs so that they fold, or None; without effect where `layers_kept_foldable` are none.
     route: from a trained parent, or None to train from scratch.
     slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
     optimizer: `muon` moves the weights of the layers' linears by Muon, at AdamW's rate, and the rest by AdamW.
@@ -263,7 +263,7 @@ class Recipe:
     normalisation: Normalisation | None = None
     freezing: Freezing = Freezing()
     foldable: Foldable | None = None
-    route: Route | None = None
+    route: DistillationSchedule | None = None
     slopes: SlopeSharing = "layer"
     optimizer: OptimizerName = "adamw"
     schedule: RateSchedule = "cosine"
@@ -296,7 +296,7 @@ class Recipe:
             )
 
 
-def from_parent(recipe: Recipe, route: Route) -> Recipe:
+def from_parent(recipe: Recipe, route: DistillationSchedule) -> Recipe:
     """The recipe on a route from a trained parent, whose weights ask for smaller steps, and fewer, than drawn ones.
 
     Chosen at scale `proxy` by `python -m experiments run fidelity-levers`: AdamW, an eighth of the rate, half the
@@ -315,7 +315,7 @@ def from_parent(recipe: Recipe, route: Route) -> Recipe:
     return replace(recipe, scale=changed, optimizer="adamw", final_rate_share=0.02, freezing=freezing, route=route)
 
 
-def floored_layers(architecture: Architecture) -> list[int]:
+def layers_kept_foldable(architecture: Architecture) -> list[int]:
     """The layers that `Foldable` acts on: their FFN vanishes when the model is folded, and no norm is before it."""
     return [index for index in absorbed_layers(architecture) if architecture.layers[index].norm2 == "none"]
 

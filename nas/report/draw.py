@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib
 
 from nas.report.cost_figures import BreakdownFigure, SensitivityFigure, Stack
-from nas.report.front_figures import FloorLines, FrontFigure, Group, WhatIfFigure, WhatIfPanel
+from nas.report.front_figures import FrontFigure, Group, NgramLines, WhatIfFigure, WhatIfPanel
 from nas.report.panels import BarPanel, HeatPanel, LinePanel, PanelFigure
 
 matplotlib.use("Agg")
@@ -65,7 +65,7 @@ def draw_what_if(data: WhatIfFigure) -> Figure:
     figure.suptitle(data.title, fontsize=9)
     for axes, panel in zip(panels, (data.before, data.after), strict=True):
         _draw_panel(axes, panel)
-        _draw_floors(axes, data.floors)
+        _draw_ngrams(axes, data.ngrams)
     _label_perplexity(panels[0])
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8)
@@ -294,7 +294,7 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
         name = f"parent {data.parent.notation}, as it was given"
         axes.plot([data.parent.latency_s / 60], [data.parent.perplexity], **style, label=name)
     axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1, label=f"budget {data.budget_min:g} min")
-    _draw_floors(axes, data.floors)
+    _draw_ngrams(axes, data.ngrams)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
     axes.yaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
@@ -309,10 +309,10 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     _label(axes, data.front._replace(names=tuple(map(str, range(1, len(data.front.names) + 1)))))
 
 
-def _draw_floors(axes: Axes, floors: FloorLines) -> None:
+def _draw_ngrams(axes: Axes, ngrams: NgramLines) -> None:
     """A thin line at each perplexity, named above its left end, where there are fewest trials."""
-    for name, perplexity in zip(floors.names, floors.perplexity, strict=True):
-        label = floors.title if name == floors.names[0] else "_"
+    for name, perplexity in zip(ngrams.names, ngrams.perplexity, strict=True):
+        label = ngrams.title if name == ngrams.names[0] else "_"
         axes.axhline(perplexity, color=FLOOR_COLOUR, linewidth=0.9, linestyle=":", zorder=1, label=label)
         axes.text(
             0.005, perplexity, f"{name} {perplexity:.3g}", transform=axes.get_yaxis_transform(),

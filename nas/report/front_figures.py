@@ -6,7 +6,7 @@ from typing import NamedTuple
 from costmodel.cost import Budget
 from costmodel.protocols.published_rows import PublishedRow
 from costmodel.trust.adversary import TRUST, caption
-from nas.corpus.ngrams import NgramFloors
+from nas.corpus.ngrams import NgramBaseline
 from nas.results import ledger
 from nas.results.front import front
 from nas.results.ledger import Record
@@ -16,7 +16,7 @@ from nas.results.reprice import WhatIf
 
 PRIOR_RANGE_SHARE = 0.005  # a latency range narrower than this share of the latency is no wider than its marker
 LONGEST_NAME = 24  # characters of a label
-DRAWN_FLOORS = ("trigram", "5-gram")  # always; and these where the trials are:
+DRAWN_NGRAMS = ("trigram", "5-gram")  # always; and these where the trials are:
 DRAWN_IF_INSIDE = ("unigram", "bigram")
 
 
@@ -34,15 +34,15 @@ class Group(NamedTuple):
     spread: tuple[tuple[float, float] | None, ...]
 
 
-class FloorLines(NamedTuple):
-    """What n-gram models of the same tokens reach; no names for a run from before there were floors."""
+class NgramLines(NamedTuple):
+    """What n-gram models of the same tokens reach; no names for a run without one."""
 
     title: str
     names: tuple[str, ...]
     perplexity: tuple[float, ...]
 
 
-NO_FLOORS = FloorLines(title="", names=(), perplexity=())
+NO_NGRAMS = NgramLines(title="", names=(), perplexity=())
 
 
 class FrontFigure(NamedTuple):
@@ -57,7 +57,7 @@ class FrontFigure(NamedTuple):
     diverged_min: tuple[float, ...]
     published: Group
     published_title: str
-    floors: FloorLines = NO_FLOORS
+    ngrams: NgramLines = NO_NGRAMS
     parent: ParentResult | None = None
 
 
@@ -80,7 +80,7 @@ class WhatIfFigure(NamedTuple):
     title: str
     before: WhatIfPanel
     after: WhatIfPanel
-    floors: FloorLines = NO_FLOORS
+    ngrams: NgramLines = NO_NGRAMS
 
 
 def front_figure(
@@ -90,7 +90,7 @@ def front_figure(
     *,
     num_layers: int,
     seq_len: int,
-    floors: NgramFloors | None = None,
+    ngrams: NgramBaseline | None = None,
     parent: ParentResult | None = None,
 ) -> FrontFigure:
     """The data of the Pareto plot of a ledger."""
@@ -118,31 +118,31 @@ def front_figure(
             spread=(None,) * len(same),
         ),
         published_title=f"Papers' rows, L={num_layers}, T={seq_len}\n(full scale, other corpus and tokenizer)",
-        floors=drawn_floors(floors, whole),
+        ngrams=drawn_ngrams(ngrams, whole),
         parent=parent,
     )
 
 
-def what_if_figure(found: WhatIf, floors: NgramFloors | None = None) -> WhatIfFigure:
+def what_if_figure(found: WhatIf, ngrams: NgramBaseline | None = None) -> WhatIfFigure:
     """The data of the plot of a re-priced run."""
     return WhatIfFigure(
         title=title(found.trials),
         before=_panel(found, found.trials, found.before, found.budget_before, f"as searched: {found.title_before}"),
         after=_panel(found, found.repriced, found.after, found.budget_after, f"re-priced: {found.title_after}"),
-        floors=drawn_floors(floors, found.trials),
+        ngrams=drawn_ngrams(ngrams, found.trials),
     )
 
 
-def drawn_floors(floors: NgramFloors | None, trained: Sequence[TrainedMember]) -> FloorLines:
-    """The floors to draw beside these members: those of `DRAWN_FLOORS`, and the low orders that are among them."""
-    if floors is None:
-        return NO_FLOORS
-    known = floors.perplexities
-    drawn = [one.perplexity for one in trained] + [known[name] for name in DRAWN_FLOORS]
+def drawn_ngrams(ngrams: NgramBaseline | None, trained: Sequence[TrainedMember]) -> NgramLines:
+    """The ngrams to draw beside these members: those of `DRAWN_NGRAMS`, and the low orders that are among them."""
+    if ngrams is None:
+        return NO_NGRAMS
+    known = ngrams.perplexities
+    drawn = [one.perplexity for one in trained] + [known[name] for name in DRAWN_NGRAMS]
     inside = [name for name in DRAWN_IF_INSIDE if min(drawn) <= known[name] <= max(drawn)]
-    names = (*inside, *DRAWN_FLOORS)
-    return FloorLines(
-        title=f"n-gram models of {floors.tokens:,} tokens",
+    names = (*inside, *DRAWN_NGRAMS)
+    return NgramLines(
+        title=f"n-gram models of {ngrams.tokens:,} tokens",
         names=names,
         perplexity=tuple(known[name] for name in names),
     )

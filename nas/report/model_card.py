@@ -8,8 +8,8 @@ from typing import Any
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.trust.adversary import Trust, described
 from costmodel.trust.data_range import said
-from nas.report.floor_lines import KNOWS_LESS
 from nas.report.html.run import Run
+from nas.report.ngram_lines import KNOWS_LESS
 from nas.report.seed_words import SPREAD, perplexity_text
 from nas.results.members import TrainedMember, in_noise
 from search_spaces.architecture import Architecture
@@ -101,12 +101,12 @@ def _price(facts: Mapping[str, Any]) -> Iterator[str]:
     total, network = cost["total"], f" on {cost['network']}" if cost["network"] else ""
     where = f"protocol {cost['protocol']}{network}, {cost['workload']}"
     yield f"This form: {_cost(total['latency_s'], total['sent_bytes'])} a token ({where})."
-    if (earned := facts.get("earned")) and earned["latency_s"] == total["latency_s"]:
+    if (verified := facts.get("verified")) and verified["latency_s"] == total["latency_s"]:
         yield "As deployed: the same; folding makes it no cheaper."
-    elif earned:
+    elif verified:
         yield (
-            f"As deployed: {_cost(earned['latency_s'], earned['sent_bytes'])}: what its weights were shown to fold to, "
-            f"`{earned['deployed']}` (`python -m nas.export ... --fold` writes that form)."
+            f"As deployed: {_cost(verified['latency_s'], verified['sent_bytes'])}: what its weights were shown to "
+            f"fold to, `{verified['deployed']}` (`python -m nas.export ... --fold` writes that form)."
         )
     trust = dict(cost["trust"])
     del trust["threshold"]
@@ -131,9 +131,9 @@ def _perplexity(facts: Mapping[str, Any], member: TrainedMember | None, run: Run
         yield "One seed: no spread is known."
     if run is not None and run.parent is not None:
         yield f"Its parent `{run.parent.name}`, {run.parent.notation}: {run.parent.perplexity:.2f}."
-    if floors := result.get("ngram_floors"):
-        reached = ", ".join(f"{name} {value:.4g}" for name, value in floors["perplexities"].items())
-        yield f"N-gram models of {floors['tokens']:,} training tokens: {reached}."
+    if ngrams := result.get("ngram_floors"):
+        reached = ", ".join(f"{name} {value:.4g}" for name, value in ngrams["perplexities"].items())
+        yield f"N-gram models of {ngrams['tokens']:,} training tokens: {reached}."
 
 
 def _front(run: Run, member: TrainedMember | None) -> list[str]:

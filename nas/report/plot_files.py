@@ -8,7 +8,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols.derived import Derived
 from costmodel.protocols.published_rows import published_rows
-from nas.corpus.ngrams import NgramFloors
+from nas.corpus.ngrams import NgramBaseline
 from nas.report.cost_figures import breakdown_figure, chosen, sensitivity_figure
 from nas.report.draw import draw_breakdown, draw_front, draw_sensitivity, draw_what_if, save_figure
 from nas.report.front_figures import front_figure, what_if_figure
@@ -30,14 +30,14 @@ def plot_front(
     *,
     num_layers: int,
     seq_len: int,
-    floors: NgramFloors | None = None,
+    ngrams: NgramBaseline | None = None,
     parent: ParentResult | None = None,
 ) -> tuple[Path, ...]:
     """Draws the Pareto plot of a run and returns the paths. Raises UserError if nothing has been trained yet."""
     if not ledger.completed(records):
         raise UserError(f"{folder} has no completed trial yet, so there is nothing to plot.")
     data = front_figure(
-        records, budget, published_rows(), num_layers=num_layers, seq_len=seq_len, floors=floors, parent=parent
+        records, budget, published_rows(), num_layers=num_layers, seq_len=seq_len, ngrams=ngrams, parent=parent
     )
     return save_figure(folder / PLOTS / "pareto", draw_front(data))
 
@@ -53,7 +53,7 @@ def plot_costs(
 ) -> tuple[Path, ...]:
     """Draws where the costs of members and of the run's baselines come from, and what a network does to them."""
     baselines = [record for record in ledger.completed(records) if record.role == "baseline"]
-    shown = chosen([member.dearest for member in members], baselines, base)
+    shown = chosen([member.most_expensive for member in members], baselines, base)
     if not shown:
         return ()
     plots = folder / PLOTS
@@ -64,9 +64,9 @@ def plot_costs(
     return paths
 
 
-def plot_what_if(folder: Path, found: WhatIf, suffix: str, floors: NgramFloors | None = None) -> tuple[Path, ...]:
+def plot_what_if(folder: Path, found: WhatIf, suffix: str, ngrams: NgramBaseline | None = None) -> tuple[Path, ...]:
     """Draws the two fronts of a run that was priced anew."""
-    return save_figure(folder / PLOTS / f"what-if{suffix}", draw_what_if(what_if_figure(found, floors)))
+    return save_figure(folder / PLOTS / f"what-if{suffix}", draw_what_if(what_if_figure(found, ngrams)))
 
 
 def remove_plots(folder: Path) -> None:

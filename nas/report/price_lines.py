@@ -18,7 +18,7 @@ def price_line(found: Sequence[TrainedMember], base: Architecture, protocol: str
     """One line; members are judged as they are deployed. The data of `published` alone have a range."""
     words = ""
     if protocol == "published":
-        graphs = [graph for member in found for graph in workload.graphs(deployed_of(member.dearest, base))]
+        graphs = [graph for member in found for graph in workload.graphs(deployed_of(member.most_expensive, base))]
         words = outside(published.load(), graphs)
     return f"prices: protocol {protocol} ({caption(TRUST[protocol])}){words and f'; {words}'}"
 

@@ -10,15 +10,15 @@ from rich.live import Live
 from rich.table import Table
 
 from costmodel.config.units import format_seconds
-from nas.corpus.ngrams import NgramFloors
-from nas.report.floor_lines import beside_trigram
+from nas.corpus.ngrams import NgramBaseline
+from nas.report.ngram_lines import beside_trigram
 from nas.results.front import Summary
 
 REFRESH_S = 1.0
 
 
 def line(
-    summary: Summary, total: int, eta_s: float | None, *, live: bool = True, floors: NgramFloors | None = None
+    summary: Summary, total: int, eta_s: float | None, *, live: bool = True, ngrams: NgramBaseline | None = None
 ) -> str:
     """The state of a run in one line. live: whether a process works on it."""
     begun = f"{summary.running} {'running' if live else 'unfinished'}"
@@ -26,11 +26,11 @@ def line(
         f"{summary.ended}/{total} ended ({summary.completed} completed, {summary.stopped} stopped, "
         f"{summary.diverged} diverged, {summary.failed} failed), {_more_seeds(summary)}{begun}, "
         f"front {len(summary.front)}, hypervolume {_hypervolume(summary)}, "
-        f"best perplexity in budget {_best(summary, floors)}, ETA {'-' if eta_s is None else format_seconds(eta_s)}"
+        f"best perplexity in budget {_best(summary, ngrams)}, ETA {'-' if eta_s is None else format_seconds(eta_s)}"
     )
 
 
-def table(summary: Summary, total: int, eta_s: float | None, floors: NgramFloors | None = None) -> Table:
+def table(summary: Summary, total: int, eta_s: float | None, ngrams: NgramBaseline | None = None) -> Table:
     """The state of a run as a table of one row."""
     cells = {
         "running": str(summary.running),
@@ -42,7 +42,7 @@ def table(summary: Summary, total: int, eta_s: float | None, floors: NgramFloors
         "more seeds": f"{summary.replicates}/{summary.replicates + summary.seeds_left}",
         "front": str(len(summary.front)),
         "hypervolume": _hypervolume(summary),
-        "best perplexity": _best(summary, floors),
+        "best perplexity": _best(summary, ngrams),
         "ETA": "-" if eta_s is None else format_seconds(eta_s),
     }
     result = Table(*cells)
@@ -70,11 +70,11 @@ class Eta:
 
 @contextmanager
 def shown(
-    console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta, floors: NgramFloors | None = None
+    console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta, ngrams: NgramBaseline | None = None
 ) -> Iterator[Callable[[], None]]:
     """Yields a function to call when something may have changed; cheap to call often."""
     if not console.is_terminal:
-        print_line = _lines(console, state, eta, floors)
+        print_line = _lines(console, state, eta, ngrams)
         try:
             yield print_line
         finally:
@@ -88,7 +88,7 @@ def shown(
             if time.monotonic() - last >= REFRESH_S:
                 last = time.monotonic()
                 summary, total = state()
-                live.update(table(summary, total, eta(summary, total), floors), refresh=True)
+                live.update(table(summary, total, eta(summary, total), ngrams), refresh=True)
 
         try:
             yield refresh
@@ -97,8 +97,8 @@ def shown(
             refresh()
 
 
-def _best(summary: Summary, floors: NgramFloors | None) -> str:
-    return beside_trigram(None if summary.best is None else summary.best.perplexity, floors)
+def _best(summary: Summary, ngrams: NgramBaseline | None) -> str:
+    return beside_trigram(None if summary.best is None else summary.best.perplexity, ngrams)
 
 
 def _hypervolume(summary: Summary) -> str:
@@ -119,7 +119,7 @@ class _Refresh(Protocol):
 
 
 def _lines(
-    console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta, floors: NgramFloors | None
+    console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta, ngrams: NgramBaseline | None
 ) -> _Refresh:
     shown_ended, checked = -1, 0.0
 
@@ -131,6 +131,6 @@ def _lines(
         summary, total = state()
         if summary.ended + summary.replicates != shown_ended:
             shown_ended = summary.ended + summary.replicates
-            console.print(line(summary, total, eta(summary, total), floors=floors), soft_wrap=True, highlight=False)
+            console.print(line(summary, total, eta(summary, total), ngrams=ngrams), soft_wrap=True, highlight=False)
 
     return refresh

@@ -4,8 +4,8 @@ from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
-from nas.corpus.ngrams import NgramFloors
-from nas.report.floor_lines import floor_lines, mark
+from nas.corpus.ngrams import NgramBaseline
+from nas.report.ngram_lines import mark, ngram_lines
 from nas.report.seed_words import perplexity_text
 from nas.results.front import picked
 from nas.results.members import TrainedMember
@@ -14,11 +14,11 @@ from nas.results.reprice import WhatIf, fate
 from search_spaces.budget.feasible import format_budget
 
 
-def what_if_table(found: WhatIf, floors: NgramFloors | None = None) -> Table:
+def what_if_table(found: WhatIf, ngrams: NgramBaseline | None = None) -> Table:
     """The members of either front, cheapest first, at both prices; a last column where some are above the trigram."""
     old = {record.trial_id: record for record in found.trials}
     table = Table(box=None, pad_edge=False)
-    marks = [mark(member.mean_loss, floors) for member in found.shown]
+    marks = [mark(member.mean_loss, ngrams) for member in found.shown]
     headings = ["", "arch_id", "architecture", "perplexity", "latency", "then", "sent", "then", "front"]
     for heading in headings + ["floor"] * any(marks):
         table.add_column(
@@ -42,7 +42,7 @@ def what_if_table(found: WhatIf, floors: NgramFloors | None = None) -> Table:
     return table
 
 
-def what_if_lines(found: WhatIf, floors: NgramFloors | None = None) -> list[str]:
+def what_if_lines(found: WhatIf, ngrams: NgramBaseline | None = None) -> list[str]:
     """What is compared, and which picks survive."""
     lines = [
         f"then: {found.title_before}, within {format_budget(found.budget_before)} a token",
@@ -51,7 +51,7 @@ def what_if_lines(found: WhatIf, floors: NgramFloors | None = None) -> list[str]
     trained, priced = found.workload_before.prompt_len, found.workload_after.prompt_len
     if priced != trained:
         lines.append(f"note: perplexities are of T={trained}, at which all trials were trained, not of T={priced}")
-    lines += floor_lines(floors)
+    lines += ngram_lines(ngrams)
     names = {one.trial_id for one in found.after}
     stay = sum(one.trial_id in names for one in found.before)
     lines.append(f"front: {stay} of {len(found.before)} members stay, {len(found.after) - stay} enter")

@@ -7,11 +7,11 @@ from pathlib import Path
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
 from costmodel.protocols.published_rows import published_rows
-from nas.corpus.ngrams import NgramFloors
-from nas.report.floor_lines import floor_lines, mark
+from nas.corpus.ngrams import NgramBaseline
+from nas.report.ngram_lines import mark, ngram_lines
 from nas.report.seed_words import SPREAD, noise_marks, perplexity_text, unstable_lines
 from nas.results import ledger
-from nas.results.front import crosses, front, is_admitted, picked, unearned
+from nas.results.front import crosses, found_infeasible, front, is_feasible, picked
 from nas.results.ledger import Record
 from nas.results.members import TrainedMember, members, verdict
 from nas.results.parent import ParentResult
@@ -28,7 +28,7 @@ def closing_lines(
     seq_len: int,
     folder: Path,
     plots: Iterable[Path],
-    floors: NgramFloors | None = None,
+    ngrams: NgramBaseline | None = None,
     parent: ParentResult | None = None,
 ) -> list[str]:
     """Only what this run established, in order: front, floor, baselines, order against the papers, scale, places."""
@@ -37,14 +37,14 @@ def closing_lines(
         f"front: {len(found)} {'member' if len(found) == 1 else 'members'} within {format_budget(budget)} per token"
     ]
     for member, noise in zip(found, noise_marks(found), strict=True):
-        lines.append(f"  {_described(member)}{_doubt(member, budget)}{noise and f', {noise}'}{_known(member, floors)}")
-    lines += floor_lines(floors)
+        lines.append(f"  {_described(member)}{_doubt(member, budget)}{noise and f', {noise}'}{_known(member, ngrams)}")
+    lines += ngram_lines(ngrams)
     if len(found) < FEW:
         lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
-    lines += unearned_lines(records, budget)
+    lines += infeasible_lines(records, budget)
     lines += unstable_lines(records)
     lines += parent_lines(parent, found)
-    lines += _baseline_lines(trained, found, budget, floors)
+    lines += _baseline_lines(trained, found, budget, ngrams)
     lines += order_lines(trained, num_layers, seq_len)
     example = ledger.completed(records)[0]
     lines.append(
@@ -84,16 +84,16 @@ def _seeds(trained: Sequence[TrainedMember]) -> str:
     return f"1 to {most} seeds ({SPREAD}; better and worse: by more than two of the difference)"
 
 
-def unearned_lines(records: Sequence[Record], budget: Budget) -> list[str]:
-    """Members whose weights did not fold as the rule promised, so that they are beyond the budget."""
+def infeasible_lines(records: Sequence[Record], budget: Budget) -> list[str]:
+    """Members whose weights did not fold as the rule predicted, so that they are beyond the budget."""
     lines = []
-    for record in unearned(records, budget):
+    for record in found_infeasible(records, budget):
         off = record.fold_logits_error
         how_far = "are no numbers" if off is None else f"are off by {off:.1e} of the largest"
         why = f"its folded form failed the check: its logits, in single precision, {how_far}"
         if record.fold_holds is not False:
-            earned = f"{format_seconds(record.latency_s)} and {format_bytes(record.sent_bytes)}"
-            why = f"its weights earn {earned}: {'; '.join(record.left_unfolded) or 'nothing was left unfolded'}"
+            verified = f"{format_seconds(record.latency_s)} and {format_bytes(record.sent_bytes)}"
+            why = f"its weights earn {verified}: {'; '.join(record.left_unfolded) or 'nothing was left unfolded'}"
         lines.append(f"not on the front: {record.arch_id} {record.notation}, {why}")
     return lines
 
@@ -114,20 +114,20 @@ def _doubt(member: TrainedMember, budget: Budget) -> str:
     return f" (its range, {format_seconds(low)} to {format_seconds(high)}, crosses the budget)"
 
 
-def _known(member: TrainedMember, floors: NgramFloors | None) -> str:
+def _known(member: TrainedMember, ngrams: NgramBaseline | None) -> str:
     """Says so where a trigram predicts better."""
-    marked = mark(member.mean_loss, floors)
+    marked = mark(member.mean_loss, ngrams)
     return f"; {marked}" if marked else ""
 
 
 def _baseline_lines(
-    trained: Sequence[TrainedMember], found: Sequence[TrainedMember], budget: Budget, floors: NgramFloors | None
+    trained: Sequence[TrainedMember], found: Sequence[TrainedMember], budget: Budget, ngrams: NgramBaseline | None
 ) -> list[str]:
     """Each baseline with the gap of the best candidate within budget, whatever its sign, and what seeds show of it."""
     lines = []
     for baseline in (member for member in trained if member.role == "baseline"):
-        outside = "" if is_admitted(baseline.dearest, budget) else " outside the budget"
-        text = f"baseline{outside}: {_described(baseline)}{_known(baseline, floors)}"
+        outside = "" if is_feasible(baseline.most_expensive, budget) else " outside the budget"
+        text = f"baseline{outside}: {_described(baseline)}{_known(baseline, ngrams)}"
         if found:
             best = picked(found, "best")
             gap = best.perplexity / baseline.perplexity - 1

@@ -47,12 +47,12 @@ def crosses(member: TrainedMember, budget: Budget) -> bool:
     )
 
 
-def earns_a_place(member: TrainedMember, budget: Budget) -> bool:
+def is_eligible(member: TrainedMember, budget: Budget) -> bool:
     """Whether every seed came to an end, folds as checked, and costs no more than the budget.
 
     A candidate of which one seed diverged has no mean, and so no place: a result with a reason, not a point.
     """
-    return not member.num_diverged and all(is_admitted(trial, budget) for trial in member.trials)
+    return not member.num_diverged and all(is_feasible(trial, budget) for trial in member.trials)
 
 
 def unstable(records: Sequence[Record]) -> tuple[TrainedMember, ...]:
@@ -60,24 +60,24 @@ def unstable(records: Sequence[Record]) -> tuple[TrainedMember, ...]:
     return tuple(member for member in members(records) if member.role == "candidate" and member.num_diverged)
 
 
-def unearned(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
+def found_infeasible(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
     """Completed trials of candidates that were within budget by rule, and are not by what their weights fold to."""
     return tuple(
         record
         for record in ledger.completed(records)
-        if record.role != "baseline" and _was_promised(record, budget) and not is_admitted(record, budget)
+        if record.role != "baseline" and _was_predicted_feasible(record, budget) and not is_feasible(record, budget)
     )
 
 
-def _was_promised(record: Record, budget: Budget) -> bool:
+def _was_predicted_feasible(record: Record, budget: Budget) -> bool:
     """Whether a trial was within the budget by rule: under another budget, or by another run, it need not have been."""
-    if record.promised_latency_s is None or record.promised_sent_bytes is None:
+    if record.predicted_latency_s is None or record.predicted_sent_bytes is None:
         return True
-    return budget.admits(latency_s=record.promised_latency_s, sent_bytes=record.promised_sent_bytes)
+    return budget.admits(latency_s=record.predicted_latency_s, sent_bytes=record.predicted_sent_bytes)
 
 
-def is_admitted(record: Record, budget: Budget) -> bool:
-    """Whether what a trial's weights have earned holds, and costs no more than the budget."""
+def is_feasible(record: Record, budget: Budget) -> bool:
+    """Whether what a trial's weights were verified to fold to holds, and costs no more than the budget."""
     return record.fold_holds is not False and budget.admits(latency_s=record.latency_s, sent_bytes=record.sent_bytes)
 
 
@@ -88,7 +88,7 @@ def front(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...
 
 def front_of(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedMember, ...]:
     """Of these members, whatever their role, those that earn a place and that no other dominates, cheapest first."""
-    inside = sorted((member for member in trained if earns_a_place(member, budget)), key=lambda one: one.point)
+    inside = sorted((member for member in trained if is_eligible(member, budget)), key=lambda one: one.point)
     kept = nondominated([member.point for member in inside])
     return tuple(member for member, keep in zip(inside, kept, strict=True) if keep)
 

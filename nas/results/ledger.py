@@ -43,8 +43,9 @@ class Record:
     rung: index of the fidelity rung a `rung` record belongs to.
     val_loss: nats per token of the named tokenizer and split; perplexity = exp(val_loss).
     deployed_id, deployed: id and placement of what the trial deploys to: by rule, and once it is completed what its
-        weights have earned. latency_s, sent_bytes, rounds: of that; promised_latency_s, promised_sent_bytes: by rule.
-    left_unfolded, fold_*: see `nas.training.outcome.EarnedForm`.
+        weights were verified to fold to. latency_s, sent_bytes, rounds: of that; predicted_latency_s and
+        predicted_sent_bytes: by rule.
+    left_unfolded, fold_*: see `nas.training.outcome.VerifiedForm`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -83,8 +84,8 @@ class Record:
     versions: dict[str, str]
     deployed_id: str | None = None
     deployed: str | None = None
-    promised_latency_s: float | None = None
-    promised_sent_bytes: float | None = None
+    predicted_latency_s: float | None = None
+    predicted_sent_bytes: float | None = None
     left_unfolded: tuple[str, ...] = ()
     fold_logits_error: float | None = None
     fold_fixed_point_error: float | None = None

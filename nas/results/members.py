@@ -49,8 +49,8 @@ class TrainedMember:
         return self.trials[0]
 
     @property
-    def dearest(self) -> Record:
-        """The trial that sets the price: of what each seed's weights have earned, the member costs the most."""
+    def most_expensive(self) -> Record:
+        """The trial that sets the price: the most expensive form that a seed's weights were verified to fold to."""
         return max(self.trials, key=lambda one: (one.latency_s, one.sent_bytes))
 
     @property
@@ -101,20 +101,20 @@ class TrainedMember:
 
     @property
     def deployed(self) -> str | None:
-        """What it runs as: of the dearest seed."""
-        return self.dearest.deployed
+        """What it runs as: of the most expensive seed."""
+        return self.most_expensive.deployed
 
     @property
     def latency_s(self) -> float:
-        return self.dearest.latency_s
+        return self.most_expensive.latency_s
 
     @property
     def latency_s_range(self) -> tuple[float, float] | None:
-        return self.dearest.latency_s_range
+        return self.most_expensive.latency_s_range
 
     @property
     def sent_bytes(self) -> float:
-        return self.dearest.sent_bytes
+        return self.most_expensive.sent_bytes
 
 
 def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:

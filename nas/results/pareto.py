@@ -63,9 +63,9 @@ def knee(points: Sequence[Point]) -> int:
 
 
 def point_of_seeds(points: Sequence[Point]) -> Point:
-    """The point of a candidate trained with several seeds: the dearest latency and the mean loss; at least one point.
+    """Point of a candidate trained with several seeds: the highest latency and the mean loss; at least one point.
 
-    Latencies differ where the weights of some seeds fold less far: a price that is promised must hold for each.
+    Latencies differ where the weights of some seeds fold less far: a price that is predicted must hold for each.
     """
     return max(latency_s for latency_s, _ in points), fmean(loss for _, loss in points)
 

@@ -14,7 +14,7 @@ from costmodel.cost import Budget, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from nas.results import ledger
-from nas.results.front import earns_a_place, front, front_of
+from nas.results.front import front, front_of, is_eligible
 from nas.results.ledger import Record, deployed_of
 from nas.results.members import TrainedMember, members
 from search_spaces.architecture import Architecture
@@ -73,7 +73,7 @@ def what_if(
     repriced = _repriced(ledger.finished(records), base, pricer, workloads[1])
     before, after = front(records, budgets[0]), front_of(members(repriced), budgets[1])
     names = {member.candidate_id for member in (*before, *after)}
-    shown = {member.dearest.trial_id for member in members(repriced) if member.candidate_id in names}
+    shown = {member.most_expensive.trial_id for member in members(repriced) if member.candidate_id in names}
     ranged = members(_with_range(one, base, pricer, workloads[1]) if one.trial_id in shown else one for one in repriced)
     return WhatIf(
         trials=members(records),
@@ -90,7 +90,7 @@ def what_if(
 def fate(found: WhatIf, member: TrainedMember) -> Fate:
     """What became of a re-priced member of either front."""
     if member not in found.after:
-        return "dominated" if earns_a_place(member, found.budget_after) else "over budget"
+        return "dominated" if is_eligible(member, found.budget_after) else "over budget"
     return "stays" if member.trial_id in {one.trial_id for one in found.before} else "enters"
 
 

@@ -1,4 +1,4 @@
-"""The tables of a run, of its ledger and floors: `trials.csv`, `pareto.csv` and the architectures of the front."""
+"""The tables of a run, of its ledger and ngrams: `trials.csv`, `pareto.csv` and the architectures of the front."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from costmodel.cost import Budget
-from nas.corpus.ngrams import NgramFloors
+from nas.corpus.ngrams import NgramBaseline
 from nas.results import ledger
-from nas.results.floors import floor_columns
 from nas.results.front import front
 from nas.results.ledger import Record, Table
 from nas.results.members import TrainedMember, in_noise, members
+from nas.results.ngram_columns import ngram_columns
 from search_spaces.architecture import Architecture, dump_architecture
 
 SEED_COLUMNS = (
@@ -25,11 +25,11 @@ SEED_COLUMNS = (
 
 
 def write_tables(
-    folder: Path, records: Sequence[Record], budget: Budget, base: Architecture, floors: NgramFloors | None = None
+    folder: Path, records: Sequence[Record], budget: Budget, base: Architecture, ngrams: NgramBaseline | None = None
 ) -> None:
     """Writes all of them anew."""
-    ledger.write_csv(folder / "trials.csv", trial_table(records, floors))
-    ledger.write_csv(folder / "pareto.csv", front_table(records, budget, floors))
+    ledger.write_csv(folder / "trials.csv", trial_table(records, ngrams))
+    ledger.write_csv(folder / "pareto.csv", front_table(records, budget, ngrams))
     architectures = folder / "architectures"
     shutil.rmtree(architectures, ignore_errors=True)
     architectures.mkdir()
@@ -38,7 +38,7 @@ def write_tables(
         (architectures / f"{member.arch_id}.yaml").write_text(text)
 
 
-def trial_table(records: Sequence[Record], floors: NgramFloors | None = None) -> Table:
+def trial_table(records: Sequence[Record], ngrams: NgramBaseline | None = None) -> Table:
     """A row for every trial that ended. `standard_error` is of the mean loss, nats; low and high are two of it either
     side; `knows_less_than_trigram`: by the `val_loss` of the row.
     """
@@ -48,15 +48,15 @@ def trial_table(records: Sequence[Record], floors: NgramFloors | None = None) ->
         trials,
         {
             **_seed_columns([by_candidate.get(one.candidate_id) for one in trials]),
-            **floor_columns([one.val_loss if one.status == "completed" else None for one in trials], floors),
+            **ngram_columns([one.val_loss if one.status == "completed" else None for one in trials], ngrams),
         },
     )
 
 
-def front_table(records: Sequence[Record], budget: Budget, floors: NgramFloors | None = None) -> Table:
+def front_table(records: Sequence[Record], budget: Budget, ngrams: NgramBaseline | None = None) -> Table:
     """A row for every member of the front, cheapest first, with the columns of `trial_table`.
 
-    A row is the trial of the first seed, but price and form of the dearest seed, and loss and perplexity of the mean.
+    A row: the trial of the first seed, price and form of the most expensive one, loss and perplexity of the mean.
     `within_noise`: of its cheaper neighbour.
     """
     found = front(records, budget)
@@ -65,7 +65,7 @@ def front_table(records: Sequence[Record], budget: Budget, floors: NgramFloors |
         {
             **_seed_columns(found),
             "within_noise": in_noise(found),
-            **floor_columns([member.mean_loss for member in found], floors),
+            **ngram_columns([member.mean_loss for member in found], ngrams),
         },
     )
 
@@ -73,7 +73,7 @@ def front_table(records: Sequence[Record], budget: Budget, floors: NgramFloors |
 def _as_one(member: TrainedMember) -> Record:
     """A member in the form of a trial."""
     return replace(
-        member.dearest,
+        member.most_expensive,
         trial_id=member.trial_id,
         role=member.role,
         seed=member.first.seed,

@@ -100,8 +100,8 @@ def overview(feasible: FeasibleSpace) -> list[str]:
         + (f", per token of {priced.workload.new_tokens}" if priced.workload.new_tokens > 1 else "")
     ]
     if priced.accounting == "deployed":
-        whole, admitted = num_deployed(feasible)
-        lines.append(f"deployed architectures: {whole:,}, {admitted:,} of them within; prices are of those")
+        whole, num_within = num_deployed(feasible)
+        lines.append(f"deployed architectures: {whole:,}, {num_within:,} of them within; prices are of those")
     for title, member in (("cheapest", cheapest(priced)), ("most expensive", most_expensive(priced))):
         name = name_of(member.architecture, entropy_regularised=member.entropy_regularised)
         outside = said(extrapolated(priced, member))

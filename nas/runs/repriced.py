@@ -34,12 +34,12 @@ class RepricedRun:
     @property
     def lines(self) -> list[str]:
         """What changes, in words."""
-        return what_if_lines(self.found, self.run.meta.floors)
+        return what_if_lines(self.found, self.run.meta.ngrams)
 
     @property
     def table(self) -> Table:
         """Every member of either front, what became of it, and both prices."""
-        return what_if_table(self.found, self.run.meta.floors)
+        return what_if_table(self.found, self.run.meta.ngrams)
 
     def plot(self) -> tuple[Path, ...]:
         """Draws both fronts, and the breakdown and sensitivity at the other prices; returns the paths."""
@@ -47,7 +47,7 @@ class RepricedRun:
         network = [self.pricer.network] if self.pricer.network else []
         words = [self.pricer.protocol, *network, f"T{self.workload.prompt_len}"]
         suffix = "-" + re.sub(r"[^\w.-]+", "_", "-".join(words))
-        fronts = plot_what_if(run.folder, found, suffix, run.meta.floors)
+        fronts = plot_what_if(run.folder, found, suffix, run.meta.ngrams)
         costs = plot_costs(run.folder, found.shown, run.records, run.meta.base, self.pricer, self.workload, suffix)
         return fronts + costs
 
@@ -93,7 +93,7 @@ def plot_as_run(run: Run) -> tuple[Path, ...]:
         config.budget,
         num_layers=meta.base.num_layers,
         seq_len=config.seq_len,
-        floors=meta.floors,
+        ngrams=meta.ngrams,
         parent=meta.parent,
     )
     pricer = run_pricer(run.folder, config)

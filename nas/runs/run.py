@@ -69,8 +69,8 @@ class Run:
     def table(self, of: Literal["front", "trials"] = "front") -> Table:
         """The columns and rows of `pareto.csv` (a row a member) or `trials.csv` (a row a trial that ended)."""
         if of == "front":
-            return front_table(self.records, self.config.budget, self.meta.floors)
-        return trial_table(self.records, self.meta.floors)
+            return front_table(self.records, self.config.budget, self.meta.ngrams)
+        return trial_table(self.records, self.meta.ngrams)
 
     def to_pandas(self, of: Literal["front", "trials"] = "front") -> Any:
         """`table` as a pandas.DataFrame, num_rows x num_columns. Raises UserError if pandas is not installed."""

@@ -3,7 +3,7 @@
 Attention and ReLU FFNs stay in the first layers and go from the deepest, where the papers' `_ip` rows remove them
 (arXiv 2410.13060), and where the builtin parent misses them least: without its first FFN its loss rises by 6.6 nats,
 without its first attention by 1.5, without any other FFN, or an attention of the last eight layers, by at most 0.11.
-Fewer layers are written as the first ones, and start as the parent's evenly over its depth (`nas.recipe.route`).
+Fewer layers are written as the first ones, and start as the parent's evenly over its depth (`nas.recipe.distillation`).
 Norms are frozen in training rather than absent, where the space has them: they deploy as none, at the same price, and
 most of the training has them.
 """
@@ -95,7 +95,7 @@ def _least_s(feasible: FeasibleSpace) -> float:
 
 
 def _spread(feasible: FeasibleSpace, chosen: Sequence[Member], members: Sequence[Member], most: int) -> list[Member]:
-    """`chosen` and, up to `most` in all, in turn the member farthest in price from all those; first the dearest."""
+    """`chosen` and, up to `most` in all, the farthest in price from those, in turn; first the most expensive."""
     prices = {member: price_of(feasible.priced, member).latency_s for member in (*chosen, *members)}
     spread, left = list(chosen), list(members)
 

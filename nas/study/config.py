@@ -11,9 +11,9 @@ from costmodel.errors import UserError
 from costmodel.ops import Encoding
 from costmodel.protocols.primitives import Holder
 from nas.recipe.candidate import Candidate
+from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.papers import recipe_at
-from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, floored_layers
-from nas.recipe.route import Route
+from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, layers_kept_foldable
 from nas.searchers.registry import check_searcher
 from search_spaces.budget.priced_space import Accounting
 from search_spaces.notation import Member
@@ -145,7 +145,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def study_recipe(config: StudyConfig, route: Route | None) -> Recipe:
+def study_recipe(config: StudyConfig, route: DistillationSchedule | None) -> Recipe:
     """What a study trains its candidates with; the regulariser is for those that have one.
 
     Where prices are of what a candidate deploys to, linear FFNs are kept foldable, so that it earns its price.
@@ -166,6 +166,6 @@ def study_candidate(recipe: Recipe, member: Member) -> Candidate:
     if not member.entropy_regularised:
         recipe = replace(recipe, entropy=None)
     made = Candidate(architecture=member.architecture, recipe=recipe)
-    if floored_layers(made.architecture if recipe.route is None else made.trained):
+    if layers_kept_foldable(made.architecture if recipe.route is None else made.trained):
         return made
     return replace(made, recipe=replace(recipe, foldable=None))

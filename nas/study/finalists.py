@@ -21,7 +21,7 @@ Key: TypeAlias = tuple[int, int]  # index of a candidate, and how many seeds aft
 class Result:
     """How a trial ended. log_perplexity is None unless it completed; rung_losses are nats per token, by rung.
 
-    latency_s: earned, if it completed. admitted: whether its folded form holds and is within the budget.
+    latency_s: verified, if it completed. feasible: whether its folded form holds and is within the budget.
     replicate: how many seeds after the run's own.
     """
 
@@ -31,7 +31,7 @@ class Result:
     log_perplexity: float | None
     rung_losses: tuple[float, ...] = ()
     replicate: int = 0
-    admitted: bool = True
+    feasible: bool = True
 
     @property
     def key(self) -> Key:
@@ -72,5 +72,5 @@ def finalists(results: Iterable[Result]) -> list[int]:
 def _may_be_on_the_front(trials: Sequence[Result]) -> bool:
     completed = [one for one in trials if one.status == "completed"]
     return (
-        bool(completed) and all(one.admitted for one in completed) and all(one.status != "diverged" for one in trials)
+        bool(completed) and all(one.feasible for one in completed) and all(one.status != "diverged" for one in trials)
     )

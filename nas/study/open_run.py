@@ -13,11 +13,11 @@ from costmodel.protocols.identity import is_hash_of_sources
 from nas.blocks.halves import BlockScores
 from nas.conversion.parent import BUILTIN, Parent
 from nas.corpus.corpus import Corpus
-from nas.corpus.floors import ngram_floors
-from nas.corpus.ngrams import TRIGRAM, NgramFloors
+from nas.corpus.ngram_baseline import ngram_baseline
+from nas.corpus.ngrams import TRIGRAM, NgramBaseline
 from nas.provenance import versions
+from nas.recipe.distillation import parent_architecture
 from nas.recipe.recipe import Recipe
-from nas.recipe.route import parent_architecture
 from nas.results import ledger
 from nas.results.ledger import Record, architecture_of
 from nas.searchers.anchors import anchors, published_members
@@ -91,11 +91,11 @@ def search_problem(
     From a parent, what knows less than a trigram is no answer to anyone; from scratch few know more.
     """
     route = meta.recipe.route
-    floors = None if route is None else meta.floors
+    ngrams = None if route is None else meta.ngrams
     return SearchProblem(
         feasible=feasible,
         anchors=tuple(anchors(feasible, published)),
-        reference_loss=meta.reference[1] if floors is None else floors.losses[TRIGRAM - 1],
+        reference_loss=meta.reference[1] if ngrams is None else ngrams.losses[TRIGRAM - 1],
         parent=None if route is None else parent_architecture(route, feasible.space.base),
         parent_loss=None if meta.parent is None else meta.parent.val_loss,
         blocks=blocks,
@@ -130,13 +130,13 @@ def _is_baseline(member: Member, meta: Meta) -> bool:
     return member.architecture.final_norm != "none" and not is_parent
 
 
-def study_floors(recipe: Recipe, seed: int, corpus: Corpus, tell: Callable[[str], None]) -> NgramFloors:
+def study_ngrams(recipe: Recipe, seed: int, corpus: Corpus, tell: Callable[[str], None]) -> NgramBaseline:
     """What n-gram models reach of the tokens that candidates see: of the whole training side, if their parent saw it.
 
     What else a parent has seen nobody counts. Raises UserError if a split of the corpus has no sequence.
     """
     scale = recipe.scale
-    return ngram_floors(
+    return ngram_baseline(
         corpus,
         seq_len=scale.seq_len,
         validation_tokens=scale.validation_tokens,
@@ -171,7 +171,7 @@ def new_meta(
         base=feasible.space.base,
         recipe=recipe,
         parent=parent and parent_result(parent, corpus, recipe.scale, feasible),
-        floors=study_floors(recipe, config.seed, corpus, tell),
+        ngrams=study_ngrams(recipe, config.seed, corpus, tell),
     )
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from costmodel.errors import UserError
 from nas.conversion.parent import BUILTIN, NO_PARENT, Parent, kept_parent, load_parent, require_fit
 from nas.corpus.corpus import Corpus
+from nas.recipe.distillation import parent_architecture
 from nas.recipe.recipe import SCALES, Scale, trained_architecture
-from nas.recipe.route import parent_architecture
 from nas.results.parent import ParentResult
 from nas.study.config import StudyConfig
 from nas.study.run_folder import PARENT_FOLDER, Meta
 from nas.training.batches import validate
-from nas.training.route.teacher import Teacher
+from nas.training.distillation.teacher import Teacher
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import name_of

@@ -17,7 +17,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from costmodel.protocols.primitives import EngineSetting
-from nas.corpus.ngrams import NgramFloors
+from nas.corpus.ngrams import NgramBaseline
 from nas.recipe.recipe import SCALES, Recipe
 from nas.results import ledger
 from nas.results.ledger import Record
@@ -45,7 +45,7 @@ class Meta:
     base: the dimensions that all members share (its own layers are of no account).
     recipe: what candidates are trained with (`nas.study.config.study_candidate`).
     parent: what the parent reaches, which is kept in PARENT_FOLDER; None without one.
-    floors: what n-gram models reach of the training tokens that a candidate sees; None in runs from before there were.
+    ngrams: what n-gram models reach of the training tokens that a candidate sees; None in runs from before there were.
     """
 
     schema_version: int = META_SCHEMA_VERSION
@@ -63,7 +63,7 @@ class Meta:
     base: Architecture
     recipe: Recipe
     parent: ParentResult | None = None
-    floors: NgramFloors | None = None
+    ngrams: NgramBaseline | None = None
 
     def __post_init__(self) -> None:
         if self.schema_version != META_SCHEMA_VERSION:

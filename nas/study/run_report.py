@@ -51,7 +51,7 @@ def run_of(folder: Path) -> Run:
         flags=tuple(flags_of(config)),
         provenance=tuple(_provenance(config, meta, records)),
         parent=meta.parent,
-        floors=meta.floors,
+        ngrams=meta.ngrams,
     )
 
 

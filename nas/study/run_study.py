@@ -159,7 +159,7 @@ def _study(
         _train(trials, config, resources, meta, console)
     finally:
         # of what is on disk: an interrupt may come between a write and its note
-        write_tables(folder, read_ledger(folder), config.budget, feasible.space.base, meta.floors)
+        write_tables(folder, read_ledger(folder), config.budget, feasible.space.base, meta.ngrams)
     unfinished = f"time budget used up; go on with --resume {folder}" if trials.running or not trials.finished else ""
     if not ledger.completed(trials.records):
         report_line(folder)
@@ -183,7 +183,7 @@ def _closing(trials: Trials, config: StudyConfig, feasible: FeasibleSpace, meta:
         config.budget,
         num_layers=num_layers,
         seq_len=config.seq_len,
-        floors=meta.floors,
+        ngrams=meta.ngrams,
         parent=meta.parent,
     )
     lines = closing_lines(
@@ -193,7 +193,7 @@ def _closing(trials: Trials, config: StudyConfig, feasible: FeasibleSpace, meta:
         seq_len=config.seq_len,
         folder=folder,
         plots=plots,
-        floors=meta.floors,
+        ngrams=meta.ngrams,
         parent=meta.parent,
     )
     found = front(records, config.budget)
@@ -237,7 +237,7 @@ def _train(trials: Trials, config: StudyConfig, resources: Resources, meta: Meta
     def tell(line: str) -> None:
         console.print(line, soft_wrap=True, highlight=False)
 
-    with shown(console, state, eta, meta.floors) as refresh:
+    with shown(console, state, eta, meta.ngrams) as refresh:
         run_study(
             trials,
             resources,

@@ -19,14 +19,14 @@ from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate, candidate_id, trial_id
 from nas.recipe.recipe import Recipe
 from nas.results import ledger
-from nas.results.front import is_admitted
+from nas.results.front import is_feasible
 from nas.results.ledger import Event, Record, Status
 from nas.results.ledger_index import LedgerIndex
 from nas.study.config import StudyConfig, study_candidate
 from nas.study.finalists import Key, Result
 from nas.study.run_folder import PARENT_FOLDER
 from nas.study.schedule import LAG, Proposal, TrialSchedule
-from nas.training.outcome import EarnedForm, Outcome, RungRecord
+from nas.training.outcome import Outcome, RungRecord, VerifiedForm
 from search_spaces.architecture import Architecture, arch_id
 from search_spaces.deployed import deployed
 from search_spaces.notation import placement
@@ -68,7 +68,7 @@ class TrialEvent:
 
     elsewhere: of a failure, whether another node may do better.
     measured: what training came to by then, as it said itself; None if it said nothing.
-    earned: what the weights of a completed trial fold to; None where nothing is folded.
+    verified: what the weights of a completed trial fold to; None where nothing is folded.
     """
 
     event: Event | None
@@ -77,7 +77,7 @@ class TrialEvent:
     halted: bool = False
     elsewhere: bool = False
     measured: RungRecord | Outcome | None = None
-    earned: EarnedForm | None = None
+    verified: VerifiedForm | None = None
 
     @property
     def rung(self) -> int | None:
@@ -252,7 +252,7 @@ class Trials:
             log_perplexity=log_perplexity,
             rung_losses=self._index.rung_losses(record.trial_id) if record.status in ("completed", "stopped") else (),
             replicate=record.seed - self.setting.config.seed,
-            admitted=is_admitted(record, self.setting.config.budget),
+            feasible=is_feasible(record, self.setting.config.budget),
         )
 
     def _check_same(self, proposal: Proposal, record: Record) -> None:
@@ -277,11 +277,11 @@ class Trials:
 
     def _record(self, spec: TrialSpec, event: TrialEvent) -> Record:
         assert event.event is not None
-        member, setting, measured, earned = spec.proposal.member, self.setting, event.measured, event.earned
+        member, setting, measured, verified = spec.proposal.member, self.setting, event.measured, event.verified
         price, latency_s_range, run_as = spec.price, spec.latency_s_range, spec.deployed
-        if earned is not None:
-            price, latency_s_range = self._priced(earned.architecture)
-            run_as = earned.architecture
+        if verified is not None:
+            price, latency_s_range = self._priced(verified.architecture)
+            run_as = verified.architecture
         return Record(
             event=event.event,
             trial_id=spec.trial_id,
@@ -318,14 +318,14 @@ class Trials:
             versions=dict(setting.versions),
             deployed_id=arch_id(run_as) if run_as else None,
             deployed=placement(run_as) if run_as else None,
-            promised_latency_s=spec.price.latency_s if run_as else None,
-            promised_sent_bytes=spec.price.sent_bytes if run_as else None,
-            left_unfolded=earned.left if earned else (),
-            fold_logits_error=_finite(earned.logits_error) if earned else None,
-            fold_fixed_point_error=_finite(earned.fixed_point_error) if earned else None,
-            trained_fixed_point_error=_finite(earned.trained_fixed_point_error) if earned else None,
-            fold_holds=earned.holds if earned else None,
-            fold_top1_agreement=_finite(earned.top1_agreement) if earned else None,
+            predicted_latency_s=spec.price.latency_s if run_as else None,
+            predicted_sent_bytes=spec.price.sent_bytes if run_as else None,
+            left_unfolded=verified.left if verified else (),
+            fold_logits_error=_finite(verified.logits_error) if verified else None,
+            fold_fixed_point_error=_finite(verified.fixed_point_error) if verified else None,
+            trained_fixed_point_error=_finite(verified.trained_fixed_point_error) if verified else None,
+            fold_holds=verified.holds if verified else None,
+            fold_top1_agreement=_finite(verified.top1_agreement) if verified else None,
         )
 
 

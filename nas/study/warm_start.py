@@ -15,7 +15,7 @@ from pathlib import Path
 
 from costmodel.errors import UserError
 from nas.results import ledger
-from nas.results.front import is_admitted
+from nas.results.front import is_feasible
 from nas.results.ledger import Record, architecture_of, deployed_of
 from nas.results.ledger_index import LedgerIndex
 from nas.study.config import StudyConfig
@@ -86,7 +86,7 @@ def begin_with(warm: WarmStart, folder: Path, config: StudyConfig) -> None:
     """Writes the ledger of a new run, and keeps the weights of what may be on its front. Raises OSError."""
     for record in warm.records:
         source = warm.folder / "trials" / record.trial_id
-        if record.event == "finished" and is_admitted(record, config.budget) and source.exists():
+        if record.event == "finished" and is_feasible(record, config.budget) and source.exists():
             target = folder / "trials" / record.trial_id
             shutil.copytree(source, target, copy_function=_link_or_copy, dirs_exist_ok=True)
     ledger.write(folder / ledger.FILE_NAME, warm.records)
@@ -121,10 +121,10 @@ def _member(record: Record, meta: Meta) -> Member:
 
 
 def _repriced(record: Record, config: StudyConfig, feasible: FeasibleSpace, meta: Meta, index: int) -> Record:
-    """The end of a trial in this run's place and at its prices: of what its weights have earned, and as promised."""
+    """The end of a trial in this run's place and at its prices: verified, and as predicted."""
     pricer = feasible.priced.pricer
-    promised = price_architecture(architecture_of(record, meta.base), pricer, config.workload, config.accounting)
-    earned = price_architecture(deployed_of(record, meta.base), pricer, config.workload, config.accounting)
+    predicted = price_architecture(architecture_of(record, meta.base), pricer, config.workload, config.accounting)
+    verified = price_architecture(deployed_of(record, meta.base), pricer, config.workload, config.accounting)
     folds = record.deployed is not None
     return replace(
         record,
@@ -133,12 +133,12 @@ def _repriced(record: Record, config: StudyConfig, feasible: FeasibleSpace, meta
         protocol=pricer.protocol,
         network=pricer.network,
         cost_model_id=pricer.cost_model_id,
-        rounds=earned.price.rounds,
-        sent_bytes=earned.price.sent_bytes,
-        latency_s=earned.price.latency_s,
-        latency_s_range=earned.latency_s_range,
-        promised_latency_s=promised.price.latency_s if folds else None,
-        promised_sent_bytes=promised.price.sent_bytes if folds else None,
+        rounds=verified.price.rounds,
+        sent_bytes=verified.price.sent_bytes,
+        latency_s=verified.price.latency_s,
+        latency_s_range=verified.latency_s_range,
+        predicted_latency_s=predicted.price.latency_s if folds else None,
+        predicted_sent_bytes=predicted.price.sent_bytes if folds else None,
     )
 
 

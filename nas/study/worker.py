@@ -16,9 +16,9 @@ from nas.conversion.parent import kept_parent
 from nas.malloc import keep_freed_memory
 from nas.study.config import THREADS_PER_TRIAL
 from nas.study.early_stop import dominated_at_rung
-from nas.study.earn import earned_form
 from nas.study.parent import teacher_of
 from nas.study.trials import TrialEvent, TrialSpec, over_timeout
+from nas.study.verify_fold import verified_form
 from nas.training import checkpoint
 from nas.training.out_of_memory import TooLargeError
 from nas.training.outcome import Outcome, RungRecord
@@ -90,9 +90,9 @@ def _train(spec: TrialSpec, is_over: Callable[[], bool]) -> Iterator[TrialEvent]
     for record in records:
         if isinstance(record, Outcome):
             folds = spec.deployed is not None and record.status == "completed"
-            earned = earned_form(spec.candidate, spec.corpus, spec.folder) if folds else None
+            verified = verified_form(spec.candidate, spec.corpus, spec.folder) if folds else None
             yield TrialEvent(
-                event="finished", status=record.status, reason=record.reason, measured=record, earned=earned
+                event="finished", status=record.status, reason=record.reason, measured=record, verified=verified
             )
             return
         yield TrialEvent(event="rung", status="running", measured=record)

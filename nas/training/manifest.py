@@ -6,7 +6,7 @@ from pathlib import Path
 
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
-from nas.corpus.ngrams import NgramFloors
+from nas.corpus.ngrams import NgramBaseline
 from nas.recipe.candidate import Candidate, canonical_candidate
 from nas.storage import replace_file
 
@@ -18,7 +18,7 @@ class TrainingManifest:
     """corpus: its fingerprint. tokenizer, split: what perplexities are of. created: UTC. versions: of packages.
 
     command: what follows `python -m nas.train`; empty in trainings from before it was kept.
-    floors: what n-gram models reach of the same tokens; None in trainings from before there were.
+    ngrams: what n-gram models reach of the same tokens; None in trainings from before there were.
     """
 
     candidate: Candidate
@@ -29,7 +29,7 @@ class TrainingManifest:
     created: str
     versions: dict[str, str]
     command: tuple[str, ...] = ()
-    floors: NgramFloors | None = None
+    ngrams: NgramBaseline | None = None
 
 
 def is_training(folder: Path) -> bool:

@@ -9,8 +9,8 @@ from nas.model.cross_entropy import distilled, projected_cross_entropy
 from nas.model.decoder import build
 from nas.model.weight_normalisation import normalise
 from nas.recipe.candidate import Candidate
+from nas.training.distillation.teacher import Predictions
 from nas.training.entropy import EntropyPenalty
-from nas.training.route.teacher import Predictions
 from search_spaces.architecture import num_heads
 
 
@@ -29,13 +29,13 @@ class Losses(NamedTuple):
 class Objective(nn.Module):
     """Everything the optimizer moves: the model and, with entropy regularisation, its thresholds.
 
-    On a route the model begins as its `carrier`.
+    On a route the model begins as its `initial_architecture`.
     """
 
     def __init__(self, candidate: Candidate, generator: torch.Generator) -> None:
         super().__init__()
         recipe = candidate.recipe
-        architecture = candidate.begun
+        architecture = candidate.initial_architecture
         self.model = build(architecture, generator, temperature_init=recipe.temperature_init, slopes=recipe.slopes)
         if recipe.normalisation is not None:
             normalise(self.model, recipe.normalisation, generator)

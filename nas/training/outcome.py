@@ -32,7 +32,7 @@ class EntropySummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EarnedForm:
+class VerifiedForm:
     """What folding made of a trained model: the form that is run.
 
     architecture: at the dimensions that are priced. left: what the rule promises to fold and these weights do not
@@ -40,7 +40,7 @@ class EarnedForm:
     logits_error: largest difference of a logit to the trained model's, relative to the largest logit; single precision.
     fixed_point_error, trained_fixed_point_error: the same of the folded and of the trained model in fixed point.
     top1_agreement: share of positions whose likeliest token is the trained model's.
-    holds: whether all of that is within the bars of `nas.conversion.earned`.
+    holds: whether all of that is within the bars of `nas.conversion.verified_fold`.
     """
 
     architecture: Architecture

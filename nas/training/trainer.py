@@ -23,6 +23,10 @@ from nas.training import checkpoint, divergence
 from nas.training.batches import Validation, train_batch, train_indices, validate, validation_batches
 from nas.training.checkpoint import Checkpoint
 from nas.training.diagnostics import Diagnosis, diagnose, is_due
+from nas.training.distillation.foldable import keep_foldable
+from nas.training.distillation.freezing import freeze_due
+from nas.training.distillation.gates import Gates
+from nas.training.distillation.teacher import Predictions, Teacher
 from nas.training.distributed import SOLO, Team
 from nas.training.entropy import summarise
 from nas.training.metrics import MetricsLog, StepMetrics
@@ -31,10 +35,6 @@ from nas.training.optimizer import learning_rate, load_state_tensors, optimizers
 from nas.training.out_of_memory import raise_out_of_memory
 from nas.training.outcome import Outcome, RungRecord, completed
 from nas.training.prefetch import Prefetched
-from nas.training.route.foldable import keep_foldable
-from nas.training.route.freezing import freeze_due
-from nas.training.route.gates import Gates
-from nas.training.route.teacher import Predictions, Teacher
 
 CHECKPOINT_INTERVAL_S = 30.0  # the work a kill may cost
 
@@ -71,7 +71,7 @@ def train(
 
     folder: where metrics, TensorBoard log and checkpoints go; a run found there is resumed, and the rungs it had
         already reached (and its outcome) are yielded again first.
-    initial: deployed weights to start from, of `candidate.begun`; what is not in it is drawn.
+    initial: deployed weights to start from, of `candidate.initial_architecture`; what is not in it is drawn.
     teacher: the parent, which a route with distillation needs.
     team: processes that call this alike and train one model; all read the folder, the leader writes it.
     stop: asked after every step; once it says so, the run is saved and ends without an outcome.

@@ -107,7 +107,7 @@ def within_budget(priced: PricedSpace, budget: Budget) -> FeasibleSpace:
 
 
 def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0) -> tuple[FeasibleSpace, ...]:
-    """The members within the budget by latency: equal slices from the cheapest to the dearest, cheapest first.
+    """The members within the budget by latency: equal slices from the cheapest to the most expensive, cheapest first.
 
     left_out: share of the range, at its cheap end, that is in no slice. Slices without a member are left out.
     """

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from experiments.batched_training import Population, check, train_population
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
+from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Foldable, Normalisation, Recipe
-from nas.recipe.route import Route
 from nas.training.trainer import TrainingRun, train
 from search_spaces.architecture import Layer
 from search_spaces.bases import BASES
@@ -231,7 +231,7 @@ WIDER = replace(BASES["tiny"], d_ff=2 * BASES["tiny"].d_ff)
         ([candidate("SM+ScFFN", foldable=Foldable())], "only foldable=None"),
         ([candidate("SM", precision="bfloat16")], "only precision='float32'"),
         ([candidate("SM", optimizer="muon")], "only optimizer='adamw', but SM has 'muon'"),
-        ([candidate("SM", route=Route(parent="p", placement="2xoSooo"))], "only route=None"),
+        ([candidate("SM", route=DistillationSchedule(parent="p", placement="2xoSooo"))], "only route=None"),
         ([candidate("SM"), candidate("SM", weight_decay=0.0)], "agree in dimensions and recipe"),
         (
             [candidate("SM"), replace(candidate("SM"), architecture=parse("SM", WIDER).architecture)],

@@ -51,7 +51,7 @@ def test_it_is_extended_and_what_it_had_stays(folder: Path) -> None:
     after = ledger.read(folder / ledger.FILE_NAME)
     assert after[: len(before)] == before
     assert [one.index for one in ledger.finished(after)] == [0, 1, 2, 3]
-    assert read_meta(folder).floors is None
+    assert read_meta(folder).ngrams is None
     assert not [line for line in done.stdout.splitlines() if "gram" in line and "unigram model" not in line]
     assert "floor" not in (folder / "pareto.csv").read_text()
     assert read_meta(folder).cost_model_id == after[-1].cost_model_id != before[0].cost_model_id

@@ -22,7 +22,7 @@ from costmodel.errors import UserError
 from nas import export, plot, search, status
 from nas.conversion.pretrained import read_export
 from nas.corpus.corpus import prepare
-from nas.corpus.floors import ngram_floors
+from nas.corpus.ngram_baseline import ngram_baseline
 from nas.recipe.recipe import SCALES
 from nas.report.plot_files import remove_plots
 from nas.results import ledger
@@ -96,7 +96,7 @@ def test_a_run_leaves_everything_it_promises(finished):
     for row in rows:
         assert row["status"] == "completed"
         assert arch_id(load_architecture(folder / "architectures" / f"{row['arch_id']}.yaml")) == row["arch_id"]
-        assert float(row["floor_trigram"]) == pytest.approx(read_meta(folder).floors.perplexity(3))
+        assert float(row["floor_trigram"]) == pytest.approx(read_meta(folder).ngrams.perplexity(3))
     assert str(folder / "plots" / "pareto.png") in printed
     assert f"report: {folder / 'report.html'}\n" in printed
     assert "scale smoke" in printed
@@ -127,8 +127,10 @@ def test_the_floor_is_of_the_tokens_and_the_validation_of_the_trials(finished, e
     monkeypatch.setenv("XDG_CACHE_HOME", environment[1]["XDG_CACHE_HOME"])
     scale = replace(SCALES["smoke"], seq_len=32)
     corpus = prepare(str(environment[0] / "corpus"), 512)
-    expected = ngram_floors(corpus, seq_len=32, validation_tokens=scale.validation_tokens, tokens=scale.tokens, seed=3)
-    assert read_meta(folder).floors == expected
+    expected = ngram_baseline(
+        corpus, seq_len=32, validation_tokens=scale.validation_tokens, tokens=scale.tokens, seed=3
+    )
+    assert read_meta(folder).ngrams == expected
     assert expected.tokens == ledger.completed(ledger.read(folder / ledger.FILE_NAME))[0].tokens
     assert f"floor, perplexity of n-gram models of {expected.tokens:,} training tokens: unigram " in printed
 
@@ -220,7 +222,7 @@ def test_status_shows_the_front(finished, capsys):
     status.status(str(folder))
     shown = capsys.readouterr().out
     assert "Pareto front" in shown
-    assert f"(trigram {read_meta(folder).floors.perplexity(3):.2f})" in shown
+    assert f"(trigram {read_meta(folder).ngrams.perplexity(3):.2f})" in shown
 
 
 def test_status_shows_why_a_trial_failed_and_where_its_traceback_is(finished, tmp_path, capsys):
@@ -283,9 +285,9 @@ def test_export_is_complete_and_priced(finished, environment, tmp_path):
     assert arch_id(architecture) in facts
     assert "cost_model_id" in facts
     result = load_mapping(tmp_path / "out" / "export.yaml")["result"]
-    floors = read_meta(folder).floors
-    assert result["ngram_floors"] == {"tokens": floors.tokens, "perplexities": floors.perplexities}
-    assert result["knows_less_than_trigram"] == (result["perplexity"] > floors.perplexity(3))
+    ngrams = read_meta(folder).ngrams
+    assert result["ngram_floors"] == {"tokens": ngrams.tokens, "perplexities": ngrams.perplexities}
+    assert result["knows_less_than_trigram"] == (result["perplexity"] > ngrams.perplexity(3))
     with pytest.raises(ValueError, match="must be new or empty"):
         export.export(str(folder), output_dir=str(tmp_path / "out"))
     with pytest.raises(ValueError, match="--pick must be knee, best or the arch_id"):

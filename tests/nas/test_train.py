@@ -28,15 +28,15 @@ def test_trains_and_resumes_to_the_same_end(source_files, tmp_path, capsys):
     assert (folder / "metrics.csv").exists()
     assert train.main(["--resume", str(folder)]) == 0
     assert last_lines(first) == last_lines(capsys.readouterr().out)
-    floors = read_training(folder).floors
-    assert floors.tokens == 1024
-    assert f"training tokens: unigram {floors.perplexity(1):.4g}, " in first
+    ngrams = read_training(folder).ngrams
+    assert ngrams.tokens == 1024
+    assert f"training tokens: unigram {ngrams.perplexity(1):.4g}, " in first
     assert train.main(["SM", *SMOKE, "--data", source_files, "--output-dir", str(folder)]) == 2
     assert "already holds a training" in capsys.readouterr().err
 
 
 def last_lines(printed):
-    """The last perplexity, the floors after it, and whether it is above the trigram."""
+    """The last perplexity, the n-grams after it, and whether it is above the trigram."""
     lines = printed.splitlines()
     (floor,) = (index for index, line in enumerate(lines) if line.startswith("floor, perplexity of n-gram models"))
     return lines[floor - 1 : -1]
@@ -130,7 +130,7 @@ def test_what_was_trained_is_exported_and_trained_on(source_files, tmp_path, cap
     torch.testing.assert_close(deployed(tokens).logits, model(tokens).logits)
     more = ["EReg(SM+LN+R)", *SMOKE[2:], "--data", source_files, "--init-from", str(out)]
     assert train.main([*more, "--output-dir", str(tmp_path / "more")]) == 0
-    assert read_training(tmp_path / "more").floors.tokens > 10 * 1024  # given weights may have seen all
+    assert read_training(tmp_path / "more").ngrams.tokens > 10 * 1024  # given weights may have seen all
     export.export(str(folder), fold=True, format="mpc")
     assert (folder / "exports" / f"{facts['arch_id']}-folded-mpc" / "graph.json").exists()
 

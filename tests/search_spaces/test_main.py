@@ -68,7 +68,7 @@ def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < document["num_deployed_feasible"] < document["num_deployed"] < document["num_architectures"]
     assert document["num_feasible"] == pytest.approx(document["feasible_share"] * document["num_members"])
     assert document["budget"] == {"latency_s": 300.0, "sent_bytes": None}
-    assert document["cheapest"]["latency_s"] < 300 < document["dearest"]["latency_s"]
+    assert document["cheapest"]["latency_s"] < 300 < document["most_expensive"]["latency_s"]
 
 
 def test_a_space_of_members_is_counted_as_written_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +78,7 @@ def test_a_space_of_members_is_counted_as_written_unless_asked(capsys: pytest.Ca
     deployed = json.loads(run(capsys, "count", "ladder", "--accounting", "deployed", "--format", "json")[1])
     assert (deployed["accounting"], deployed["num_deployed"]) == ("deployed", 4)
     assert deployed["cheapest"]["latency_s"] < written["cheapest"]["latency_s"]
-    assert deployed["dearest"] == written["dearest"]  # SM+LN+G keeps all that the printed rows price
+    assert deployed["most_expensive"] == written["most_expensive"]  # SM+LN+G keeps all that the printed rows price
 
 
 def test_what_the_protocol_cannot_price_is_named_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:

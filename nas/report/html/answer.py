@@ -4,21 +4,21 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from costmodel.config.units import format_bytes, format_seconds
-from nas.report.floor_lines import mark
 from nas.report.html.grid import Setting
 from nas.report.html.placements import kept_words
 from nas.report.html.points import Point
 from nas.report.html.run import Run
+from nas.report.ngram_lines import mark
 from nas.report.seed_words import IN_NOISE, noise_marks, perplexity_text
 from nas.report.summary import against_parent
 from nas.results.front import crosses, picked
 from nas.results.ledger import architecture_of
 from nas.results.members import TrainedMember, better
 
-FLOORS = ("5-gram", "trigram")  # orders that are worth a row
+DRAWN_NGRAMS = ("5-gram", "trigram")  # orders that are worth a row
 
 # kind of a row -> what is said beside its name; of several, the first
-NOTES = {"pick": "the pick", "parent": "the parent", "trained": "trained here", "paper": "", "floor": "floor"}
+NOTES = {"pick": "the pick", "parent": "the parent", "trained": "trained here", "paper": "", "n-gram": "n-gram"}
 RANKED = {"parent": "parent", "paper": "paper"}
 
 _Priced: TypeAlias = tuple[Point, tuple[float | None, ...]]
@@ -73,7 +73,7 @@ def answer_of(run: Run) -> Answer | None:
 
 
 def rows_beside(run: Run, points: Sequence[Point], own: Setting) -> list[Row]:
-    """The pick among the parent, what was trained for comparison, the papers' ladder and the floors; dearest first.
+    """The pick among the parent, what was trained for comparison, the papers' ladder and n-grams, most expensive first.
 
     A row of the papers that this run has trained, or started from, is one row.
     """
@@ -91,7 +91,7 @@ def marks_of(run: Run) -> list[str]:
     marks = []
     for member, noise in zip(run.front, noise_marks(run.front), strict=True):
         price = "its price range crosses the budget" if crosses(member, run.budget) else ""
-        marks.append("; ".join(filter(None, (mark(member.mean_loss, run.floors), noise, price))))
+        marks.append("; ".join(filter(None, (mark(member.mean_loss, run.ngrams), noise, price))))
     return marks
 
 
@@ -120,20 +120,20 @@ def _perplexity(point: Point) -> str:
 
 
 def _floor_rows(run: Run) -> list[Row]:
-    if run.floors is None:
+    if run.ngrams is None:
         return []
-    known = run.floors.perplexities
-    return [Row("floor", name, NOTES["floor"], "", "", "", f"{known[name]:.2f}", "") for name in FLOORS]
+    known = run.ngrams.perplexities
+    return [Row("n-gram", name, NOTES["n-gram"], "", "", "", f"{known[name]:.2f}", "") for name in DRAWN_NGRAMS]
 
 
 def _verdicts(run: Run, best: TrainedMember) -> list[str]:
     lines = []
     if run.parent is not None:
         lines.append(f"against its parent {against_parent(run.parent, best)}")
-    if run.floors is not None:
-        floor = run.floors.perplexities[FLOORS[0]]
+    if run.ngrams is not None:
+        floor = run.ngrams.perplexities[DRAWN_NGRAMS[0]]
         word = "better" if best.perplexity < floor else "worse"
-        lines.append(f"{word} than the {FLOORS[0]} ({floor:.1f})")
+        lines.append(f"{word} than the {DRAWN_NGRAMS[0]} ({floor:.1f})")
     lines.append(_against_neighbour(run, best))
     if crosses(best, run.budget) and best.latency_s_range is not None:
         low, high = best.latency_s_range
@@ -158,7 +158,7 @@ def _cheaper(run: Run, best: TrainedMember) -> str:
     member = run.front[place]
     if member is best:
         return ""
-    known = mark(member.mean_loss, run.floors)
+    known = mark(member.mean_loss, run.ngrams)
     return (
         f"{member.notation} (no. {place + 1}): {format_seconds(member.latency_s)}, "
         f"perplexity {perplexity_text(member)}{known and f', {known}'}"

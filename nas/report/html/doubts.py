@@ -9,7 +9,7 @@ from nas.report.html.grid import Grid
 from nas.report.html.run import Run
 from nas.report.price_lines import outside
 from nas.report.seed_words import SPREAD, unstable_lines
-from nas.report.summary import order_lines, unearned_lines
+from nas.report.summary import infeasible_lines, order_lines
 from nas.results import ledger
 from nas.results.members import in_noise
 
@@ -28,7 +28,7 @@ def doubts(run: Run, grid: Grid) -> list[Doubt]:
         ("Search", _search(run)),
         ("Prices", list(_prices(run))),
         ("Trust", [f"{run.pricer.protocol}: {described(run.pricer.trust)}"]),
-        ("Folding", [*unearned_lines(run.records, run.budget), *unstable_lines(run.records)]),
+        ("Folding", [*infeasible_lines(run.records, run.budget), *unstable_lines(run.records)]),
         ("Other settings", _other_settings(run, grid)),
     )
     return [Doubt(subject, tuple(lines)) for subject, lines in found if lines]
@@ -99,7 +99,7 @@ def _prices(run: Run) -> Iterator[str]:
             f"Seconds are predicted: over {run.pricer.range_over} they move by up to {max(widths):.1%} "
             f"(the front from {format_seconds(low)} to {format_seconds(high)})."
         )
-    graphs = [graph for one in run.front for graph in run.workload.graphs(run.priced_form(one.dearest))]
+    graphs = [graph for one in run.front for graph in run.workload.graphs(run.priced_form(one.most_expensive))]
     shares = [share for graph in graphs if (share := run.pricer.prior_share(graph)) is not None]
     if shares and max(shares) > 0:
         yield f"Up to {max(shares):.1%} of a member's seconds rest on priors, not on data."

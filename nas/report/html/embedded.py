@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from nas.report.front_figures import drawn_floors
+from nas.report.front_figures import drawn_ngrams
 from nas.report.html.answer import answer_of
 from nas.report.html.curves import entropies, hypervolumes, learning_curves
 from nas.report.html.grid import Grid, Setting
@@ -24,7 +24,7 @@ def embedded(run: Run, points: Sequence[Point], grid: Grid) -> Markup:
 
 def _data(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
     """What the scripts draw; prices are looked up in `settings`, those of kinds of op in `columns`, by their place."""
-    floors = drawn_floors(run.floors, run.members)
+    ngrams = drawn_ngrams(run.ngrams, run.members)
     columns: dict[tuple[float, ...] | None, int] = {}  # networks share bytes and rounds
     answer = answer_of(run)
     return {
@@ -32,8 +32,8 @@ def _data(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
         "settings": [_setting(setting, columns) for setting in grid.settings],
         "columns": list(columns),
         "pick": answer.place if answer else 0,
-        "floors": [
-            {"name": name, "perplexity": value} for name, value in zip(floors.names, floors.perplexity, strict=True)
+        "ngrams": [
+            {"name": name, "perplexity": value} for name, value in zip(ngrams.names, ngrams.perplexity, strict=True)
         ],
         "curves": [one._asdict() for one in learning_curves(run)],
         "entropies": [one._asdict() for one in entropies(run)],

@@ -19,7 +19,7 @@ from nas.report.cost_figures import kind_of
 from nas.report.html.points import Point
 from nas.report.html.run import Run
 from nas.report.price_lines import outside
-from nas.results.front import earns_a_place
+from nas.results.front import is_eligible
 from nas.results.members import TrainedMember
 from nas.results.pareto import nondominated
 from search_spaces.architecture import Architecture
@@ -143,7 +143,7 @@ def _as_searched(run: Run, own: Setting, points: Sequence[Point]) -> Setting:
 
 
 def _of_ledger(member: TrainedMember) -> tuple[float | None, ...]:
-    return member.latency_s, member.sent_bytes, member.dearest.rounds
+    return member.latency_s, member.sent_bytes, member.most_expensive.rounds
 
 
 def _by_kind(graphs: Iterable[OpGraph], price: Callable[[Op], Price], num_shares: int) -> dict[str, Price]:
@@ -174,8 +174,8 @@ def _fronts(
     points: Sequence[Point], totals: Sequence[tuple[float | None, ...]], budget: Budget, *, any_role: bool
 ) -> tuple[tuple[int, ...] | None, ...]:
     """Of each measure; None where it is not known."""
-    admitted = [index for index, point in enumerate(points) if _may_be_on_a_front(point, budget, any_role=any_role)]
-    return tuple(_front(points, totals, admitted, place) for place in range(len(MEASURES)))
+    feasible = [index for index, point in enumerate(points) if _may_be_on_a_front(point, budget, any_role=any_role)]
+    return tuple(_front(points, totals, feasible, place) for place in range(len(MEASURES)))
 
 
 def _may_be_on_a_front(point: Point, budget: Budget, *, any_role: bool) -> bool:
@@ -183,19 +183,19 @@ def _may_be_on_a_front(point: Point, budget: Budget, *, any_role: bool) -> bool:
     if member is None or not (any_role or member.role == "candidate"):
         return False
     if not any_role:
-        return earns_a_place(member, budget)
+        return is_eligible(member, budget)
     return not member.num_diverged and all(trial.fold_holds is not False for trial in member.trials)
 
 
 def _front(
-    points: Sequence[Point], totals: Sequence[tuple[float | None, ...]], admitted: Sequence[int], place: int
+    points: Sequence[Point], totals: Sequence[tuple[float | None, ...]], feasible: Sequence[int], place: int
 ) -> tuple[int, ...] | None:
     coordinates = []
-    for index in admitted:
+    for index in feasible:
         price, member = totals[index][place], points[index].member
         assert member is not None
         if price is None:
             return None
         coordinates.append((price, member.mean_loss))
-    kept = [index for index, keep in zip(admitted, nondominated(coordinates), strict=True) if keep]
+    kept = [index for index, keep in zip(feasible, nondominated(coordinates), strict=True) if keep]
     return tuple(sorted(kept, key=lambda index: totals[index][place] or 0.0))

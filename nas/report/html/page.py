@@ -15,7 +15,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from costmodel.config.units import format_bytes, format_seconds
-from nas.report.floor_lines import floor_lines
 from nas.report.html.answer import answer_of, marks_of, rows_beside
 from nas.report.html.doubts import doubts
 from nas.report.html.embedded import embedded
@@ -24,6 +23,7 @@ from nas.report.html.placements import strip
 from nas.report.html.points import Point, perplexity_words, points_of, rows_of
 from nas.report.html.reproduce import commands_of
 from nas.report.html.run import Run
+from nas.report.ngram_lines import ngram_lines
 from nas.results import ledger
 from nas.results.front import summarise
 from nas.results.ledger import Record, architecture_of
@@ -75,7 +75,7 @@ def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
         "marks": marks_of(run),
         "sources": ", ".join(dict.fromkeys(_ARXIV.findall(" ".join(row.source for row in rows_of(run))))),
         "doubts": doubts(run, grid),
-        "floor_lines": floor_lines(run.floors),
+        "ngram_lines": ngram_lines(run.ngrams),
         "commands": commands_of(run),
         "provenance": run.provenance,
         "trials": [_trial(record) for record in ledger.finished(run.records)],
@@ -109,7 +109,7 @@ def _panel(run: Run, point: Point, totals: tuple[float | None, ...]) -> dict[str
         "sent": format_bytes(sent_bytes),
         "rounds": "" if rounds is None else f"{rounds:,.0f}",
         "perplexity": perplexity_words(point),
-        "left": member.dearest.left_unfolded if member else (),
+        "left": member.most_expensive.left_unfolded if member else (),
         "trials": [one.trial_id for one in member.trials] if member else [],
     }
 

@@ -65,7 +65,7 @@ def _trained(run: Run, member: TrainedMember, number: int) -> Point:
         name=member.notation,
         role="baseline" if member.role == "baseline" else "front" if number else "dominated",
         number=number,
-        architecture=run.priced_form(member.dearest),
+        architecture=run.priced_form(member.most_expensive),
         perplexity=member.perplexity,
         member=member,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from costmodel.cost import Budget
 from costmodel.estimate import Pricer
 from costmodel.protocols.primitives import Holder
-from nas.corpus.ngrams import NgramFloors
+from nas.corpus.ngrams import NgramBaseline
 from nas.results.front import front
 from nas.results.ledger import Record, architecture_of, deployed_of
 from nas.results.members import TrainedMember, members
@@ -46,7 +46,7 @@ class Run:
     flags: tuple[str, ...]
     provenance: tuple[tuple[str, str], ...]
     parent: ParentResult | None
-    floors: NgramFloors | None
+    ngrams: NgramBaseline | None
 
     @cached_property
     def front(self) -> tuple[TrainedMember, ...]:

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from nas.recipe.route import spread_layers
+from nas.recipe.distillation import spread_layers
 from nas.searchers.strategy import SearchProblem
 from search_spaces.architecture import LIVE_NORMS, Layer
 from search_spaces.deployed import LINEAR_FFNS

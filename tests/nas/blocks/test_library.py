@@ -19,9 +19,9 @@ from nas.corpus.documents import GivenTokenizer
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
 from nas.recipe.candidate import Candidate
+from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import SCALES, from_parent, trained_architecture
-from nas.recipe.route import Route
 from search_spaces.architecture import Layer
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -145,13 +145,15 @@ def test_the_builtin_parents_halves_have_places_in_its_own_space():
 
 
 def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(parent: Parent, corpus: Corpus):
-    recipe = from_parent(recipe_for("smoke", "", entropy_regularised=False), Route(parent="p", placement="2xLSLGo"))
+    recipe = from_parent(
+        recipe_for("smoke", "", entropy_regularised=False), DistillationSchedule(parent="p", placement="2xLSLGo")
+    )
     made = Candidate(architecture=parse("2xLSLFo", BASES["tiny"]).architecture, recipe=recipe)
     read_stream, left, *_ = streams_of(parent.decoder(), scored_tokens(corpus, parent.model.architecture.context))
-    product = transferred(parent.model.architecture, parent.model.weights, made.begun)
+    product = transferred(parent.model.architecture, parent.model.weights, made.initial_architecture)
     errors = []
     for weights in (product, parent.start(made, corpus)):
-        model = Decoder(made.begun)
+        model = Decoder(made.initial_architecture)
         load_deployed(model, weights)
         with torch.no_grad():
             errors.append(float(mimicry_error(model.layers[0](read_stream, False)[0], read_stream, left)))

@@ -20,7 +20,7 @@ from nas.conversion.parent import (
 )
 from nas.conversion.pretrained import TRAINED_FILE
 from nas.corpus.corpus import prepare
-from nas.corpus.floors import ngram_floors
+from nas.corpus.ngram_baseline import ngram_baseline
 from nas.model.decoder import Decoder
 from nas.model.weights import load_deployed
 from nas.recipe.candidate import Candidate
@@ -52,15 +52,15 @@ def test_the_builtin_parent_has_the_perplexity_it_says_and_predicts_better_than_
     stated = load_mapping(BUILTIN_FOLDER / "export.yaml")["result"]["perplexity"]
     perplexity = math.exp(validate(builtin.decoder(), corpus, PROXY).loss)
     assert perplexity == pytest.approx(stated, rel=0.1)  # stated of the whole split
-    floors = ngram_floors(corpus, seq_len=PROXY.seq_len, validation_tokens=PROXY.validation_tokens)
-    assert perplexity < floors.perplexity(5)
+    ngrams = ngram_baseline(corpus, seq_len=PROXY.seq_len, validation_tokens=PROXY.validation_tokens)
+    assert perplexity < ngrams.perplexity(5)
 
 
 def test_training_starts_with_the_predictions_of_the_parent(builtin: Parent, some_tokens, source_files: str) -> None:
     corpus = prepare(source_files, vocab_size=512, tokenizer=builtin.model.tokenizer)
     recipe = from_parent(Recipe(scale=PROXY), builtin.route)
     made = Candidate(architecture=parse("6xoSoGo-6xooooo", BASES["gpt2-small"]).architecture, recipe=recipe)
-    begun = Decoder(made.begun)
+    begun = Decoder(made.initial_architecture)
     load_deployed(begun, builtin.start(made, corpus))
     tokens = some_tokens(512)
     torch.testing.assert_close(begun(tokens).logits, builtin.decoder()(tokens).logits, rtol=1e-4, atol=1e-4)

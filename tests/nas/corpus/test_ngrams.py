@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nas.corpus.ngrams import NAMES, NgramFloors, kneser_ney
+from nas.corpus.ngrams import NAMES, NgramBaseline, kneser_ney
 
 Gram = tuple[int, ...]
 
@@ -86,10 +86,10 @@ def test_the_arithmetic_of_a_small_text() -> None:
 
 
 def test_perplexities_by_order_and_name() -> None:
-    floors = NgramFloors(tokens=1_000, losses=tuple(math.log(one) for one in (200.0, 40.0, 18.0, 15.0, 14.0)))
-    assert floors.perplexity(3) == pytest.approx(18)
-    assert floors.perplexities == pytest.approx(
+    ngrams = NgramBaseline(tokens=1_000, losses=tuple(math.log(one) for one in (200.0, 40.0, 18.0, 15.0, 14.0)))
+    assert ngrams.perplexity(3) == pytest.approx(18)
+    assert ngrams.perplexities == pytest.approx(
         {"unigram": 200, "bigram": 40, "trigram": 18, "4-gram": 15, "5-gram": 14}
     )
     with pytest.raises(ValueError, match="`losses` must be one of each order, 5, but got 1."):
-        NgramFloors(tokens=1, losses=(1.0,))
+        NgramBaseline(tokens=1, losses=(1.0,))

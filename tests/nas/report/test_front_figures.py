@@ -49,9 +49,9 @@ def test_the_parent_is_drawn_beside_them(records) -> None:
     assert list(np.ravel(mark.get_ydata())) == [pytest.approx(math.exp(1.5))]
 
 
-def test_the_legend_is_below_the_axes(records, floors) -> None:
+def test_the_legend_is_below_the_axes(records, ngrams) -> None:
     """It could cover the points that are dominated, whose place is that of a legend."""
-    figure = draw_front(front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128, floors=floors))
+    figure = draw_front(front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128, ngrams=ngrams))
     figure.canvas.draw()
     (legend,) = figure.legends
     assert all(axes.get_legend() is None for axes in figure.axes)
@@ -82,10 +82,10 @@ def test_published_rows_are_those_of_the_depth_and_prompt(records) -> None:
     assert front_figure(records, BUDGET, published_rows(), num_layers=13, seq_len=128).published.names == ()
 
 
-def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(make_record, floors) -> None:
+def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(make_record, ngrams) -> None:
     def drawn(*perplexities: float) -> tuple[tuple[str, ...], tuple[float, ...]]:
         made = [make_record(i, perplexity=one, val_loss=math.log(one)) for i, one in enumerate(perplexities)]
-        data = front_figure(made, BUDGET, (), num_layers=12, seq_len=128, floors=floors).floors
+        data = front_figure(made, BUDGET, (), num_layers=12, seq_len=128, ngrams=ngrams).ngrams
         assert data.title == "n-gram models of 524,288 tokens"
         return data.names, tuple(round(one, 6) for one in data.perplexity)
 
@@ -94,14 +94,14 @@ def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(
     assert drawn(12.0, 210.0) == (("unigram", "bigram", "trigram", "5-gram"), (200, 40, 18, 14))
 
 
-def test_a_run_without_floors_has_none_drawn(records) -> None:
-    assert front_figure(records, BUDGET, (), num_layers=12, seq_len=128).floors.names == ()
+def test_a_run_without_ngrams_has_none_drawn(records) -> None:
+    assert front_figure(records, BUDGET, (), num_layers=12, seq_len=128).ngrams.names == ()
 
 
-def test_the_floors_are_lines_with_names(records, floors) -> None:
+def test_the_ngrams_are_lines_with_names(records, ngrams) -> None:
     """Named in the plot of a run and in both panels of one that is priced anew."""
-    front = draw_front(front_figure(records, BUDGET, (), num_layers=12, seq_len=128, floors=floors))
-    what_if = draw_what_if(what_if_figure(same_prices(members(records[:4])), floors))
+    front = draw_front(front_figure(records, BUDGET, (), num_layers=12, seq_len=128, ngrams=ngrams))
+    what_if = draw_what_if(what_if_figure(same_prices(members(records[:4])), ngrams))
     without = draw_front(front_figure(records, BUDGET, (), num_layers=12, seq_len=128))
     for figure, times in ((front, 1), (what_if, 2), (without, 0)):
         texts = [text.get_text() for axes in figure.axes for text in axes.texts]

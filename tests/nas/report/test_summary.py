@@ -12,10 +12,10 @@ BUDGET = Budget(latency_s=300.0)
 PARENT = ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(8.0), latency_s=400.0)
 
 
-def lines(records, floors=None, parent=None) -> str:
+def lines(records, ngrams=None, parent=None) -> str:
     folder = Path("runs/x")
     plots = [folder / "plots" / "pareto.png"]
-    more = {"folder": folder, "plots": plots, "floors": floors, "parent": parent}
+    more = {"folder": folder, "plots": plots, "ngrams": ngrams, "parent": parent}
     return "\n".join(closing_lines(records, BUDGET, num_layers=12, seq_len=128, **more))
 
 
@@ -100,14 +100,14 @@ def test_a_member_of_which_a_seed_diverged_is_named(over_seeds):
     )
 
 
-def test_the_floor_is_one_line_and_who_is_above_the_trigram_is_marked(make_record, floors):
+def test_the_floor_is_one_line_and_who_is_above_the_trigram_is_marked(make_record, ngrams):
     """Perplexities 30 and 17 on the front, 25 beyond the budget; the trigram's is 18."""
     records = [
         make_record(0, latency_s=100.0, perplexity=30.0, val_loss=math.log(30)),
         make_record(1, latency_s=200.0, perplexity=17.0, val_loss=math.log(17)),
         make_record(2, latency_s=400.0, perplexity=25.0, val_loss=math.log(25), role="baseline"),
     ]
-    text = lines(records, floors).splitlines()
+    text = lines(records, ngrams).splitlines()
     (floor,) = (line for line in text if line.startswith("floor"))
     assert floor == (
         "floor, perplexity of n-gram models of 524,288 training tokens: "
@@ -121,13 +121,13 @@ def test_the_floor_is_one_line_and_who_is_above_the_trigram_is_marked(make_recor
     assert "; knows less than a trigram; best in budget is" in baseline
 
 
-def test_a_member_is_marked_by_its_mean_beside_what_noise_says(over_seeds, floors):
+def test_a_member_is_marked_by_its_mean_beside_what_noise_says(over_seeds, ngrams):
     """The trigram is at ln 18; the first two have means above it and a seed below; the third the other way round."""
     trigram = math.log(18)
     above = over_seeds(0, trigram - 0.1, trigram + 0.3, latency_s=100.0)
     in_noise = over_seeds(1, trigram - 0.15, trigram + 0.25, latency_s=200.0)
     below = over_seeds(2, trigram + 0.1, trigram - 0.5, latency_s=250.0)
-    found = [line for line in lines([*above, *in_noise, *below], floors).splitlines() if line.startswith("  a")]
+    found = [line for line in lines([*above, *in_noise, *below], ngrams).splitlines() if line.startswith("  a")]
     assert found[0].endswith("(2 seeds), 1.67 min, 1.00 GB; knows less than a trigram")
     assert found[1].endswith("1.00 GB, within noise of its cheaper neighbour; knows less than a trigram")
     assert found[2].endswith("1.00 GB, within noise of its cheaper neighbour")

@@ -71,7 +71,7 @@ def test_a_member_of_which_a_seed_diverged_has_no_place(over_seeds):
     assert [(one.arch_id, one.num_seeds, one.num_diverged) for one in unstable(records)] == [("a0", 2, 1)]
 
 
-def test_a_member_costs_what_its_dearest_seed_has_earned(over_seeds):
+def test_a_member_costs_what_its_most_expensive_seed_was_verified_at(over_seeds):
     cheap, dear = over_seeds(0, 2.0, 2.0)
     dear = replace(dear, latency_s=150.0, sent_bytes=2e9, deployed="2xoSoRo")
     (member,) = front([cheap, dear], BUDGET)

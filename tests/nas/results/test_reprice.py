@@ -149,13 +149,13 @@ def test_the_words_say_what_survives(records) -> None:
     assert "perplexities are of" not in "\n".join(what_if_lines(priced(records)))
 
 
-def test_a_table_marks_who_is_above_the_trigram(records, floors) -> None:
+def test_a_table_marks_who_is_above_the_trigram(records, ngrams) -> None:
     found = priced(records)
     table = Console(record=True, width=200)
-    table.print(what_if_table(found, floors))
+    table.print(what_if_table(found, ngrams))
     table.print(what_if_table(found))
     assert table.export_text().count("knows less than a trigram") == 1  # SM_i12, exp(3.0) above 18
-    assert "trigram 18" in "\n".join(what_if_lines(found, floors))
+    assert "trigram 18" in "\n".join(what_if_lines(found, ngrams))
     assert "trigram" not in "\n".join(what_if_lines(found))
 
 

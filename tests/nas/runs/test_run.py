@@ -34,7 +34,7 @@ def test_a_run_is_what_its_folder_says(run: nas.Run) -> None:
 @pytest.mark.parametrize(("of", "file"), [("front", "pareto.csv"), ("trials", "trials.csv")])
 def test_tables_are_those_of_the_files(run: nas.Run, of, file) -> None:
     pandas = pytest.importorskip("pandas")
-    write_tables(run.folder, run.records, run.config.budget, run.meta.base, run.meta.floors)
+    write_tables(run.folder, run.records, run.config.budget, run.meta.base, run.meta.ngrams)
     written = list(csv.DictReader((run.folder / file).read_text().splitlines()))
     table = run.to_pandas(of)
     assert isinstance(table, pandas.DataFrame)

@@ -202,7 +202,7 @@ def test_it_says_when_results_do_not_bear_it_out(problem):
     assert len(strategy.propose(4, rng, members, noise)) == 4
 
 
-def dearest(problem) -> Member:
+def most_expensive(problem) -> Member:
     """A baseline: beyond the budget."""
     found = max(members(problem.feasible.space), key=lambda one: price_of(problem.feasible.priced, one).latency_s)
     assert not problem.feasible.fits(found)
@@ -215,7 +215,7 @@ def test_trainings_of_before_are_known_but_are_no_results(problem):
     known = [sample(problem.feasible.space, rng) for _ in range(40)]
     before = trained(problem, known)
     told = Trellis(replace(problem, known=tuple(before)))
-    first = told.propose(4, rng, [dearest(problem)], [])
+    first = told.propose(4, rng, [most_expensive(problem)], [])
     assert set(first) <= set(known)
     fitting = [one for one in before if told.draws.place_of(one.member).slice is not None]
     best = min(fitting, key=lambda one: one.log_perplexity)

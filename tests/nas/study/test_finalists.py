@@ -55,7 +55,7 @@ def test_no_more_than_twice_the_first_front_are_trained_again():
 def test_a_divergence_or_an_unearned_price_ends_it_a_failure_does_not():
     diverged = [CHEAP, result(0, None, latency_s=10.0, replicate=1)]
     assert next_round(diverged, [(0, 1)], 2) == []
-    dear = [CHEAP, result(0, 3.0, latency_s=99.0, replicate=1, admitted=False)]
+    dear = [CHEAP, result(0, 3.0, latency_s=99.0, replicate=1, feasible=False)]
     assert next_round(dear, [(0, 1)], 2) == []
     failed = [CHEAP, result(0, None, latency_s=10.0, replicate=1, status="failed")]
     assert next_round(failed, [(0, 1)], 2) == [(0, 2)]
@@ -69,7 +69,7 @@ def test_the_schedule_and_the_report_see_one_front(over_seeds, seed):
         losses = [draw.choice([None, *(draw.uniform(2, 4) for _ in range(8))]) for _ in range(draw.randint(1, 3))]
         records += over_seeds(index, *losses, latency_s=draw.choice([100.0, 200.0, 250.0, 299.0, 301.0]))
     results = [
-        result(one.index, one.val_loss, latency_s=one.latency_s, replicate=one.seed, admitted=one.latency_s <= 300)
+        result(one.index, one.val_loss, latency_s=one.latency_s, replicate=one.seed, feasible=one.latency_s <= 300)
         for one in records
     ]
     found = [member.first.index for member in front(records, budget)]

@@ -63,10 +63,10 @@ def test_a_testbed_of_another_protocol_is_refused(config: StudyConfig) -> None:
         run_pricer(None, replace(config, protocol="aby3"))
 
 
-def test_floors_are_kept_and_may_be_missing(tmp_path: Path, make_meta, floors) -> None:
-    write_meta(tmp_path, make_meta(floors=floors))
-    assert read_meta(tmp_path).floors == floors
+def test_ngrams_are_kept_and_may_be_missing(tmp_path: Path, make_meta, ngrams) -> None:
+    write_meta(tmp_path, make_meta(ngrams=ngrams))
+    assert read_meta(tmp_path).ngrams == ngrams
     data = json.loads((tmp_path / "meta.json").read_text())
-    del data["floors"]
+    del data["ngrams"]
     (tmp_path / "meta.json").write_text(json.dumps(data))
     assert read_meta(tmp_path) == make_meta()

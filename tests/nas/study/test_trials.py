@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nas.corpus.corpus import Corpus
-from nas.recipe.route import Route
+from nas.recipe.distillation import DistillationSchedule
 from nas.results import ledger
 from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
@@ -31,7 +31,7 @@ CORPUS = Corpus(
 )
 
 
-def make_trials(feasible, folder: Path, records=(), config=CONFIG, route: Route | None = None) -> Trials:
+def make_trials(feasible, folder: Path, records=(), config=CONFIG, route: DistillationSchedule | None = None) -> Trials:
     schedule = TrialSchedule(
         strategy=searcher_of(config.searcher)(SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
         seed=config.seed,
@@ -332,7 +332,7 @@ def test_replicates_have_no_rivals_and_their_own_seed(feasible, tmp_path):
 
 
 def test_replicates_start_from_the_parent_too(feasible, tmp_path):
-    route = Route(parent="digest", placement="2xLSLGo")
+    route = DistillationSchedule(parent="digest", placement="2xLSLGo")
     trials = make_trials(feasible, tmp_path, config=SEEDED, route=route)
     specs = []
     while (spec := trials.next_spec()) is not None:

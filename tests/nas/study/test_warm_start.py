@@ -110,9 +110,9 @@ def test_a_run_of_something_else_is_refused_in_a_line(other, meta, feasible, nam
 def test_another_seed_and_another_parent_are_refused(other, meta, feasible, make_meta):
     with pytest.raises(UserError, match="must have the seed of this run, 1, but has 0"):
         read_warm_start(config_of(other, seed=1), feasible, meta)
-    from nas.recipe.route import Route
+    from nas.recipe.distillation import DistillationSchedule
 
-    started = replace(meta, recipe=study_recipe(OTHER, Route(parent="digest", placement="2xLSLGo")))
+    started = replace(meta, recipe=study_recipe(OTHER, DistillationSchedule(parent="digest", placement="2xLSLGo")))
     with pytest.raises(UserError, match="must have the parent of this run, digest, but has None"):
         read_warm_start(config_of(other), feasible, started)
 

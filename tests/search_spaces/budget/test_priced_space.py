@@ -89,7 +89,7 @@ def test_simplified_blocks_are_priced_per_depth(accounting: Accounting, pricer: 
 
 
 @pytest.mark.parametrize("measure", ["latency_s", "sent_bytes"])
-def test_cheapest_and_dearest_by_enumeration(small_space: SearchSpace, pricer: Pricer, measure: Measure) -> None:
+def test_cheapest_and_most_expensive_by_enumeration(small_space: SearchSpace, pricer: Pricer, measure: Measure) -> None:
     priced = price_space(small_space, pricer, 8)
     costs = {member: getattr(price_of(priced, member), measure) for member in members(small_space)}
     assert costs[cheapest(priced, measure)] == min(costs.values())
@@ -97,7 +97,7 @@ def test_cheapest_and_dearest_by_enumeration(small_space: SearchSpace, pricer: P
 
 
 @pytest.mark.parametrize(("name", "bare", "softmax_s"), [("gpt2-papers", "SM_i12", 3), ("gpt2-small", "12xooooo", 0)])
-def test_cheapest_and_dearest_of_the_large_spaces(name: str, bare: str, softmax_s: int, pricer: Pricer) -> None:
+def test_cheapest_and_most_expensive_of_the_large_spaces(name: str, bare: str, softmax_s: int, pricer: Pricer) -> None:
     """Seconds as in the fixture: 12 softmax, if need be, and the ends, then 25 LayerNorms and 12 GELUs."""
     priced = price_space(SPACES[name], pricer, 128)
     least, most = cheapest(priced), most_expensive(priced)

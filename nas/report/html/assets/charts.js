@@ -31,7 +31,7 @@ const TIP = [
 ].map(([field, title]) => ({ field, title, type: "nominal" }));
 
 // rows: points with price, perplexity, place ("front", ...), low, high, least, most; front: the step through the front.
-function frontSpec({ rows, front, floors, budget, axis, domain, chosen, height }) {
+function frontSpec({ rows, front, ngrams, budget, axis, domain, chosen, height }) {
   const roles = ROLES.filter(([role]) => rows.some((row) => row.role === role));
   const x = {
     field: "price", type: "quantitative", title: axis, scale: { zero: false, nice: false, padding: 24 },
@@ -65,9 +65,9 @@ function frontSpec({ rows, front, floors, budget, axis, domain, chosen, height }
   return {
     width: "container", height, config: CONFIG, params: [{ name: "chosen", value: chosen }],
     layer: [
-      floors.length && { data: { values: floors }, mark: { type: "rule", strokeDash: [2, 3], stroke: "var(--soft)" }, encoding: { y } },
-      floors.length && {
-        data: { values: floors }, mark: { type: "text", align: "left", baseline: "bottom", dx: 4, dy: -1, fontSize: 11, fill: "var(--soft)" },
+      ngrams.length && { data: { values: ngrams }, mark: { type: "rule", strokeDash: [2, 3], stroke: "var(--soft)" }, encoding: { y } },
+      ngrams.length && {
+        data: { values: ngrams }, mark: { type: "text", align: "left", baseline: "bottom", dx: 4, dy: -1, fontSize: 11, fill: "var(--soft)" },
         encoding: { y, x: { value: 0 }, text: { field: "name" } },
       },
       budget !== null && {

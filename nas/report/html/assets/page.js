@@ -102,13 +102,13 @@
       least: asSearched && one.range ? scaled(one.range[0]) : null, most: asSearched && one.range ? scaled(one.range[1]) : null,
       time: said(0, now.totals[point][0]), sent: said(1, now.totals[point][1]), rounds: said(2, now.totals[point][2]),
     }));
-    const heights = [...rows.flatMap((row) => [row.perplexity, row.low, row.high]), ...data.floors.map((one) => one.perplexity)];
+    const heights = [...rows.flatMap((row) => [row.perplexity, row.low, row.high]), ...data.ngrams.map((one) => one.perplexity)];
     const known = heights.filter((value) => value !== null);
     const name = ["predicted time a token", "bytes sent a token", "rounds a token"][state.measure];
     return draw("front-chart", frontSpec({
       rows, chosen: state.point, axis: state.measure === 2 ? name : `${name} (${unit})`,
       front: now.fronts[state.measure].map((index) => rows[index]),
-      floors: data.floors.map((one) => ({ name: `${one.name} ${one.perplexity.toPrecision(3)}`, perplexity: one.perplexity })),
+      ngrams: data.ngrams.map((one) => ({ name: `${one.name} ${one.perplexity.toPrecision(3)}`, perplexity: one.perplexity })),
       budget: scaled(now.budgets[state.measure]), domain: [Math.min(...known) * 0.94, Math.max(...known) * 1.12],
       height: narrow() ? 320 : 400,
     }));

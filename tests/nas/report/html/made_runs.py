@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.protocols import load_pricer
-from nas.corpus.ngrams import NgramFloors
+from nas.corpus.ngrams import NgramBaseline
 from nas.recipe.papers import recipe_for
 from nas.results import ledger
 from nas.results.ledger import Record
@@ -110,7 +110,7 @@ def write_run(folder: Path, records: Sequence[Record], *, meta: dict[str, Any] |
         "base": BASE,
         "recipe": recipe_for("proxy", "stdlib", entropy_regularised=True),
         "parent": ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(6.9), latency_s=473.4),
-        "floors": NgramFloors(tokens=3_900_000, losses=tuple(map(math.log, (213.0, 36.0, 16.2, 12.7, 11.5)))),
+        "ngrams": NgramBaseline(tokens=3_900_000, losses=tuple(map(math.log, (213.0, 36.0, 16.2, 12.7, 11.5)))),
     }
     write_meta(folder, Meta(**{**facts, **(meta or {})}))
     for one in records:

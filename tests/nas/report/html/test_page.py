@@ -73,7 +73,7 @@ def test_the_answer_is_the_best_within_the_budget(run_folder: Path) -> None:
     assert "attention in 10 of 12 layers, ReLU FFN in 10, no norm in any layer once frozen ones are folded" in answer
     for words in (format_seconds(best.latency_s), format_bytes(best.sent_bytes), "8.12 ± 0.08", "2 seeds", "10xoSoRo"):
         assert words in answer
-    # beside it: what was trained to compare, the parent, a row of the papers alone, and the floors
+    # beside it: what was trained to compare, the parent, a row of the papers alone, and the n-grams
     for words in ("7.10", "6.90", "EReg(SM(t)+ScFuFFN_i6)", "3.25", "11.50", "16.20"):
         assert words in answer
     assert run.front[page.data["pick"]] == best
@@ -93,8 +93,8 @@ def test_a_row_of_the_papers_that_was_trained_is_one_row(make_run) -> None:
     row = rows["SM+ScFuFFN_i6"]
     assert (row.kind, row.here, row.printed, row.printed_price) == ("trained", "22.00", "3.54", "4.23 min")
     assert (rows["SM+ScFuFFN"].kind, rows["SM+ScFuFFN"].here) == ("paper", "")
-    assert [rows[name].kind for name in ("10xlSlRo-2xooooo", "trigram")] == ["pick", "floor"]
-    assert next(iter(rows)) == "SM+LN+G"  # the dearest
+    assert [rows[name].kind for name in ("10xlSlRo-2xooooo", "trigram")] == ["pick", "n-gram"]
+    assert next(iter(rows)) == "SM+LN+G"  # the most expensive
 
 
 def test_its_numbers_are_those_of_the_ledger(run_folder: Path) -> None:

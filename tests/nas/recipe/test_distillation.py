@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nas.recipe.candidate import Candidate, candidate_id
+from nas.recipe.distillation import (
+    DistillationSchedule,
+    Part,
+    fitted_layers,
+    initial_architecture,
+    parts_that_go,
+    student_architecture,
+)
 from nas.recipe.recipe import SCALES, Recipe, from_parent
-from nas.recipe.route import Part, Route, carrier, fitted_layers, parts_that_go, routed
 from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, default_final_norm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.deployed import deployed
@@ -43,15 +50,15 @@ def sized(name: str) -> Architecture:
 
 @given(targets())
 def test_what_is_trained_deploys_as_the_target_does(target: Architecture) -> None:
-    assert deployed(routed(target, PARENT, spread=True)) == deployed(target)
+    assert deployed(student_architecture(target, PARENT, spread=True)) == deployed(target)
 
 
 @given(targets())
 def test_what_is_trained_has_a_norm_wherever_it_reads_the_stream_and_is_its_own_route(target: Architecture) -> None:
-    trained = routed(target, PARENT, spread=True)
+    trained = student_architecture(target, PARENT, spread=True)
     assert all(layer.norm1 != "none" for layer in trained.layers if layer.attention != "none")
     assert all(layer.norm2 != "none" for layer in trained.layers if layer.ffn != "none")
-    assert routed(trained, PARENT, spread=True) == trained
+    assert student_architecture(trained, PARENT, spread=True) == trained
 
 
 @pytest.mark.parametrize(
@@ -64,13 +71,13 @@ def test_what_is_trained_has_a_norm_wherever_it_reads_the_stream_and_is_its_own_
     ],
 )
 def test_layers_before_a_tail_of_empty_ones_are_spread(target: str, trained: str) -> None:
-    assert placement(routed(sized(target), PARENT, spread=True)) == placement(sized(trained))
+    assert placement(student_architecture(sized(target), PARENT, spread=True)) == placement(sized(trained))
 
 
 def test_only_where_layers_are_spread_the_candidate_is_another() -> None:
     """So that runs from before there was this go on as they were."""
     recipe, spread = (
-        from_parent(Recipe(scale=SCALES["smoke"]), Route(parent="p", placement="4xLSLGo", spread=each))
+        from_parent(Recipe(scale=SCALES["smoke"]), DistillationSchedule(parent="p", placement="4xLSLGo", spread=each))
         for each in (False, True)
     )
     tail, whole = sized("2xlSlRo-2xooooo"), sized("SM+R")
@@ -83,44 +90,44 @@ def test_only_where_layers_are_spread_the_candidate_is_another() -> None:
 
 @given(targets())
 def test_training_begins_with_every_part_of_the_parent(target: Architecture) -> None:
-    begun = carrier(routed(target, PARENT, spread=True), PARENT)
+    begun = initial_architecture(student_architecture(target, PARENT, spread=True), PARENT)
     assert list(parts_that_go(begun, PARENT)) == []
     assert all(layer.attention != "none" for layer in begun.layers)
     assert all(layer.ffn not in ("none", "identity") for layer in begun.layers)
 
 
 def test_the_parts_that_go_by_layer() -> None:
-    trained = routed(sized("1xooLRo-1xoSooo-1xlSlIs-1xLSLGo"), PARENT, spread=True)
+    trained = student_architecture(sized("1xooLRo-1xoSooo-1xlSlIs-1xLSLGo"), PARENT, spread=True)
     assert list(parts_that_go(trained, PARENT)) == [Part(0, "attention"), Part(1, "ffn")]
     assert fitted_layers(trained, PARENT) == [2]
     assert placement(trained) == "1xooLRo-1xlSooo-1xlSlFs-1xLSLGo"
-    assert placement(carrier(trained, PARENT)) == "1xLSLRo-1xlSLGo-1xlSlFs-1xLSLGo"
+    assert placement(initial_architecture(trained, PARENT)) == "1xLSLRo-1xlSLGo-1xlSlFs-1xLSLGo"
 
 
 def test_a_parent_without_norms_gives_none() -> None:
     parent = sized("SM+G")
-    assert routed(sized("SM+R"), parent, spread=True) == sized("SM+R")
+    assert student_architecture(sized("SM+R"), parent, spread=True) == sized("SM+R")
 
 
 def test_gates_fall_from_one_to_nothing_between_their_shares() -> None:
-    route = Route(parent="p", placement="4xLSLGo", start_share=0.25, end_share=0.75)
+    route = DistillationSchedule(parent="p", placement="4xLSLGo", start_share=0.25, end_share=0.75)
     assert [route.gate_at(step, 16) for step in (0, 4, 6, 8, 10, 12, 16)] == [1, 1, 0.75, 0.5, 0.25, 0, 0]
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (-0.1, 0.4), (0.5, 1.1), (float("nan"), 0.5)])
 def test_impossible_shares_are_refused(shares: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="a route needs 0 <= `start_share` < `end_share` <= 1"):
-        Route(parent="p", placement="4xLSLGo", start_share=shares[0], end_share=shares[1])
+        DistillationSchedule(parent="p", placement="4xLSLGo", start_share=shares[0], end_share=shares[1])
 
 
 def test_an_impossible_distillation_is_refused() -> None:
     with pytest.raises(ValueError, match="`distillation` of a route must be from 0 to 1, but got 1.5"):
-        Route(parent="p", placement="4xLSLGo", distillation=1.5)
+        DistillationSchedule(parent="p", placement="4xLSLGo", distillation=1.5)
 
 
 def test_the_route_is_a_part_of_the_candidate() -> None:
     recipe = Recipe(scale=SCALES["smoke"])
-    route = Route(parent="p", placement="4xLSLGo")
+    route = DistillationSchedule(parent="p", placement="4xLSLGo")
     made = [
         candidate_id(Candidate(architecture=sized("SM+R"), recipe=one))
         for one in (recipe, from_parent(recipe, route), from_parent(recipe, replace(route, parent="q")))
@@ -129,7 +136,7 @@ def test_the_route_is_a_part_of_the_candidate() -> None:
 
 
 def test_a_linear_fit_is_a_part_of_those_candidates_that_have_one() -> None:
-    recipe, route = Recipe(scale=SCALES["smoke"]), Route(parent="p", placement="4xLSLGo")
+    recipe, route = Recipe(scale=SCALES["smoke"]), DistillationSchedule(parent="p", placement="4xLSLGo")
     recipes = [from_parent(recipe, one) for one in (route, replace(route, linear_fit_tokens=99))]
     for name, num_ids in (("SM+R", 1), ("SM+ScFuFFN", 2)):
         assert len({candidate_id(Candidate(architecture=sized(name), recipe=one)) for one in recipes}) == num_ids

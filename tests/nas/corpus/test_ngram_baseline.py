@@ -1,4 +1,4 @@
-"""The floors of a corpus: of the tokens that training draws, over those that it validates on, once."""
+"""The n-gram baseline of a corpus: of the tokens that training draws, over those that it validates on, once."""
 
 import math
 from dataclasses import replace
@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nas.corpus import floors
+from nas.corpus import ngram_baseline as ngram_cache
 from nas.corpus.corpus import Corpus
-from nas.corpus.floors import ngram_floors
+from nas.corpus.ngram_baseline import ngram_baseline
 from nas.corpus.ngrams import kneser_ney
 from nas.recipe.recipe import SCALES
 from nas.training.batches import train_batch, validation_batches
@@ -20,8 +20,8 @@ SCALE = replace(SCALES["smoke"], seq_len=SEQ_LEN, validation_tokens=200, micro_b
 
 @pytest.fixture
 def fresh(corpus: Corpus) -> Corpus:
-    """Without floors in its cache."""
-    for path in Path(corpus.folder).glob("floors-*"):
+    """Without n-grams in its cache."""
+    for path in Path(corpus.folder).glob("ngrams-*"):
         path.unlink()
     return corpus
 
@@ -36,51 +36,51 @@ def test_they_are_of_the_tokens_that_a_candidate_draws_and_is_validated_on(fresh
     drawn = rows_of(train_batch(fresh, step=step, batch=4, seq_len=SEQ_LEN, seed=seed) for step in range(10))
     held_out = rows_of(validation_batches(fresh, SCALE))
     expected = [-np.log(one).mean() for one in kneser_ney(drawn, held_out, fresh.vocab_size)]
-    found = ngram_floors(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=40 * SEQ_LEN - 3, seed=seed)
+    found = ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=40 * SEQ_LEN - 3, seed=seed)
     assert found.tokens == 40 * SEQ_LEN
     assert found.losses == pytest.approx(expected)
 
 
 def test_without_a_number_of_tokens_or_with_too_many_all_are_counted(fresh: Corpus) -> None:
-    whole = ngram_floors(fresh, seq_len=SEQ_LEN, validation_tokens=200)
+    whole = ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200)
     assert whole.tokens == (fresh.num_train_tokens - 1) // SEQ_LEN * SEQ_LEN
-    assert ngram_floors(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=10**12, seed=5) == whole
+    assert ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=10**12, seed=5) == whole
 
 
 def test_they_are_computed_once_and_again_if_the_file_is_damaged(
     fresh: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    first = ngram_floors(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=320, tell=told.append)
+    first = ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=320, tell=told.append)
     assert told == ["counting n-grams of 320 training tokens"]
-    (path,) = Path(fresh.folder).glob("floors-*")
+    (path,) = Path(fresh.folder).glob("ngrams-*")
     with monkeypatch.context() as patch:
-        patch.setattr(floors, "kneser_ney", lambda *args: pytest.fail("the cache was not used"))
-        assert ngram_floors(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=320, tell=told.append) == first
+        patch.setattr(ngram_cache, "kneser_ney", lambda *args: pytest.fail("the cache was not used"))
+        assert ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=320, tell=told.append) == first
     for damaged in ('{"tokens": 320', '{"tokens": 320}', '{"tokens": 320, "losses": [1.0]}'):
         path.write_text(damaged)
-        assert ngram_floors(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=320) == first
+        assert ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=320) == first
 
 
 def test_another_question_has_another_answer(fresh: Corpus) -> None:
-    first = ngram_floors(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=320)
+    first = ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=320)
     for seq_len, validation_tokens, tokens, seed in (
         (8, 200, 320, 0),
         (16, 400, 320, 0),
         (16, 200, 640, 0),
         (16, 200, 320, 1),
     ):
-        other = ngram_floors(fresh, seq_len=seq_len, validation_tokens=validation_tokens, tokens=tokens, seed=seed)
+        other = ngram_baseline(fresh, seq_len=seq_len, validation_tokens=validation_tokens, tokens=tokens, seed=seed)
         assert other.losses != first.losses
 
 
 def test_more_than_the_limit_is_not_counted(fresh: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floors, "COUNTED_TOKENS", 330)
-    assert ngram_floors(fresh, seq_len=SEQ_LEN, validation_tokens=200).tokens == 320
+    monkeypatch.setattr(ngram_cache, "COUNTED_TOKENS", 330)
+    assert ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200).tokens == 320
 
 
 def test_more_tokens_and_longer_contexts_know_more(fresh: Corpus) -> None:
-    few, all_ = (ngram_floors(fresh, seq_len=SEQ_LEN, validation_tokens=400, tokens=count) for count in (640, None))
+    few, all_ = (ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=400, tokens=count) for count in (640, None))
     assert all(more < less for more, less in zip(all_.losses[1:], few.losses[1:], strict=True))
     assert all_.losses[0] == pytest.approx(fresh.unigram_loss, rel=0.05)
     assert all_.perplexity(3) < all_.perplexity(2) < all_.perplexity(1) < math.exp(fresh.unigram_loss) * 1.1
@@ -88,4 +88,4 @@ def test_more_tokens_and_longer_contexts_know_more(fresh: Corpus) -> None:
 
 def test_a_corpus_without_a_sequence_is_refused(fresh: Corpus) -> None:
     with pytest.raises(ValueError, match="the validation split of data .* must hold more than 100000 tokens"):
-        ngram_floors(replace(fresh, num_train_tokens=10**6), seq_len=100_000, validation_tokens=200)
+        ngram_baseline(replace(fresh, num_train_tokens=10**6), seq_len=100_000, validation_tokens=200)

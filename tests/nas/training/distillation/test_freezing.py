@@ -13,8 +13,8 @@ from nas.model.weights import load_stored
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.recipe import EntropyRegularisation, Freezing, Recipe
 from nas.training import checkpoint
+from nas.training.distillation.freezing import freezing_steps
 from nas.training.objective import Objective
-from nas.training.route.freezing import freezing_steps
 from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse

@@ -8,14 +8,14 @@ import pytest
 from costmodel.cost import Budget
 from nas.corpus.corpus import Corpus
 from nas.results import ledger
-from nas.results.front import front, unearned
+from nas.results.front import found_infeasible, front
 from nas.results.ledger import deployed_of
 from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study.config import StudyConfig, study_recipe
-from nas.study.earn import earned_form
 from nas.study.schedule import TrialSchedule
 from nas.study.trials import Trials, TrialSetting, TrialSpec
+from nas.study.verify_fold import verified_form
 from nas.study.worker import run_trial
 from search_spaces.architecture import arch_id
 from search_spaces.deployed import deployed
@@ -61,35 +61,35 @@ def test_the_ledger_holds_what_is_promised_and_what_is_earned(feasible, corpus: 
     assert (record.deployed_id, record.deployed) == (arch_id(spec.deployed), "1xoSoRo-1xoSooo")
     assert record.fold_holds
     assert record.left_unfolded == ()
-    assert record.latency_s == record.promised_latency_s == spec.price.latency_s
+    assert record.latency_s == record.predicted_latency_s == spec.price.latency_s
     assert record.fold_logits_error is not None
     assert record.fold_logits_error < 1e-4
     assert deployed_of(record, feasible.space.base) == spec.deployed
 
 
 def test_what_does_not_fold_is_paid_for(feasible, corpus: Corpus, tmp_path: Path, monkeypatch) -> None:
-    """A form with one FFN more than promised, as an ill-conditioned one would leave."""
+    """A form with one FFN more than predicted, as an ill-conditioned one would leave."""
 
     def left_one(*args):
-        earned = earned_form(*args)
+        verified = verified_form(*args)
         more = parse("1xoSoRo-1xoSoRo", feasible.space.base).architecture
-        return replace(earned, architecture=deployed(more), left=("layers.1.ffn: for the test",))
+        return replace(verified, architecture=deployed(more), left=("layers.1.ffn: for the test",))
 
-    monkeypatch.setattr("nas.study.worker.earned_form", left_one)
+    monkeypatch.setattr("nas.study.worker.verified_form", left_one)
     run(trials_of(feasible, corpus, tmp_path, "SM+R_i1"))
     records = ledger.read(tmp_path / ledger.FILE_NAME)
     (record,) = ledger.completed(records)
-    assert record.promised_latency_s is not None
-    assert record.latency_s > record.promised_latency_s
+    assert record.predicted_latency_s is not None
+    assert record.latency_s > record.predicted_latency_s
     assert record.left_unfolded == ("layers.1.ffn: for the test",)
-    between = Budget(latency_s=(record.latency_s + record.promised_latency_s) / 2)
+    between = Budget(latency_s=(record.latency_s + record.predicted_latency_s) / 2)
     assert front(records, between) == ()
-    assert unearned(records, between) == (record,)
-    assert unearned(records, Budget(latency_s=record.promised_latency_s / 2)) == ()  # under another budget
+    assert found_infeasible(records, between) == (record,)
+    assert found_infeasible(records, Budget(latency_s=record.predicted_latency_s / 2)) == ()  # under another budget
     assert [member.first for member in front(records, Budget(latency_s=record.latency_s))] == [record]
 
 
 def test_as_written_nothing_is_folded(feasible, corpus: Corpus, tmp_path: Path) -> None:
     run(trials_of(feasible, corpus, tmp_path, "SM+R_i1", replace(CONFIG, accounting="written")))
     (record,) = ledger.completed(ledger.read(tmp_path / ledger.FILE_NAME))
-    assert (record.deployed, record.promised_latency_s, record.fold_holds) == (None, None, None)
+    assert (record.deployed, record.predicted_latency_s, record.fold_holds) == (None, None, None)

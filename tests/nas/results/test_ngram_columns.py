@@ -7,33 +7,33 @@ from pathlib import Path
 import pytest
 
 from costmodel.cost import Budget
-from nas.results.floors import floor_columns
+from nas.results.ngram_columns import ngram_columns
 from nas.results.tables import write_tables
 from search_spaces.bases import base_architecture
 
 TRIGRAM = math.log(18)
 
 
-def tables(folder: Path, records, floors) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+def tables(folder: Path, records, ngrams) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """The rows of trials.csv and of pareto.csv."""
-    write_tables(folder, records, Budget(latency_s=300.0), base_architecture("tiny"), floors)
+    write_tables(folder, records, Budget(latency_s=300.0), base_architecture("tiny"), ngrams)
     trials, front = (
         list(csv.DictReader((folder / name).read_text().splitlines())) for name in ("trials.csv", "pareto.csv")
     )
     return trials, front
 
 
-def test_only_what_is_above_the_trigram_knows_less(floors) -> None:
-    columns = floor_columns([TRIGRAM + 1e-9, TRIGRAM, None], floors)
+def test_only_what_is_above_the_trigram_knows_less(ngrams) -> None:
+    columns = ngram_columns([TRIGRAM + 1e-9, TRIGRAM, None], ngrams)
     assert columns["knows_less_than_trigram"] == [True, False, None]
-    assert floor_columns([9.0], None) == {}
+    assert ngram_columns([9.0], None) == {}
 
 
-def test_tables_have_the_floor_in_every_row_and_judge_a_member_by_its_mean(tmp_path: Path, over_seeds, floors) -> None:
+def test_tables_have_the_floor_in_every_row_and_judge_a_member_by_its_mean(tmp_path: Path, over_seeds, ngrams) -> None:
     """One seed of the first is above the trigram, its mean is not; of the second it is the other way round."""
     below = over_seeds(0, TRIGRAM + 0.1, TRIGRAM - 0.3, latency_s=200.0)
     above = over_seeds(1, TRIGRAM - 0.1, TRIGRAM + 0.3, latency_s=100.0)
-    trials, front = tables(tmp_path, [*below, *above, *over_seeds(3, None)], floors)
+    trials, front = tables(tmp_path, [*below, *above, *over_seeds(3, None)], ngrams)
     names = ("floor_unigram", "floor_bigram", "floor_trigram", "floor_4gram", "floor_5gram")
     for row in (*trials, *front):
         assert [float(row[name]) for name in names] == pytest.approx([200, 40, 18, 15, 14])
@@ -45,8 +45,8 @@ def test_tables_have_the_floor_in_every_row_and_judge_a_member_by_its_mean(tmp_p
     assert [(row["arch_id"], row["knows_less_than_trigram"]) for row in front] == [("a1", "True"), ("a0", "False")]
 
 
-def test_a_trial_that_was_stopped_is_not_judged(tmp_path: Path, make_record, floors) -> None:
-    trials, front = tables(tmp_path, [make_record(0, val_loss=9.0, status="stopped")], floors)
+def test_a_trial_that_was_stopped_is_not_judged(tmp_path: Path, make_record, ngrams) -> None:
+    trials, front = tables(tmp_path, [make_record(0, val_loss=9.0, status="stopped")], ngrams)
     assert [row["knows_less_than_trigram"] for row in trials] == [""]
     assert front == []
     header = (tmp_path / "pareto.csv").read_text()

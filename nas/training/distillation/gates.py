@@ -5,18 +5,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from nas.model.decoder import Decoder
-from nas.recipe.route import Part, Route, parent_architecture, parts_that_go
+from nas.recipe.distillation import DistillationSchedule, Part, parent_architecture, parts_that_go
 from search_spaces.architecture import Architecture
 
 
 class Gates:
-    """The parts of a model that go. The model is built as `carrier` states it, and ends as what is trained.
+    """The parts of a model that go. It begins as `initial_architecture` and ends as what is trained.
 
     A gate g multiplies what attention adds to the residual stream, and draws the stream behind an FFN towards what it
     would be without, s + g (f - s). At 0 the part leaves the model.
     """
 
-    def __init__(self, model: Decoder, trained: Architecture, route: Route) -> None:
+    def __init__(self, model: Decoder, trained: Architecture, route: DistillationSchedule) -> None:
         self.model, self.trained, self.route = model, trained, route
         self.gate = 1.0
         self._parts = list(parts_that_go(trained, parent_architecture(route, trained)))

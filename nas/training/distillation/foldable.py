@@ -1,4 +1,4 @@
-"""Keeps linear FFNs such that folding them costs no precision (`nas.conversion.earned`), while they are trained.
+"""Keeps linear FFNs such that folding them costs no precision (`nas.conversion.verified_fold`), while they are trained.
 
 A layer of a linear FFN takes the residual stream X to `M X + c`, M = beta I + W / alpha, and what is deployed has all
 of them folded into changes of the stream's basis. Training leaves some directions of M close to 0, so that the inverse
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from nas.model.decoder import Decoder, FeedForward
-from nas.recipe.recipe import Foldable, floored_layers
+from nas.recipe.recipe import Foldable, layers_kept_foldable
 
 
 @torch.no_grad()
@@ -34,7 +34,7 @@ def keep_foldable(model: Decoder, settings: Foldable | None, *, step: int, num_s
     """Floors the layers' singular values after every so many of the steps 1, 2, ..., num_steps, and after the last."""
     if settings is None or (step % settings.every and step != num_steps):
         return
-    for index in floored_layers(model.architecture):
+    for index in layers_kept_foldable(model.architecture):
         ffn = model.layers[index].ffn
         assert isinstance(ffn, FeedForward)
         floor_singular_values(ffn, settings.floor)

@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from costmodel.errors import UserError
-from nas.conversion.earned import check_tokens, fold_as_far_as
 from nas.conversion.fold import at_dimensions
+from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import Corpus
 from nas.model.weights import deployed_weights, load_stored
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint
+from nas.training.distillation.gates import Gates
 from nas.training.objective import Objective
-from nas.training.outcome import EarnedForm
-from nas.training.route.gates import Gates
+from nas.training.outcome import VerifiedForm
 
 
-def earned_form(candidate: Candidate, corpus: Corpus, folder: Path) -> EarnedForm:
+def verified_form(candidate: Candidate, corpus: Corpus, folder: Path) -> VerifiedForm:
     """Folds the last checkpoint of a completed trial as far as its logits stay what they are.
 
     Raises UserError if there is no whole checkpoint.
@@ -29,7 +29,7 @@ def earned_form(candidate: Candidate, corpus: Corpus, folder: Path) -> EarnedFor
     trained = candidate.trained
     _, tokens = check_tokens(corpus, trained.vocab_size, candidate.recipe.scale.seq_len)
     folded, check = fold_as_far_as(trained, trained_weights(candidate, found), tokens)
-    return EarnedForm(
+    return VerifiedForm(
         architecture=at_dimensions(folded.architecture, candidate.architecture),
         left=folded.left,
         logits_error=check.float_error,

@@ -71,7 +71,7 @@ class FoldCheck:
         )
 
 
-class Earned(NamedTuple):
+class VerifiedFold(NamedTuple):
     """The model folded as far as its check allows."""
 
     folded: Folded
@@ -107,7 +107,7 @@ class _Run(NamedTuple):
     largest: float
 
 
-def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens) -> Earned:
+def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens) -> VerifiedFold:
     """The furthest folding that passes the check: while it does not, the worst step of the stream stays unfolded.
 
     tokens: sequences x T. The last attempt, with nothing left to unfold, is returned whether it passes or not.
@@ -116,10 +116,10 @@ def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], to
     folded = fold(architecture, weights)
     while True:
         if trained.check(folded, quick=True).passes and (check := trained.check(folded)).passes:
-            return Earned(folded, check)
+            return VerifiedFold(folded, check)
         less = fold(architecture, weights, max_condition=folded.condition * (1 - 1e-6))
         if less.left == folded.left:
-            return Earned(folded, trained.check(folded))
+            return VerifiedFold(folded, trained.check(folded))
         folded = less
 
 

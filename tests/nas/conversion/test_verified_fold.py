@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nas.conversion.earned import FIXED_POSITIONS, RESOLUTION, FoldCheck, fold_as_far_as, verify
 from nas.conversion.fold import fold
+from nas.conversion.verified_fold import FIXED_POSITIONS, RESOLUTION, FoldCheck, fold_as_far_as, verify
 from nas.model.decoder import build
 from nas.model.weights import deployed_weights
 from search_spaces.architecture import Architecture

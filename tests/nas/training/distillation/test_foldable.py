@@ -14,7 +14,7 @@ from nas.model.decoder import Decoder, FeedForward, build
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.recipe import SCALES, Foldable, Normalisation, Recipe
 from nas.training import checkpoint
-from nas.training.route.foldable import floor_singular_values, keep_foldable
+from nas.training.distillation.foldable import floor_singular_values, keep_foldable
 from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -135,7 +135,7 @@ def test_only_ffns_that_fold_away_are_floored(name: str, floored: list[int]) -> 
     assert moved == {f"layers.{index}.ffn.fused.weight" for index in floored}
 
 
-def test_a_run_floors_every_so_many_steps_and_at_the_end(corpus: Corpus) -> None:
+def test_a_run_ngrams_every_so_many_steps_and_at_the_end(corpus: Corpus) -> None:
     run, plain = (
         TrainingRun(one, corpus, seed=0, folder=None, device="cpu", initial={})
         for one in (candidate(), candidate(foldable=None))

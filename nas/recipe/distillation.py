@@ -21,7 +21,7 @@ FROZEN: dict[Norm, Norm] = {"layernorm": "frozen-layernorm", "rmsnorm": "frozen-
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Route:
+class DistillationSchedule:
     """How a candidate is made from its parent.
 
     parent: digest of the parent's weights (`nas.conversion.parent`). placement: the parent's layers, typed.
@@ -65,12 +65,12 @@ class Part(NamedTuple):
     kind: PartKind
 
 
-def parent_architecture(route: Route, dimensions: Architecture) -> Architecture:
+def parent_architecture(route: DistillationSchedule, dimensions: Architecture) -> Architecture:
     """The parent's placement. dimensions: any architecture of the parent's dimensions and depth."""
     return parse(route.placement, dimensions).architecture
 
 
-def routed(target: Architecture, parent: Architecture, *, spread: bool) -> Architecture:
+def student_architecture(target: Architecture, parent: Architecture, *, spread: bool) -> Architecture:
     """What is trained for a target: where the parent has a norm and the target has none, or a frozen one, the parent's
     own is frozen; two linears, where the parent has not just those, are one; `spread_layers`, unless
     they are to stay. All deploy alike.
@@ -109,7 +109,7 @@ def spread_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     return tuple(placed)
 
 
-def carrier(trained: Architecture, parent: Architecture) -> Architecture:
+def initial_architecture(trained: Architecture, parent: Architecture) -> Architecture:
     """What training begins as: what is trained, with the parent's attention and FFN where these are yet to go."""
     layers = list(trained.layers)
     for index, kind in parts_that_go(trained, parent):

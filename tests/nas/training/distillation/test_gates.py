@@ -14,11 +14,11 @@ from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed, load_stored
 from nas.recipe.candidate import Candidate
+from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.recipe import EntropyRegularisation, Recipe, from_parent
-from nas.recipe.route import Route
 from nas.training import checkpoint
-from nas.training.route.gates import Gates
-from nas.training.route.teacher import MOST_LIKELY, Teacher
+from nas.training.distillation.gates import Gates
+from nas.training.distillation.teacher import MOST_LIKELY, Teacher
 from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -30,7 +30,7 @@ TARGETS = ("1xooLGo-1xLSooo", "2xlSooo", "1xoTlGo-1xooooo", "1xlSlFs-1xLSlIo", "
 
 
 def candidate(name: str, **recipe: Any) -> Candidate:
-    route = Route(parent="p", placement="2xLSLGo", distillation=recipe.pop("distillation", 0.5))
+    route = DistillationSchedule(parent="p", placement="2xLSLGo", distillation=recipe.pop("distillation", 0.5))
     made = from_parent(
         Recipe(scale=replace(SCALE, learning_rate=2e-2, tokens=2 * SCALE.tokens, batch=8), **recipe), route
     )
@@ -49,13 +49,13 @@ def gated(model: Decoder, made: Candidate, end_share: float = 0.6) -> Gates:
 
 
 def start(parent: Decoder, made: Candidate) -> dict[str, torch.Tensor]:
-    return transferred(parent.architecture, deployed_weights(parent), made.begun)
+    return transferred(parent.architecture, deployed_weights(parent), made.initial_architecture)
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if not set("HFI") & set(name)])
 def test_a_model_begins_as_its_parent(parent: Decoder, some_tokens, name: str) -> None:
     made = candidate(name)
-    model = Decoder(made.begun)
+    model = Decoder(made.initial_architecture)
     load_deployed(model, start(parent, made))
     gated(model, made)
     tokens = some_tokens()
@@ -65,7 +65,7 @@ def test_a_model_begins_as_its_parent(parent: Decoder, some_tokens, name: str) -
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_model_ends_as_what_is_trained(parent: Decoder, some_tokens, name: str) -> None:
     made = candidate(name)
-    model, expected = Decoder(made.begun), Decoder(made.trained)
+    model, expected = Decoder(made.initial_architecture), Decoder(made.trained)
     load_deployed(model, start(parent, made))
     gates = gated(model, made)
     for step in range(17):
@@ -78,7 +78,7 @@ def test_a_model_ends_as_what_is_trained(parent: Decoder, some_tokens, name: str
 
 def test_half_way_half_of_a_part_is_left(parent: Decoder, some_tokens) -> None:
     made = candidate("1xooLGo-1xLSooo")
-    model = Decoder(made.begun)
+    model = Decoder(made.initial_architecture)
     load_deployed(model, start(parent, made))
     gates = gated(model, made, end_share=1.0)
     gates.move(step=8, num_steps=16)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nas.model.decoder import Decoder, build
-from nas.training.route.teacher import MOST_LIKELY, RECORD, Predictions, Teacher
+from nas.training.distillation.teacher import MOST_LIKELY, RECORD, Predictions, Teacher
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
 
