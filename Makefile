@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# On two cores, the tests of a group in one process (`GROUPS` in tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations 60 --junitxml build/tests.xml
 
 .PHONY: setup search test test-all check
 
@@ -22,11 +24,11 @@ search: setup
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+	$(PYTEST) -m 'not slow and not gpu'
 
 test-all: check
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(PYTEST) -m 'not gpu'

@@ -1,8 +1,12 @@
 import math
+import os
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # here and in processes that tests start
 
 import pytest
 import torch
@@ -26,6 +30,20 @@ EXTRAS = {
     "needs_engine": (("spu",), "the MPC engine: pip install 'spu==0.9.5'"),
     "needs_hf": (("datasets", "transformers"), "the extra hf: pip install -e '.[hf]'"),
 }
+# Under xdist the tests of a file run in one process, and so do those of these folders and files, which share what is
+# costly to start. The longest come first, so that the processes end together.
+GROUPS = {
+    "docs": ("docs/test_commands.py", "docs/test_python.py"),
+    "search": ("nas/test_search.py",),
+    "engine": (
+        "costmodel/generation",
+        "costmodel/engine",
+        "costmodel/protocols/test_measured_bytes.py",
+        "nas/private",
+        "nas/conversion/test_folded_under_the_engine.py",
+    ),
+    "ray": ("nas/study", "nas/runs"),
+}
 SECONDS = {ops.Gelu: 9.0, ops.Relu: 3.0, ops.LayerNorm: 4.0, ops.Linear: 1.0}
 
 
@@ -43,6 +61,23 @@ class ToyPricer(Pricer):
 
     def prior_share(self, graph):
         return None
+
+
+def group_of(path: Path) -> str:
+    """The group of a test file: a name in `GROUPS`, or the file itself."""
+    file = path.relative_to(Path(__file__).parent)
+    parts = {file.as_posix(), *(folder.as_posix() for folder in file.parents)}
+    return next((name for name, members in GROUPS.items() if parts & set(members)), file.as_posix())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups the tests for xdist, and sorts the groups where it runs them."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group_of(item.path)))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        order = {name: place for place, name in enumerate(GROUPS)}
+        items.sort(key=lambda item: order.get(group_of(item.path), len(order)))
 
 
 @pytest.hookimpl(tryfirst=True)
