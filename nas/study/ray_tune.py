@@ -5,9 +5,7 @@ Nothing here decides anything: proposals, early stops and records come from `Tri
 
 import math
 import re
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +23,7 @@ from nas.study.config import THREADS_PER_TRIAL
 from nas.study.finalists import Key
 from nas.study.fleet.nodes import Fleet
 from nas.study.fleet.probe import question
-from nas.study.fleet.ray_cluster import NodeWatch, RunHaltedError, start_ray
+from nas.study.fleet.ray_cluster import NodeWatch, RunHaltedError, ray_session
 from nas.study.fleet.resources import Resources
 from nas.study.trials import TrialEvent, Trials, TrialSpec, over_timeout
 
@@ -49,15 +47,8 @@ def run_study(
 
     Raises RunHaltedError if the run cannot go on (it can be resumed), KeyboardInterrupt on Ctrl-C.
     """
-    on_sigterm = signal.getsignal(signal.SIGTERM)
-    start_ray(resources, worker_env)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process, whatever is to be saved
-    try:
-        with tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch:
-            _fit(trials, resources, scratch, time_budget_s, _Places(trials, resources, tell), on_change)
-    finally:
-        ray.shutdown()
+    with ray_session(resources, worker_env), tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch:
+        _fit(trials, resources, scratch, time_budget_s, _Places(trials, resources, tell), on_change)
     if trials.halted:
         raise RunHaltedError(trials.halted)
 

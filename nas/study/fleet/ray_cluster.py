@@ -2,9 +2,12 @@
 
 import logging
 import os
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -41,32 +44,47 @@ class RunHaltedError(RuntimeError):
 
 def cluster_nodes(address: str) -> tuple[Node, ...]:
     """The nodes of a cluster that are alive, by name. Raises RunHaltedError if it cannot be reached."""
-    _init(address, {})
-    try:
+    with _connected(address, {}):
         return tuple(sorted(_alive(), key=lambda node: node.name))
+
+
+@contextmanager
+def ray_session(resources: Resources, worker_env: Mapping[str, str]) -> Iterator[None]:
+    """Starts Ray on this machine, or reaches a cluster, and leaves it afterwards. Raises RunHaltedError.
+
+    A session that this process has already is used as it is, and stays.
+    """
+    local: dict[str, Any] = {}
+    if resources.ray_address is None:
+        local = {
+            "num_cpus": resources.at_a_time * THREADS_PER_TRIAL,
+            "num_gpus": resources.num_gpus,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+        }
+    with _connected(resources.ray_address, worker_env, **local):
+        yield
+
+
+@contextmanager
+def _connected(address: str | None, worker_env: Mapping[str, str], **local: Any) -> Iterator[None]:
+    os.environ.update(QUIET_ENV)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a trial that is lost goes on, or has its reason told
+    if ray.is_initialized():
+        yield
+        return
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    _init(address, worker_env, **local)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process, whatever is to be saved
+    try:
+        yield
     finally:
         ray.shutdown()
 
 
-def start_ray(resources: Resources, worker_env: Mapping[str, str]) -> None:
-    """Starts Ray on this machine, or reaches a cluster. Raises RunHaltedError."""
-    if resources.ray_address is not None:
-        return _init(resources.ray_address, worker_env)
-    slots = resources.at_a_time * THREADS_PER_TRIAL
-    return _init(
-        None,
-        worker_env,
-        num_cpus=slots,
-        num_gpus=resources.num_gpus,
-        object_store_memory=OBJECT_STORE_BYTES,
-        include_dashboard=False,
-    )
-
-
 def _init(address: str | None, worker_env: Mapping[str, str], **local: Any) -> None:
-    os.environ.update(QUIET_ENV)
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a trial that is lost goes on, or has its reason told
     if address is not None:
         _check_reachable(address)
     # Ray has no public switch on Linux to stay off the network; this one makes it bind to loopback only.

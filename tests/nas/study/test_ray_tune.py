@@ -10,7 +10,7 @@ from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study import ray_tune
 from nas.study.config import StudyConfig, study_recipe
-from nas.study.fleet.ray_cluster import RunHaltedError, start_ray
+from nas.study.fleet.ray_cluster import RunHaltedError, ray_session
 from nas.study.fleet.resources import Resources
 from nas.study.ray_tune import run_study
 from nas.study.schedule import TrialSchedule
@@ -38,6 +38,32 @@ def trials(feasible, corpus, tmp_path):
     return Trials(schedule, feasible.priced.pricer, setting)
 
 
+def test_a_study_on_this_machine_stays_on_loopback_whatever_ray_address_says(monkeypatch):
+    """The switch is Ray's own and not public: this fails if a release renames it."""
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
+    with ray_session(RESOURCES, {"NAS_TEST": "1"}):
+        assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
+        assert ray.cluster_resources()["CPU"] == 1
+    assert not ray.is_initialized()
+
+
+def test_an_address_where_nobody_listens_is_said_before_ray_is_asked():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    unreachable = ray_session(Resources(slots=1, max_concurrent=1, ray_address=address), {})
+    with pytest.raises(RunHaltedError, match=f"Ray cannot be reached at {address}: nobody answers"), unreachable:
+        pass
+
+
+@pytest.fixture(scope="module")
+def session():
+    """A session of Ray's for several studies, which each of them uses and leaves as it is."""
+    with ray_session(RESOURCES, {}):
+        yield
+        assert ray.is_initialized()
+
+
 def mistaken(config):
     raise TypeError("no\nlength")
 
@@ -53,7 +79,7 @@ def killed(config):
         (killed, f"the worker process died (out of memory?), {MAX_LOSSES + 1} times"),
     ],
 )
-def test_only_a_worker_that_died_is_said_to_have(trials, monkeypatch, trainable, reason):
+def test_only_a_worker_that_died_is_said_to_have(session, trials, monkeypatch, trainable, reason):
     """Ray's own names of these errors, and where it keeps them while a callback runs: this fails if they change."""
     monkeypatch.setattr(ray_tune, "_trainable", trainable)
     run_study(trials, RESOURCES, worker_env={})
@@ -67,7 +93,7 @@ def test_only_a_worker_that_died_is_said_to_have(trials, monkeypatch, trainable,
 
 
 @pytest.mark.parametrize("callback", ["started", "happened", "next_spec"])
-def test_a_bug_in_this_process_keeps_its_type(trials, monkeypatch, callback):
+def test_a_bug_in_this_process_keeps_its_type(session, trials, monkeypatch, callback):
     def broken(*args, **rest):
         raise TypeError("here")
 
@@ -78,22 +104,3 @@ def test_a_bug_in_this_process_keeps_its_type(trials, monkeypatch, callback):
     monkeypatch.setattr(trials, callback, broken)
     with pytest.raises(TypeError, match="here"):
         run_study(trials, RESOURCES, worker_env={})
-
-
-def test_a_study_on_this_machine_stays_on_loopback_whatever_ray_address_says(monkeypatch):
-    """The switch is Ray's own and not public: this fails if a release renames it."""
-    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
-    start_ray(Resources(slots=1, max_concurrent=1), {"NAS_TEST": "1"})
-    try:
-        assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
-        assert ray.cluster_resources()["CPU"] == 1
-    finally:
-        ray.shutdown()
-
-
-def test_an_address_where_nobody_listens_is_said_before_ray_is_asked():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(RunHaltedError, match=f"Ray cannot be reached at {address}: nobody answers"):
-        start_ray(Resources(slots=1, max_concurrent=1, ray_address=address), {})
