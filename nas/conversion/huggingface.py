@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from costmodel.config.schema import decode
@@ -103,11 +104,11 @@ def load_pretrained(path: str) -> Pretrained:
     if bad := [name for name, value in model.state_dict().items() if not _is_finite(value)]:
         raise UserError(f"weights must be finite floating-point numbers, but {bad[0]!r} of {path!r} is not.")
     if architecture is None:
-        weights = {name: value.float() for name, value in model.decoder.state_dict().items()}
-        return Pretrained(_decoded(config.architecture), weights, _tokenizer(path))
-    state = {name: value.float() for name, value in model.state_dict().items()}
-    weights = _from_theirs(FAMILIES[config.model_type], architecture, state)
-    return Pretrained(architecture, weights, _tokenizer(path))
+        architecture, weights = _decoded(config.architecture), model.decoder.state_dict()
+    else:
+        weights = _from_theirs(FAMILIES[config.model_type], architecture, model.state_dict())
+    copies = {name: value.float().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
+    return Pretrained(architecture, copies, _tokenizer(path))
 
 
 def _decoded(architecture: Any) -> Architecture:
@@ -302,7 +303,7 @@ def _from_theirs(family: _Family, architecture: Architecture, state: Mapping[str
                 value = value.T
             if family.interleaved and ours.endswith(".qkv"):
                 value = _swapped(value, architecture.num_heads, 3)
-            weights[f"{ours}.{suffix}"] = value.contiguous()
+            weights[f"{ours}.{suffix}"] = value
     return weights
 
 

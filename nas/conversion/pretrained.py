@@ -28,7 +28,10 @@ CHECKSUMS_FILE = "checksums.json"
 
 
 class Pretrained(NamedTuple):
-    """A model from elsewhere: its architecture, its deployed weights in single precision, and its tokenizer."""
+    """A model from elsewhere: its architecture, its deployed weights in single precision, and its tokenizer.
+
+    No two weights share memory: a tied output table is written out.
+    """
 
     architecture: Architecture
     weights: dict[str, Tensor]
