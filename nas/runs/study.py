@@ -59,12 +59,12 @@ def train(
     for line in priced.lines:
         console.print(line, soft_wrap=True, highlight=False)
     check_feasible(priced.feasible)
-    from nas.study.run_study import run_campaign  # torch, Ray and matplotlib are not needed to price a space
+    from nas.study.run_study import run_study  # torch, Ray and matplotlib are not needed to price a space
 
     calls = Calls(callbacks)
     try:
         return load_run(
-            run_campaign(config, priced.feasible, console, folder=folder, output_dir=output_dir, listener=calls)
+            run_study(config, priced.feasible, console, folder=folder, output_dir=output_dir, listener=calls)
         )
     finally:
         calls.ended()

@@ -7,7 +7,7 @@ import math
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +21,36 @@ from ray.tune.search import Searcher
 from costmodel.config.bugs import described, headed, traceback_kept
 from nas.study.config import THREADS_PER_TRIAL
 from nas.study.finalists import Key
-from nas.study.fleet.nodes import Fleet
-from nas.study.fleet.probe import question
-from nas.study.fleet.ray_cluster import NodeWatch, RunHaltedError, ray_session
-from nas.study.fleet.resources import Resources
-from nas.study.trials import TrialEvent, Trials, TrialSpec, over_timeout
+from nas.study.nodes import Fleet, question
+from nas.study.ray_cluster import NodeWatch, ray_session
+from nas.study.resources import Resources
+from nas.study.trials import RunHaltedError, TrialEvent, Trials, TrialSpec, over_timeout
+from nas.study.worker import run_trial, worker_env
 
 DEAD_WORKER = (RayActorError, WorkerCrashedError, OutOfMemoryError)
 ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 ON_ONE_OF = "ray.io/node-id"  # a label that Ray gives every node
 
 
-def run_study(
+def run_trials(
     trials: Trials,
     resources: Resources,
     *,
-    worker_env: Mapping[str, str],
     time_budget_s: float | None = None,
     on_change: Callable[[], None] = lambda: None,
-    tell: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Runs trials until the schedule is finished or the time is up; `on_change` is called as things happen.
 
-    tell: is told of nodes that are left out, a line each.
+    log: takes a line of each node that is left out.
 
     Raises RunHaltedError if the run cannot go on (it can be resumed), KeyboardInterrupt on Ctrl-C.
     """
-    with ray_session(resources, worker_env), tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch:
-        _fit(trials, resources, scratch, time_budget_s, _Places(trials, resources, tell), on_change)
+    with (
+        ray_session(resources, worker_env(THREADS_PER_TRIAL)),
+        tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch,
+    ):
+        _fit(trials, resources, scratch, time_budget_s, _Places(trials, resources, log), on_change)
     if trials.halted:
         raise RunHaltedError(trials.halted)
 
@@ -88,8 +90,8 @@ def _fit(
 class _Places:
     """On which nodes trials are, and may be. On this machine alone there is nothing to choose."""
 
-    def __init__(self, trials: Trials, resources: Resources, tell: Callable[[str], None]) -> None:
-        self._trials, self._tell = trials, tell
+    def __init__(self, trials: Trials, resources: Resources, log: Callable[[str], None]) -> None:
+        self._trials, self._log = trials, log
         self._bundle = {"CPU": THREADS_PER_TRIAL, "GPU": resources.gpus_per_trial}
         self.fleet = Fleet()
         self._watch: NodeWatch | None = None
@@ -98,7 +100,7 @@ class _Places:
         self._node: dict[Key, str] = {}
         if resources.ray_address is not None:
             asked = question(trials.setting.folder, trials.setting.corpus, trials.setting.device)
-            self._watch = NodeWatch(self.fleet, asked, resources.gpus_per_trial, tell)
+            self._watch = NodeWatch(self.fleet, asked, resources.gpus_per_trial, log)
 
     def request(self, spec: TrialSpec) -> dict[str, Any]:
         """The configuration of a trial for Tune: plain data, as Tune makes its resources of a copy."""
@@ -144,7 +146,7 @@ class _Places:
         if node_id is not None:
             line = self.fleet.ended(node_id, failed=failed, seconds=self.seconds(spec), reason=reason)
             if line is not None:
-                self._tell(line)
+                self._log(line)
         return node_id
 
 
@@ -156,8 +158,6 @@ def _requested(config: dict[str, Any]) -> tune.PlacementGroupFactory:
 
 def _trainable(config: dict[str, Any]) -> None:
     """One trial in a worker process; every event goes back through Tune."""
-    from nas.study.worker import run_trial
-
     tune.report({"node": ray.get_runtime_context().get_node_id()})
     for event in run_trial(config["spec"]):
         tune.report({"trial_event": event})

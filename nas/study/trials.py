@@ -37,6 +37,10 @@ Device = Literal["cpu", "cuda"]
 MAX_LOSSES = 3  # workers that a trial may lose between two rungs, to nodes taken away or memory that runs out
 
 
+class RunHaltedError(RuntimeError):
+    """The machine, not a candidate, keeps the run from going on; the text says why."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialSpec:
     """Everything a worker needs to train one candidate; plain data.

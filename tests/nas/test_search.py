@@ -249,7 +249,7 @@ def test_a_bug_in_the_driver_is_one_line_in_the_run_folder_and_the_run_goes_on(e
         raise TypeError("no run")
 
     with monkeypatch.context() as patch:
-        patch.setattr("nas.study.run_study.run_study", broken)
+        patch.setattr("nas.study.ray_tune.run_trials", broken)
         assert search.main(args) == 1
         with pytest.raises(BugError) as info:
             search.main(["--resume", str(folder), "--debug"])

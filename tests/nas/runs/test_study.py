@@ -106,7 +106,7 @@ def test_callbacks_are_told_of_the_end_of_a_run_that_stops(corpus: Path, tmp_pat
     def broken(*args: object, **settings: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("nas.study.run_study.run_study", broken)
+    monkeypatch.setattr("nas.study.ray_tune.run_trials", broken)
     study, seen = nas.Study(budget_latency="6.22s", data=str(corpus), num_trials=2, **SETTINGS), Seen()
     with pytest.raises(StoppedError, match="No space left on device"):
         study.run(callbacks=[seen], output_dir=tmp_path / "run")

@@ -24,13 +24,12 @@ from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study import ray_tune
 from nas.study.config import StudyConfig, study_recipe
-from nas.study.fleet.probe import question
-from nas.study.fleet.ray_cluster import RunHaltedError
-from nas.study.fleet.resources import Resources
-from nas.study.ray_tune import run_study
+from nas.study.nodes import question
+from nas.study.ray_tune import run_trials
+from nas.study.resources import Resources
 from nas.study.run_folder import CONFIG_FILE, read_config
 from nas.study.schedule import TrialSchedule
-from nas.study.trials import TrialEvent, Trials, TrialSetting
+from nas.study.trials import RunHaltedError, TrialEvent, Trials, TrialSetting
 from nas.training.outcome import Outcome
 
 NUM_TRIALS = 4
@@ -87,7 +86,7 @@ def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monk
 
     taker = threading.Thread(target=take_the_node)
     taker.start()
-    run_study(trials, Resources(slots=2, max_concurrent=None, ray_address=cluster.address), worker_env={})
+    run_trials(trials, Resources(slots=2, max_concurrent=None, ray_address=cluster.address))
     taker.join()
     ends = [one for one in trials.records if one.event == "finished"]
     assert sorted((one.index, one.status) for one in ends) == [(index, "completed") for index in range(NUM_TRIALS)]
@@ -103,7 +102,7 @@ def test_nodes_with_other_code_are_left_out_before_any_trial(cluster, trials, mo
     with pytest.raises(
         RunHaltedError, match="no node is left to train on: node .* its copy of this package is another"
     ):
-        run_study(trials, resources, worker_env={}, tell=lines.append)
+        run_trials(trials, resources, log=lines.append)
     assert len(lines) == 2
     assert "started" not in {one.event for one in trials.records}
 

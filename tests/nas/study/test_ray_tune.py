@@ -10,11 +10,11 @@ from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study import ray_tune
 from nas.study.config import StudyConfig, study_recipe
-from nas.study.fleet.ray_cluster import RunHaltedError, ray_session
-from nas.study.fleet.resources import Resources
-from nas.study.ray_tune import run_study
+from nas.study.ray_cluster import ray_session
+from nas.study.ray_tune import run_trials
+from nas.study.resources import Resources
 from nas.study.schedule import TrialSchedule
-from nas.study.trials import MAX_LOSSES, TrialEvent, Trials, TrialSetting
+from nas.study.trials import MAX_LOSSES, RunHaltedError, TrialEvent, Trials, TrialSetting
 
 CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024)
 RESOURCES = Resources(slots=1, max_concurrent=1)
@@ -82,7 +82,7 @@ def killed(config):
 def test_only_a_worker_that_died_is_said_to_have(session, trials, monkeypatch, trainable, reason):
     """Ray's own names of these errors, and where it keeps them while a callback runs: this fails if they change."""
     monkeypatch.setattr(ray_tune, "_trainable", trainable)
-    run_study(trials, RESOURCES, worker_env={})
+    run_trials(trials, RESOURCES)
     (record,) = ledger.finished(trials.records)
     path = trials.setting.folder / "trials" / record.trial_id / "traceback.txt"
     assert (record.status, record.reason) == ("failed", reason.format(path=path))
@@ -103,4 +103,4 @@ def test_a_bug_in_this_process_keeps_its_type(session, trials, monkeypatch, call
     monkeypatch.setattr(ray_tune, "_trainable", one_result)
     monkeypatch.setattr(trials, callback, broken)
     with pytest.raises(TypeError, match="here"):
-        run_study(trials, RESOURCES, worker_env={})
+        run_trials(trials, RESOURCES)

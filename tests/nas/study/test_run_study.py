@@ -1,10 +1,13 @@
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 from nas.recipe.papers import recipe_for
 from nas.results.parent import ParentResult
-from nas.study import run_study
-from nas.study.run_study import FEW_TOKENS, report_line, start_line
+from nas.study import closing
+from nas.study.closing import report_line
+from nas.study.run_study import FEW_TOKENS, start_line
 
 
 def test_a_study_from_scratch_on_few_tokens_is_warned(make_meta):
@@ -26,5 +29,13 @@ def test_a_search_does_not_fail_for_its_report(monkeypatch, tmp_path):
     def fail(folder):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(run_study, "write_report", fail)
+    monkeypatch.setattr(closing, "write_report", fail)
     assert report_line(tmp_path) == f"note: no report was written ('a bug'); try python -m nas.report {tmp_path}"
+
+
+def test_what_starts_trials_and_draws_is_imported_when_it_does():
+    """Beside torch, Ray and matplotlib are two seconds of processor time, which the first trial need not wait for."""
+    heavy = ("ray", "matplotlib", "scipy", "pandas", "jinja2", "torch._dynamo")
+    code = f"import sys, nas.study.run_study; print(*(name for name in {heavy} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -1,8 +1,8 @@
 import pytest
 
 from nas.study.config import StudyConfig
-from nas.study.fleet.nodes import Node
-from nas.study.fleet.resources import resolved, resource_lines, study_resources
+from nas.study.nodes import Node
+from nas.study.resources import resolved, resource_lines, study_resources
 
 CLUSTER = "127.0.0.1:6379"
 

@@ -17,9 +17,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from costmodel.config.bugs import described
 from nas.study.config import THREADS_PER_TRIAL
-from nas.study.fleet.nodes import Fleet, Node
-from nas.study.fleet.probe import Question, probe_file
-from nas.study.fleet.resources import Resources
+from nas.study.nodes import Fleet, Node, Question, probe_file, problem
+from nas.study.resources import Resources
+from nas.study.trials import RunHaltedError
 
 # Ray keeps quiet, reports nothing home and leaves the files to us.
 QUIET_ENV = {
@@ -36,10 +36,6 @@ REACHED_WITHIN_S = 10.0
 ANSWERED_WITHIN_S = 120.0  # a worker starts and imports torch, on a slow disk
 LISTED_EVERY_S = 2.0
 OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would reserve 30 % of the memory
-
-
-class RunHaltedError(RuntimeError):
-    """The machine, not a candidate, keeps the run from going on; the text says why."""
 
 
 def cluster_nodes(address: str) -> tuple[Node, ...]:
@@ -130,11 +126,11 @@ def _alive() -> list[Node]:
 class NodeWatch:
     """Asks every node of a cluster that comes whether it can train, and tells the fleet what became of it.
 
-    tell: is told of nodes that are left out, a line each.
+    log: takes what is said of nodes that are left out, a line each.
     """
 
-    def __init__(self, fleet: Fleet, asked: Question, gpus_per_trial: float, tell: Callable[[str], None]) -> None:
-        self._fleet, self._asked, self._share, self._tell = fleet, asked, gpus_per_trial, tell
+    def __init__(self, fleet: Fleet, asked: Question, gpus_per_trial: float, log: Callable[[str], None]) -> None:
+        self._fleet, self._asked, self._share, self._log = fleet, asked, gpus_per_trial, log
         self._unanswered: dict[Any, tuple[Node, float]] = {}  # by reference: of whom, until when
         self._seen: set[str] = set()
         self._listed_s = -LISTED_EVERY_S
@@ -161,14 +157,14 @@ class NodeWatch:
                 if time.monotonic() >= until_s:
                     del self._unanswered[reference]
                     ray.cancel(reference, force=True)
-                    self._tell(self._fleet.leave_out(node, f"it did not answer within {ANSWERED_WITHIN_S:.0f} s"))
+                    self._log(self._fleet.leave_out(node, f"it did not answer within {ANSWERED_WITHIN_S:.0f} s"))
 
     def _ask(self, node: Node) -> None:
         self._seen.add(node.node_id)
         if not node.num_cpus or (self._share and not node.num_gpus):
             return  # no trial fits on it
         strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        remote = ray.remote(_answer).options(
+        remote = ray.remote(problem).options(
             num_cpus=0, num_gpus=self._share, max_retries=0, scheduling_strategy=strategy
         )
         self._unanswered[remote.remote(self._asked, node.node_id)] = node, time.monotonic() + ANSWERED_WITHIN_S
@@ -186,11 +182,4 @@ class NodeWatch:
         if reason is None:
             self._fleet.admit(node)
         else:
-            self._tell(self._fleet.leave_out(node, reason))
-
-
-def _answer(asked: Question, node_id: str) -> str | None:
-    """In a worker of the node."""
-    from nas.study.fleet.probe import problem
-
-    return problem(asked, node_id)
+            self._log(self._fleet.leave_out(node, reason))

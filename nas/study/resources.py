@@ -9,7 +9,7 @@ import torch
 
 from costmodel.errors import UserError
 from nas.study.config import StudyConfig
-from nas.study.fleet.nodes import Node
+from nas.study.nodes import Node
 from nas.study.schedule import GENERATION_SIZE
 
 LEAST_GENERATIONS = 4  # of a search that learns: the first two know no result
