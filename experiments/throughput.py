@@ -27,7 +27,6 @@ from torch.nn import functional
 from costmodel import ops
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
-from costmodel.execution.interpreter import weight_shapes
 from nas.attention import causal
 from nas.malloc import keep_freed_memory
 from nas.recipe.candidate import Candidate
@@ -145,7 +144,7 @@ def flop_per_token(candidate: Candidate) -> float:
     matrices = [
         node.op for node in lower(architecture, seq_len) if isinstance(node.op, ops.Linear | ops.VocabProjection)
     ]
-    linears = sum(math.prod(weight_shapes(op)["weight"]) for op in matrices)
+    linears = sum(math.prod(op.weight_shapes["weight"]) for op in matrices)
     return 3 * (2 * linears + 2 * (seq_len + 1) * architecture.d_model * architecture.num_layers)
 
 

@@ -44,7 +44,7 @@ GROUPS = {
     ),
     "ray": ("nas/study", "nas/runs"),
 }
-SECONDS = {ops.Gelu: 9.0, ops.Relu: 3.0, ops.LayerNorm: 4.0, ops.Linear: 1.0}
+SECONDS: dict[type, float] = {ops.Gelu: 9.0, ops.Relu: 3.0, ops.LayerNorm: 4.0, ops.Linear: 1.0}
 
 
 class ToyPricer(Pricer):

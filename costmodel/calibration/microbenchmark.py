@@ -8,16 +8,17 @@ was stopped go on.
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from costmodel import ops
 from costmodel.config.schema import decode
 from costmodel.engine import spu
 from costmodel.errors import UserError
-from costmodel.ops import Op
-from costmodel.protocols.compute_testbed import WEIGHTED, kind, op_name
+from costmodel.ops import OP_TYPES, OnScores, Op
+from costmodel.protocols.compute_testbed import kind, op_name
 from costmodel.protocols.primitives import EngineSetting
 
 T = TypeVar("T")
@@ -84,46 +85,26 @@ class Timing:
 
 def plan(protocol: str) -> tuple[Series, ...]:
     """Every kind that the engine runs; those with weights twice, shared and held by the server."""
-    sizes = [
-        tuple(ops.TokenEmbedding(tokens=t, vocab=v, features=d) for t, v, d in TABLES),
-        tuple(ops.TokenEmbedding(tokens=t, vocab=v, features=d, encoding="lookup") for t, v, d in LOOKUPS),
-        _by_elements(ops.PositionEmbedding),
-        _by_elements(ops.LayerNorm),
-        _by_elements(ops.RmsNorm),
-        _by_elements(lambda rows, features: ops.FrozenNorm(rows=rows, features=features, centred=True)),
-        tuple(ops.Linear(rows=m, in_features=k, out_features=n, bias=True) for m, k, n in PRODUCTS),
-        tuple(ops.Rotary(rows=m, heads=4, rotary_dim=max(2, n // 8)) for m, n in ELEMENTS[1:]),
-        _by_elements(lambda rows, features: ops.PackHeads(rows=rows, query_features=features, key_features=features)),
-        _by_elements(lambda rows, features: ops.RepeatHeads(rows=rows, heads=4, key_heads=2, head_dim=features // 4)),
-        _by_elements(lambda rows, features: ops.KeyValueCache(rows=1, features=features, past_len=rows)),
-        _by_heads(ops.AttentionScores),
-        _by_scores(ops.Temperature),
-        _by_scores(ops.Softmax, form="exact"),
-        _by_scores(ops.Softmax, form="2quad"),
-        _by_scores(ops.Softmax, form="relu"),
-        _by_scores(ops.ShapedAttention),
-        _by_heads(ops.AttentionMix),
-        _by_elements(ops.Gelu, form="tanh"),
-        _by_elements(ops.Gelu, form="exact"),
-        _by_elements(ops.Gelu, form="piecewise"),
-        _by_elements(ops.Relu),
-        _by_elements(ops.LeakyRelu),
-        _by_elements(ops.Square),
-        _by_elements(ops.Silu),
-        _by_elements(ops.Sigmoid),
-        _by_elements(ops.Tanh),
-        _by_elements(ops.Multiply),
-        _by_elements(lambda rows, features: ops.Scale(rows=rows, features=features, factor=0.5)),
-        _by_elements(ops.Add),
-        _by_elements(ops.ScaledAdd),
-        _by_elements(lambda rows, features: ops.TakeRows(rows=rows, features=features, taken=max(1, rows // 2))),
-        _by_elements(lambda rows, features: ops.JoinRows(rows=rows, features=features, part=max(1, rows // 2))),
-        _by_elements(lambda rows, features: ops.JoinColumns(rows=rows, features=features, part=features // 2)),
-        tuple(ops.VocabProjection(rows=t, vocab=v, features=d) for t, v, d in TABLES),
-    ]
+    sizes = [_sizes(op_type, forms) for op_type in OP_TYPES for forms in _forms(op_type)]
     secret = [_series(protocol, "secret", each) for each in sizes]
-    server = [_series(protocol, "server", each) for each in sizes if type(each[0]) in WEIGHTED]
+    server = [_series(protocol, "server", each) for each in sizes if each[0].weights == "hidden"]
     return (*secret, *server)
+
+
+def _forms(op_type: type[Op]) -> list[dict[str, str]]:
+    """Every form of an op; one that has a form has no other choice of words."""
+    choices = {name: get_args(hint) for name, hint in get_type_hints(op_type).items() if get_origin(hint) is Literal}
+    return [{name: form} for name, forms in choices.items() for form in forms] or [{}]
+
+
+def _sizes(op_type: type[Op], forms: dict[str, str]) -> tuple[Op, ...]:
+    """Some by what is particular to them; all others by rows and features, or by the shapes of scores."""
+    if op_type in SIZES:
+        return SIZES[op_type](**forms)
+    make: Callable[..., Op] = partial(op_type, **forms)
+    if issubclass(op_type, OnScores):
+        return tuple(make(heads=heads, queries=queries, keys=keys) for heads, queries, keys in SCORES)
+    return _by_elements(make)
 
 
 def _series(protocol: str, weights: Literal["secret", "server"], sizes: tuple[Op, ...]) -> Series:
@@ -213,12 +194,8 @@ def _timing(line: bytes, where: str) -> Timing:
     return decode(Timing, data, where)
 
 
-def _by_elements(op: Callable[..., Op], **forms: str) -> tuple[Op, ...]:
-    return tuple(op(rows=rows, features=features, **forms) for rows, features in ELEMENTS)
-
-
-def _by_scores(op: Callable[..., Op], **forms: str) -> tuple[Op, ...]:
-    return tuple(op(heads=heads, queries=queries, keys=keys, **forms) for heads, queries, keys in SCORES)
+def _by_elements(op: Callable[..., Op]) -> tuple[Op, ...]:
+    return tuple(op(rows=rows, features=features) for rows, features in ELEMENTS)
 
 
 def _by_heads(op: Callable[..., Op]) -> tuple[Op, ...]:
@@ -226,3 +203,27 @@ def _by_heads(op: Callable[..., Op]) -> tuple[Op, ...]:
         op(heads=heads, queries=queries, keys=keys, head_dim=head_dim)
         for (heads, queries, keys), head_dim in zip(SCORES, HEAD_DIMS, strict=True)
     )
+
+
+def _tables(encoding: ops.Encoding) -> tuple[Op, ...]:
+    tables = LOOKUPS if encoding == "lookup" else TABLES
+    return tuple(ops.TokenEmbedding(tokens=t, vocab=v, features=d, encoding=encoding) for t, v, d in tables)
+
+
+# op type -> its sizes, where they are more than rows and features or the shapes of scores
+SIZES: dict[type[Op], Callable[..., tuple[Op, ...]]] = {
+    ops.TokenEmbedding: _tables,
+    ops.FrozenNorm: lambda: _by_elements(partial(ops.FrozenNorm, centred=True)),
+    ops.Linear: lambda: tuple(ops.Linear(rows=m, in_features=k, out_features=n, bias=True) for m, k, n in PRODUCTS),
+    ops.Rotary: lambda: tuple(ops.Rotary(rows=m, heads=4, rotary_dim=max(2, n // 8)) for m, n in ELEMENTS[1:]),
+    ops.PackHeads: lambda: tuple(ops.PackHeads(rows=m, query_features=n, key_features=n) for m, n in ELEMENTS),
+    ops.RepeatHeads: lambda: tuple(ops.RepeatHeads(rows=m, heads=4, key_heads=2, head_dim=n // 4) for m, n in ELEMENTS),
+    ops.KeyValueCache: lambda: tuple(ops.KeyValueCache(rows=1, features=n, past_len=m) for m, n in ELEMENTS),
+    ops.AttentionScores: lambda: _by_heads(ops.AttentionScores),
+    ops.AttentionMix: lambda: _by_heads(ops.AttentionMix),
+    ops.Scale: lambda: _by_elements(partial(ops.Scale, factor=0.5)),
+    ops.TakeRows: lambda: tuple(ops.TakeRows(rows=m, features=n, taken=max(1, m // 2)) for m, n in ELEMENTS),
+    ops.JoinRows: lambda: tuple(ops.JoinRows(rows=m, features=n, part=max(1, m // 2)) for m, n in ELEMENTS),
+    ops.JoinColumns: lambda: tuple(ops.JoinColumns(rows=m, features=n, part=n // 2) for m, n in ELEMENTS),
+    ops.VocabProjection: lambda: tuple(ops.VocabProjection(rows=t, vocab=v, features=d) for t, v, d in TABLES),
+}

@@ -5,15 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from costmodel import ops
-from costmodel.ops import Node, Op, OpGraph
-
-ROWWISE = (
-    ops.TokenEmbedding, ops.PositionEmbedding, ops.LayerNorm, ops.RmsNorm, ops.FrozenNorm, ops.Linear, ops.PackHeads,
-    ops.Rotary, ops.RepeatHeads, ops.Gelu, ops.Relu, ops.LeakyRelu, ops.Square, ops.Silu, ops.Sigmoid, ops.Tanh,
-    ops.Multiply, ops.Scale, ops.Add, ops.ScaledAdd, ops.VocabProjection,
-)  # fmt: skip
-BY_QUERY = (ops.AttentionScores, ops.Temperature, ops.Softmax, ops.ShapedAttention, ops.AttentionMix)
-PLACED = (ops.PositionEmbedding, ops.Rotary)  # what they do to a row depends on where it stands
+from costmodel.ops import Node, OnRows, OnScores, Op, OpGraph
 
 
 class Attention(NamedTuple):
@@ -65,46 +57,16 @@ def inside(graph: OpGraph) -> dict[str, Attention]:
     return {node.name: each for each in attentions(graph) for node in each.nodes}
 
 
-def of_rows(op: Op, first: int, taken: int) -> Op:
-    """A row-wise op on rows `first` to `first + taken` of its own."""
-    if isinstance(op, ops.TokenEmbedding):
-        return replace(op, tokens=taken)
-    if isinstance(op, PLACED):
-        return replace(op, rows=taken, past_len=op.past_len + first)
-    return replace(op, rows=taken)  # type: ignore[arg-type]
-
-
 def of_queries(attention: Attention, op: Op, queries: int, keys: int) -> Op:
     """An op of an attention for the first so many keys and the last so many queries of those.
 
     What treats scores alike, such as a cap, has heads x queries rows of so many features as there are keys.
     """
-    if isinstance(op, BY_QUERY):
+    if isinstance(op, OnScores):
         return replace(op, queries=queries, keys=keys)
+    assert isinstance(op, OnRows)
     assert isinstance(attention.mix.op, ops.AttentionMix)
-    return replace(op, rows=attention.mix.op.heads * queries, features=keys)  # type: ignore[arg-type]
-
-
-def features(graph: OpGraph) -> dict[str, int]:
-    """The features of a row of every node's output that has rows of features, by name."""
-    found: dict[str, int] = {}
-    for node in graph:
-        op = node.op
-        if isinstance(op, ops.Rotary):
-            found[node.name] = found[node.inputs[0]]
-        elif isinstance(op, ops.Linear):
-            found[node.name] = op.out_features
-        elif isinstance(op, ops.PackHeads):
-            found[node.name] = op.query_features + 2 * op.key_features
-        elif isinstance(op, ops.RepeatHeads):
-            found[node.name] = 3 * op.heads * op.head_dim
-        elif isinstance(op, ops.AttentionMix):
-            found[node.name] = op.heads * op.head_dim
-        elif isinstance(op, ops.VocabProjection):
-            found[node.name] = op.vocab
-        elif hasattr(op, "features"):
-            found[node.name] = op.features
-    return found
+    return replace(op, rows=attention.mix.op.heads * queries, features=keys)
 
 
 def beside(name: str, own: str) -> str:

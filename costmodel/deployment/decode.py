@@ -1,7 +1,7 @@
 """The op graph of a prompt's last token alone, where the keys and values of all before it have been kept."""
 
 from costmodel import ops
-from costmodel.deployment.attention import ROWWISE, Attention, inside, keys_and_values, of_queries, of_rows
+from costmodel.deployment.attention import Attention, inside, keys_and_values, of_queries
 from costmodel.errors import UserError
 from costmodel.ops import Input, Node, Op, OpGraph
 
@@ -53,7 +53,7 @@ def _caches(attention: Attention, num_tokens: int) -> tuple[list[Node], list[Inp
 def _last_token(node: Node, attention: Attention | None, num_tokens: int) -> Op:
     if attention is not None and attention.is_causal:
         return of_queries(attention, node.op, 1, num_tokens)
-    if attention is None and isinstance(node.op, ROWWISE):
-        return of_rows(node.op, num_tokens - 1, 1)
+    if attention is None and node.op.is_rowwise:
+        return node.op.of_rows(num_tokens - 1, 1)
     kind = "attends to later tokens" if attention is not None else f"is {type(node.op).__name__}"
     raise UserError(f"phase decode needs ops that work token by token or look back, but {node.name!r} {kind}.")

@@ -4,13 +4,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from costmodel import ops
-from costmodel.deployment.batch import in_batch
 from costmodel.deployment.decode import decode_step
 from costmodel.deployment.last_row import for_last_row
 from costmodel.deployment.query_blocks import in_query_blocks
 from costmodel.deployment.vocab_blocks import in_vocab_blocks
 from costmodel.errors import UserError
-from costmodel.ops import Encoding, OpGraph
+from costmodel.ops import Encoding, Input, OpGraph
 
 Projection = Literal["all", "last"]
 Phase = Literal["prefill", "decode"]
@@ -90,3 +89,12 @@ def _looked_up(node: ops.Node) -> ops.Node:
     if not isinstance(node.op, ops.TokenEmbedding):
         return node
     return replace(node, op=replace(node.op, encoding="lookup"))
+
+
+def in_batch(graph: OpGraph, batch: int) -> OpGraph:
+    """The graph of one sequence for so many, whose tokens stand side by side: all first ones, then all second ones."""
+    rewritten = {op: op.in_batch(batch) for op in dict.fromkeys(node.op for node in graph)}
+    return OpGraph(
+        nodes=tuple(replace(node, op=rewritten[node.op]) for node in graph),
+        inputs=tuple(Input(name=each.name, shape=(each.shape[0] * batch, *each.shape[1:])) for each in graph.inputs),
+    )

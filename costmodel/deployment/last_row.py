@@ -8,8 +8,8 @@ All tokens are embedded, since they are the client's input.
 from dataclasses import replace
 
 from costmodel import ops
-from costmodel.deployment.attention import ROWWISE, Attention, features, inside, keys_and_values, of_queries, of_rows
-from costmodel.ops import Node, OpGraph
+from costmodel.deployment.attention import Attention, inside, keys_and_values, of_queries
+from costmodel.ops import Node, OpGraph, output_shapes
 
 
 def for_last_row(graph: OpGraph, *, through_layers: bool) -> OpGraph:
@@ -19,7 +19,7 @@ def for_last_row(graph: OpGraph, *, through_layers: bool) -> OpGraph:
     """
     num_tokens = next(node.op.tokens for node in graph if isinstance(node.op, ops.TokenEmbedding))
     last = graph.nodes[-1].op
-    if num_tokens == 1 or not isinstance(last, ROWWISE) or last != of_rows(last, 0, num_tokens):
+    if num_tokens == 1 or not last.is_rowwise or last != last.of_rows(0, num_tokens):
         return graph  # its last op is of one row already, as that of a classifier
     rewriter = _Rewriter(graph, num_tokens, _whole(graph, through_layers=through_layers))
     for node in graph:
@@ -31,7 +31,7 @@ class _Rewriter:
     """Collects the nodes of the new graph. whole: those that are computed for all rows."""
 
     def __init__(self, graph: OpGraph, num_rows: int, whole: set[str]) -> None:
-        self.num_rows, self.whole, self.sizes = num_rows, whole, features(graph)
+        self.num_rows, self.whole, self.shapes = num_rows, whole, output_shapes(graph)
         self.inside = inside(graph)
         self.nodes: list[Node] = []
         self.last: dict[str, str] = {}  # a node, and the one that holds its last row
@@ -44,14 +44,14 @@ class _Rewriter:
             op = of_queries(attention, node.op, 1, self.num_rows)
             read = self._query_and_keys(attention) if node == attention.scores else node.inputs
         else:
-            op = of_rows(node.op, self.num_rows - 1, 1)
+            op = node.op.of_rows(self.num_rows - 1, 1)
             read = tuple(self._last_of(name, node) for name in node.inputs)
         self.nodes.append(replace(node, op=op, inputs=read))
         self.last[node.name] = node.name
 
     def _last_of(self, name: str, reader: Node) -> str:
         if name not in self.last:
-            op = ops.TakeRows(rows=self.num_rows, features=self.sizes[name], taken=1, first=self.num_rows - 1)
+            op = ops.TakeRows(rows=self.num_rows, features=self.shapes[name][-1], taken=1, first=self.num_rows - 1)
             self.last[name] = f"{name}@last"
             self.nodes.append(Node(name=self.last[name], layer=reader.layer, op=op, inputs=(name,)))
         return self.last[name]
@@ -68,7 +68,7 @@ def _whole(graph: OpGraph, *, through_layers: bool) -> set[str]:
     whole, in_attention = {"tokens"}, inside(graph)
     for node in reversed(graph.nodes):
         may_shrink = through_layers or node.layer == "head"
-        by_token = node.name in in_attention or isinstance(node.op, ROWWISE)
+        by_token = node.name in in_attention or node.op.is_rowwise
         if node.name in whole or not (may_shrink and by_token) or isinstance(node.op, ops.TokenEmbedding):
             whole.update((node.name, *node.inputs))
         elif isinstance(node.op, ops.AttentionScores):

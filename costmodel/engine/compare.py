@@ -7,7 +7,6 @@ are checked together.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -42,14 +41,6 @@ PREDICTIONS: dict[str, Callable[[OpGraph, EngineSetting], tuple[Comm, ...]]] = {
     "cheetah": _in_order,
 }
 
-# op type -> standard deviation of its weight, a matrix or table. A linear of a quarter of the variance-keeping size
-# adds little to the residual stream, so that logits stay of order 1 without norms too, 18 layers deep.
-MATRIX_STD: dict[type, Callable[[Any], float]] = {
-    ops.TokenEmbedding: lambda op: 0.5,
-    ops.PositionEmbedding: lambda op: 0.5,
-    ops.Linear: lambda op: 0.25 * float(op.in_features) ** -0.5,
-    ops.VocabProjection: lambda op: float(op.features) ** -0.5,
-}
 SPREAD = 0.1  # of gains and scalars about 1, and of biases and slopes about 0
 ABOUT_ZERO = ("bias", "slope")
 
@@ -155,7 +146,7 @@ def drawn_weights(graph: OpGraph, generator: np.random.Generator) -> dict[str, A
     2, which is moderate: the engine's fixed point loses more at logits beyond 10.
     """
     return {
-        name: _drawn(op, suffix, interpreter.weight_shapes(op)[suffix], generator)
+        name: _drawn(op, suffix, op.weight_shapes[suffix], generator)
         for name, (op, suffix) in interpreter.model_weights(graph).items()
     }
 
@@ -163,8 +154,9 @@ def drawn_weights(graph: OpGraph, generator: np.random.Generator) -> dict[str, A
 def _drawn(op: Op, suffix: str, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
     if suffix in ABOUT_ZERO:
         return generator.normal(0.0, SPREAD, shape)
-    if type(op) in MATRIX_STD:
-        return generator.normal(0.0, MATRIX_STD[type(op)](op), shape)
+    if op.weight_std is not None:
+        columns = shape[1] if suffix in op.transposed else 1
+        return generator.normal(0.0, op.weight_std * float(columns) ** -0.5, shape)
     return generator.normal(1.0, SPREAD, shape)
 
 

@@ -65,12 +65,10 @@ def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> Job:
     operands: dict[str, dict[str, Array]] = {}
     for index, op in enumerate(ops):
         name = f"{index}.{type(op).__name__}"
-        shapes = {f"{name}.input.{position}": shape for position, shape in enumerate(interpreter.INPUTS[type(op)](op))}
+        shapes = {f"{name}.input.{position}": shape for position, shape in enumerate(op.input_shapes)}
         inputs |= {key: generator.standard_normal(shape) for key, shape in shapes.items()}
         nodes.append(Node(name=name, layer=0, op=op, inputs=tuple(shapes)))
         # far from 0, since some are divisors
-        drawn = {
-            f"{name}.{key}": generator.uniform(0.5, 1.5, shape) for key, shape in interpreter.weight_shapes(op).items()
-        }
+        drawn = {f"{name}.{key}": generator.uniform(0.5, 1.5, shape) for key, shape in op.weight_shapes.items()}
         operands[name] = interpreter.operands(nodes[-1], drawn)
     return Job(protocol=protocol, setting=setting, nodes=tuple(nodes), inputs=inputs, operands=operands)

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from costmodel import ops
-from costmodel.execution.interpreter import PUBLIC
 from costmodel.execution.op_functions import Array, Library, evaluate
 from costmodel.ops import Node, Op
 
@@ -88,4 +87,4 @@ def operand_visibility(op: Op) -> Any:
     """Of the weights of an op: whether all parties see them."""
     from spu import libspu
 
-    return libspu.Visibility.VIS_PUBLIC if type(op) in PUBLIC else libspu.Visibility.VIS_SECRET
+    return libspu.Visibility.VIS_PUBLIC if op.weights == "public" else libspu.Visibility.VIS_SECRET

@@ -4,8 +4,7 @@ What an op computes is in `execution.op_functions`; here are its arrays. Everyth
 computes in the clear before the run happens in `operands` and `inputs`.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -84,99 +83,13 @@ def encoded(graph: OpGraph, tokens: Array) -> Array:
     return tokens.astype(np.float64) if op.encoding == "lookup" else np.eye(op.vocab)[tokens]
 
 
-# op type -> its weights' shapes by suffix to the node's name, a type without an entry has none; the suffixes and shapes
-# are those of the deployed weights, and the tables of positions are as long as the op needs
-WEIGHT_SHAPES: dict[type, Callable[[Any], dict[str, tuple[int, ...]]]] = {
-    ops.TokenEmbedding: lambda op: {"weight": (op.vocab, op.features)},
-    ops.PositionEmbedding: lambda op: {"weight": (op.past_len + op.rows // op.sequences, op.features)},
-    ops.LayerNorm: lambda op: dict.fromkeys(("weight", "bias")[: op.affine + (op.affine and op.bias)], (op.features,)),
-    ops.RmsNorm: lambda op: {"weight": (op.features,)} if op.affine else {},
-    ops.FrozenNorm: lambda op: {"weight": (op.features,), **({"bias": (op.features,)} if op.centred else {})},
-    ops.Linear: lambda op: {
-        "weight": (op.out_features, op.in_features),
-        **({"bias": (op.out_features,)} if op.bias else {}),
-    },
-    ops.Temperature: lambda op: {"weight": (op.heads // op.sequences, op.keys)},
-    ops.ShapedAttention: lambda op: dict.fromkeys(("identity", "softmax", "uniform"), (op.heads // op.sequences,)),
-    ops.LeakyRelu: lambda op: {"slope": (1,)},
-    ops.ScaledAdd: lambda op: {"alpha": (), "beta": ()},
-    ops.VocabProjection: lambda op: {"weight": (op.whole or op.vocab, op.features)},
-}
-# op type -> the shapes of what it reads from other ops. A rotation reads heads of any width; the least is given here.
-INPUTS: dict[type, Callable[[Any], tuple[tuple[int, ...], ...]]] = {
-    ops.TokenEmbedding: lambda op: ((op.tokens,) if op.encoding == "lookup" else (op.tokens, op.vocab),),
-    ops.PositionEmbedding: lambda op: ((op.rows, op.features),),
-    ops.LayerNorm: lambda op: ((op.rows, op.features),),
-    ops.RmsNorm: lambda op: ((op.rows, op.features),),
-    ops.FrozenNorm: lambda op: ((op.rows, op.features),),
-    ops.Linear: lambda op: ((op.rows, op.in_features),),
-    ops.PackHeads: lambda op: ((op.rows, op.query_features), *((op.rows, op.key_features),) * 2),
-    ops.Rotary: lambda op: ((op.rows, (op.heads + 2 * (op.key_heads or op.heads)) * op.rotary_dim),),
-    ops.RepeatHeads: lambda op: ((op.rows, (op.heads + 2 * op.key_heads) * op.head_dim),),
-    ops.KeyValueCache: lambda op: (
-        *([(op.past_len, op.features)] if op.past_len else []),
-        (op.rows, op.features),
-    ),
-    ops.AttentionScores: lambda op: (
-        (op.queries * op.sequences, 3 * op.heads // op.sequences * op.head_dim),
-        *([(op.keys * op.sequences, 2 * op.heads // op.sequences * op.head_dim)] if op.queries < op.keys else []),
-    ),
-    ops.Temperature: lambda op: ((op.heads, op.queries, op.keys),),
-    ops.Softmax: lambda op: ((op.heads, op.queries, op.keys),),
-    ops.ShapedAttention: lambda op: ((op.heads, op.queries, op.keys),),
-    ops.AttentionMix: lambda op: (
-        (op.heads, op.queries, op.keys),
-        (op.keys * op.sequences, op.heads // op.sequences * op.head_dim),
-    ),
-    ops.Gelu: lambda op: ((op.rows, op.features),),
-    ops.Relu: lambda op: ((op.rows, op.features),),
-    ops.LeakyRelu: lambda op: ((op.rows, op.features),),
-    ops.Square: lambda op: ((op.rows, op.features),),
-    ops.Silu: lambda op: ((op.rows, op.features),),
-    ops.Sigmoid: lambda op: ((op.rows, op.features),),
-    ops.Tanh: lambda op: ((op.rows, op.features),),
-    ops.Multiply: lambda op: ((op.rows, op.features),) * 2,
-    ops.Scale: lambda op: ((op.rows, op.features),),
-    ops.Add: lambda op: ((op.rows, op.features),) * 2,
-    ops.ScaledAdd: lambda op: ((op.rows, op.features),) * 2,
-    ops.TakeRows: lambda op: ((op.rows, op.features),),
-    ops.JoinRows: lambda op: tuple(
-        (min(op.part, op.rows - first), op.features) for first in range(0, op.rows, op.part)
-    ),
-    ops.JoinColumns: lambda op: tuple(
-        (op.rows, min(op.part, op.features - first)) for first in range(0, op.features, op.part)
-    ),
-    ops.VocabProjection: lambda op: ((op.rows, op.features),),
-}
-# Tables that are learned for the whole context and read for some of its tokens: the axis of tokens, and which of them.
-READ_TOKENS: dict[type, tuple[int, Callable[[Any], range]]] = {
-    ops.PositionEmbedding: (0, lambda op: range(op.past_len, op.past_len + op.rows // op.sequences)),
-    ops.Temperature: (1, lambda op: range(op.keys - op.queries, op.keys)),
-}
-# Tables of which an op may read a part, and which of its rows.
-READ_ROWS: dict[type, Callable[[Any], slice]] = {
-    ops.VocabProjection: lambda op: slice(op.first, op.first + op.vocab),
-}
-# Operands that the owner of the weights inverts before the run, since a division is dear where a product is not.
-INVERTED: frozenset[tuple[type, str]] = frozenset({(ops.Temperature, "weight"), (ops.ScaledAdd, "alpha")})
-# Matrices that are turned before the run: an engine that keeps a weight's mask keeps that of an array, not of a view.
-TRANSPOSED: frozenset[tuple[type, str]] = frozenset({(ops.Linear, "weight"), (ops.VocabProjection, "weight")})
-# Ops whose learned scalars are public, as `costmodel.ops` says of them.
-PUBLIC: frozenset[type] = frozenset({ops.Temperature, ops.ShapedAttention})
-
-
-def weight_shapes(op: Op) -> dict[str, tuple[int, ...]]:
-    """The shapes of an op's weights by suffix; of a position or temperature table, up to the last row the op reads."""
-    return WEIGHT_SHAPES[type(op)](op) if type(op) in WEIGHT_SHAPES else {}
-
-
 def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:
     """Every weight of a graph's model by name: an op that reads all of it that any does, and its suffix there."""
     found: dict[str, tuple[Op, str]] = {}
     for node in graph:
-        for suffix, shape in weight_shapes(node.op).items():
+        for suffix, shape in node.op.weight_shapes.items():
             name = f"{node.model_name}.{suffix}"
-            if name not in found or shape > weight_shapes(found[name][0])[suffix]:
+            if name not in found or shape > found[name][0].weight_shapes[suffix]:
                 found[name] = node.op, suffix
     return found
 
@@ -186,21 +99,18 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
 
     Raises UserError for a weight that is missing or of another shape.
     """
-    found = {}
-    for suffix, shape in weight_shapes(node.op).items():
+    op, values = node.op, {}
+    for suffix, shape in op.weight_shapes.items():
         name = f"{node.model_name}.{suffix}"
         if name not in weights:
             raise UserError(f"`weights` must hold {name!r} of shape {shape}, but it is missing.")
         value = np.asarray(weights[name], dtype=np.float64)
-        axis, tokens = READ_TOKENS.get(type(node.op), (0, None))
-        if tokens is not None and value.ndim == len(shape):  # whatever is beyond the op's tokens is not read
+        axis, entries = op.read or (0, None)
+        if op.has_longer_table and value.ndim == len(shape):  # whatever is beyond the op's tokens is not read
             value = value.take(range(min(shape[axis], value.shape[axis])), axis)
         if value.shape != shape:
             raise UserError(f"weight {name!r} must have the shape {shape}, but has {value.shape}.")
-        if tokens is not None:
-            value = value.take(tokens(node.op), axis)
-        if type(node.op) in READ_ROWS:
-            value = value[READ_ROWS[type(node.op)](node.op)]
-        value = value.T if (type(node.op), suffix) in TRANSPOSED else value
-        found[suffix] = 1 / value if (type(node.op), suffix) in INVERTED else value
-    return found
+        value = value if entries is None else value.take(entries, axis)
+        value = value.T if suffix in op.transposed else value
+        values[suffix] = 1 / value if suffix in op.inverted else value
+    return values

@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from costmodel import ops
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
-from costmodel.execution.interpreter import PUBLIC, weight_shapes
-from costmodel.ops import Node, Op, OpGraph
+from costmodel.ops import Node, Op, OpGraph, output_shapes
 from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_packing import DEGREE
 from costmodel.protocols.compute_testbed import NUM_SHARES
@@ -118,10 +117,10 @@ def last_readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
 def alive_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[int, ...]:
     """One party's shares of outputs, its own included, that are there while each op runs, in order."""
     spent, total = last_readers(graph.nodes), 0
-    sizes: dict[str, int] = {}
+    share_bytes = _share_bytes(protocol, setting)
+    sizes = {name: share_bytes * prod(shape) for name, shape in output_shapes(graph).items()}
     found = []
     for node in graph:
-        sizes[node.name] = _share_bytes(protocol, setting) * _elements(node, sizes, _share_bytes(protocol, setting))
         total += sizes[node.name]
         found.append(total)
         total -= sum(sizes[name] for name in spent[node.name])
@@ -136,7 +135,7 @@ def held_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> int:
     """
     total = 0
     for node in graph:
-        word = setting.ring_bits // 8 if type(node.op) in PUBLIC else _share_bytes(protocol, setting)
+        word = setting.ring_bits // 8 if node.op.weights == "public" else _share_bytes(protocol, setting)
         total += word * _read_elements(node.op)
         if isinstance(node.op, ops.TokenEmbedding):
             encoded = node.op.tokens * (1 if node.op.encoding == "lookup" else node.op.vocab)
@@ -182,40 +181,6 @@ def _share_bytes(protocol: str, setting: EngineSetting) -> int:
 
 def _read_elements(op: Op) -> int:
     """Elements of an op's weights, of a table only those that it reads."""
-    if isinstance(op, ops.VocabProjection):
-        return op.vocab * op.features
-    if isinstance(op, ops.PositionEmbedding):
-        return op.rows // op.sequences * op.features
-    if isinstance(op, ops.Temperature):
-        return op.heads // op.sequences * op.queries
-    return sum(map(prod, weight_shapes(op).values()))
-
-
-def _elements(node: Node, sizes: dict[str, int], share_bytes: int) -> int:
-    """Elements of an op's output. A rotation's are as many as those of what it reads."""
-    op: Any = node.op
-    if isinstance(op, ops.Rotary):
-        return sizes[node.inputs[0]] // share_bytes
-    count = OUTPUTS.get(type(op), lambda op: op.rows * op.features)(op)
-    return int(count)
-
-
-def _scores(op: Any) -> int:
-    return int(op.heads * op.queries * op.keys)
-
-
-# op type -> elements of its output, where they are not its rows times its features
-OUTPUTS: dict[type, Any] = {
-    ops.TokenEmbedding: lambda op: op.tokens * op.features,
-    ops.Linear: lambda op: op.rows * op.out_features,
-    ops.PackHeads: lambda op: op.rows * (op.query_features + 2 * op.key_features),
-    ops.RepeatHeads: lambda op: 3 * op.rows * op.heads * op.head_dim,
-    ops.KeyValueCache: lambda op: (op.past_len + op.rows) * op.features,
-    ops.AttentionScores: _scores,
-    ops.Temperature: _scores,
-    ops.Softmax: _scores,
-    ops.ShapedAttention: _scores,
-    ops.AttentionMix: lambda op: op.queries * op.heads * op.head_dim,
-    ops.TakeRows: lambda op: op.taken * op.features,
-    ops.VocabProjection: lambda op: op.rows * op.vocab,
-}
+    axis, entries = op.read or (0, None)
+    shapes = op.weight_shapes.values()
+    return sum(prod(shape) if entries is None else prod(shape) // shape[axis] * len(entries) for shape in shapes)

@@ -105,10 +105,6 @@ def _rotary(op: ops.Rotary, library: Library, own: Weights, packed: Array) -> Ar
     return library.numpy.concatenate((turned, heads[:, op.heads + key_heads :]), axis=1).reshape(packed.shape)
 
 
-def _pack(op: ops.PackHeads, library: Library, own: Weights, *sources: Array) -> Array:
-    return library.numpy.concatenate(sources, axis=-1)
-
-
 def _repeat(op: ops.RepeatHeads, library: Library, own: Weights, packed: Array) -> Array:
     heads = packed.reshape(op.rows, op.heads + 2 * op.key_heads, op.head_dim)
     repeated = library.numpy.repeat(heads[:, op.heads :], op.heads // op.key_heads, axis=1)
@@ -234,62 +230,14 @@ GELU_FORMS: dict[str, Callable[[Library, Array], Array]] = {
 }
 
 
-def _relu(op: ops.Relu, library: Library, own: Weights, source: Array) -> Array:
-    return library.numpy.maximum(source, 0.0)
-
-
 def _leaky_relu(op: ops.LeakyRelu, library: Library, own: Weights, source: Array) -> Array:
     """One comparison: x+ + slope (x - x+)."""
     positive = library.numpy.maximum(source, 0.0)
     return positive + (source - positive) * own["slope"]
 
 
-def _square(op: ops.Square, library: Library, own: Weights, source: Array) -> Array:
-    return library.numpy.square(source)
-
-
-def _silu(op: ops.Silu, library: Library, own: Weights, source: Array) -> Array:
-    return source * _sigmoid(op, library, own, source)
-
-
 def _sigmoid(op: ops.Sigmoid | ops.Silu, library: Library, own: Weights, source: Array) -> Array:
     return 1 / (library.numpy.exp(-source) + 1)
-
-
-def _tanh(op: ops.Tanh, library: Library, own: Weights, source: Array) -> Array:
-    return library.numpy.tanh(source)
-
-
-def _scale(op: ops.Scale, library: Library, own: Weights, source: Array) -> Array:
-    return source * op.factor
-
-
-def _multiply(op: ops.Multiply, library: Library, own: Weights, first: Array, second: Array) -> Array:
-    return first * second
-
-
-def _add(op: ops.Add, library: Library, own: Weights, stream: Array, branch: Array) -> Array:
-    return stream + branch
-
-
-def _scaled_add(op: ops.ScaledAdd, library: Library, own: Weights, stream: Array, branch: Array) -> Array:
-    return stream * own["beta"] + branch * own["alpha"]  # alpha comes inverted
-
-
-def _take(op: ops.TakeRows, library: Library, own: Weights, source: Array) -> Array:
-    return source[op.first : op.first + op.taken]
-
-
-def _join(op: ops.JoinRows, library: Library, own: Weights, *parts: Array) -> Array:
-    return library.numpy.concatenate(parts, axis=0)
-
-
-def _join_columns(op: ops.JoinColumns, library: Library, own: Weights, *parts: Array) -> Array:
-    return library.numpy.concatenate(parts, axis=1)
-
-
-def _project(op: ops.VocabProjection, library: Library, own: Weights, source: Array) -> Array:
-    return library.numpy.matmul(source, own["weight"])  # comes turned
 
 
 FUNCTIONS: dict[type, Callable[..., Array]] = {
@@ -299,7 +247,7 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.RmsNorm: _rms_norm,
     ops.FrozenNorm: _frozen_norm,
     ops.Linear: _linear,
-    ops.PackHeads: _pack,
+    ops.PackHeads: lambda op, library, own, *parts: library.numpy.concatenate(parts, axis=1),
     ops.Rotary: _rotary,
     ops.RepeatHeads: _repeat,
     ops.KeyValueCache: _keep,
@@ -309,18 +257,18 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.ShapedAttention: _shape,
     ops.AttentionMix: _mix,
     ops.Gelu: _gelu,
-    ops.Relu: _relu,
+    ops.Relu: lambda op, library, own, source: library.numpy.maximum(source, 0.0),
     ops.LeakyRelu: _leaky_relu,
-    ops.Square: _square,
-    ops.Silu: _silu,
+    ops.Square: lambda op, library, own, source: library.numpy.square(source),
+    ops.Silu: lambda op, library, own, source: source * _sigmoid(op, library, own, source),
     ops.Sigmoid: _sigmoid,
-    ops.Tanh: _tanh,
-    ops.Multiply: _multiply,
-    ops.Scale: _scale,
-    ops.Add: _add,
-    ops.ScaledAdd: _scaled_add,
-    ops.TakeRows: _take,
-    ops.JoinRows: _join,
-    ops.JoinColumns: _join_columns,
-    ops.VocabProjection: _project,
+    ops.Tanh: lambda op, library, own, source: library.numpy.tanh(source),
+    ops.Multiply: lambda op, library, own, first, second: first * second,
+    ops.Scale: lambda op, library, own, source: source * op.factor,
+    ops.Add: lambda op, library, own, stream, branch: stream + branch,
+    ops.ScaledAdd: lambda op, library, own, stream, branch: stream * own["beta"] + branch * own["alpha"],
+    ops.TakeRows: lambda op, library, own, source: source[op.first : op.first + op.taken],
+    ops.JoinRows: lambda op, library, own, *parts: library.numpy.concatenate(parts, axis=0),
+    ops.JoinColumns: lambda op, library, own, *parts: library.numpy.concatenate(parts, axis=1),
+    ops.VocabProjection: lambda op, library, own, source: library.numpy.matmul(source, own["weight"]),
 }

@@ -7,7 +7,7 @@ import numpy as np
 
 from costmodel.engine.programs import MASKED
 from costmodel.execution import interpreter
-from costmodel.execution.interpreter import READ_TOKENS, Array, Weights
+from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import Node, OpGraph
 
 
@@ -25,7 +25,7 @@ class Operand(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         """Known without the weights."""
-        shapes = interpreter.weight_shapes(self.node.op)
+        shapes = self.node.op.weight_shapes
         blank = {f"{self.node.model_name}.{suffix}": np.broadcast_to(1.0, shape) for suffix, shape in shapes.items()}
         return tuple(self.of(blank).shape)
 
@@ -37,9 +37,9 @@ class Operand(NamedTuple):
 
 def own_variables(node: Node) -> dict[str, str]:
     """The variables of a node's operands by suffix; a table that is read by token has one for each range of them."""
-    _, tokens = READ_TOKENS.get(type(node.op), (0, None))
-    read = "" if tokens is None else f"@{tokens(node.op).start}-{tokens(node.op).stop}"
-    return {suffix: f"{node.model_name}.{suffix}{read}" for suffix in interpreter.weight_shapes(node.op)}
+    _, entries = node.op.read or (0, None)
+    read = "" if entries is None else f"@{entries.start}-{entries.stop}"
+    return {suffix: f"{node.model_name}.{suffix}{read}" for suffix in node.op.weight_shapes}
 
 
 def operands(graphs: Sequence[OpGraph]) -> Iterator[Operand]:

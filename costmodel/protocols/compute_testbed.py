@@ -11,12 +11,10 @@ measured.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from costmodel import ops
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.errors import UnpricedOpError, UserError
@@ -26,6 +24,7 @@ from costmodel.protocols.op_programs import calls_of
 from costmodel.protocols.primitives import EngineSetting
 
 SCHEMA_VERSION = 2
+POOL = "Matmul"  # the kind of all matrix products: one kernel, with secret factors or one that the server holds
 NUM_SHARES = {"semi2k": 1, "aby3": 2, "cheetah": 1}  # words that a party holds of one element
 
 
@@ -40,72 +39,11 @@ def _matrix(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
     return units | {"products": sum(products), "operands": sum(call.operands for call in made)}
 
 
-def _compared(op: ops.TokenEmbedding) -> dict[str, int]:
-    return {"comparisons": op.tokens * op.vocab} if op.encoding == "lookup" else {}
-
-
-def _no_more(op: Any) -> dict[str, int]:
-    return {}
-
-
-def _elements(op: Any) -> dict[str, int]:
-    return {"elements": op.rows * op.features}
-
-
-def _scores(op: Any) -> dict[str, int]:
-    return {"elements": op.heads * op.queries * op.keys}
-
-
-# op type -> how much of which work an op of that type does beside matrix products; every kind has a fixed part too
-WORK: dict[type, Callable[[Any], dict[str, int]]] = {
-    ops.TokenEmbedding: _compared,
-    ops.PositionEmbedding: _elements,
-    ops.LayerNorm: lambda op: {"rows": op.rows} | _elements(op),  # as with gain and bias, also without
-    ops.RmsNorm: lambda op: {"rows": op.rows} | _elements(op),
-    ops.FrozenNorm: _elements,  # as if centred, also where it is not
-    ops.Linear: _no_more,
-    ops.PackHeads: lambda op: {"elements": op.rows * (op.query_features + 2 * op.key_features)},
-    ops.Rotary: lambda op: {"elements": op.rows * (op.heads + (op.key_heads or op.heads)) * op.rotary_dim},
-    ops.RepeatHeads: lambda op: {"elements": op.rows * op.heads * op.head_dim},
-    ops.AttentionScores: _no_more,
-    ops.Temperature: _scores,
-    ops.Softmax: lambda op: {"rows": op.heads * op.queries} | _scores(op),
-    ops.ShapedAttention: _scores,
-    ops.AttentionMix: _no_more,
-    ops.Gelu: _elements,
-    ops.Relu: _elements,
-    ops.LeakyRelu: _elements,
-    ops.Square: _elements,
-    ops.Silu: _elements,
-    ops.Sigmoid: _elements,
-    ops.Tanh: _elements,
-    ops.Multiply: _elements,
-    ops.Scale: _elements,
-    ops.Add: _elements,
-    ops.ScaledAdd: _elements,
-    ops.TakeRows: _elements,
-    ops.JoinRows: _elements,
-    ops.JoinColumns: _elements,
-    ops.KeyValueCache: lambda op: {"elements": (op.past_len + op.rows) * op.features},
-    ops.VocabProjection: _no_more,
-}
-
-# ops that are matrix products: one kernel whatever the op, with secret factors or one that the server holds
-PRODUCTS = (ops.TokenEmbedding, ops.Linear, ops.AttentionScores, ops.AttentionMix, ops.VocabProjection)
-POOL = "Matmul"
-
-
-WEIGHTED = (
-    ops.TokenEmbedding, ops.PositionEmbedding, ops.LayerNorm, ops.RmsNorm, ops.FrozenNorm, ops.Linear, ops.LeakyRelu,
-    ops.ScaledAdd, ops.VocabProjection,
-)  # fmt: skip
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindSeconds:
     """The fit of one kind.
 
-    fixed_s, per_unit_s: seconds per op, and per unit of each work in `WORK`.
+    fixed_s, per_unit_s: seconds per op, and per unit of each of its `work`.
     greatest: the most of each unit that any op it is fitted on does; what does more is extrapolated.
     num_points: ops it is fitted on. worst_error: greatest relative error on them. held_out_error: greatest relative
     error on an op that was left out of the fit, which bounds what to expect of sizes between those measured.
@@ -176,22 +114,20 @@ class ComputeTestbed:
 
 
 def work(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
-    """What an op does, by unit. Raises UserError for an op type without an entry in `WORK`."""
-    if type(op) not in WORK:
-        raise UnpricedOpError(f"no work is stated for {type(op).__name__}; add one to WORK.")
-    return WORK[type(op)](op) | (_matrix(op, protocol, setting) if isinstance(op, PRODUCTS) else {})
+    """What an op does, by unit."""
+    return op.work | (_matrix(op, protocol, setting) if op.is_product else {})
 
 
 def kind(op: Op, weights: str) -> str:
     """The type of the op, its forms, and who holds its weights, if it has any: `secret` or `server`."""
-    return ".".join([type(op).__name__, *_forms(op), *([weights] if isinstance(op, WEIGHTED) else [])])
+    return ".".join([type(op).__name__, *_forms(op), *([weights] if op.weights == "hidden" else [])])
 
 
 def fitted_kind(op: Op, weights: str) -> str:
     """The kind whose seconds an op has: its own, or that of all matrix products."""
-    if not isinstance(op, PRODUCTS) or _compared_with(op):
+    if not op.is_product or op.work:
         return kind(op, weights)
-    return f"{POOL}.{weights if isinstance(op, WEIGHTED) else 'secret'}"
+    return f"{POOL}.{weights if op.weights == 'hidden' else 'secret'}"
 
 
 def op_name(op: Op, weights: str) -> str:
@@ -257,10 +193,6 @@ def _rounded(value: Any) -> Any:
 
 def _forms(op: Op) -> list[str]:
     return [value for each in fields(op) if isinstance(value := getattr(op, each.name), str)]
-
-
-def _compared_with(op: Op) -> bool:
-    return bool(WORK[type(op)](op))
 
 
 def _work(op: Op, testbed: ComputeTestbed) -> dict[str, int]:

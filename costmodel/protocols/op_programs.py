@@ -8,7 +8,7 @@ element, which is why some shapes of size 1 have programs of their own.
 """
 
 from collections.abc import Callable
-from math import ceil, sqrt
+from math import ceil, prod, sqrt
 from typing import Any
 
 from costmodel import ops
@@ -30,6 +30,10 @@ def calls_of(op: Op, setting: EngineSetting, *, share_bytes: int) -> Calls:
 
     Raises UserError for an op that has no program, or is too large for one.
     """
+    if op.is_local:
+        return ()
+    if per_element := ELEMENTWISE.get(type(op)):
+        return on(prod(op.output_shape), per_element(op, setting))
     if type(op) not in PROGRAMS:
         raise UnpricedOpError(f"no program states the calls of {type(op).__name__}; add one to PROGRAMS.")
     return PROGRAMS[type(op)](op, setting, share_bytes)
@@ -88,23 +92,10 @@ def _tile(m: int, k: int, n: int, share_bytes: int) -> tuple[int, int, int]:
     return max(1, outer * m // (m + n)), k_step, max(1, outer * n // (m + n))
 
 
-def _heads(op: Any, calls: Calls) -> Calls:
-    """One matrix product per head, one after the other. Source: hlo/basic_binary.cc, DotGeneral."""
-    return calls * int(op.heads)
-
-
 def _embed(op: ops.TokenEmbedding, setting: EngineSetting, share_bytes: int) -> Calls:
     """A lookup compares each token with each entry of the public vocabulary, which makes it one-hot."""
     one_hot = on(op.tokens * op.vocab, fixed_point.EQUAL) if op.encoding == "lookup" else ()
     return one_hot + matmul(op.tokens, op.vocab, op.features, setting, share_bytes, weight=True)
-
-
-def _local(op: Op, setting: EngineSetting, share_bytes: int) -> Calls:
-    return ()
-
-
-def _positions(op: ops.PositionEmbedding, setting: EngineSetting, share_bytes: int) -> Calls:
-    return on(op.rows * op.features, fixed_point.weight_sum(setting))
 
 
 def _layer_norm(op: ops.LayerNorm, setting: EngineSetting, share_bytes: int) -> Calls:
@@ -156,13 +147,10 @@ def _rotary(op: ops.Rotary, setting: EngineSetting, share_bytes: int) -> Calls:
 
 
 def _scores(op: ops.AttentionScores, setting: EngineSetting, share_bytes: int) -> Calls:
+    """One matrix product per head, one after the other. Source: hlo/basic_binary.cc, DotGeneral."""
     factor = 1 if not op.scaled else op.head_dim**-0.5 if op.factor is None else op.factor
     scaled = on(op.heads * op.queries * op.head_dim, fixed_point.constant_product(factor, setting))
-    return scaled + _heads(op, matmul(op.queries, op.head_dim, op.keys, setting, share_bytes))
-
-
-def _public_factor(op: ops.Temperature | ops.ShapedAttention, setting: EngineSetting, share_bytes: int) -> Calls:
-    return on(op.heads * op.queries * op.keys, fixed_point.public_product(setting))
+    return scaled + matmul(op.queries, op.head_dim, op.keys, setting, share_bytes) * op.heads
 
 
 def _softmax(op: ops.Softmax, setting: EngineSetting, share_bytes: int) -> Calls:
@@ -182,10 +170,10 @@ def _softmax(op: ops.Softmax, setting: EngineSetting, share_bytes: int) -> Calls
 
 
 def _mix(op: ops.AttentionMix, setting: EngineSetting, share_bytes: int) -> Calls:
-    return _heads(op, matmul(op.queries, op.keys, op.head_dim, setting, share_bytes))
+    return matmul(op.queries, op.keys, op.head_dim, setting, share_bytes) * op.heads
 
 
-def _gelu(op: ops.Gelu, setting: EngineSetting, share_bytes: int) -> Calls:
+def _gelu(op: ops.Gelu, setting: EngineSetting) -> Calls:
     product, factor = fixed_point.product(setting), fixed_point.public_product(setting)
     forms = {
         "tanh": product + factor + product + fixed_point.tanh(setting) + factor + product,
@@ -193,44 +181,28 @@ def _gelu(op: ops.Gelu, setting: EngineSetting, share_bytes: int) -> Calls:
         # x^2, then x^3 and x^4, then x^6; two polynomials; three comparisons and as many selections
         "piecewise": product + on(2, product) + product + on(2, factor) + on(3, fixed_point.maximum(setting)),
     }
-    return on(op.rows * op.features, forms[op.form])
+    return forms[op.form]
 
 
-def _relu(op: ops.Relu, setting: EngineSetting, share_bytes: int) -> Calls:
-    return on(op.rows * op.features, fixed_point.maximum(setting))
-
-
-def _leaky_relu(op: ops.LeakyRelu, setting: EngineSetting, share_bytes: int) -> Calls:
-    return on(op.rows * op.features, fixed_point.maximum(setting) + fixed_point.weight_product(setting))
-
-
-def _silu(op: ops.Silu, setting: EngineSetting, share_bytes: int) -> Calls:
-    return on(op.rows * op.features, fixed_point.sigmoid(setting) + fixed_point.product(setting))
-
-
-def _sigmoid(op: ops.Sigmoid, setting: EngineSetting, share_bytes: int) -> Calls:
-    return on(op.rows * op.features, fixed_point.sigmoid(setting))
-
-
-def _tanh(op: ops.Tanh, setting: EngineSetting, share_bytes: int) -> Calls:
-    return on(op.rows * op.features, fixed_point.tanh(setting))
-
-
-def _scale(op: ops.Scale, setting: EngineSetting, share_bytes: int) -> Calls:
-    """The factor is public, so only the truncation talks. Source: libspu/kernel/hal/fxp_base.cc, f_mul."""
-    return on(op.rows * op.features, fixed_point.constant_product(op.factor, setting))
-
-
-def _multiply(op: ops.Multiply | ops.Square, setting: EngineSetting, share_bytes: int) -> Calls:
-    """Also of a number with itself: x * x comes as a product of two secrets, which the engine does not make a square.
-
-    Source: libspu/kernel/hal/polymorphic.cc, mul, which calls fxp_base.cc, f_mul, and not f_square.
-    """
-    return on(op.rows * op.features, fixed_point.product(setting))
-
-
-def _scaled_add(op: ops.ScaledAdd, setting: EngineSetting, share_bytes: int) -> Calls:
-    return on(op.rows * op.features, fixed_point.weight_product(setting) * 2)
+# Ops that do the same to every element of their output -> the calls for one.
+# A public factor is local but for its truncation. Source: libspu/kernel/hal/fxp_base.cc, f_mul.
+# x * x comes as a product of two secrets, which the engine does not make a square. Source:
+# libspu/kernel/hal/polymorphic.cc, mul, which calls fxp_base.cc, f_mul, and not f_square.
+ELEMENTWISE: dict[type, Callable[[Any, EngineSetting], Calls]] = {
+    ops.PositionEmbedding: lambda op, setting: fixed_point.weight_sum(setting),
+    ops.Temperature: lambda op, setting: fixed_point.public_product(setting),
+    ops.ShapedAttention: lambda op, setting: fixed_point.public_product(setting),
+    ops.Gelu: _gelu,
+    ops.Relu: lambda op, setting: fixed_point.maximum(setting),
+    ops.LeakyRelu: lambda op, setting: fixed_point.maximum(setting) + fixed_point.weight_product(setting),
+    ops.Square: lambda op, setting: fixed_point.product(setting),
+    ops.Silu: lambda op, setting: fixed_point.sigmoid(setting) + fixed_point.product(setting),
+    ops.Sigmoid: lambda op, setting: fixed_point.sigmoid(setting),
+    ops.Tanh: lambda op, setting: fixed_point.tanh(setting),
+    ops.Multiply: lambda op, setting: fixed_point.product(setting),
+    ops.Scale: lambda op, setting: fixed_point.constant_product(op.factor, setting),
+    ops.ScaledAdd: lambda op, setting: fixed_point.weight_product(setting) * 2,
+}
 
 
 def _project(op: ops.VocabProjection, setting: EngineSetting, share_bytes: int) -> Calls:
@@ -239,33 +211,13 @@ def _project(op: ops.VocabProjection, setting: EngineSetting, share_bytes: int) 
 
 PROGRAMS: dict[type, Callable[[Any, EngineSetting, int], Calls]] = {
     ops.TokenEmbedding: _embed,
-    ops.PositionEmbedding: _positions,
     ops.LayerNorm: _layer_norm,
     ops.RmsNorm: _rms_norm,
     ops.FrozenNorm: _frozen_norm,
     ops.Linear: _linear,
-    ops.PackHeads: _local,
     ops.Rotary: _rotary,
-    ops.RepeatHeads: _local,
-    ops.KeyValueCache: _local,
     ops.AttentionScores: _scores,
-    ops.Temperature: _public_factor,
     ops.Softmax: _softmax,
-    ops.ShapedAttention: _public_factor,
     ops.AttentionMix: _mix,
-    ops.Gelu: _gelu,
-    ops.Relu: _relu,
-    ops.LeakyRelu: _leaky_relu,
-    ops.Square: _multiply,
-    ops.Silu: _silu,
-    ops.Sigmoid: _sigmoid,
-    ops.Tanh: _tanh,
-    ops.Multiply: _multiply,
-    ops.Scale: _scale,
-    ops.Add: _local,
-    ops.ScaledAdd: _scaled_add,
-    ops.TakeRows: _local,
-    ops.JoinRows: _local,
-    ops.JoinColumns: _local,
     ops.VocabProjection: _project,
 }

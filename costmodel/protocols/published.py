@@ -61,7 +61,7 @@ TERMS: dict[str, str] = {
     "vocabulary_elements": "one-hot tokens and logits, tokens x vocab for each of embedding and projection",
 }
 
-# op type -> how many of which terms an op of that type has; {} is local, an absent type is an error
+# op type -> how many of which terms an op of that type has; {} is free, an absent type that is not local an error
 COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.TokenEmbedding: lambda op: {"vocabulary_elements": op.tokens * op.vocab},
     ops.PositionEmbedding: lambda op: {},
@@ -71,10 +71,7 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
         "linear_elements": op.rows * (op.in_features + op.out_features),
         "linear_rows": op.rows,
     },
-    ops.PackHeads: lambda op: {},
     ops.Rotary: lambda op: {},
-    ops.RepeatHeads: lambda op: {},
-    ops.KeyValueCache: lambda op: {},
     ops.AttentionScores: lambda op: {"attention_elements": op.heads * (op.queries + op.keys) * op.head_dim},
     ops.Temperature: lambda op: {},
     ops.Softmax: lambda op: {"softmax_scores": op.heads * op.queries * op.keys},
@@ -83,11 +80,7 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.Gelu: lambda op: {"gelu_elements": op.rows * op.features},
     ops.Relu: lambda op: {"relu_elements": op.rows * op.features},
     ops.LeakyRelu: lambda op: {"relu_elements": op.rows * op.features},
-    ops.Add: lambda op: {},
     ops.ScaledAdd: lambda op: {},
-    ops.TakeRows: lambda op: {},
-    ops.JoinRows: lambda op: {},
-    ops.JoinColumns: lambda op: {},
     ops.VocabProjection: lambda op: {"vocabulary_elements": op.rows * op.vocab},
 }
 
@@ -98,12 +91,10 @@ MEASURED_FORMS: dict[type, tuple[str, tuple[str, ...]]] = {
     ops.Gelu: ("form", ("tanh", "exact")),
 }
 
-# op types that a printed row has, and those that move numbers and nothing else
-ROW_OPS: frozenset[type] = frozenset({
-    ops.TokenEmbedding, ops.PositionEmbedding, ops.LayerNorm, ops.Linear, ops.AttentionScores, ops.Temperature,
-    ops.Softmax, ops.ShapedAttention, ops.AttentionMix, ops.Gelu, ops.Relu, ops.Add, ops.ScaledAdd,
-    ops.VocabProjection, ops.PackHeads, ops.RepeatHeads,
-})  # fmt: skip
+# op types that a printed row has, and those that lay out or sum what they read
+ROW_OPS: frozenset[type] = frozenset(
+    {*COUNTS, ops.Add, ops.PackHeads, ops.RepeatHeads} - {ops.FrozenNorm, ops.LeakyRelu, ops.Rotary}
+)
 D_FF_PER_D_MODEL = 4  # of every row: its FFN column is 16 x T x d_model^2 x L, two linears of 4 d_model
 
 # Coefficients are multiples of these powers of two, so that sums are exact in any order and any grouping:
@@ -114,6 +105,8 @@ BYTES_STEP = 2.0**-8
 
 def counts(op: Op) -> dict[str, int]:
     """The terms of one op. Raises UserError for an op the protocol has no formula for, or a form without data."""
+    if op.is_local:
+        return {}
     if type(op) not in COUNTS:
         raise UnpricedOpError(
             f"protocol published has no formula for {type(op).__name__}, which no printed row has; "

@@ -14,7 +14,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from costmodel.errors import UserError
-from costmodel.execution.interpreter import weight_shapes
 from nas.corpus.corpus import Corpus
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.sources import TOKENIZER_FILE
@@ -55,7 +54,7 @@ def read_export(folder: Path) -> Pretrained:
     except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise UserError(f"{path} must be the weights of {TRAINED_FILE} beside it, but: {error}.") from None
     for node in lower(architecture, architecture.context):
-        for suffix, shape in weight_shapes(node.op).items():
+        for suffix, shape in node.op.weight_shapes.items():
             name = f"{node.name}.{suffix}"
             if name not in weights or weights[name].shape != shape:
                 found = tuple(weights[name].shape) if name in weights else "none"

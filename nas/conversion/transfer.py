@@ -14,7 +14,6 @@ from torch import Tensor
 
 from costmodel import ops
 from costmodel.errors import UserError
-from costmodel.execution.interpreter import weight_shapes
 from costmodel.ops import Node
 from search_spaces.architecture import FROZEN_NORMS, Architecture, num_heads
 from search_spaces.lower import lower
@@ -36,7 +35,7 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
         raise UserError(f"`context` must be at most that of the weights, {source.context}, but is {target.context}.")
     started: dict[str, Tensor] = {}
     for node in lower(target, target.context):
-        for suffix, shape in weight_shapes(node.op).items():
+        for suffix, shape in node.op.weight_shapes.items():
             value = _value(node, suffix, weights)
             if value is not None and node.name.endswith(HEADS):
                 value = _strongest_heads(source, target, node, suffix, value, weights)
@@ -88,7 +87,7 @@ def _value(node: Node, suffix: str, weights: Mapping[str, Tensor]) -> Tensor | N
             return value[: node.op.rows]
         return value[:, : node.op.keys] if isinstance(node.op, ops.Temperature) else value
     if isinstance(node.op, ops.Temperature):
-        return torch.ones(weight_shapes(node.op)[suffix])
+        return torch.ones(node.op.weight_shapes[suffix])
     if not isinstance(node.op, ops.Linear):
         return None
     ffn = node.name.removesuffix(".fused")

@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from costmodel import ops
 from costmodel.cost import Price, shared_price, total_price
 from costmodel.estimate import Pricer
 from costmodel.network import NETWORKS
-from costmodel.ops import Node, Op
+from costmodel.ops import Node
 from costmodel.protocols.derived import Derived
 from costmodel.trust.adversary import caption
 from costmodel.trust.data_range import said
@@ -27,26 +26,6 @@ BANDWIDTHS_BITS_PER_S = tuple(float(value) for value in np.geomspace(1e7, 1e11, 
 RTTS_S = tuple(float(value) for value in np.geomspace(1e-5, 1.0, 51))
 SMALL_SHARE = 0.01  # kinds of op below this share of every bar are drawn together
 
-# op type -> what it is called in the legend; a type without an entry is called by its own name
-KINDS: dict[type[Op], str] = {
-    ops.TokenEmbedding: "embedding",
-    ops.PositionEmbedding: "embedding",
-    ops.LayerNorm: "LayerNorm",
-    ops.RmsNorm: "RMSNorm",
-    ops.FrozenNorm: "frozen norm",
-    ops.Linear: "linear",
-    ops.AttentionScores: "attention products",
-    ops.AttentionMix: "attention products",
-    ops.Softmax: "softmax",
-    ops.Temperature: "temperature",
-    ops.Gelu: "GELU",
-    ops.Relu: "ReLU",
-    ops.LeakyRelu: "leaky ReLU",
-    ops.Square: "square",
-    ops.Add: "residual",
-    ops.ScaledAdd: "scaled residual",
-    ops.VocabProjection: "vocabulary",
-}
 OTHER = "other"
 
 
@@ -198,7 +177,7 @@ def _latency_s(price: Price, bandwidth_bits_per_s: float, rtt_s: float) -> float
 
 def kind_of(node: Node) -> str:
     """What an op is called in figures."""
-    return KINDS.get(type(node.op), type(node.op).__name__)
+    return node.op.label or type(node.op).__name__
 
 
 def _layer(node: Node) -> str:

@@ -28,7 +28,7 @@ from costmodel.cost import Price, total_price
 from costmodel.deployment.deploy import Deployment
 from costmodel.errors import UserError
 from costmodel.estimate import estimate
-from costmodel.ops import Node, Op, OpGraph
+from costmodel.ops import OP_TYPES, Node, Op, OpGraph
 from costmodel.protocols import load_pricer, published
 from costmodel.protocols.compute_testbed import kind
 from costmodel.protocols.derived import COMM, Derived
@@ -233,7 +233,9 @@ def test_every_kind_of_op_that_has_a_price_is_in_a_case(setting: str, golden: di
         others = ".server" if weights == "secret" else ".secret"
         assert found == {series.kind for series in plan(protocol) if not series.kind.endswith(others)}
     else:
-        assert {name.partition(".")[0] for name in found} == {each.__name__ for each in published.COUNTS}
+        assert {name.partition(".")[0] for name in found} == {
+            each.__name__ for each in OP_TYPES if each.is_local or each in published.COUNTS
+        }
 
 
 def row(num_ops: int, latency_s: float) -> list[float | None]:

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
-from costmodel.execution.interpreter import weight_shapes
 from experiments import throughput
 from experiments.__main__ import definitions
 from search_spaces.lower import lower
@@ -38,9 +37,9 @@ def test_arithmetic_is_six_per_weight_of_a_matrix_and_token_and_attention() -> N
     candidate = SMALL.candidate(SMALL.ways["ours"])
     architecture, seq_len = candidate.trained, candidate.recipe.scale.seq_len
     matrices = [
-        weight_shapes(node.op)["weight"]
+        node.op.weight_shapes["weight"]
         for node in lower(architecture, seq_len)
-        if "weight" in weight_shapes(node.op) and type(node.op).__name__ in ("Linear", "VocabProjection")
+        if "weight" in node.op.weight_shapes and type(node.op).__name__ in ("Linear", "VocabProjection")
     ]
     attention = 2 * architecture.num_layers * architecture.d_model * (seq_len + 1)
     expected = 6 * sum(rows * columns for rows, columns in matrices) + 3 * attention

@@ -34,7 +34,7 @@ def drawn_weights(graph: OpGraph, seed: int = 0) -> dict[str, np.ndarray]:
     return {
         f"{node.name}.{suffix}": generator.normal(0.0 if isinstance(node.op, matrices) else 1.0, 0.1, shape)
         for node in graph
-        for suffix, shape in interpreter.weight_shapes(node.op).items()
+        for suffix, shape in node.op.weight_shapes.items()
     }
 
 

@@ -154,7 +154,7 @@ GROWN = (1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768
 
 def grown(op: Op, name: str) -> list[Op]:
     """The op with one dimension from 1 up, the others as they are."""
-    return [replace(op, **{name: value}) for value in GROWN]  # type: ignore[arg-type]
+    return [replace(op, **{name: value}) for value in GROWN]
 
 
 def falls(protocol: str, weights: str, op: Op) -> list[tuple[str, float, Op]]:

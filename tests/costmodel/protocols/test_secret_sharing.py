@@ -143,8 +143,11 @@ def test_every_primitive_has_a_price() -> None:
 
 @pytest.mark.parametrize("comm", COMMS)
 def test_an_op_without_a_program_is_an_error(comm) -> None:
-    with pytest.raises(ValueError, match="no program states the calls of str"):
-        comm("not an op", DEFAULT)
+    class Unknown(ops.OnRows):
+        pass
+
+    with pytest.raises(ValueError, match="no program states the calls of Unknown; add one to PROGRAMS"):
+        comm(Unknown(rows=1, features=1), DEFAULT)
 
 
 def test_a_primitive_without_a_formula_is_an_error() -> None:

@@ -11,7 +11,7 @@ from costmodel import ops
 from costmodel.deployment.deploy import Deployment, deploy
 from costmodel.engine import spu
 from costmodel.engine.compare import predict
-from costmodel.execution.interpreter import execute, kv_cache, values, weight_shapes
+from costmodel.execution.interpreter import execute, kv_cache, values
 from costmodel.ops import Node, OpGraph
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.tracing.trace import trace
@@ -114,7 +114,7 @@ def deployed(model: Any, graph: OpGraph) -> dict[str, np.ndarray]:
     return {
         f"{node.name}.{suffix}": _weight(model, state, node, suffix, shape).numpy()
         for node in graph
-        for suffix, shape in weight_shapes(node.op).items()
+        for suffix, shape in node.op.weight_shapes.items()
     }
 
 

@@ -57,7 +57,7 @@ def weights_of(architecture: Architecture, seed: int = 0) -> dict[str, Tensor]:
     """No gain, bias, slope or scalar at its initial value, and every change of basis well-conditioned."""
     generator, found = torch.Generator().manual_seed(seed), {}
     for node in lower(architecture, architecture.context):
-        for suffix, shape in interpreter.weight_shapes(node.op).items():
+        for suffix, shape in node.op.weight_shapes.items():
             normal = torch.randn(shape, generator=generator, dtype=torch.float64)
             if isinstance(node.op, ops.Linear | ops.TokenEmbedding | ops.PositionEmbedding | ops.VocabProjection):
                 value = (0.1 if node.layer not in ("embed", "head") else 0.5) * normal
@@ -98,9 +98,7 @@ def test_weights_fold_as_the_rule_says_and_the_function_stays(architecture: Arch
     folded = fold_exactly(architecture, weights)
     assert folded.left == ()
     assert folded.architecture == deployed(architecture)
-    named = {
-        f"{node.name}.{each}" for node in lower(folded.architecture, 6) for each in interpreter.weight_shapes(node.op)
-    }
+    named = {f"{node.name}.{each}" for node in lower(folded.architecture, 6) for each in node.op.weight_shapes}
     assert folded.weights.keys() == named
     assert_same(executed(folded.architecture, folded.weights), executed(architecture, weights), 1e-9)
     assert all(torch.equal(weights[name], value) for name, value in before.items())

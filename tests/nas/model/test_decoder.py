@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from costmodel import ops
-from costmodel.execution.interpreter import weight_shapes
 from nas.attention.causal import attention_reference
 from nas.model.decoder import Decoder, build
 from nas.model.norms import frozen_norms
@@ -58,7 +57,7 @@ def test_weights_are_those_of_the_op_graph(base: Architecture, name: str) -> Non
     expected = {
         f"{node.name}.{suffix}": shape
         for node in lower(architecture, architecture.context)
-        for suffix, shape in weight_shapes(node.op).items()
+        for suffix, shape in node.op.weight_shapes.items()
     }
     assert {key: tuple(value.shape) for key, value in weights.items()} == expected
 

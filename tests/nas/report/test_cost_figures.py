@@ -10,7 +10,6 @@ from costmodel.estimate import estimate
 from costmodel.network import NETWORKS, Network
 from costmodel.protocols import derived, load_pricer
 from nas.report.cost_figures import (
-    KINDS,
     MOST_BASELINES,
     MOST_MEMBERS,
     OTHER,
@@ -76,7 +75,7 @@ def test_bars_add_up_to_the_estimate(protocol: str) -> None:
             assert sum(column(stack, index).values()) == pytest.approx(priced.total.sent_bytes)
         layers = {str(layer): price.latency_s for layer, price in priced.by_layer}
         assert column(data.latency_by_layer, index) == pytest.approx(layers)
-        linear = sum(price.sent_bytes for node, price in priced.by_op if KINDS[type(node.op)] == "linear")
+        linear = sum(price.sent_bytes for node, price in priced.by_op if node.op.label == "linear")
         assert column(data.bytes_by_kind, index)["linear"] == pytest.approx(linear)
 
 
