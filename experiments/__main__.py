@@ -10,7 +10,7 @@ from rich.console import Console
 from costmodel.config import cli
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import driver, fidelity, link_seconds, population, pricing, seconds, step_cost, throughput
+from experiments import driver, fidelity, link_seconds, pricing, seconds, step_cost, throughput
 from experiments.papers import run as papers
 from experiments.searchers import benchmark, exact_programs, placements, table
 from nas.recipe.recipe import ScaleName
@@ -27,7 +27,6 @@ KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
     "fidelity": fidelity.run,
     "link-seconds": link_seconds.run,
     PAPER: papers.run,
-    "population": population.run,
     "pricing": pricing.run,
     "search-benchmark": benchmark.run,
     "seconds": seconds.run,
