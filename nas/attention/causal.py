@@ -3,7 +3,7 @@
 With scores s_ij = q_i . k_j / (t_i sqrt(head_dim)) and weights a = softmax(s) over j <= i, E_i = -sum_j a_ij ln a_ij.
 
 - CPU: `nas.attention.cpu_native`, one fused C++ kernel.
-- CPU where that cannot be compiled, or in fp64: `nas.attention.cpu_blocked`, in blocks that stay in the cache.
+- CPU where that cannot be compiled, or in fp64: torch's flash kernel, over heads of at least twice the features.
 - CUDA with Triton: `nas.attention.cuda_triton`, one fused kernel.
 - CUDA without: `attention_reference`, which holds the T x T matrix.
 
@@ -22,8 +22,10 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.nn import functional
 
-from nas.attention import cpu_blocked, cpu_native
+from nas.attention import cpu_native
 from nas.attention.compile_cpp import NotCompiledError
+
+LANES = 16  # fp32 numbers in an AVX-512 register: torch's flash kernel is no slower with 16 features than with 8
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +92,29 @@ def scale_by_temperature(queries: Tensor, temperature: Tensor | None) -> Tensor:
 
 def _on_cpu(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended:
     queries, keys, values = _upcast(queries, keys, values)
-    attend = cpu_native.attend if _is_native(values) else cpu_blocked.attend
+    attend = cpu_native.attend if _is_native(values) else _flash
     output, entropy = attend(scale_by_temperature(queries, temperature), keys, values)
     return Attended(output, _bounded(entropy))
+
+
+def _flash(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and row entropy, unbounded by rounding, by one pass of torch's flash kernel over [v | k].
+
+    E_i = lse_i - sum_j a_ij s_ij, and the sum is scale * q_i . (sum_j a_ij k_j). The gradient passes through the
+    weights a alone, as the paths through lse_i and through s as a factor cancel: hence what is detached. The kernel
+    wants one width for all operands.
+    """
+    head_dim = queries.shape[-1]
+    scale, width = 1 / math.sqrt(head_dim), max(LANES, 2 * head_dim)
+    mixed, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        functional.pad(queries, (0, width - head_dim)),
+        functional.pad(keys, (0, width - head_dim)),
+        functional.pad(torch.cat((values, keys.detach()), dim=-1), (0, width - 2 * head_dim)),
+        is_causal=True,
+        scale=scale,
+    )
+    output, mean_keys = mixed[..., :head_dim], mixed[..., head_dim : 2 * head_dim]
+    return output, lse.detach() - scale * (queries.detach() * mean_keys).sum(dim=-1)
 
 
 def _is_native(values: Tensor) -> bool:
@@ -108,7 +130,7 @@ def has_native(head_dim: int) -> bool:
     try:
         cpu_native.compiled(head_dim)
     except NotCompiledError as error:
-        logger.warning("attention on the CPU: in blocks of rows, slower than compiled; not compiled as %s", error)
+        logger.warning("attention on the CPU: by torch, slower than compiled; not compiled as %s", error)
         return False
     logger.info("attention on the CPU: one fused C++ kernel")
     return True
