@@ -1,4 +1,7 @@
-"""A bug of ours as its user meets it: one line on stderr, and a file that holds all that a report of it needs."""
+"""A bug of ours as its user meets it: one line on stderr, and a file that holds all that a report of it needs.
+
+Outside of runs it is in the folder where this package keeps what no run folder holds.
+"""
 
 import os
 import platform
@@ -11,7 +14,6 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from costmodel.config.folders import default_cache_dir
 from costmodel.errors import StoppedError, UserError
 
 TRACEBACK_FILE = "traceback.txt"  # in the folder of a run, a trial or a training
@@ -22,6 +24,12 @@ MAX_CHARS = 300  # of an exception's own text in the line
 
 class BugError(RuntimeError):
     """A bug that is written down already: the text is the line for its user, the cause what was raised."""
+
+
+def default_cache_dir() -> Path:
+    """Corpora, compiled code and reports of bugs: under XDG_CACHE_HOME, else ~/.cache. RuntimeError without a home."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / PACKAGE
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from typing import Any, NoReturn, TypeAlias
 from jsonargparse import ArgumentParser, Namespace, auto_cli
 
 from costmodel.config.bugs import BugError, report_bug
+from costmodel.config.schema import is_text
 from costmodel.config.strict_yaml import load_mapping
-from costmodel.config.text import is_text
 from costmodel.errors import InfeasibleError, StoppedError, UserError
 
 Command: TypeAlias = Callable[..., int | None]

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from costmodel.config.text import is_text
+from costmodel.config.schema import is_text
 from costmodel.errors import UserError
 
 MAX_BYTES = 4_000_000  # far above any file of ours; a larger one is a mistake

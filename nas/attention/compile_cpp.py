@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from costmodel.config.folders import default_cache_dir
+from costmodel.config.bugs import default_cache_dir
 
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 TIMEOUT_S = 120

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import __version__ as tokenizers_version
 
-from costmodel.config.folders import default_cache_dir
+from costmodel.config.bugs import default_cache_dir
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from nas.corpus.documents import VALIDATION_SHARE, DocumentSource, GivenTokenizer, Split
