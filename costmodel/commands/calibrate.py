@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.table import Table
+
 from costmodel.calibration import microbenchmark
 from costmodel.calibration.fit_compute import fit_testbed as fit_compute
 from costmodel.calibration.fit_memory import dump_memory, measured_memory
@@ -13,15 +15,16 @@ from costmodel.calibration.fit_published import dump_testbed
 from costmodel.calibration.model_testbed import measured_model
 from costmodel.calibration.timed_run import check_engine, timed_run, timings_file
 from costmodel.commands.output import console, print_blocks
-from costmodel.commands.printed_rows import row_graph
+from costmodel.commands.validate import row_graph
+from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
 from costmodel.pricing.asked import USUAL_FLAGS, AskedModel, asked_model
 from costmodel.protocols import published
-from costmodel.protocols.compute_testbed import dump_compute
+from costmodel.protocols.compute_testbed import ComputeTestbed, dump_compute
 from costmodel.protocols.primitives import EngineSetting, Holder
 from costmodel.protocols.published_rows import published_rows
-from costmodel.report import estimates
+from costmodel.report.tables import table
 
 NUM_PASSES = 2  # over all kinds: what slows a machine down for minutes outlasts the repeats of an op
 
@@ -112,7 +115,7 @@ def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[Op
         files = [timings_file(to, protocol, setting)]
         testbed = measured_model(graphs, protocol, setting, *files)
         write(to, dump_compute(testbed))
-        print_blocks([], [estimates.ops_table(testbed)])
+        print_blocks([], [_ops_table(testbed)])
     else:
         plan = microbenchmark.plan(protocol)
         files = [timings_file(to, protocol, setting, number) for number in range(1, NUM_PASSES + 1)]
@@ -120,6 +123,15 @@ def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[Op
         write(to, dump_compute(fit_compute(protocol, setting, microbenchmark.fastest(passes))))
     for file in files:
         file.unlink()
+
+
+def _ops_table(testbed: ComputeTestbed) -> Table:
+    """The ops that were measured one by one, the slowest first."""
+    lines = []
+    for name, timed in sorted(testbed.ops.items(), key=lambda item: -item[1].seconds):
+        ahead = format_seconds(timed.setup_s) if timed.setup_s else ""
+        lines.append([name, format_seconds(timed.seconds), ahead, f"{timed.spread:.0%}", str(timed.num_runs)])
+    return table(["op"], ["seconds", "made ahead", "spread", "runs"], lines)
 
 
 def _writable(protocol: str, output: Path | None) -> Path:

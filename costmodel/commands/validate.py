@@ -6,8 +6,9 @@ from typing import Literal
 from rich.table import Table
 
 from costmodel.calibration.held_out import NOTES, held_out_checks, left_out_group_checks
-from costmodel.calibration.second_opinion import opinions
+from costmodel.calibration.second_opinion import Opinion, opinions
 from costmodel.calibration.validate_published import (
+    Check,
     RowCounts,
     RowFlops,
     checks,
@@ -16,12 +17,19 @@ from costmodel.calibration.validate_published import (
     flops_published,
 )
 from costmodel.commands.output import console
-from costmodel.commands.printed_rows import row_architecture, row_graph
 from costmodel.config import cli
+from costmodel.config.units import format_bytes
+from costmodel.ops import OpGraph
 from costmodel.protocols import published
 from costmodel.protocols.published_rows import PublishedRow, held_out_rows, published_rows
 from costmodel.protocols.published_testbed import load_testbed
-from costmodel.report import estimates
+from costmodel.report.tables import table
+from search_spaces.architecture import Architecture
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+
+MENTIONED_SHARE = 0.005  # what rounds to less than 1 % is left out
 
 
 def validate(protocol: Literal["published"] = "published") -> int:
@@ -36,47 +44,55 @@ def validate(protocol: Literal["published"] = "published") -> int:
     pricer = published.load()
     rows = published_rows()
     counts, flops = _counts(rows), _flops(rows)
-    found = checks(
+    figures = checks(
         rows,
         counts,
         sent_bytes=pricer.sent_bytes,
         latency_s=pricer.latency_s,
         num_flops_wrong=sum(not flops[row.name].matches(row) for row in rows),
     )
-    to = console()
-    to.print(_table(rows, counts, flops, pricer))
-    to.print()
-    to.print(estimates.checks_table(found))
-    _print_held_out(rows, counts, pricer)
-    to.print("\nfirst principles (protocol cheetah, GPT-2 small at T=128):")
-    to.print(estimates.derived_table(derived_terms(), pricer.sent_bytes))
     second = opinions()
-    to.print(
-        "\nsecond opinion (MP-SPDZ 0.4.2 at compile time, protocols semi2k and aby3; other fraction and sign bits):"
-    )
-    to.print(estimates.opinions_table(second))
-    to.print("\nidentified by a prior alone:")
-    for quantity, constants in (("sent_bytes", testbed.sent_bytes), ("latency_s", testbed.latency_s)):
-        for term, constant in constants.items():
-            if constant.identified_by == "prior":
-                to.print(f"- {quantity} of {term}: {constant.source}")
-    to.print("\nnot identified by the rows:")
-    for text in testbed.not_identified:
-        to.print(f"- {text}")
-    return cli.STOPPED if any(not check.passed for check in (*found, *(one.check for one in second))) else 0
-
-
-def _print_held_out(rows: Sequence[PublishedRow], counts: RowCounts, pricer: published.Published) -> None:
     held_out = held_out_rows()
-    others = _counts(held_out)
+    held_out_counts = _counts(held_out)
     values = {"sent_bytes": pricer.sent_bytes, "latency_s": pricer.latency_s}
+    unfitted = [*held_out_checks(held_out, held_out_counts, values), *left_out_group_checks(rows, counts)]
+    parts: list[Table | str] = [
+        _rows_table(rows, counts, flops, pricer),
+        "",
+        _checks_table(figures),
+        "\nheld out, never fitted:",
+        _rows_table(held_out, held_out_counts, _flops(held_out), pricer),
+        "",
+        _checks_table(unfitted),
+        *(f"- {note}" for note in NOTES),
+        "\nfirst principles (protocol cheetah, GPT-2 small at T=128):",
+        _derived_table(pricer.sent_bytes),
+        "\nsecond opinion (MP-SPDZ 0.4.2 at compile time, protocols semi2k and aby3; other fraction and sign bits):",
+        _opinions_table(second),
+        "\nidentified by a prior alone:",
+        *(
+            f"- {quantity} of {term}: {constant.source}"
+            for quantity in values
+            for term, constant in getattr(testbed, quantity).items()
+            if constant.identified_by == "prior"
+        ),
+        "\nnot identified by the rows:",
+        *(f"- {text}" for text in testbed.not_identified),
+    ]
     to = console()
-    to.print("\nheld out, never fitted:")
-    to.print(_table(held_out, others, _flops(held_out), pricer))
-    to.print()
-    to.print(estimates.checks_table([*held_out_checks(held_out, others, values), *left_out_group_checks(rows, counts)]))
-    for note in NOTES:
-        to.print(f"- {note}")
+    for part in parts:
+        to.print(part)
+    return cli.STOPPED if any(not check.passed for check in (*figures, *(opinion.check for opinion in second))) else 0
+
+
+def row_graph(row: PublishedRow) -> OpGraph:
+    """The op graph of a printed row."""
+    return lower(_architecture(row), row.seq_len)
+
+
+def _architecture(row: PublishedRow) -> Architecture:
+    dimensions = Dimensions(layers=row.num_layers, heads=row.num_heads, d_model=row.d_model, vocab=row.vocab_size)
+    return parse(row.notation, base_architecture("gpt2-small", dimensions)).architecture
 
 
 def _counts(rows: Iterable[PublishedRow]) -> dict[str, dict[str, int]]:
@@ -84,19 +100,81 @@ def _counts(rows: Iterable[PublishedRow]) -> dict[str, dict[str, int]]:
 
 
 def _flops(rows: Iterable[PublishedRow]) -> dict[str, RowFlops]:
-    found = {}
+    flops = {}
     for row in rows:
-        made = row_architecture(row)
-        found[row.name] = flops_published(row, [layer.ffn for layer in made.layers], simplified=made.block == "sas")
-    return found
+        whole = _architecture(row)
+        flops[row.name] = flops_published(row, [layer.ffn for layer in whole.layers], simplified=whole.block == "sas")
+    return flops
 
 
-def _table(
+def _rows_table(
     rows: Sequence[PublishedRow], counts: RowCounts, flops: Mapping[str, RowFlops], pricer: published.Published
 ) -> Table:
-    return estimates.rows_table(
-        rows,
-        sent_bytes_errors=fit_errors("sent_bytes", rows, counts, pricer.sent_bytes),
-        latency_errors=fit_errors("latency_s", rows, counts, pricer.latency_s),
-        flops=flops,
+    """Every printed row: printed and predicted communication and latency, FLOPs, errors in percent."""
+    byte_errors = fit_errors("sent_bytes", rows, counts, pricer.sent_bytes)
+    latency_errors = fit_errors("latency_s", rows, counts, pricer.latency_s)
+    lines = []
+    for row, byte_error, latency_error in zip(rows, byte_errors, latency_errors, strict=True):
+        ours = flops[row.name]
+        lines.append(
+            [
+                row.name,
+                str(row.sent_gigabytes),
+                f"{float(row.sent_gigabytes) * (1 + byte_error):.2f}",
+                f"{byte_error:+.2%}",
+                str(row.latency_min),
+                f"{float(row.latency_min) * (1 + latency_error):.2f}",
+                f"{latency_error:+.2%}",
+                f"{ours.ffn_gflop}",
+                f"{ours.attention_gflop}{'' if ours.matches(row) else ' (not as printed)'}",
+            ]
+        )
+    numbers = ["GB", "predicted", "error", "min", "predicted", "error", "FFN GFLOP", "attention GFLOP"]
+    return table(["row"], numbers, lines)
+
+
+def _checks_table(figures: Iterable[Check]) -> Table:
+    """Figures with their bars: pass, FAIL, or reported only."""
+    return table(
+        ["figure"],
+        ["value", "bar", "verdict"],
+        [
+            (check.name, f"{check.value:.2%}", "" if check.bar is None else f"{check.bar:.1%}", _verdict(check))
+            for check in figures
+        ],
+    )
+
+
+def _verdict(check: Check) -> str:
+    return "" if check.bar is None else "pass" if check.passed else "FAIL"
+
+
+def _derived_table(sent_bytes: Mapping[str, float]) -> Table:
+    """Fitted bytes per unit beside those of the formulas, and which primitives send the latter."""
+    lines = []
+    for term in derived_terms():
+        parts = sorted(term.by_primitive.items(), key=lambda part: -part[1])
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= MENTIONED_SHARE)
+        lines.append([term.title, f"{sent_bytes[term.term]:.1f}", f"{term.sent_bytes:.1f}", shares])
+    shown = table(["bytes per unit of"], ["fitted", "derived", "of the derived bytes"], lines)
+    shown.columns[-1].justify = "left"
+    return shown
+
+
+def _opinions_table(second: Iterable[Opinion]) -> Table:
+    """Another framework's bytes of the same op, beside the formulas', and how far apart they are."""
+    return table(
+        ["bytes of all parties"],
+        ["MP-SPDZ", "here", "ratio", "bar", "verdict"],
+        [
+            (
+                opinion.title,
+                format_bytes(opinion.other_bytes),
+                format_bytes(opinion.own_bytes),
+                f"{opinion.own_bytes / opinion.other_bytes:.2f}",
+                "" if opinion.bar is None else f"{opinion.bar:.0%}",
+                _verdict(opinion.check),
+            )
+            for opinion in second
+        ],
     )

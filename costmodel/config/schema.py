@@ -50,7 +50,7 @@ def decode(kind: type[T], data: object, where: str) -> T:
     missing key, a value of the wrong type, or what `kind` itself refuses.
     """
     try:
-        decoded: T = _converter(kind)(data)
+        decoded: T = _converter(kind)(data)  # type: ignore[arg-type]
     except _MismatchError as error:
         raise UserError(error.text(where)) from None
     return decoded

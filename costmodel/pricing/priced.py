@@ -1,28 +1,54 @@
 """`PricedModel`: what `costmodel.price` returns, as typed data, records, a table of pandas or the command's JSON."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from rich.table import Table
 
+from costmodel.config.units import BYTES, format_bytes, format_seconds
 from costmodel.cost import Price
 from costmodel.errors import UserError
 from costmodel.estimate import Estimate, Generation, Pricer, estimate, estimate_generation
-from costmodel.execution.memory import PeakMemory
-from costmodel.ops import LayerId, OpGraph
+from costmodel.execution.memory import PeakMemory, alive_bytes, committed, held_bytes, load_memory, peak_memory
+from costmodel.ops import LayerId, Op, OpGraph
 from costmodel.ops import shape as dimensions
 from costmodel.pricing.asked import AskedModel
-from costmodel.pricing.memory import held_by_op, most_memory
 from costmodel.protocols.derived import Derived
+from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.randomness.makers import Made, alternatives
-from costmodel.report import estimates
-from costmodel.report.tokens import Tokens, token_records, tokens_table
-from costmodel.trust.adversary import Trust
+from costmodel.report.estimates import (
+    estimate_tables,
+    op_records,
+    price_numbers,
+    setting_document,
+    total_document,
+    unusual,
+)
+from costmodel.report.tokens import Tokens, token_records, tokens_document, tokens_line, tokens_table
+from costmodel.report.trust import made_table, trust_document
+from costmodel.trust.adversary import Trust, described
+from costmodel.trust.data_range import said
 from search_spaces.architecture import arch_id
 from search_spaces.notation import name_of, placement
+
+UNCHECKED = "that costs grow with these as counts do is assumed, and no error is known"
+WIDER = "these do so many times more than what was measured, and the range is wider for it"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeployedForm:
+    """What is left of an architecture once everything linear is folded away, and its own estimate.
+
+    notation: the papers' name, or the placement where there is none. deployed_id: of the deployed architecture.
+    """
+
+    notation: str
+    placement: str
+    deployed_id: str
+    estimate: Estimate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,8 +113,12 @@ class PricedModel:
 
     @cached_property
     def memory(self) -> PeakMemory | None:
-        """Peak memory of a party; None where nobody measured it."""
-        return most_memory(self.runs, self.pricer)
+        """Peak memory of a party, in the first run or the last one; None where nobody measured it."""
+        if not isinstance(self.pricer, Derived):
+            return None
+        testbed = load_memory(committed(self.pricer.protocol))
+        peaks = [peak_memory(run, self.pricer.setting, testbed) for run in (self.runs[0], self.runs[-1])]
+        return max((peak for peak in peaks if peak is not None), key=lambda peak: peak.party_bytes, default=None)
 
     @property
     def total(self) -> Price:
@@ -132,11 +162,8 @@ class PricedModel:
     @property
     def rows(self) -> tuple[PricedOp, ...]:
         """Every op, in execution order."""
-        return tuple(self._rows())
-
-    def _rows(self) -> Iterator[PricedOp]:
-        for (node, price), extrapolation in zip(self.estimate.by_op, self.estimate.extrapolations, strict=True):
-            yield PricedOp(
+        return tuple(
+            PricedOp(
                 op=type(node.op).__name__,
                 layer=node.layer,
                 name=node.name,
@@ -144,15 +171,17 @@ class PricedModel:
                 price=price,
                 extrapolation=extrapolation,
             )
+            for (node, price), extrapolation in zip(self.estimate.by_op, self.estimate.extrapolations, strict=True)
+        )
 
     @cached_property
-    def deployed(self) -> estimates.DeployedForm | None:
+    def deployed(self) -> DeployedForm | None:
         """What folding leaves of an architecture to deploy, with its own price; None of an op graph."""
         if (folded := self.asked.folded) is None:
             return None
         left = folded.architecture
         assert left is not None
-        return estimates.DeployedForm(
+        return DeployedForm(
             notation=name_of(left),
             placement=placement(left),
             deployed_id=arch_id(left),
@@ -167,17 +196,45 @@ class PricedModel:
         return alternatives([node.op for run in self.runs for node in run], self.pricer.setting, self.pricer.link)
 
     def to_dict(self, *, egress_price: float | None = None) -> dict[str, Any]:
-        """The JSON document of `python -m costmodel estimate --format json`. egress_price: money for each GB sent."""
-        return estimates.document(
-            self.estimate,
-            self.setting,
-            **self.asked.title,
-            deployed=self.deployed,
-            tokens=self.tokens,
-            memory=self.memory,
-            made=self.without_dealer,
-            egress_price=egress_price,
+        """The JSON document of `python -m costmodel estimate --format json`. egress_price: money for each GB sent.
+
+        SI numbers, every key always there, null for what is not known. `by_layer` and `by_op` sum to `total`, key by
+        key of a price, which is of the architecture as it is written, and of all tokens together.
+        """
+        title, deployed = self.asked.title, self.deployed
+        egress = (
+            None if egress_price is None else {"price_per_gigabyte": egress_price, "price": self._egress(egress_price)}
         )
+        return {
+            "architecture": title["architecture"],
+            "base": title["base"],
+            "seq_len": title["seq_len"],
+            "protocol": self.estimate.protocol,
+            "network": self.estimate.network,
+            "trust": trust_document(self.trust, self.without_dealer),
+            "total": total_document(self.estimate),
+            "by_layer": [{"layer": layer, **price_numbers(price)} for layer, price in self.by_layer],
+            "by_op": op_records(self.estimate),
+            "setting": setting_document(self._ops, self.setting, title["deployment"]),
+            "deployed": deployed
+            and {
+                "notation": deployed.notation,
+                "placement": deployed.placement,
+                "deployed_id": deployed.deployed_id,
+                "total": total_document(deployed.estimate),
+            },
+            "tokens": self.tokens and tokens_document(self.tokens),
+            "memory": self.memory and asdict(self.memory),
+            "egress": egress,
+        }
+
+    def _egress(self, price_per_gigabyte: float) -> float:
+        """Money for all bytes sent, of every party, what a dealer makes left out."""
+        return self.sent_bytes / BYTES["GB"] * price_per_gigabyte
+
+    @property
+    def _ops(self) -> list[Op]:
+        return [node.op for node, _ in self.estimate.by_op]
 
     def to_records(self) -> list[dict[str, Any]]:
         """An op each, or a new token each, with the keys of the command's `--format csv`; prices sum to the total.
@@ -186,9 +243,15 @@ class PricedModel:
         """
         if self.tokens is not None:
             return token_records(self.tokens)
-        held = held_by_op(self.graph, self.pricer)
-        records = estimates.op_records(self.estimate)
-        return [{**record, "held_bytes": each} for record, each in zip(records, held, strict=True)]
+        records = op_records(self.estimate)
+        if not isinstance(self.pricer, Derived):
+            return [{**record, "held_bytes": None} for record in records]
+        running = self.graph, self.pricer.protocol, self.pricer.setting
+        stored = held_bytes(*running)
+        return [
+            {**record, "held_bytes": stored + alive}
+            for record, alive in zip(records, alive_bytes(*running), strict=True)
+        ]
 
     def to_pandas(self) -> Any:
         """`to_records` as a pandas.DataFrame, num_ops x 14, or num_new_tokens x 10.
@@ -203,20 +266,69 @@ class PricedModel:
 
     def summary(self, *, egress_price: float | None = None) -> list[str]:
         """What the command prints above its tables, a line each."""
-        return estimates.summary(
-            self.estimate,
-            self.setting,
-            **self.asked.title,
-            deployed=self.deployed,
-            tokens=self.tokens,
-            memory=self.memory,
-            egress_price=egress_price,
+        priced, title, tokens = self.estimate, self.asked.title, self.tokens
+        on_base, on_network = (
+            f" on {title['base']}" if title["base"] else "",
+            f" on {priced.network}" if priced.network else "",
         )
+        asked = unusual(self._ops, self.setting, title["deployment"])
+        lines = [
+            f"{self.name}{on_base}, T={title['seq_len']}, protocol {priced.protocol}{on_network}{asked}",
+            f"latency {format_seconds(self.latency_s)}, communication {format_bytes(self.sent_bytes)}",
+        ]
+        if tokens is not None:
+            lines.append(tokens_line(tokens))
+        if priced.extrapolated:
+            lines.append(f"{said(priced.extrapolated)}; {UNCHECKED if self.total.compute_s is None else WIDER}")
+        if self.total.compute_s is not None and self.total.network_s is not None:
+            lines.append(
+                f"of it computing {format_seconds(self.total.compute_s)}, on the network "
+                f"{format_seconds(self.total.network_s)}, one after the other; {self.total.rounds:,} rounds, "
+                f"set-up {format_bytes(self.total.setup_bytes or 0)}"
+                f"{' between them, what a dealer makes not counted' if self.trust.dealer else ''}"
+            )
+        if self.memory is not None:
+            lines.append(_memory_line(self.memory))
+        if egress_price is not None:
+            money = self._egress(egress_price) / (self.asked.deployment.batch * (self.new_tokens or 1))
+            lines.append(f"egress: {money:.4g} per token at {egress_price:g} a GB, all parties' bytes")
+        lines.append(f"trust: {described(self.trust)}")
+        if self.setting is not None:
+            lines.append(f"formulas and seconds of {ENGINE}")
+        if priced.latency_s_range is not None:
+            low, high = map(format_seconds, priced.latency_s_range)
+            lines.append(f"latency range, {priced.range_over}: {low} to {high}")
+        if priced.prior_share is not None:
+            lines.append(
+                f"share of the latency in terms that priors alone identify: {priced.prior_share:.1%} "
+                "(not counted: the split between embedding and head, an assumption too"
+                f"{'; nor that costs grow as counts do where it is extrapolated' if priced.extrapolated else ''})"
+            )
+        if self.deployed is not None:
+            lines.append(_deployed_line(self.deployed))
+        return lines
 
     def tables(self) -> list[Table]:
-        """What the command prints below its lines."""
+        """Below the lines of the command: new tokens, ways without a dealer, layers and kinds of op."""
         by_token = [] if self.tokens is None else [tokens_table(self.tokens)]
-        return [*by_token, *estimates.estimate_tables(self.estimate, self.without_dealer)]
+        made = [made_table(self.without_dealer)] if self.without_dealer else []
+        return [*by_token, *made, *estimate_tables(self.estimate)]
 
     def __str__(self) -> str:
         return "\n".join(self.summary())
+
+
+def _memory_line(memory: PeakMemory) -> str:
+    beyond = f", {memory.extrapolation:.1f}x beyond what was measured" if memory.extrapolation > 1 else ""
+    return (
+        f"peak memory of a party {format_bytes(memory.party_bytes)}, of the first one, which also compiles and shares, "
+        f"{format_bytes(memory.client_bytes)}; shares of it {format_bytes(memory.held_bytes)} "
+        f"(held-out error {memory.held_out_error:.0%}{beyond})"
+    )
+
+
+def _deployed_line(deployed: DeployedForm) -> str:
+    layers = "" if deployed.notation == deployed.placement else f" ({deployed.placement})"
+    total, outside = deployed.estimate.total, said(deployed.estimate.extrapolated)
+    price = f"{format_seconds(total.latency_s)}, {format_bytes(total.sent_bytes)}"
+    return f"deployed: {deployed.notation}{layers}, {price}{outside and f'; {outside}'}"

@@ -1,6 +1,7 @@
 """Comparisons of predicted with measured costs, for people (tables) and programs (JSON)."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -12,11 +13,12 @@ from costmodel.engine.compare import SEED, Comparison
 from costmodel.engine.measured_rounds import MeasuredRounds
 from costmodel.engine.spu import Measured
 from costmodel.estimate import Estimate
+from costmodel.execution.memory import PeakMemory
 from costmodel.ops import Op, shape
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import Comm, total_comm
 from costmodel.report.estimates import PRICE_KEYS, DeploymentFacts, setting_document, total_document, unusual
-from costmodel.report.memory import compared_line, memory_document
+from costmodel.report.tables import table
 from costmodel.report.trust import trust_document
 from costmodel.trust.adversary import TRUST, described
 
@@ -63,7 +65,10 @@ def document(
         ],
         "on_network": on_network and {"network": on_network.network, "predicted": total_document(on_network)},
         "setting": _setting(comparison, deployment),
-        "memory": {"predicted": memory_document(comparison.memory), "measured_bytes": list(comparison.peak_bytes)},
+        "memory": {
+            "predicted": comparison.memory and asdict(comparison.memory),
+            "measured_bytes": list(comparison.peak_bytes),
+        },
     }
 
 
@@ -169,7 +174,7 @@ def summary(
         "of the tokens",
         f"seconds, a process per party on one machine: {_predicted_seconds(comparison)}, "
         f"measured {format_seconds(measured.seconds)}",
-        compared_line(comparison.memory, comparison.peak_bytes),
+        _memory_line(comparison.memory, comparison.peak_bytes),
         *([] if on_network is None else [_elsewhere(on_network)]),
     ]
 
@@ -199,22 +204,32 @@ def _rounds(measured: MeasuredRounds | None) -> str:
     )
 
 
+def _memory_line(memory: PeakMemory | None, measured: Sequence[int | None]) -> str:
+    """Predicted against measured, the first party's first."""
+    known = [size for size in measured if size is not None]
+    if len(known) < 2:
+        return "peak memory: not measured on this system"
+    was = f"measured {format_bytes(max(known[1:]))} and {format_bytes(known[0])}"
+    where = "peak memory of a party, and of the first one, which also compiles and shares"
+    if memory is None:
+        return f"{where}: {was}; none predicted with these flags"
+    errors = [memory.party_bytes / max(known[1:]) - 1, memory.client_bytes / known[0] - 1]
+    sizes = f"{format_bytes(memory.party_bytes)} and {format_bytes(memory.client_bytes)}"
+    return f"{where}: predicted {sizes}, {was} ({errors[0]:+.1%}, {errors[1]:+.1%})"
+
+
 def comparison_table(comparison: Comparison) -> Table:
     """One line per op, and the total."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("op", no_wrap=True)
-    for title in ("predicted bytes", "measured", "difference", "predicted messages", "measured", "rounds"):
-        table.add_column(title, justify="right")
-    for title in ("predicted s", "measured"):
-        table.add_column(title, justify="right")
+    titles = ["predicted bytes", "measured", "difference", "predicted messages", "measured", "rounds"]
+    shown = table(["op"], [*titles, "predicted s", "measured"], [])
     for (node, comm, cost), seconds in zip(comparison.by_op, _seconds_by_op(comparison), strict=True):
-        table.add_row(node.name, *_cells(comm, cost, seconds))
-    table.add_section()
+        shown.add_row(node.name, *_cells(comm, cost, seconds))
+    shown.add_section()
     for kind, comm, cost, seconds in _by_kind(comparison):
-        table.add_row(f"all {kind}", *_cells(comm, cost, seconds))
-    table.add_section()
-    table.add_row("total", *_cells(comparison.predicted, comparison.measured, _whole(comparison.predicted_s)))
-    return table
+        shown.add_row(f"all {kind}", *_cells(comm, cost, seconds))
+    shown.add_section()
+    shown.add_row("total", *_cells(comparison.predicted, comparison.measured, _whole(comparison.predicted_s)))
+    return shown
 
 
 def _by_kind(comparison: Comparison) -> Iterable[tuple[str, Comm, Measured, float | None]]:

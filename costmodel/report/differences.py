@@ -1,7 +1,7 @@
 """Differences between two prices, for people (lines and tables) and programs (JSON and CSV)."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +13,7 @@ from costmodel.difference.by_op import Change
 from costmodel.estimate import Estimate
 from costmodel.ops import shape
 from costmodel.report.estimates import total_document
+from costmodel.report.tables import table
 from costmodel.report.trust import trust_document
 from costmodel.trust.adversary import described
 from costmodel.trust.data_range import said
@@ -21,7 +22,7 @@ from costmodel.trust.data_range import said
 def document(
     names: tuple[str, str],
     estimates: tuple[Estimate, Estimate],
-    found: Sequence[Change],
+    changes: Sequence[Change],
     even: BreakEven | None,
     *,
     seq_len: int,
@@ -41,7 +42,7 @@ def document(
         "seq_len": seq_len,
         "first": first,
         "second": second,
-        "changes": [change_record(change) for change in found],
+        "changes": [change_record(change) for change in changes],
         "break_even": even and {key: _finite(value) for key, value in asdict(even).items()},
     }
 
@@ -73,11 +74,11 @@ def summary(names: tuple[str, str], estimates: tuple[Estimate, Estimate], *, seq
             f"latency {format_seconds(one.total.latency_s)}, communication {format_bytes(one.total.sent_bytes)}"
             f"{outside and f'; {outside}'}"
         )
-    first, second = (one.total for one in estimates)
+    first, second = (priced.total for priced in estimates)
+    seconds, sent = _signed(second.latency_s - first.latency_s, format_seconds), second.sent_bytes - first.sent_bytes
     lines.append(
-        f"B less A: latency {_signed_seconds(second.latency_s - first.latency_s)} "
-        f"({_relative(first.latency_s, second.latency_s)}), communication "
-        f"{_signed_bytes(second.sent_bytes - first.sent_bytes)} ({_relative(first.sent_bytes, second.sent_bytes)})"
+        f"B less A: latency {seconds} ({_relative(first.latency_s, second.latency_s)}), communication "
+        f"{_signed(sent, format_bytes)} ({_relative(first.sent_bytes, second.sent_bytes)})"
     )
     return [*lines, *(f"trust: {described(trust)}" for trust in dict.fromkeys(one.trust for one in estimates))]
 
@@ -104,27 +105,19 @@ def _sides(faster: str, value: str | None, what: str) -> str:
     return f"{below} is faster at every {what}" if value is None else f"{below} is faster below {value}, {above} above"
 
 
-def changes_table(found: Iterable[Change]) -> Table:
-    """What differs, the greatest saving of time first."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("op", no_wrap=True)
-    table.add_column("shape", no_wrap=True)
-    for title in ("in A", "in B", "latency", "communication"):
-        table.add_column(title, justify="right")
-    for change in found:
+def changes_table(changes: Iterable[Change]) -> Table:
+    """Ops that differ, the greatest saving of time first."""
+    rows = []
+    for change in changes:
         dimensions = " ".join(f"{name}={value}" for name, value in shape(change.op).items())
-        seconds, num_bytes = _signed_seconds(change.latency_s), _signed_bytes(change.sent_bytes)
-        numbers = (str(change.num_before), str(change.num_after), seconds, num_bytes)
-        table.add_row(type(change.op).__name__, dimensions, *numbers)
-    return table
+        seconds, num_bytes = _signed(change.latency_s, format_seconds), _signed(change.sent_bytes, format_bytes)
+        counts = str(change.num_before), str(change.num_after)
+        rows.append([type(change.op).__name__, dimensions, *counts, seconds, num_bytes])
+    return table(["op", "shape"], ["in A", "in B", "latency", "communication"], rows)
 
 
-def _signed_seconds(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
-
-
-def _signed_bytes(num_bytes: float) -> str:
-    return f"{'-' if num_bytes < 0 else '+'}{format_bytes(abs(num_bytes))}"
+def _signed(difference: float, shown: Callable[[float], str]) -> str:
+    return f"{'-' if difference < 0 else '+'}{shown(abs(difference))}"
 
 
 def _relative(before: float, after: float) -> str:

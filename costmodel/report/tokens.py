@@ -8,6 +8,7 @@ from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Price, shared_price, total_price
+from costmodel.report.tables import table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +54,8 @@ def token_records(tokens: Tokens) -> list[dict[str, Any]]:
 
 def tokens_line(tokens: Tokens) -> str:
     mean, prompt, num_tokens = tokens.per_token, tokens.by_token[0], len(tokens.by_token)
-    each = f"{num_tokens:,} new tokens" + (f" of each of {tokens.batch} sequences" if tokens.batch > 1 else "")
-    return f"{each}: per token {_price(mean)}; the prompt and its first {_price(prompt)}"
+    asked = f"{num_tokens:,} new tokens" + (f" of each of {tokens.batch} sequences" if tokens.batch > 1 else "")
+    return f"{asked}: per token {_price(mean)}; the prompt and its first {_price(prompt)}"
 
 
 def _price(price: Price) -> str:
@@ -63,26 +64,28 @@ def _price(price: Price) -> str:
 
 def tokens_table(tokens: Tokens) -> Table:
     """Some of the tokens, the first and the last among them, and all."""
-    table = Table(box=None, pad_edge=False, show_footer=True)
-    total, num_tokens = tokens.total, len(tokens.by_token)
-    table.add_column("new token", footer="total")
-    table.add_column("tokens read", justify="right")
-    table.add_column("latency", justify="right", footer=format_seconds(total.latency_s))
-    table.add_column("since the start", justify="right")
-    table.add_column("communication", justify="right", footer=format_bytes(total.sent_bytes))
-    shown, since_s = set(_shown(num_tokens)), 0.0
+    total, shown, since_s, rows = tokens.total, set(_shown(len(tokens.by_token))), 0.0, []
     for index, price in enumerate(tokens.by_token, start=1):
         since_s += price.latency_s
         if index in shown:
-            read, seconds = str(tokens.prompt_len + index - 1), format_seconds(price.latency_s)
-            table.add_row(f"{index:,}", read, seconds, format_seconds(since_s), format_bytes(price.sent_bytes))
-    return table
+            seconds = format_seconds(price.latency_s), format_seconds(since_s)
+            rows.append([f"{index:,}", str(tokens.prompt_len + index - 1), *seconds, format_bytes(price.sent_bytes)])
+    return table(
+        ["new token"],
+        ["tokens read", "latency", "since the start", "communication"],
+        rows,
+        footers={
+            "new token": "total",
+            "latency": format_seconds(total.latency_s),
+            "communication": format_bytes(total.sent_bytes),
+        },
+    )
 
 
 def _shown(num_tokens: int) -> Iterator[int]:
     """1, 2, 5, 10, 20, 50 and so on, and the last."""
     unit = 1
     while unit < num_tokens:
-        yield from (each for each in (unit, 2 * unit, 5 * unit) if each < num_tokens)
+        yield from (number for number in (unit, 2 * unit, 5 * unit) if number < num_tokens)
         unit *= 10
     yield num_tokens

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.randomness.makers import Made
+from costmodel.report.tables import table
 from costmodel.trust.adversary import Trust, facts
 
 MADE_TITLE = "without that dealer, by formulas that were not measured here, computing not counted:"
@@ -18,26 +19,26 @@ def trust_document(trust: Trust, made: Sequence[Made] = ()) -> dict[str, Any]:
         **facts(trust),
         "alternatives": [
             {
-                "randomness": one.maker.name,
-                "trusts": one.maker.trusts,
-                "setup_bytes": one.setup_bytes,
-                "network_s": one.network_s,
+                "randomness": part.maker.name,
+                "trusts": part.maker.trusts,
+                "setup_bytes": part.setup_bytes,
+                "network_s": part.network_s,
                 "measured": False,
-                "source": one.maker.source,
+                "source": part.maker.source,
             }
-            for one in made
+            for part in made
         ],
     }
 
 
 def made_table(made: Sequence[Made]) -> Table:
-    """What the dealer's part would take if it were made otherwise."""
-    table = Table(box=None, pad_edge=False, title=MADE_TITLE, title_justify="left", title_style="")
-    table.add_column("correlated randomness by", no_wrap=True)
-    table.add_column("trusting", no_wrap=True)
-    table.add_column("sent ahead", justify="right")
-    table.add_column("on the network", justify="right")
-    for one in made:
-        sent, seconds = format_bytes(one.setup_bytes), format_seconds(one.network_s)
-        table.add_row(one.maker.name, one.maker.trusts, sent, seconds)
-    return table
+    """Costs of the dealer's part if it were made otherwise."""
+    return table(
+        ["correlated randomness by", "trusting"],
+        ["sent ahead", "on the network"],
+        [
+            (part.maker.name, part.maker.trusts, format_bytes(part.setup_bytes), format_seconds(part.network_s))
+            for part in made
+        ],
+        title=MADE_TITLE,
+    )
