@@ -60,7 +60,8 @@ def compare(
         rtt: of that network, with a unit, such as 4ms, instead of its own.
         format: tables for people, one JSON document, or CSV, a line an op; in SI units.
     """
-    title, graph, *_ = asked_model(arch, **model)
+    asked = asked_model(arch, **model)
+    title, graph = asked.title, asked.graph
     setting = EngineSetting(
         ring_bits=ring_bits, fraction_bits=fraction_bits, weights=weights, weight_masks=weight_masks
     )

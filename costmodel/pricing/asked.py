@@ -1,10 +1,10 @@
 """From what a user names, or gives, to an op graph: notations, files, factories, architectures and torch modules."""
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from functools import cache, partial
-from typing import Any, NamedTuple, TypeAlias, TypedDict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property, partial
+from typing import Any, TypeAlias, TypedDict
 
 from costmodel.deployment.deploy import Deployment, Phase, Projection, RunRows, deploy
 from costmodel.deployment.generation import NOT_DECODED, generation
@@ -23,15 +23,6 @@ from search_spaces.resolve import call_factory, is_factory, is_notation, resolve
 Model: TypeAlias = str | os.PathLike[str] | Architecture | OpGraph | Module
 GRAPH = "op graph"  # what an op graph is called, which has no name
 BASE, SEQ_LEN = "gpt2-small", 128  # unless given
-
-
-class Title(TypedDict):
-    """What the output calls the model."""
-
-    architecture: str
-    base: str | None
-    seq_len: int
-    deployment: Mapping[str, str | int | None]
 
 
 class ModelFlags(TypedDict, total=False):
@@ -55,27 +46,39 @@ class ModelFlags(TypedDict, total=False):
     vocab_blocks: int
 
 
-class AskedModel(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class AskedModel:
     """A model as it is asked for.
 
-    architecture: None for an op graph, given or traced from a torch module. whole: the graph of a prompt of so many
-    tokens, before it is deployed.
+    name: for people. architecture: None for an op graph, given or traced from a torch module. whole: the graph of a
+    prompt of so many tokens, before it is deployed.
     """
 
-    title: Title
-    graph: OpGraph
-    architecture: Architecture | None
+    name: str
+    base: str | None
+    seq_len: int
     deployment: Deployment
+    architecture: Architecture | None
     whole: Callable[[int], OpGraph]
+
+    @cached_property
+    def graph(self) -> OpGraph:
+        """The graph of a prompt of `seq_len` tokens as it is run. Raises UserError for a way that it cannot be."""
+        return deploy(self.whole(self.seq_len), self.deployment)
+
+    @property
+    def title(self) -> dict[str, Any]:
+        """The model as output names it."""
+        deployment = asdict(self.deployment)
+        return {"architecture": self.name, "base": self.base, "seq_len": self.seq_len, "deployment": deployment}
 
     @property
     def folded(self) -> "AskedModel | None":
-        """What folding leaves of it to deploy; None where there is an op graph alone."""
+        """The form that folding leaves to deploy; None where there is an op graph alone."""
         if self.architecture is None:
             return None
         left = deployed(self.architecture)
-        graph = lower(left, self.title["seq_len"], self.deployment)
-        return self._replace(graph=graph, architecture=left, whole=partial(lower, left))
+        return replace(self, architecture=left, whole=partial(lower, left))
 
     @property
     def answering(self) -> "AskedModel":
@@ -85,10 +88,7 @@ class AskedModel(NamedTuple):
         """
         if self.deployment.phase == "decode":
             raise UserError(NOT_DECODED)
-        deployment = replace(self.deployment, projection="last")
-        title = Title(**{**self.title, "deployment": asdict(deployment)})
-        graph = deploy(self.whole(self.title["seq_len"]), deployment)
-        return self._replace(title=title, graph=graph, deployment=deployment)
+        return replace(self, deployment=replace(self.deployment, projection="last"))
 
     def runs(self, new_tokens: int | None) -> list[OpGraph]:
         """What is run for each new token; None: once, as it is deployed.
@@ -99,7 +99,7 @@ class AskedModel(NamedTuple):
             return [self.graph]
         return generation(
             self.whole,
-            prompt_len=self.title["seq_len"],
+            prompt_len=self.seq_len,
             new_tokens=new_tokens,
             deployment=self.deployment,
             context=None if self.architecture is None else self.architecture.context,
@@ -163,12 +163,6 @@ def asked_model(
         batch=batch,
         vocab_blocks=vocab_blocks,
     )
-    return _asked(model, base, dimensions, seq_len, deployment)
-
-
-def _asked(
-    model: Model, base: str | None, dimensions: Dimensions, seq_len: int | None, deployment: Deployment
-) -> AskedModel:
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
     is_named = name is not None and is_notation(name)
     if not is_named and (base is not None or dimensions != Dimensions()):
@@ -178,36 +172,35 @@ def _asked(
         )
     made = call_factory(name) if name is not None and is_factory(name) else model if name is None else None
     if isinstance(made, Architecture):
-        return _of_member(Member(architecture=made, entropy_regularised=False), None, seq_len, deployment)
-    if made is not None:
+        member = Member(architecture=made, entropy_regularised=False)
+    elif made is not None:
         return _of_module_or_graph(made, name, seq_len, deployment)
-    assert name is not None
-    base = BASE if base is None else base
-    member = resolve(name, base_architecture(base, dimensions))
-    return _of_member(member, base if is_named else None, seq_len, deployment)
-
-
-def _of_member(member: Member, base: str | None, seq_len: int | None, deployment: Deployment) -> AskedModel:
-    architecture, seq_len = member.architecture, SEQ_LEN if seq_len is None else seq_len
-    name = name_of(architecture, entropy_regularised=member.entropy_regularised)
-    title = Title(architecture=name, base=base, seq_len=seq_len, deployment=asdict(deployment))
-    graph, whole = lower(architecture, seq_len, deployment), partial(lower, architecture)
-    return AskedModel(title, graph, architecture, deployment, whole)
+    else:
+        base = BASE if base is None else base
+        member = resolve(str(name), base_architecture(base, dimensions))
+    return AskedModel(
+        name=name_of(member.architecture, entropy_regularised=member.entropy_regularised),
+        base=base if is_named else None,
+        seq_len=SEQ_LEN if seq_len is None else seq_len,
+        deployment=deployment,
+        architecture=member.architecture,
+        whole=partial(lower, member.architecture),
+    )
 
 
 def _of_module_or_graph(made: Module, name: str | None, seq_len: int | None, deployment: Deployment) -> AskedModel:
     """Of an op graph, which has tokens of its own, or a torch module. Raises UserError for anything else."""
-    asked_len = SEQ_LEN if seq_len is None else seq_len
+    tokens = SEQ_LEN if seq_len is None else seq_len
+    whole: Callable[[int], OpGraph]
     if isinstance(made, OpGraph):
-        known = next((node.op.tokens for node in made if isinstance(node.op, TokenEmbedding)), asked_len)
-        if seq_len not in (None, known):
-            raise UserError(f"an op graph of {known} tokens is priced at these, but got {seq_len=}; leave it out.")
-        title = Title(architecture=name or GRAPH, base=None, seq_len=known, deployment=asdict(deployment))
-        return AskedModel(title, deploy(made, deployment), None, deployment, partial(_of_length, made, known))
-    called = name or type(made).__name__
-    title = Title(architecture=called, base=None, seq_len=asked_len, deployment=asdict(deployment))
-    traced = cache(partial(trace, made, name=called))  # a trace takes seconds, and new tokens read it again
-    return AskedModel(title, deploy(traced(asked_len), deployment), None, deployment, traced)
+        tokens = next((node.op.tokens for node in made if isinstance(node.op, TokenEmbedding)), tokens)
+        if seq_len not in (None, tokens):
+            raise UserError(f"an op graph of {tokens} tokens is priced at these, but got {seq_len=}; leave it out.")
+        name, whole = name or GRAPH, partial(_of_length, made, tokens)
+    else:
+        name = name or type(made).__name__
+        whole = cache(partial(trace, made, name=name))  # a trace takes seconds, and new tokens read it again
+    return AskedModel(name=name, base=None, seq_len=tokens, deployment=deployment, architecture=None, whole=whole)
 
 
 def _of_length(graph: OpGraph, known: int, tokens: int) -> OpGraph:

@@ -92,7 +92,7 @@ class PricedModel:
 
     @property
     def name(self) -> str:
-        return self.asked.title["architecture"]
+        return self.asked.name
 
     @property
     def graph(self) -> OpGraph:
@@ -108,7 +108,7 @@ class PricedModel:
         """What each new token costs; None unless they are asked for."""
         if self.new_tokens is None:
             return None
-        batch, prompt_len = self.asked.deployment.batch, self.asked.title["seq_len"]
+        batch, prompt_len = self.asked.deployment.batch, self.asked.seq_len
         return Tokens(prompt_len=prompt_len, by_token=self.generation.by_token, batch=batch)
 
     @cached_property
@@ -201,21 +201,21 @@ class PricedModel:
         SI numbers, every key always there, null for what is not known. `by_layer` and `by_op` sum to `total`, key by
         key of a price, which is of the architecture as it is written, and of all tokens together.
         """
-        title, deployed = self.asked.title, self.deployed
+        deployed = self.deployed
         egress = (
             None if egress_price is None else {"price_per_gigabyte": egress_price, "price": self._egress(egress_price)}
         )
         return {
-            "architecture": title["architecture"],
-            "base": title["base"],
-            "seq_len": title["seq_len"],
+            "architecture": self.name,
+            "base": self.asked.base,
+            "seq_len": self.asked.seq_len,
             "protocol": self.estimate.protocol,
             "network": self.estimate.network,
             "trust": trust_document(self.trust, self.without_dealer),
             "total": total_document(self.estimate),
             "by_layer": [{"layer": layer, **price_numbers(price)} for layer, price in self.by_layer],
             "by_op": op_records(self.estimate),
-            "setting": setting_document(self._ops, self.setting, title["deployment"]),
+            "setting": setting_document(self._ops, self.setting, asdict(self.asked.deployment)),
             "deployed": deployed
             and {
                 "notation": deployed.notation,
@@ -266,14 +266,12 @@ class PricedModel:
 
     def summary(self, *, egress_price: float | None = None) -> list[str]:
         """What the command prints above its tables, a line each."""
-        priced, title, tokens = self.estimate, self.asked.title, self.tokens
-        on_base, on_network = (
-            f" on {title['base']}" if title["base"] else "",
-            f" on {priced.network}" if priced.network else "",
-        )
-        asked = unusual(self._ops, self.setting, title["deployment"])
+        priced, tokens = self.estimate, self.tokens
+        base, network = self.asked.base, priced.network
+        on_base, on_network = f" on {base}" if base else "", f" on {network}" if network else ""
+        asked = unusual(self._ops, self.setting, asdict(self.asked.deployment))
         lines = [
-            f"{self.name}{on_base}, T={title['seq_len']}, protocol {priced.protocol}{on_network}{asked}",
+            f"{self.name}{on_base}, T={self.asked.seq_len}, protocol {priced.protocol}{on_network}{asked}",
             f"latency {format_seconds(self.latency_s)}, communication {format_bytes(self.sent_bytes)}",
         ]
         if tokens is not None:
