@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from costmodel.cost import Price, total_price
 from costmodel.errors import UserError
 from costmodel.ops import LayerId, Node, Op, OpGraph
-from costmodel.trust.adversary import Trust
+from costmodel.trust import Trust
 
 
 class Pricer(ABC):

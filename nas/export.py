@@ -31,11 +31,11 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump
 from costmodel.config.units import format_seconds
 from costmodel.cost import shared_price
+from costmodel.data_range import describe
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer, estimate_generation
 from costmodel.protocols import load_pricer
-from costmodel.trust.adversary import facts
-from costmodel.trust.data_range import said
+from costmodel.trust import facts
 from nas.conversion.fold import at_dimensions
 from nas.conversion.pretrained import TRAINED_FILE, write_checksums
 from nas.conversion.verified_fold import VerifiedFold, check_tokens, fold_as_far_as
@@ -116,7 +116,7 @@ def _fold_lines(made: Export) -> list[str]:
     """What became of a folded model, as the check measured it."""
     facts, cost = made.facts, made.facts["cost"]
     check, left = facts["fold"]["check"], facts["fold"]["left"]
-    outside = said(cost["extrapolated"])
+    outside = describe(cost["extrapolated"])
     return [
         f"folded: {facts['notation']} is deployed as {name_of(made.architecture)} at "
         f"{format_seconds(cost['total']['latency_s'])} a token ({cost['workload']}, {cost['protocol']})"

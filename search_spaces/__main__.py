@@ -11,11 +11,11 @@ from typing import Any, Literal, NoReturn
 from costmodel.config import cli
 from costmodel.config.units import format_seconds, parse_bytes, parse_seconds
 from costmodel.cost import Budget, Price
+from costmodel.data_range import describe
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
-from costmodel.trust.adversary import facts
-from costmodel.trust.data_range import said
+from costmodel.trust import facts
 from search_spaces.architecture import arch_id
 from search_spaces.budget.feasible import (
     FeasibleSpace,
@@ -201,7 +201,7 @@ def _member(priced: PricedSpace, member: Member) -> dict[str, Any]:
 
 def _line(member: dict[str, Any]) -> str:
     price = Price(latency_s=member["latency_s"], sent_bytes=member["sent_bytes"])
-    outside = said(member["extrapolated"])
+    outside = describe(member["extrapolated"])
     return f"{member['name']}  {member['arch_id']}  {format_price(price)}{outside and f'; {outside}'}"
 
 

@@ -3,8 +3,7 @@
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 
-from costmodel.deployment.deploy import Deployment
-from costmodel.deployment.generation import check_new_tokens, generation
+from costmodel.deployment.deploy import Deployment, check_new_tokens, generation
 from costmodel.ops import OpGraph
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower

@@ -14,7 +14,7 @@ import torch
 from costmodel import ops
 from costmodel.cost import Budget, Price
 from costmodel.estimate import Pricer
-from costmodel.trust.adversary import TRUST
+from costmodel.protocols import TRUST
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngrams import NgramBaseline
 from nas.recipe.papers import recipe_for

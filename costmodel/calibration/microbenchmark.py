@@ -19,14 +19,15 @@ from costmodel.engine import spu
 from costmodel.errors import UserError
 from costmodel.ops import OP_TYPES, OnScores, Op
 from costmodel.protocols.compute_testbed import kind, op_name
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 T = TypeVar("T")
 
-# protocol -> how often each size of a series runs, smallest first: the short runs of secret sharing are disturbed the
-# most; the largest sizes, left out for cheetah, would take it minutes each
-REPEATS = {"semi2k": (12, 12, 8, 4, 3, 3), "aby3": (12, 12, 8, 4, 3, 3), "cheetah": (3, 3, 3, 2, 2)}
-MORE_REPEATS = {"semi2k": 3, "aby3": 3, "cheetah": 2}  # of what is measured besides
+# whether a protocol is slow -> how often each size of a series runs, smallest first: the short runs of secret sharing
+# are disturbed the most; the largest sizes, left out for a slow protocol, would take it minutes each
+REPEATS = {False: (12, 12, 8, 4, 3, 3), True: (3, 3, 3, 2, 2)}
+MORE_REPEATS = {False: 3, True: 2}  # of what is measured besides
 WARM_UP: tuple[Op, ...] = (
     ops.Linear(rows=8, in_features=8, out_features=8, bias=False),
     ops.ScaledAdd(rows=8, features=8),
@@ -109,19 +110,19 @@ def _sizes(op_type: type[Op], forms: dict[str, str]) -> tuple[Op, ...]:
 
 def _series(protocol: str, weights: Literal["secret", "server"], sizes: tuple[Op, ...]) -> Series:
     """The sizes that the protocol is measured in, and more of the matrix products."""
-    repeats, more = REPEATS[protocol], _more(type(sizes[0]), protocol)
+    is_slow = ENGINE_PROTOCOLS[protocol].is_slow
+    repeats, more = REPEATS[is_slow], _more(type(sizes[0]), is_slow=is_slow)
     return Series(
         weights=weights,
         sizes=(*sizes[: len(repeats)], *more),
-        repeats=(*repeats[: len(sizes)], *[MORE_REPEATS[protocol]] * len(more)),
+        repeats=(*repeats[: len(sizes)], *[MORE_REPEATS[is_slow]] * len(more)),
     )
 
 
-def _more(op: type, protocol: str) -> tuple[Op, ...]:
-    """Matrix products of sizes that decide for whole models; the largest would take minutes each under cheetah."""
+def _more(op: type, *, is_slow: bool) -> tuple[Op, ...]:
+    """Matrix products of sizes that decide for whole models; the largest would take minutes under a slow one."""
     tokens, vocab, features = TILED_TABLE
     heads, queries, keys, head_dim = MANY_HEADS
-    is_slow = protocol == "cheetah"
     if op is ops.Linear:
         shapes = LONG_PRODUCTS if is_slow else LONG_PRODUCTS + LARGE_PRODUCTS
         return tuple(ops.Linear(rows=m, in_features=k, out_features=n, bias=True) for m, k, n in shapes)

@@ -21,15 +21,15 @@ from costmodel.calibration.fit_compute import (
     own_and_setup_s,
     paired,
 )
-from costmodel.calibration.microbenchmark import WARM_UP, Series, Timing
+from costmodel.calibration.microbenchmark import MORE_REPEATS, WARM_UP, Series, Timing
 from costmodel.calibration.timed_run import timed_run
 from costmodel.errors import UserError
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols.compute_testbed import ComputeTestbed, OpSeconds, load_compute, op_name, seconds_of
 from costmodel.protocols.derived import TESTBEDS
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
-REPEATS = {"semi2k": 3, "aby3": 3, "cheetah": 2}  # under cheetah, an op of GPT-2's size takes up to ten minutes
 SESSION_S = 5.0  # that a session of the engine takes to start, about
 # What a batch of OTs takes shows in runs that make one now and then, of an op that takes little longer than a batch.
 BATCH_PROBE, PROBE_REPEATS = ops.Relu(rows=128, features=256), 8
@@ -37,7 +37,7 @@ BATCH_PROBE, PROBE_REPEATS = ops.Relu(rows=128, features=256), 8
 
 def model_plan(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting) -> tuple[Series, ...]:
     """A series per distinct op of some graphs, and before them those that tell starting and OTs apart."""
-    repeats = REPEATS[protocol]
+    repeats = MORE_REPEATS[ENGINE_PROTOCOLS[protocol].is_slow]
     probe = {BATCH_PROBE: PROBE_REPEATS} if counts_batches(protocol, setting) else {}
     wanted = dict.fromkeys(WARM_UP, repeats) | dict.fromkeys((n.op for graph in graphs for n in graph), repeats) | probe
     return tuple(Series(weights=setting.weights, sizes=(op,), repeats=(times,)) for op, times in wanted.items())

@@ -17,7 +17,7 @@ from costmodel.network import NETWORKS
 from costmodel.ops import Op
 from costmodel.protocols import aby3, semi2k
 from costmodel.protocols.primitives import EngineSetting
-from costmodel.randomness.makers import ENCRYPTED, alternatives
+from costmodel.randomness import ENCRYPTED, alternatives
 
 DEALER = "separate dealer, over the network"
 ONLINE_BAR = 0.10
@@ -53,7 +53,7 @@ def _aby3(op: Op) -> float:
 def _made_by(name: str) -> Callable[[Op], float]:
     def setup_bytes(op: Op) -> float:
         made = alternatives([op], SETTING, NETWORKS["loopback"])
-        return next(one.setup_bytes for one in made if one.maker.name == name)
+        return next(one.setup_bytes for one in made if one.generator.name == name)
 
     return setup_bytes
 

@@ -22,21 +22,20 @@ from costmodel.ops import OpGraph
 from costmodel.pricing.asked import USUAL_FLAGS, AskedModel, asked_model
 from costmodel.protocols import published
 from costmodel.protocols.compute_testbed import ComputeTestbed, dump_compute
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, Holder
 from costmodel.protocols.published_rows import published_rows
 from costmodel.report.tables import table
 
 NUM_PASSES = 2  # over all kinds: what slows a machine down for minutes outlasts the repeats of an op
 
-# width, layers and tokens of the models that memory is fitted on; cheetah would take minutes for the larger ones
-SECRET_SHARING_SIZES = (
-    (64, 1, 32), (64, 2, 128), (128, 2, 64), (256, 1, 32), (256, 2, 64), (384, 1, 128), (512, 1, 64), (768, 1, 32),
-    (512, 2, 32), (768, 2, 64), (768, 2, 128),
-)  # fmt: skip
+# whether a protocol is slow -> width, layers and tokens of the models that memory is fitted on
 MEMORY_SIZES = {
-    "semi2k": SECRET_SHARING_SIZES,
-    "aby3": SECRET_SHARING_SIZES,
-    "cheetah": (
+    False: (
+        (64, 1, 32), (64, 2, 128), (128, 2, 64), (256, 1, 32), (256, 2, 64), (384, 1, 128), (512, 1, 64), (768, 1, 32),
+        (512, 2, 32), (768, 2, 64), (768, 2, 128),
+    ),
+    True: (
         (64, 1, 32), (64, 2, 128), (128, 1, 32), (128, 2, 64), (192, 1, 64), (256, 1, 32), (256, 2, 64), (384, 1, 32),
         (512, 1, 32), (768, 1, 32),
     ),
@@ -103,7 +102,7 @@ def _calibrate_memory(protocol: str, output: Path | None) -> None:
     to = _writable(protocol, output)
     check_engine()
     told = console(stderr=True)
-    graphs = [_memory_model(*size) for size in MEMORY_SIZES[protocol]]
+    graphs = [_memory_model(*size) for size in MEMORY_SIZES[ENGINE_PROTOCOLS[protocol].is_slow]]
     write(to, dump_memory(measured_memory(graphs, protocol, told.print)))
 
 

@@ -19,6 +19,7 @@ from costmodel.network import Network, link
 from costmodel.ops import OpGraph
 from costmodel.pricing.asked import asked_model
 from costmodel.protocols import derived
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import Comm, EngineSetting, Holder, WeightMasks, total_comm
 from costmodel.report import comparisons
 
@@ -81,7 +82,7 @@ def _on_network(graph: OpGraph, protocol: str, asked: Network | None, setting: E
 
     Raises UserError for a ring that no testbed has seconds for.
     """
-    if asked is None or protocol not in derived.COMM:
+    if asked is None or protocol not in ENGINE_PROTOCOLS:
         return None
     return price_graph(graph, derived.load(protocol, asked, setting=setting))
 

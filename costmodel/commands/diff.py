@@ -10,8 +10,8 @@ from rich.table import Table
 
 from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bits_per_s, format_bytes, format_seconds
-from costmodel.difference.break_even import BreakEven, break_even, network_use
-from costmodel.difference.by_op import Change, changes
+from costmodel.data_range import describe
+from costmodel.difference import BreakEven, Change, break_even, changes, network_use
 from costmodel.ops import shape
 from costmodel.pricing.asked import asked_model
 from costmodel.pricing.price import price
@@ -21,8 +21,7 @@ from costmodel.protocols.primitives import Holder
 from costmodel.report.estimates import total_document
 from costmodel.report.tables import table
 from costmodel.report.trust import trust_document
-from costmodel.trust.adversary import described
-from costmodel.trust.data_range import said
+from costmodel.trust import described
 
 
 def diff(
@@ -121,7 +120,7 @@ def _summary(first: PricedModel, second: PricedModel) -> list[str]:
     """Both prices, how far apart they are, and whom they trust."""
     lines = []
     for letter, priced in zip("AB", (first, second), strict=True):
-        network, outside = priced.estimate.network, said(priced.estimate.extrapolated)
+        network, outside = priced.estimate.network, describe(priced.estimate.extrapolated)
         lines.append(
             f"{letter}: {priced.name}, T={first.asked.seq_len}, protocol {priced.estimate.protocol}"
             f"{f' on {network}' if network else ''}: latency {format_seconds(priced.latency_s)}, communication "

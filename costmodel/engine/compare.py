@@ -4,9 +4,8 @@ The graph runs twice on the same weights and tokens, in the clear and under the 
 are checked together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -19,28 +18,11 @@ from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.execution.memory import PeakMemory, committed, load_memory, peak_memory
 from costmodel.ops import Node, Op, OpGraph
-from costmodel.protocols import PROTOCOLS, aby3, cheetah, derived, semi2k
+from costmodel.protocols import PROTOCOLS, derived
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
 
 SEED = 0
-
-
-def _op_by_op(comm: Callable[[Op, EngineSetting], Comm], graph: OpGraph, setting: EngineSetting) -> tuple[Comm, ...]:
-    return tuple(comm(node.op, setting) for node in graph)
-
-
-def _in_order(graph: OpGraph, setting: EngineSetting) -> tuple[Comm, ...]:
-    """Set-up is in the first op that needs it, as the engine has it."""
-    return cheetah.walk([node.op for node in graph], setting)
-
-
-# protocol -> the cost of every op of a graph, in order
-PREDICTIONS: dict[str, Callable[[OpGraph, EngineSetting], tuple[Comm, ...]]] = {
-    "semi2k": partial(_op_by_op, semi2k.comm),
-    "aby3": partial(_op_by_op, aby3.comm),
-    "cheetah": _in_order,
-}
-
 SPREAD = 0.1  # of gains and scalars about 1, and of biases and slopes about 0
 ABOUT_ZERO = ("bias", "slope")
 
@@ -83,13 +65,13 @@ def predict(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[Comm
     Raises UserError for a protocol without engine, an op without formula, a setting that the protocol does not have, or
     a ring too small for an op.
     """
-    if protocol not in PREDICTIONS:
-        known = ", ".join(PREDICTIONS)
+    if protocol not in ENGINE_PROTOCOLS:
+        known = ", ".join(ENGINE_PROTOCOLS)
         if protocol in PROTOCOLS:
             raise UserError(f"protocol {protocol} has no engine to compare with; choose one of {known}.")
         raise UserError(f"protocol must be one of {known}, but got {protocol!r}.")
     derived.check_setting(protocol, setting)
-    return PREDICTIONS[protocol](graph, setting)
+    return ENGINE_PROTOCOLS[protocol].walk([node.op for node in graph], setting)
 
 
 def compare(

@@ -21,7 +21,7 @@ from costmodel.config.strict_yaml import load_mapping
 from costmodel.ops import Node, Op, OpGraph, output_shapes
 from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_packing import DEGREE
-from costmodel.protocols.compute_testbed import NUM_SHARES
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.op_programs import calls_of
 from costmodel.protocols.primitives import EngineSetting
 
@@ -176,7 +176,7 @@ def features(graph: OpGraph, protocol: str, setting: EngineSetting) -> dict[Feat
 
 
 def _share_bytes(protocol: str, setting: EngineSetting) -> int:
-    return NUM_SHARES[protocol] * setting.ring_bits // 8
+    return ENGINE_PROTOCOLS[protocol].num_shares * setting.ring_bits // 8
 
 
 def _read_elements(op: Op) -> int:

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any, TypeAlias, TypedDict
 
-from costmodel.deployment.deploy import Deployment, Phase, Projection, RunRows, deploy
-from costmodel.deployment.generation import NOT_DECODED, generation
+from costmodel.deployment.deploy import NOT_DECODED, Deployment, Phase, Projection, RunRows, deploy, generation
 from costmodel.errors import UserError
 from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm, TokenEmbedding
 from costmodel.tracing.export import Module

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from costmodel.config.units import BYTES, format_bytes, format_seconds
 from costmodel.cost import Price
+from costmodel.data_range import describe
 from costmodel.errors import UserError
 from costmodel.estimate import Estimate, Generation, Pricer, estimate, estimate_generation
 from costmodel.execution.memory import PeakMemory, alive_bytes, committed, held_bytes, load_memory, peak_memory
@@ -18,7 +19,7 @@ from costmodel.pricing.asked import AskedModel
 from costmodel.protocols.derived import Derived
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
-from costmodel.randomness.makers import Made, alternatives
+from costmodel.randomness import GeneratorCost, alternatives
 from costmodel.report.estimates import (
     estimate_tables,
     op_records,
@@ -29,8 +30,7 @@ from costmodel.report.estimates import (
 )
 from costmodel.report.tokens import Tokens, token_records, tokens_document, tokens_line, tokens_table
 from costmodel.report.trust import made_table, trust_document
-from costmodel.trust.adversary import Trust, described
-from costmodel.trust.data_range import said
+from costmodel.trust import Trust, described
 from search_spaces.architecture import arch_id
 from search_spaces.notation import name_of, placement
 
@@ -189,7 +189,7 @@ class PricedModel:
         )
 
     @cached_property
-    def without_dealer(self) -> tuple[Made, ...]:
+    def without_dealer(self) -> tuple[GeneratorCost, ...]:
         """What it costs to make otherwise what a dealer makes; nothing where there is none."""
         if not (self.trust.dealer and isinstance(self.pricer, Derived)):
             return ()
@@ -277,7 +277,7 @@ class PricedModel:
         if tokens is not None:
             lines.append(tokens_line(tokens))
         if priced.extrapolated:
-            lines.append(f"{said(priced.extrapolated)}; {UNCHECKED if self.total.compute_s is None else WIDER}")
+            lines.append(f"{describe(priced.extrapolated)}; {UNCHECKED if self.total.compute_s is None else WIDER}")
         if self.total.compute_s is not None and self.total.network_s is not None:
             lines.append(
                 f"of it computing {format_seconds(self.total.compute_s)}, on the network "
@@ -327,6 +327,6 @@ def _memory_line(memory: PeakMemory) -> str:
 
 def _deployed_line(deployed: DeployedForm) -> str:
     layers = "" if deployed.notation == deployed.placement else f" ({deployed.placement})"
-    total, outside = deployed.estimate.total, said(deployed.estimate.extrapolated)
+    total, outside = deployed.estimate.total, describe(deployed.estimate.extrapolated)
     price = f"{format_seconds(total.latency_s)}, {format_bytes(total.sent_bytes)}"
     return f"deployed: {deployed.notation}{layers}, {price}{outside and f'; {outside}'}"

@@ -6,9 +6,15 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.network import Network
 from costmodel.protocols import derived, published
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
+from costmodel.trust import Trust
 
-PROTOCOLS = ("published", *derived.COMM)
+PROTOCOLS = ("published", *ENGINE_PROTOCOLS)
+TRUST: dict[str, Trust] = {
+    "published": published.TRUST,
+    **{name: protocol.trust for name, protocol in ENGINE_PROTOCOLS.items()},
+}
 
 
 def load_pricer(

@@ -19,24 +19,12 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
-from costmodel.protocols import cheetah
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.op_programs import calls_of
 from costmodel.protocols.primitives import EngineSetting
 
 SCHEMA_VERSION = 2
 POOL = "Matmul"  # the kind of all matrix products: one kernel, with secret factors or one that the server holds
-NUM_SHARES = {"semi2k": 1, "aby3": 2, "cheetah": 1}  # words that a party holds of one element
-
-
-def _matrix(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
-    """What all calls of an op do, tile by tile: a tile reads its operands anew, and its result is added up."""
-    calls = calls_of(op, setting, share_bytes=NUM_SHARES[protocol] * setting.ring_bits // 8)
-    made = [call for call in calls if call.primitive in ("matmul", "truncate")]
-    units = {"calls": len(made), "elements": sum(call.elements for call in made)}
-    if protocol == "cheetah":
-        return units | cheetah.matrix_work(calls)
-    products = [(call.operands // sum(call.factors)) * call.elements for call in made if call.factors]
-    return units | {"products": sum(products), "operands": sum(call.operands for call in made)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,8 +102,14 @@ class ComputeTestbed:
 
 
 def work(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
-    """What an op does, by unit."""
-    return op.work | (_matrix(op, protocol, setting) if op.is_product else {})
+    """What an op does, by unit. Of a matrix product all calls count, tile by tile: a tile reads its operands anew."""
+    if not op.is_product:
+        return op.work
+    engine = ENGINE_PROTOCOLS[protocol]
+    calls = calls_of(op, setting, share_bytes=engine.num_shares * setting.ring_bits // 8)
+    made = [call for call in calls if call.primitive in ("matmul", "truncate")]
+    units = {"calls": len(made), "elements": sum(call.elements for call in made)}
+    return op.work | units | engine.matrix_work(calls)
 
 
 def kind(op: Op, weights: str) -> str:

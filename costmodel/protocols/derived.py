@@ -8,7 +8,7 @@ in the latency, those of starting (keys, first oblivious transfers) with the emb
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.network import DEFAULT, Network, load_network, network_s
 from costmodel.ops import Node, Op
-from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, semi2k
 from costmodel.protocols.compute_testbed import (
     ComputeTestbed,
     error_s_of,
@@ -26,19 +25,15 @@ from costmodel.protocols.compute_testbed import (
     load_compute,
     seconds_of,
 )
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import ENGINE, cost_model_id
 from costmodel.protocols.primitives import Comm, EngineSetting
-from costmodel.trust.adversary import TRUST, Trust
+from costmodel.trust import Trust
 
 TESTBEDS = Path(__file__).parents[1] / "testbeds"
 LATENCY_STEP_S = 2.0**-26  # seconds are multiples of it, so that sums are exact in any order below 4 years
 
-COMM: dict[str, Callable[[Op, EngineSetting], Comm]] = {
-    "semi2k": semi2k.comm,
-    "aby3": aby3.comm,
-    "cheetah": cheetah.comm,
-}
-NUM_PARTIES = {"semi2k": semi2k.NUM_PARTIES, "aby3": aby3.NUM_PARTIES, "cheetah": cheetah_preprocessing.NUM_PARTIES}
+NUM_PARTIES = {name: protocol.trust.num_parties for name, protocol in ENGINE_PROTOCOLS.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,14 +53,14 @@ class Derived(Pricer):
 
     @property
     def trust(self) -> Trust:
-        return TRUST[self.protocol]
+        return ENGINE_PROTOCOLS[self.protocol].trust
 
     @property
     def of_first_run(self) -> Pricer:
         return replace(self, setting=self.setting.of_first_run)
 
     def price(self, op: Op) -> Price:
-        comm = COMM[self.protocol](op, self.setting)
+        comm = ENGINE_PROTOCOLS[self.protocol].comm(op, self.setting)
         sent_bytes = comm.online_bytes + comm.setup_bytes
         compute_s = seconds_of(op, self.setting.weights, self.testbed)
         if isinstance(op, ops.TokenEmbedding):
@@ -84,7 +79,7 @@ class Derived(Pricer):
 
     def wire_s(self, comm: Comm) -> float:
         """What a communication takes on the link."""
-        pair_bytes = (comm.online_bytes + comm.setup_bytes) / math.comb(NUM_PARTIES[self.protocol], 2)
+        pair_bytes = (comm.online_bytes + comm.setup_bytes) / math.comb(self.trust.num_parties, 2)
         return network_s(self.link, rounds=comm.rounds, waited_bytes=comm.waited_bytes, pair_bytes=pair_bytes)
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:

@@ -73,6 +73,12 @@ def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, 
     return calls + on(m * n, fixed_point.truncate(setting))
 
 
+def matrix_work(calls: Calls) -> dict[str, int]:
+    """What the matrix products among calls multiply and read."""
+    products = [(call.operands // sum(call.factors)) * call.elements for call in calls if call.factors]
+    return {"products": sum(products), "operands": sum(call.operands for call in calls)}
+
+
 def _cuts(length: int, step: int) -> list[int]:
     return [min(step, length - start) for start in range(0, length, step)]
 

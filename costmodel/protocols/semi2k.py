@@ -3,7 +3,7 @@
 Bytes are what the two parties send each other. The dealer's traffic is not in them: the engine's default dealer is
 its first party, which expands seeds exchanged once at start-up, so that no call has set-up bytes. That party could
 unmask what the other hides, so a price without set-up assumes a dealer whom both trust. What it costs to have none is
-in `costmodel/randomness/makers.py`: the corrections of a separate dealer, or what the parties make themselves.
+in `costmodel/randomness.py`: the corrections of a separate dealer, or what the parties make themselves.
 The engine has no products with a factor that one party holds: it shares the factor first, which is local.
 
 Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/semi2k and libspu/mpc/ab_api.cc

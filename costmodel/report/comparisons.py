@@ -15,12 +15,13 @@ from costmodel.engine.spu import Measured
 from costmodel.estimate import Estimate
 from costmodel.execution.memory import PeakMemory
 from costmodel.ops import Op, shape
+from costmodel.protocols import TRUST
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import Comm, total_comm
 from costmodel.report.estimates import PRICE_KEYS, DeploymentFacts, setting_document, total_document, unusual
 from costmodel.report.tables import table
 from costmodel.report.trust import trust_document
-from costmodel.trust.adversary import TRUST, described
+from costmodel.trust import described
 
 NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"
 

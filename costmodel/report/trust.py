@@ -6,38 +6,38 @@ from typing import Any
 from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.randomness.makers import Made
+from costmodel.randomness import GeneratorCost
 from costmodel.report.tables import table
-from costmodel.trust.adversary import Trust, facts
+from costmodel.trust import Trust, facts
 
 MADE_TITLE = "without that dealer, by formulas that were not measured here, computing not counted:"
 
 
-def trust_document(trust: Trust, made: Sequence[Made] = ()) -> dict[str, Any]:
+def trust_document(trust: Trust, made: Sequence[GeneratorCost] = ()) -> dict[str, Any]:
     """The statement as JSON data; alternatives to a dealer are by formula, so `measured` is false."""
     return {
         **facts(trust),
         "alternatives": [
             {
-                "randomness": part.maker.name,
-                "trusts": part.maker.trusts,
+                "randomness": part.generator.name,
+                "trusts": part.generator.trusts,
                 "setup_bytes": part.setup_bytes,
                 "network_s": part.network_s,
                 "measured": False,
-                "source": part.maker.source,
+                "source": part.generator.source,
             }
             for part in made
         ],
     }
 
 
-def made_table(made: Sequence[Made]) -> Table:
+def made_table(made: Sequence[GeneratorCost]) -> Table:
     """Costs of the dealer's part if it were made otherwise."""
     return table(
         ["correlated randomness by", "trusting"],
         ["sent ahead", "on the network"],
         [
-            (part.maker.name, part.maker.trusts, format_bytes(part.setup_bytes), format_seconds(part.network_s))
+            (part.generator.name, part.generator.trusts, format_bytes(part.setup_bytes), format_seconds(part.network_s))
             for part in made
         ],
         title=MADE_TITLE,

@@ -13,7 +13,7 @@ from typing import Any
 from costmodel import ops
 from costmodel.ops import Op
 from costmodel.tracing.masks import seen_by, unmasked
-from costmodel.tracing.patterns import Patterns, TracedOp, TracedOps, first_match
+from costmodel.tracing.patterns import Patterns, TracedOps, first_match, step
 from costmodel.tracing.program import (
     FxNode,
     Program,
@@ -144,7 +144,7 @@ def shaped(program: Program, node: FxNode) -> TracedOps:
     if mix is None or not isinstance(mix.op, ops.AttentionMix):
         return ()
     op = ops.ShapedAttention(heads=mix.op.heads, queries=mix.op.queries, keys=mix.op.keys)
-    gains = TracedOp(part="shaped", op=op, inputs=(before[-1],), anchor=node)
+    (gains,) = step("shaped", op, node, before[-1])
     return (*before, gains, replace(mix, inputs=(gains, *mix.inputs[1:])))
 
 
@@ -194,7 +194,7 @@ def _attention(
     steps = _chained(steps, packed, chain)
     mix = ops.AttentionMix(**square, head_dim=size(values)[-1])
     mixed = peeled_values.node if values_apart else packed
-    return (*steps, TracedOp(part="mix", op=mix, inputs=(steps[-1], mixed), anchor=node))
+    return steps + step("mix", mix, node, steps[-1], mixed)
 
 
 def _factored(early: list[Any], late: list[Any]) -> tuple[float | None, list[Any]]:
@@ -231,7 +231,7 @@ def _laid_out(
     steps: TracedOps = ()
     if len(sources) > 1:
         pack = ops.PackHeads(rows=rows, query_features=heads * head_dim, key_features=key_heads * head_dim)
-        steps = (TracedOp(part="packed", op=pack, inputs=sources, anchor=node),)
+        steps = step("packed", pack, node, *sources)
     chain: list[tuple[str, Op, FxNode]] = []
     fewer = key_heads if key_heads < heads else None
     if queries.turned:
@@ -246,7 +246,7 @@ def _laid_out(
 def _chained(steps: TracedOps, source: FxNode, chain: list[tuple[str, Op, FxNode]]) -> TracedOps:
     """Each op reads the one before it; the first reads the last step, or the source if there is none."""
     for part, op, anchor in chain:
-        steps += (TracedOp(part=part, op=op, inputs=(steps[-1] if steps else source,), anchor=anchor),)
+        steps += step(part, op, anchor, steps[-1] if steps else source)
     return steps
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from costmodel import ops
-from costmodel.tracing.patterns import Patterns, TracedOp, TracedOps, rows_and_features
+from costmodel.tracing.patterns import Patterns, TracedOps, rows_and_features, step
 from costmodel.tracing.program import (
     FxNode,
     Program,
@@ -24,14 +24,14 @@ def _layer_norm(program: Program, node: FxNode) -> TracedOps:
     if secret_inputs(program, node) != [source] or len(normalised) != 1:
         return ()
     gain, bias = (argument(node, position, name) is not None for position, name in ((2, "weight"), (3, "bias")))
-    return _step(ops.LayerNorm, source, node, gain=gain, bias=bias)
+    return _norm(ops.LayerNorm, source, node, gain=gain, bias=bias)
 
 
 def _rms_norm(program: Program, node: FxNode) -> TracedOps:
     source, normalised, gain = node.args[0], node.args[1], argument(node, 2, "weight")
     if secret_inputs(program, node) != [source] or len(normalised) != 1:
         return ()
-    return _step(ops.RmsNorm, source, node, gain=gain is not None)
+    return _norm(ops.RmsNorm, source, node, gain=gain is not None)
 
 
 def _with_bias(program: Program, node: FxNode) -> TracedOps:
@@ -43,7 +43,7 @@ def _with_bias(program: Program, node: FxNode) -> TracedOps:
     (found,) = _with_gain(program, origin(program, sources[0])) or (None,)
     if found is None or not isinstance(found.op, ops.LayerNorm):
         return ()
-    return _step(ops.LayerNorm, found.inputs[0], node, gain=True, bias=True)
+    return _norm(ops.LayerNorm, found.inputs[0], node, gain=True, bias=True)
 
 
 def _with_gain(program: Program, node: FxNode) -> TracedOps:
@@ -52,12 +52,12 @@ def _with_gain(program: Program, node: FxNode) -> TracedOps:
     if kind(node) != "mul" or normed is None or not is_node(gain) or numel(gain) != size(node)[-1]:
         return ()
     op_type, source = _normed(program, origin(program, normed))
-    return () if op_type is None else _step(op_type, source, node, gain=True)
+    return () if op_type is None else _norm(op_type, source, node, gain=True)
 
 
 def _without_gain(program: Program, node: FxNode) -> TracedOps:
     op_type, source = _normed(program, node)
-    return () if op_type is None else _step(op_type, source, node, gain=False)
+    return () if op_type is None else _norm(op_type, source, node, gain=False)
 
 
 def _normed(program: Program, node: FxNode) -> tuple[type | None, FxNode]:
@@ -121,11 +121,11 @@ def _is_over_last_axis(node: FxNode, name: str) -> bool:
     return tuple(argument(node, 1, "dim") or ()) in {(-1,), (len(size(node)) - 1,)}
 
 
-def _step(op_type: type, source: FxNode, node: FxNode, *, gain: bool, bias: bool = False) -> TracedOps:
+def _norm(op_type: type, source: FxNode, node: FxNode, *, gain: bool, bias: bool = False) -> TracedOps:
     """A norm of no gain has no bias."""
     biased = {"bias": bias} if op_type is ops.LayerNorm and gain else {}
     op = op_type(**rows_and_features(node), affine=gain, **biased)
-    return (TracedOp(part="norm", op=op, inputs=(source,), anchor=node),)
+    return step("norm", op, node, source)
 
 
 PATTERNS: Patterns = {

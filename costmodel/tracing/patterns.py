@@ -6,6 +6,7 @@ Linears and tables are recognised by structure; activations, however they are sp
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from costmodel import ops
@@ -56,6 +57,13 @@ class TracedOp:
 
 
 TracedOps: TypeAlias = tuple[TracedOp, ...]
+
+
+def step(part: str, op: Op, anchor: FxNode, *inputs: Any) -> TracedOps:
+    """An op that stands for an operation by itself."""
+    return (TracedOp(part=part, op=op, inputs=inputs, anchor=anchor),)
+
+
 # ATen name -> what its value may be, tried in turn
 Patterns: TypeAlias = Mapping[str, tuple[Callable[[Program, FxNode], TracedOps], ...]]
 
@@ -65,8 +73,7 @@ def _embedding(program: Program, node: FxNode) -> TracedOps:
     if table in program.secret or origin(program, ids) is not program.tokens:
         return ()
     vocab, features = size(table)
-    op = ops.TokenEmbedding(tokens=numel(ids), vocab=vocab, features=features)
-    return (TracedOp(part="embed", op=op, inputs=(ids,), anchor=node),)
+    return step("embed", ops.TokenEmbedding(tokens=numel(ids), vocab=vocab, features=features), node, ids)
 
 
 def _scaled_embedding(program: Program, node: FxNode) -> TracedOps:
@@ -85,8 +92,7 @@ def _scaled(program: Program, node: FxNode) -> TracedOps:
     source, factor = public_factor(program, node)
     if factor is None or any(each in program.learned for each in node.all_input_nodes):
         return ()
-    op = ops.Scale(**rows_and_features(node), factor=factor)
-    return (TracedOp(part="scale", op=op, inputs=(source,), anchor=node),)
+    return step("scale", ops.Scale(**rows_and_features(node), factor=factor), node, source)
 
 
 def _one_row(program: Program, node: FxNode) -> TracedOps:
@@ -98,8 +104,7 @@ def _one_row(program: Program, node: FxNode) -> TracedOps:
         return ()
     rows = {"rows": size(source)[1], "features": size(source)[2]}
     position = (argument(node, 2, "index" if kind(node) == "select" else "start") or 0) % rows["rows"]
-    op = ops.TakeRows(**rows, taken=1, first=position)
-    return (TracedOp(part="row", op=op, inputs=(source,), anchor=node),)
+    return step("row", ops.TakeRows(**rows, taken=1, first=position), node, source)
 
 
 def _linear(program: Program, node: FxNode) -> TracedOps:
@@ -109,23 +114,14 @@ def _linear(program: Program, node: FxNode) -> TracedOps:
     bias = node.args[0] if name == "addmm" else argument(node, 2, "bias") if name == "linear" else None
     if secret_inputs(program, node) != [source] or len(size(weight)) != 2:
         return ()
-    dimensions = {"rows": numel(source) // size(source)[-1], "features": size(source)[-1]}
-    out_features = size(node)[-1]
+    rows, features, out_features = numel(source) // size(source)[-1], size(source)[-1], size(node)[-1]
     if _last_product(program) is node and out_features >= _vocabulary(program):
-        rows, features = dimensions["rows"], dimensions["features"]
-        projection = ops.VocabProjection(rows=rows, features=features, vocab=out_features)
-        head = TracedOp(part="logits", op=projection, inputs=(source,), anchor=node)
+        head = step("logits", ops.VocabProjection(rows=rows, features=features, vocab=out_features), node, source)
         if bias is None:
-            return (head,)
-        table = ops.PositionEmbedding(rows=dimensions["rows"], features=out_features)
-        return (head, TracedOp(part="bias", op=table, inputs=(head,), anchor=node))
-    op = ops.Linear(
-        rows=dimensions["rows"],
-        in_features=dimensions["features"],
-        out_features=out_features,
-        bias=bias is not None,
-    )
-    return (TracedOp(part="linear", op=op, inputs=(source,), anchor=node),)
+            return head
+        return head + step("bias", ops.PositionEmbedding(rows=rows, features=out_features), node, *head)
+    linear = ops.Linear(rows=rows, in_features=features, out_features=out_features, bias=bias is not None)
+    return step("linear", linear, node, source)
 
 
 def _last_product(program: Program) -> FxNode:
@@ -148,18 +144,18 @@ def _leaky_relu(program: Program, node: FxNode) -> TracedOps:
         return ()
     if secret_inputs(program, node) != [source]:
         return ()
-    return (TracedOp(part="activation", op=ops.LeakyRelu(**rows_and_features(node)), inputs=(source,), anchor=node),)
+    return step("activation", ops.LeakyRelu(**rows_and_features(node)), node, source)
 
 
 # name in `Program.activations` -> its op
-ACTIVATIONS: dict[str, Callable[[dict[str, int]], Op]] = {
-    "gelu": lambda rows: ops.Gelu(**rows, form="exact"),
-    "gelu-tanh": lambda rows: ops.Gelu(**rows, form="tanh"),
-    "relu": lambda rows: ops.Relu(**rows),
-    "silu": lambda rows: ops.Silu(**rows),
-    "sigmoid": lambda rows: ops.Sigmoid(**rows),
-    "square": lambda rows: ops.Square(**rows),
-    "tanh": lambda rows: ops.Tanh(**rows),
+ACTIVATIONS: dict[str, Callable[..., Op]] = {
+    "gelu": partial(ops.Gelu, form="exact"),
+    "gelu-tanh": partial(ops.Gelu, form="tanh"),
+    "relu": ops.Relu,
+    "silu": ops.Silu,
+    "sigmoid": ops.Sigmoid,
+    "square": ops.Square,
+    "tanh": ops.Tanh,
 }
 
 
@@ -179,8 +175,7 @@ def _activation(program: Program, node: FxNode) -> TracedOps:
             values = _evaluate(program, region, source)
             for name, known in program.activations.items():
                 if float((values - known).abs().max()) < VALUE_TOLERANCE:
-                    op = ACTIVATIONS[name](rows_and_features(node))
-                    return (TracedOp(part="activation", op=op, inputs=(source,), anchor=node),)
+                    return step("activation", ACTIVATIONS[name](**rows_and_features(node)), node, source)
     return ()
 
 
@@ -212,10 +207,8 @@ def _sum(program: Program, node: FxNode) -> TracedOps:
     if not _keeps_size(node, secrets):
         return ()
     unscaled = [_unscaled(program, each) for each in (first, second)]
-    op: Op = ops.Add(**rows_and_features(node))
-    if unscaled != [first, second]:
-        op = ops.ScaledAdd(**rows_and_features(node))
-    return (TracedOp(part="add", op=op, inputs=tuple(unscaled), anchor=node),)
+    op_type = ops.Add if unscaled == [first, second] else ops.ScaledAdd
+    return step("add", op_type(**rows_and_features(node)), node, *unscaled)
 
 
 def _table(program: Program, node: FxNode, source: FxNode, table: FxNode) -> TracedOps:
@@ -224,8 +217,8 @@ def _table(program: Program, node: FxNode, source: FxNode, table: FxNode) -> Tra
         return ()
     while kind(table) in REARRANGES | CASTS:
         table = table.args[0]
-    op = ops.PositionEmbedding(**rows_and_features(node))
-    return (TracedOp(part="position", op=op, inputs=(source,), anchor=table if kind(table) == "embedding" else node),)
+    anchor = table if kind(table) == "embedding" else node
+    return step("position", ops.PositionEmbedding(**rows_and_features(node)), anchor, source)
 
 
 def _unscaled(program: Program, node: FxNode) -> FxNode:
@@ -242,7 +235,7 @@ def _product(program: Program, node: FxNode) -> TracedOps:
     secrets = [each for each in node.args[:2] if is_node(each) and each in program.secret]
     if len(secrets) != 2 or not _keeps_size(node, secrets):
         return ()
-    return (TracedOp(part="product", op=ops.Multiply(**rows_and_features(node)), inputs=tuple(secrets), anchor=node),)
+    return step("product", ops.Multiply(**rows_and_features(node)), node, *secrets)
 
 
 def _keeps_size(node: FxNode, sources: list[FxNode]) -> bool:

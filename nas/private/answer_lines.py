@@ -8,9 +8,9 @@ from costmodel.generation.agreement import Agreement
 from costmodel.generation.assignment import holds, role
 from costmodel.generation.greedy import PrivateToken
 from costmodel.generation.predicted import Prediction
+from costmodel.protocols import TRUST
 from costmodel.protocols.identity import ENGINE
 from costmodel.report.trust import trust_document
-from costmodel.trust.adversary import TRUST
 from nas.private.answer import Answer, Ready
 from nas.private.prompt import Prompt
 from nas.private.setup import Setup, said_setting, trust_lines

@@ -10,9 +10,10 @@ from costmodel.generation.plan import GraphOf, Plan, graphs
 from costmodel.generation.predicted import Prediction, predictions
 from costmodel.network import Network, link, load_network
 from costmodel.ops import GeluForm, OpGraph
+from costmodel.protocols import TRUST
 from costmodel.protocols.derived import check_setting
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
-from costmodel.trust.adversary import TRUST, described
+from costmodel.trust import described
 from nas.private.deployed import Deployed, load_deployed, with_gelu
 from search_spaces.lower import lower
 

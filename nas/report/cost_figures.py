@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from costmodel.cost import Price, shared_price, total_price
+from costmodel.data_range import describe
 from costmodel.estimate import Pricer
 from costmodel.network import NETWORKS
 from costmodel.ops import Node
 from costmodel.protocols.derived import Derived
-from costmodel.trust.adversary import caption
-from costmodel.trust.data_range import said
+from costmodel.trust import caption
 from nas.report.front_figures import LONGEST_NAME
 from nas.results.ledger import Record, deployed_of
 from search_spaces.architecture import Architecture, arch_id
@@ -112,7 +112,7 @@ def breakdown_figure(architectures: dict[str, Architecture], pricer: Pricer, wor
     priced = [[(node, share(node.op)) for graph in graphs for node in graph] for graphs in runs]
     network = f" on {pricer.network}" if pricer.network else ""
     beyond = [text for graphs in runs for graph in graphs for text in pricer.extrapolated(graph)]
-    outside = said(dict.fromkeys(beyond))
+    outside = describe(dict.fromkeys(beyond))
 
     def stacked(title: str, measure: str, part: Callable[[Node], str], *, joined: bool) -> Stack:
         stack = _stack(title, priced, measure, part)

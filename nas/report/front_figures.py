@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from costmodel.cost import Budget
+from costmodel.protocols import TRUST
 from costmodel.protocols.published_rows import PublishedRow
-from costmodel.trust.adversary import TRUST, caption
+from costmodel.trust import caption
 from nas.corpus.ngrams import NgramBaseline
 from nas.results import ledger
 from nas.results.front import front

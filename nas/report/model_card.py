@@ -6,8 +6,8 @@ from itertools import groupby
 from typing import Any
 
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.trust.adversary import Trust, described
-from costmodel.trust.data_range import said
+from costmodel.data_range import describe
+from costmodel.trust import Trust, described
 from nas.report.html.run import Run
 from nas.report.ngram_lines import KNOWS_LESS
 from nas.report.seed_words import SPREAD, perplexity_text
@@ -169,7 +169,7 @@ def _doubts(
     if span := cost["latency_s_range"]:
         low, high = map(format_seconds, span)
         yield f"Seconds are predicted, not measured on your machines: {low} to {high} agree with the data."
-    if outside := said(cost["extrapolated"]):
+    if outside := describe(cost["extrapolated"]):
         yield f"The price is {outside}."
     if cost["trust"]["dealer"]:
         yield "A dealer is trusted, whose work is not in the price."

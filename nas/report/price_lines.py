@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterable, Sequence
 
+from costmodel.data_range import describe
 from costmodel.estimate import Pricer
 from costmodel.ops import OpGraph
-from costmodel.protocols import published
-from costmodel.trust.adversary import TRUST, caption
-from costmodel.trust.data_range import said
+from costmodel.protocols import TRUST, published
+from costmodel.trust import caption
 from nas.results.ledger import deployed_of
 from nas.results.members import TrainedMember
 from search_spaces.architecture import Architecture
@@ -34,7 +34,7 @@ def outside(pricer: Pricer, graphs: Iterable[OpGraph]) -> str:
         name, _, rest = text.partition(" ")
         value, _, known = rest.partition(" (")
         values.setdefault((name, known), {})[value] = None
-    return said(f"{name} {_joined(those)}{known and f' ({known}'}" for (name, known), those in values.items())
+    return describe(f"{name} {_joined(those)}{known and f' ({known}'}" for (name, known), those in values.items())
 
 
 def _joined(values: Iterable[str]) -> str:

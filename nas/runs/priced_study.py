@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from costmodel.trust.data_range import said
+from costmodel.data_range import describe
 from nas.recipe.recipe import SCALES
 from nas.searchers.registry import searcher_of
 from nas.study.config import StudyConfig
@@ -104,6 +104,6 @@ def overview(feasible: FeasibleSpace) -> list[str]:
         lines.append(f"deployed architectures: {whole:,}, {num_within:,} of them within; prices are of those")
     for title, member in (("cheapest", cheapest(priced)), ("most expensive", most_expensive(priced))):
         name = name_of(member.architecture, entropy_regularised=member.entropy_regularised)
-        outside = said(extrapolated(priced, member))
+        outside = describe(extrapolated(priced, member))
         lines.append(f"{title}: {name}, {format_price(price_of(priced, member))}{outside and f'; {outside}'}")
     return lines

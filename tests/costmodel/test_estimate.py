@@ -6,9 +6,8 @@ from costmodel.cost import Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer, estimate
 from costmodel.ops import Add, LayerNorm, Node, OpGraph, Tanh
-from costmodel.protocols import load_pricer
+from costmodel.protocols import TRUST, load_pricer
 from costmodel.report.estimates import op_records, price_numbers, total_document
-from costmodel.trust.adversary import TRUST
 
 
 class Flat(Pricer):

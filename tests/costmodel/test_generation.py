@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from costmodel.cost import total_price
-from costmodel.deployment.deploy import Deployment
-from costmodel.deployment.generation import generation
+from costmodel.deployment.deploy import Deployment, generation
 from costmodel.engine import spu
 from costmodel.engine.compare import drawn_weights, predict
 from costmodel.estimate import estimate, estimate_generation

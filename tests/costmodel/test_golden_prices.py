@@ -31,7 +31,8 @@ from costmodel.estimate import estimate
 from costmodel.ops import OP_TYPES, Node, Op, OpGraph
 from costmodel.protocols import load_pricer, published
 from costmodel.protocols.compute_testbed import kind
-from costmodel.protocols.derived import COMM, Derived
+from costmodel.protocols.derived import Derived
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import COST_MODEL_VERSION
 from costmodel.protocols.primitives import EngineSetting, Holder
 from search_spaces.bases import Dimensions, base_architecture
@@ -98,7 +99,7 @@ CASES = {
 HOLDERS: tuple[Holder, ...] = get_args(Holder)
 SETTINGS: dict[str, tuple[str, Holder | None]] = {
     "published": ("published", None),
-    **{f"{protocol} {weights}": (protocol, weights) for protocol in COMM for weights in HOLDERS},
+    **{f"{protocol} {weights}": (protocol, weights) for protocol in ENGINE_PROTOCOLS for weights in HOLDERS},
 }
 
 

@@ -14,8 +14,9 @@ from costmodel.calibration.microbenchmark import plan
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.execution import op_functions
 from costmodel.ops import OP_TYPES, Op
-from costmodel.protocols import derived, op_programs, published
+from costmodel.protocols import op_programs, published
 from costmodel.protocols.compute_testbed import POOL
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 
 ROOT = Path(__file__).parents[2]
 LOCAL = {each.__name__: "it is local" for each in OP_TYPES if each.is_local}
@@ -80,8 +81,8 @@ def tables() -> list[Table]:
         table(
             "costmodel/protocols/published.py", "COUNTS", "how many terms it has", published.COUNTS, NOT_PRINTED | LOCAL
         ),
-        *map(of_testbed, derived.COMM),
-        *map(of_measured, derived.COMM),
+        *map(of_testbed, ENGINE_PROTOCOLS),
+        *map(of_measured, ENGINE_PROTOCOLS),
         of_golden(),
     ]
 

@@ -11,7 +11,7 @@ from costmodel.engine.spu import EngineError, Measured, Pass
 from costmodel.errors import StoppedError
 from costmodel.ops import OpGraph
 from costmodel.protocols.compute_testbed import ComputeTestbed
-from costmodel.protocols.derived import COMM
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from experiments import seconds
 from experiments.__main__ import definitions
@@ -57,7 +57,7 @@ def test_the_bars_are_those_that_were_set() -> None:
     assert found == [("semi2k", 12, 0.1, 0.2), ("aby3", 12, 0.1, 0.2), ("cheetah", 1, 0.15, 0.25)]
     for settings in both:
         assert (settings.committed_bar, settings.least_inside, settings.seq_len) == (0.3, 0.9, 128)
-    assert {case["protocol"] for case in SMALL["cases"]} == set(COMM)
+    assert {case["protocol"] for case in SMALL["cases"]} == set(ENGINE_PROTOCOLS)
 
 
 @pytest.mark.needs_engine

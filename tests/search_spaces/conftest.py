@@ -9,7 +9,7 @@ from costmodel import ops
 from costmodel.cost import Price
 from costmodel.estimate import Pricer
 from costmodel.ops import Node, Op
-from costmodel.trust.adversary import TRUST
+from costmodel.protocols import TRUST
 from search_spaces.bases import Dimensions
 from search_spaces.definition import Choices, Definition
 from search_spaces.graph import ConstraintName

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from costmodel.config.units import format_seconds
-from costmodel.trust.adversary import described
+from costmodel.trust import described
 from nas.report.html.grid import Grid
 from nas.report.html.run import Run
 from nas.report.price_lines import outside

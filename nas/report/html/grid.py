@@ -14,7 +14,7 @@ from costmodel.estimate import Pricer
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols import PROTOCOLS, load_pricer
 from costmodel.protocols.primitives import EngineSetting
-from costmodel.trust.adversary import caption
+from costmodel.trust import caption
 from nas.report.cost_figures import kind_of
 from nas.report.html.points import Point
 from nas.report.html.run import Run

@@ -5,11 +5,10 @@ import pytest
 
 from costmodel import ops
 from costmodel.calibration import timed_run as timed_run_module
-from costmodel.calibration.microbenchmark import WARM_UP, Series, Timing, save
+from costmodel.calibration.microbenchmark import MORE_REPEATS, WARM_UP, Series, Timing, save
 from costmodel.calibration.model_testbed import (
     BATCH_PROBE,
     PROBE_REPEATS,
-    REPEATS,
     expected_seconds,
     fit_model,
     model_plan,
@@ -21,7 +20,7 @@ from costmodel.ops import Node, OpGraph
 from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_preprocessing import BATCH, KEPT
 from costmodel.protocols.compute_testbed import extrapolation_of, op_name, seconds_of
-from costmodel.protocols.derived import COMM
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import BASES
 from search_spaces.lower import lower
@@ -42,13 +41,15 @@ def timed(series: Series, protocol: str) -> Timing:
     return Timing(kind=series.name, start_s=START_S + 3 * OWN_S, seconds=tuple(seconds))
 
 
-@pytest.mark.parametrize("protocol", list(COMM))
+@pytest.mark.parametrize("protocol", list(ENGINE_PROTOCOLS))
 def test_a_plan_has_every_op_of_its_graphs_once(protocol: str) -> None:
     plan = model_plan([GRAPH, GRAPH], protocol, SETTING)
     names = [series.name for series in plan]
     assert len(set(names)) == len(names)
     assert {node.op for node in GRAPH} <= {series.sizes[0] for series in plan}
-    assert {series.repeats[0] for series in plan if series.sizes[0] != BATCH_PROBE} == {REPEATS[protocol]}
+    assert {series.repeats[0] for series in plan if series.sizes[0] != BATCH_PROBE} == {
+        MORE_REPEATS[protocol == "cheetah"]
+    }
 
 
 def test_the_probe_of_batches_makes_some_in_some_of_its_runs() -> None:
@@ -57,7 +58,7 @@ def test_the_probe_of_batches_makes_some_in_some_of_its_runs() -> None:
 
 
 @pytest.mark.needs_engine
-@pytest.mark.parametrize("protocol", list(COMM))
+@pytest.mark.parametrize("protocol", list(ENGINE_PROTOCOLS))
 def test_ops_take_what_was_measured_and_their_share_of_batches(protocol: str) -> None:
     plan = model_plan([GRAPH], protocol, SETTING)
     testbed = fit_model(plan, protocol, SETTING, [timed(series, protocol) for series in plan])
@@ -67,7 +68,7 @@ def test_ops_take_what_was_measured_and_their_share_of_batches(protocol: str) ->
         found = testbed.ops[op_name(op, "secret")]
         assert found.seconds == seconds_of(op, "secret", testbed) == pytest.approx(OWN_S + share)
         assert found.setup_s == pytest.approx(share)
-        spread = 0.0 if protocol == "cheetah" else 0.1 * (REPEATS[protocol] - 1)
+        spread = 0.0 if protocol == "cheetah" else 0.1 * (MORE_REPEATS[protocol == "cheetah"] - 1)
         assert found.spread == pytest.approx(spread, abs=1e-9)
         assert extrapolation_of(op, "secret", testbed) == 1.0
 

@@ -14,7 +14,7 @@ from costmodel.engine import children, compare, spu
 from costmodel.engine.measured_rounds import MeasuredRounds
 from costmodel.engine.spu import EngineError, EngineRun, Measured
 from costmodel.execution import interpreter
-from costmodel.protocols.derived import NUM_PARTIES
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import NOTHING, EngineSetting
 from costmodel.report import comparisons
 from costmodel.report.estimates import PRICE_KEYS
@@ -215,7 +215,8 @@ def test_the_engine_agrees_on_every_choice_of_a_layer(run, protocol):
 @pytest.mark.needs_engine
 def test_a_crash_of_the_engine_is_one_line_with_its_op(run, monkeypatch):
     # the prediction refuses a ring in which the engine cannot divide; without it, the engine fails
-    monkeypatch.setitem(compare.PREDICTIONS, "semi2k", lambda graph, setting: (NOTHING,) * len(graph.nodes))
+    unpriced = replace(ENGINE_PROTOCOLS["semi2k"], comm=lambda op, setting: NOTHING)
+    monkeypatch.setitem(ENGINE_PROTOCOLS, "semi2k", unpriced)
     code, out, err = run("compare", "SM", *TINY, "--ring-bits", "32", "--fraction-bits", "8")
     assert (code, out) == (1, "")
     assert "error: the engine failed (status 1) in op 'layers.0.attention.softmax'" in err
@@ -323,12 +324,8 @@ def test_a_python_without_a_wheel_is_named(run, no_engine, monkeypatch):
 
 def test_predictions_do_not_need_the_engine(no_engine, graph_of):
     graph = graph_of("SM+LN+G", seq_len=4, base="tiny")
-    for protocol in compare.PREDICTIONS:
+    for protocol in ENGINE_PROTOCOLS:
         assert len(compare.predict(graph, protocol, EngineSetting())) == len(graph.nodes)
-
-
-def test_every_engine_protocol_is_compared():
-    assert set(compare.PREDICTIONS) == set(NUM_PARTIES)
 
 
 @pytest.mark.parametrize("name", ["SM", "SM+LN+G", "HH(SM+ScFuFFN)", "SM(t)+ScFFN"])

@@ -21,12 +21,13 @@ from costmodel.protocols.compute_testbed import (
     seconds_of,
     work,
 )
-from costmodel.protocols.derived import COMM, TESTBEDS
+from costmodel.protocols.derived import TESTBEDS
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 
 SETTING = EngineSetting()
-PROTOCOLS = list(COMM)
+PROTOCOLS = list(ENGINE_PROTOCOLS)
 RELU = KindSeconds(
     fixed_s=1.0, per_unit_s={"elements": 0.5}, greatest={"elements": 100}, num_points=3, worst_error=0.0,
     held_out_error=0.25,

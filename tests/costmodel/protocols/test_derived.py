@@ -12,7 +12,8 @@ from costmodel.network import NETWORKS
 from costmodel.ops import Node, OpGraph
 from costmodel.protocols import load_pricer
 from costmodel.protocols.compute_testbed import ComputeTestbed, KindSeconds, dump_compute, fitted_kind
-from costmodel.protocols.derived import COMM, load
+from costmodel.protocols.derived import load
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.report.estimates import estimate_tables
@@ -20,7 +21,7 @@ from search_spaces.bases import BASES
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 
-PROTOCOLS = list(COMM)
+PROTOCOLS = list(ENGINE_PROTOCOLS)
 GRAPH = lower(parse("SM+LN+G", BASES["tiny"]).architecture, 8)
 SETTING = EngineSetting()
 UNITS = ("elements", "rows", "products", "operands", "calls", "comparisons", "results", "switches")
@@ -66,7 +67,7 @@ def test_seconds_of_another_engine_version_are_refused(
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_latency_is_the_sum_of_its_parts(protocol: str, testbeds: dict[str, Path]) -> None:
     op = ops.Relu(rows=32, features=64)
-    price, comm = load(protocol, "wan", testbeds[protocol]).price(op), COMM[protocol](op, SETTING)
+    price, comm = load(protocol, "wan", testbeds[protocol]).price(op), ENGINE_PROTOCOLS[protocol].comm(op, SETTING)
     wan = NETWORKS["wan"]
     assert price.compute_s == pytest.approx(1.0 + 1e-6 * 32 * 64)
     wire_s = comm.waited_bytes * 8 / wan.bandwidth_bits_per_s + comm.rounds * wan.rtt_s / 2

@@ -1,10 +1,10 @@
 import pytest
 
 from costmodel import ops
+from costmodel.data_range import DataRange, describe, dimensions
 from costmodel.deployment.deploy import Deployment
 from costmodel.protocols import load_pricer, published
 from costmodel.protocols.published_rows import published_rows
-from costmodel.trust.data_range import DataRange, dimensions, said
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -86,8 +86,8 @@ def test_dimensions_of_a_decoded_token_are_those_of_its_prompt():
 def test_a_range_of_no_dimension_still_knows_its_ops(graph_of):
     data = DataRange(dimensions={}, op_types=frozenset({ops.Add}))
     assert "Softmax (data: none)" in data.outside(graph_of("SM"))
-    assert said(()) == ""
-    assert said(["a", "b"]) == "extrapolated: a, b"
+    assert describe(()) == ""
+    assert describe(["a", "b"]) == "extrapolated: a, b"
 
 
 def test_derived_prices_have_bounds_of_ops_instead(graph_of):

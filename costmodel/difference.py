@@ -1,15 +1,18 @@
-"""On which network two models, or two protocols, take equally long.
+"""How two prices differ: op by op, and on which network they are equal.
 
     latency = compute seconds + waited bits / bandwidth + rounds x RTT / 2
 
-is a plane in 1 / bandwidth and RTT, so that two of them meet in a line; it is told by its two points with the one
-property, or the other, of the network at hand.
+is a plane in 1 / bandwidth and RTT, so that two of them meet in a line. The line is given by its two points with the
+one property, or the other, of the network at hand.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from costmodel.ops import OpGraph
+from costmodel.cost import Price
+from costmodel.estimate import Estimate
+from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols.derived import Derived
 
 PROBE_BITS_PER_S = 1e6  # any finite bandwidth tells how many bits are waited for
@@ -85,3 +88,43 @@ def _positive(numerator: float, denominator: float) -> float | None:
 def _faster(first: NetworkUse, second: NetworkUse, bandwidth_bits_per_s: float, rtt_s: float) -> str:
     one, other = (use.latency_s(bandwidth_bits_per_s, rtt_s) for use in (first, second))
     return "equal" if one == other else "first" if one < other else "second"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """An op that two estimates have in other numbers or at other prices.
+
+    num_before, num_after: how often it is there. latency_s, sent_bytes: what the second takes less the first, so
+    below 0 where it saves.
+    """
+
+    op: Op
+    num_before: int
+    num_after: int
+    latency_s: float
+    sent_bytes: float
+
+
+def changes(before: Estimate, after: Estimate) -> tuple[Change, ...]:
+    """All that differs, what saves most time first; together they are the difference of the totals."""
+    first, second = _grouped(before.by_op), _grouped(after.by_op)
+    found = []
+    for op in dict.fromkeys((*first, *second)):
+        old, new = first.get(op, []), second.get(op, [])
+        change = Change(
+            op=op,
+            num_before=len(old),
+            num_after=len(new),
+            latency_s=sum(price.latency_s for price in new) - sum(price.latency_s for price in old),
+            sent_bytes=sum(price.sent_bytes for price in new) - sum(price.sent_bytes for price in old),
+        )
+        if change.num_before != change.num_after or change.latency_s or change.sent_bytes:
+            found.append(change)
+    return tuple(sorted(found, key=lambda change: (change.latency_s, change.sent_bytes)))
+
+
+def _grouped(priced: Iterable[tuple[Node, Price]]) -> dict[Op, list[Price]]:
+    groups: dict[Op, list[Price]] = {}
+    for node, price in priced:
+        groups.setdefault(node.op, []).append(price)
+    return groups

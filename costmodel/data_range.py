@@ -96,7 +96,7 @@ def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
     return found
 
 
-def said(outside: Iterable[str]) -> str:
+def describe(outside: Iterable[str]) -> str:
     """`extrapolated: ` and what lies outside the data; empty if nothing does."""
     listed = ", ".join(outside)
     return f"extrapolated: {listed}" if listed else ""

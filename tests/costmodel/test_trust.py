@@ -2,19 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.protocols import PROTOCOLS, derived, load_pricer
-from costmodel.trust.adversary import TRUST, caption, described, facts
+from costmodel.protocols import PROTOCOLS, TRUST, load_pricer
+from costmodel.trust import caption, described, facts
 
 
 def test_every_protocol_has_a_statement():
     assert set(TRUST) == set(PROTOCOLS)
     for protocol in PROTOCOLS:
         assert load_pricer(protocol).trust == TRUST[protocol]
-
-
-@pytest.mark.parametrize("protocol", derived.COMM)
-def test_parties_are_as_many_as_are_priced(protocol):
-    assert TRUST[protocol].num_parties == derived.NUM_PARTIES[protocol]
 
 
 def test_thresholds_by_name():

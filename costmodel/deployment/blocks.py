@@ -1,13 +1,18 @@
-"""Attention of a prompt in blocks of queries: each against the keys up to its own end, since the mask hides the rest.
+"""Attention of a prompt in blocks of queries, and the vocabulary projection in blocks of entries.
 
-Without blocks a secret-shared engine computes the whole square of scores, of which a causal mask uses half.
+Without blocks a secret-shared engine computes the whole square of scores, of which a causal mask uses half: a block of
+queries has the keys up to its own end alone. The engine cuts a product whose factors are larger than
+`op_programs.TILE_BYTES` along rows and columns, and opens a factor anew for every cut of the other one; a block of
+entries that fits whole is opened once.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import ceil
 
 from costmodel import ops
 from costmodel.deployment.attention import Attention, attentions, keys_and_values, of_queries
+from costmodel.errors import UserError
 from costmodel.ops import Node, OpGraph
 
 
@@ -22,7 +27,7 @@ def in_query_blocks(graph: OpGraph, size: int) -> OpGraph:
     nodes: list[Node] = []
     for node in graph:
         if node.name in mixes:  # where all that any op of the attention reads is there
-            nodes += _blocks(mixes[node.name], size)
+            nodes += _query_blocks(mixes[node.name], size)
         elif node.name not in inside:
             nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
@@ -33,7 +38,7 @@ def _queries(attention: Attention) -> int:
     return attention.scores.op.queries
 
 
-def _blocks(attention: Attention, size: int) -> Iterator[Node]:
+def _query_blocks(attention: Attention, size: int) -> Iterator[Node]:
     layer, num_rows, width = attention.scores.layer, _queries(attention), attention.width
     kept = keys_and_values(attention)
     for name, source, features in kept:
@@ -58,3 +63,30 @@ def _blocks(attention: Attention, size: int) -> Iterator[Node]:
         parts.append(f"{attention.mix.name}@{first}")
     joined = ops.JoinRows(rows=num_rows, features=width, part=size)
     yield Node(name=attention.mix.name, layer=layer, op=joined, inputs=tuple(parts))
+
+
+def in_vocab_blocks(graph: OpGraph, num_blocks: int) -> OpGraph:
+    """The graph with its vocabulary projection in at most so many blocks of one size, the last one smaller if need be.
+
+    A block has the name of the whole one, `@` and its first entry; what joins them has the whole one's name.
+
+    Raises UserError if there is no projection, or one of fewer entries.
+    """
+    found = [node.op for node in graph if isinstance(node.op, ops.VocabProjection)]
+    if not found or min(op.vocab for op in found) < num_blocks:
+        have = f"a vocabulary of {min(op.vocab for op in found)}" if found else "no vocabulary projection"
+        raise UserError(f"`vocab_blocks` must be of at least an entry each, but got {num_blocks} and {have}.")
+    return replace(graph, nodes=tuple(part for node in graph for part in _vocab_blocks(node, num_blocks)))
+
+
+def _vocab_blocks(node: Node, num_blocks: int) -> Iterator[Node]:
+    op = node.op
+    if isinstance(op, ops.VocabProjection):
+        size, parts = ceil(op.vocab / num_blocks), []
+        for first in range(0, op.vocab, size):
+            part = replace(op, vocab=min(size, op.vocab - first), first=first, whole=op.vocab)
+            parts.append(replace(node, name=f"{node.name}@{first}", op=part))
+        yield from parts
+        op = ops.JoinColumns(rows=op.rows, features=op.vocab, part=size)
+        node = replace(node, op=op, inputs=tuple(each.name for each in parts))
+    yield node

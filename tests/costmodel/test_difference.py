@@ -5,10 +5,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from costmodel.difference.break_even import NetworkUse, break_even, network_use
+from costmodel import ops
+from costmodel.difference import NetworkUse, break_even, changes, network_use
 from costmodel.estimate import estimate
 from costmodel.network import NETWORKS
-from costmodel.protocols import derived
+from costmodel.protocols import derived, load_pricer
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 
 AMOUNT = st.floats(0.0, 1e6)
 USES = st.builds(NetworkUse, compute_s=AMOUNT, waited_bits=AMOUNT.map(lambda value: value * 1e6), rounds=AMOUNT)
@@ -53,7 +55,7 @@ def test_latencies_are_equal_there_and_cross(first, second, bandwidth, rtt_s):
         )
 
 
-@pytest.mark.parametrize("protocol", derived.COMM)
+@pytest.mark.parametrize("protocol", ENGINE_PROTOCOLS)
 @pytest.mark.parametrize("duplex", ["full", "half"])
 def test_a_model_takes_on_a_link_what_its_parts_say(protocol, duplex, graph_of):
     graph = graph_of("SM+LN+R", base="tiny", seq_len=8)
@@ -62,3 +64,35 @@ def test_a_model_takes_on_a_link_what_its_parts_say(protocol, duplex, graph_of):
     use = network_use(graph, pricer)
     latency_s = estimate(graph, pricer).total.latency_s
     assert use.latency_s(wan.bandwidth_bits_per_s, wan.rtt_s) == pytest.approx(latency_s, rel=1e-5)
+
+
+def priced(graph_of, name, protocol="published", **dimensions):
+    return estimate(graph_of(name, **dimensions), load_pricer(protocol))
+
+
+@pytest.mark.parametrize(("one", "other"), [("SM+LN+G", "SM+ScFuFFN_i6"), ("SM_i12", "SM+LN+R"), ("SM", "SM+LN")])
+def test_changes_are_the_difference_of_the_totals(graph_of, one, other):
+    before, after = priced(graph_of, one), priced(graph_of, other)
+    found = changes(before, after)
+    assert sum(change.latency_s for change in found) == after.total.latency_s - before.total.latency_s
+    assert sum(change.sent_bytes for change in found) == after.total.sent_bytes - before.total.sent_bytes
+    assert [change.latency_s for change in found] == sorted(change.latency_s for change in found)
+
+
+def test_what_an_activation_costs(graph_of):
+    gelu, relu = changes(priced(graph_of, "SM+LN+G"), priced(graph_of, "SM+LN+R"))
+    assert (type(gelu.op), gelu.num_before, gelu.num_after) == (ops.Gelu, 12, 0)
+    assert (type(relu.op), relu.num_before, relu.num_after) == (ops.Relu, 0, 12)
+    assert gelu.latency_s < 0 < relu.latency_s
+
+
+def test_nothing_differs_from_itself(graph_of):
+    one = priced(graph_of, "SM+LN+G")
+    assert changes(one, one) == ()
+
+
+def test_equal_ops_at_other_prices_differ(graph_of):
+    one, other = (priced(graph_of, "SM", protocol, base="tiny", seq_len=8) for protocol in ("semi2k", "aby3"))
+    found = {type(change.op).__name__: change for change in changes(one, other)}
+    assert (found["Softmax"].num_before, found["Softmax"].num_after) == (2, 2)
+    assert found["Softmax"].sent_bytes

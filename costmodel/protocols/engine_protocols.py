@@ -1,0 +1,71 @@
+"""The protocols that the engine runs: formulas of each, and whom it trusts.
+
+Sources of trust: SecretFlow-SPU 0.9.5, docs/reference/mpc_status.rst (https://github.com/secretflow/spu), the
+configuration that runs are made with, and the protocols' own papers.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from costmodel.ops import Op
+from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, semi2k
+from costmodel.protocols.op_programs import matrix_work
+from costmodel.protocols.primitives import Calls, Comm, EngineSetting
+from costmodel.trust import Trust
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineProtocol:
+    """A protocol by the name of its kind in the engine.
+
+    trust: whom it trusts; its number of parties is the engine's.
+    comm: rounds, messages and bytes of an op, wherever it runs.
+    in_order: those of each op in a fresh run of several, where what ran before matters; None if it does not.
+    num_shares: words that a party holds of one element.
+    matrix_work: what the matrix products among calls compute, by unit.
+    is_slow: whether an op of GPT-2's size takes minutes, so that calibration repeats less and leaves the largest out.
+    """
+
+    trust: Trust
+    comm: Callable[[Op, EngineSetting], Comm]
+    in_order: Callable[[Iterable[Op], EngineSetting], tuple[Comm, ...]] | None = None
+    num_shares: int = 1
+    matrix_work: Callable[[Calls], dict[str, int]] = matrix_work
+    is_slow: bool = False
+
+    def walk(self, some: Iterable[Op], setting: EngineSetting) -> tuple[Comm, ...]:
+        """The cost of each op in a fresh run of all of them, in order."""
+        return tuple(self.comm(op, setting) for op in some) if self.in_order is None else self.in_order(some, setting)
+
+
+ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
+    # Cramer et al. 2018, https://eprint.iacr.org/2018/482, without its authentication. `beaver_type` is the engine's
+    # default, TrustedFirstParty, which its manual keeps for debugging: the first party draws every other party's seed.
+    # TrustedThirdParty asks a server that takes no part.
+    "semi2k": EngineProtocol(
+        trust=Trust(
+            num_parties=semi2k.NUM_PARTIES,
+            randomness="a trusted dealer; as measured, the engine's first party, which could unmask everything",
+            dealer=True,
+            more_parties=True,
+        ),
+        comm=semi2k.comm,
+    ),
+    # Mohassel and Rindal 2018, https://eprint.iacr.org/2018/403, section 3.
+    "aby3": EngineProtocol(
+        trust=Trust(num_parties=aby3.NUM_PARTIES, randomness="none but seeds that pairs of parties share"),
+        comm=aby3.comm,
+        num_shares=2,
+    ),
+    # Huang et al. 2022, https://eprint.iacr.org/2022/207, section 2.
+    "cheetah": EngineProtocol(
+        trust=Trust(
+            num_parties=cheetah_preprocessing.NUM_PARTIES,
+            randomness="the two parties themselves, by lattice encryption and oblivious transfer",
+        ),
+        comm=cheetah.comm,
+        in_order=cheetah.walk,
+        matrix_work=cheetah.matrix_work,
+        is_slow=True,
+    ),
+}

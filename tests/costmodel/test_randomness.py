@@ -1,0 +1,142 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel import ops
+from costmodel.network import NETWORKS
+from costmodel.protocols import cheetah, semi2k
+from costmodel.protocols.cheetah_preprocessing import BATCH, BATCH_BYTES, KEPT
+from costmodel.protocols.primitives import PRIMITIVES, Call, EngineSetting
+from costmodel.randomness import (
+    CORRELATIONS,
+    ENCRYPTED,
+    GENERATORS,
+    OT_BITS,
+    SILENT_OT_BITS,
+    Correlation,
+    alternatives,
+    correlations_of,
+    opened_bytes,
+)  # fmt: skip
+
+SETTING = EngineSetting()
+DEALER, EXTENDED, SILENT, LATTICE = (generator.bytes_of for generator in GENERATORS)
+PRODUCT = Correlation(kind="product", elements=1000, bits=64)
+MATRIX = Correlation(kind="matrix", elements=128 * 3072, bits=64, shape=(128, 768, 3072))
+
+
+def test_a_dealer_sends_one_share_of_each_result():
+    assert DEALER(PRODUCT, 64) == 8 * 1000
+    assert DEALER(MATRIX, 64) == 8 * 128 * 3072
+    assert DEALER(Correlation(kind="cross", elements=10, bits=32), 64) == 40
+    assert DEALER(Correlation(kind="and", elements=10, bits=1), 64) == 10  # a bit is stored in a byte
+    assert DEALER(Correlation(kind="bit", elements=10, bits=1), 64) == 80  # and dealt as a number
+
+
+def test_gilboas_product_written_out():
+    # two cross terms of 64 OTs of 128 bits, and 64 + 63 + ... + 1 bits of messages each
+    assert EXTENDED(PRODUCT, 64) == 1000 * 2 * (64 * 128 + 64 * 65 / 2) / 8
+    assert EXTENDED(replace(PRODUCT, kind="square"), 64) == EXTENDED(PRODUCT, 64) / 2
+    assert EXTENDED(Correlation(kind="and", elements=10, bits=64), 64) == 10 * 64 * 2 * 128 / 8
+    assert EXTENDED(Correlation(kind="bit", elements=10, bits=1), 64) == 10 * (128 + 64) / 8
+
+
+def test_a_matrix_takes_its_bits_from_the_factor_that_makes_it_cheaper():
+    # left factor 128 x 768 chooses rows of 3072 numbers: fewer OTs, as many message bits
+    ots, messages = 128 * 768 * 64 * 128, 128 * 768 * 3072 * 64 * 65 / 2
+    assert EXTENDED(MATRIX, 64) == 2 * (ots + messages) / 8
+    turned = replace(MATRIX, shape=(3072, 768, 128))
+    assert EXTENDED(turned, 64) == EXTENDED(MATRIX, 64)
+
+
+def test_silent_ots_cost_a_fraction_of_a_bit():
+    assert SILENT_OT_BITS == 8 * BATCH_BYTES / (BATCH - KEPT) < 0.44  # the paper's own figure, for smaller batches
+    assert SILENT(PRODUCT, 64) == pytest.approx(1000 * 2 * (64 * SILENT_OT_BITS + 64 * 65 / 2) / 8)
+
+
+def test_under_encryption_a_matrix_costs_what_cheetahs_does():
+    op = ops.Linear(rows=128, in_features=768, out_features=3072, bias=False)
+    assert LATTICE(MATRIX, 64) == cheetah.by_primitive(op, SETTING)["matmul"]
+    assert LATTICE(PRODUCT, 64) < EXTENDED(PRODUCT, 64)
+
+
+@given(
+    kind=st.sampled_from([kind for kind in OT_BITS if kind != "matrix"]),
+    elements=st.integers(1, 10**6),
+    bits=st.sampled_from([8, 32, 64]),
+)
+def test_more_is_never_cheaper_and_a_dealer_is_the_cheapest_to_send(kind, elements, bits):
+    correlation = Correlation(kind=kind, elements=elements, bits=bits)
+    more = replace(correlation, elements=elements + 5000)
+    for generator in GENERATORS:
+        assert 0 < generator.bytes_of(correlation, 64) < generator.bytes_of(more, 64)
+    assert DEALER(correlation, 64) < EXTENDED(correlation, 64)
+    assert SILENT(correlation, 64) < EXTENDED(correlation, 64)
+
+
+def test_of_a_model(graph_of):
+    graph = graph_of("SM+LN+G", base="tiny", seq_len=8)
+    some = [node.op for node in graph]
+    made = alternatives(some, SETTING, NETWORKS["lan"])
+    assert [one.generator.name for one in made] == [generator.name for generator in GENERATORS]
+    for one in made:
+        assert one.network_s == one.setup_bytes * 8 / 1e9
+        assert one.generator.source
+    twice = alternatives(some * 2, SETTING, NETWORKS["loopback"])
+    assert [one.setup_bytes for one in twice] == pytest.approx([2 * one.setup_bytes for one in made])
+    assert {one.network_s for one in twice} == {0.0}
+
+
+def test_ciphertexts_are_known_for_one_ring_alone():
+    ring = EngineSetting(ring_bits=128, fraction_bits=26)
+    names = [one.generator.name for one in alternatives([ops.Relu(rows=1, features=1)], ring, NETWORKS["lan"])]
+    assert ENCRYPTED not in names
+    assert len(names) == 3
+
+
+def sent(call, setting):
+    return semi2k.PRICES[call.primitive](call, setting).online_bytes
+
+
+def test_every_primitive_has_its_correlations():
+    assert set(CORRELATIONS) == set(PRIMITIVES)
+
+
+@given(
+    primitive=st.sampled_from([name for name in PRIMITIVES if name != "matmul"]),
+    elements=st.integers(1, 10**6),
+    bits=st.integers(1, 64),
+    ring_bits=st.sampled_from([32, 64, 128]),
+)
+def test_what_the_correlations_mask_is_what_the_protocol_sends(primitive, elements, bits, ring_bits):
+    """Demand and price cannot drift apart: each masked number is opened once by each party."""
+    setting = EngineSetting(ring_bits=ring_bits, fraction_bits=12)
+    call = Call(primitive=primitive, elements=elements, bits=bits)
+    assert sum(map(opened_bytes, CORRELATIONS[primitive](call, setting))) == sent(call, setting)
+
+
+@given(rows=st.integers(1, 300), inner=st.integers(1, 300), columns=st.integers(1, 300))
+def test_of_matrices_likewise(rows, inner, columns):
+    call = Call(primitive="matmul", elements=rows * columns, operands=inner * (rows + columns), factors=(rows, columns))
+    (correlation,) = CORRELATIONS["matmul"](call, SETTING)
+    assert correlation == Correlation(kind="matrix", elements=rows * columns, bits=64, shape=(rows, inner, columns))
+    assert opened_bytes(correlation) == sent(call, SETTING)
+
+
+@pytest.mark.parametrize("name", ["SM+LN+G", "HH(SM+ScFFN)", "SM(t)+ScFuFFN_i1"])
+def test_of_whole_models(name, graph_of):
+    for node in graph_of(name, seq_len=8, base="tiny"):
+        assert sum(map(opened_bytes, correlations_of(node.op, SETTING))) == semi2k.comm(node.op, SETTING).online_bytes
+
+
+def test_a_relu_written_out():
+    """A sign, an AND and a tree of halves, and a selection; nothing is cut off."""
+    correlations = correlations_of(ops.Relu(rows=2, features=5), SETTING)
+    tree = [Correlation(kind="and", elements=20, bits=bits) for bits in (32, 16, 8, 4, 2, 1)]
+    assert list(correlations) == [
+        Correlation(kind="and", elements=10, bits=64),
+        *tree,
+        Correlation(kind="product", elements=10, bits=64),
+    ]
