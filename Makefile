@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # On two cores, the tests of a group in one process (`GROUPS` in tests/conftest.py).
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations 60 --junitxml build/tests.xml
+PYTEST := $(BIN)/python -m pytest -n 2 --durations 60 --junitxml build/tests.xml
 
 .PHONY: setup search test test-all check
 

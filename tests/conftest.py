@@ -10,6 +10,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # here
 
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 from costmodel import ops
 from costmodel.cost import Budget, Price
@@ -63,21 +64,32 @@ class ToyPricer(Pricer):
         return None
 
 
-def group_of(path: Path) -> str:
-    """The group of a test file: a name in `GROUPS`, or the file itself."""
-    file = path.relative_to(Path(__file__).parent)
+def group_of(nodeid: str) -> str:
+    """The group of a test: a name in `GROUPS`, or its file."""
+    file = Path(nodeid.partition("::")[0]).relative_to("tests")
     parts = {file.as_posix(), *(folder.as_posix() for folder in file.parents)}
     return next((name for name, members in GROUPS.items() if parts & set(members)), file.as_posix())
 
 
-@pytest.hookimpl(tryfirst=True)
+class GroupScheduling(LoadScopeScheduling):
+    """A group of tests is in one process, group after group as they are collected."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    config.option.loadscopereorder = False
+    return GroupScheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups the tests for xdist, and sorts the groups where it runs them."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item.path)))
+    """Puts the groups that take longest first where xdist runs them."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         order = {name: place for place, name in enumerate(GROUPS)}
-        items.sort(key=lambda item: order.get(group_of(item.path), len(order)))
+        items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
 
 
 @pytest.hookimpl(tryfirst=True)

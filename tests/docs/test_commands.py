@@ -1,4 +1,4 @@
-"""Every command of the documentation: run, made small where it is large, or parsed where it takes hours or machines."""
+"""Every command of the documentation: the first of each rule run, made small where it is large, the others parsed."""
 
 import re
 import shlex
@@ -18,16 +18,15 @@ OTHERS_FLAGS = {"--nproc-per-node"}  # of torchrun
 ENGINE = ("costmodel compare", "nas.private")
 
 
-def how(command: str) -> str | None:
-    rule = rule_of(command)
-    return None if rule is None else rule.how
+def commands_to_run() -> list[str]:
+    """The first command of each rule that says so: those after it differ in flags, which are parsed."""
+    first = {rule: command for command in reversed(all_commands()) if (rule := rule_of(command))}
+    return [command for rule, command in first.items() if rule.how == "run"]
 
 
-def run_ones() -> list[object]:
-    """The commands to run, those of the engine marked."""
-    found = [each for each in all_commands() if how(each) == "run"]
-    engine = pytest.mark.needs_engine
-    return [pytest.param(each, marks=[engine] if any(word in each for word in ENGINE) else []) for each in found]
+def marked(command: str) -> object:
+    """A parameter of a test; where the engine is installed, if the command runs it."""
+    return pytest.param(command, marks=[pytest.mark.needs_engine] if any(word in command for word in ENGINE) else [])
 
 
 def test_every_command_has_a_rule() -> None:
@@ -39,7 +38,7 @@ def test_every_rule_has_a_command() -> None:
     assert [rule.begins for rule in RULES if rule not in used] == []
 
 
-@pytest.mark.parametrize("command", run_ones())
+@pytest.mark.parametrize("command", map(marked, commands_to_run()))
 def test_command_runs(
     command: str, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
@@ -55,7 +54,7 @@ def test_command_runs(
     assert out
 
 
-@pytest.mark.parametrize("command", [each for each in all_commands() if how(each) == "parse"])
+@pytest.mark.parametrize("command", [each for each in all_commands() if each not in commands_to_run()])
 def test_command_is_parsed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     parse(shlex.split(command))
