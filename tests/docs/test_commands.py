@@ -38,7 +38,7 @@ def test_every_rule_has_a_command() -> None:
     assert [rule.begins for rule in RULES if rule not in used] == []
 
 
-@pytest.mark.parametrize("command", map(marked, commands_to_run()))
+@pytest.mark.parametrize("command", list(map(marked, commands_to_run())))
 def test_command_runs(
     command: str, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
