@@ -71,7 +71,7 @@ def group_of(nodeid: str) -> str:
     return next((name for name, members in GROUPS.items() if parts & set(members)), file.as_posix())
 
 
-class GroupScheduling(LoadScopeScheduling):
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """A group of tests is in one process, group after group as they are collected."""
 
     def _split_scope(self, nodeid: str) -> str:
