@@ -15,14 +15,12 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.errors import UserError
 from costmodel.ops import GeluForm, SoftmaxForm
+from search_spaces.block import BLOCKS, Block, BlockName
 
-Block = Literal["gpt2", "pythia", "sas"]
 Norm = Literal["layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "none"]
 Attention = Literal["softmax", "softmax-temperature", "softmax-half", "2quad", "relu", "none"]
 Ffn = Literal["gelu", "gelu-exact", "gelu-piecewise", "relu", "leaky-relu", "square", "identity", "fused", "none"]
 Stabiliser = Literal["none", "scaled"]
-
-PYTHIA_ROTARY_SHARE = 4  # rotary covers head_dim // 4 features. Source: Biderman et al. 2023, Pythia configs.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +61,7 @@ class Layer:
 class Architecture:
     """A decoder-only language model, in elements and counts.
 
-    block: `gpt2` (sequential, learned positions), `pythia` (parallel attention and FFN, rotary positions) or
-        `sas` (He and Hofmann 2024: shaped attention, no attention skip, V and O identity but for layer 0's V).
+    block: its name in `search_spaces.block.BLOCKS`, whose facts are `block_facts`.
     context: longest sequence the position table (or rotary cache) covers, in tokens.
     final_norm: norm before the vocabulary projection.
     bias: whether linears carry a bias.
@@ -77,7 +74,7 @@ class Architecture:
     Raises UserError if a dimension is below 1 or `num_heads` does not divide `d_model`.
     """
 
-    block: Block = "gpt2"
+    block: BlockName = "gpt2"
     num_heads: int
     d_model: int
     d_ff: int
@@ -102,11 +99,15 @@ class Architecture:
                 f"`num_heads` must divide `d_model`, but got num_heads={self.num_heads}, d_model={self.d_model}."
             )
 
-        if self.block == "sas" and any(layer.attention in ("none", "softmax-half") for layer in self.layers):
+        if self.block_facts.is_shaped and any(layer.attention in ("none", "softmax-half") for layer in self.layers):
             raise UserError(
-                "block 'sas' passes the stream on through all its heads, so no layer of it can have attention 'none' "
-                "or 'softmax-half'; use another block."
+                f"block {self.block!r} passes the stream on through all its heads, so no layer of it can have "
+                "attention 'none' or 'softmax-half'; use another block."
             )
+
+    @property
+    def block_facts(self) -> Block:
+        return BLOCKS[self.block]
 
     @property
     def num_layers(self) -> int:
@@ -164,12 +165,17 @@ def num_heads(architecture: Architecture, layer: Layer) -> int:
 
 
 def rotary_dim(architecture: Architecture) -> int:
-    """Features of a head that block `pythia` rotates. Raises UserError if they are odd or more than it has."""
-    turned = max(2, architecture.head_dim // PYTHIA_ROTARY_SHARE)
+    """Features of a head that are rotated, where a block's positions are rotations.
+
+    Raises UserError if they are odd or more than the head has.
+    """
+    share = architecture.block_facts.rotary_share
+    assert share is not None
+    turned = max(2, architecture.head_dim // share)
     if turned % 2 or turned > architecture.head_dim:
         raise UserError(
-            "block 'pythia' rotates a quarter of a head's features (2 at least), which must be even and no more than "
-            f"it has, but got head_dim={architecture.head_dim}; change `d_model` or `num_heads`."
+            f"block {architecture.block!r} rotates one in {share} of a head's features (2 at least), which must be "
+            f"even and no more than it has, but got head_dim={architecture.head_dim}; change `d_model` or `num_heads`."
         )
     return turned
 

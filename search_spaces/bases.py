@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 from costmodel.errors import UserError
 from costmodel.ops import GeluForm, SoftmaxForm
-from search_spaces.architecture import Architecture, Block, Layer
+from search_spaces.architecture import Architecture, Layer
+from search_spaces.block import BLOCKS, BlockName
 
 MAX_LAYERS = 500  # several times the deepest decoders in use, and as deep as members are listed, by recursion
 GPT2_LAYER = Layer(norm1="layernorm", norm2="layernorm", ffn="gelu")
@@ -12,7 +13,7 @@ GPT2_LAYER = Layer(norm1="layernorm", norm2="layernorm", ffn="gelu")
 
 def _base(
     *,
-    block: Block,
+    block: BlockName,
     layers: int,
     heads: int,
     d_model: int,
@@ -29,7 +30,7 @@ def _base(
         context=context,
         final_norm="layernorm",
         tied_embeddings=tied,
-        gelu="tanh" if block == "gpt2" else "exact",
+        gelu=BLOCKS[block].gelu,
         layers=(GPT2_LAYER,) * layers,
     )
 

@@ -10,9 +10,10 @@ live norm goes into the bias of the last linear that writes to the stream.
 A frozen final norm goes into the vocabulary projection. That has no bias, so the norm's own must come from the stream:
 by its mean, which is free where every reader takes the mean away. Elsewhere a frozen final LayerNorm stays.
 
-Of block `sas` no FFN is absorbed: its heads pass on slices of the stream itself, which only a multiple of the identity
-leaves alone; and the norm before attention stays in later layers, where values are read from it. A temperature that
-depends on the position stays; one scalar a head would fold, but that is a matter of weights, not of the architecture.
+Of a shaped block no FFN is absorbed: its heads pass on slices of the stream itself, which only a multiple of the
+identity leaves alone; and the norm before attention stays in later layers, where values are read from it. A temperature
+that depends on the position stays; one scalar a head would fold, but that is a matter of weights, not of the
+architecture.
 
 `nas.conversion.fold` does the same to weights.
 """
@@ -24,7 +25,6 @@ from search_spaces.architecture import (
     CENTRED_NORMS,
     LIVE_NORMS,
     Architecture,
-    Block,
     Ffn,
     Layer,
     arch_id,
@@ -33,6 +33,7 @@ from search_spaces.architecture import (
     num_heads,
     reader_norms,
 )
+from search_spaces.block import Block
 
 LINEAR_FFNS = ("identity", "fused")
 
@@ -60,17 +61,17 @@ def deployed(architecture: Architecture) -> Architecture:
     """
     if architecture.folded:
         return architecture
-    layers, around, folds_final = architecture.layers, regions(architecture), folds_final_norm(architecture)
+    layers, around, block = architecture.layers, regions(architecture), architecture.block_facts
     return replace(
         architecture,
         layers=joined_layers(
-            architecture.block,
+            block,
             [
-                deployed_layer(architecture, layer, region, keeps_norm1=passes_values(architecture.block, index))
+                deployed_layer(architecture, layer, region, keeps_norm1=block.passes_values(index))
                 for index, (layer, region) in enumerate(zip(layers, around, strict=True))
             ],
         ),
-        final_norm="none" if folds_final else architecture.final_norm,
+        final_norm="none" if folds_final_norm(architecture) else architecture.final_norm,
         bias=True,
         tied_embeddings=False,
         folded=True,
@@ -82,35 +83,31 @@ def deployed_id(architecture: Architecture) -> str:
     return arch_id(deployed(architecture))
 
 
-def passes_values(block: Block, index: int) -> bool:
-    """Whether attention reads its values from the norm before it without a linear between."""
-    return block == "sas" and index > 0
-
-
 def folds_final_norm(architecture: Architecture) -> bool:
     """Whether the vocabulary projection and the stream can take up the final norm, if there is one."""
     if architecture.final_norm != "frozen-layernorm":
         return architecture.final_norm not in LIVE_NORMS
     readers = [norm for layer in architecture.layers for norm in reader_norms(layer)]
-    return architecture.block != "sas" and all(norm in CENTRED_NORMS for norm in readers)
+    return not architecture.block_facts.is_shaped and all(norm in CENTRED_NORMS for norm in readers)
 
 
 def regions(architecture: Architecture) -> list[Region]:
     """Where the FFN of every layer stands."""
-    live = [reads_live_norm(architecture.block, index, layer) for index, layer in enumerate(architecture.layers)]
+    block = architecture.block_facts
+    live = [reads_live_norm(block, index, layer) for index, layer in enumerate(architecture.layers)]
     last = max((index for index, its in enumerate(live) if its), default=-1)
-    open_end = folds_final_norm(architecture) and architecture.block != "sas"
+    open_end = folds_final_norm(architecture) and not block.is_shaped
     return [Region(ahead=not any(live[: index + 1]), behind=open_end and index >= last) for index in range(len(live))]
 
 
 def reads_live_norm(block: Block, depth: int, layer: Layer) -> bool:
-    """Whether a norm that stays live reads the stream in a layer; that of layer 0 of block `sas` makes the stream."""
-    return is_live(replace(layer, norm1="none") if block == "sas" and depth == 0 else layer)
+    """Whether a norm that stays live reads the stream in a layer, and not only what becomes the stream."""
+    return is_live(replace(layer, norm1="none") if block.makes_stream(depth) else layer)
 
 
 def absorbs(block: Block, layer: Layer, region: Region) -> bool:
     """Whether a layer's FFN vanishes into a change of basis of the stream."""
-    return block != "sas" and region.is_free and layer.ffn in LINEAR_FFNS and layer.norm2 not in LIVE_NORMS
+    return not block.is_shaped and region.is_free and layer.ffn in LINEAR_FFNS and layer.norm2 not in LIVE_NORMS
 
 
 def absorbed_layers(architecture: Architecture) -> list[int]:
@@ -118,12 +115,12 @@ def absorbed_layers(architecture: Architecture) -> list[int]:
     if architecture.folded:
         return []
     around = enumerate(zip(architecture.layers, regions(architecture), strict=True))
-    return [index for index, (layer, region) in around if absorbs(architecture.block, layer, region)]
+    return [index for index, (layer, region) in around if absorbs(architecture.block_facts, layer, region)]
 
 
 def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, keeps_norm1: bool = False) -> Layer:
     """What is left of a layer: maybe neither attention nor FFN."""
-    is_absorbed = absorbs(architecture.block, layer, region)
+    is_absorbed = absorbs(architecture.block_facts, layer, region)
     return Layer(
         norm1=layer.norm1 if keeps_norm1 or layer.norm1 in LIVE_NORMS else "none",
         attention="softmax" if _is_usual_softmax(architecture, layer) else layer.attention,
@@ -150,14 +147,14 @@ def joined_layers(block: Block, layers: Iterable[Layer]) -> tuple[Layer, ...]:
     """The same sub-blocks in as few layers as can be: one empty layer where there are none.
 
     Attention without an FFN and an FFN without attention behind it are one layer where they follow one another, not
-    where they stand side by side (`pythia`).
+    where they stand side by side (`parallel`).
     """
     joined: list[Layer] = []
     for layer in layers:
         if layer.attention == "none" and layer.ffn == "none":
             continue
         before = joined[-1] if joined else None
-        if block == "gpt2" and before is not None and before.ffn == "none" and layer.attention == "none":
+        if block.join == "sequential" and before is not None and before.ffn == "none" and layer.attention == "none":
             joined[-1] = replace(before, norm2=layer.norm2, ffn=layer.ffn, stabiliser=layer.stabiliser)
         else:
             joined.append(layer)

@@ -15,7 +15,8 @@ from typing import Literal, TypeAlias
 import networkx as nx
 
 from costmodel.errors import UserError
-from search_spaces.architecture import CENTRED_NORMS, NORM_RANK, Block, Layer, Norm, implied_final_norm, reader_norms
+from search_spaces.architecture import CENTRED_NORMS, NORM_RANK, Layer, Norm, implied_final_norm, reader_norms
+from search_spaces.block import Block
 from search_spaces.deployed import reads_live_norm
 
 State: TypeAlias = tuple[int, ...]

@@ -13,6 +13,7 @@ from costmodel.deployment.deploy import Deployment, deploy
 from costmodel.errors import UserError
 from costmodel.ops import LayerId, Node, Op, OpGraph
 from search_spaces.architecture import Architecture, Ffn, Layer, Norm, gelu_form, num_heads, rotary_dim, softmax_form
+from search_spaces.block import Block
 
 WHOLE_PROMPT = Deployment()
 
@@ -43,6 +44,10 @@ class _Builder:
     nodes: list[Node] = field(default_factory=list)
     layer: LayerId = "embed"
 
+    @property
+    def block(self) -> Block:
+        return self.architecture.block_facts
+
     def named(self, name: str) -> str:
         return f"layers.{self.layer}.{name}" if isinstance(self.layer, int) else name
 
@@ -58,7 +63,7 @@ class _Builder:
     def norm(self, name: str, kind: Norm, source: str) -> str:
         if kind == "none":
             return source
-        value_source = self.architecture.block == "sas" and name == "norm1" and self.layer != 0
+        value_source = name == "norm1" and self.block.passes_values(int(self.layer))
         affine = not self.architecture.folded or self.layer == "head" or value_source  # else linears take them up
         return self.add(name, NORM_OPS[kind](self.rows, self.architecture.d_model, affine), source)
 
@@ -74,7 +79,7 @@ def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHO
     stream = _embed(builder)
     for index, layer in enumerate(architecture.layers):
         builder.layer = index
-        stream = _BLOCKS[architecture.block](builder, layer, stream)
+        stream = _layer(builder, layer, stream)
     builder.layer = "head"
     stream = builder.norm("final_norm", architecture.final_norm, stream)
     builder.add(
@@ -88,48 +93,38 @@ def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHO
 def _embed(builder: _Builder) -> str:
     rows, d_model, vocab = builder.rows, builder.architecture.d_model, builder.architecture.vocab_size
     stream = builder.add("embed", ops.TokenEmbedding(tokens=rows, vocab=vocab, features=d_model), "tokens")
-    if builder.architecture.block == "pythia":
-        return stream
-    return builder.add("position", ops.PositionEmbedding(rows=rows, features=d_model), stream)
+    if "position" in builder.block.tables:
+        stream = builder.add("position", ops.PositionEmbedding(rows=rows, features=d_model), stream)
+    return stream
 
 
-def _gpt2(builder: _Builder, layer: Layer, stream: str) -> str:
-    """A = X + MHA(Norm1(X)); Y = A + FFN(Norm2(A))."""
-    stream = _add_attention(builder, layer, stream)
+def _layer(builder: _Builder, layer: Layer, stream: str) -> str:
+    """Attention and FFN, joined as the block does."""
+    attended = _attended(builder, layer, stream)
     if layer.ffn == "none":
+        return attended
+    source = stream if builder.block.join == "parallel" else attended
+    return _add_ffn(builder, layer, attended, _ffn(builder, layer, builder.norm("norm2", layer.norm2, source)))
+
+
+def _attended(builder: _Builder, layer: Layer, stream: str) -> str:
+    """The stream after attention."""
+    if layer.attention == "none":
         return stream
-    return _add_ffn(builder, layer, stream, _ffn(builder, layer, builder.norm("norm2", layer.norm2, stream)))
-
-
-def _pythia(builder: _Builder, layer: Layer, stream: str) -> str:
-    """Y = X + MHA(Norm1(X)) + FFN(Norm2(X)): attention and FFN read the same residual stream."""
-    joined = _add_attention(builder, layer, stream)
-    if layer.ffn == "none":
-        return joined
-    return _add_ffn(builder, layer, joined, _ffn(builder, layer, builder.norm("norm2", layer.norm2, stream)))
-
-
-def _sas(builder: _Builder, layer: Layer, stream: str) -> str:
-    """A = shaped MHA(Norm1(X)) without skip, V and O identity (V is trained in layer 0); Y = A + FFN(Norm2(A))."""
-    d_model = builder.architecture.d_model
     normed = builder.norm("norm1", layer.norm1, stream)
-    heads = _heads(builder, layer)
-    queries_keys = builder.linear("attention.qk", normed, d_model, 2 * d_model)
-    values = builder.linear("attention.v", normed, d_model, d_model) if builder.layer == 0 else normed
+    if builder.block.is_shaped:
+        return _shaped_attention(builder, layer, normed)
+    return _join(builder, "attention.residual", stream, _self_attention(builder, layer, normed))
+
+
+def _shaped_attention(builder: _Builder, layer: Layer, source: str) -> str:
+    d_model, heads = builder.architecture.d_model, _heads(builder, layer)
+    queries_keys = builder.linear("attention.qk", source, d_model, 2 * d_model)
+    values = builder.linear("attention.v", source, d_model, d_model) if builder.layer == 0 else source
     weights = _attention_weights(builder, layer, queries_keys)
     shaped = builder.add("attention.shaped", ops.ShapedAttention(**heads), weights)
     mix = ops.AttentionMix(**heads, head_dim=builder.architecture.head_dim)
-    attended = builder.add("attention.mix", mix, shaped, values)
-    if layer.ffn == "none":
-        return attended
-    return _add_ffn(builder, layer, attended, _ffn(builder, layer, builder.norm("norm2", layer.norm2, attended)))
-
-
-def _add_attention(builder: _Builder, layer: Layer, stream: str) -> str:
-    if layer.attention == "none":
-        return stream
-    attended = _self_attention(builder, layer, builder.norm("norm1", layer.norm1, stream))
-    return _join(builder, "attention.residual", stream, attended)
+    return builder.add("attention.mix", mix, shaped, values)
 
 
 def _self_attention(builder: _Builder, layer: Layer, source: str) -> str:
@@ -137,7 +132,7 @@ def _self_attention(builder: _Builder, layer: Layer, source: str) -> str:
     d_model, head_dim = builder.architecture.d_model, builder.architecture.head_dim
     width = num_heads(builder.architecture, layer) * head_dim
     packed = builder.linear("attention.qkv", source, d_model, 3 * width)
-    if builder.architecture.block == "pythia":
+    if builder.block.rotary_share is not None:
         packed = _rotate(builder, layer, packed)
     mix = ops.AttentionMix(**_heads(builder, layer), head_dim=head_dim)
     mixed = builder.add("attention.mix", mix, _attention_weights(builder, layer, packed), packed)
@@ -187,6 +182,3 @@ def _add_ffn(builder: _Builder, layer: Layer, stream: str, branch: str) -> str:
         return _join(builder, "ffn.residual", stream, branch)
     scaled = ops.ScaledAdd(rows=builder.rows, features=builder.architecture.d_model)
     return builder.add("ffn.residual", scaled, stream, branch)
-
-
-_BLOCKS = {"gpt2": _gpt2, "pythia": _pythia, "sas": _sas}

@@ -25,6 +25,7 @@ from typing import TypeVar
 
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, Stabiliser, default_final_norm
+from search_spaces.block import BLOCKS, WRAPPERS, BlockName
 
 NORM_LETTERS: dict[Norm, str] = {
     "layernorm": "L",
@@ -95,10 +96,10 @@ def parse(text: str, base: Architecture) -> Member:
     that does not tile the layers.
     """
     inner, entropy_regularised = _unwrap(text, "EReg")
-    inner, simplified = _unwrap(inner, "HH")
+    inner, block = _unwrap_block(inner, base.block)
     inner, final_norm = _final_norm(inner)
     if match := _NAME.fullmatch(inner):
-        layers = _named_layers(text, match, base.num_layers, simplified)
+        layers = _named_layers(text, match, base.num_layers, BLOCKS[block].first_norm)
     elif groups := _groups(inner):
         layers = _tiled(text, groups, base.num_layers)
     else:
@@ -106,7 +107,7 @@ def parse(text: str, base: Architecture) -> Member:
             f"architecture must be a name like SM+LN+G, SM+ScFuFFN_i6, EReg(SM(t)+ScFuFFN) or HH(SM+ScFFN), "
             f"a placement like 6xLSLGo-6xoSoFs, or the path of a .yaml file, but got {text!r:.80}."
         )
-    architecture = replace(base, layers=layers, block="sas" if simplified else base.block)
+    architecture = replace(base, layers=layers, block=block)
     architecture = replace(architecture, final_norm=final_norm or _implied_final_norm(architecture))
     return Member(architecture=architecture, entropy_regularised=entropy_regularised)
 
@@ -129,8 +130,7 @@ def name_of(architecture: Architecture, *, entropy_regularised: bool = False) ->
     `parse` on the same base gives the architecture back.
     """
     text = _paper_name(architecture) or placement(architecture)
-    if architecture.block == "sas":
-        text = f"HH({text})"
+    text = _wrapped(text, architecture)
     return f"EReg({text})" if entropy_regularised else text
 
 
@@ -144,7 +144,7 @@ def placement(architecture: Architecture) -> str:
 
 
 def _implied_final_norm(architecture: Architecture) -> Norm:
-    return "none" if architecture.block == "sas" else default_final_norm(architecture.layers)
+    return default_final_norm(architecture.layers) if architecture.block_facts.keeps_final_norm else "none"
 
 
 def _final_norm(text: str) -> tuple[str, Norm | None]:
@@ -160,7 +160,20 @@ def _unwrap(text: str, wrapper: str) -> tuple[str, bool]:
     return text, False
 
 
-def _named_layers(text: str, match: re.Match[str], num_layers: int, simplified: bool) -> tuple[Layer, ...]:
+def _unwrap_block(text: str, usual: BlockName) -> tuple[str, BlockName]:
+    for wrapper, block in WRAPPERS.items():
+        inner, is_wrapped = _unwrap(text, wrapper)
+        if is_wrapped:
+            return inner, block
+    return text, usual
+
+
+def _wrapped(name: str, architecture: Architecture) -> str:
+    wrapper = architecture.block_facts.wrapper
+    return f"{wrapper}({name})" if wrapper else name
+
+
+def _named_layers(text: str, match: re.Match[str], num_layers: int, first_norm: Norm | None) -> tuple[Layer, ...]:
     norm = NORM_NAMES[match["norm"] or ""]
     attention: Attention = "softmax" if match["attention"] == "SM" else "softmax-temperature"
     ffn, stabiliser = FFN_NAMES[match["ffn"] or ""]
@@ -173,9 +186,7 @@ def _named_layers(text: str, match: re.Match[str], num_layers: int, simplified: 
     kept = Layer(norm1=norm, attention=attention, norm2=norm, ffn=ffn, stabiliser=stabiliser)
     removed = Layer(norm1=norm, attention=attention, ffn="none")
     layers = (kept,) * (num_layers - pruned) + (removed,) * pruned
-    if simplified:  # the simplified block keeps one LayerNorm, at the input of layer 0
-        layers = (replace(layers[0], norm1="layernorm"), *layers[1:])
-    return layers
+    return layers if first_norm is None else (replace(layers[0], norm1=first_norm), *layers[1:])
 
 
 def _groups(text: str) -> list[tuple[int, str]]:
@@ -235,7 +246,6 @@ def _paper_name(architecture: Architecture) -> str | None:
     for norm in NORM_NAMES:
         for ffn in FFN_NAMES:
             name = f"{attention}{norm}{ffn}{suffix}"
-            wrapped = f"HH({name})" if architecture.block == "sas" else name
-            if parse(wrapped, architecture).architecture.layers == architecture.layers:
+            if parse(_wrapped(name, architecture), architecture).architecture.layers == architecture.layers:
                 return name
     return None

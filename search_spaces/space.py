@@ -56,9 +56,9 @@ def build_space(definition: Definition) -> SearchSpace:
     """The space of a definition. Raises UserError for an unknown base or member, or if nothing is left in it."""
     base = base_architecture(definition.base, definition.dimensions)
     if definition.choices is not None:
-        graph = free_graph(base.num_layers, base.block, alphabet(definition.choices), definition.constraints)
+        graph = free_graph(base.num_layers, base.block_facts, alphabet(definition.choices), definition.constraints)
     else:
-        graph = listed_graph(base.block, [_listed_layers(name, base) for name in definition.members or ()])
+        graph = listed_graph(base.block_facts, [_listed_layers(name, base) for name in definition.members or ()])
     return SearchSpace(definition=definition, base=base, graph=graph, completions=completions(graph))
 
 

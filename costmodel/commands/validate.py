@@ -103,7 +103,8 @@ def _flops(rows: Iterable[PublishedRow]) -> dict[str, RowFlops]:
     flops = {}
     for row in rows:
         whole = _architecture(row)
-        flops[row.name] = flops_published(row, [layer.ffn for layer in whole.layers], simplified=whole.block == "sas")
+        ffns, simplified = [layer.ffn for layer in whole.layers], whole.block_facts.is_shaped
+        flops[row.name] = flops_published(row, ffns, simplified=simplified)
     return flops
 
 

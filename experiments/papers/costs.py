@@ -76,7 +76,7 @@ def _row_costs(settings: Settings, row: str) -> RowCosts:
             [layer.ffn for layer in architecture.layers],
             d_model=architecture.d_model,
             seq_len=settings.seq_len,
-            simplified=architecture.block == "sas",
+            simplified=architecture.block_facts.is_shaped,
         ),
         sent_bytes=found.total.sent_bytes,
         latency_s=found.total.latency_s,

@@ -26,7 +26,7 @@ def flops_table(experiment: Experiment) -> PaperTable:
 
 def _flops_by_context(settings: Settings, row: str) -> list[tuple[int, PaperFlops, tuple[float, float, float]]]:
     architecture = settings.member(row).architecture
-    ffns, simplified = [layer.ffn for layer in architecture.layers], architecture.block == "sas"
+    ffns, simplified = [layer.ffn for layer in architecture.layers], architecture.block_facts.is_shaped
     found = []
     for context in settings.contexts:
         flops = paper_flops(ffns, d_model=architecture.d_model, seq_len=context, simplified=simplified)

@@ -9,7 +9,7 @@ from costmodel.protocols.published_rows import PublishedRow, held_out_rows, publ
 from experiments.trainings import Plan, Variant
 from nas.recipe.overrides import RecipeChanges
 from nas.recipe.recipe import SCALES, Normalisation, ScaleName, SlopeSharing
-from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.notation import Member
 from search_spaces.resolve import resolve
 
@@ -90,7 +90,7 @@ class Settings:
             row.notation: row
             for row in (*published_rows(), *held_out_rows())
             if (row.num_layers, row.num_heads, row.d_model, row.vocab_size, row.seq_len, row.dataset) == setting
-            and base.block == "gpt2"
+            and base.block == BASES["gpt2-small"].block
         }
 
     @property

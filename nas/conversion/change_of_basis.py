@@ -21,7 +21,6 @@ from nas.conversion.fold_linears import (
     change_output,
     first_linear,
     last_linear,
-    tables,
 )
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.deployed import absorbs, regions
@@ -76,8 +75,8 @@ def rebase(architecture: Architecture, weights: Weights, max_condition: float) -
         left += reasons
         condition = max(condition, _condition(bases))
         _move(architecture, weights, stretch.start, steps, bases)
-        if stretch.start == 0 and architecture.block != "sas":
-            for table in tables(architecture):
+        if stretch.start == 0 and not architecture.block_facts.is_shaped:
+            for table in architecture.block_facts.tables:
                 weights[f"{table}.weight"] = weights[f"{table}.weight"] @ bases[0].inverse.T
         if stretch.stop == len(layers):
             weights["logits.weight"] = weights["logits.weight"] @ bases[-1].axes
@@ -105,7 +104,7 @@ def _chosen(
     """As much taken up as can be: while the bases' condition is too high, the worst step of all takes up less."""
     layers, around = architecture.layers, regions(architecture)
     levels = {
-        index: 2 if absorbs(architecture.block, layers[index], around[index]) else 1
+        index: 2 if absorbs(architecture.block_facts, layers[index], around[index]) else 1
         for index in range(stretch.start, stretch.stop)
     }
     reasons: list[str] = []
@@ -208,14 +207,14 @@ def _move_attention(
     after: Basis,
     step: _Step,
 ) -> None:
-    """A `pythia` block adds its attention beside the FFN, so that only beta multiplies it."""
+    """A parallel block adds its attention beside the FFN, so that only beta multiplies it."""
     attention = f"layers.{index}.attention"
-    if architecture.block == "sas":
+    if architecture.block_facts.is_shaped:
         _move_shaped_attention(weights, index, before)
         return
     change_input(weights, f"{attention}.qkv", before.axes, origin)
     into = before.inverse
-    if architecture.block == "pythia":
+    if architecture.block_facts.join == "parallel":
         beta = weights.get(f"layers.{index}.ffn.residual.beta", torch.ones((), dtype=torch.float64))
         into = after.inverse * beta if step.scales else before.inverse
     change_output(weights, f"{attention}.out", into)

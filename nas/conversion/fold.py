@@ -23,7 +23,7 @@ from nas.conversion.change_of_basis import rebase
 from nas.conversion.fold_linears import Weights, change_output, last_linear, scale_rows
 from nas.conversion.fold_norms import fold_final_norm, fold_norms, with_biases
 from search_spaces.architecture import Architecture, num_heads
-from search_spaces.deployed import Region, deployed_layer, joined_layers, passes_values
+from search_spaces.deployed import Region, deployed_layer, joined_layers
 
 MAX_CONDITION = 1e8  # of the bases of the stream, half of the digits of double precision
 
@@ -112,22 +112,22 @@ def _fold_score_factors(architecture: Architecture, weights: Weights) -> Archite
             if (temperatures == temperatures[:, :1]).all():
                 factors = factors / weights.pop(name)[:, 0]
                 layers[index] = replace(layer, attention="softmax")
-        packed = f"layers.{index}.attention.{'qk' if architecture.block == 'sas' else 'qkv'}"
-        scale_rows(weights, packed, factors.repeat_interleave(architecture.head_dim))
+        queries = f"layers.{index}.{architecture.block_facts.queries}"
+        scale_rows(weights, queries, factors.repeat_interleave(architecture.head_dim))
     return replace(architecture, layers=tuple(layers))
 
 
 def _renumbered(architecture: Architecture, weights: Weights) -> tuple[Architecture, Weights]:
     """Without layers that have nothing left, as `joined_layers` does, and with forms named by the architecture's."""
-    nowhere = Region(ahead=False, behind=False)
+    nowhere, block = Region(ahead=False, behind=False), architecture.block_facts
     layers = [
-        deployed_layer(architecture, layer, nowhere, keeps_norm1=passes_values(architecture.block, index))
+        deployed_layer(architecture, layer, nowhere, keeps_norm1=block.passes_values(index))
         for index, layer in enumerate(architecture.layers)
     ]
     renamed = {}
     for name, value in weights.items():
         layer, _, rest = name.removeprefix("layers.").partition(".")
         if name.startswith("layers."):  # the last of the joined ones up to here
-            name = f"layers.{len(joined_layers(architecture.block, layers[: int(layer) + 1])) - 1}.{rest}"
+            name = f"layers.{len(joined_layers(block, layers[: int(layer) + 1])) - 1}.{rest}"
         renamed[name] = value
-    return replace(architecture, layers=joined_layers(architecture.block, layers)), renamed
+    return replace(architecture, layers=joined_layers(block, layers)), renamed

@@ -40,7 +40,7 @@ def add_constant(architecture: Architecture, weights: Weights, num_layers: int, 
 
     constant: d_model, in the coordinates of that linear's result.
     """
-    name = f"{last_writer(architecture, num_layers) or tables(architecture)[-1]}"
+    name = f"{last_writer(architecture, num_layers) or architecture.block_facts.tables[-1]}"
     suffix = "bias" if f"{name}.bias" in weights else "weight"
     weights[f"{name}.{suffix}"] = weights[f"{name}.{suffix}"] + constant
 
@@ -54,11 +54,6 @@ def last_writer(architecture: Architecture, num_layers: int) -> str | None:
         if layer.attention != "none":
             return f"layers.{index}.attention.out"
     return None
-
-
-def tables(architecture: Architecture) -> list[str]:
-    """The tables whose sum the stream starts as."""
-    return ["embed"] if architecture.block == "pythia" else ["embed", "position"]
 
 
 def first_linear(index: int, layer: Layer) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from costmodel import ops
-from nas.conversion.fold_linears import Weights, add_constant, change_input, change_output, first_linear, tables
+from nas.conversion.fold_linears import Weights, add_constant, change_input, change_output, first_linear
 from search_spaces.architecture import LIVE_NORMS, Architecture, Layer, Norm
 from search_spaces.deployed import folds_final_norm
 from search_spaces.lower import lower
@@ -16,8 +16,7 @@ from search_spaces.lower import lower
 def fold_norms(architecture: Architecture, weights: Weights) -> Architecture:
     """W (gain (x - mean x) + bias) + b as a linear of x, or, behind a live norm, of what is normalised.
 
-    A norm that values are read from, in a later layer of block
-    `sas`, stays: no linear takes it up.
+    A norm that values are read from without a linear between stays: no linear takes it up.
     """
     readers = list(_readers(architecture))
     for norm, kind, linears in readers:
@@ -27,7 +26,7 @@ def fold_norms(architecture: Architecture, weights: Weights) -> Architecture:
     return replace(
         architecture,
         layers=tuple(
-            _without_frozen(layer, architecture.block == "sas" and index > 0)
+            _without_frozen(layer, architecture.block_facts.passes_values(index))
             for index, layer in enumerate(architecture.layers)
         ),
     )
@@ -54,7 +53,7 @@ def fold_final_norm(architecture: Architecture, weights: Weights) -> Architectur
 def _centre_writers(architecture: Architecture, weights: Weights) -> None:
     """Everything that is added to the stream, less its mean. The kept FFNs' betas do not change a mean of 0."""
     centring = _centring(architecture.d_model)
-    for table in tables(architecture):
+    for table in architecture.block_facts.tables:
         weights[f"{table}.weight"] = weights[f"{table}.weight"] @ centring
     for name in [name.removesuffix(".weight") for name in weights]:
         if name.endswith((".attention.out", ".ffn.down", ".ffn.fused")):
@@ -63,12 +62,10 @@ def _centre_writers(architecture: Architecture, weights: Weights) -> None:
 
 def _readers(architecture: Architecture) -> Iterator[tuple[str, Norm, list[str]]]:
     """The norms that linears alone read, their kinds, and those linears."""
-    simplified = architecture.block == "sas"
     for index, layer in enumerate(architecture.layers):
         name = f"layers.{index}"
-        if layer.norm1 != "none" and (index == 0 or not simplified):
-            linears = ["qk", "v"] if simplified else ["qkv"]
-            yield f"{name}.norm1", layer.norm1, [f"{name}.attention.{linear}" for linear in linears]
+        if layer.norm1 != "none" and (linears := architecture.block_facts.norm1_readers(index)):
+            yield f"{name}.norm1", layer.norm1, [f"{name}.{linear}" for linear in linears]
         if layer.norm2 != "none":
             yield f"{name}.norm2", layer.norm2, [first_linear(index, layer)]
 

@@ -18,7 +18,8 @@ from costmodel.errors import UserError
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.tokenizer import END_OF_TEXT
-from search_spaces.architecture import PYTHIA_ROTARY_SHARE, Architecture, Ffn, Layer, canonical, gelu_form
+from search_spaces.architecture import Architecture, Ffn, Layer, canonical, gelu_form
+from search_spaces.block import BLOCKS, BlockName
 
 EXTRA = "this needs transformers; install it with pip install -e '.[hf]'."
 OUR_TYPE = "private-inference-decoder"  # `model_type` of `huggingface_model`, which is imported only when needed
@@ -28,21 +29,49 @@ ROTARY_BASE = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Family:
-    """How a model of transformers names and lays out what we do.
+    """How a model of transformers names and lays out what a block of ours does.
 
+    config: their class. sizes: their settings to our dimensions. activation: their setting.
+    fixed: values that our blocks have built in. read_only: the same, of settings that are not written.
     names: their modules to ours; `{}` is the layer.
     transposed: whether weights of a layer's linears are in_features x out_features.
     interleaved: whether the packed rows are heads x (query, key, value), not (query, key, value) x heads.
     """
 
+    block: BlockName
+    config: str
+    sizes: Mapping[str, str]
+    activation: str
+    fixed: Mapping[str, Any]
+    read_only: Mapping[str, Any]
     names: Mapping[str, str]
     transposed: bool
     interleaved: bool
 
 
-# Source: transformers' models.gpt2 and models.gpt_neox. `embed_out` is the name of lm_head before version 5.
+PYTHIA_ROTARY = 1 / (BLOCKS["pythia"].rotary_share or 1)
+# By `model_type`. Source: transformers' models.gpt2 and models.gpt_neox, whose lm_head is `embed_out` and whose
+# `rope_parameters` are `rotary_pct` and `rotary_emb_base` before version 5.
 FAMILIES: dict[str, _Family] = {
     "gpt2": _Family(
+        block="gpt2",
+        config="GPT2Config",
+        sizes={
+            "vocab_size": "vocab_size",
+            "n_positions": "context",
+            "n_embd": "d_model",
+            "n_layer": "num_layers",
+            "n_head": "num_heads",
+            "n_inner": "d_ff",
+        },
+        activation="activation_function",
+        fixed={
+            "layer_norm_epsilon": EPSILON,
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
+        read_only={},
         names={
             "transformer.wte": "embed",
             "transformer.wpe": "position",
@@ -59,6 +88,31 @@ FAMILIES: dict[str, _Family] = {
         interleaved=False,
     ),
     "gpt_neox": _Family(
+        block="pythia",
+        config="GPTNeoXConfig",
+        sizes={
+            "vocab_size": "vocab_size",
+            "max_position_embeddings": "context",
+            "hidden_size": "d_model",
+            "num_hidden_layers": "num_layers",
+            "num_attention_heads": "num_heads",
+            "intermediate_size": "d_ff",
+        },
+        activation="hidden_act",
+        fixed={
+            "layer_norm_eps": EPSILON,
+            "use_parallel_residual": True,
+            "attention_bias": True,
+            "rotary_pct": PYTHIA_ROTARY,
+            "rotary_emb_base": ROTARY_BASE,
+        },
+        read_only={
+            "rope_parameters": {
+                "rope_theta": ROTARY_BASE,
+                "partial_rotary_factor": PYTHIA_ROTARY,
+                "rope_type": "default",
+            }
+        },
         names={
             "gpt_neox.embed_in": "embed",
             "gpt_neox.layers.{}.input_layernorm": "layers.{}.norm1",
@@ -136,14 +190,15 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
     transformers = _transformers()
     from nas.conversion.huggingface_model import DecoderConfig, DecoderForCausalLM
 
-    make = _PLAIN.get(architecture.block)
-    config = make(transformers, architecture) if make else None
-    if config is None:
-        model: Any = DecoderForCausalLM(DecoderConfig(architecture=canonical(architecture)))
+    family = next((family for family in FAMILIES.values() if family.block == architecture.block), None)
+    config = _plain_config(family, architecture) if family else None
+    if family is None or config is None:
+        block = architecture.block_facts
+        facts = {"join": block.join, "rotary_share": block.rotary_share}
+        model: Any = DecoderForCausalLM(DecoderConfig(architecture=canonical(architecture), block=facts))
         model.decoder.load_state_dict(weights)
     else:
         model = transformers.AutoModelForCausalLM.from_config(config)
-        family = FAMILIES[config.model_type]
         expected = model.state_dict()
         theirs = {name: value for name, value in _to_theirs(family, architecture, weights) if name in expected}
         model.load_state_dict(theirs)
@@ -169,49 +224,19 @@ def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokeni
     ours.save_pretrained(target)
 
 
-def _gpt2_config(transformers: Any, architecture: Architecture) -> Any | None:
-    activation = _plain_activation(architecture)
-    if activation is None:
+def _plain_config(family: _Family, architecture: Architecture) -> Any | None:
+    """The configuration of theirs that computes the same; None if there is none."""
+    activation, share = _plain_activation(architecture), architecture.block_facts.rotary_share
+    if activation is None or (share is not None and architecture.head_dim % (2 * share)):
         return None
-    return transformers.GPT2Config(
-        vocab_size=architecture.vocab_size,
-        n_positions=architecture.context,
-        n_embd=architecture.d_model,
-        n_layer=architecture.num_layers,
-        n_head=architecture.num_heads,
-        n_inner=architecture.d_ff,
-        activation_function=activation,
-        layer_norm_epsilon=EPSILON,
+    return getattr(_transformers(), family.config)(
+        **{theirs: getattr(architecture, ours) for theirs, ours in family.sizes.items()},
+        **family.fixed,
+        **{family.activation: activation},
         tie_word_embeddings=architecture.tied_embeddings,
         bos_token_id=None,
         eos_token_id=None,
     )
-
-
-def _neox_config(transformers: Any, architecture: Architecture) -> Any | None:
-    activation = _plain_activation(architecture)
-    if activation is None or architecture.head_dim % (2 * PYTHIA_ROTARY_SHARE):
-        return None
-    return transformers.GPTNeoXConfig(
-        vocab_size=architecture.vocab_size,
-        max_position_embeddings=architecture.context,
-        hidden_size=architecture.d_model,
-        num_hidden_layers=architecture.num_layers,
-        num_attention_heads=architecture.num_heads,
-        intermediate_size=architecture.d_ff,
-        hidden_act=activation,
-        layer_norm_eps=EPSILON,
-        rotary_pct=1 / PYTHIA_ROTARY_SHARE,
-        rotary_emb_base=ROTARY_BASE,
-        use_parallel_residual=True,
-        attention_bias=True,
-        tie_word_embeddings=architecture.tied_embeddings,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-
-
-_PLAIN: dict[str, Callable[[Any, Architecture], Any | None]] = {"gpt2": _gpt2_config, "pythia": _neox_config}
 
 
 def _plain_activation(architecture: Architecture) -> str | None:
@@ -237,53 +262,30 @@ def _plain_activation(architecture: Architecture) -> str | None:
 
 
 def _architecture(config: Any, path: str) -> Architecture:
-    """Raises UserError, naming what, for a model that is not exactly a `gpt2` or `pythia` block can be."""
+    """Raises UserError, naming what, for a model that is not exactly what a block can be."""
     if config.model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise UserError(f"{path!r} must be a model of type {known} or an export of ours, but is {config.model_type!r}.")
-    settings = config.to_dict()
-    for name, value in _required(settings).items():
+    family, settings = FAMILIES[config.model_type], config.to_dict()
+    for name, value in {**family.fixed, **family.read_only}.items():
         if settings.get(name, value) != value:
             raise UserError(
                 f"`{name}` of {path!r} must be {value!r}, but is {settings[name]!r}; it cannot be imported."
             )
-    neox = config.model_type == "gpt_neox"
-    activation = config.hidden_act if neox else config.activation_function
+    activation = getattr(config, family.activation)
     if activation not in ACTIVATIONS:
         raise UserError(f"the activation of {path!r} must be one of {', '.join(ACTIVATIONS)}, but is {activation!r}.")
     ffn, form = ACTIVATIONS[activation]
+    sizes = {ours: getattr(config, theirs) for theirs, ours in family.sizes.items()}
+    sizes["d_ff"] = sizes["d_ff"] or 4 * sizes["d_model"]  # GPT-2's is None where it is that
     return Architecture(
-        block="pythia" if neox else "gpt2",
-        num_heads=config.num_attention_heads,
-        d_model=config.hidden_size,
-        d_ff=config.intermediate_size if neox else (config.n_inner or 4 * config.hidden_size),
-        vocab_size=config.vocab_size,
-        context=config.max_position_embeddings,
+        block=family.block,
         final_norm="layernorm",
         tied_embeddings=config.tie_word_embeddings,
         gelu="exact" if form == "exact" else "tanh",
-        layers=(Layer(norm1="layernorm", norm2="layernorm", ffn=ffn),) * config.num_hidden_layers,
+        layers=(Layer(norm1="layernorm", norm2="layernorm", ffn=ffn),) * sizes.pop("num_layers"),
+        **sizes,
     )
-
-
-def _required(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a configuration that our blocks have built in."""
-    if settings["model_type"] == "gpt2":
-        return {
-            "layer_norm_epsilon": EPSILON,
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-            "add_cross_attention": False,
-        }
-    rotary = {"rope_theta": ROTARY_BASE, "partial_rotary_factor": 1 / PYTHIA_ROTARY_SHARE, "rope_type": "default"}
-    return {
-        "layer_norm_eps": EPSILON,
-        "use_parallel_residual": True,
-        "attention_bias": True,
-        "rope_parameters": rotary,  # from version 5 on; the next two until then
-        "rotary_pct": 1 / PYTHIA_ROTARY_SHARE,
-        "rotary_emb_base": ROTARY_BASE,
-    }
 
 
 def _names(family: _Family, architecture: Architecture) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTra
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 LAYERNORM_EPSILON, RMSNORM_EPSILON = 1e-5, 1e-6
-ROTARY_BASE, ROTARY_SHARE = 10_000, 4  # Pythia: a quarter of a head's features is rotated
+ROTARY_BASE = 10_000
 QUAD_SHIFT, RELU_SUM_OFFSET = 5.0, 2.0**-10  # softmax `2quad` (MPCFormer, arXiv 2211.01452) and `relu`
 # GELU by polynomials, after BumbleBee, https://eprint.iacr.org/2023/1678
 THRESHOLDS = (-5.0, -1.97, 3.0)
@@ -26,12 +26,18 @@ EVEN = (0.0102691650390625, 0.3566856384277344, -0.036548614501953125, 0.0017089
 
 
 class DecoderConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
-    """architecture: block, dimensions and the choices of every layer, as plain data."""
+    """architecture: dimensions and the choices of every layer, as plain data. block: facts of its block.
+
+    join: `sequential` attention, then the FFN of their sum; `parallel` both read the stream; `shaped` attention has no
+        skip. rotary_share: one in so many features of a head is rotated; None has a table of positions.
+    """
 
     model_type = "private-inference-decoder"
 
-    def __init__(self, architecture: dict[str, Any] | None = None, **settings: Any) -> None:
-        self.architecture = architecture
+    def __init__(
+        self, architecture: dict[str, Any] | None = None, block: dict[str, Any] | None = None, **settings: Any
+    ) -> None:
+        self.architecture, self.block = architecture, block
         usual: dict[str, Any] = {}
         if architecture is not None:
             self.vocab_size, self.hidden_size = architecture["vocab_size"], architecture["d_model"]
@@ -105,10 +111,10 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, form: str) -> Tensor:
     return positive / (positive.sum(dim=-1, keepdim=True) + offset) @ values
 
 
-def _rotated(heads: Tensor, first: int) -> Tensor:
-    """Positions from `first` on, their first features turned by angles that grow with the position."""
+def _rotated(heads: Tensor, first: int, share: int) -> Tensor:
+    """Positions from `first` on, their first features, one in `share`, turned by angles that grow with the position."""
     length, head_dim = heads.shape[-2:]
-    width = max(2, head_dim // ROTARY_SHARE)
+    width = max(2, head_dim // share)
     rates = ROTARY_BASE ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(first, first + length, dtype=torch.float64)[:, None] * rates  # T x width / 2
     cosines, sines = (table.repeat(1, 2).to(heads) for table in (angles.cos(), angles.sin()))
@@ -126,7 +132,7 @@ class _Attention(nn.Module):
         self.num_heads = max(1, made["num_heads"] // 2) if kind == "softmax-half" else made["num_heads"]
         self.head_dim = made["d_model"] // made["num_heads"]
         self.form = kind if kind in ("2quad", "relu") else made.get("softmax", "exact")
-        self.folded, self.rotates = made.get("folded", False), made["block"] == "pythia"
+        self.folded, self.rotary_share = made.get("folded", False), made["block"]["rotary_share"]
         self.temperature = _Weight(self.num_heads, made["context"]) if kind == "softmax-temperature" else None
 
     def heads(self, packed: Tensor, parts: int) -> Tensor:
@@ -153,8 +159,8 @@ class _SelfAttention(_Attention):
     def forward(self, source: Tensor, past: _Past) -> Tensor:
         first = past.num_positions
         queries, keys, values = self.heads(self.qkv(source), 3)
-        if self.rotates:
-            queries, keys = _rotated(queries, first), _rotated(keys, first)
+        if self.rotary_share is not None:
+            queries, keys = (_rotated(heads, first, self.rotary_share) for heads in (queries, keys))
         keys, values = past.joined(keys, values)
         mixed: Tensor = self.out(self.mixed(queries, keys, values, first).transpose(1, 2).flatten(2))
         return mixed
@@ -249,15 +255,15 @@ class _FeedForward(nn.Module):
 
 
 class _Block(nn.Module):
-    """`gpt2`: attention, then the FFN of their sum; `pythia`: both read the stream; `sas`: attention has no skip."""
+    """Attention and FFN of one layer, joined as `DecoderConfig` says."""
 
     def __init__(self, made: dict[str, Any], index: int) -> None:
         super().__init__()
-        layer, folded, self.block = made["layers"][index], made.get("folded", False), made["block"]
-        reads_values = self.block == "sas" and index > 0  # no linear there takes up a gain
+        layer, folded, self.join = made["layers"][index], made.get("folded", False), made["block"]["join"]
+        reads_values = self.join == "shaped" and index > 0  # no linear there takes up a gain
         self.norm1 = NORMS[layer["norm1"]](made["d_model"], not folded or reads_values)
         self.attention: nn.Module | None = None
-        if self.block == "sas":
+        if self.join == "shaped":
             self.attention = _ShapedSelfAttention(made, layer, index)
         elif layer["attention"] != "none":
             self.attention = _SelfAttention(made, layer)
@@ -268,21 +274,21 @@ class _Block(nn.Module):
         joined = stream
         if self.attention is not None:
             attended: Tensor = self.attention(self.norm1(stream), past)
-            joined = attended if self.block == "sas" else stream + attended
+            joined = attended if self.join == "shaped" else stream + attended
         if self.ffn is not None:
-            joined = self.ffn(self.norm2(stream if self.block == "pythia" else joined), joined)
+            joined = self.ffn(self.norm2(stream if self.join == "parallel" else joined), joined)
         return joined
 
 
 class Decoder(nn.Module):
-    """Tokens to logits. made: as `DecoderConfig` has its architecture."""
+    """Tokens to logits. made: as `DecoderConfig` has its architecture, with its facts in place of the block's name."""
 
     def __init__(self, made: dict[str, Any]) -> None:
         super().__init__()
         vocab_size, d_model = made["vocab_size"], made["d_model"]
         self.context = made["context"]
         self.embed = nn.Embedding(vocab_size, d_model)
-        self.position = None if made["block"] == "pythia" else nn.Embedding(self.context, d_model)
+        self.position = nn.Embedding(self.context, d_model) if made["block"]["rotary_share"] is None else None
         self.layers = nn.ModuleList(_Block(made, index) for index in range(len(made["layers"])))
         self.counts_alone = all(layer.attention is None for layer in self.layers)
         self.final_norm = NORMS[made["final_norm"]](d_model, True)
@@ -315,7 +321,7 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-u
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
         assert config.architecture is not None
-        self.decoder = Decoder(config.architecture)
+        self.decoder = Decoder({**config.architecture, "block": config.block})
         self.post_init()  # type: ignore[no-untyped-call]
 
     def forward(

@@ -19,13 +19,12 @@ from nas.model.mpc_friendly import PiecewiseGelu
 from nas.model.norms import norm_of
 from nas.model.self_attention import SelfAttention, ShapedSelfAttention
 from nas.recipe.recipe import SlopeSharing
-from search_spaces.architecture import Architecture, Block, Ffn, Layer, softmax_form
+from search_spaces.architecture import Architecture, Ffn, Layer, softmax_form
 
 INIT_STD = 0.02  # Radford et al. 2019, GPT-2, at its smallest width
 INIT_WIDTH = 768
 MAX_TABLE_STD = 0.16  # the rule at width 96; below it a table of unit variance would predict its own tokens
 LEAKY_SLOPE_INIT = 1e-2  # arXiv 2501.03489, leaky ReLU study
-SAS_BRANCH_GAIN = 0.1  # He and Hofmann 2024, published configuration `skipless`: gain of the FFN at the start
 
 
 class Prediction(NamedTuple):
@@ -39,17 +38,18 @@ class Prediction(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model. Raises UserError if a `pythia` block would rotate an odd number of features."""
+    """A decoder-only language model. Raises UserError if its block would rotate an odd number of features."""
 
     def __init__(self, architecture: Architecture, *, temperature_init: float = 1.0) -> None:
         super().__init__()
         d_model, vocab_size = architecture.d_model, architecture.vocab_size
         self.architecture = architecture
         self.embed = nn.Embedding(vocab_size, d_model)
-        self.position = nn.Embedding(architecture.context, d_model) if architecture.block != "pythia" else None
-        block = BLOCKS[architecture.block]
+        self.position = (
+            nn.Embedding(architecture.context, d_model) if "position" in architecture.block_facts.tables else None
+        )
         self.layers = nn.ModuleList(
-            block(architecture, index, temperature_init) for index in range(architecture.num_layers)
+            _Block(architecture, index, temperature_init) for index in range(architecture.num_layers)
         )
         self.final_norm = norm_of(architecture.final_norm, d_model)
         self.logits = nn.Linear(d_model, vocab_size, bias=False)
@@ -81,57 +81,29 @@ class Decoder(nn.Module):
         return self.final_norm(stream), tuple(entropies) if with_entropies else None
 
 
-class _GptBlock(nn.Module):
-    """A = X + MHA(Norm1(X)); Y = A + FFN(Norm2(A)); what a layer lacks adds nothing."""
+class _Block(nn.Module):
+    """Attention and FFN of one layer, joined as `search_spaces.block` says; what a layer lacks adds nothing."""
 
     def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
         super().__init__()
-        layer = architecture.layers[index]
-        reads_values = architecture.block == "sas" and index > 0  # no linear there takes up a gain
-        self.norm1 = norm_of(layer.norm1, architecture.d_model, affine=not architecture.folded or reads_values)
-        attention = ShapedSelfAttention if architecture.block == "sas" else SelfAttention
+        layer, self.block = architecture.layers[index], architecture.block_facts
+        affine = not architecture.folded or self.block.passes_values(index)  # else linears take gain and bias up
+        self.norm1 = norm_of(layer.norm1, architecture.d_model, affine=affine)
+        attention = ShapedSelfAttention if self.block.is_shaped else SelfAttention
         self.attention = None if layer.attention == "none" else attention(architecture, index, temperature_init)
         self.norm2 = norm_of(layer.norm2, architecture.d_model, affine=not architecture.folded)
         self.ffn = None if layer.ffn == "none" else FeedForward(architecture, layer)
 
     def forward(self, stream: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
-        stream, entropy = self.add_attention(stream, with_entropy)
-        if self.ffn is not None:
-            stream = self.ffn(self.norm2(stream), stream)
-        return stream, entropy
-
-    def add_attention(self, stream: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-        """X + MHA(Norm1(X)) and the entropies, of no heads where there is no attention."""
+        """The stream after the layer and the entropies, of no heads where there is no attention."""
         if self.attention is None:
-            return stream, stream.new_zeros(len(stream), 0, stream.shape[1]) if with_entropy else None
-        attended, entropy = self.attention(self.norm1(stream), with_entropy)
-        return stream + attended, entropy
-
-
-class _PythiaBlock(_GptBlock):
-    """Y = X + MHA(Norm1(X)) + FFN(Norm2(X)): attention and FFN read the same stream."""
-
-    def forward(self, stream: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
-        joined, entropy = self.add_attention(stream, with_entropy)
+            joined, entropy = stream, stream.new_zeros(len(stream), 0, stream.shape[1]) if with_entropy else None
+        else:
+            attended, entropy = self.attention(self.norm1(stream), with_entropy)
+            joined = attended if self.block.is_shaped else stream + attended
         if self.ffn is not None:
-            joined = self.ffn(self.norm2(stream), joined)
+            joined = self.ffn(self.norm2(stream if self.block.join == "parallel" else joined), joined)
         return joined, entropy
-
-
-class _SasBlock(_GptBlock):
-    """A = shaped MHA(Norm1(X)), without a skip; Y = A + FFN(Norm2(A)).
-
-    Source: He and Hofmann 2024, "Simplifying Transformer Blocks", arXiv 2311.01906, section 4.
-    """
-
-    def add_attention(self, stream: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-        """Shaped MHA(Norm1(X)); every layer has one."""
-        assert self.attention is not None
-        attended: tuple[Tensor, Tensor | None] = self.attention(self.norm1(stream), with_entropy)
-        return attended
-
-
-BLOCKS: dict[Block, type[_GptBlock]] = {"gpt2": _GptBlock, "pythia": _PythiaBlock, "sas": _SasBlock}
 
 
 class FeedForward(nn.Module):
@@ -145,8 +117,7 @@ class FeedForward(nn.Module):
             self.up = nn.Linear(d_model, d_ff, bias=bias)
             self.activation = ACTIVATIONS[layer.ffn](architecture)
             self.down = nn.Linear(d_ff, d_model, bias=bias)
-        branch_gain = SAS_BRANCH_GAIN if architecture.block == "sas" else 1.0
-        self.residual = _ScaledAdd(branch_gain) if layer.stabiliser == "scaled" else None
+        self.residual = _ScaledAdd(architecture.block_facts.branch_gain) if layer.stabiliser == "scaled" else None
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:
         """source: what the branch reads; stream: what its result is added to; both batch x T x d_model."""
@@ -213,19 +184,19 @@ def build(
     s is GPT-2's 0.02 at width 768 and grows as 1 / sqrt(width) below, so that a narrow proxy passes signals on as
     strongly as the model it stands for; linears that write to the residual stream have s / sqrt(2 x layers). Tables of
     tokens and positions grow as 1 / width: at width 96 rows with nonlinearities then train faster and linear ones
-    slower, which brings their order nearer to the papers' (see the proxy scale in `nas.recipe.recipe`). Block
-    `sas` has none of those; its queries start at 0, layer 0's values at the identity plus N(0, s), and an FFN whose
+    slower, which brings their order nearer to the papers' (see the proxy scale in `nas.recipe.recipe`). A shaped
+    block has none of those; its queries start at 0, layer 0's values at the identity plus N(0, s), and an FFN whose
     result is not scaled by a learned gain at 0.1 times N(0, s).
 
     slopes: `global` has all leaky ReLUs share one learned slope.
 
-    Raises UserError for block `sas` with a ReLU in place of softmax, which has no gradient at queries of 0.
+    Raises UserError for a shaped block with a ReLU in place of softmax, which has no gradient at queries of 0.
     """
     forms = {softmax_form(architecture, layer) for layer in architecture.layers}
-    if architecture.block == "sas" and "relu" in forms:
+    if architecture.block_facts.is_shaped and "relu" in forms:
         raise UserError(
-            "block 'sas' starts from queries of 0, where softmax 'relu' has no gradient; choose softmax 'exact' or "
-            "'2quad'."
+            f"block {architecture.block!r} starts from queries of 0, where softmax 'relu' has no gradient; choose "
+            "softmax 'exact' or '2quad'."
         )
     model = Decoder(architecture, temperature_init=temperature_init)
     std = INIT_STD * math.sqrt(INIT_WIDTH / architecture.d_model)
@@ -240,15 +211,15 @@ def build(
                 nn.init.zeros_(module.bias)
     if not architecture.tied_embeddings:
         draw(model.logits.weight, std=std)
-    if architecture.block == "sas":
-        _start_simplified(model)
+    if architecture.block_facts.is_shaped:
+        _start_shaped(model)
     if slopes == "global":
         _share_slopes(model)
     return model
 
 
 @torch.no_grad()
-def _start_simplified(model: Decoder) -> None:
+def _start_shaped(model: Decoder) -> None:
     """Every layer passes the stream on, so that depth needs neither skips nor norms. Source: arXiv 2311.01906."""
     for module in model.modules():
         if isinstance(module, ShapedSelfAttention):
@@ -259,7 +230,7 @@ def _start_simplified(model: Decoder) -> None:
         elif isinstance(module, FeedForward):
             last = module.down if module.fused is None else module.fused
             last.weight *= math.sqrt(2 * model.architecture.num_layers)
-            last.weight *= SAS_BRANCH_GAIN if module.residual is None else 1.0
+            last.weight *= model.architecture.block_facts.branch_gain if module.residual is None else 1.0
 
 
 def _share_slopes(model: Decoder) -> None:

@@ -22,7 +22,7 @@ class SelfAttention(nn.Module):
         self.attend = attention_of(softmax_form(architecture, layer))
         width = self.num_heads * self.head_dim
         self.qkv = nn.Linear(d_model, 3 * width, bias=architecture.bias)
-        self.rotary = _Rotary(architecture) if architecture.block == "pythia" else nn.Identity()
+        self.rotary = nn.Identity() if architecture.block_facts.rotary_share is None else _Rotary(architecture)
         self.temperature = _temperature(architecture, layer, temperature_init)
         self.out = nn.Linear(width, d_model, bias=architecture.bias)
 

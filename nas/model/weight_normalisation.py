@@ -12,6 +12,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from costmodel.errors import UserError
 from nas.model.decoder import Decoder
 from nas.recipe.recipe import Normalisation, NormalisedLinears
+from search_spaces.block import BLOCKS
 
 FIRST_ITERATIONS = 15  # of the power method, as torch.nn.utils.parametrizations.spectral_norm has it
 
@@ -42,10 +43,14 @@ def normalise(model: Decoder, settings: Normalisation, generator: torch.Generato
 def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Linear, int]]:
     """The linears whose weights are normalised, with how many matrices each holds on top of one another.
 
-    Raises UserError for block `sas`, whose queries start at 0 and have no direction, or if no layer has such linears.
+    Raises UserError for a shaped block, whose queries start at 0 and have no direction, or if no layer has such
+    linears.
     """
-    if model.architecture.block == "sas":
-        raise UserError("normalisation of weights needs block 'gpt2' or 'pythia', but got 'sas'; leave it out.")
+    if model.architecture.block_facts.is_shaped:
+        able = " or ".join(repr(name) for name, block in BLOCKS.items() if not block.is_shaped)
+        raise UserError(
+            f"normalisation of weights needs block {able}, but got {model.architecture.block!r}; leave it out."
+        )
     chosen = [
         (linear, num_matrices)
         for layer in model.layers

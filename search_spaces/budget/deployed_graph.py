@@ -33,7 +33,7 @@ def deployed_graph(space: SearchSpace) -> nx.DiGraph:
     it is attention alone, behind which an FFN alone would be the same layer.
     """
     moves, numbers = _deployed_moves(space), dict[Positions, int]()
-    joins = space.base.block == "gpt2"
+    joins = space.base.block_facts.join == "sequential"
     closures = _closures(moves, space.graph)
     positions = closures[source(space.graph)]
     level = {Boundary(depth=0, state=(numbers.setdefault(positions, 0), 0, 0)): positions}

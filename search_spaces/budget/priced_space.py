@@ -18,7 +18,7 @@ from costmodel.estimate import Pricer
 from costmodel.ops import LayerId, Op
 from search_spaces.architecture import LIVE_NORMS, Architecture, Layer, Norm
 from search_spaces.budget.cost_counts import Cost
-from search_spaces.deployed import Region, deployed, deployed_layer, passes_values
+from search_spaces.deployed import Region, deployed, deployed_layer
 from search_spaces.graph import SINK, Choice, Head, Vertex, after, source
 from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, member_at, member_of, num_members, path_of, path_of_member
@@ -124,14 +124,14 @@ class LayerPrices:
         self._known: dict[tuple[Layer, Norm], dict[LayerId, list[Price]]] = {}
 
     def of_embedding(self) -> list[Price]:
-        return self._parts(EMPTY_LAYER if self.base.block != "sas" else self.base.layers[0], "none")["embed"]
+        return self._parts(self.base.layers[0] if self.base.block_facts.is_shaped else EMPTY_LAYER, "none")["embed"]
 
     def of_layer(self, layer: Layer, depth: int) -> list[Price]:
         """None for a layer that computes nothing."""
         return self._parts(layer, "none").setdefault(depth, [])
 
     def of_head(self, final_norm: Norm) -> list[Price]:
-        layer = EMPTY_LAYER if self.base.block != "sas" else self.base.layers[0]
+        layer = self.base.layers[0] if self.base.block_facts.is_shaped else EMPTY_LAYER
         kept = final_norm if final_norm in LIVE_NORMS or not self.base.folded else "none"
         return self._parts(layer, kept)["head"]
 
@@ -173,7 +173,7 @@ def priced_layer(space: SearchSpace, choice: Choice, accounting: Accounting) -> 
     if accounting == "written":
         return choice.layer
     ahead = not after(space.graph, choice).state[1]
-    keeps_norm1 = passes_values(space.base.block, choice.depth)
+    keeps_norm1 = space.base.block_facts.passes_values(choice.depth)
     return deployed_layer(space.base, choice.layer, Region(ahead=ahead, behind=False), keeps_norm1=keeps_norm1)
 
 

@@ -3,7 +3,8 @@ from itertools import pairwise, product
 import networkx as nx
 import pytest
 
-from search_spaces.architecture import NORM_RANK, Block, Layer, Norm, default_final_norm
+from search_spaces.architecture import NORM_RANK, Layer, Norm, default_final_norm
+from search_spaces.block import BLOCKS, BlockName
 from search_spaces.graph import (
     SINK,
     Boundary,
@@ -28,7 +29,7 @@ def placements(graph: nx.DiGraph) -> list[tuple[Layer, ...]]:
 
 
 def test_paths_of_a_free_graph_are_all_placements_once() -> None:
-    assert placements(free_graph(3, "gpt2", ALPHABET, ())) == list(product(ALPHABET, repeat=3))
+    assert placements(free_graph(3, BLOCKS["gpt2"], ALPHABET, ())) == list(product(ALPHABET, repeat=3))
 
 
 def test_ffns_are_removed_only_in_a_deepest_suffix() -> None:
@@ -37,35 +38,35 @@ def test_ffns_are_removed_only_in_a_deepest_suffix() -> None:
         for word in product(ALPHABET, repeat=3)
         if not any(first is REMOVED and second is not REMOVED for first, second in pairwise(word))
     ]
-    assert placements(free_graph(3, "gpt2", ALPHABET, (RULE,))) == allowed
+    assert placements(free_graph(3, BLOCKS["gpt2"], ALPHABET, (RULE,))) == allowed
 
 
 def test_paths_of_a_listed_graph_are_the_members_once() -> None:
     members = [(KEPT, KEPT), (NORMED, KEPT), (KEPT, REMOVED), (KEPT, KEPT), (REMOVED, NORMED)]
-    graph = listed_graph("gpt2", members)
+    graph = listed_graph(BLOCKS["gpt2"], members)
     assert sorted(placements(graph), key=str) == sorted(set(members), key=str)
     assert completions(graph)[source(graph)] == 4
 
 
 def test_listed_placements_share_their_ends() -> None:
-    graph = listed_graph("gpt2", [(KEPT, KEPT, REMOVED), (REMOVED, KEPT, REMOVED)])
+    graph = listed_graph(BLOCKS["gpt2"], [(KEPT, KEPT, REMOVED), (REMOVED, KEPT, REMOVED)])
     assert sum(isinstance(vertex, Choice) for vertex in graph) == 4  # two first layers, one second, one third
 
 
 def test_the_head_has_a_norm_iff_the_path_has_one() -> None:
-    graph = free_graph(2, "gpt2", ALPHABET, (RULE,))
+    graph = free_graph(2, BLOCKS["gpt2"], ALPHABET, (RULE,))
     for path in nx.all_simple_paths(graph, source(graph), SINK):
         (head,) = (vertex for vertex in path if isinstance(vertex, Head))
         normed = any(vertex.layer is NORMED for vertex in path if isinstance(vertex, Choice))
         assert head.final_norm == ("layernorm" if normed else "none")
 
 
-@pytest.mark.parametrize("block", ["gpt2", "pythia", "sas"])
-def test_states_say_which_norm_is_highest_and_whether_one_is_live(block: Block) -> None:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_states_say_which_norm_is_highest_and_whether_one_is_live(block: BlockName) -> None:
     """A frozen norm has a rank and is not live; the first norm of block `sas` makes the stream and does not read it."""
     norms: list[Norm] = ["frozen-layernorm", "rmsnorm", "none"]
     alphabet = [Layer(norm1=norm1, norm2=norm2) for norm1, norm2 in product(norms, repeat=2)]
-    graph = free_graph(2, block, alphabet, ())
+    graph = free_graph(2, BLOCKS[block], alphabet, ())
     for word in product(alphabet, repeat=2):
         path = walk(graph, source(graph), word)
         assert path is not None
@@ -79,7 +80,7 @@ def test_states_say_which_norm_is_highest_and_whether_one_is_live(block: Block) 
 
 
 def test_every_choice_lies_on_a_path_and_has_one_way_in_and_out() -> None:
-    graph = free_graph(4, "gpt2", ALPHABET, (RULE,))
+    graph = free_graph(4, BLOCKS["gpt2"], ALPHABET, (RULE,))
     counts = completions(graph)
     assert nx.is_directed_acyclic_graph(graph)
     assert all(counts[vertex] > 0 for vertex in graph)
@@ -89,7 +90,7 @@ def test_every_choice_lies_on_a_path_and_has_one_way_in_and_out() -> None:
 
 
 def test_a_walk_follows_a_path_or_says_there_is_none() -> None:
-    graph = free_graph(2, "gpt2", ALPHABET, (RULE,))
+    graph = free_graph(2, BLOCKS["gpt2"], ALPHABET, (RULE,))
     path = walk(graph, source(graph), (NORMED, REMOVED))
     assert path is not None
     assert path[::2] == [
@@ -104,9 +105,9 @@ def test_a_walk_follows_a_path_or_says_there_is_none() -> None:
 @pytest.mark.parametrize("members", [[], [(KEPT,), (KEPT, KEPT)]])
 def test_members_must_have_one_length(members: list[tuple[Layer, ...]]) -> None:
     with pytest.raises(ValueError, match="members must be at least one and have the same number of layers"):
-        listed_graph("gpt2", members)
+        listed_graph(BLOCKS["gpt2"], members)
 
 
 def test_an_empty_space_is_refused() -> None:
     with pytest.raises(ValueError, match="leave no architecture in the space"):
-        free_graph(2, "gpt2", (), ())
+        free_graph(2, BLOCKS["gpt2"], (), ())

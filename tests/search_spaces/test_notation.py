@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces.architecture import Architecture, Attention, Block, Ffn, Layer, Norm, Stabiliser
+from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, Stabiliser
 from search_spaces.bases import BASES, Dimensions, base_architecture
+from search_spaces.block import BlockName
 from search_spaces.notation import (
     ATTENTION_LETTERS,
     FFN_LETTERS,
@@ -153,7 +154,7 @@ def test_the_final_norm_is_stated_where_the_layers_do_not_imply_it(text: str, fi
 
 @pytest.mark.parametrize("block", ["gpt2", "pythia", "sas"])
 @given(data=st.data())
-def test_a_deployed_placement_says_how_many_layers_it_has(block: Block, data: st.DataObject) -> None:
+def test_a_deployed_placement_says_how_many_layers_it_has(block: BlockName, data: st.DataObject) -> None:
     """It names a folded architecture on any base of its dimensions, whatever the base's own depth."""
     letters = data.draw(st.lists(SIMPLIFIED if block == "sas" else LETTERS, min_size=1, max_size=5))
     base = replace(BASES["tiny"], block=block)

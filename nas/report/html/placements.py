@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from search_spaces.architecture import FROZEN_NORMS, Architecture, Attention, Ffn, Layer, Norm
 from search_spaces.budget.priced_space import Accounting
-from search_spaces.deployed import deployed, deployed_layer, passes_values, regions
+from search_spaces.deployed import deployed, deployed_layer, regions
 from search_spaces.notation import ATTENTION_LETTERS, FFN_LETTERS, NORM_LETTERS, Choice
 
 Fate = Literal["kept", "folds", "absent"]
@@ -63,7 +63,7 @@ def strip(architecture: Architecture, accounting: Accounting) -> tuple[LayerCell
         left = architecture.layers
     else:
         left = tuple(
-            deployed_layer(architecture, layer, region, keeps_norm1=passes_values(architecture.block, index))
+            deployed_layer(architecture, layer, region, keeps_norm1=architecture.block_facts.passes_values(index))
             for index, (layer, region) in enumerate(zip(architecture.layers, regions(architecture), strict=True))
         )
     return tuple(_cells(layer, remains) for layer, remains in zip(architecture.layers, left, strict=True))

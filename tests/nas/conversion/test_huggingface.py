@@ -161,13 +161,12 @@ def test_constants_are_those_of_this_package() -> None:
     from costmodel.execution import op_functions, piecewise_gelu
     from nas.conversion import huggingface_model as copied
     from nas.model.self_attention import ROTARY_BASE
-    from search_spaces.architecture import PYTHIA_ROTARY_SHARE
 
     for name in ("LAYERNORM_EPSILON", "RMSNORM_EPSILON", "QUAD_SHIFT", "RELU_SUM_OFFSET"):
         assert getattr(copied, name) == getattr(op_functions, name)
     for name in ("THRESHOLDS", "CUBIC", "EVEN"):
         assert getattr(copied, name) == getattr(piecewise_gelu, name)
-    assert (copied.ROTARY_BASE, copied.ROTARY_SHARE) == (ROTARY_BASE, PYTHIA_ROTARY_SHARE)
+    assert copied.ROTARY_BASE == ROTARY_BASE
 
 
 LOAD_AND_GENERATE = """

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from costmodel.cost import Budget
 from costmodel.estimate import Pricer, estimate
-from search_spaces.architecture import Architecture, Attention, Block, Ffn, Layer, Norm
+from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm
 from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.block import BLOCKS, BlockName
 from search_spaces.budget.deployed_graph import deployed_graph
 from search_spaces.budget.feasible import num_deployed, within_budget
 from search_spaces.budget.priced_space import EMPTY_LAYER, deployed_costs, price_space
@@ -19,7 +20,7 @@ from search_spaces.lower import lower
 from search_spaces.space import SearchSpace, build_space, load_space, members
 
 RULE: ConstraintName = "ffn-removed-only-in-deepest-suffix"
-BASES: dict[Block, str] = {"gpt2": "tiny", "pythia": "pythia-70m"}
+BASES: dict[BlockName, str] = {"gpt2": "tiny", "pythia": "pythia-70m"}
 NORMS: tuple[Norm, ...] = ("layernorm", "rmsnorm", "frozen-layernorm", "none")
 ALONE = (Layer(ffn="none"), Layer(attention="none", ffn="relu"), Layer(attention="none", ffn="fused"), EMPTY_LAYER)
 
@@ -46,9 +47,9 @@ def spaces(draw: st.DrawFn) -> SearchSpace:
     base = base_architecture(BASES[block], Dimensions(layers=3, heads=2, d_model=16, vocab=32, context=16))
     words = st.lists(st.tuples(*[st.sampled_from(alphabet)] * 3), min_size=1, max_size=20)
     if listed := draw(st.none() | words):
-        graph = listed_graph(block, listed)
+        graph = listed_graph(BLOCKS[block], listed)
     else:
-        graph = free_graph(3, block, alphabet, draw(st.sampled_from([(), (RULE,)])))
+        graph = free_graph(3, BLOCKS[block], alphabet, draw(st.sampled_from([(), (RULE,)])))
     definition = Definition(name="drawn", base="tiny", members=("SM",), entropy_regularisation=(False,))
     return SearchSpace(definition=definition, base=base, graph=graph, completions=completions(graph))
 

@@ -1,0 +1,79 @@
+"""`BLOCKS`: what is particular to each block, whatever its layers choose. A new block is an entry of the table.
+
+Lowering, decoder, folding and transformers' layout read these facts; none of them asks which block it has. X is the
+residual stream, A what the FFN's result is added to, Y what leaves the layer.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from costmodel.ops import GeluForm
+
+BlockName = Literal["gpt2", "pythia", "sas"]
+Join = Literal["sequential", "parallel", "shaped"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Facts of a block.
+
+    join: `sequential` is A = X + MHA(Norm1(X)), Y = A + FFN(Norm2(A)); `parallel` is Y = X + MHA(Norm1(X)) +
+        FFN(Norm2(X)); `shaped` is A = shaped MHA(Norm1(X)) without a skip, its V and O the identity but for layer 0's
+        V, and Y = A + FFN(Norm2(A)).
+    rotary_share: positions are rotations of one in so many features of a head; None has a learned table of positions.
+    gelu: the form that its base models have.
+    keeps_final_norm: whether a norm follows the last layer where the layers have one, unless a name says otherwise.
+    wrapper: what notation puts around the names of its placements, for a block that a base model does not have.
+    first_norm: before layer 0's attention, whatever the rest of a paper's name says; None for what the name says.
+    branch_gain: of an FFN's result at the start of training.
+    """
+
+    join: Join
+    rotary_share: int | None = None
+    gelu: GeluForm = "exact"
+    keeps_final_norm: bool = True
+    wrapper: str | None = None
+    first_norm: Literal["layernorm"] | None = None
+    branch_gain: float = 1.0
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether heads pass on slices of the stream itself, so that no layer can do without one of them, only a
+        multiple of the identity changes the stream's coordinates, and queries start at 0.
+        """
+        return self.join == "shaped"
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The nodes of the tables whose sum the stream starts as."""
+        return ("embed", "position") if self.rotary_share is None else ("embed",)
+
+    @property
+    def queries(self) -> str:
+        """The linear whose first rows are the queries."""
+        return "attention.qk" if self.is_shaped else "attention.qkv"
+
+    def passes_values(self, depth: int) -> bool:
+        """Whether attention reads its values from the norm before it without a linear between."""
+        return self.is_shaped and depth > 0
+
+    def makes_stream(self, depth: int) -> bool:
+        """Whether attention's values, through a linear, replace the stream."""
+        return self.is_shaped and depth == 0
+
+    def norm1_readers(self, depth: int) -> tuple[str, ...]:
+        """The linears that take up the norm before attention; none where it is read without a linear, too."""
+        if self.passes_values(depth):
+            return ()
+        return (self.queries, "attention.v") if self.is_shaped else (self.queries,)
+
+
+BLOCKS: dict[BlockName, Block] = {
+    # Radford et al. 2019, GPT-2.
+    "gpt2": Block(join="sequential", gelu="tanh"),
+    # Biderman et al. 2023, Pythia's configurations: rotary covers a quarter of a head's features.
+    "pythia": Block(join="parallel", rotary_share=4),
+    # He and Hofmann 2024, arXiv 2311.01906, section 4; the gain is of its published configuration `skipless`.
+    "sas": Block(join="shaped", keeps_final_norm=False, wrapper="HH", first_norm="layernorm", branch_gain=0.1),
+}
+WRAPPERS: dict[str, BlockName] = {block.wrapper: name for name, block in BLOCKS.items() if block.wrapper}
