@@ -24,16 +24,16 @@ from rich.table import Table
 
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
+from nas.api import load_run
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import candidate_id, trial_id
-from nas.results import ledger
-from nas.results.ledger import Record
-from nas.runs.priced_study import price_study
-from nas.runs.run import load_run
+from nas.run import ledger
+from nas.run.config import StudyConfig, study_candidate, study_recipe
+from nas.run.folder import Meta, write_config, write_meta
+from nas.run.ledger import Record
 from nas.searchers.registry import searcher_of
-from nas.study.config import StudyConfig, study_candidate, study_recipe
 from nas.study.open_run import open_trials
-from nas.study.run_folder import Meta, write_config, write_meta
+from nas.study.priced_study import price_study
 from nas.study.schedule import GENERATION_SIZE
 from search_spaces.architecture import arch_id
 from search_spaces.budget.feasible import FeasibleSpace

@@ -7,28 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nas.results.ledger import Record
-    from nas.results.members import TrainedMember
-    from nas.runs.callbacks import Callback
-    from nas.runs.run import Run, load_run
-    from nas.runs.study import Study
+    from nas.api import Callback, Run, Study, load_run
+    from nas.run.ledger import Record
+    from nas.run.members import TrainedMember
 
 __all__ = ["Callback", "Record", "Run", "Study", "TrainedMember", "load_run"]
 
-_MODULES = {
-    "Callback": "nas.runs.callbacks",
-    "Record": "nas.results.ledger",
-    "Run": "nas.runs.run",
-    "Study": "nas.runs.study",
-    "TrainedMember": "nas.results.members",
-    "load_run": "nas.runs.run",
-}
+_MODULES = {"Record": "nas.run.ledger", "TrainedMember": "nas.run.members"}  # of the others nas.api
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(_MODULES.get(name, "nas.api")), name)
 
 
 def __dir__() -> list[str]:

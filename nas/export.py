@@ -44,13 +44,10 @@ from nas.corpus.ngrams import NgramBaseline
 from nas.corpus.sources import TOKENIZER_FILE
 from nas.model.weights import WEIGHTS_FILE
 from nas.recipe.candidate import Candidate, candidate_id, canonical_candidate
-from nas.report.html.run import Run
 from nas.report.model_card import model_card
-from nas.results.front import pick as pick_record
-from nas.results.ledger import Record, architecture_of
-from nas.study.config import StudyConfig, study_candidate
-from nas.study.run_folder import find_run, read_config, read_ledger, read_meta, run_pricer
-from nas.study.run_report import run_of
+from nas.run.config import study_candidate
+from nas.run.ledger import Record, architecture_of
+from nas.run.run import Run
 from nas.study.verify_fold import trained_weights
 from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint
@@ -99,9 +96,8 @@ def export(
         folder = Path(run)
         made = training_export(folder, fold=fold)
     else:
-        folder = find_run(run)
-        config = read_config(folder)
-        made = prepare_export(folder, config, pick_record(read_ledger(folder), config.budget, pick), fold=fold)
+        source = Run.find(run)
+        folder, made = source.folder, prepare_export(source, source.pick(pick), fold=fold)
     facts = made.facts
     name = facts["arch_id"] + ("-folded" if fold else "") + ("" if format == "yaml" else f"-{format}")
     target = folder / "exports" / name if output_dir is None else Path(output_dir)
@@ -161,14 +157,14 @@ def _write_or_clear(made: Export, target: Path, format: Format) -> None:
         raise
 
 
-def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: bool = False) -> Export:
+def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
     """What a completed trial's export holds. Raises UserError if the trial's last checkpoint is gone."""
-    meta = read_meta(folder)
+    meta = run.meta
     architecture = architecture_of(record, meta.base)
     candidate = study_candidate(
         meta.recipe, Member(architecture=architecture, entropy_regularised=record.entropy_regularised)
     )
-    trial = folder / "trials" / record.trial_id
+    trial = run.folder / "trials" / record.trial_id
     found = checkpoint.load_latest(trial, {"candidate": candidate_id(candidate)})
     if found is None or found.step != record.steps:
         raise UserError(f"{trial} must have a whole checkpoint of step {record.steps}, but has none to export.")
@@ -183,17 +179,16 @@ def prepare_export(folder: Path, config: StudyConfig, record: Record, *, fold: b
         **_ngram_facts(meta.ngrams, record.val_loss),
     }
     provenance = {
-        "run": folder.name,
+        "run": run.folder.name,
         "trial_id": record.trial_id,
         "created": meta.created,
         "corpus": record.corpus,
-        "data": config.data,
-        "budget_latency": config.budget_latency,
+        "data": run.config.data,
+        "budget_latency": run.config.budget_latency,
         "versions": dict(record.versions),
     }
-    pricer = run_pricer(folder, config)
-    made = _prepared(candidate, found, pricer, result, provenance, workload=config.workload, fold=fold)
-    return replace(made, facts=made.facts | _verified_facts(record), run=run_of(folder))
+    made = _prepared(candidate, found, run.pricer, result, provenance, workload=run.workload, fold=fold)
+    return replace(made, facts=made.facts | _verified_facts(record), run=run)
 
 
 def _ngram_facts(ngrams: NgramBaseline | None, val_loss: float | None) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from costmodel.config import cli
+from nas.api import load_run
 from nas.report.terminal import table_console
-from nas.runs.run import load_run
 
 
 def plot(

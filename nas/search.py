@@ -16,10 +16,9 @@ from rich.console import Console
 
 from costmodel.config import cli
 from costmodel.errors import UserError
-from nas.runs.priced_study import price_study
-from nas.runs.run import Run, load_run
-from nas.runs.study import Study
-from nas.study.config import StudyConfig
+from nas.api import Run, Study, load_run
+from nas.run.config import StudyConfig
+from nas.study.priced_study import price_study
 from search_spaces.budget.feasible import check_feasible
 
 

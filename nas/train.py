@@ -53,7 +53,7 @@ from nas.recipe.recipe import (
     SlopeSharing,
     trained_architecture,
 )
-from nas.report.ngram_lines import mark, ngram_lines
+from nas.report.summary import mark, ngram_lines
 from nas.storage import RUNS, locked, newest, replace_file
 from nas.study.parent import teacher_of
 from nas.training.distributed import Team, joined

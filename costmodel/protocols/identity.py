@@ -11,11 +11,6 @@ COST_MODEL_VERSION = 3
 ENGINE = "SecretFlow-SPU 0.9.5"
 
 
-def is_hash_of_sources(cost_model_id: str) -> bool:
-    """Whether an id is of the time before versions, a hash of source files too, which no longer are what they were."""
-    return "-" not in cost_model_id
-
-
 def cost_model_id(testbed: bytes, *parts: object) -> str:
     """The version, and twelve hexadecimal digits of a testbed file's bytes and of plain values beside it."""
     content = b"\0".join((testbed, *(str(part).encode() for part in parts)))

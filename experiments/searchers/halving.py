@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.searchers.replay import Curve, Entry, Found, Training, budget_of
-from nas.results.pareto import Point, ranks
+from nas.run.pareto import Point, ranks
 from nas.searchers.strategy import SearchProblem
 from nas.searchers.uniform import Stratified
 from search_spaces.notation import Member

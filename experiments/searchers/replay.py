@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.trainings import Rung
-from nas.results.ledger import Status
-from nas.results.pareto import Point, hypervolume, nondominated
+from nas.run.ledger import Status
+from nas.run.pareto import Point, hypervolume, nondominated
 from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study.early_stop import dominated_at_rung

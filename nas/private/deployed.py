@@ -18,8 +18,7 @@ from nas.corpus.documents import GivenTokenizer
 from nas.corpus.tokenizer import END_OF_TEXT
 from nas.export import Export, prepare_export, training_export
 from nas.model.weights import WEIGHTS_FILE
-from nas.results.front import pick as pick_record
-from nas.study.run_folder import find_run, read_config, read_ledger
+from nas.run.run import Run
 from nas.training.manifest import is_training
 from search_spaces.architecture import Architecture
 from search_spaces.notation import name_of
@@ -58,9 +57,8 @@ def load_deployed(source: str, pick: str, *, weights_here: bool = True) -> Deplo
         return _of_made(source, training_export(folder, fold=True))
     if source != "latest" and not os.path.isdir(folder):
         raise UserError(f"RUN must be a run, a training or an export, `latest` or `{BUILTIN}`, but got {source!r}.")
-    run = find_run(source)
-    config = read_config(run)
-    return _of_made(source, prepare_export(run, config, pick_record(read_ledger(run), config.budget, pick), fold=True))
+    run = Run.find(source)
+    return _of_made(source, prepare_export(run, run.pick(pick), fold=True))
 
 
 def with_gelu(model: Deployed, form: GeluForm | None) -> Deployed:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from costmodel.config import cli
-from nas.study.run_folder import find_run
-from nas.study.run_report import write_report
+from nas.report.html.page import write_report
+from nas.run.run import Run
 
 
 def report(run: str, output: Path | None = None) -> None:
@@ -21,7 +21,7 @@ def report(run: str, output: Path | None = None) -> None:
         run: folder of a run, or `latest`.
         output: file to write; by default report.html in the run's folder.
     """
-    print(write_report(find_run(run), output))
+    print(write_report(Run.find(run), output))
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

@@ -15,7 +15,7 @@ from costmodel.ops import Node
 from costmodel.protocols.derived import Derived
 from costmodel.trust import caption
 from nas.report.front_figures import LONGEST_NAME
-from nas.results.ledger import Record, deployed_of
+from nas.run.ledger import Record, deployed_of
 from search_spaces.architecture import Architecture, arch_id
 from search_spaces.notation import name_of
 from search_spaces.workload import Workload

@@ -8,12 +8,10 @@ from costmodel.protocols import TRUST
 from costmodel.protocols.published_rows import PublishedRow
 from costmodel.trust import caption
 from nas.corpus.ngrams import NgramBaseline
-from nas.results import ledger
-from nas.results.front import front
-from nas.results.ledger import Record
-from nas.results.members import TrainedMember, members
-from nas.results.parent import ParentResult
-from nas.results.reprice import WhatIf
+from nas.run.folder import ParentResult
+from nas.run.members import TrainedMember
+from nas.run.reprice import WhatIf
+from nas.run.run import Run
 
 PRIOR_RANGE_SHARE = 0.005  # a latency range narrower than this share of the latency is no wider than its marker
 LONGEST_NAME = 24  # characters of a label
@@ -84,33 +82,25 @@ class WhatIfFigure(NamedTuple):
     ngrams: NgramLines = NO_NGRAMS
 
 
-def front_figure(
-    records: Sequence[Record],
-    budget: Budget,
-    rows: Sequence[PublishedRow],
-    *,
-    num_layers: int,
-    seq_len: int,
-    ngrams: NgramBaseline | None = None,
-    parent: ParentResult | None = None,
-) -> FrontFigure:
-    """The data of the Pareto plot of a ledger."""
-    assert budget.latency_s is not None
-    found, trained = front(records, budget), members(records)
-    on_front = {member.candidate_id for member in found}
-    whole = [one for one in trained if not one.num_diverged]
-    ended = [one for one in ledger.finished(records) if one.role != "baseline"]
+def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
+    """The data of the Pareto plot of a run."""
+    assert run.budget.latency_s is not None
+    num_layers, seq_len = run.base.num_layers, run.seq_len
+    on_front = {member.candidate_id for member in run.front}
+    whole = [member for member in run.members if not member.num_diverged]
+    behind = [member for member in whole if member.role == "candidate" and member.candidate_id not in on_front]
+    ended = [record for record in run.finished if record.role != "baseline"]
     same = [
         row for row in rows if (row.num_layers, row.seq_len) == (num_layers, seq_len) and row.perplexity is not None
     ]
     return FrontFigure(
-        title=title(trained),
-        budget_min=budget.latency_s / 60,
-        front=_group(found),
-        dominated=_group([one for one in whole if one.role == "candidate" and one.candidate_id not in on_front]),
-        baselines=_group([one for one in whole if one.role == "baseline"]),
-        stopped_min=tuple(one.latency_s / 60 for one in ended if one.status == "stopped"),
-        diverged_min=tuple(one.latency_s / 60 for one in ended if one.status == "diverged"),
+        title=title(run.members),
+        budget_min=run.budget.latency_s / 60,
+        front=_group(run.front),
+        dominated=_group(behind),
+        baselines=_group([member for member in whole if member.role == "baseline"]),
+        stopped_min=tuple(record.latency_s / 60 for record in ended if record.status == "stopped"),
+        diverged_min=tuple(record.latency_s / 60 for record in ended if record.status == "diverged"),
         published=Group(
             names=tuple(row.notation for row in same),
             latency_min=tuple(row.latency_s / 60 for row in same),
@@ -119,18 +109,19 @@ def front_figure(
             spread=(None,) * len(same),
         ),
         published_title=f"Papers' rows, L={num_layers}, T={seq_len}\n(full scale, other corpus and tokenizer)",
-        ngrams=drawn_ngrams(ngrams, whole),
-        parent=parent,
+        ngrams=drawn_ngrams(run.ngrams, whole),
+        parent=run.parent,
     )
 
 
-def what_if_figure(found: WhatIf, ngrams: NgramBaseline | None = None) -> WhatIfFigure:
+def what_if_figure(what_if: WhatIf) -> WhatIfFigure:
     """The data of the plot of a re-priced run."""
+    run = what_if.run
     return WhatIfFigure(
-        title=title(found.trials),
-        before=_panel(found, found.trials, found.before, found.budget_before, f"as searched: {found.title_before}"),
-        after=_panel(found, found.repriced, found.after, found.budget_after, f"re-priced: {found.title_after}"),
-        ngrams=drawn_ngrams(ngrams, found.trials),
+        title=title(run.members),
+        before=_panel(what_if, run.members, what_if.before, run.budget, f"as searched: {what_if.title_before}"),
+        after=_panel(what_if, what_if.repriced, what_if.after, what_if.budget, f"re-priced: {what_if.title_after}"),
+        ngrams=drawn_ngrams(run.ngrams, run.members),
     )
 
 
@@ -139,7 +130,7 @@ def drawn_ngrams(ngrams: NgramBaseline | None, trained: Sequence[TrainedMember])
     if ngrams is None:
         return NO_NGRAMS
     known = ngrams.perplexities
-    drawn = [one.perplexity for one in trained] + [known[name] for name in DRAWN_NGRAMS]
+    drawn = [member.perplexity for member in trained] + [known[name] for name in DRAWN_NGRAMS]
     inside = [name for name in DRAWN_IF_INSIDE if min(drawn) <= known[name] <= max(drawn)]
     names = (*inside, *DRAWN_NGRAMS)
     return NgramLines(
@@ -152,9 +143,9 @@ def drawn_ngrams(ngrams: NgramBaseline | None, trained: Sequence[TrainedMember])
 def title(trained: Sequence[TrainedMember]) -> str:
     """The scale and tokens behind the points, and whom their prices trust."""
     done = [member.first for member in trained]
-    scales = sorted({f"scale {one.scale}, width {one.width}, {one.tokens:,} tokens" for one in done})
-    corpora = sorted({f"{one.tokenizer}, {one.split}" for one in done})
-    protocols = sorted({one.protocol for one in done})
+    scales = sorted({f"scale {trial.scale}, width {trial.width}, {trial.tokens:,} tokens" for trial in done})
+    corpora = sorted({f"{trial.tokenizer}, {trial.split}" for trial in done})
+    protocols = sorted({trial.protocol for trial in done})
     priced = [f"protocol {name}" + (f" ({caption(TRUST[name])})" if name in TRUST else "") for name in protocols]
     return "\n".join("; ".join(words) for words in (scales, corpora, priced))
 
@@ -165,10 +156,10 @@ def label(member: TrainedMember) -> str:
 
 
 def _panel(
-    found: WhatIf, trials: Sequence[TrainedMember], on_front: Sequence[TrainedMember], budget: Budget, title: str
+    what_if: WhatIf, trials: Sequence[TrainedMember], on_front: Sequence[TrainedMember], budget: Budget, title: str
 ) -> WhatIfPanel:
-    first, second = ({record.trial_id for record in side} for side in (found.before, found.after))
-    numbers = {record.trial_id: str(number) for number, record in enumerate(found.shown, 1)}
+    first, second = ({record.trial_id for record in side} for side in (what_if.before, what_if.after))
+    numbers = {record.trial_id: str(number) for number, record in enumerate(what_if.shown, 1)}
 
     def group(chosen: set[str]) -> Group:
         drawn = [record for record in trials if record.trial_id in chosen]

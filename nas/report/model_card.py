@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from costmodel.config.cli import flags_of
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.data_range import describe
 from costmodel.trust import Trust, described
-from nas.report.html.run import Run
-from nas.report.ngram_lines import KNOWS_LESS
-from nas.report.seed_words import SPREAD, perplexity_text
-from nas.results.members import TrainedMember, in_noise
+from nas.report.summary import KNOWS_LESS, SPREAD, perplexity_text
+from nas.run.members import TrainedMember, in_noise
+from nas.run.run import Run
 from search_spaces.architecture import Architecture
 
 # what is known of the licence of a corpus that weights were trained on
@@ -189,7 +189,7 @@ def _licence(facts: Mapping[str, Any]) -> str:
 def _again(facts: Mapping[str, Any], run: Run | None) -> list[str]:
     provenance = facts["provenance"]
     versions = ", ".join(f"{name} {version}" for name, version in provenance["versions"].items())
-    module, arguments = ("nas.search", run.flags) if run else ("nas.train", provenance.get("command"))
+    module, arguments = ("nas.search", flags_of(run.config)) if run else ("nas.train", provenance.get("command"))
     made = [shlex.join(["python", "-m", module, *arguments])] if arguments else []
     return [
         *(line for command in made for line in ("```", command, "```", "")),

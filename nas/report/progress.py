@@ -10,31 +10,31 @@ from rich.live import Live
 from rich.table import Table
 
 from costmodel.config.units import format_seconds
-from nas.corpus.ngrams import NgramBaseline
-from nas.report.ngram_lines import beside_trigram
-from nas.results.front import Summary
+from nas.report.summary import beside_trigram
+from nas.run.front import Summary
+from nas.run.run import Run
 
 REFRESH_S = 1.0
 
 
-def line(
-    summary: Summary, total: int, eta_s: float | None, *, live: bool = True, ngrams: NgramBaseline | None = None
-) -> str:
+def line(run: Run, eta_s: float | None, *, live: bool = True) -> str:
     """The state of a run in one line. live: whether a process works on it."""
-    begun = f"{summary.running} {'running' if live else 'unfinished'}"
+    summary = run.summary
+    unended = f"{summary.running} {'running' if live else 'unfinished'}"
     return (
-        f"{summary.ended}/{total} ended ({summary.completed} completed, {summary.stopped} stopped, "
-        f"{summary.diverged} diverged, {summary.failed} failed), {_more_seeds(summary)}{begun}, "
+        f"{summary.ended}/{run.num_planned} ended ({summary.completed} completed, {summary.stopped} stopped, "
+        f"{summary.diverged} diverged, {summary.failed} failed), {_more_seeds(summary)}{unended}, "
         f"front {len(summary.front)}, hypervolume {_hypervolume(summary)}, "
-        f"best perplexity in budget {_best(summary, ngrams)}, ETA {'-' if eta_s is None else format_seconds(eta_s)}"
+        f"best perplexity in budget {_best(run)}, ETA {'-' if eta_s is None else format_seconds(eta_s)}"
     )
 
 
-def table(summary: Summary, total: int, eta_s: float | None, ngrams: NgramBaseline | None = None) -> Table:
+def table(run: Run, eta_s: float | None) -> Table:
     """The state of a run as a table of one row."""
+    summary = run.summary
     cells = {
         "running": str(summary.running),
-        "ended": f"{summary.ended}/{total}",
+        "ended": f"{summary.ended}/{run.num_planned}",
         "completed": str(summary.completed),
         "stopped": str(summary.stopped),
         "diverged": str(summary.diverged),
@@ -42,7 +42,7 @@ def table(summary: Summary, total: int, eta_s: float | None, ngrams: NgramBaseli
         "more seeds": f"{summary.replicates}/{summary.replicates + summary.seeds_left}",
         "front": str(len(summary.front)),
         "hypervolume": _hypervolume(summary),
-        "best perplexity": _best(summary, ngrams),
+        "best perplexity": _best(run),
         "ETA": "-" if eta_s is None else format_seconds(eta_s),
     }
     result = Table(*cells)
@@ -56,25 +56,25 @@ class Eta:
     As if the front stayed as it is: its members lack seeds, those of another front may lack more.
     """
 
-    def __init__(self, already_ended: int) -> None:
-        self._already_ended = already_ended
+    def __init__(self, run: Run) -> None:
+        self._already_ended = len(run.finished)
         self._began = time.monotonic()
 
-    def __call__(self, summary: Summary, total: int) -> float | None:
+    def __call__(self, run: Run) -> float | None:
+        summary = run.summary
         ended_here = summary.ended + summary.replicates - self._already_ended
         if ended_here <= 0:
             return None
-        left = max(0, total - summary.ended) + summary.seeds_left
+        left = max(0, run.num_planned - summary.ended) + summary.seeds_left
         return (time.monotonic() - self._began) / ended_here * left
 
 
 @contextmanager
-def shown(
-    console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta, ngrams: NgramBaseline | None = None
-) -> Iterator[Callable[[], None]]:
-    """Yields a function to call when something may have changed; cheap to call often."""
+def shown(console: Console, state: Callable[[], Run]) -> Iterator[Callable[[], None]]:
+    """Yields a function to call when something may have changed; cheap to call often. state: the run as it stands."""
+    eta = Eta(state())
     if not console.is_terminal:
-        print_line = _lines(console, state, eta, ngrams)
+        print_line = _lines(console, state, eta)
         try:
             yield print_line
         finally:
@@ -87,8 +87,8 @@ def shown(
             nonlocal last
             if time.monotonic() - last >= REFRESH_S:
                 last = time.monotonic()
-                summary, total = state()
-                live.update(table(summary, total, eta(summary, total), ngrams), refresh=True)
+                run = state()
+                live.update(table(run, eta(run)), refresh=True)
 
         try:
             yield refresh
@@ -97,8 +97,8 @@ def shown(
             refresh()
 
 
-def _best(summary: Summary, ngrams: NgramBaseline | None) -> str:
-    return beside_trigram(None if summary.best is None else summary.best.perplexity, ngrams)
+def _best(run: Run) -> str:
+    return beside_trigram(None if run.summary.best is None else run.summary.best.perplexity, run.ngrams)
 
 
 def _hypervolume(summary: Summary) -> str:
@@ -118,9 +118,7 @@ class _Refresh(Protocol):
     def __call__(self, *, force: bool = False) -> None: ...
 
 
-def _lines(
-    console: Console, state: Callable[[], tuple[Summary, int]], eta: Eta, ngrams: NgramBaseline | None
-) -> _Refresh:
+def _lines(console: Console, state: Callable[[], Run], eta: Eta) -> _Refresh:
     shown_ended, checked = -1, 0.0
 
     def refresh(*, force: bool = False) -> None:
@@ -128,9 +126,9 @@ def _lines(
         if time.monotonic() - checked < REFRESH_S and not force:
             return
         checked = time.monotonic()
-        summary, total = state()
-        if summary.ended + summary.replicates != shown_ended:
-            shown_ended = summary.ended + summary.replicates
-            console.print(line(summary, total, eta(summary, total), ngrams=ngrams), soft_wrap=True, highlight=False)
+        run = state()
+        if (ended := run.summary.ended + run.summary.replicates) != shown_ended:
+            shown_ended = ended
+            console.print(line(run, eta(run)), soft_wrap=True, highlight=False)
 
     return refresh

@@ -1,71 +1,148 @@
-"""The last lines of a search: what came out, at what scale, how far from the papers, and where it lies."""
+"""A run in lines of text: what came out, at what scale, how far from the papers, what prices rest on, where it lies."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
+from costmodel.data_range import describe
+from costmodel.estimate import Pricer
+from costmodel.ops import OpGraph
+from costmodel.protocols import TRUST
 from costmodel.protocols.published_rows import published_rows
-from nas.corpus.ngrams import NgramBaseline
-from nas.report.ngram_lines import mark, ngram_lines
-from nas.report.seed_words import SPREAD, noise_marks, perplexity_text, unstable_lines
-from nas.results import ledger
-from nas.results.front import crosses, found_infeasible, front, is_feasible, picked
-from nas.results.ledger import Record
-from nas.results.members import TrainedMember, members, verdict
-from nas.results.parent import ParentResult
+from costmodel.trust import caption
+from nas.corpus.ngrams import TRIGRAM, NgramBaseline
+from nas.run.folder import ParentResult
+from nas.run.front import crosses, found_infeasible, is_feasible, picked, unstable
+from nas.run.ledger import Record, deployed_of
+from nas.run.members import TrainedMember, in_noise, verdict
+from nas.run.run import Run
 from search_spaces.budget.feasible import format_budget
 
 FEW = 4  # a front of fewer members is said to be one
+KNOWS_LESS = "knows less than a trigram"
+SPREAD = "± two standard errors of the mean over seeds"
+IN_NOISE = "within noise of its cheaper neighbour"
 
 
-def closing_lines(
-    records: Sequence[Record],
-    budget: Budget,
-    *,
-    num_layers: int,
-    seq_len: int,
-    folder: Path,
-    plots: Iterable[Path],
-    ngrams: NgramBaseline | None = None,
-    parent: ParentResult | None = None,
-) -> list[str]:
-    """Only what this run established, in order: front, floor, baselines, order against the papers, scale, places."""
-    found, trained = front(records, budget), members(records)
+def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
+    """Only what this run established, in order: front, n-grams, baselines, order against the papers, scale, places."""
     lines = [
-        f"front: {len(found)} {'member' if len(found) == 1 else 'members'} within {format_budget(budget)} per token"
+        f"front: {len(run.front)} {'member' if len(run.front) == 1 else 'members'} within {format_budget(run.budget)} "
+        "per token"
     ]
-    for member, noise in zip(found, noise_marks(found), strict=True):
-        lines.append(f"  {_described(member)}{_doubt(member, budget)}{noise and f', {noise}'}{_known(member, ngrams)}")
-    lines += ngram_lines(ngrams)
-    if len(found) < FEW:
+    for member, noise in zip(run.front, noise_marks(run.front), strict=True):
+        crossing, knows = _crossing(member, run.budget), _knows(member, run.ngrams)
+        lines.append(f"  {_described(member)}{crossing}{noise and f', {noise}'}{knows}")
+    lines += ngram_lines(run.ngrams)
+    if len(run.front) < FEW:
         lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
-    lines += infeasible_lines(records, budget)
-    lines += unstable_lines(records)
-    lines += parent_lines(parent, found)
-    lines += _baseline_lines(trained, found, budget, ngrams)
-    lines += order_lines(trained, num_layers, seq_len)
-    example = ledger.completed(records)[0]
+    lines += infeasible_lines(run)
+    lines += unstable_lines(run.records)
+    lines += parent_lines(run)
+    lines += _baseline_lines(run)
+    lines += order_lines(run)
+    example = run.completed[0]
     lines.append(
         f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens a candidate, "
-        f"{_seeds(trained)}; perplexities are of {example.tokenizer}, {example.split}, and of this scale only"
+        f"{_seeds(run.members)}; perplexities are of {example.tokenizer}, {example.split}, and of this scale only"
     )
     lines.append(f"plot: {', '.join(map(str, plots))}")
-    lines.append(f"front: {folder / 'pareto.csv'}; configs: {folder / 'architectures'}/")
-    return lines
+    lines.append(f"front: {run.folder / 'pareto.csv'}; configs: {run.folder / 'architectures'}/")
+    return [*lines, price_line(run)]
 
 
-def parent_lines(parent: ParentResult | None, found: Sequence[TrainedMember]) -> list[str]:
+def ngram_lines(ngrams: NgramBaseline | None) -> list[str]:
+    """One line with the perplexities of all orders; none for a run without them."""
+    if ngrams is None:
+        return []
+    reached = ", ".join(f"{name} {perplexity:.4g}" for name, perplexity in ngrams.perplexities.items())
+    return [f"floor, perplexity of n-gram models of {ngrams.tokens:,} training tokens: {reached}"]
+
+
+def mark(loss: float, ngrams: NgramBaseline | None) -> str:
+    """What is said of a loss, in nats, above that of the trigram, whose context is two tokens; empty for the others."""
+    return KNOWS_LESS if ngrams is not None and ngrams.above_trigram(loss) else ""
+
+
+def beside_trigram(perplexity: float | None, ngrams: NgramBaseline | None) -> str:
+    """A perplexity, or - for none, with the trigram's after it."""
+    text = "-" if perplexity is None else f"{perplexity:.2f}"
+    return text if ngrams is None else f"{text} (trigram {ngrams.perplexity(TRIGRAM):.2f})"
+
+
+def perplexity_text(member: TrainedMember) -> str:
+    """`33.10 ± 0.42 (3 seeds)`, or `33.10 (1 seed)`: the exponential of the mean loss, half the width of its bounds."""
+    bounds = member.perplexity_bounds
+    spread = "" if bounds is None else f" ± {(bounds[1] - bounds[0]) / 2:.2f}"
+    return f"{member.perplexity:.2f}{spread} ({seeds_text(member)})"
+
+
+def seeds_text(member: TrainedMember) -> str:
+    """`3 seeds`, or `1 of 3 seeds diverged`."""
+    whole = member.num_seeds + member.num_diverged
+    if member.num_diverged:
+        return f"{member.num_diverged} of {whole} seeds diverged"
+    return f"{whole} seed{'s' if whole > 1 else ''}"
+
+
+def noise_marks(front: Sequence[TrainedMember]) -> list[str]:
+    """For each member of a front, cheapest first, IN_NOISE or nothing."""
+    return [IN_NOISE if inside else "" for inside in in_noise(front)]
+
+
+def unstable_lines(records: Sequence[Record]) -> list[str]:
+    """Candidates that one seed trained and another did not."""
+    return [
+        f"not on the front: {member.arch_id} {member.notation}: {seeds_text(member)}; perplexity of the "
+        f"{'others' if member.num_seeds > 1 else 'other'} {member.perplexity:.2f}"
+        for member in unstable(records)
+    ]
+
+
+def price_line(run: Run) -> str:
+    """Whom the run's prices trust, and what of its front, as deployed, lies outside the data of `published`."""
+    protocol, words = run.config.protocol, ""
+    if protocol == "published":
+        forms = [deployed_of(member.most_expensive, run.base) for member in run.front]
+        words = outside(run.pricer, (graph for form in forms for graph in run.workload.graphs(form)))
+    return f"prices: protocol {protocol} ({caption(TRUST[protocol])}){words and f'; {words}'}"
+
+
+def outside(pricer: Pricer, graphs: Iterable[OpGraph]) -> str:
+    """What of some models lies outside the data of their prices, each dimension once; empty if nothing does.
+
+    `num_layers 6 (data: 12 to 18)` and `num_layers 10 (data: 12 to 18)` are `num_layers 6, 10 (data: 12 to 18)`; of
+    how many times an op does more than any that was measured, the most.
+    """
+    values: dict[tuple[str, str], dict[str, None]] = {}
+    for text in dict.fromkeys(text for graph in graphs for text in pricer.extrapolated(graph)):
+        name, _, rest = text.partition(" ")
+        value, _, known = rest.partition(" (")
+        values.setdefault((name, known), {})[value] = None
+    return describe(f"{name} {_joined(those)}{known and f' ({known}'}" for (name, known), those in values.items())
+
+
+def _joined(values: Iterable[str]) -> str:
+    """Numbers in order, words as they came; only the largest of factors."""
+    known = list(values)
+    if all(value.endswith("x") for value in known):
+        return max(known, key=lambda value: float(value.removesuffix("x")))
+    return ", ".join(sorted(known, key=lambda value: float(value) if value.isdigit() else math.inf))
+
+
+def parent_lines(run: Run) -> list[str]:
     """The unmodified parent, and how far behind it the best member of the front is."""
-    if parent is None:
+    if (parent := run.parent) is None:
         return []
     line = (
         f"parent {parent.name}, {parent.notation} as it was given: perplexity {parent.perplexity:.2f}, "
         f"{format_seconds(parent.latency_s)}"
     )
-    if found:
-        line += f"; best in budget is {against_parent(parent, picked(found, 'best'))}"
+    if run.front:
+        line += f"; best in budget is {against_parent(parent, picked(run.front, 'best'))}"
     return [line]
 
 
@@ -84,10 +161,10 @@ def _seeds(trained: Sequence[TrainedMember]) -> str:
     return f"1 to {most} seeds ({SPREAD}; better and worse: by more than two of the difference)"
 
 
-def infeasible_lines(records: Sequence[Record], budget: Budget) -> list[str]:
+def infeasible_lines(run: Run) -> list[str]:
     """Members whose weights did not fold as the rule predicted, so that they are beyond the budget."""
     lines = []
-    for record in found_infeasible(records, budget):
+    for record in found_infeasible(run.records, run.budget):
         off = record.fold_logits_error
         how_far = "are no numbers" if off is None else f"are off by {off:.1e} of the largest"
         why = f"its folded form failed the check: its logits, in single precision, {how_far}"
@@ -106,7 +183,7 @@ def _described(member: TrainedMember) -> str:
     )
 
 
-def _doubt(member: TrainedMember, budget: Budget) -> str:
+def _crossing(member: TrainedMember, budget: Budget) -> str:
     """Says so where the price is within budget only for some of the coefficients the data allow."""
     if not crosses(member, budget) or member.latency_s_range is None:
         return ""
@@ -114,43 +191,41 @@ def _doubt(member: TrainedMember, budget: Budget) -> str:
     return f" (its range, {format_seconds(low)} to {format_seconds(high)}, crosses the budget)"
 
 
-def _known(member: TrainedMember, ngrams: NgramBaseline | None) -> str:
+def _knows(member: TrainedMember, ngrams: NgramBaseline | None) -> str:
     """Says so where a trigram predicts better."""
     marked = mark(member.mean_loss, ngrams)
     return f"; {marked}" if marked else ""
 
 
-def _baseline_lines(
-    trained: Sequence[TrainedMember], found: Sequence[TrainedMember], budget: Budget, ngrams: NgramBaseline | None
-) -> list[str]:
+def _baseline_lines(run: Run) -> list[str]:
     """Each baseline with the gap of the best candidate within budget, whatever its sign, and what seeds show of it."""
     lines = []
-    for baseline in (member for member in trained if member.role == "baseline"):
-        outside = "" if is_feasible(baseline.most_expensive, budget) else " outside the budget"
-        text = f"baseline{outside}: {_described(baseline)}{_known(baseline, ngrams)}"
-        if found:
-            best = picked(found, "best")
+    for baseline in (member for member in run.members if member.role == "baseline"):
+        outside = "" if is_feasible(baseline.most_expensive, run.budget) else " outside the budget"
+        text = f"baseline{outside}: {_described(baseline)}{_knows(baseline, run.ngrams)}"
+        if run.front:
+            best = picked(run.front, "best")
             gap = best.perplexity / baseline.perplexity - 1
             text += f"; best in budget is {gap:+.1%} in perplexity: {verdict(best, baseline)}"
         lines.append(text)
     return lines
 
 
-def order_lines(trained: Sequence[TrainedMember], num_layers: int, seq_len: int) -> list[str]:
+def order_lines(run: Run) -> list[str]:
     """Says so where this run orders published rows otherwise than the papers do, and whether seeds show it."""
     printed = {
         row.notation: row.perplexity
         for row in published_rows()
-        if (row.num_layers, row.seq_len) == (num_layers, seq_len) and row.perplexity is not None
+        if (row.num_layers, row.seq_len) == (run.base.num_layers, run.seq_len) and row.perplexity is not None
     }
-    members_of_rows = {member.notation: member for member in trained if member.notation in printed}
+    members_of_rows = {member.notation: member for member in run.members if member.notation in printed}
     ours = {name: member.perplexity for name, member in members_of_rows.items()}
     pairs = list(combinations(ours, 2))
-    swapped = [(one, other) for one, other in pairs if (ours[one] - ours[other]) * (printed[one] - printed[other]) < 0]
+    swapped = [(a, b) for a, b in pairs if (ours[a] - ours[b]) * (printed[a] - printed[b]) < 0]
     if not swapped:
         return []
-    verdicts = [verdict(members_of_rows[one], members_of_rows[other]) for one, other in swapped]
-    shown = sum(one != "no difference shown" for one in verdicts)
+    verdicts = [verdict(members_of_rows[a], members_of_rows[b]) for a, b in swapped]
+    shown = len(verdicts) - verdicts.count("no difference shown")
     return [
         f"note: the order differs from the papers' in {len(swapped)} of {len(pairs)} pairs of published rows, "
         f"beyond noise in {shown}:",

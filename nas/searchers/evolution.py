@@ -5,7 +5,7 @@ from typing import final
 
 import numpy as np
 
-from nas.results.pareto import ranks
+from nas.run.pareto import ranks
 from nas.searchers.draws import Draws
 from nas.searchers.strategy import SearchProblem, Strategy, Trained, points_of
 from search_spaces.notation import Member

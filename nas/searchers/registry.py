@@ -17,12 +17,11 @@ SEARCHERS: dict[str, str] = {
     "tpe": "nas.searchers.optuna_samplers:Tpe",
     "gp": "nas.searchers.optuna_samplers:GaussianProcess",
 }
-FORMER_NAMES = {"random": "stratified"}  # in runs from before there was `uniform`
 
 
 def check_searcher(name: str) -> None:
     """Raises UserError unless this is a name of `SEARCHERS` or has the form `module:Class`, which is not imported."""
-    if FORMER_NAMES.get(name, name) not in SEARCHERS and ":" not in name:
+    if name not in SEARCHERS and ":" not in name:
         raise UserError(
             f"--searcher must be one of {', '.join(SEARCHERS)}, or module:Class of your own, but got {name!r:.80}."
         )
@@ -31,8 +30,7 @@ def check_searcher(name: str) -> None:
 def searcher_of(name: str) -> Callable[[SearchProblem], Strategy]:
     """What makes the searcher of a name. Raises UserError as `check_searcher`, or if it is no `Strategy`."""
     check_searcher(name)
-    known = FORMER_NAMES.get(name, name)
-    made = _loaded(SEARCHERS.get(known, known))
+    made = _loaded(SEARCHERS.get(name, name))
     if not (isinstance(made, type) and issubclass(made, Strategy)):
         raise UserError(f"--searcher {name!r:.80} must be a subclass of nas.searchers.strategy.Strategy, but is not.")
     return made

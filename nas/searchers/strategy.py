@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nas.blocks.halves import BlockScores
-from nas.results.pareto import Point
+from nas.run.pareto import Point
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member

@@ -8,8 +8,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from nas.blocks.halves import BlockScores, read, written
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
+from nas.run.config import StudyConfig
 from nas.storage import replace_file
-from nas.study.config import StudyConfig
 from search_spaces.budget.feasible import FeasibleSpace
 
 BLOCKS_FILE = "blocks.csv"

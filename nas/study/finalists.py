@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from nas.results.front import MOST_FINALISTS
-from nas.results.ledger import Status
-from nas.results.pareto import nondominated, point_of_seeds
+from nas.run.front import MOST_FINALISTS
+from nas.run.ledger import Status
+from nas.run.pareto import nondominated, point_of_seeds
 
 Key: TypeAlias = tuple[int, int]  # index of a candidate, and how many seeds after the run's own
 
@@ -55,7 +55,7 @@ def next_round(results: Sequence[Result], asked: Collection[Key], finalist_seeds
 
 
 def finalists(results: Iterable[Result]) -> list[int]:
-    """The candidates on the front of the means over seeds, cheapest first, as `nas.results.front.front` has it."""
+    """The candidates on the front of the means over seeds, cheapest first, as `nas.run.front.front` has it."""
     by_index: dict[int, list[Result]] = {}
     for result in results:
         by_index.setdefault(result.index, []).append(result)

@@ -16,8 +16,8 @@ import torch
 
 from nas.corpus.corpus import Corpus
 from nas.provenance import versions
+from nas.run.folder import CONFIG_FILE
 from nas.study.finalists import Key
-from nas.study.run_folder import CONFIG_FILE
 
 PACKAGES = ("costmodel", "nas", "search_spaces")  # beside one another, wherever they are installed
 PROBE_FILE = ".node-"  # in the run's folder, one for each node that is asked

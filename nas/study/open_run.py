@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from costmodel.errors import UserError
-from costmodel.estimate import Pricer
-from costmodel.protocols.identity import is_hash_of_sources
 from nas.blocks.halves import BlockScores
 from nas.conversion.parent import BUILTIN, Parent
 from nas.corpus.corpus import Corpus
@@ -18,25 +16,21 @@ from nas.corpus.ngrams import TRIGRAM, NgramBaseline
 from nas.provenance import versions
 from nas.recipe.distillation import parent_architecture
 from nas.recipe.recipe import Recipe
-from nas.results import ledger
-from nas.results.ledger import Record, architecture_of
+from nas.run import ledger
+from nas.run.config import StudyConfig, study_recipe
+from nas.run.folder import Meta, read_meta
+from nas.run.ledger import Record, architecture_of
 from nas.searchers.anchors import anchors, published_members
 from nas.searchers.known_trainings import TOKENS, known_trainings
 from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem, Trained
-from nas.study.config import StudyConfig, study_recipe
 from nas.study.parent import parent_result
-from nas.study.run_folder import Meta, read_ledger, read_meta
 from nas.study.schedule import Proposal, TrialSchedule
 from nas.study.trials import Trials, TrialSetting
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member, placement
-from search_spaces.pricing import price_architecture
 from search_spaces.space import num_members
-from search_spaces.workload import Workload
-
-PROPOSED_BY = ("proposed", "started")
 
 
 def open_trials(
@@ -110,8 +104,8 @@ def _known(feasible: FeasibleSpace, meta: Meta) -> tuple[Trained, ...]:
 
 
 def proposals_of(records: Sequence[Record], base: Architecture) -> list[Proposal]:
-    """What a ledger says was proposed, in order; in one from before proposals were recorded, what was started."""
-    firsts = {record.index: record for record in records if record.role != "replicate" and record.event in PROPOSED_BY}
+    """What a ledger says was proposed, in order."""
+    proposed = {record.index: record for record in records if record.event == "proposed"}
     return [
         Proposal(
             index=index,
@@ -119,7 +113,7 @@ def proposals_of(records: Sequence[Record], base: Architecture) -> list[Proposal
             role=record.role,
             member=Member(architecture=architecture_of(record, base), entropy_regularised=record.entropy_regularised),
         )
-        for index, record in sorted(firsts.items())
+        for index, record in sorted(proposed.items())
     ]
 
 
@@ -181,8 +175,6 @@ def checked_meta(folder: Path, config: StudyConfig, feasible: FeasibleSpace, cor
     Raises UserError if prices or data are no longer those it was made with.
     """
     meta, pricer = read_meta(folder), feasible.priced.pricer
-    if is_hash_of_sources(meta.cost_model_id) and _prices_are_present(folder, meta, pricer, config.workload):
-        meta = replace(meta, cost_model_id=pricer.cost_model_id)
     present = {
         "cost_model_id": pricer.cost_model_id,
         "corpus": corpus.fingerprint,
@@ -197,13 +189,3 @@ def checked_meta(folder: Path, config: StudyConfig, feasible: FeasibleSpace, cor
     assert config.budget.latency_s is not None
     reference = config.budget.latency_s, meta.reference[1]
     return replace(meta, reference=reference, num_feasible=feasible.num_feasible)
-
-
-def _prices_are_present(folder: Path, meta: Meta, pricer: Pricer, workload: Workload) -> bool:
-    """Whether the cost model prices every trial of a ledger as it was priced then, to the last bit."""
-    priced = {record.placement: record for record in read_ledger(folder)}
-    return all(
-        (record.latency_s, record.sent_bytes, record.rounds) == (now.latency_s, now.sent_bytes, now.rounds)
-        for record in priced.values()
-        for now in [price_architecture(architecture_of(record, meta.base), pricer, workload, "written").price]
-    )

@@ -8,9 +8,8 @@ from nas.conversion.parent import BUILTIN, NO_PARENT, Parent, kept_parent, load_
 from nas.corpus.corpus import Corpus
 from nas.recipe.distillation import parent_architecture
 from nas.recipe.recipe import SCALES, Scale, trained_architecture
-from nas.results.parent import ParentResult
-from nas.study.config import StudyConfig
-from nas.study.run_folder import PARENT_FOLDER, Meta
+from nas.run.config import StudyConfig
+from nas.run.folder import PARENT_FOLDER, Meta, ParentResult
 from nas.training.batches import validate
 from nas.training.distillation.teacher import Teacher
 from search_spaces.architecture import Architecture

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from costmodel.config.bugs import described
-from nas.study.config import THREADS_PER_TRIAL
+from nas.run.config import THREADS_PER_TRIAL
 from nas.study.nodes import Fleet, Node, Question, probe_file, problem
 from nas.study.resources import Resources
 from nas.study.trials import RunHaltedError

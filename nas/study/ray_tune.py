@@ -19,7 +19,7 @@ from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
 from costmodel.config.bugs import described, headed, traceback_kept
-from nas.study.config import THREADS_PER_TRIAL
+from nas.run.config import THREADS_PER_TRIAL
 from nas.study.finalists import Key
 from nas.study.nodes import Fleet, question
 from nas.study.ray_cluster import NodeWatch, ray_session

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from costmodel.errors import UserError
-from nas.study.config import StudyConfig
+from nas.run.config import StudyConfig
 from nas.study.nodes import Node
 from nas.study.schedule import GENERATION_SIZE
 

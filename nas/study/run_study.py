@@ -15,19 +15,19 @@ from nas.attention.causal import has_native
 from nas.conversion.parent import NO_PARENT, Parent, keep_parent
 from nas.corpus.corpus import Corpus, prepare
 from nas.recipe.recipe import SCALES
-from nas.report.progress import Eta, shown
-from nas.results import ledger
-from nas.results.front import Summary, num_planned, summarise
-from nas.results.ledger import Record
-from nas.results.tables import write_tables
+from nas.report.progress import shown
+from nas.run import ledger
+from nas.run.config import StudyConfig
+from nas.run.folder import PARENT_FOLDER, Meta, new_folder, read_ledger, read_meta, write_config, write_meta
+from nas.run.ledger import Record
+from nas.run.run import Run
+from nas.run.tables import write_tables
 from nas.storage import locked
 from nas.study.blocks import study_blocks
-from nas.study.config import StudyConfig
 from nas.study.nodes import Node
 from nas.study.open_run import checked_meta, new_meta, open_trials
 from nas.study.parent import run_parent, study_parent
 from nas.study.resources import Resources, resolved, resource_lines, study_resources, this_machine
-from nas.study.run_folder import PARENT_FOLDER, Meta, new_folder, read_ledger, read_meta, write_config, write_meta
 from nas.study.trials import RunHaltedError, Trials
 from nas.study.warm_start import WarmStart, begin_with, read_warm_start
 from search_spaces.budget.feasible import FeasibleSpace
@@ -90,14 +90,15 @@ def run_study(
         blocks = study_blocks(config, feasible, parent, corpus, folder, console)
         trials = open_trials(config, feasible, corpus, meta, folder, blocks=blocks, on_end=listener.trial_ended)
         listener.started(folder)
+        run = Run(folder=folder, config=config, meta=meta, records=tuple(trials.records))
         try:
-            _train(trials, config, resources, meta, console)
+            _train(trials, run, resources, console)
         finally:
             # of what is on disk: an interrupt may come between a write and its note
-            write_tables(folder, read_ledger(folder), config.budget, base, meta.ngrams)
+            write_tables(replace(run, records=read_ledger(folder)))
         from nas.study.closing import closing  # matplotlib and jinja2: a second, before the end for nothing
 
-        for line in closing(trials, config, feasible, meta, folder):
+        for line in closing(trials, replace(run, records=tuple(trials.records))):
             log(line)
     return folder
 
@@ -151,24 +152,22 @@ def _nodes(address: str | None) -> tuple[Node, ...]:
         raise StoppedError(f"{error}; start it, or give another --ray-address or none") from error
 
 
-def _train(trials: Trials, config: StudyConfig, resources: Resources, meta: Meta, console: Console) -> None:
+def _train(trials: Trials, run: Run, resources: Resources, console: Console) -> None:
     """Runs trials, beside a table of progress, until they are finished or the time is up."""
     from nas.study.ray_tune import run_trials  # Ray Tune: a second, before its first trial for nothing
 
     log = partial(console.print, soft_wrap=True, highlight=False)
     num_baselines = sum(proposal.role == "baseline" for proposal in trials.schedule.proposals)
     log(
-        f"run {trials.setting.folder}: {config.num_trials} candidates and {num_baselines} baselines, "
-        f"then {config.finalist_seeds} more seeds for each member of the front"
+        f"run {run.folder}: {run.config.num_trials} candidates and {num_baselines} baselines, "
+        f"then {run.config.finalist_seeds} more seeds for each member of the front"
     )
-    total = num_planned(trials.records, config.num_trials)
-    eta = Eta(already_ended=len(ledger.finished(trials.records)))
 
-    def state() -> tuple[Summary, int]:
-        return summarise(trials.records, config.budget, meta.reference, finalist_seeds=config.finalist_seeds), total
+    def state() -> Run:
+        return replace(run, records=tuple(trials.records))
 
-    with shown(console, state, eta, meta.ngrams) as refresh:
-        run_trials(trials, resources, time_budget_s=config.time_budget_s, on_change=refresh, log=log)
+    with shown(console, state) as refresh:
+        run_trials(trials, resources, time_budget_s=run.config.time_budget_s, on_change=refresh, log=log)
 
 
 def start_line(meta: Meta) -> str:

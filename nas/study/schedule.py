@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nas.results.ledger import Role
+from nas.run.ledger import Role
 from nas.searchers.strategy import Strategy, Trained
 from nas.study.early_stop import expected_ends
 from nas.study.finalists import Key, Result, next_round

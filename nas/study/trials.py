@@ -18,13 +18,12 @@ from costmodel.estimate import Pricer
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate, candidate_id, trial_id
 from nas.recipe.recipe import Recipe
-from nas.results import ledger
-from nas.results.front import is_feasible
-from nas.results.ledger import Event, Record, Status
-from nas.results.ledger_index import LedgerIndex
-from nas.study.config import StudyConfig, study_candidate
+from nas.run import ledger
+from nas.run.config import StudyConfig, study_candidate
+from nas.run.folder import PARENT_FOLDER
+from nas.run.front import is_feasible
+from nas.run.ledger import Event, LedgerIndex, Record, Status
 from nas.study.finalists import Key, Result
-from nas.study.run_folder import PARENT_FOLDER
 from nas.study.schedule import LAG, Proposal, TrialSchedule
 from nas.training.outcome import Outcome, RungRecord, VerifiedForm
 from search_spaces.architecture import Architecture, arch_id

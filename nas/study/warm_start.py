@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from costmodel.errors import UserError
-from nas.results import ledger
-from nas.results.front import is_feasible
-from nas.results.ledger import Record, architecture_of, deployed_of
-from nas.results.ledger_index import LedgerIndex
-from nas.study.config import StudyConfig
-from nas.study.run_folder import Meta, find_run, read_config, read_ledger, read_meta
+from nas.run import ledger
+from nas.run.config import StudyConfig
+from nas.run.folder import Meta, find_run, read_config, read_ledger, read_meta
+from nas.run.front import is_feasible
+from nas.run.ledger import LedgerIndex, Record, architecture_of, deployed_of
 from nas.study.schedule import LAG
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member

@@ -14,7 +14,7 @@ from costmodel.config.bugs import described, report, traceback_kept
 from costmodel.errors import UserError
 from nas.conversion.parent import kept_parent
 from nas.malloc import keep_freed_memory
-from nas.study.config import THREADS_PER_TRIAL
+from nas.run.config import THREADS_PER_TRIAL
 from nas.study.early_stop import dominated_at_rung
 from nas.study.parent import teacher_of
 from nas.study.trials import TrialEvent, TrialSpec, over_timeout

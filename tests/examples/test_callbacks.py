@@ -9,14 +9,14 @@ from types import ModuleType
 import pytest
 
 import nas
-from nas.runs.callbacks import Calls
+from nas.api import Calls
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> nas.Run:
-    return nas.load_run(shutil.copytree(ROOT / "tests/nas/earlier_runs/published", tmp_path / "run"))
+    return nas.load_run(shutil.copytree(ROOT / "tests/nas/run/stored/published", tmp_path / "run"))
 
 
 def example(name: str) -> ModuleType:

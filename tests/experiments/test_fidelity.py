@@ -18,7 +18,7 @@ from nas.conversion.parent import load_parent
 from nas.recipe.overrides import RecipeChanges, ScaleChanges
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import Foldable
-from nas.study.config import StudyConfig, study_recipe
+from nas.run.config import StudyConfig, study_recipe
 
 KIND = "fidelity"
 FOUND = {name: load_mapping(path) for name, path in definitions().items()}

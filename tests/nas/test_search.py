@@ -25,9 +25,10 @@ from nas.corpus.corpus import prepare
 from nas.corpus.ngram_baseline import ngram_baseline
 from nas.recipe.recipe import SCALES
 from nas.report.plot_files import remove_plots
-from nas.results import ledger
-from nas.results.front import front
-from nas.study.run_folder import read_config, read_meta
+from nas.run import ledger
+from nas.run.folder import read_config, read_meta
+from nas.run.front import front
+from nas.run.run import Run
 from search_spaces.architecture import arch_id, load_architecture
 
 SPACE = ("--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3")
@@ -309,8 +310,8 @@ def test_an_export_that_fails_leaves_nothing(error, finished, tmp_path, monkeypa
 def test_a_folded_export_is_written_in_every_format(finished, environment, tmp_path, monkeypatch):
     folder, _ = finished
     monkeypatch.setenv("XDG_CACHE_HOME", environment[1]["XDG_CACHE_HOME"])
-    config, records = read_config(folder), ledger.read(folder / ledger.FILE_NAME)
-    made = export.prepare_export(folder, config, ledger.completed(records)[0], fold=True)
+    run = Run.read(folder)
+    made = export.prepare_export(run, run.completed[0], fold=True)
     export.write_export(made, tmp_path / "yaml")
     assert read_export(tmp_path / "yaml").architecture == made.trained
     assert load_architecture(tmp_path / "yaml" / "architecture.yaml").folded
@@ -348,10 +349,10 @@ def test_a_folded_export_says_what_was_measured(finished, environment, tmp_path,
 
 def test_weights_of_another_step_are_not_exported(finished):
     folder, _ = finished
-    config, records = read_config(folder), ledger.read(folder / ledger.FILE_NAME)
-    record = replace(ledger.completed(records)[0], steps=1)
+    run = Run.read(folder)
+    record = replace(run.completed[0], steps=1)
     with pytest.raises(ValueError, match="must have a whole checkpoint of step 1"):
-        export.prepare_export(folder, config, record)
+        export.prepare_export(run, record)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,11 @@ from costmodel.config.units import format_bytes, format_seconds
 from nas.report.html.grid import Setting
 from nas.report.html.placements import kept_words
 from nas.report.html.points import Point
-from nas.report.html.run import Run
-from nas.report.ngram_lines import mark
-from nas.report.seed_words import IN_NOISE, noise_marks, perplexity_text
-from nas.report.summary import against_parent
-from nas.results.front import crosses, picked
-from nas.results.ledger import architecture_of
-from nas.results.members import TrainedMember, better
+from nas.report.summary import IN_NOISE, against_parent, mark, noise_marks, perplexity_text
+from nas.run.front import crosses, picked
+from nas.run.ledger import architecture_of
+from nas.run.members import TrainedMember, better
+from nas.run.run import Run
 
 DRAWN_NGRAMS = ("5-gram", "trigram")  # orders that are worth a row
 
@@ -62,7 +60,7 @@ def answer_of(run: Run) -> Answer | None:
         place=len(run.front) - 1,
         name=best.notation,
         runs_as=best.deployed or best.first.placement,
-        keeps=kept_words(architecture_of(best.first, run.base), run.accounting),
+        keeps=kept_words(architecture_of(best.first, run.base), run.config.accounting),
         price=format_seconds(best.latency_s),
         sent=format_bytes(best.sent_bytes),
         perplexity=perplexity,

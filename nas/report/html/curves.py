@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from nas.report.html.run import Run
-from nas.results.front import front
-from nas.results.ledger import Record
-from nas.results.pareto import hypervolume
+from nas.run.front import front
+from nas.run.ledger import Record
+from nas.run.pareto import hypervolume
+from nas.run.run import Run
 
 MOST_STEPS = 80  # of a curve: more cannot be told apart on a screen
 
@@ -71,7 +71,7 @@ def hypervolumes(run: Run) -> list[Progress]:
         spent[record.trial_id] = max(spent.get(record.trial_id, 0), record.tokens)
         if record.event == "finished":
             points = [member.point for member in front(run.records[:count], run.budget)]
-            found.append(Progress(sum(spent.values()), hypervolume(points, run.reference)))
+            found.append(Progress(sum(spent.values()), hypervolume(points, run.meta.reference)))
     return found
 
 

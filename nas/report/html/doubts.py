@@ -6,12 +6,9 @@ from typing import NamedTuple
 from costmodel.config.units import format_seconds
 from costmodel.trust import described
 from nas.report.html.grid import Grid
-from nas.report.html.run import Run
-from nas.report.price_lines import outside
-from nas.report.seed_words import SPREAD, unstable_lines
-from nas.report.summary import infeasible_lines, order_lines
-from nas.results import ledger
-from nas.results.members import in_noise
+from nas.report.summary import SPREAD, infeasible_lines, order_lines, outside, unstable_lines
+from nas.run.members import in_noise
+from nas.run.run import Run
 
 
 class Doubt(NamedTuple):
@@ -23,19 +20,19 @@ def doubts(run: Run, grid: Grid) -> list[Doubt]:
     """Most important first; a subject without anything to say is left out."""
     found = (
         ("Scale", _scale(run)),
-        ("Order", order_lines(run.members, run.base.num_layers, run.seq_len)),
+        ("Order", order_lines(run)),
         ("Seeds", _seeds(run)),
         ("Search", _search(run)),
         ("Prices", list(_prices(run))),
         ("Trust", [f"{run.pricer.protocol}: {described(run.pricer.trust)}"]),
-        ("Folding", [*infeasible_lines(run.records, run.budget), *unstable_lines(run.records)]),
+        ("Folding", [*infeasible_lines(run), *unstable_lines(run.records)]),
         ("Other settings", _other_settings(run, grid)),
     )
     return [Doubt(subject, tuple(lines)) for subject, lines in found if lines]
 
 
 def _scale(run: Run) -> list[str]:
-    completed = ledger.completed(run.records)
+    completed = run.completed
     if not completed:
         return []
     one = completed[0]
@@ -65,19 +62,19 @@ def _seeds(run: Run) -> list[str]:
 
 
 def _search(run: Run) -> list[str]:
-    ended = [one for one in ledger.finished(run.records) if one.role == "candidate"]
+    ended = [one for one in run.finished if one.role == "candidate"]
     early = {status: sum(one.status == status for one in ended) for status in ("stopped", "diverged", "failed")}
     counts = ", ".join(f"{count} {status}" for status, count in early.items() if count)
     lines = [
-        f"{len(ended)} of {_count(run.num_feasible)} members within the budget were tried "
-        f"({_count(run.num_members)} in the space)"
+        f"{len(ended)} of {_count(run.meta.num_feasible)} members within the budget were tried "
+        f"({_count(run.meta.num_members)} in the space)"
         f"{f'; {counts}' if counts else ''}. The best of the space is likely to be another."
     ]
     own = sum(one.generation >= 0 for one in ended)
     if own < len(ended):
         lines.append(f"{len(ended) - own} of them were trained by another run, with which this one began.")
-    if own < run.num_trials:
-        lines.append(f"The search ended after {own} of {run.num_trials} candidates.")
+    if own < run.config.num_trials:
+        lines.append(f"The search ended after {own} of {run.config.num_trials} candidates.")
     return lines
 
 
@@ -86,10 +83,10 @@ def _count(number: int) -> str:
 
 
 def _prices(run: Run) -> Iterator[str]:
-    if run.cost_model_id != run.pricer.cost_model_id:
+    if run.meta.cost_model_id != run.pricer.cost_model_id:
         yield (
-            f"The ledger was priced by cost model {run.cost_model_id}; breakdowns and other settings on this page are "
-            f"of {run.pricer.cost_model_id}, which may price alike or not."
+            f"The ledger was priced by cost model {run.meta.cost_model_id}; breakdowns and other settings on this page "
+            f"are of {run.pricer.cost_model_id}, which may price alike or not."
         )
     ranges = [(member.latency_s, member.latency_s_range) for member in run.front]
     widths = [max(high - price, price - low) / price for price, span in ranges if span for low, high in [span]]

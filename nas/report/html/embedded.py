@@ -11,7 +11,7 @@ from nas.report.html.answer import answer_of
 from nas.report.html.curves import entropies, hypervolumes, learning_curves
 from nas.report.html.grid import Grid, Setting
 from nas.report.html.points import Point, perplexity_words
-from nas.report.html.run import Run
+from nas.run.run import Run
 
 
 def embedded(run: Run, points: Sequence[Point], grid: Grid) -> Markup:

@@ -17,11 +17,11 @@ from costmodel.protocols.primitives import EngineSetting
 from costmodel.trust import caption
 from nas.report.cost_figures import kind_of
 from nas.report.html.points import Point
-from nas.report.html.run import Run
-from nas.report.price_lines import outside
-from nas.results.front import is_eligible
-from nas.results.members import TrainedMember
-from nas.results.pareto import nondominated
+from nas.report.summary import outside
+from nas.run.front import is_eligible
+from nas.run.members import TrainedMember
+from nas.run.pareto import nondominated
+from nas.run.run import Run
 from search_spaces.architecture import Architecture
 
 NETWORKS = ("lan", "wan", "cheetah-lan", "bumblebee-wan")  # beside the run's own
@@ -80,7 +80,7 @@ def price_grid(run: Run, points: Sequence[Point]) -> Grid:
 def _pricers(run: Run, left_out: list[str]) -> Iterator[Pricer]:
     """The run's own first, so that a testbed of the user's is not taken for the committed one."""
     yield run.pricer
-    setting = None if run.weights is None else EngineSetting(weights=run.weights)
+    setting = None if run.config.weights is None else EngineSetting(weights=run.config.weights)
     for protocol in PROTOCOLS:
         for network in (None,) if protocol == "published" else NETWORKS:
             if (protocol, network) != (run.pricer.protocol, run.pricer.network):

@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from costmodel.config.units import format_bytes, format_seconds
+from costmodel.errors import UserError
 from nas.report.html.answer import answer_of, marks_of, rows_beside
 from nas.report.html.doubts import doubts
 from nas.report.html.embedded import embedded
@@ -22,11 +23,10 @@ from nas.report.html.grid import Grid, price_grid
 from nas.report.html.placements import strip
 from nas.report.html.points import Point, perplexity_words, points_of, rows_of
 from nas.report.html.reproduce import commands_of
-from nas.report.html.run import Run
-from nas.report.ngram_lines import ngram_lines
-from nas.results import ledger
-from nas.results.front import summarise
-from nas.results.ledger import Record, architecture_of
+from nas.report.summary import ngram_lines
+from nas.run.ledger import Record, architecture_of
+from nas.run.run import Run
+from nas.storage import replace_file
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import format_budget
 from search_spaces.notation import parse, placement
@@ -34,6 +34,7 @@ from search_spaces.notation import parse, placement
 ASSETS = Path(__file__).with_name("assets")
 SCRIPTS = ("vega-6.4.0.min.js", "vega-lite-6.4.3.min.js", "vega-embed-7.3.0.min.js", "charts.js", "page.js")
 LICENSES = "LICENSES.txt"
+REPORT_FILE = "report.html"
 
 _ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
@@ -57,6 +58,22 @@ def page(run: Run) -> str:
     )
 
 
+def write_report(run: Run, output: Path | None = None) -> Path:
+    """Writes the page of a run, into its folder unless another file is given, and returns its path.
+
+    Raises UserError if the run cannot be priced, or the page not be written.
+    """
+    path = output or run.folder / REPORT_FILE
+    if path.is_dir():
+        raise UserError(f"--output {path} must be a file that we can write, but is a folder.")
+    text = page(run)
+    try:
+        replace_file(path, text)
+    except OSError as error:
+        raise UserError(f"--output {path} must be a file that we can write: {error.strerror}.") from None
+    return path
+
+
 def _policy(scripts: Sequence[str]) -> list[str]:
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
@@ -68,7 +85,7 @@ def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
     return {
         "budget": format_budget(run.budget),
         "setting": _setting_words(run),
-        "space": run.space,
+        "space": run.config.space,
         "answer": answer_of(run),
         "beside": rows_beside(run, points, grid.settings[0]) if points else [],
         "panels": [_panel(run, point, totals) for point, totals in zip(points, _totals(grid), strict=True)],
@@ -77,10 +94,26 @@ def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
         "doubts": doubts(run, grid),
         "ngram_lines": ngram_lines(run.ngrams),
         "commands": commands_of(run),
-        "provenance": run.provenance,
-        "trials": [_trial(record) for record in ledger.finished(run.records)],
+        "provenance": _provenance(run),
+        "trials": [_trial(record) for record in run.finished],
         "why_nothing": _why_nothing(run),
     }
+
+
+def _provenance(run: Run) -> list[tuple[str, str]]:
+    """Name and value of everything that a repetition depends on, beside the command."""
+    meta = run.meta
+    return [
+        ("begun", meta.created),
+        ("corpus fingerprint", f"{run.config.data}: {meta.corpus}"),
+        ("tokenizer, split", f"{meta.tokenizer}, {meta.split}"),
+        ("parent", "none" if run.parent is None else f"{run.parent.name}, {run.parent.notation}"),
+        ("cost model", meta.cost_model_id),
+        ("seed", str(run.config.seed)),
+        ("records", str(len(run.records))),
+        *meta.versions.items(),
+        *meta.hardware.items(),
+    ]
 
 
 def _totals(grid: Grid) -> Sequence[tuple[float | None, ...]]:
@@ -103,7 +136,7 @@ def _panel(run: Run, point: Point, totals: tuple[float | None, ...]) -> dict[str
     return {
         "title": f"{point.number}  {point.name}" if point.number else point.name,
         "point": point,
-        "columns": strip(trained, run.accounting),
+        "columns": strip(trained, run.config.accounting),
         "runs_as": _runs_as(run, point, trained),
         "price": format_seconds(latency_s),
         "sent": format_bytes(sent_bytes),
@@ -148,11 +181,11 @@ def _why_nothing(run: Run) -> list[str]:
         ]
     if not run.records:
         return ["No trial was trained to completion: none has been started yet."]
-    counts = summarise(run.records, run.budget, run.reference)
+    counts = run.summary
     lines = [
         f"No trial was trained to completion: {counts.stopped} stopped, {counts.diverged} diverged, {counts.failed} "
         f"failed, {counts.running} unfinished."
     ]
-    ended = ledger.finished(run.records)
+    ended = run.finished
     reasons = dict.fromkeys(f"{one.notation}: {one.status}, {one.reason}" for one in ended if one.reason)
     return [*lines, *list(reasons)[:5]]

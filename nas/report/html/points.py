@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from costmodel.protocols.published_rows import PublishedRow, held_out_rows, published_rows
-from nas.report.html.run import Run
-from nas.report.seed_words import perplexity_text
-from nas.results.members import TrainedMember
-from nas.results.pareto import ranks
+from nas.report.summary import perplexity_text
+from nas.run.members import TrainedMember
+from nas.run.pareto import ranks
+from nas.run.run import Run
 from search_spaces.architecture import Architecture
 from search_spaces.deployed import deployed
 from search_spaces.notation import parse
@@ -101,4 +101,4 @@ def _papers(run: Run) -> list[Point]:
 
 def _accounted(run: Run, notation: str) -> Architecture:
     architecture = parse(notation, run.base).architecture
-    return deployed(architecture) if run.accounting == "deployed" else architecture
+    return deployed(architecture) if run.config.accounting == "deployed" else architecture

@@ -4,7 +4,8 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from nas.report.html.run import Run
+from costmodel.config.cli import flags_of
+from nas.run.run import Run
 
 
 class Command(NamedTuple):
@@ -18,7 +19,7 @@ def commands_of(run: Run) -> list[Command]:
     """Search again, look, export the pick, price it, go on."""
     folder = shlex.quote(_short(run.folder))
     found = [
-        Command(shlex.join(["python", "-m", "nas.search", *run.flags]), "the same search, from the start"),
+        Command(shlex.join(["python", "-m", "nas.search", *flags_of(run.config)]), "the same search, from the start"),
         Command(f"python -m nas.status {folder}", "where this run stands, and why trials did not complete"),
         Command(f"python -m nas.report {folder}", "this page"),
     ]
@@ -46,7 +47,7 @@ def _priced_under(run: Run, folder: str) -> str:
         "projection": None if work.deployment.projection == "all" else work.deployment.projection,
         "embedding": None if work.deployment.embedding == "one-hot" else work.deployment.embedding,
         "new-tokens": None if work.new_tokens == 1 else work.new_tokens,
-        "weights": run.weights,
+        "weights": run.config.weights,
     }
     return " ".join(f"--{name} {value}" for name, value in flags.items() if value)
 

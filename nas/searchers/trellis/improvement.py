@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import ndtr
 
-from nas.results.pareto import Point
+from nas.run.pareto import Point
 from search_spaces.optima.stages import Floats
 
 

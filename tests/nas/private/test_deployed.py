@@ -6,8 +6,8 @@ import pytest
 
 from nas.conversion.parent import BUILTIN_FOLDER
 from nas.private.deployed import load_deployed, with_gelu
-from nas.study.config import StudyConfig
-from nas.study.run_folder import write_config
+from nas.run.config import StudyConfig
+from nas.run.folder import write_config
 
 
 def test_an_export_is_run_as_it_was_folded(export):

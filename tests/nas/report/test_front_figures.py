@@ -6,15 +6,21 @@ import numpy as np
 import pytest
 
 from costmodel.cost import Budget
+from costmodel.protocols import load_pricer
 from costmodel.protocols.published_rows import published_rows
 from nas.report.draw import draw_front, draw_what_if
 from nas.report.front_figures import front_figure, label, what_if_figure
-from nas.results.members import members
-from nas.results.parent import ParentResult
-from nas.results.reprice import WhatIf
+from nas.run.folder import ParentResult
+from nas.run.members import members
+from nas.run.reprice import WhatIf
+from nas.run.run import Run
+from search_spaces.bases import base_architecture
 from search_spaces.workload import Workload
 
 BUDGET = Budget(latency_s=300.0)
+
+
+GPT2 = {"base": base_architecture("gpt2-small")}  # 12 layers
 
 
 @pytest.fixture
@@ -30,8 +36,8 @@ def records(make_record):
     ]
 
 
-def test_every_trial_is_in_its_group(records) -> None:
-    data = front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128)
+def test_every_trial_is_in_its_group(make_run, records) -> None:
+    data = front_figure(make_run(records, meta=GPT2), published_rows())
     assert data.budget_min == 5.0
     assert data.front.latency_min == (2.0, 4.0)
     assert data.front.perplexity == pytest.approx((math.exp(3.0), math.exp(2.0)))
@@ -40,18 +46,18 @@ def test_every_trial_is_in_its_group(records) -> None:
     assert (data.stopped_min, data.diverged_min) == ((1.0,), (0.5,))
 
 
-def test_the_parent_is_drawn_beside_them(records) -> None:
+def test_the_parent_is_drawn_beside_them(make_run, records) -> None:
     parent = ParentResult(name="builtin", notation="SM+LN+G", val_loss=1.5, latency_s=480.0)
-    data = front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128, parent=parent)
+    data = front_figure(make_run(records, meta=GPT2 | {"parent": parent}), published_rows())
     axes = draw_front(data).axes[0]
     (mark,) = [line for line in axes.lines if line.get_label() == "parent SM+LN+G, as it was given"]
     assert list(np.ravel(mark.get_xdata())) == [8.0]
     assert list(np.ravel(mark.get_ydata())) == [pytest.approx(math.exp(1.5))]
 
 
-def test_the_legend_is_below_the_axes(records, ngrams) -> None:
+def test_the_legend_is_below_the_axes(make_run, records, ngrams) -> None:
     """It could cover the points that are dominated, whose place is that of a legend."""
-    figure = draw_front(front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128, ngrams=ngrams))
+    figure = draw_front(front_figure(make_run(records, meta=GPT2 | {"ngrams": ngrams}), published_rows()))
     figure.canvas.draw()
     (legend,) = figure.legends
     assert all(axes.get_legend() is None for axes in figure.axes)
@@ -60,15 +66,15 @@ def test_the_legend_is_below_the_axes(records, ngrams) -> None:
     assert {"dominated", "budget 5 min"} <= {text.get_text() for text in legend.get_texts()}
 
 
-def test_a_range_narrower_than_its_marker_is_left_out(records) -> None:
-    data = front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128)
+def test_a_range_narrower_than_its_marker_is_left_out(make_run, records) -> None:
+    data = front_figure(make_run(records, meta=GPT2), published_rows())
     assert data.front.range_min == ((1.0, 3.0), None)
     assert data.dominated.range_min == (None,)  # 0.2 s of 270 s
 
 
-def test_means_have_a_spread_and_single_seeds_have_none(over_seeds) -> None:
+def test_means_have_a_spread_and_single_seeds_have_none(make_run, over_seeds) -> None:
     records = [*over_seeds(0, 3.0, 3.2), *over_seeds(1, 2.0, latency_s=200.0), *over_seeds(2, 1.0, None)]
-    data = front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128)
+    data = front_figure(make_run(records, meta=GPT2), published_rows())
     assert data.front.perplexity == pytest.approx((math.exp(3.1), math.exp(2.0)))
     # two seeds 0.2 apart: a deviation of 0.2 / sqrt 2, an error of the mean of 0.1
     assert data.front.spread[0] == pytest.approx((math.exp(2.9), math.exp(3.3)))
@@ -76,16 +82,16 @@ def test_means_have_a_spread_and_single_seeds_have_none(over_seeds) -> None:
     assert (data.dominated.names, len(data.diverged_min)) == ((), 1)  # it has no mean
 
 
-def test_published_rows_are_those_of_the_depth_and_prompt(records) -> None:
-    data = front_figure(records, BUDGET, published_rows(), num_layers=12, seq_len=128)
+def test_published_rows_are_those_of_the_depth_and_prompt(make_run, records) -> None:
+    data = front_figure(make_run(records, meta=GPT2), published_rows())
     assert dict(zip(data.published.names, data.published.latency_min, strict=True))["SM+LN+G"] == pytest.approx(8.21)
-    assert front_figure(records, BUDGET, published_rows(), num_layers=13, seq_len=128).published.names == ()
+    assert front_figure(make_run(records), published_rows()).published.names == ()
 
 
-def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(make_record, ngrams) -> None:
+def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(make_run, make_record, ngrams) -> None:
     def drawn(*perplexities: float) -> tuple[tuple[str, ...], tuple[float, ...]]:
         made = [make_record(i, perplexity=one, val_loss=math.log(one)) for i, one in enumerate(perplexities)]
-        data = front_figure(made, BUDGET, (), num_layers=12, seq_len=128, ngrams=ngrams).ngrams
+        data = front_figure(make_run(made, meta={"ngrams": ngrams}), ()).ngrams
         assert data.title == "n-gram models of 524,288 tokens"
         return data.names, tuple(round(one, 6) for one in data.perplexity)
 
@@ -94,31 +100,23 @@ def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(
     assert drawn(12.0, 210.0) == (("unigram", "bigram", "trigram", "5-gram"), (200, 40, 18, 14))
 
 
-def test_a_run_without_ngrams_has_none_drawn(records) -> None:
-    assert front_figure(records, BUDGET, (), num_layers=12, seq_len=128).ngrams.names == ()
+def test_a_run_without_ngrams_has_none_drawn(make_run, records) -> None:
+    assert front_figure(make_run(records), ()).ngrams.names == ()
 
 
-def test_the_ngrams_are_lines_with_names(records, ngrams) -> None:
+def test_the_ngrams_are_lines_with_names(make_run, records, ngrams) -> None:
     """Named in the plot of a run and in both panels of one that is priced anew."""
-    front = draw_front(front_figure(records, BUDGET, (), num_layers=12, seq_len=128, ngrams=ngrams))
-    what_if = draw_what_if(what_if_figure(same_prices(members(records[:4])), ngrams))
-    without = draw_front(front_figure(records, BUDGET, (), num_layers=12, seq_len=128))
-    for figure, times in ((front, 1), (what_if, 2), (without, 0)):
+    front = draw_front(front_figure(make_run(records, meta={"ngrams": ngrams}), ()))
+    both = draw_what_if(what_if_figure(what_if(make_run(records[:4], meta={"ngrams": ngrams}), members(records[:4]))))
+    without = draw_front(front_figure(make_run(records), ()))
+    for figure, times in ((front, 1), (both, 2), (without, 0)):
         texts = [text.get_text() for axes in figure.axes for text in axes.texts]
         assert (texts.count("trigram 18"), texts.count("5-gram 14")) == (times, times)
 
 
-def same_prices(trials) -> WhatIf:
-    return WhatIf(
-        trials=tuple(trials),
-        repriced=tuple(trials),
-        before=tuple(trials[:2]),
-        after=tuple(trials[:2]),
-        budget_before=BUDGET,
-        budget_after=BUDGET,
-        workload_before=Workload(prompt_len=128),
-        workload_after=Workload(prompt_len=128),
-    )
+def what_if(run: Run, repriced, on_front=(0, 1), prompt_len: int = 128, budget: Budget = BUDGET) -> WhatIf:
+    after, workload = tuple(repriced[place] for place in on_front), Workload(prompt_len=prompt_len)
+    return WhatIf(run=run, repriced=repriced, after=after, pricer=load_pricer(), workload=workload, budget=budget)
 
 
 def test_long_placements_are_labelled_by_id(make_record) -> None:
@@ -126,7 +124,7 @@ def test_long_placements_are_labelled_by_id(make_record) -> None:
     assert (label(named), label(unnamed)) == ("SM+LN+G", "a7")
 
 
-def test_a_trial_has_one_number_in_both_panels(records, make_record) -> None:
+def test_a_trial_has_one_number_in_both_panels(make_run, records, make_record) -> None:
     """The first gets dearer and leaves, the baseline gets cheap and enters, the second stays."""
     trials = members(records[:4])
     prices = (400.0, 200.0, 270.0, 220.0)
@@ -134,17 +132,8 @@ def test_a_trial_has_one_number_in_both_panels(records, make_record) -> None:
         make_record(index, latency_s=latency_s, val_loss=one.mean_loss, perplexity=one.perplexity, role=one.role)
         for index, (one, latency_s) in enumerate(zip(trials, prices, strict=True))
     )
-    found = WhatIf(
-        trials=trials,
-        repriced=after,
-        before=trials[:2],
-        after=(after[1], after[3]),
-        budget_before=BUDGET,
-        budget_after=Budget(),
-        workload_before=Workload(prompt_len=128),
-        workload_after=Workload(prompt_len=64),
-    )
-    data = what_if_figure(found)
+    other = what_if(make_run(records[:4]), after, (1, 3), prompt_len=64, budget=Budget())
+    data = what_if_figure(other)
     assert (data.before.budget_min, data.after.budget_min) == (5.0, None)
     assert "T=128" in data.before.title
     assert "T=64" in data.after.title

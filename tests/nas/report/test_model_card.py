@@ -11,10 +11,9 @@ import pytest
 import nas
 from nas import export
 from nas.report.model_card import LICENCES, model_card
-from nas.study.run_report import run_of
 from search_spaces.architecture import load_architecture
 
-EARLIER = Path(__file__).parents[1] / "earlier_runs"
+EARLIER = Path(__file__).parents[1] / "run" / "stored"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def test_the_code_of_a_card_runs(exported: tuple[nas.Run, Path]) -> None:
 
 def facts_of(run: nas.Run) -> dict:
     record = run.summary.best.first
-    return export.prepare_export(run.folder, run.config, record).facts
+    return export.prepare_export(run, record).facts
 
 
 def test_what_is_to_be_distrusted_is_said(exported: tuple[nas.Run, Path]) -> None:
@@ -72,7 +71,7 @@ def test_what_is_to_be_distrusted_is_said(exported: tuple[nas.Run, Path]) -> Non
         "ngram_floors": {"tokens": 9, "perplexities": {"trigram": 7.0}},
     }
     facts["cost"] |= {"extrapolated": ["num_layers 2"], "trust": facts["cost"]["trust"] | {"dealer": True}}
-    card = model_card(facts, architecture, "yaml", run_of(run.folder))
+    card = model_card(facts, architecture, "yaml", run)
     for line in (
         "It knows less than a trigram of the same tokens.",
         "N-gram models of 9 training tokens: trigram 7.",

@@ -1,39 +1,44 @@
 import math
-from pathlib import Path
 
-from costmodel.cost import Budget
-from nas.report.summary import against_parent, closing_lines, parent_lines
-from nas.results.members import members
-from nas.results.parent import ParentResult
+import pytest
 
-BUDGET = Budget(latency_s=300.0)
+from costmodel.protocols import load_pricer
+from nas.report.summary import KNOWS_LESS, against_parent, closing_lines, mark, outside, parent_lines, price_line
+from nas.run.folder import ParentResult
+from nas.run.members import members
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import lower
+
+BASE = base_architecture("gpt2-small")
 
 
 PARENT = ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(8.0), latency_s=400.0)
 
 
-def lines(records, ngrams=None, parent=None) -> str:
-    folder = Path("runs/x")
-    plots = [folder / "plots" / "pareto.png"]
-    more = {"folder": folder, "plots": plots, "ngrams": ngrams, "parent": parent}
-    return "\n".join(closing_lines(records, BUDGET, num_layers=12, seq_len=128, **more))
+@pytest.fixture
+def lines(make_run):
+    def text_of(records, ngrams=None, parent=None) -> str:
+        run = make_run(records, meta={"ngrams": ngrams, "parent": parent, "base": BASE})
+        return "\n".join(closing_lines(run, [run.folder / "plots" / "pareto.png"]))
+
+    return text_of
 
 
-def test_says_scale_tokens_tokenizer_and_places(make_record):
+def test_says_scale_tokens_tokenizer_and_places(lines, make_record):
     text = lines([make_record(0, tokens=262_144, scale="proxy", width=96, tokenizer="bpe-2048")])
     assert "scale proxy: width 96, 262,144 training tokens a candidate, one seed" in text
     assert "perplexities are of bpe-2048, validation, and of this scale only" in text
-    assert "runs/x/plots/pareto.png" in text
-    assert "runs/x/architectures/" in text
+    assert "/plots/pareto.png" in text
+    assert "/architectures/" in text
 
 
-def test_says_that_a_front_is_short(make_record):
+def test_says_that_a_front_is_short(lines, make_record):
     assert "fewer than 4 members" in lines([make_record(0)])
     longer = [make_record(i, latency_s=100.0 + i, val_loss=3.0 - i / 10, perplexity=20.0 - i) for i in range(4)]
     assert "fewer than 4 members" not in lines(longer)
 
 
-def test_shows_a_baseline_outside_the_budget_with_the_observed_gap(make_record):
+def test_shows_a_baseline_outside_the_budget_with_the_observed_gap(lines, make_record):
     baseline = make_record(0, role="baseline", notation="SM+LN+G", latency_s=480.0, perplexity=100.0, val_loss=4.605)
     text = lines([baseline, make_record(1, perplexity=110.0, val_loss=4.7)])
     assert "baseline outside the budget" in text
@@ -42,17 +47,17 @@ def test_shows_a_baseline_outside_the_budget_with_the_observed_gap(make_record):
     assert "baseline: " in lines([inside, make_record(1, perplexity=110.0, val_loss=4.7)])
 
 
-def test_says_what_the_parent_reaches_and_how_far_behind_the_best_member_is(make_record):
+def test_says_what_the_parent_reaches_and_how_far_behind_the_best_member_is(lines, make_run, make_record):
     text = lines([make_record(0, latency_s=300.0, val_loss=math.log(10.0), perplexity=10.0)], parent=PARENT)
     assert "parent builtin, SM+LN+G as it was given: perplexity 8.00, 6.67 min; best in budget is +25.0% in" in text
     assert "in perplexity, 25% less time" in text
     (dear,) = members([make_record(0, latency_s=600.0, val_loss=math.log(10.0), perplexity=10.0)])
     assert against_parent(PARENT, dear) == "+25.0% in perplexity, 50% more time"
-    assert "best in budget" not in "".join(parent_lines(PARENT, ()))
-    assert "parent" not in lines([make_record(0)])
+    assert "best in budget" not in "".join(parent_lines(make_run(meta={"parent": PARENT})))
+    assert "\nparent" not in lines([make_record(0)])
 
 
-def test_says_where_the_order_differs_from_the_papers_and_only_there(make_record):
+def test_says_where_the_order_differs_from_the_papers_and_only_there(lines, make_record):
     # printed at L=12, T=128: SM+ScFuFFN 3.48, SM+ScFuFFN_i6 3.54
     one = make_record(0, notation="SM+ScFuFFN", perplexity=20.0, val_loss=3.0)
     other = make_record(1, notation="SM+ScFuFFN_i6", perplexity=10.0, val_loss=2.3)
@@ -65,12 +70,12 @@ def test_says_where_the_order_differs_from_the_papers_and_only_there(make_record
     assert "order differs" not in lines([one, same])
 
 
-def test_marks_a_price_range_that_crosses_the_budget(make_record):
+def test_marks_a_price_range_that_crosses_the_budget(lines, make_record):
     assert "crosses the budget" in lines([make_record(0, latency_s=299.0, latency_s_range=(280.0, 310.0))])
     assert "crosses the budget" not in lines([make_record(0, latency_s=299.0, latency_s_range=(280.0, 299.5))])
 
 
-def test_members_have_their_seeds_and_what_is_within_noise_says_so(over_seeds):
+def test_members_have_their_seeds_and_what_is_within_noise_says_so(lines, over_seeds):
     cheap = over_seeds(0, 3.0, 3.02, 3.04, latency_s=100.0)
     same = over_seeds(1, 2.99, 3.0, 3.01, latency_s=110.0)
     best = over_seeds(2, 2.5, 2.52, 2.54, latency_s=120.0)
@@ -87,20 +92,20 @@ def test_members_have_their_seeds_and_what_is_within_noise_says_so(over_seeds):
     assert "1 to 3 seeds" in text
 
 
-def test_without_a_second_seed_no_difference_is_said(over_seeds):
+def test_without_a_second_seed_no_difference_is_said(lines, over_seeds):
     text = lines([*over_seeds(0, 3.0), *over_seeds(1, 1.0, role="baseline", latency_s=500.0)])
     assert "in perplexity: no difference shown" in text
     assert "one seed, which shows no difference" in text
     assert "within noise" not in text
 
 
-def test_a_member_of_which_a_seed_diverged_is_named(over_seeds):
+def test_a_member_of_which_a_seed_diverged_is_named(lines, over_seeds):
     assert "not on the front: a0 SM+ScFuFFN: 1 of 3 seeds diverged; perplexity of the others 20.09" in lines(
         [*over_seeds(0, 3.0, 3.0, None), *over_seeds(1, 2.0)]
     )
 
 
-def test_the_floor_is_one_line_and_who_is_above_the_trigram_is_marked(make_record, ngrams):
+def test_the_floor_is_one_line_and_who_is_above_the_trigram_is_marked(lines, make_record, ngrams):
     """Perplexities 30 and 17 on the front, 25 beyond the budget; the trigram's is 18."""
     records = [
         make_record(0, latency_s=100.0, perplexity=30.0, val_loss=math.log(30)),
@@ -121,7 +126,7 @@ def test_the_floor_is_one_line_and_who_is_above_the_trigram_is_marked(make_recor
     assert "; knows less than a trigram; best in budget is" in baseline
 
 
-def test_a_member_is_marked_by_its_mean_beside_what_noise_says(over_seeds, ngrams):
+def test_a_member_is_marked_by_its_mean_beside_what_noise_says(lines, over_seeds, ngrams):
     """The trigram is at ln 18; the first two have means above it and a seed below; the third the other way round."""
     trigram = math.log(18)
     above = over_seeds(0, trigram - 0.1, trigram + 0.3, latency_s=100.0)
@@ -133,7 +138,54 @@ def test_a_member_is_marked_by_its_mean_beside_what_noise_says(over_seeds, ngram
     assert found[2].endswith("1.00 GB, within noise of its cheaper neighbour")
 
 
-def test_a_run_without_a_floor_says_nothing_of_it(make_record):
+def test_without_ngrams_nothing_is_said_of_them(lines, make_record):
     text = lines([make_record(0, perplexity=300.0, val_loss=math.log(300))])
     assert "gram" not in text
     assert "floor" not in text
+
+
+@pytest.fixture
+def priced(make_run, make_record):
+    """Makes the line of a run with a member on its front; `empty`: with none."""
+    member = make_record(0, notation="SM+LN+R", placement="12xLSLRo")
+
+    def line(base=BASE, *, empty: bool = False, **config) -> str:
+        return price_line(make_run(() if empty else [member], meta={"base": base}, **config))
+
+    return line
+
+
+def test_says_whom_a_price_trusts(priced):
+    published = "prices: protocol published (2 parties, semi-honest, dishonest majority)"
+    assert priced() == priced(empty=True) == published
+    assert priced(protocol="semi2k").endswith("dishonest majority, trusted dealer)")
+
+
+def test_says_what_is_extrapolated(priced):
+    narrow = base_architecture("gpt2-small", Dimensions(d_model=12))
+    assert priced(narrow).endswith("; extrapolated: d_model 12 (data: 768), d_ff 48 (data: 3072)")
+    assert priced(projection="last").endswith("; extrapolated: projection last (data: all)")
+    assert "extrapolated" not in priced(narrow, protocol="aby3")
+
+
+def test_a_dimension_outside_is_named_once_with_all_its_values(make_run, make_record):
+    """Each costs more than the one before it, and loses less."""
+    made = [
+        make_record(i, placement=f"{12 - i}xLSLRo-{i}xooooo", latency_s=100.0 - i, val_loss=1.0 + i) for i in (1, 2, 10)
+    ]
+    line = price_line(make_run(made, meta={"base": BASE}))
+    assert line.endswith("; extrapolated: num_layers 2, 10, 11 (data: 12 to 18)")
+
+
+def test_of_ops_beyond_their_measurements_the_most_is_said():
+    pricer = load_pricer("cheetah")
+    graphs = [lower(BASE, length) for length in (128, 256)]
+    most = dict(text.split() for text in pricer.extrapolated(graphs[1]))
+    assert f"Softmax {most['Softmax']}," in outside(pricer, graphs)
+    assert outside(pricer, graphs).count("Softmax") == 1
+
+
+def test_only_a_loss_above_the_trigram_is_marked(ngrams) -> None:
+    assert mark(math.log(18) + 1e-9, ngrams) == KNOWS_LESS
+    assert mark(math.log(18), ngrams) == ""
+    assert mark(9.0, None) == ""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from costmodel.cost import Budget
-from nas.results.pareto import hypervolume
+from nas.run.pareto import hypervolume
 from nas.searchers.draws import Draws
 from nas.searchers.strategy import SearchProblem, Trained
 from nas.searchers.trellis import surrogate

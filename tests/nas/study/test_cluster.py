@@ -19,15 +19,15 @@ from ray import tune
 from ray._private import ray_constants
 from ray.cluster_utils import Cluster
 
-from nas.results import ledger
+from nas.run import ledger
+from nas.run.config import StudyConfig, study_recipe
+from nas.run.folder import CONFIG_FILE, read_config
 from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study import ray_tune
-from nas.study.config import StudyConfig, study_recipe
 from nas.study.nodes import question
 from nas.study.ray_tune import run_trials
 from nas.study.resources import Resources
-from nas.study.run_folder import CONFIG_FILE, read_config
 from nas.study.schedule import TrialSchedule
 from nas.study.trials import RunHaltedError, TrialEvent, Trials, TrialSetting
 from nas.training.outcome import Outcome

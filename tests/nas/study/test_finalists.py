@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from costmodel.cost import Budget
-from nas.results.front import front
+from nas.run.front import front
 from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study.finalists import Result, finalists, next_round

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from nas.run.folder import CONFIG_FILE
 from nas.study.nodes import (
     MOST_NODES,
     QUICK_FAILURES,
@@ -12,7 +13,6 @@ from nas.study.nodes import (
     question,
     source_digest,
 )
-from nas.study.run_folder import CONFIG_FILE
 
 KEY = (0, 0)
 

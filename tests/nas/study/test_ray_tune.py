@@ -5,11 +5,11 @@ import pytest
 import ray
 from ray import tune
 
-from nas.results import ledger
+from nas.run import ledger
+from nas.run.config import StudyConfig, study_recipe
 from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study import ray_tune
-from nas.study.config import StudyConfig, study_recipe
 from nas.study.ray_cluster import ray_session
 from nas.study.ray_tune import run_trials
 from nas.study.resources import Resources

@@ -1,6 +1,6 @@
 import pytest
 
-from nas.study.config import StudyConfig
+from nas.run.config import StudyConfig
 from nas.study.nodes import Node
 from nas.study.resources import resolved, resource_lines, study_resources
 

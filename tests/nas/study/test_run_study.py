@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 
 from nas.recipe.papers import recipe_for
-from nas.results.parent import ParentResult
+from nas.run.folder import ParentResult
 from nas.study import closing
 from nas.study.closing import report_line
 from nas.study.run_study import FEW_TOKENS, start_line
@@ -25,12 +25,12 @@ def test_a_study_says_what_its_candidates_start_from(make_meta):
     assert start_line(make_meta(parent=parent)) == expected
 
 
-def test_a_search_does_not_fail_for_its_report(monkeypatch, tmp_path):
-    def fail(folder):
+def test_a_search_does_not_fail_for_its_report(monkeypatch, make_run, tmp_path):
+    def fail(run):
         raise KeyError("a bug")
 
     monkeypatch.setattr(closing, "write_report", fail)
-    assert report_line(tmp_path) == f"note: no report was written ('a bug'); try python -m nas.report {tmp_path}"
+    assert report_line(make_run()) == f"note: no report was written ('a bug'); try python -m nas.report {tmp_path}"
 
 
 def test_what_starts_trials_and_draws_is_imported_when_it_does():

@@ -9,10 +9,10 @@ import pytest
 
 from nas.corpus.corpus import Corpus
 from nas.recipe.distillation import DistillationSchedule
-from nas.results import ledger
+from nas.run import ledger
+from nas.run.config import StudyConfig, study_recipe
 from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
-from nas.study.config import StudyConfig, study_recipe
 from nas.study.open_run import proposals_of
 from nas.study.schedule import TrialSchedule
 from nas.study.trials import MAX_LOSSES, TrialEvent, Trials, TrialSetting, TrialSpec

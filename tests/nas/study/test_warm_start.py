@@ -4,11 +4,11 @@ import pytest
 
 from costmodel.errors import UserError
 from nas.recipe.recipe import Scale
-from nas.results import ledger
-from nas.results.front import front
-from nas.study.config import StudyConfig, study_recipe
+from nas.run import ledger
+from nas.run.config import StudyConfig, study_recipe
+from nas.run.folder import write_config, write_meta
+from nas.run.front import front
 from nas.study.open_run import proposals_of
-from nas.study.run_folder import write_config, write_meta
 from nas.study.schedule import LAG
 from nas.study.warm_start import begin_with, read_warm_start
 

@@ -7,10 +7,10 @@ import pytest
 
 from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
+from nas.run.config import StudyConfig, study_recipe
 from nas.searchers.registry import searcher_of
 from nas.searchers.strategy import SearchProblem
 from nas.study import worker
-from nas.study.config import StudyConfig, study_recipe
 from nas.study.finalists import Result
 from nas.study.schedule import TrialSchedule
 from nas.study.trials import Trials, TrialSetting

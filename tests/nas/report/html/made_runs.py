@@ -10,11 +10,10 @@ from typing import Any
 from costmodel.protocols import load_pricer
 from nas.corpus.ngrams import NgramBaseline
 from nas.recipe.papers import recipe_for
-from nas.results import ledger
-from nas.results.ledger import Record
-from nas.results.parent import ParentResult
-from nas.study.config import StudyConfig
-from nas.study.run_folder import Meta, write_config, write_meta
+from nas.run import ledger
+from nas.run.config import StudyConfig
+from nas.run.folder import Meta, ParentResult, write_config, write_meta
+from nas.run.ledger import Record
 from search_spaces.architecture import arch_id
 from search_spaces.bases import base_architecture
 from search_spaces.deployed import deployed

@@ -17,14 +17,14 @@ from costmodel.errors import UserError
 from nas.report.__main__ import report
 from nas.report.html.answer import rows_beside
 from nas.report.html.grid import price_grid
-from nas.report.html.page import ASSETS, SCRIPTS
+from nas.report.html.page import ASSETS, SCRIPTS, write_report
 from nas.report.html.points import points_of
-from nas.results.front import front, summarise
-from nas.study.run_folder import read_config, read_ledger
-from nas.study.run_report import run_of, write_report
+from nas.run.folder import read_config, read_ledger
+from nas.run.front import front, summarise
+from nas.run.run import Run
 from tests.nas.report.html.made_runs import TOKENS, record
 
-EARLIER = Path(__file__).parents[2] / "earlier_runs"
+EARLIER = Path(__file__).parents[2] / "run" / "stored"
 MOST_BYTES = 3_000_000
 LOADERS = ("src", "href", "srcset", "action", "formaction", "poster", "background", "data", "ping", "manifest")
 
@@ -62,11 +62,11 @@ class Page(HTMLParser):
 
 
 def page_of(folder: Path) -> Page:
-    return Page(write_report(folder).read_text(encoding="utf-8"))
+    return Page(write_report(Run.read(folder)).read_text(encoding="utf-8"))
 
 
 def test_the_answer_is_the_best_within_the_budget(run_folder: Path) -> None:
-    page, run = page_of(run_folder), run_of(run_folder)
+    page, run = page_of(run_folder), Run.read(run_folder)
     best = front(read_ledger(run_folder), read_config(run_folder).budget)[-1]
     assert best.notation == "10xlSlRo-2xooooo"
     answer = page.text[: page.text.index("The front")]
@@ -86,7 +86,7 @@ def test_a_row_of_the_papers_that_was_trained_is_one_row(make_run) -> None:
         record(1, "SM+ScFuFFN_i6", "candidate", 0, math.log(22.0)),
         record(2, "10xlSlRo-2xooooo", "candidate", 0, math.log(8.1)),
     ]
-    run = run_of(make_run(records))
+    run = Run.read(make_run(records))
     points = points_of(run)
     rows = {row.name: row for row in rows_beside(run, points, price_grid(run, points).settings[0])}
     assert (rows["SM+LN+G"].kind, rows["SM+LN+G"].here, rows["SM+LN+G"].printed) == ("parent", "6.90", "2.69")
@@ -99,7 +99,7 @@ def test_a_row_of_the_papers_that_was_trained_is_one_row(make_run) -> None:
 
 def test_its_numbers_are_those_of_the_ledger(run_folder: Path) -> None:
     """Of every trained member, not rounded; the grid's own price of the same forms agrees to its digits."""
-    data, run = page_of(run_folder).data, run_of(run_folder)
+    data, run = page_of(run_folder).data, Run.read(run_folder)
     own = data["settings"][0]
     assert (own["protocol"], own["network"], own["seq_len"]) == ("published", None, 128)
     by_name = {member.notation: member for member in run.members}
@@ -131,7 +131,7 @@ def test_the_grid_has_every_protocol_network_and_prompt(run_folder: Path) -> Non
 
 
 def test_it_loads_nothing_and_is_small(run_folder: Path) -> None:
-    path = write_report(run_folder)
+    path = write_report(Run.read(run_folder))
     page = Page(path.read_text(encoding="utf-8"))
     assert path.stat().st_size < MOST_BYTES
     assert not [(tag, name) for tag, attributes in page.tags for name in attributes if name in LOADERS]
@@ -144,7 +144,7 @@ def test_it_loads_nothing_and_is_small(run_folder: Path) -> None:
 def test_many_trials_keep_it_small(make_run) -> None:
     names = [f"{full}xlSlRo-{12 - full}x{rest}" for full in range(1, 12) for rest in ("lSooo", "oolRo", "ooooo")]
     candidates = [record(index, name, "candidate", 0, 2.5 + index % 7 / 10) for index, name in enumerate(names * 4)]
-    path = write_report(make_run(candidates))
+    path = write_report(Run.read(make_run(candidates)))
     assert len(Page(path.read_text(encoding="utf-8")).data["points"]) > 60
     assert path.stat().st_size < MOST_BYTES
 
@@ -172,7 +172,7 @@ def test_what_comes_from_a_run_is_escaped(make_run) -> None:
     found = record(0, "SM+LN+R", "candidate", 0, 2.0, left_unfolded=(evil,), trial_id=evil, notation=evil)
     failed = record(1, "SM+LN+R", "candidate", 0, None, status="failed", reason=evil)
     folder = make_run([found, failed], meta={"hardware": {evil: evil}}, budget_latency="9min")
-    text = write_report(folder).read_text(encoding="utf-8")
+    text = write_report(Run.read(folder)).read_text(encoding="utf-8")
     page = Page(text)
     assert "alert(1)" in page.text
     assert "<script>alert" not in text
@@ -182,12 +182,12 @@ def test_what_comes_from_a_run_is_escaped(make_run) -> None:
 
 
 def test_the_same_run_gives_the_same_page(run_folder: Path, tmp_path: Path) -> None:
-    first = write_report(run_folder, tmp_path / "one.html").read_bytes()
-    assert first == write_report(run_folder, tmp_path / "two.html").read_bytes()
+    first = write_report(Run.read(run_folder), tmp_path / "one.html").read_bytes()
+    assert first == write_report(Run.read(run_folder), tmp_path / "two.html").read_bytes()
 
 
 def test_curves_are_thinned_and_rungs_kept(run_folder: Path) -> None:
-    data, run = page_of(run_folder).data, run_of(run_folder)
+    data, run = page_of(run_folder).data, Run.read(run_folder)
     (number,) = [place for place, one in enumerate(run.front, 1) if one.first.trial_id == "trial1-s0-a0"]
     training = [one for one in data["curves"] if one["series"] == "training"]
     assert {one["number"] for one in training} == {number}
@@ -211,9 +211,9 @@ def test_entropies_are_those_of_the_last_step(run_folder: Path, torn: str | None
 
 
 def test_the_hypervolume_ends_where_the_run_does(run_folder: Path) -> None:
-    data, run = page_of(run_folder).data, run_of(run_folder)
+    data, run = page_of(run_folder).data, Run.read(run_folder)
     last = data["hypervolumes"][-1]
-    assert last["hypervolume"] == pytest.approx(summarise(run.records, run.budget, run.reference).hypervolume)
+    assert last["hypervolume"] == pytest.approx(summarise(run.records, run.budget, run.meta.reference).hypervolume)
     assert last["tokens"] == 512 + 8 * TOKENS
     assert len(data["hypervolumes"]) == 1 + 9
 

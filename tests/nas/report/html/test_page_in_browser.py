@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from costmodel.config.units import format_bytes, format_seconds
-from nas.study.run_report import write_report
+from nas.report.html.page import write_report
+from nas.run.run import Run
 from tests.nas.report.html.made_runs import record, write_run, write_whole_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -59,7 +60,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(write_whole_run(tmp_path_factory.mktemp("browser") / "run"))
+    return write_report(Run.read(write_whole_run(tmp_path_factory.mktemp("browser") / "run")))
 
 
 @pytest.fixture
@@ -198,7 +199,7 @@ def test_print_leaves_out_what_cannot_be_used(opened: Any) -> None:
 def test_what_a_run_brings_with_it_does_not_run(opened: Any, tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'"
     one = record(0, "SM_i12", "candidate", 0, 2.0, notation=evil, trial_id="t")
-    page = opened(file=write_report(write_run(tmp_path / "run", [one])))
+    page = opened(file=write_report(Run.read(write_run(tmp_path / "run", [one]))))
     page.locator("#model").select_option("0")
     page.locator("#front-chart").get_by_label(evil, exact=True).first.hover()
     page.locator("#vg-tooltip-element.visible").wait_for()

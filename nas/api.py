@@ -1,0 +1,263 @@
+"""Studies and runs as Python objects, with what a user calls while a run goes on: what `nas` exports."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self, final
+
+from rich.console import Console
+from rich.table import Table as TextTable
+
+from costmodel.errors import UserError
+from nas.report.what_if import what_if_lines, what_if_table
+from nas.run import reprice
+from nas.run.config import StudyConfig, flag
+from nas.run.ledger import Record, Table
+from nas.run.run import Run as PlainRun
+from nas.run.tables import front_table, trial_table
+from nas.study.priced_study import PricedStudy, price_study
+from search_spaces.budget.feasible import check_feasible
+
+# A resumed run keeps what its results depend on; only these may differ from one process to the next.
+RESUMABLE = (
+    "budget_latency",
+    "budget_comm",
+    "num_trials",
+    "finalist_seeds",
+    "time_budget",
+    "trial_timeout",
+    "max_failures",
+    "max_concurrent",
+    "ray_address",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(PlainRun):
+    """A run with what can be done with it: tables, figures, a page, other prices, more trials."""
+
+    def table(self, of: Literal["front", "trials"] = "front") -> Table:
+        """The columns and rows of `pareto.csv` (a row a member) or `trials.csv` (a row a trial that ended)."""
+        return front_table(self) if of == "front" else trial_table(self)
+
+    def to_pandas(self, of: Literal["front", "trials"] = "front") -> Any:
+        """`table` as a pandas.DataFrame, num_rows x num_columns. Raises UserError if pandas is not installed."""
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("a table of pandas needs pandas, but it is not installed; pip install pandas.") from None
+        columns, rows = self.table(of)
+        return pandas.DataFrame(list(rows), columns=list(columns))
+
+    def plot(self, **prices: Any) -> tuple[Path, ...]:
+        """Draws the figures of `python -m nas.plot` into the folder's `plots/` and returns their paths.
+
+        prices: as `reprice` takes them; with any, the figures are of the run as it would be under those.
+
+        Raises UserError if no trial is completed, or as `reprice` does.
+        """
+        from nas.report.plot_files import plot_run  # matplotlib, which no other use of a run waits for
+
+        return self.reprice(**prices).plot() if prices else plot_run(self)
+
+    def reprice(
+        self,
+        *,
+        protocol: str | None = None,
+        network: str | None = None,
+        testbed: Path | None = None,
+        seq_len: int | None = None,
+        budget_latency: str | None = None,
+        budget_comm: str | None = None,
+    ) -> "RepricedRun":
+        """The run's trials under other prices; nothing is trained again, and the ledger stays as it is.
+
+        Args:
+            protocol: published, semi2k, aby3 or cheetah, instead of the run's.
+            network: a named network or a .yaml file; by default the run's, if the protocol is the run's.
+            testbed: a .yaml file of compute seconds; by default likewise.
+            seq_len: tokens of the prompt, instead of the run's.
+            budget_latency: most time per token, with a unit, such as 5min; by default none.
+            budget_comm: most bytes sent per token, with a unit, such as 8GB; by default none.
+
+        Raises UserError if no trial is completed, or for prices that do not exist or do not go together.
+        """
+        pricer = reprice.other_pricer(self, protocol, network, testbed)
+        workload = self.workload if seq_len is None else replace(self.workload, prompt_len=seq_len)
+        budget = reprice.other_budget(budget_latency, budget_comm)
+        return RepricedRun(run=self, found=reprice.what_if(self, pricer, workload, budget))
+
+    def report(self, output: Path | None = None) -> Path:
+        """Writes the run's page (report.html in its folder, unless another file is given) and returns its path.
+
+        Raises UserError if the run cannot be priced or the page cannot be written.
+        """
+        from nas.report.html.page import write_report  # with its template engine
+
+        return write_report(self, output)
+
+    def resumed(self, **changes: Any) -> StudyConfig:
+        """The run's configuration with what may change. Raises UserError for a field that may not."""
+        config = self.config
+        for name, value in changes.items():
+            if not hasattr(config, name):
+                raise UserError(f"a resumed run may change {', '.join(map(flag, RESUMABLE))}, but got {flag(name)}.")
+            if name not in RESUMABLE and value != getattr(config, name):
+                raise UserError(
+                    f"{flag(name)} of a resumed run must stay {getattr(config, name)!r}, but got {value!r}; "
+                    f"start a new run, or change only {', '.join(map(flag, RESUMABLE))}."
+                )
+        if (asked := changes.get("num_trials", config.num_trials)) < config.num_trials:
+            raise UserError(
+                f"--num-trials of a resumed run can only be raised from {config.num_trials}, but got {asked}."
+            )
+        return replace(config, **changes)
+
+    def resume(self, *, callbacks: "Sequence[Callback]" = (), console: Console | None = None, **changes: Any) -> Self:
+        """Goes on with the run, as `nas.Study.run` does, and returns it as it is then.
+
+        changes: of `RESUMABLE`: num_trials (more), budgets, limits and where it runs. Under another budget what was
+        trained stays; the front is of what fits, and what is proposed from now on fits too.
+
+        Raises UserError for another change, or if prices or data are no longer those of the run; else as
+        `nas.Study.run` does.
+        """
+        return self.read(_train(self.resumed(**changes), callbacks, console, folder=self.folder))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepricedRun:
+    """A run's members at other prices, and which of them survive. found: both fronts, and the prices."""
+
+    run: Run
+    found: reprice.WhatIf
+
+    @property
+    def lines(self) -> list[str]:
+        """What changes, in words."""
+        return what_if_lines(self.found)
+
+    @property
+    def table(self) -> TextTable:
+        """Every member of either front, what became of it, and both prices."""
+        return what_if_table(self.found)
+
+    def plot(self) -> tuple[Path, ...]:
+        """Draws both fronts, and the breakdown and sensitivity at the other prices; returns the paths."""
+        from nas.report.plot_files import plot_what_if  # matplotlib
+
+        return plot_what_if(self.found)
+
+
+def load_run(run: str | Path) -> Run:
+    """A run from its folder, or the newest under `runs/` by the name `latest`.
+
+    Raises UserError if there is none, or one of its files is damaged.
+    """
+    return Run.find(str(run))
+
+
+class Callback:
+    """Subclass it and override what you need. Called in the process that runs the study, one event at a time."""
+
+    def run_started(self, run: Run) -> None:
+        """Before the first trial. A resumed run has records already."""
+
+    def trial_ended(self, record: Record) -> None:
+        """After a trial is in the ledger: completed, stopped, diverged or failed."""
+
+    def run_ended(self, run: Run) -> None:
+        """At the end, also of a run that was interrupted or stopped; `run` has all that is on disk."""
+
+
+class Calls:
+    """Hands events on to callbacks.
+
+    One that raises is named in a warning and not called again: what is trained is worth more than what logs it.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = list(callbacks)
+        self._folder: Path | None = None
+
+    def started(self, folder: Path) -> None:
+        self._folder = folder
+        if self._callbacks:
+            run = load_run(folder)
+            self._call("run_started", lambda callback: callback.run_started(run))
+
+    def trial_ended(self, record: Record) -> None:
+        self._call("trial_ended", lambda callback: callback.trial_ended(record))
+
+    def ended(self) -> None:
+        """Nothing if the run never started."""
+        if self._callbacks and self._folder is not None:
+            run = load_run(self._folder)
+            self._call("run_ended", lambda callback: callback.run_ended(run))
+
+    def _call(self, event: str, call: Callable[[Callback], Any]) -> None:
+        for callback in list(self._callbacks):
+            try:
+                call(callback)
+            except Exception as error:  # of the user's own code
+                self._callbacks.remove(callback)
+                warnings.warn(
+                    f"callback {type(callback).__name__} raised {type(error).__name__} in {event} ({error}); "
+                    "the run goes on without it.",
+                    stacklevel=2,
+                )
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study(StudyConfig):
+    """What to search, within which budget, on what: the fields of `StudyConfig`, which are the flags of `nas.search`.
+
+    Raises UserError for a value that a field cannot have.
+    """
+
+    def priced(self) -> PricedStudy:
+        """The whole space with its prices; nothing is trained or written. Raises UserError as `run` does."""
+        return price_study(self)
+
+    def run(
+        self,
+        *,
+        callbacks: Sequence[Callback] = (),
+        output_dir: str | Path | None = None,
+        console: Console | None = None,
+    ) -> Run:
+        """Prices the space, trains candidates until the schedule or the time is used up, and returns the run.
+
+        callbacks: are told of the run's start and end and of every trial that ended.
+        output_dir: folder of the run, by default runs/<UTC time>. console: where progress goes; by default nowhere.
+
+        Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError
+        or OSError if the run cannot go on; what was trained is saved, and `load_run(folder).resume()` goes on.
+        """
+        folder = None if output_dir is None else Path(output_dir)
+        return Run.read(_train(self, callbacks, console, output_dir=folder))
+
+
+def _train(
+    config: StudyConfig,
+    callbacks: Sequence[Callback],
+    console: Console | None,
+    *,
+    folder: Path | None = None,
+    output_dir: Path | None = None,
+) -> Path:
+    """The folder of the run when it has ended. folder: of the run to go on with, or None for one in `output_dir`."""
+    console = console or Console(quiet=True)
+    priced = price_study(config, folder)
+    for line in priced.lines:
+        console.print(line, soft_wrap=True, highlight=False)
+    check_feasible(priced.feasible)
+    from nas.study.run_study import run_study  # torch and Ray are not needed to price a space
+
+    calls = Calls(callbacks)
+    try:
+        return run_study(config, priced.feasible, console, folder=folder, output_dir=output_dir, listener=calls)
+    finally:
+        calls.ended()

@@ -1,0 +1,169 @@
+"""The configuration of a study: what to search, within which budget, on what; and the recipe it gives a member."""
+
+import math
+import re
+from dataclasses import dataclass, replace
+
+from costmodel.config.units import parse_bytes, parse_seconds
+from costmodel.cost import Budget
+from costmodel.deployment.deploy import Deployment, Projection
+from costmodel.errors import UserError
+from costmodel.ops import Encoding
+from costmodel.protocols.primitives import Holder
+from nas.recipe.candidate import Candidate
+from nas.recipe.distillation import DistillationSchedule
+from nas.recipe.papers import recipe_at
+from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, layers_kept_foldable
+from search_spaces.budget.priced_space import Accounting
+from search_spaces.notation import Member
+from search_spaces.workload import Workload
+
+RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
+
+
+THREADS_PER_TRIAL = 1  # of torch on a CPU, so that the numbers of a trial are always the same
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyConfig:
+    """What to search, within which budget, and on what.
+
+    Args:
+        budget_latency: most seconds a model may take per token, with a unit, such as 5min.
+        budget_comm: most bytes all parties together may send per token, with a unit, such as 8GB.
+        space: a shipped search space or the path of a space's YAML file.
+        seq_len: tokens in the prompt, for pricing and for training.
+        protocol: the MPC protocol that prices a model: published, semi2k, aby3 or cheetah.
+        network: between the parties, for protocols other than published: lan, wan, another preset or a .yaml file.
+        testbed: a .yaml file of compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
+        projection: logits of all tokens of the prompt, as the papers run it, or of the last one alone.
+        embedding: tokens one-hot encoded by the client, or looked up under the protocol.
+        weights: secret-shared (the default), or held by the server alone; for protocols other than published.
+        new_tokens: asked for after the prompt, each against a cache of keys and values; prices are per new token.
+        accounting: prices of what a candidate deploys to, which is what is paid, or as written, as papers price.
+        searcher: how candidates are chosen: trellis, evolution, stratified, uniform, ladder, nsga2, tpe or gp, or
+            module:Class of your own.
+        generation_size: candidates that are chosen at a time; two generations are in training at once. By default 4,
+            or half of what cores or GPUs can train at a time where the run is begun, up to a quarter of the trials.
+        num_trials: candidates to train, baselines not counted.
+        finalist_seeds: how many more seeds each member of the front is trained with once all candidates have ended.
+        time_budget: stop after this long, with a unit; the run can be resumed.
+        trial_timeout: a trial that takes longer in one go has failed, with a unit, such as 20min.
+        max_failures: stop once so many trials have failed for another reason than divergence; the run can be resumed.
+        warm_start: another run, by folder or `latest`, with whose trained candidates this one begins: of the same
+            dimensions, recipe, parent, corpus and seed. They do not count as trials; those within budget may be on the
+            front.
+        scale: how large, how long and how fast a candidate is trained.
+        tokens: training tokens of a candidate at full fidelity; by default the scale's, from a parent 5/8 of them.
+        parent: a trained model that candidates start from: builtin, a folder of nas.export or of save_pretrained, an id
+            on the Hugging Face hub, or none to train from scratch. By default builtin where scale and space are its
+            own, else none.
+        data: stdlib, codeparrot (of the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
+            text, jsonl or parquet file or folder.
+        max_concurrent: trials at a time; by default one per core, or as many as share the GPUs. Changes no number.
+        gpus_per_trial: share of a GPU that a trial takes, at most 1; by default 1 where there are GPUs. 0 trains on the
+            CPU.
+        ray_address: an existing Ray cluster whose nodes share the run folder.
+        seed: the same seed gives the same trials and, on a CPU, the same numbers. Finalists take the seeds after it.
+    """
+
+    budget_latency: str
+    budget_comm: str | None = None
+    space: str = "gpt2-small"
+    seq_len: int = 128
+    protocol: str = "published"
+    network: str | None = None
+    testbed: str | None = None
+    projection: Projection = "all"
+    embedding: Encoding = "one-hot"
+    weights: Holder | None = None
+    new_tokens: int = 1
+    accounting: Accounting = "deployed"
+    searcher: str = "trellis"
+    generation_size: int | None = None
+    num_trials: int = 13  # with the baselines and more seeds of the front, a quarter of an hour on two cores
+    finalist_seeds: int = 2  # the fewest that show a spread and a mean that one unlucky seed does not decide
+    time_budget: str | None = None
+    trial_timeout: str | None = None
+    max_failures: int | None = None
+    warm_start: str | None = None
+    scale: ScaleName = "proxy"
+    tokens: int | None = None
+    parent: str | None = None
+    data: str = "stdlib"
+    max_concurrent: int | None = None
+    gpus_per_trial: float | None = None
+    ray_address: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("seq_len", "num_trials", "tokens", "max_concurrent", "generation_size", "max_failures"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UserError(f"{flag(name)} must be at least 1, but got {value}.")
+        if self.finalist_seeds < 0:
+            raise UserError(f"--finalist-seeds must not be negative, but got {self.finalist_seeds}.")
+        if not 0 <= self.seed <= MAX_SEED - self.finalist_seeds:
+            raise UserError(f"--seed must be from 0 to {MAX_SEED - self.finalist_seeds}, but got {self.seed}.")
+        if self.gpus_per_trial is not None and not 0 <= self.gpus_per_trial <= 1:
+            raise UserError(
+                f"--gpus-per-trial must be from 0 to 1, as a trial trains on one GPU, but got {self.gpus_per_trial:g}."
+            )
+        if self.ray_address is not None and not RAY_ADDRESS.fullmatch(self.ray_address):
+            raise UserError(
+                f"--ray-address must be auto, HOST:PORT or ray://HOST:PORT, but got {self.ray_address!r:.80}."
+            )
+        if (self.trial_timeout_s or 0) > (self.time_budget_s or math.inf):
+            raise UserError(
+                f"--trial-timeout must be at most the --time-budget, {self.time_budget}, of the whole run, but got "
+                f"{self.trial_timeout}."
+            )
+        _ = self.budget, self.workload
+
+    @property
+    def budget(self) -> Budget:
+        comm = None if self.budget_comm is None else parse_bytes(self.budget_comm, "--budget-comm")
+        return Budget(latency_s=parse_seconds(self.budget_latency, "--budget-latency"), sent_bytes=comm)
+
+    @property
+    def workload(self) -> Workload:
+        deployment = Deployment(embedding=self.embedding, projection=self.projection)
+        return Workload(prompt_len=self.seq_len, new_tokens=self.new_tokens, deployment=deployment)
+
+    @property
+    def time_budget_s(self) -> float | None:
+        return None if self.time_budget is None else parse_seconds(self.time_budget, "--time-budget")
+
+    @property
+    def trial_timeout_s(self) -> float | None:
+        return None if self.trial_timeout is None else parse_seconds(self.trial_timeout, "--trial-timeout")
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def study_recipe(config: StudyConfig, route: DistillationSchedule | None) -> Recipe:
+    """What a study trains its candidates with; the regulariser is for those that have one.
+
+    Where prices are of what a candidate deploys to, linear FFNs are kept foldable, so that it earns its price.
+    """
+    recipe = recipe_at(
+        config.scale,
+        config.data,
+        entropy_regularised=True,
+        route=route,
+        seq_len=config.seq_len,
+        tokens=config.tokens,
+    )
+    return replace(recipe, foldable=Foldable() if config.accounting == "deployed" else None)
+
+
+def study_candidate(recipe: Recipe, member: Member) -> Candidate:
+    """A member of the space with the recipe of its study."""
+    if not member.entropy_regularised:
+        recipe = replace(recipe, entropy=None)
+    made = Candidate(architecture=member.architecture, recipe=recipe)
+    if layers_kept_foldable(made.architecture if recipe.route is None else made.trained):
+        return made
+    return replace(made, recipe=replace(recipe, foldable=None))

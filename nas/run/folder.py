@@ -1,0 +1,180 @@
+"""The folder of a run, which holds the configuration of its study and everything it produces.
+
+run.yaml meta.json parent/ blocks.csv trials.jsonl trials.csv pareto.csv architectures/ trials/<trial_id>/ plots/
+report.html, what `nas.export` makes of it in exports/, and of the user's own network, testbed and space a copy
+"""
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.errors import UserError
+from costmodel.estimate import Pricer
+from costmodel.protocols import load_pricer
+from costmodel.protocols.primitives import EngineSetting
+from nas.corpus.ngrams import NgramBaseline
+from nas.recipe.recipe import Recipe
+from nas.run import ledger
+from nas.run.config import StudyConfig
+from nas.run.ledger import SCHEMA_VERSION, Record
+from nas.storage import RUNS, newest, replace_file
+from search_spaces.architecture import Architecture, canonical
+from search_spaces.definition import load_definition
+from search_spaces.space import SearchSpace, build_space
+
+CONFIG_FILE = "run.yaml"
+KEPT_FILES = {"space": "space.yaml", "network": "network.yaml", "testbed": "testbed.yaml"}  # the user's own, copied
+PARENT_FOLDER = "parent"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParentResult:
+    """The unmodified parent of a run's candidates, validated and priced as they are.
+
+    name: as the user gave it. notation: of its placement. val_loss: nats per token. latency_s: seconds per token.
+    """
+
+    name: str
+    notation: str
+    val_loss: float
+    latency_s: float
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.val_loss)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meta:
+    """What a run was made with, beyond its configuration.
+
+    reference: the hypervolume's reference point: (latency_s, natural log of the unigram model's perplexity).
+    base: the dimensions that all members share (its own layers are of no account).
+    recipe: what candidates are trained with (`nas.run.config.study_candidate`).
+    parent: what the parent reaches, which is kept in PARENT_FOLDER; None without one.
+    ngrams: what n-gram models reach of the training tokens that a candidate sees; None where that was not counted.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    created: str
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    cost_model_id: str
+    corpus: str
+    tokenizer: str
+    split: str
+    vocab_size: int
+    reference: tuple[float, float]
+    num_members: int
+    num_feasible: int
+    base: Architecture
+    recipe: Recipe
+    parent: ParentResult | None = None
+    ngrams: NgramBaseline | None = None
+
+
+def new_folder(output_dir: Path | None) -> Path:
+    """The folder of a new run, made if need be: `output_dir`, or `runs/<UTC time>`.
+
+    Raises UserError if it already holds a run or cannot be written.
+    """
+    folder = (output_dir or RUNS / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")).absolute()
+    if _is_file(folder / CONFIG_FILE):
+        raise UserError(f"--output-dir {folder} already holds a run; continue it with --resume {folder}.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
+    return folder
+
+
+def find_run(run: str) -> Path:
+    """The folder of an existing run; `latest` is the newest under `runs/`. Raises UserError if there is none."""
+    if run == "latest":
+        if (newest_run := newest(CONFIG_FILE)) is None:
+            raise UserError(f"there is no run under {RUNS}/ yet; start one with python -m nas.search.")
+        return newest_run.absolute()
+    folder = Path(run).absolute()
+    if not _is_file(folder / CONFIG_FILE):
+        raise UserError(f"RUN must be the folder of a run (with run.yaml) or `latest`, but got {run!r}.")
+    return folder
+
+
+def write_config(folder: Path, config: StudyConfig) -> None:
+    """Makes the folder a run, so it comes last; a space, network and testbed of the user's own are kept with it."""
+    for field, name in KEPT_FILES.items():
+        given = getattr(config, field)
+        if given is not None and given.endswith((".yaml", ".yml")) and not (folder / name).exists():
+            replace_file(folder / name, Path(given).read_bytes().decode("utf-8"))
+    replace_file(folder / CONFIG_FILE, dump(asdict(config)))
+
+
+def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | None = None) -> SearchSpace:
+    """The space of a run; None is a run to be. tables: whose vocabulary and context its base has instead of its own."""
+    definition = load_definition(own_file(folder, config, "space") or config.space)
+    if tables is not None:
+        dimensions = replace(definition.dimensions, vocab=tables.vocab_size, context=tables.context)
+        definition = replace(definition, dimensions=dimensions)
+    return build_space(definition)
+
+
+def run_pricer(
+    folder: Path | None, config: StudyConfig, network: str | None = None, testbed: Path | None = None
+) -> Pricer:
+    """What a run is priced under, on its own network and testbed unless others are given; None is a run to be."""
+    own = own_file(folder, config, "testbed")
+    return load_pricer(
+        config.protocol,
+        network or own_file(folder, config, "network"),
+        testbed or (None if own is None else Path(own)),
+        None if config.weights is None else EngineSetting(weights=config.weights),
+    )
+
+
+def own_file(folder: Path | None, config: StudyConfig, field: str) -> str | None:
+    """What the configuration names in a field of `KEPT_FILES`: the run's copy of it, where there is one."""
+    given: str | None = getattr(config, field)
+    copy = None if folder is None else folder / KEPT_FILES[field]
+    return str(copy) if given is not None and copy is not None and copy.exists() else given
+
+
+def read_ledger(folder: Path) -> tuple[Record, ...]:
+    """The records of a run, none if it has not started a trial yet; a torn last line is left out with a warning."""
+    path = folder / ledger.FILE_NAME
+    return ledger.read(path) if path.exists() else ()
+
+
+def read_config(folder: Path) -> StudyConfig:
+    """Raises UserError, naming the file, if it is damaged."""
+    return decode(StudyConfig, load_mapping(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+
+
+def write_meta(folder: Path, meta: Meta) -> None:
+    data = asdict(meta) | {"base": canonical(meta.base)}
+    replace_file(folder / "meta.json", json.dumps(data, indent=2) + "\n")
+
+
+def read_meta(folder: Path) -> Meta:
+    """Raises UserError, naming the file, if it is missing or damaged."""
+    path = folder / "meta.json"
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} must be the JSON a run writes at its start, but: {error}") from None
+    return decode(Meta, data, str(path))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:  # a name too long, a folder we may not enter
+        raise UserError(f"{path} cannot be opened: {error.strerror}.") from None

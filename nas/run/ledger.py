@@ -1,0 +1,257 @@
+"""The ledger of a run: `trials.jsonl`, append-only, one JSON record a line, the only source of truth.
+
+A record is flushed to disk before the run goes on, so a killed run loses at most the line it was writing; that
+torn line is dropped, with a warning, when the ledger is opened again.
+"""
+
+import csv
+import json
+import math
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from costmodel.config.schema import decode
+from costmodel.errors import UserError
+from nas.storage import replace_file
+from search_spaces.architecture import Architecture
+from search_spaces.notation import parse, parse_deployed
+
+SCHEMA_VERSION = 5  # of the ledger and of meta.json; a run of another version is refused
+FILE_NAME = "trials.jsonl"
+
+Event = Literal["proposed", "started", "rung", "finished"]
+Status = Literal["proposed", "running", "completed", "stopped", "diverged", "failed"]
+Role = Literal["candidate", "baseline", "replicate"]
+TrialKey: TypeAlias = tuple[int, int]  # index of a candidate, seed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One event of one trial. None is not known (yet); a non-finite number is never written.
+
+    event: `proposed` when a searcher has named a candidate, `started` whenever a worker takes it up, `rung` and
+        `finished` as it reports them. Replicates are not `proposed`: they follow from results.
+
+    notation: for people; placement: the layers, typed, which with the base of the run are the architecture.
+    index, generation: place of the trial in the order of proposals, independent of arrival; a negative generation is
+        of another run, whose results this one began with.
+    role: a `baseline` is trained for comparison only and may lie outside the budget; a `replicate` is the candidate of
+        the same index, trained with another seed.
+    rung: index of the fidelity rung a `rung` record belongs to.
+    val_loss: nats per token of the named tokenizer and split; perplexity = exp(val_loss).
+    deployed_id, deployed: id and placement of what the trial deploys to: by rule, and once it is completed what its
+        weights were verified to fold to. latency_s, sent_bytes, rounds: of that; predicted_latency_s and
+        predicted_sent_bytes: by rule.
+    left_unfolded, fold_*: see `nas.training.outcome.VerifiedForm`.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    event: Event
+    trial_id: str
+    candidate_id: str
+    arch_id: str
+    notation: str
+    placement: str
+    entropy_regularised: bool
+    index: int
+    generation: int
+    role: Role
+    status: Status
+    reason: str | None = None
+    scale: str
+    width: int
+    rung: int | None = None
+    steps: int = 0
+    tokens: int = 0
+    corpus: str
+    tokenizer: str
+    split: str
+    val_loss: float | None = None
+    perplexity: float | None = None
+    protocol: str
+    network: str | None
+    cost_model_id: str
+    rounds: float | None
+    sent_bytes: float
+    latency_s: float
+    latency_s_range: tuple[float, float] | None
+    flags: tuple[str, ...] = ()
+    seed: int
+    seconds: float = 0.0
+    versions: dict[str, str]
+    deployed_id: str | None = None
+    deployed: str | None = None
+    predicted_latency_s: float | None = None
+    predicted_sent_bytes: float | None = None
+    left_unfolded: tuple[str, ...] = ()
+    fold_logits_error: float | None = None
+    fold_fixed_point_error: float | None = None
+    trained_fixed_point_error: float | None = None
+    fold_top1_agreement: float | None = None
+    fold_holds: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("val_loss", "perplexity", "latency_s", "sent_bytes"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise UserError(f"`{name}` of trial {self.trial_id} must be finite, but got {value}.")
+
+
+def architecture_of(record: Record, base: Architecture) -> Architecture:
+    """What a trial was a candidate of, as it is priced. base: of the run's space, as its meta.json has it."""
+    return parse(record.placement, base).architecture
+
+
+def deployed_of(record: Record, base: Architecture) -> Architecture:
+    """What a trial deploys to; where prices are of models as written, that."""
+    if record.deployed is None:
+        return architecture_of(record, base)
+    return parse_deployed(record.deployed, base)
+
+
+def append(path: Path, *records: Record) -> None:
+    """Adds records and waits until they are on disk. Raises OSError, e.g. when the disk is full; then none is added."""
+    lines = _lines(records)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        _write_all(descriptor, lines.encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write(path: Path, records: Sequence[Record]) -> None:
+    """Writes a whole ledger, through to the disk, or leaves what there was. Raises OSError."""
+    replace_file(path, _lines(records))
+
+
+def _lines(records: Sequence[Record]) -> str:
+    return "".join(json.dumps(asdict(record), allow_nan=False, separators=(",", ":")) + "\n" for record in records)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Writes everything or, when the disk is full, takes the torn part back and raises OSError."""
+    end = os.lseek(descriptor, 0, os.SEEK_END)
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except OSError:
+        os.ftruncate(descriptor, end)
+        raise
+
+
+def read(path: Path) -> tuple[Record, ...]:
+    """Every record, in order; a torn last line is left out with a warning.
+
+    Raises UserError, naming file and line, for a file that cannot be read, a damaged line that is not the last, or
+    another schema.
+    """
+    records: list[Record] = []
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"{path} must be the ledger of a run, but cannot be read: {error.strerror}.") from None
+    torn = lines.pop()  # what follows the last newline: empty unless a write was cut off
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(decode(Record, json.loads(line), f"{path}, line {number}"))
+        except UserError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}, line {number} must be a JSON record, but cannot be parsed: {error}.") from None
+    if torn:
+        warnings.warn(
+            f"{path}: dropped a torn last line of {len(torn)} bytes.", stacklevel=1
+        )  # so that it is said once
+    return tuple(records)
+
+
+def recover(path: Path) -> tuple[Record, ...]:
+    """Reads as `read` does, and cuts a torn last line off the file, so that appending is safe again."""
+    records = read(path)
+    data = path.read_bytes()
+    if not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
+    return records
+
+
+def finished(records: Iterable[Record]) -> tuple[Record, ...]:
+    """The last `finished` record of every index and seed: candidates and baselines as proposed, then replicates."""
+    last = {(record.seed, record.index): record for record in records if record.event == "finished"}
+    return tuple(last[key] for key in sorted(last))
+
+
+def completed(records: Iterable[Record]) -> tuple[Record, ...]:
+    """Finished trials that were trained to full fidelity: the only ones that may be ranked."""
+    return tuple(record for record in finished(records) if record.status == "completed")
+
+
+class LedgerIndex:
+    """The records of a ledger, in order, and what is known of each trial, found without reading through it.
+
+    finished: the last end of every trial, by key. num_ends: how many there were, of all attempts.
+    rungs: of a trial, by number, as they were first reported. proposed: the indexes that were.
+    last_generation: of any record; -1 if there is none.
+    """
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self.records: list[Record] = []
+        self.finished: dict[TrialKey, Record] = {}
+        self.num_ends: Counter[TrialKey] = Counter()
+        self.rungs: dict[str, dict[int | None, Record]] = {}
+        self.proposed: set[int] = set()
+        self.last_generation = -1
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        self.records.append(record)
+        self.last_generation = max(self.last_generation, record.generation)
+        key = record.index, record.seed
+        if record.event == "finished":
+            self.finished[key] = record
+            self.num_ends[key] += 1
+        elif record.event == "rung":
+            self.rungs.setdefault(record.trial_id, {}).setdefault(record.rung, record)
+        elif record.event == "proposed":
+            self.proposed.add(record.index)
+
+    def rung_losses(self, trial_id: str) -> tuple[float, ...]:
+        """Nats per token, in the order in which rungs were reached."""
+        losses = (record.val_loss for record in self.rungs.get(trial_id, {}).values())
+        return tuple(loss for loss in losses if loss is not None)
+
+
+class Table(NamedTuple):
+    """Rows of the same columns, in order."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+
+
+def table(records: Sequence[Record], more: Mapping[str, Sequence[object]] | None = None) -> Table:
+    """The scalar columns of the records. more: further columns by name, each with one value a record."""
+    derived = more or {}
+    columns = [field.name for field in fields(Record) if field.name != "versions"]
+    rows = zip(records, *derived.values(), strict=True)
+    return Table(
+        columns=(*columns, *derived),
+        rows=tuple((*(getattr(record, name) for name in columns), *added) for record, *added in rows),
+    )
+
+
+def write_csv(path: Path, written: Table) -> None:
+    """A table as CSV; a tuple in it is its values with blanks between."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(written.columns)
+        writer.writerows([_cell(value) for value in row] for row in written.rows)
+
+
+def _cell(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else value

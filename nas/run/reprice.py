@@ -1,0 +1,136 @@
+"""A finished run under other prices: protocol, network, testbed, prompt or budget. Nothing is trained again.
+
+Every completed trial is priced anew, baselines too, which other prices may make worth having; perplexities are those
+of the run, means over seeds, trained at its own sequence length. The front is recomputed, its members before and after
+compared.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from costmodel.config.units import parse_bytes, parse_seconds
+from costmodel.cost import Budget, shared_price, total_price
+from costmodel.errors import UserError
+from costmodel.estimate import Pricer
+from costmodel.protocols import load_pricer
+from costmodel.protocols.primitives import EngineSetting
+from nas.run.folder import run_pricer
+from nas.run.front import front_of, is_eligible
+from nas.run.ledger import Record, deployed_of
+from nas.run.members import TrainedMember, members
+from nas.run.run import Run
+from search_spaces.architecture import Architecture
+from search_spaces.pricing import price_architecture
+from search_spaces.workload import Workload
+
+Status = Literal["stays", "enters", "over budget", "dominated"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhatIf:
+    """The trained members of a run at other prices, and which of them survive.
+
+    run: whose trials they are. repriced: its members, in the same order. after: their front, cheapest first.
+    pricer, workload, budget: what the other prices are of; all trials were trained at the length of the run's prompt.
+    """
+
+    run: Run
+    repriced: tuple[TrainedMember, ...]
+    after: tuple[TrainedMember, ...]
+    pricer: Pricer
+    workload: Workload
+    budget: Budget
+
+    @property
+    def before(self) -> tuple[TrainedMember, ...]:
+        return self.run.front
+
+    @property
+    def shown(self) -> tuple[TrainedMember, ...]:
+        """The re-priced members of either front, cheapest first."""
+        names = {member.trial_id for member in (*self.before, *self.after)}
+        shown = (member for member in self.repriced if member.trial_id in names)
+        return tuple(sorted(shown, key=lambda member: member.point))
+
+    @property
+    def title_before(self) -> str:
+        return _setting(self.run.members[0], self.run.workload)
+
+    @property
+    def title_after(self) -> str:
+        return _setting(self.repriced[0], self.workload)
+
+    def status(self, member: TrainedMember) -> Status:
+        """What became of a re-priced member of either front."""
+        if member not in self.after:
+            return "dominated" if is_eligible(member, self.budget) else "over budget"
+        return "stays" if member.trial_id in {kept.trial_id for kept in self.before} else "enters"
+
+
+def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> WhatIf:
+    """A run's trials under another pricer, for another workload.
+
+    Raises UserError if no trial is completed, the base cannot take the workload, or an op has no price.
+    """
+    if not run.completed:
+        raise UserError("the run has no completed trial yet, so there is nothing to price anew.")
+    repriced = _repriced(run, pricer, workload)
+    trained = members(repriced)
+    names = {member.candidate_id for member in (*run.front, *front_of(trained, budget))}
+    shown = {member.most_expensive.trial_id for member in trained if member.candidate_id in names}
+    ranged = members(
+        _with_range(record, run.base, pricer, workload) if record.trial_id in shown else record for record in repriced
+    )
+    after = front_of(ranged, budget)
+    return WhatIf(run=run, repriced=ranged, after=after, pricer=pricer, workload=workload, budget=budget)
+
+
+def other_pricer(run: Run, protocol: str | None, network: str | None, testbed: Path | None) -> Pricer:
+    """The run's protocol, network and testbed but for those given. Raises UserError for what does not go together."""
+    config = run.config
+    if protocol in (None, config.protocol):
+        return run_pricer(run.folder, config, network, testbed)
+    setting = None if config.weights is None or protocol == "published" else EngineSetting(weights=config.weights)
+    return load_pricer(protocol, network, testbed, setting)
+
+
+def other_budget(latency: str | None, comm: str | None) -> Budget:
+    """The budget of --budget-latency and --budget-comm; neither is none."""
+    return Budget(
+        latency_s=None if latency is None else parse_seconds(latency, "--budget-latency"),
+        sent_bytes=None if comm is None else parse_bytes(comm, "--budget-comm"),
+    )
+
+
+def _repriced(run: Run, pricer: Pricer, workload: Workload) -> tuple[Record, ...]:
+    """The completed trials at other prices, the rest as they are."""
+    price_op = cache(pricer.price)
+
+    def at_other_prices(record: Record) -> Record:
+        graphs = workload.graphs(deployed_of(record, run.base))
+        price = shared_price(total_price(price_op(node.op) for graph in graphs for node in graph), workload.new_tokens)
+        return replace(
+            record,
+            protocol=pricer.protocol,
+            network=pricer.network,
+            cost_model_id=pricer.cost_model_id,
+            rounds=price.rounds,
+            sent_bytes=price.sent_bytes,
+            latency_s=price.latency_s,
+            latency_s_range=None,
+        )
+
+    return tuple(at_other_prices(record) if record.status == "completed" else record for record in run.finished)
+
+
+def _with_range(record: Record, base: Architecture, pricer: Pricer, workload: Workload) -> Record:
+    """Ranges are slow to find, so only what is shown has one."""
+    priced = price_architecture(deployed_of(record, base), pricer, workload, "written")
+    return replace(record, latency_s_range=priced.latency_s_range)
+
+
+def _setting(member: TrainedMember, workload: Workload) -> str:
+    record = member.first
+    return f"{record.protocol}{f' on {record.network}' if record.network else ''}, {workload.words}"

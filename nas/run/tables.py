@@ -1,0 +1,102 @@
+"""The tables of a run: `trials.csv`, `pareto.csv` and the architectures of the front."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from nas.corpus.ngrams import NgramBaseline
+from nas.run import ledger
+from nas.run.ledger import Record, Table
+from nas.run.members import TrainedMember, in_noise
+from nas.run.run import Run
+from search_spaces.architecture import dump_architecture
+
+SEED_COLUMNS = (
+    "num_seeds",
+    "num_diverged_seeds",
+    "mean_val_loss",
+    "standard_error",
+    "perplexity_low",
+    "perplexity_high",
+)
+
+
+def write_tables(run: Run) -> None:
+    """Writes all of them anew."""
+    ledger.write_csv(run.folder / "trials.csv", trial_table(run))
+    ledger.write_csv(run.folder / "pareto.csv", front_table(run))
+    architectures = run.folder / "architectures"
+    shutil.rmtree(architectures, ignore_errors=True)
+    architectures.mkdir()
+    for member in run.front:
+        text = dump_architecture(ledger.architecture_of(member.first, run.base))
+        (architectures / f"{member.arch_id}.yaml").write_text(text)
+
+
+def trial_table(run: Run) -> Table:
+    """A row for every trial that ended. `standard_error` is of the mean loss, nats; low and high are two of it either
+    side; `knows_less_than_trigram`: by the `val_loss` of the row.
+    """
+    by_candidate = {member.candidate_id: member for member in run.members}
+    losses = [record.val_loss if record.status == "completed" else None for record in run.finished]
+    seeds = _seed_columns([by_candidate.get(record.candidate_id) for record in run.finished])
+    return ledger.table(run.finished, {**seeds, **_ngram_columns(losses, run.ngrams)})
+
+
+def front_table(run: Run) -> Table:
+    """A row for every member of the front, cheapest first, with the columns of `trial_table`.
+
+    A row: the trial of the first seed, price and form of the most expensive one, loss and perplexity of the mean.
+    `within_noise`: of its cheaper neighbour.
+    """
+    return ledger.table(
+        [_as_one(member) for member in run.front],
+        {
+            **_seed_columns(run.front),
+            "within_noise": in_noise(run.front),
+            **_ngram_columns([member.mean_loss for member in run.front], run.ngrams),
+        },
+    )
+
+
+def _as_one(member: TrainedMember) -> Record:
+    """A member in the form of a trial."""
+    return replace(
+        member.most_expensive,
+        trial_id=member.trial_id,
+        role=member.role,
+        seed=member.first.seed,
+        val_loss=member.mean_loss,
+        perplexity=member.perplexity,
+    )
+
+
+def _seed_columns(trained: Sequence[TrainedMember | None]) -> Mapping[str, Sequence[object]]:
+    """What the seeds of each row's candidate come to."""
+    rows = [_seed_cells(member) for member in trained]
+    return {name: [row[place] for row in rows] for place, name in enumerate(SEED_COLUMNS)}
+
+
+def _seed_cells(member: TrainedMember | None) -> tuple[object, ...]:
+    """The values of SEED_COLUMNS; empty where no seed completed."""
+    if member is None:
+        return (None,) * len(SEED_COLUMNS)
+    low, high = member.perplexity_bounds or (None, None)
+    return member.num_seeds, member.num_diverged, member.mean_loss, member.standard_error, low, high
+
+
+def _ngram_columns(losses: Sequence[float | None], ngrams: NgramBaseline | None) -> Mapping[str, Sequence[object]]:
+    """Columns of a table, a value a row: tokens and perplexities of the n-grams, and whether the row's loss is worse.
+
+    losses: nats, of what was trained to the end; None for other rows, of which nothing is said.
+    """
+    if ngrams is None:
+        return {}
+    constant = {
+        "floor_tokens": ngrams.tokens,
+        **{f"floor_{name.replace('-', '')}": value for name, value in ngrams.perplexities.items()},
+    }
+    return {
+        **{name: [value] * len(losses) for name, value in constant.items()},
+        "knows_less_than_trigram": [None if loss is None else ngrams.above_trigram(loss) for loss in losses],
+    }

@@ -1,0 +1,110 @@
+"""A study before anything is trained: what its whole space costs, and how much of it fits the budget."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from costmodel.data_range import describe
+from nas.recipe.recipe import SCALES
+from nas.run.config import StudyConfig
+from nas.run.folder import read_meta, run_pricer, run_space
+from nas.searchers.registry import check_searcher, searcher_of
+from search_spaces.architecture import Architecture
+from search_spaces.budget.feasible import FeasibleSpace, format_budget, format_price, num_deployed, within_budget
+from search_spaces.budget.priceable import priceable
+from search_spaces.budget.priced_space import cheapest, extrapolated, most_expensive, price_of, price_space
+from search_spaces.notation import name_of
+from search_spaces.space import num_members
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PricedStudy:
+    """feasible: the space with its prices and budget. left_out: choices without a price, and why."""
+
+    feasible: FeasibleSpace
+    left_out: Mapping[str, str]
+
+    @property
+    def num_members(self) -> int:
+        """Of the whole space, counted exactly."""
+        return num_members(self.feasible.space)
+
+    @property
+    def num_feasible(self) -> int:
+        """Members within the budget, counted exactly."""
+        return self.feasible.num_feasible
+
+    @property
+    def lines(self) -> list[str]:
+        """Size, feasible share, price of both ends, and what the prices leave out, a line each."""
+        found = self.feasible
+        return [*_left_out(self.left_out), *overview(found), *_extrapolated(found), *_last_projection(found)]
+
+
+def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
+    """Prices the whole space. folder: of the run to go on with, or None for a new one.
+
+    Raises UserError for a space, protocol or parent that cannot be read or priced, or a searcher that is none.
+    """
+    check_searcher(config.searcher)
+    if ":" in config.searcher:  # of one's own: what is wrong with it is told before anything takes time
+        searcher_of(config.searcher)
+    pricer = run_pricer(folder, config)
+    space = run_space(folder, config, _tables(config, folder))
+    found = priceable(space, pricer, config.workload, config.accounting)
+    priced = price_space(found.space, pricer, config.workload, config.accounting)
+    return PricedStudy(feasible=within_budget(priced, config.budget), left_out=found.left_out)
+
+
+def _tables(config: StudyConfig, folder: Path | None) -> Architecture | None:
+    """The parent, whose vocabulary and context are priced at full size; None where those of space and scale are."""
+    if SCALES[config.scale].vocab_size is not None or config.parent in (None, "none"):
+        return None
+    if folder is not None:
+        return read_meta(folder).base
+    from nas.conversion.parent import load_parent  # needs torch
+
+    return load_parent(config.parent).model.architecture
+
+
+def _left_out(left_out: Mapping[str, str]) -> list[str]:
+    return [f"left out of the space: {choice}: {reason}" for choice, reason in left_out.items()]
+
+
+def _extrapolated(feasible: FeasibleSpace) -> list[str]:
+    """What `published` prices beyond its data: all of its rows have 12 heads in every layer."""
+    choices = feasible.space.definition.choices
+    if feasible.priced.pricer.protocol != "published" or choices is None or "softmax-half" not in choices.attention:
+        return []
+    return ["note: layers with half of the heads are priced by extrapolation, since no printed row varies heads"]
+
+
+def _last_projection(feasible: FeasibleSpace) -> list[str]:
+    """What the budget would admit if the last token alone were projected onto the vocabulary."""
+    priced, work = feasible.priced, feasible.priced.workload
+    if work.deployment.projection == "last":
+        return []
+    last = replace(work, deployment=replace(work.deployment, projection="last"))
+    other = within_budget(price_space(priced.space, priced.pricer, last, priced.accounting), feasible.budget)
+    least = format_price(price_of(other.priced, cheapest(other.priced)))
+    return [f"with --projection last: {other.num_feasible:,} members within, the cheapest at {least}"]
+
+
+def overview(feasible: FeasibleSpace) -> list[str]:
+    """What is known before anything is trained: size, feasible share, cheapest and most expensive member."""
+    priced = feasible.priced
+    size, within = num_members(priced.space), feasible.num_feasible
+    lines = [
+        f"space {priced.space.name}: {size:,} members, {within:,} ({100 * within / size:.3g} %) within "
+        f"{format_budget(feasible.budget)} per token at T={priced.seq_len}, protocol {priced.pricer.protocol}"
+        + (f" on {priced.pricer.network}" if priced.pricer.network else "")
+        + (f", per token of {priced.workload.new_tokens}" if priced.workload.new_tokens > 1 else "")
+    ]
+    if priced.accounting == "deployed":
+        whole, num_within = num_deployed(feasible)
+        lines.append(f"deployed architectures: {whole:,}, {num_within:,} of them within; prices are of those")
+    for title, member in (("cheapest", cheapest(priced)), ("most expensive", most_expensive(priced))):
+        name = name_of(member.architecture, entropy_regularised=member.entropy_regularised)
+        outside = describe(extrapolated(priced, member))
+        lines.append(f"{title}: {name}, {format_price(price_of(priced, member))}{outside and f'; {outside}'}")
+    return lines

@@ -1,0 +1,72 @@
+"""A run keeps the files of the user's own that its prices and its space rest on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from costmodel.errors import UserError
+from costmodel.network import NETWORKS
+from costmodel.protocols.derived import TESTBEDS
+from nas.run.config import StudyConfig
+from nas.run.folder import read_config, read_meta, run_pricer, run_space, write_config, write_meta
+from nas.study.priced_study import price_study
+
+NETWORK = "name: mine\nbandwidth_bits_per_s: 1.0e+8\nrtt_s: 0.02\nsource: a cable\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> StudyConfig:
+    """Of files that are not there for long."""
+    (tmp_path / "network.yml").write_text(NETWORK)
+    (tmp_path / "testbed.yaml").write_bytes((TESTBEDS / "semi2k.yaml").read_bytes())
+    (tmp_path / "space.yaml").write_text("name: mine\nbase: tiny\nmembers: [SM+R, SM+G]\n")
+    return StudyConfig(
+        budget_latency="5min",
+        protocol="semi2k",
+        space=str(tmp_path / "space.yaml"),
+        network=str(tmp_path / "network.yml"),
+        testbed=str(tmp_path / "testbed.yaml"),
+    )
+
+
+def test_prices_and_space_stay_when_the_files_go(config: StudyConfig, tmp_path: Path) -> None:
+    before, folder = run_pricer(None, config), tmp_path / "run"
+    folder.mkdir()
+    write_config(folder, config)
+    for path in (config.space, config.network, config.testbed):
+        Path(path or "").unlink()
+    assert read_config(folder) == config
+    assert run_pricer(folder, config) == before
+    assert run_pricer(folder, config).cost_model_id == before.cost_model_id
+    assert run_space(folder, config).name == "mine"
+
+
+def test_a_run_is_read_where_its_searcher_is_not(tmp_path: Path) -> None:
+    config = StudyConfig(budget_latency="5min", searcher="not_here:Mine")
+    write_config(tmp_path, config)
+    assert read_config(tmp_path) == config
+    with pytest.raises(UserError, match="'not_here:Mine' cannot be loaded"):
+        price_study(config)
+
+
+def test_presets_are_not_copied(tmp_path: Path) -> None:
+    config = StudyConfig(budget_latency="5min", protocol="semi2k", network="wan", space="tiny")
+    write_config(tmp_path, config)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+    assert run_pricer(tmp_path, config).network == NETWORKS["wan"].name
+
+
+def test_a_testbed_of_another_protocol_is_refused(config: StudyConfig) -> None:
+    with pytest.raises(ValueError, match="`protocol` of testbed .*testbed.yaml must be aby3, but got semi2k"):
+        run_pricer(None, replace(config, protocol="aby3"))
+
+
+def test_ngrams_are_kept_and_may_be_missing(tmp_path: Path, make_meta, ngrams) -> None:
+    write_meta(tmp_path, make_meta(ngrams=ngrams))
+    assert read_meta(tmp_path).ngrams == ngrams
+    data = json.loads((tmp_path / "meta.json").read_text())
+    del data["ngrams"]
+    (tmp_path / "meta.json").write_text(json.dumps(data))
+    assert read_meta(tmp_path) == make_meta()

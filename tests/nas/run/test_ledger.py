@@ -1,0 +1,83 @@
+import errno
+import math
+import os
+
+import pytest
+
+from nas.run import ledger
+
+
+def test_round_trip(tmp_path, make_record):
+    path = tmp_path / ledger.FILE_NAME
+    written = [make_record(0, event="started", status="running"), make_record(1, flags=("x",))]
+    for record in written:
+        ledger.append(path, record)
+    assert ledger.read(path) == tuple(written)
+
+
+def test_a_torn_last_line_is_dropped_with_a_warning_and_cut_off(tmp_path, make_record):
+    path = tmp_path / ledger.FILE_NAME
+    ledger.append(path, make_record(0))
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[: len(whole) // 2])
+    with pytest.warns(UserWarning, match="torn last line"):
+        assert ledger.recover(path) == (make_record(0),)
+    assert path.read_bytes() == whole
+    ledger.append(path, make_record(1))
+    assert ledger.read(path) == (make_record(0), make_record(1))
+
+
+def test_damage_before_the_last_line_is_an_error_that_names_the_line(tmp_path, make_record):
+    path = tmp_path / ledger.FILE_NAME
+    ledger.append(path, make_record(0))
+    path.write_bytes(b'{"torn": \n' + path.read_bytes())
+    with pytest.raises(ValueError, match="line 1 must be a JSON record"):
+        ledger.read(path)
+
+
+def test_another_schema_is_refused(tmp_path, make_record):
+    path = tmp_path / ledger.FILE_NAME
+    ledger.append(path, make_record(0))
+    path.write_text(path.read_text().replace(f'"schema_version":{ledger.SCHEMA_VERSION}', '"schema_version":7'))
+    with pytest.raises(ValueError, match=f"`schema_version` must be {ledger.SCHEMA_VERSION}, but got 7"):
+        ledger.read(path)
+
+
+def test_a_full_disk_leaves_no_torn_line(tmp_path, make_record, monkeypatch):
+    path = tmp_path / ledger.FILE_NAME
+    ledger.append(path, make_record(0))
+    before, write = path.read_bytes(), os.write
+
+    def full_after_ten_bytes(descriptor, data):
+        if len(data) < len(before):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[:10])
+
+    monkeypatch.setattr(os, "write", full_after_ten_bytes)
+    with pytest.raises(OSError, match="No space left"):
+        ledger.append(path, make_record(0))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_non_finite_number_is_never_written(make_record, bad):
+    with pytest.raises(ValueError, match="`perplexity` of trial .* must be finite"):
+        make_record(0, perplexity=bad)
+
+
+def test_only_the_last_word_on_a_trial_counts_and_only_completed_ones_are_ranked(make_record):
+    records = [
+        make_record(1, status="diverged", val_loss=None, perplexity=None, reason="loss is NaN"),
+        make_record(0, event="started", status="running"),
+        make_record(0),
+        make_record(2, status="stopped"),
+    ]
+    assert [one.index for one in ledger.finished(records)] == [0, 1, 2]
+    assert [one.index for one in ledger.completed(records)] == [0]
+
+
+def test_csv_has_a_row_per_record_and_no_versions(tmp_path, make_record):
+    ledger.write_csv(tmp_path / "trials.csv", ledger.table([make_record(0), make_record(1)]))
+    lines = (tmp_path / "trials.csv").read_text().splitlines()
+    assert len(lines) == 3
+    assert "versions" not in lines[0]

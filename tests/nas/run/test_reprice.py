@@ -1,0 +1,202 @@
+"""A run under other prices: the front is found again, nothing else moves."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from costmodel.cost import Budget
+from costmodel.estimate import estimate
+from costmodel.protocols import derived, load_pricer
+from nas.plot import plot
+from nas.report.what_if import what_if_lines, what_if_table
+from nas.run import ledger
+from nas.run.folder import write_config, write_meta
+from nas.run.reprice import WhatIf, what_if
+from search_spaces.architecture import arch_id
+from search_spaces.lower import lower
+from search_spaces.notation import parse, placement
+from search_spaces.pricing import price_architecture
+from search_spaces.space import load_space
+from search_spaces.workload import Workload
+
+SPACE = load_space("gpt2-small")
+UNBOUNDED = Budget()
+PUBLISHED, SEMI2K = load_pricer(), derived.load("semi2k", "wan")
+# (name, role, nats): under `published` ScFFN costs more than ReLU's neighbours, and i6 is the cheapest
+TRIALS = [
+    ("SM+LN+G", "baseline", 1.0),
+    ("SM+ScFuFFN", "candidate", 2.0),
+    ("EReg(SM+ScFuFFN_i6)", "candidate", 2.5),
+    ("SM_i12", "candidate", 3.0),
+    ("SM+ScFFN", "candidate", 2.2),
+]
+
+
+@pytest.fixture
+def records(make_record):
+    """Trials at the prices of `published`, T=128; a stopped one, which is never on a front, is much the best."""
+
+    def record(index: int, name: str, role: str, loss: float, **changes):
+        named = parse(name, SPACE.base)
+        price = estimate(lower(named.architecture, 128), PUBLISHED).total
+        return make_record(
+            index,
+            notation=name,
+            arch_id=arch_id(named.architecture),
+            placement=placement(named.architecture),
+            role=role,
+            val_loss=loss,
+            perplexity=2.718281828**loss,
+            latency_s=price.latency_s,
+            sent_bytes=price.sent_bytes,
+            **changes,
+        )
+
+    done = [record(index, *trial) for index, trial in enumerate(TRIALS)]
+    return [*done, record(9, "SM+ScFuFFN_i4", "candidate", 0.1, status="stopped")]
+
+
+@pytest.fixture
+def priced(make_run, records):
+    """Makes what becomes of the run under other prices, by default `semi2k` on `wan` without a budget."""
+
+    def make(pricer=SEMI2K, seq_len: int = 128, budget: Budget = UNBOUNDED, ngrams=None, trials=records) -> WhatIf:
+        run = make_run(trials, meta={"base": SPACE.base, "ngrams": ngrams})
+        return what_if(run, pricer, Workload(prompt_len=seq_len), budget)
+
+    return make
+
+
+def names(members) -> list[str]:
+    return [member.notation for member in members]
+
+
+def test_every_completed_trial_costs_what_estimate_says(priced) -> None:
+    found = priced(seq_len=64)
+    assert names(found.repriced) == [name for name, _, _ in TRIALS]
+    for before, after in zip(found.run.members, found.repriced, strict=True):
+        whole = estimate(lower(parse(after.notation, SPACE.base).architecture, 64), SEMI2K).total
+        trial = after.first
+        assert (trial.latency_s, trial.sent_bytes, trial.rounds) == (whole.latency_s, whole.sent_bytes, whole.rounds)
+        assert (trial.protocol, trial.network, trial.cost_model_id) == ("semi2k", "wan", SEMI2K.cost_model_id)
+        assert (after.mean_loss, after.trial_id, after.role) == (before.mean_loss, before.trial_id, before.role)
+
+
+def test_the_runs_workload_is_priced(make_run, records) -> None:
+    """A budget that all meet at the run's workload is met by all, whatever the whole prompt's logits would cost."""
+    run = make_run(records, meta={"base": SPACE.base}, projection="last", new_tokens=3)
+    found = what_if(run, PUBLISHED, run.workload, UNBOUNDED)
+    for member in found.repriced:
+        own = price_architecture(parse(member.notation, SPACE.base).architecture, PUBLISHED, run.workload, "written")
+        assert member.first.latency_s == pytest.approx(own.price.latency_s)
+    assert found.title_after == "published, T=128, projection last, 3 new tokens"
+
+
+def test_the_front_is_found_again_with_baselines(priced) -> None:
+    found = priced()
+    assert names(found.before) == ["SM_i12", "EReg(SM+ScFuFFN_i6)", "SM+ScFuFFN"]
+    assert names(found.after)[-1] == "SM+LN+G"  # the best perplexity at any price
+    statuses = {member.notation: found.status(member) for member in found.shown}
+    assert statuses == {
+        "SM_i12": "stays", "EReg(SM+ScFuFFN_i6)": "stays", "SM+ScFuFFN": "stays", "SM+LN+G": "enters",
+    }  # fmt: skip
+
+
+def test_equal_prices_and_budget_leave_the_front_as_it_is(priced) -> None:
+    found = priced(PUBLISHED, budget=Budget(latency_s=300.0))
+    assert [one.trial_id for one in found.after] == [one.trial_id for one in found.before]
+    assert {found.status(member) for member in found.shown} == {"stays"}
+
+
+def test_a_budget_takes_members_out(priced) -> None:
+    every = priced().repriced
+    bound = next(one.sent_bytes for one in every if one.notation == "EReg(SM+ScFuFFN_i6)")
+    found = priced(budget=Budget(sent_bytes=bound))
+    assert names(found.after) == ["SM_i12", "EReg(SM+ScFuFFN_i6)"]
+    assert {one.notation: found.status(one) for one in found.shown}["SM+ScFuFFN"] == "over budget"
+
+
+def test_a_member_that_another_overtakes_is_said_to_be_dominated(priced, records) -> None:
+    """SM+ScFFN is made the cheapest: it then dominates whatever is worse."""
+
+    class Odd(derived.Derived):
+        def price(self, op):
+            price = super().price(op)
+            identity = type(op).__name__ == "Linear" and op.out_features == 3072
+            return replace(price, latency_s=0.0 if identity else 1.0)
+
+    odd = Odd(**{name: getattr(SEMI2K, name) for name in SEMI2K.__dataclass_fields__})
+    found = priced(odd, trials=[replace(one, val_loss=1.5) if one.notation == "SM+ScFFN" else one for one in records])
+    table = Console(record=True, width=200)
+    table.print(what_if_table(found))
+    assert "dominated" in {found.status(member) for member in found.shown}
+    assert "dominated by " in table.export_text()
+
+
+def test_the_words_say_what_survives(priced) -> None:
+    text = "\n".join(what_if_lines(priced(seq_len=64)))
+    assert "then: published, T=128, within 5.00 min a token" in text
+    assert "now:  semi2k on wan, T=64, no budget" in text
+    assert "perplexities are of T=128, at which all trials were trained, not of T=64" in text
+    assert "front: 3 of 3 members stay, 1 enter" in text
+    assert "best: " in text
+    assert "SM+LN+G, " in text
+    assert "perplexities are of" not in "\n".join(what_if_lines(priced()))
+
+
+def test_a_table_marks_who_is_above_the_trigram(priced, ngrams) -> None:
+    beside, without = priced(ngrams=ngrams), priced()
+    table = Console(record=True, width=200)
+    table.print(what_if_table(beside))
+    table.print(what_if_table(without))
+    assert table.export_text().count("knows less than a trigram") == 1  # SM_i12, exp(3.0) above 18
+    assert "trigram 18" in "\n".join(what_if_lines(beside))
+    assert "trigram" not in "\n".join(what_if_lines(without))
+
+
+def test_where_nothing_fits_the_cheapest_is_named(priced) -> None:
+    text = "\n".join(what_if_lines(priced(budget=Budget(latency_s=0.001))))
+    assert "no completed trial is within the budget; the cheapest, SM_i12, costs " in text
+    assert "knee" not in text
+
+
+def test_a_run_without_completed_trials_is_refused(priced, records) -> None:
+    with pytest.raises(ValueError, match="no completed trial yet"):
+        priced(trials=records[-1:])
+
+
+@pytest.fixture
+def run(records, make_run) -> Path:
+    made = make_run(records, meta={"base": SPACE.base})
+    write_config(made.folder, made.config)
+    write_meta(made.folder, made.meta)
+    ledger.append(made.folder / ledger.FILE_NAME, *records)
+    return made.folder
+
+
+def test_plotting_leaves_the_run_as_it_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (run / ledger.FILE_NAME).read_bytes()
+    plot(str(run), protocol="semi2k", network="wan", seq_len=64, budget_latency="5min")
+    out = capsys.readouterr().out
+    assert "enters" in out
+    drawn = {"what-if-semi2k-wan-T64", "breakdown-semi2k-wan-T64", "sensitivity-semi2k-wan-T64"}
+    assert {path.name for path in (run / "plots").iterdir()} == {
+        f"{name}.{kind}" for name in drawn for kind in ("png", "svg")
+    }
+    assert all(str(path) in out for path in (run / "plots").iterdir())
+    assert (run / ledger.FILE_NAME).read_bytes() == before
+    assert not (run / "pareto.csv").exists()
+
+
+def test_a_run_is_priced_anew_without_torch(run: Path) -> None:
+    code = (
+        "import sys; from nas.plot import plot; "
+        f"plot({str(run)!r}, protocol='semi2k'); "
+        "sys.exit(sum(name in sys.modules for name in ('torch', 'ray', 'jax')))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
+    assert (run / "plots" / "what-if-semi2k-lan-T128.png").exists()
