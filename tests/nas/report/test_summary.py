@@ -138,7 +138,7 @@ def test_a_member_is_marked_by_its_mean_beside_what_noise_says(lines, over_seeds
     assert found[2].endswith("1.00 GB, within noise of its cheaper neighbour")
 
 
-def test_without_ngrams_nothing_is_said_of_them(lines, make_record):
+def test_what_was_not_counted_is_not_said(lines, make_record):
     text = lines([make_record(0, perplexity=300.0, val_loss=math.log(300))])
     assert "gram" not in text
     assert "floor" not in text
