@@ -31,7 +31,7 @@ from nas.run import ledger
 from nas.run.config import StudyConfig, study_candidate, study_recipe
 from nas.run.folder import Meta, write_config, write_meta
 from nas.run.ledger import Record
-from nas.searchers.registry import searcher_of
+from nas.searchers.strategy import searcher_of
 from nas.study.open_run import open_trials
 from nas.study.priced_study import price_study
 from nas.study.schedule import GENERATION_SIZE

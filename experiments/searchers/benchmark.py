@@ -28,12 +28,12 @@ from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, 
 from experiments.searchers.table import CONFIGS, TablePart, table_rows, table_space
 from experiments.searchers.table import Settings as TableSettings
 from experiments.trainings import DATA, Ended, read_outcomes, training_pool
-from nas.blocks.halves import read
 from nas.conversion.parent import load_parent
 from nas.recipe.distillation import parent_architecture
 from nas.report.draw import draw_panels, save_figure
 from nas.report.panels import LinePanel, PanelFigure, Series
 from nas.searchers.anchors import anchors, published_members
+from nas.searchers.block_scores import from_csv
 from nas.searchers.strategy import SearchProblem
 from nas.storage import RUNS
 from nas.study.schedule import GENERATION_SIZE
@@ -189,7 +189,7 @@ def pool_problem(settings: Settings, replayed: ReplayedPart, part: TablePart, en
         reference_loss=math.log(settings.reference_perplexity),
         parent=parent_architecture(parent.route, feasible.space.base),
         parent_loss=replayed.parent_loss,
-        blocks=read(path.read_text(encoding="utf-8"), str(path)),
+        blocks=from_csv(path.read_text(encoding="utf-8"), str(path)),
     )
 
 

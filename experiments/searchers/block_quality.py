@@ -5,8 +5,7 @@ from scipy.stats import spearmanr
 
 from experiments.searchers.replay import Entry
 from nas.searchers.strategy import SearchProblem
-from nas.searchers.trellis.features import features_of
-from nas.searchers.trellis.surrogate import fit
+from nas.searchers.surrogate import features_of, fit
 from search_spaces.notation import Member
 from search_spaces.optima.stages import Floats, stages_of
 

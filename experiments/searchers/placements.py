@@ -18,7 +18,7 @@ from costmodel.protocols import load_pricer
 from experiments.searchers.table import scored_blocks
 from nas.conversion.parent import load_parent
 from nas.searchers.draws import Draws
-from nas.searchers.trellis.features import half_forms, smooth_covariance
+from nas.searchers.surrogate import smooth_covariance, sub_layer_forms
 from search_spaces.budget.feasible import FeasibleSpace, within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.notation import Member, placement
@@ -26,7 +26,7 @@ from search_spaces.optima.optima import frontier, member_of_optimum
 from search_spaces.optima.stages import Scores, Stages, stages_of
 from search_spaces.space import load_space
 
-NOISES = (0.02, 0.1, 0.5)  # nats a half layer: below most scores, like them, above most
+NOISES = (0.02, 0.1, 0.5)  # nats a sub-layer: below most scores, like them, above most
 SMOOTHNESS = 4.0  # layers over which noise is alike
 TRIES = 50  # noisy scores for a placement, of which none has an optimum that is new in its slice
 
@@ -50,7 +50,7 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
     priced = price_space(load_space(settings.space), load_pricer("published"), settings.seq_len)
     feasible = within_budget(priced, budget)
     stages, parent = stages_of(feasible), load_parent(settings.parent).model.architecture
-    scores = scored_blocks(settings.parent, stages.layers, "proxy", "stdlib").on(stages, parent)
+    scores = scored_blocks(settings.parent, stages.layers, "proxy", "stdlib").by_layer(stages, parent).sum(axis=0)
     for member in placements(feasible, stages, scores, settings.num, np.random.default_rng(settings.seed)):
         console.print(f"- {placement(member.architecture)}")
 
@@ -79,9 +79,9 @@ def placements(
 
 
 def smooth_noise(stages: Stages, rng: np.random.Generator) -> Scores:
-    """Noise of unit variance for every form of every half layer, smooth over depth, added up over both halves."""
+    """Noise of unit variance for every form of every sub-layer, smooth over depth, added up over both of a layer."""
     depth = len(stages.steps)
     root = np.linalg.cholesky(smooth_covariance(depth, SMOOTHNESS))
-    halves = [half_forms(layer) for layer in stages.layers]
-    known = {half: root @ rng.normal(size=depth) for half in dict.fromkeys(one for both in halves for one in both)}
-    return np.array([sum(known[half] for half in both) for both in halves]).T
+    pairs = [sub_layer_forms(layer) for layer in stages.layers]
+    noise = {form: root @ rng.normal(size=depth) for form in dict.fromkeys(form for pair in pairs for form in pair)}
+    return np.array([sum(noise[form] for form in pair) for pair in pairs]).T

@@ -15,8 +15,7 @@ import numpy as np
 from experiments.trainings import Rung
 from nas.run.ledger import Status
 from nas.run.pareto import Point, hypervolume, nondominated
-from nas.searchers.registry import searcher_of
-from nas.searchers.strategy import SearchProblem
+from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study.early_stop import dominated_at_rung
 from nas.study.finalists import Result
 from nas.study.schedule import TrialSchedule

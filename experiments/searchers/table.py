@@ -13,13 +13,12 @@ from rich.console import Console
 
 from costmodel.config.schema import decode
 from experiments.trainings import DATA, Ended, Job, Plan, Variant, train_all
-from nas.blocks.halves import BlockScores, written
-from nas.blocks.library import block_scores
 from nas.conversion.parent import BUILTIN, load_parent
 from nas.corpus.corpus import prepare
 from nas.recipe.recipe import SCALES, ScaleName
+from nas.searchers.block_scores import BlockScores, to_csv
 from nas.storage import RUNS, locked, replace_file
-from nas.study.blocks import BLOCKS_FILE
+from nas.study.blocks import BLOCKS_FILE, block_scores
 from search_spaces.architecture import Layer
 from search_spaces.notation import placement
 from search_spaces.space import SearchSpace, load_space, members
@@ -68,7 +67,7 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
             ended = train_all(plan_of(settings, part_name), folder, console)
             if not (DATA / part.blocks).exists():
                 scores = scored_blocks(part.parent_name, table_space(part).layers, settings.scale, settings.data)
-                replace_file(folder / BLOCKS_FILE, written(scores))
+                replace_file(folder / BLOCKS_FILE, to_csv(scores))
                 console.print(f"scores of the parent's blocks: {folder / BLOCKS_FILE}", soft_wrap=True)
         console.print(summary(part_name, part, ended))
 

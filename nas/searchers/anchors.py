@@ -1,4 +1,4 @@
-"""What a search begins with: known rows, and the cheapest forms that keep a little of each kind.
+"""What a search begins with: known rows and trainings, and the cheapest forms that keep a little of each kind.
 
 Attention and ReLU FFNs stay in the first layers and go from the deepest, where the papers' `_ip` rows remove them
 (arXiv 2410.13060), and where the builtin parent misses them least: without its first FFN its loss rises by 6.6 nats,
@@ -8,11 +8,14 @@ Norms are frozen in training rather than absent, where the space has them: they 
 most of the training has them.
 """
 
+import csv
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from costmodel.protocols.published_rows import published_rows
 from nas.searchers.draws import IDLE_SHARE
+from nas.searchers.strategy import Trained
 from search_spaces.architecture import Attention, Layer, Norm
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import cheapest, most_expensive, price_of
@@ -22,6 +25,8 @@ from search_spaces.space import SearchSpace, contains, member_of
 
 MOST_ANCHORS = 9  # the rest of the default trials, a third, are offspring
 MOST_SHALLOW = 5  # of those, with fewer layers, each whole
+TRAININGS_FILE = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy-trainings.csv"
+TOKENS = 327_680  # that each of those was trained on
 FOLDING_NORMS: tuple[Norm, ...] = ("frozen-layernorm", "none")  # best first; the first that the space has
 
 
@@ -30,6 +35,25 @@ def published_members(space: SearchSpace) -> tuple[Member, ...]:
     notations = [row.notation for row in published_rows() if row.num_layers == space.base.num_layers]
     members = [parse(notation, space.base) for notation in dict.fromkeys(notations)]
     return tuple(member for member in members if contains(space, member))
+
+
+def known_trainings(space: SearchSpace, parent_loss: float) -> tuple[Trained, ...]:
+    """Trainings from the builtin parent that come with the package, of layers that a space of its dimensions has.
+
+    They are the table of the benchmark of searchers, placements by hand, and what a longer search trained, all by the
+    evaluation of a default search, on another corpus; so they are kept as nats over what the parent loses. None is a
+    result of a run, or on its front: they tell a searcher what layers are worth, and what to begin with.
+
+    parent_loss: nats, on the corpus of a run.
+    """
+    layers = set(space.layers)
+    with TRAININGS_FILE.open(newline="", encoding="utf-8") as file:
+        rows = [(parse(row["notation"], space.base), float(row["nats_over_parent"])) for row in csv.DictReader(file)]
+    return tuple(
+        Trained(member=member, latency_s=0.0, log_perplexity=parent_loss + over)
+        for member, over in rows
+        if layers.issuperset(member.architecture.layers)
+    )
 
 
 def anchors(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member]:
@@ -100,7 +124,7 @@ def _spread(feasible: FeasibleSpace, chosen: Sequence[Member], members: Sequence
     spread, left = list(chosen), list(members)
 
     def gap(member: Member) -> float:
-        return min((abs(prices[member] - prices[one]) for one in spread), default=prices[member])
+        return min((abs(prices[member] - prices[other]) for other in spread), default=prices[member])
 
     while left and len(spread) < most:
         spread.append(max(left, key=gap))

@@ -1,16 +1,30 @@
-"""What a searcher is: a pure function from a generator and results to the members of the next generation."""
+"""Searchers: pure functions from a generator and results to the members of the next generation; and their names."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
-from nas.blocks.halves import BlockScores
+from costmodel.errors import UserError
 from nas.run.pareto import Point
+from nas.searchers.block_scores import BlockScores
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member
+
+SEARCHERS: dict[str, str] = {  # by module and class, imported when they are first wanted
+    "trellis": "nas.searchers.trellis:Trellis",
+    "evolution": "nas.searchers.evolution:Evolution",
+    "stratified": "nas.searchers.uniform:Stratified",
+    "uniform": "nas.searchers.uniform:Uniform",
+    "cheapest-first": "nas.searchers.uniform:CheapestFirst",
+    "nsga2": "nas.searchers.optuna_samplers:Nsga2",
+    "tpe": "nas.searchers.optuna_samplers:Tpe",
+    "gp": "nas.searchers.optuna_samplers:GaussianProcess",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,5 +78,34 @@ class Strategy(ABC):
 
 
 def points_of(trained: Sequence[Trained]) -> list[tuple[Member, Point]]:
-    """Those that completed, with their points."""
-    return [(one.member, (one.latency_s, one.log_perplexity)) for one in trained if one.log_perplexity is not None]
+    """The members that completed, with their points."""
+    return [
+        (training.member, (training.latency_s, training.log_perplexity))
+        for training in trained
+        if training.log_perplexity is not None
+    ]
+
+
+def check_searcher(name: str) -> None:
+    """Raises UserError unless this is a name of `SEARCHERS` or has the form `module:Class`, which is not imported."""
+    if name not in SEARCHERS and ":" not in name:
+        raise UserError(
+            f"--searcher must be one of {', '.join(SEARCHERS)}, or module:Class of your own, but got {name!r:.80}."
+        )
+
+
+def searcher_of(name: str) -> Callable[[SearchProblem], Strategy]:
+    """The class of a name. Raises UserError as `check_searcher`, or if it is no `Strategy`."""
+    check_searcher(name)
+    searcher = _loaded(SEARCHERS.get(name, name))
+    if not (isinstance(searcher, type) and issubclass(searcher, Strategy)):
+        raise UserError(f"--searcher {name!r:.80} must be a subclass of nas.searchers.strategy.Strategy, but is not.")
+    return searcher
+
+
+def _loaded(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"--searcher {path!r:.80} cannot be loaded: {error}.") from None

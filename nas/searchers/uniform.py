@@ -40,7 +40,7 @@ class Uniform(Strategy):
 
 
 @final
-class Ladder(Strategy):
+class CheapestFirst(Strategy):
     """The cheapest member whose deployed form is new, then the next, up to the budget."""
 
     def __init__(self, problem: SearchProblem) -> None:

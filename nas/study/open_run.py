@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from costmodel.errors import UserError
-from nas.blocks.halves import BlockScores
 from nas.conversion.parent import BUILTIN, Parent
 from nas.corpus.corpus import Corpus
 from nas.corpus.ngram_baseline import ngram_baseline
@@ -20,10 +19,9 @@ from nas.run import ledger
 from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import Meta, read_meta
 from nas.run.ledger import Record, architecture_of
-from nas.searchers.anchors import anchors, published_members
-from nas.searchers.known_trainings import TOKENS, known_trainings
-from nas.searchers.registry import searcher_of
-from nas.searchers.strategy import SearchProblem, Trained
+from nas.searchers.anchors import TOKENS, anchors, known_trainings, published_members
+from nas.searchers.block_scores import BlockScores
+from nas.searchers.strategy import SearchProblem, Trained, searcher_of
 from nas.study.parent import parent_result
 from nas.study.schedule import Proposal, TrialSchedule
 from nas.study.trials import Trials, TrialSetting

@@ -8,7 +8,7 @@ from costmodel.data_range import describe
 from nas.recipe.recipe import SCALES
 from nas.run.config import StudyConfig
 from nas.run.folder import read_meta, run_pricer, run_space
-from nas.searchers.registry import check_searcher, searcher_of
+from nas.searchers.strategy import check_searcher, searcher_of
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace, format_budget, format_price, num_deployed, within_budget
 from search_spaces.budget.priceable import priceable

@@ -10,7 +10,7 @@ import pytest
 from costmodel.config.strict_yaml import load_mapping
 from experiments.searchers.table import CONFIGS
 from experiments.trainings import DATA, Recorded, read_outcomes
-from nas.searchers.known_trainings import TOKENS, TRAININGS_FILE, known_trainings
+from nas.searchers.anchors import TOKENS, TRAININGS_FILE, known_trainings
 from search_spaces.notation import name_of
 from search_spaces.space import load_space
 

@@ -6,8 +6,7 @@ import pytest
 from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
 from nas.searchers.draws import IDLE_SHARE, NUM_SLICES, Draws
-from nas.searchers.registry import SEARCHERS, searcher_of
-from nas.searchers.strategy import SearchProblem
+from nas.searchers.strategy import SEARCHERS, SearchProblem, searcher_of
 from nas.study.finalists import Result
 from nas.study.schedule import GENERATION_SIZE, LAG, Proposal, TrialSchedule
 from search_spaces.bases import base_architecture
@@ -56,7 +55,9 @@ def test_proposals_do_not_depend_on_arrival_order(feasible, searcher):
     first = run(feasible, schedule(feasible, searcher), order=lambda count: 0)
     last = run(feasible, schedule(feasible, searcher), order=lambda count: count - 1)
     assert first == last
-    assert searcher == "ladder" or first != run(feasible, schedule(feasible, searcher, seed=1), order=lambda count: 0)
+    assert searcher == "cheapest-first" or first != run(
+        feasible, schedule(feasible, searcher, seed=1), order=lambda count: 0
+    )
 
 
 @pytest.mark.parametrize("searcher", list(SEARCHERS))
@@ -223,10 +224,10 @@ def test_offspring_spread_over_the_latencies(feasible):
     assert sum(slice_counts(wide, drawn)[:3]) == 0
 
 
-def test_a_ladder_climbs_from_the_cheapest_member_of_a_large_space():
+def test_cheapest_first_climbs_from_the_cheapest_member_of_a_large_space():
     priced = price_space(load_space("gpt2-small"), load_pricer(), 128, "deployed")
     feasible = within_budget(priced, Budget(latency_s=300.0))
-    members = run(feasible, schedule(feasible, "ladder", num_trials=8), order=lambda count: 0)
+    members = run(feasible, schedule(feasible, "cheapest-first", num_trials=8), order=lambda count: 0)
     prices = [price_of(priced, member).latency_s for member in members]
     assert prices == sorted(prices)
     assert prices[0] == price_of(priced, cheapest(priced)).latency_s

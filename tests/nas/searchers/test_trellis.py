@@ -7,14 +7,11 @@ import pytest
 
 from costmodel.cost import Budget
 from nas.run.pareto import hypervolume
+from nas.searchers import surrogate
 from nas.searchers.draws import Draws
 from nas.searchers.strategy import SearchProblem, Trained
-from nas.searchers.trellis import surrogate
-from nas.searchers.trellis.completion import completion, completion_weights
-from nas.searchers.trellis.features import features_of
-from nas.searchers.trellis.improvement import expected_improvement
-from nas.searchers.trellis.surrogate import SEED_NOISE, fit
-from nas.searchers.trellis.trellis import LEAST_RESULTS, Trellis
+from nas.searchers.surrogate import SEED_NOISE, features_of, fit
+from nas.searchers.trellis import LEAST_RESULTS, Trellis, completion, completion_weights, expected_improvement
 from nas.searchers.uniform import Stratified
 from search_spaces.bases import Dimensions
 from search_spaces.budget.feasible import within_budget
@@ -79,11 +76,11 @@ def test_a_fit_is_the_normal_distribution_given_the_results(features, problem):
     means = []
     for worth in worths:
         mean, covariance = features.prior(worth)
-        joint = rows @ covariance @ rows.T + posterior.misfit**2 * np.eye(12)
+        joint = rows @ covariance @ rows.T + posterior.discrepancy**2 * np.eye(12)
         gain = joint[-1, :-1] @ np.linalg.inv(joint[:-1, :-1] + SEED_NOISE**2 * np.eye(11))
         means.append((rows[-1] @ mean + gain @ (losses - rows[:-1] @ mean), joint[-1, -1] - gain @ joint[:-1, -1]))
-    outlook = posterior.outlook(rows[-1:])
-    found, deviation = float(outlook.mean[0]), float(outlook.deviation[0])
+    predicted = posterior.predict(rows[-1:])
+    found, deviation = float(predicted.mean[0]), float(predicted.deviation[0])
     assert any(found == pytest.approx(m, rel=1e-6) and deviation**2 == pytest.approx(v, rel=1e-6) for m, v in means)
 
 
@@ -109,7 +106,7 @@ def test_many_results_are_fitted_by_features_to_the_same(features, problem, monk
     ]
     assert ways[0] == pytest.approx(ways[1], rel=1e-6)
     mean, covariance = features.prior(surrogate.PAIRS[int(np.argmax(ways[0]))][0])
-    kernel = rows @ covariance @ rows.T + (fast.posterior.misfit**2 + SEED_NOISE**2) * whole
+    kernel = rows @ covariance @ rows.T + (fast.posterior.discrepancy**2 + SEED_NOISE**2) * whole
     gain = covariance @ rows.T @ np.linalg.inv(kernel)
     assert fast.posterior.mean == pytest.approx(mean + gain @ apart, abs=1e-6)
     assert fast.posterior.covariance == pytest.approx(covariance - gain @ rows @ covariance, abs=1e-8)
@@ -146,13 +143,13 @@ def test_a_member_that_came_out_as_expected_makes_others_like_it_more_certain(fe
     rng = np.random.default_rng(4)
     rows = features.rows([sample(problem.feasible.space, rng) for _ in range(6)])
     posterior = fit(features, rows[:0], [], np.zeros(0)).posterior
-    before = posterior.outlook(rows)
-    after = before.given(0)
+    before = posterior.predict(rows)
+    after = before.condition_on(0)
     assert after.mean == pytest.approx(before.mean)
     assert (after.deviation <= before.deviation + 1e-12).all()
     assert after.deviation[0] < 0.7 * before.deviation[0]
-    both = after.given(3)  # by the formula for conditional normals
-    noise = (posterior.misfit**2 + SEED_NOISE**2) * np.eye(2)
+    both = after.condition_on(3)  # by the formula for conditional normals
+    noise = (posterior.discrepancy**2 + SEED_NOISE**2) * np.eye(2)
     seen = rows[[0, 3]] @ posterior.covariance
     left = posterior.covariance - seen.T @ np.linalg.inv(seen @ rows[[0, 3]].T + noise) @ seen
     assert both.variance == pytest.approx(((rows @ left) * rows).sum(axis=1), rel=1e-9)

@@ -22,8 +22,7 @@ from ray.cluster_utils import Cluster
 from nas.run import ledger
 from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import CONFIG_FILE, read_config
-from nas.searchers.registry import searcher_of
-from nas.searchers.strategy import SearchProblem
+from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study import ray_tune
 from nas.study.nodes import question
 from nas.study.ray_tune import run_trials

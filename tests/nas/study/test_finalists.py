@@ -7,8 +7,7 @@ import pytest
 
 from costmodel.cost import Budget
 from nas.run.front import front
-from nas.searchers.registry import searcher_of
-from nas.searchers.strategy import SearchProblem
+from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study.finalists import Result, finalists, next_round
 from nas.study.schedule import LAG, Proposal, TrialSchedule
 

@@ -18,8 +18,7 @@ from nas.model.weights import deployed_weights, load_stored
 from nas.recipe.recipe import SCALES, trained_architecture
 from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import PARENT_FOLDER
-from nas.searchers.registry import searcher_of
-from nas.searchers.strategy import SearchProblem
+from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study.parent import parent_result, study_parent
 from nas.study.schedule import TrialSchedule
 from nas.study.trials import Trials, TrialSetting

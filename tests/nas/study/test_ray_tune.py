@@ -7,8 +7,7 @@ from ray import tune
 
 from nas.run import ledger
 from nas.run.config import StudyConfig, study_recipe
-from nas.searchers.registry import searcher_of
-from nas.searchers.strategy import SearchProblem
+from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study import ray_tune
 from nas.study.ray_cluster import ray_session
 from nas.study.ray_tune import run_trials

@@ -11,8 +11,7 @@ from nas.corpus.corpus import Corpus
 from nas.recipe.distillation import DistillationSchedule
 from nas.run import ledger
 from nas.run.config import StudyConfig, study_recipe
-from nas.searchers.registry import searcher_of
-from nas.searchers.strategy import SearchProblem
+from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study.open_run import proposals_of
 from nas.study.schedule import TrialSchedule
 from nas.study.trials import MAX_LOSSES, TrialEvent, Trials, TrialSetting, TrialSpec

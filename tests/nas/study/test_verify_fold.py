@@ -11,8 +11,7 @@ from nas.run import ledger
 from nas.run.config import StudyConfig, study_recipe
 from nas.run.front import found_infeasible, front
 from nas.run.ledger import deployed_of
-from nas.searchers.registry import searcher_of
-from nas.searchers.strategy import SearchProblem
+from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study.schedule import TrialSchedule
 from nas.study.trials import Trials, TrialSetting, TrialSpec
 from nas.study.verify_fold import verified_form

@@ -8,8 +8,7 @@ import pytest
 from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
 from nas.run.config import StudyConfig, study_recipe
-from nas.searchers.registry import searcher_of
-from nas.searchers.strategy import SearchProblem
+from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study import worker
 from nas.study.finalists import Result
 from nas.study.schedule import TrialSchedule

@@ -1,4 +1,4 @@
-"""Scores of half layers: against the parent with that half replaced by hand; and what is kept of them."""
+"""Scores of sub-layers: against the parent with that sub-layer replaced by hand; and what is kept of them."""
 
 import math
 from pathlib import Path
@@ -7,9 +7,6 @@ import pytest
 import torch
 
 from costmodel.errors import UserError
-from nas.blocks.halves import BlockScores, Half, halves_of, read, written
-from nas.blocks.library import block_scores, scored_tokens
-from nas.blocks.mimicry import Mimicry, mimicry_error, trained_alternatives
 from nas.conversion.linear_fit import streams_of
 from nas.conversion.parent import Parent, load_parent
 from nas.conversion.pretrained import Pretrained
@@ -22,6 +19,14 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import SCALES, from_parent, trained_architecture
+from nas.searchers.block_scores import BlockScores, SubLayer, from_csv, sub_layers_of, to_csv
+from nas.study.blocks import (
+    BlockwiseDistillation,
+    block_scores,
+    distillation_error,
+    scored_tokens,
+    trained_alternatives,
+)
 from search_spaces.architecture import Layer
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -34,7 +39,7 @@ LAYERS = [
     Layer(attention="none", norm2="none", ffn="identity", stabiliser="scaled"),
     Layer(norm1="none", attention="softmax-half", ffn="none"),
 ]
-SETTINGS = Mimicry(tokens=1024, batch=2)
+SETTINGS = BlockwiseDistillation(tokens=1024, batch=2)
 
 
 @pytest.fixture
@@ -44,7 +49,7 @@ def corpus(source_files: str) -> Corpus:
 
 @pytest.fixture
 def parent(corpus: Corpus) -> Parent:
-    """A model of random weights that are far from 0, so that every half of it matters."""
+    """A model of random weights that are far from 0, so that every sub-layer of it matters."""
     architecture = trained_architecture(parse("SM+LN+G", BASES["tiny"]).architecture, SCALES["smoke"])
     model = build(architecture, torch.Generator().manual_seed(5))
     with torch.no_grad():
@@ -57,23 +62,23 @@ def parent(corpus: Corpus) -> Parent:
     return Parent("made", Pretrained(architecture, weights, given), "digest")
 
 
-def test_halves_are_what_a_layer_is_trained_as(parent: Parent):
+def test_sub_layers_are_what_a_layer_is_trained_as(parent: Parent):
     own = parent.model.architecture
-    assert halves_of(own, 1, LAYERS[1]) == (
-        Half(1, "attention", "frozen-layernorm", "softmax"),
-        Half(1, "ffn", "layernorm", "relu"),
+    assert sub_layers_of(own, 1, LAYERS[1]) == (
+        SubLayer(1, "attention", "frozen-layernorm", "softmax"),
+        SubLayer(1, "ffn", "layernorm", "relu"),
     )
-    assert halves_of(own, 0, LAYERS[2]) == (
-        Half(0, "attention", "none", "none"),
-        Half(0, "ffn", "frozen-layernorm", "fused"),  # a norm that goes is frozen on the way
+    assert sub_layers_of(own, 0, LAYERS[2]) == (
+        SubLayer(0, "attention", "none", "none"),
+        SubLayer(0, "ffn", "frozen-layernorm", "fused"),  # a norm that goes is frozen on the way
     )
 
 
-def test_scores_are_of_the_parent_with_one_half_replaced(parent: Parent, corpus: Corpus):
+def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent: Parent, corpus: Corpus):
     scores = block_scores(parent, LAYERS, corpus, SETTINGS).divergences
     own = parent.model.architecture
     assert {half for half, value in scores.items() if value == 0} == {
-        half for depth in range(2) for half in halves_of(own, depth, LAYERS[0])
+        half for depth in range(2) for half in sub_layers_of(own, depth, LAYERS[0])
     }
     model, tokens = parent.decoder(), scored_tokens(corpus, own.context)
     with torch.no_grad():
@@ -81,27 +86,29 @@ def test_scores_are_of_the_parent_with_one_half_replaced(parent: Parent, corpus:
         setattr(model.layers[1], "attention", None)  # noqa: B010
         without = model(tokens).logits.log_softmax(-1)
     expected = (predicted.exp() * (predicted - without)).sum(-1).mean()
-    assert scores[Half(1, "attention", "none", "none")] == pytest.approx(float(expected), rel=1e-3)
+    assert scores[SubLayer(1, "attention", "none", "none")] == pytest.approx(float(expected), rel=1e-3)
 
 
 def test_training_brings_alternatives_nearer_to_the_parents_layer(parent: Parent, corpus: Corpus):
-    half = Half(0, "ffn", "layernorm", "relu")
+    half = SubLayer(0, "ffn", "layernorm", "relu")
     tokens = scored_tokens(corpus, parent.model.architecture.context)
     read_stream, left, *_ = streams_of(parent.decoder(), tokens)
     errors = []
     for rate in (0.0, 1e-3):
-        settings = Mimicry(tokens=16_384, batch=4, learning_rate=rate)
+        settings = BlockwiseDistillation(tokens=16_384, batch=4, learning_rate=rate)
         (alternative,) = trained_alternatives(parent, [half], corpus, settings, lambda share: None)
         with torch.no_grad():
             made, _ = alternative.model.layers[0](read_stream, False)
-        errors.append(float(mimicry_error(made, read_stream, left)))
+        errors.append(float(distillation_error(made, read_stream, left)))
     assert errors[1] < 0.9 * errors[0]
 
 
 def test_a_linear_in_place_of_an_ffn_is_better_than_none(parent: Parent, corpus: Corpus):
     scores = block_scores(parent, LAYERS, corpus, SETTINGS).divergences
     for depth in range(2):
-        assert scores[Half(depth, "ffn", "frozen-layernorm", "fused")] < scores[Half(depth, "ffn", "none", "none")]
+        assert (
+            scores[SubLayer(depth, "ffn", "frozen-layernorm", "fused")] < scores[SubLayer(depth, "ffn", "none", "none")]
+        )
 
 
 def test_scores_are_kept_beside_the_corpus(parent: Parent, corpus: Corpus):
@@ -123,23 +130,25 @@ def test_scores_are_kept_beside_the_corpus(parent: Parent, corpus: Corpus):
 
 
 def test_a_table_is_read_as_it_was_written():
-    scores = BlockScores(divergences={Half(3, "ffn", "none", "none"): 0.1 + 0.2, Half(0, "attention", "n", "f"): 0.0})
-    assert read(written(scores), "x") == scores
+    scores = BlockScores(
+        divergences={SubLayer(3, "ffn", "none", "none"): 0.1 + 0.2, SubLayer(0, "attention", "n", "f"): 0.0}
+    )
+    assert from_csv(to_csv(scores), "x") == scores
 
 
 def test_a_table_with_another_part_is_refused():
     with pytest.raises(UserError, match="must be a table of block scores, but: 'mlp'"):
-        read("depth,part,norm,form,kl_nats\n0,mlp,none,none,0.0\n", "x")
+        from_csv("depth,part,norm,form,kl_nats\n0,mlp,none,none,0.0\n", "x")
 
 
 def test_a_score_that_is_not_finite_is_refused():
     with pytest.raises(UserError, match="must be finite"):
-        BlockScores(divergences={Half(0, "ffn", "none", "none"): math.nan})
+        BlockScores(divergences={SubLayer(0, "ffn", "none", "none"): math.nan})
 
 
 def test_the_builtin_parents_halves_have_places_in_its_own_space():
     own = load_parent("builtin").model.architecture
-    assert {half.depth for layer in LAYERS for depth in range(12) for half in halves_of(own, depth, layer)} == set(
+    assert {half.depth for layer in LAYERS for depth in range(12) for half in sub_layers_of(own, depth, layer)} == set(
         range(12)
     )
 
@@ -156,5 +165,5 @@ def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(pa
         model = Decoder(made.initial_architecture)
         load_deployed(model, weights)
         with torch.no_grad():
-            errors.append(float(mimicry_error(model.layers[0](read_stream, False)[0], read_stream, left)))
+            errors.append(float(distillation_error(model.layers[0](read_stream, False)[0], read_stream, left)))
     assert errors[1] < 0.7 * errors[0]

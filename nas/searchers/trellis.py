@@ -13,13 +13,13 @@ from collections.abc import Collection, Sequence
 from typing import final
 
 import numpy as np
+from scipy.optimize import minimize
+from scipy.special import expit, ndtr
 
+from nas.run.pareto import Point
 from nas.searchers.evolution import Evolution
 from nas.searchers.strategy import SearchProblem, Strategy, Trained, points_of
-from nas.searchers.trellis.completion import completion, completion_weights
-from nas.searchers.trellis.features import features_of
-from nas.searchers.trellis.improvement import expected_improvement
-from nas.searchers.trellis.surrogate import Fit, fit
+from nas.searchers.surrogate import Fit, features_of, fit
 from search_spaces.notation import Member
 from search_spaces.optima.optima import frontier, member_of_optimum
 from search_spaces.optima.stages import Floats, stages_of
@@ -30,18 +30,19 @@ NUM_RANDOM = 16  # members drawn evenly over prices, in case all solutions agree
 LEAST_R2 = 0.3  # of results left out one by one; below it the surrogate says next to nothing
 LEAST_RESULTS = 8  # before that is asked
 KNOWN_NOISE = 0.02  # nats: of a training of before, on another corpus
+PRIOR_LOGIT = 3.0  # 19 of 20 complete
+PRIOR_DEVIATION = 5.0  # of the weights of counts per layer, and of the logit
 
 
 @final
 class Trellis(Strategy):
-    """See above."""
+    """Expected improvement of the front, over members that are optimal for draws from a posterior."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.problem, self.feasible = problem, problem.feasible
         self.stages = stages_of(problem.feasible)
         self.features = features_of(self.stages, problem)
-        known = ((one.member, one.log_perplexity) for one in problem.known)
-        self.known_losses = {member: loss for member, loss in known if loss is not None}
+        self.known_losses = {member: loss for member, (_, loss) in points_of(problem.known)}
         self.evolution = Evolution(problem)
         self.draws = self.evolution.draws
         edges = [edge for part in self.draws.slices for edge in part.latency_s_bounds]
@@ -50,71 +51,73 @@ class Trellis(Strategy):
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
     ) -> list[Member]:
-        found = self._fit(trained)
-        if not self._is_borne_out(found, trained):
+        fitted = self._fit(trained)
+        if not self._is_borne_out(fitted, trained):
             return self.evolution.propose(size, rng, seen, trained)
-        members = self._candidates(found, rng, seen)
+        members = self._candidates(fitted, rng, seen)
         if not members:
             return self.draws.filled([], size, rng, seen)
         pending = self._pending(seen, trained)
         everyone = [*members, *pending]
         latency_s = np.array([self.draws.place_of(member).latency_s for member in everyone])
-        outlook = found.posterior.outlook(self.features.rows(everyone))
+        predicted = fitted.posterior.predict(self.features.rows(everyone))
         known = np.array([self.known_losses.get(member, np.nan) for member in members] + [np.nan] * len(pending))
-        mean = np.where(np.isnan(known), outlook.mean, known)  # what was trained before comes out so again
+        mean = np.where(np.isnan(known), predicted.mean, known)  # what was trained before comes out so again
         completes = self._completion(members, trained)
         points = [point for _, point in points_of(trained)]
         for place in range(len(members), len(everyone)):
             points.append((float(latency_s[place]), float(mean[place])))
-            outlook = outlook.given(place)
+            predicted = predicted.condition_on(place)
         chosen: list[int] = []
         while len(chosen) < min(size, len(members)):
-            deviation = np.where(np.isnan(known), outlook.deviation, KNOWN_NOISE)
+            deviation = np.where(np.isnan(known), predicted.deviation, KNOWN_NOISE)
             improvement = expected_improvement(latency_s, mean, deviation, points, self.reference)
             worth = completes * improvement[: len(members)]
             worth[chosen] = -1.0
             best = int(np.argmax(worth))
             chosen.append(best)
             points.append((float(latency_s[best]), float(mean[best])))
-            outlook = outlook.given(best)
-        return self.draws.filled([members[one] for one in chosen], size, rng, seen)
+            predicted = predicted.condition_on(best)
+        return self.draws.filled([members[number] for number in chosen], size, rng, seen)
 
     def remark(self, trained: Sequence[Trained]) -> str | None:
         if len(points_of(trained)) < LEAST_RESULTS:
             return None
-        found = self._fit(trained)
+        fitted = self._fit(trained)
         others = f"all others and {len(self.problem.known)} trainings of before" if self.problem.known else "all others"
-        said = f"trellis: each result predicted from {others} with R^2 {self._r2(found):.2f}"
-        if self._is_borne_out(found, trained):
-            return said
-        return f"{said}, too little: members were bred from the front instead"
+        quality = f"trellis: each result predicted from {others} with R^2 {self._r2(fitted):.2f}"
+        if self._is_borne_out(fitted, trained):
+            return quality
+        return f"{quality}, too little: members were bred from the front instead"
 
     def _fit(self, trained: Sequence[Trained]) -> Fit:
-        results = [*self.problem.known, *trained]
-        members = [one.member for one in results if one.log_perplexity is not None]
-        losses = np.array([one.log_perplexity for one in results if one.log_perplexity is not None])
+        completed = points_of([*self.problem.known, *trained])
+        members, losses = [member for member, _ in completed], np.array([loss for _, (_, loss) in completed])
         numbers: dict[Member, int] = {}
         of_member = [numbers.setdefault(member, len(numbers)) for member in members]
         rows = self.features.rows(members) if members else np.zeros((0, 0))
         return fit(self.features, rows, of_member, losses)
 
     def _pending(self, seen: Collection[Member], trained: Sequence[Trained]) -> list[Member]:
-        """What is in training, in a fixed order."""
-        pending = set(seen).difference(one.member for one in trained)
-        return sorted((one for one in pending if self.draws.place_of(one).fits), key=repr)
+        """Members that are in training, in a fixed order."""
+        pending = set(seen).difference(training.member for training in trained)
+        return sorted((member for member in pending if self.draws.place_of(member).fits), key=repr)
 
-    def _candidates(self, found: Fit, rng: np.random.Generator, seen: Collection[Member]) -> list[Member]:
+    def _candidates(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member]) -> list[Member]:
         """Members that may be trained, each deployed form once."""
-        members = [*self.problem.anchors, *(one.member for one in self.problem.known)]
+        members = [*self.problem.anchors, *(training.member for training in self.problem.known)]
         if self.problem.known and not any(map(self.feasible.fits, seen)):  # baselines are beyond the budget
             return self._drawn(self.draws.new_of(members, seen))
         depth, recipes = len(self.stages.steps), self.feasible.space.recipes
-        for weights in found.posterior.draws(NUM_DRAWS, rng):
+        for weights in fitted.posterior.draws(NUM_DRAWS, rng):
             kept = rng.integers(1, depth + 1, size=2)
             recipe = recipes[int(rng.integers(len(recipes)))]
             optima = frontier(self.stages, self.features.additive(weights, list(kept)))
-            drawn = [one for one in optima if self.draws.slice_at(one.cost) is not None]
-            members += [member_of_optimum(self.stages, one, entropy_regularised=recipe) for one in drawn]
+            members += [
+                member_of_optimum(self.stages, optimum, entropy_regularised=recipe)
+                for optimum in optima
+                if self.draws.slice_at(optimum.cost) is not None
+            ]
         members += self.draws.filled([], NUM_RANDOM, rng, seen)
         return self._drawn(self.draws.new_of(members, seen))
 
@@ -125,19 +128,69 @@ class Trellis(Strategy):
         results = [*self.problem.known, *trained]
         if not results:
             return np.ones(len(members))
-        ended = [one.member for one in results]
-        completed = np.array([float(one.log_perplexity is not None) for one in results])
-        return completion(self._counts(members), completion_weights(self._counts(ended), completed))
+        completed = np.array([float(training.log_perplexity is not None) for training in results])
+        weights = completion_weights(self._counts([training.member for training in results]), completed)
+        return completion(self._counts(members), weights)
 
     def _counts(self, members: Sequence[Member]) -> Floats:
         """Members x (1, and per layer: live norms, attentions, nonlinear FFNs)."""
-        layers = self.stages.numbered([one.architecture.layers for one in members])
+        layers = self.stages.numbered([member.architecture.layers for member in members])
         kept = self.features.is_kept[layers].mean(axis=1)
         return np.column_stack([np.ones(len(members)), self.features.live_norms[layers].mean(axis=1), kept])
 
-    def _r2(self, found: Fit) -> float:
-        """Of this search's own results."""
-        return found.r2(len(self.problem.known))
+    def _r2(self, fitted: Fit) -> float:
+        """How much of the results of this search alone is predicted."""
+        return fitted.r2(len(self.problem.known))
 
-    def _is_borne_out(self, found: Fit, trained: Sequence[Trained]) -> bool:
-        return len(points_of(trained)) < LEAST_RESULTS or self._r2(found) >= LEAST_R2
+    def _is_borne_out(self, fitted: Fit, trained: Sequence[Trained]) -> bool:
+        return len(points_of(trained)) < LEAST_RESULTS or self._r2(fitted) >= LEAST_R2
+
+
+def expected_improvement(
+    latency_s: Floats, mean: Floats, deviation: Floats, points: Sequence[Point], reference: Point
+) -> Floats:
+    """Expected hypervolume that each candidate adds to the front of the points, seconds x nats, in closed form.
+
+    A point of loss y at price t adds the area between y and the staircase of the front, from t to the reference. So
+    its expectation is a sum, over the steps of the staircase beyond t, of their width times the expected improvement
+    on their height.
+
+    Source: Emmerich, Giannakoglou and Naujoks 2006, https://doi.org/10.1109/TEVC.2005.859463, for expected hypervolume
+    improvement; Jones, Schonlau and Welch 1998, https://doi.org/10.1023/A:1008306431147, for the term of a step.
+    """
+    inside = sorted(point for point in points if point[0] < reference[0] and point[1] < reference[1])
+    steps = np.array([(0.0, reference[1]), *inside])
+    lowest = np.minimum.accumulate(steps[:, 1])
+    steps = steps[np.append(True, lowest[1:] < lowest[:-1])]  # of many points few are on the front
+    edges, heights = np.append(steps[:, 0], reference[0]), steps[:, 1]
+    begins, ends = edges[:-1], edges[1:]
+    widths = (ends - np.maximum(begins, latency_s[:, None])).clip(min=0)  # candidates x steps
+    gaps = heights - mean[:, None]
+    scaled = gaps / deviation[:, None]
+    density = np.exp(-(scaled**2) / 2) / np.sqrt(2 * np.pi)
+    expected: Floats = (widths * (gaps * ndtr(scaled) + deviation[:, None] * density)).sum(axis=1)
+    return expected
+
+
+def completion_weights(counts: Floats, completed: Floats) -> Floats:
+    """The most probable weights of a logistic regression, towards what usually happens.
+
+    counts: results x counts, the first of them 1. completed: 1 or 0.
+    """
+    centre = np.zeros(counts.shape[1])
+    centre[0] = PRIOR_LOGIT
+    signs = 2 * completed - 1
+
+    def loss(weights: Floats) -> tuple[float, Floats]:
+        apart, logits = weights - centre, signs * (counts @ weights)
+        slope = apart / PRIOR_DEVIATION**2 - counts.T @ (signs * expit(-logits))
+        return float(np.logaddexp(0, -logits).sum() + apart @ apart / 2 / PRIOR_DEVIATION**2), slope
+
+    weights: Floats = minimize(loss, centre, jac=True).x
+    return weights
+
+
+def completion(counts: Floats, weights: Floats) -> Floats:
+    """The probability that each completes."""
+    likely: Floats = expit(counts @ weights)
+    return likely

@@ -1,1 +1,0 @@
-"""What every block of a parent is worth: each alternative of each half layer, alone in the parent's place."""

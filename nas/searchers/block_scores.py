@@ -1,0 +1,84 @@
+"""Sub-layers, attention or an FFN with the norm before it, and what each does to a parent by itself.
+
+Forms that start as the same function and train alike share a score: a softmax with and without temperature, a leaky
+ReLU and a ReLU, one linear and two, an FFN with and without learned scalars.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from costmodel.errors import UserError
+from nas.recipe.distillation import student_architecture
+from search_spaces.architecture import Architecture, Layer
+from search_spaces.optima.stages import Floats, Stages
+
+Part = Literal["attention", "ffn"]
+PARTS: dict[str, Part] = {"attention": "attention", "ffn": "ffn"}
+
+ALIKE = {"softmax-temperature": "softmax", "leaky-relu": "relu", "identity": "fused"}
+
+
+class SubLayer(NamedTuple):
+    """A form of a sub-layer at one depth. norm, form: as in `Layer`."""
+
+    depth: int
+    part: Part
+    norm: str
+    form: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockScores:
+    """divergences: KL(parent || parent with that sub-layer in place of its own), nats per token; 0 for its own.
+
+    Raises UserError for one that is not finite.
+    """
+
+    divergences: Mapping[SubLayer, float]
+
+    def __post_init__(self) -> None:
+        if odd := [sub_layer for sub_layer, value in self.divergences.items() if not math.isfinite(value)]:
+            raise UserError(f"block scores must be finite, but that of {odd[0]} is {self.divergences[odd[0]]}.")
+
+    def by_layer(self, stages: Stages, parent: Architecture) -> Floats:
+        """Part x depth x layer of a space. Raises KeyError for a sub-layer without a score."""
+        pairs = [[sub_layers_of(parent, depth, layer) for layer in stages.layers] for depth in range(len(stages.steps))]
+        return np.array(
+            [[[self.divergences[pair[part]] for pair in of_depth] for of_depth in pairs] for part in range(2)]
+        )
+
+
+def sub_layers_of(parent: Architecture, depth: int, layer: Layer) -> tuple[SubLayer, SubLayer]:
+    """The sub-layers that a layer is trained as, on the way from a parent."""
+    alone = replace(parent, layers=(layer,)), replace(parent, layers=(parent.layers[depth],))
+    (trained,) = student_architecture(*alone, spread=False).layers
+    return (
+        SubLayer(depth, "attention", trained.norm1, ALIKE.get(trained.attention, trained.attention)),
+        SubLayer(depth, "ffn", trained.norm2, ALIKE.get(trained.ffn, trained.ffn)),
+    )
+
+
+def to_csv(scores: BlockScores) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([*SubLayer._fields, "kl_nats"])
+    table.writerows([*sub_layer, repr(value)] for sub_layer, value in sorted(scores.divergences.items()))
+    return text.getvalue()
+
+
+def from_csv(text: str, name: str) -> BlockScores:
+    """Reads what `to_csv` wrote. Raises UserError, naming the file, if it is damaged."""
+    try:
+        divergences = {
+            SubLayer(int(row["depth"]), PARTS[row["part"]], row["norm"], row["form"]): float(row["kl_nats"])
+            for row in csv.DictReader(io.StringIO(text))
+        }
+        return BlockScores(divergences=divergences)
+    except (KeyError, TypeError, ValueError, UserError) as error:
+        raise UserError(f"{name} must be a table of block scores, but: {error}; delete it to make it anew.") from None
