@@ -4,9 +4,11 @@ Source: google/sentencepiece, src/sentencepiece_model.proto; field numbers of th
 """
 
 import struct
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from costmodel.errors import UserError
@@ -28,10 +30,9 @@ def to_json(model: bytes) -> str:
     Raises UserError if it is damaged, or of another algorithm or normalisation.
     """
     try:
-        fields = list(_fields(model))
-        pieces = [_piece(value) for number, value in fields if number == 1]
-        trainer, normaliser = (dict(_fields(dict(fields)[number])) for number in (2, 3))
-    except (LookupError, UnicodeDecodeError, TypeError, struct.error):
+        pieces = [_piece(field.data) for field in _all_fields(model) if field.field_number == 1]
+        trainer, normaliser = (_fields(_fields(model)[number]) for number in (2, 3))
+    except (DecodeError, LookupError, UnicodeDecodeError, TypeError, AttributeError, struct.error):
         raise UserError("it must be a whole SentencePiece model.") from None
     if trainer.get(3) != BPE or normaliser.get(1) != b"identity" or normaliser.get(3, 1):
         raise UserError("it must be a SentencePiece model of type BPE, without normalisation and leading space.")
@@ -59,36 +60,15 @@ def _merges(pieces: list[Piece]) -> list[tuple[str, str]]:
 
 
 def _piece(message: bytes) -> Piece:
-    fields = dict(_fields(message))
-    (score,) = struct.unpack("<f", fields.get(2, bytes(4)))
+    fields = _fields(message)
+    (score,) = struct.unpack("<f", struct.pack("<I", fields.get(2, 0)))
     return Piece(fields[1].decode("utf-8"), score, fields.get(3, NORMAL))
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of the fields of a protocol buffer: an integer, or the bytes of anything else.
-
-    Source: https://protobuf.dev/programming-guides/encoding/
-    """
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        number, wire = tag >> 3, tag & 7
-        if wire == 0:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        size, at = _varint(message, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
-        if at + size > len(message):
-            raise IndexError(at)
-        yield number, message[at : at + size]
-        at += size
+def _fields(message: bytes) -> dict[int, Any]:
+    """The last value of every field of a message of another schema, by number: an integer, or bytes."""
+    return {field.field_number: field.data for field in _all_fields(message)}
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value, at
+def _all_fields(message: bytes) -> UnknownFieldSet:
+    return UnknownFieldSet(Empty.FromString(message))
