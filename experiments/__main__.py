@@ -3,15 +3,17 @@
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from rich.console import Console
 
 from costmodel.config import cli
+from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from experiments import driver, fidelity, link_seconds, pricing, seconds, step_cost, throughput
 from experiments.papers import run as papers
+from experiments.papers.settings import Settings as PaperSettings
 from experiments.searchers import benchmark, exact_programs, placements, table
 from nas.recipe.recipe import ScaleName
 from nas.report.terminal import table_console
@@ -20,20 +22,27 @@ CONFIGS = Path(__file__).parent / "configs"
 ALL = "all"  # every experiment on the papers
 PAPER = "paper"  # their kind
 
-# kind, as an experiment's YAML states it -> (settings of the experiment, console) -> nothing
-KINDS: dict[str, Callable[[str, dict[str, Any], Console], None]] = {
-    "driver": driver.run,
-    "exact-programs": exact_programs.run,
-    "fidelity": fidelity.run,
-    "link-seconds": link_seconds.run,
-    PAPER: papers.run,
-    "pricing": pricing.run,
-    "search-benchmark": benchmark.run,
-    "seconds": seconds.run,
-    "table": table.run,
-    "table-placements": placements.run,
-    "throughput": throughput.run,
-    "step-cost": step_cost.run,
+
+class Kind(NamedTuple):
+    """settings: what the YAML of an experiment is decoded to, which `run` takes with the experiment's name."""
+
+    settings: type
+    run: Callable[[str, Any, Console], None]
+
+
+KINDS: dict[str, Kind] = {  # as an experiment's YAML states it
+    "driver": Kind(driver.Settings, driver.run),
+    "exact-programs": Kind(exact_programs.Settings, exact_programs.run),
+    "fidelity": Kind(fidelity.Settings, fidelity.run),
+    "link-seconds": Kind(link_seconds.Settings, link_seconds.run),
+    PAPER: Kind(PaperSettings, papers.run),
+    "pricing": Kind(pricing.Settings, pricing.run),
+    "search-benchmark": Kind(benchmark.Settings, benchmark.run),
+    "seconds": Kind(seconds.Settings, seconds.run),
+    "table": Kind(table.Settings, table.run),
+    "table-placements": Kind(placements.Settings, placements.run),
+    "throughput": Kind(throughput.Settings, throughput.run),
+    "step-cost": Kind(step_cost.Settings, step_cost.run),
 }
 
 
@@ -49,6 +58,17 @@ def list_experiments() -> None:
         print(f"{name}: {path.read_text().splitlines()[0].lstrip('# ')}")
 
 
+def kind_of(name: str) -> str:
+    """The kind of an experiment."""
+    return str(load_mapping(definitions()[name])["kind"])
+
+
+def settings_of(name: str, **changes: Any) -> Any:
+    """The settings of an experiment, with other values of some keys. Raises UserError for bad ones."""
+    data = load_mapping(definitions()[name]) | changes
+    return decode(KINDS[data.pop("kind")].settings, data, f"experiment {name}")
+
+
 def run(name: str, scale: ScaleName | None = None) -> None:
     """Runs an experiment; a run that was stopped goes on where it was.
 
@@ -56,18 +76,17 @@ def run(name: str, scale: ScaleName | None = None) -> None:
         name: one of `python -m experiments list`, or `all` for every one on the papers.
         scale: how large, how long and how fast candidates are trained; by default the experiment's own.
     """
-    found = {each: load_mapping(path) for each, path in definitions().items()}
-    if name not in found and name != ALL:
+    names = list(definitions())
+    if name not in names and name != ALL:
         raise UserError(
-            f"experiment must be one of {', '.join(found)} or {ALL}, but got {name!r}{_nearest(name, found)}"
+            f"experiment must be one of {', '.join(names)} or {ALL}, but got {name!r}{_nearest(name, names)}"
         )
-    kinds = {each: data.pop("kind") for each, data in found.items()}
-    settings = {each: data | ({"scale": scale} if scale else {}) for each, data in found.items()}
+    changes = {"scale": scale} if scale else {}
     console = table_console()
     if name == ALL:
-        papers.run_all({each: data for each, data in settings.items() if kinds[each] == PAPER}, console)
+        papers.run_all({name: settings_of(name, **changes) for name in names if kind_of(name) == PAPER}, console)
     else:
-        KINDS[kinds[name]](name, settings[name], console)
+        KINDS[kind_of(name)].run(name, settings_of(name, **changes), console)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

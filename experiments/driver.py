@@ -9,21 +9,17 @@ only the trainings are not real.
 """
 
 import math
-import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from costmodel.config.schema import decode
 from costmodel.errors import UserError
+from experiments.bars import Figure, cpu_s, figure_table, fresh_process
 from nas.api import load_run
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import candidate_id, trial_id
@@ -42,6 +38,7 @@ from search_spaces.deployed import deployed
 from search_spaces.notation import Member, name_of, placement
 
 NUM_RUNGS = 3
+SECONDS = "{:.2f} s"
 CORPUS = Corpus(
     folder="made-up",
     data="stdlib",
@@ -80,19 +77,15 @@ class Settings:
                 raise UserError(f"`trials` must be a multiple of {GENERATION_SIZE}, but got {bars.trials}.")
 
 
-def run(name: str, data: dict[str, Any], console: Console) -> None:
+def run(name: str, settings: Settings, console: Console) -> None:
     """Makes each run, times it and prints seconds beside bars."""
-    settings = decode(Settings, data, f"experiment {name}")
-    table = Table(title=f"seconds of the driver, {settings.searcher} on {settings.space}, {settings.budget_latency}")
-    for column in ("trials", "records", "MB", "set-up", "load", "first generation", "the next one", "plot"):
-        table.add_column(column, justify="right")
     for bars in settings.bars:
-        table.add_row(*measured(settings, bars))
-    console.print(table)
+        figures = measured(settings, bars)
+        console.print(figure_table(f"the driver: {settings.searcher} on {settings.space}, CPU seconds", figures))
 
 
-def measured(settings: Settings, bars: Bars) -> list[str]:
-    """The cells of a row."""
+def measured(settings: Settings, bars: Bars) -> list[Figure]:
+    """Makes one run and times what drives it."""
     config = StudyConfig(
         budget_latency=settings.budget_latency,
         space=settings.space,
@@ -107,23 +100,21 @@ def measured(settings: Settings, bars: Bars) -> list[str]:
     feasible = price_study(config).feasible
     searcher_of(settings.searcher)  # imported
     with tempfile.TemporaryDirectory(prefix="nas-driver-") as folder:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as maker:  # who resumes a run did not make it
+        with fresh_process() as maker:  # who resumes a run did not make it
             records, meta = maker.submit(make_run, Path(folder), config, feasible, bars.trials).result()
         size_mb = (Path(folder) / ledger.FILE_NAME).stat().st_size / 1e6
         with tempfile.TemporaryDirectory(prefix="nas-driver-") as empty:
-            setup_s = timed(lambda: open_trials(config, feasible, CORPUS, meta, Path(empty)))
+            setup_s = cpu_s(lambda: open_trials(config, feasible, CORPUS, meta, Path(empty)))
         load_s, first_s, propose_s = timed_resume(Path(folder), config, feasible, meta)
-        plot_s = None if bars.plot_s is None else timed(lambda: load_run(folder).plot())
-    return [
-        f"{bars.trials:,}",
-        f"{records:,}",
-        f"{size_mb:.0f}",
-        f"{setup_s:.2f} s",
-        beside(load_s - setup_s, bars.load_s),
-        f"{first_s:.2f} s",
-        beside(propose_s, bars.propose_s),
-        beside(plot_s, bars.plot_s),
+        plot_s = None if bars.plot_s is None else cpu_s(lambda: load_run(folder).plot())
+    run_name = f"{bars.trials:,} trials, {records:,} records, {size_mb:.0f} MB"
+    figures = [
+        Figure(f"{run_name}: set-up", setup_s, SECONDS),
+        Figure(f"{run_name}: load", load_s - setup_s, SECONDS, most=bars.load_s),
+        Figure(f"{run_name}: first generation", first_s, SECONDS),
+        Figure(f"{run_name}: the next one", propose_s, SECONDS, most=bars.propose_s),
     ]
+    return figures if plot_s is None else [*figures, Figure(f"{run_name}: plot", plot_s, SECONDS, most=bars.plot_s)]
 
 
 def timed_resume(folder: Path, config: StudyConfig, feasible: FeasibleSpace, meta: Meta) -> tuple[float, float, float]:
@@ -151,19 +142,6 @@ def timed_resume(folder: Path, config: StudyConfig, feasible: FeasibleSpace, met
     seen = frozenset(proposal.member for proposal in schedule.proposals)
     timed_propose(GENERATION_SIZE, np.random.default_rng(config.seed), seen, schedule.trained())
     return whole_s - taken_s[0], taken_s[0], taken_s[1]
-
-
-def timed(work: Callable[[], object]) -> float:
-    begin_s = time.process_time()
-    work()
-    return time.process_time() - begin_s
-
-
-def beside(seconds: float | None, bar_s: float | None) -> str:
-    """Seconds and their bar."""
-    if seconds is None or bar_s is None:
-        return "-"
-    return f"{seconds:.2f} s ({'within' if seconds <= bar_s else 'OVER'} {bar_s:g} s)"
 
 
 def make_run(folder: Path, config: StudyConfig, feasible: FeasibleSpace, num_trials: int) -> tuple[int, Meta]:

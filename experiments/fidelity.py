@@ -3,11 +3,9 @@
 import math
 import statistics
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 
-from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from experiments.ranking import correlation_table, perplexity_table, verdicts
 from experiments.trainings import Job, Plan, Variant, train_all
@@ -62,12 +60,11 @@ class Settings:
         )
 
 
-def run(name: str, data: dict[str, Any], console: Console) -> None:
+def run(name: str, settings: Settings, console: Console) -> None:
     """Trains what is not trained yet, one thread on every core, then prints tables and verdicts.
 
-    Raises UserError for bad settings or if another process is running the experiment.
+    Raises UserError if another process is running the experiment.
     """
-    settings = decode(Settings, data, f"experiment {name}")
     folder = RUNS / "experiments" / name / settings.scale
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):

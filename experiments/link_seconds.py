@@ -6,16 +6,11 @@ of your own. Of the shaped rate TCP carries `GOODPUT`; the rest are headers.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
 
-import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from costmodel.config.schema import decode
 from costmodel.cost import Price
-from costmodel.engine.compare import drawn_tokens, drawn_weights
-from costmodel.engine.job import graph_job
 from costmodel.engine.links import Condition
 from costmodel.engine.shaped_link import shaped, why_not
 from costmodel.engine.spu import passes
@@ -24,13 +19,13 @@ from costmodel.estimate import estimate
 from costmodel.network import Network
 from costmodel.ops import OpGraph
 from costmodel.protocols.derived import load
-from costmodel.protocols.primitives import EngineSetting
+from experiments.bars import table
+from experiments.seconds import drawn_job
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 
 GOODPUT = 0.956  # 1,448 bytes of data in a frame of 1,514; measured likewise on an idle link one way
-SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,43 +49,22 @@ class Settings:
             raise UserError("every one of `links` needs a `bandwidth_bits_per_s`, but one has none.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """measured_s: the least of several runs."""
-
-    protocol: str
-    condition: Condition
-    predicted: Price
-    measured_s: float
-
-
-def run(name: str, data: dict[str, Any], console: Console) -> None:
-    """Prints a line per protocol and link; says why not where no such link can be made.
-
-    Raises UserError for bad settings.
-    """
-    settings = decode(Settings, data, f"experiment {name}")
+def run(name: str, settings: Settings, console: Console) -> None:
+    """Prints a line per protocol and link; says why not where no such link can be made."""
     if (reason := why_not()) is not None:
         console.print(f"skipped: {reason}.")
         return
     member = parse(settings.architecture, base_architecture("tiny", settings.dimensions))
     graph = lower(member.architecture, settings.seq_len)
-    table = _table()
     rows = []
-    for protocol in settings.protocols:
-        for condition in settings.links:
-            console.print(f"{protocol} at {_title(condition)}", style="dim")
-            rows.append(
-                Row(
-                    protocol=protocol,
-                    condition=condition,
-                    predicted=predicted(graph, protocol, condition),
-                    measured_s=measured_s(graph, protocol, condition, settings.repeats),
-                )
-            )
-    for row in rows:
-        _add(table, row)
-    console.print(table)
+    for protocol, link in product(settings.protocols, settings.links):
+        title = f"{protocol} at {(link.bandwidth_bits_per_s or 0) / 1e6:.0f} Mbit/s, delay {link.delay_s * 1e3:.0f} ms"
+        console.print(title, style="dim")
+        price, whole_s = predicted(graph, protocol, link), measured_s(graph, protocol, link, settings.repeats)
+        seconds = (price.compute_s, price.network_s, price.latency_s, whole_s)
+        rows.append((title, *(f"{part:.2f}" for part in seconds), f"{price.latency_s / whole_s:.2f}"))
+    columns = ("protocol and link", "computing s", "network s", "predicted s", "measured s", "predicted / measured")
+    console.print(table(columns, rows))
 
 
 def predicted(graph: OpGraph, protocol: str, condition: Condition) -> Price:
@@ -107,27 +81,5 @@ def predicted(graph: OpGraph, protocol: str, condition: Condition) -> Price:
 
 def measured_s(graph: OpGraph, protocol: str, condition: Condition, repeats: int) -> float:
     """Seconds of the fastest of several fresh runs."""
-    generator = np.random.default_rng(SEED)
-    weights, tokens = drawn_weights(graph, generator), drawn_tokens(graph, generator)
-    job = graph_job(graph, weights, tokens, protocol=protocol, setting=EngineSetting())
+    job = drawn_job(graph, protocol)
     return min(passes(job, shaped, [condition])[0][0].seconds for _ in range(repeats))
-
-
-def _table() -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("protocol")
-    table.add_column("link", no_wrap=True)
-    for title in ("computing s", "network s", "predicted s", "measured s", "predicted / measured"):
-        table.add_column(title, justify="right")
-    return table
-
-
-def _add(table: Table, row: Row) -> None:
-    parts = (row.predicted.compute_s, row.predicted.network_s, row.predicted.latency_s, row.measured_s)
-    ratio = row.predicted.latency_s / row.measured_s
-    table.add_row(row.protocol, _title(row.condition), *(f"{seconds:.2f}" for seconds in parts), f"{ratio:.2f}")
-
-
-def _title(condition: Condition) -> str:
-    assert condition.bandwidth_bits_per_s is not None
-    return f"{condition.bandwidth_bits_per_s / 1e6:.0f} Mbit/s, delay {condition.delay_s * 1e3:.0f} ms"

@@ -8,19 +8,15 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from costmodel.config.schema import decode
 from costmodel.errors import StoppedError, UserError
 from costmodel.estimate import estimate
 from costmodel.protocols import load_pricer
+from experiments.bars import Figure, figure_table, median_cpu_s
 from search_spaces.budget.price_table import member_of_row, price_many, price_table, rows_of
 from search_spaces.budget.priced_space import price_space
 from search_spaces.deployed import deployed
@@ -56,26 +52,16 @@ class Settings:
     most_import_s: float
 
 
-class Figure(NamedTuple):
-    """A measured figure with its bar, as text, and whether it meets it."""
-
-    name: str
-    value: str
-    bar: str
-    passed: bool
-
-
-def run(name: str, data: dict[str, Any], console: Console) -> None:
-    """Measures and prints every figure. Raises StoppedError if a bar is missed, UserError for bad settings."""
-    settings = decode(Settings, data, f"experiment {name}")
+def run(name: str, settings: Settings, console: Console) -> None:
+    """Measures and prints every figure. Raises StoppedError if a bar is missed."""
     space = load_space(settings.space)
     figures = []
     for protocol in settings.protocols:
         console.print(f"pricing under {protocol}")
         figures += [vectorised(settings, space, protocol), single(settings, space, protocol)]
     figures += [imported(settings, title) for title in IMPORTED]
-    console.print(table(figures))
-    if missed := [figure.name for figure in figures if not figure.passed]:
+    console.print(figure_table("processor time, medians", figures))
+    if missed := [figure.name for figure in figures if figure.verdict == "FAIL"]:
         raise StoppedError(f"{len(missed)} of {len(figures)} bars are missed: {', '.join(missed)}.")
 
 
@@ -92,9 +78,8 @@ def vectorised(settings: Settings, space: SearchSpace, protocol: str) -> Figure:
         if (whole := estimate(graph, pricer).total.sent_bytes) != sent_bytes:
             raise UserError(f"row {row.tolist()} must send its op graph's {whole} bytes, but is priced {sent_bytes}.")
     rows = drawn[rng.integers(len(drawn), size=settings.rows)]
-    per_s = settings.rows / _median_s(lambda: price_many(table, rows), settings.repeats)
-    bar = settings.least_architectures_per_s
-    return Figure(f"{protocol}: architectures/s", f"{per_s:,.0f}", f">= {bar:,.0f}", per_s >= bar)
+    per_s = settings.rows / median_cpu_s(lambda: price_many(table, rows), settings.repeats)
+    return Figure(f"{protocol}: architectures/s", per_s, "{:,.0f}", least=settings.least_architectures_per_s)
 
 
 def single(settings: Settings, space: SearchSpace, protocol: str) -> Figure:
@@ -105,38 +90,16 @@ def single(settings: Settings, space: SearchSpace, protocol: str) -> Figure:
         estimate(lower(deployed(architecture), settings.seq_len), pricer)
 
     once()
-    found, bar = _median_s(once, settings.repeats), settings.most_estimate_s
-    return Figure(f"{protocol}: estimate", f"{found * 1e3:.1f} ms", f"< {bar * 1e3:g} ms", found < bar)
+    taken_s = median_cpu_s(once, settings.repeats)
+    return Figure(f"{protocol}: estimate", taken_s, "{:.4f} s", most=settings.most_estimate_s)
 
 
 def imported(settings: Settings, title: str) -> Figure:
     """Seconds that an entry of IMPORTED adds to starting Python. Raises UserError if it brings what it must not."""
     code = f"{IMPORTED[title]}; import sys; sys.exit(any(name in sys.modules for name in {HEAVY}))"
     pairs = [(_child_s("pass"), _child_s(code)) for _ in range(settings.repeats)]
-    found = statistics.median(second - first for first, second in pairs)
-    bar = settings.most_import_s
-    return Figure(f"{title}, above bare Python", f"{found * 1e3:.0f} ms", f"< {bar * 1e3:g} ms", found < bar)
-
-
-def table(figures: list[Figure]) -> Table:
-    """Figures, bars and verdicts."""
-    shown = Table(box=None, pad_edge=False, caption="processor time, medians", caption_justify="left")
-    shown.add_column("figure", no_wrap=True)
-    for title in ("measured", "bar", "verdict"):
-        shown.add_column(title, justify="right")
-    for figure in figures:
-        shown.add_row(figure.name, figure.value, figure.bar, "PASS" if figure.passed else "FAIL")
-    return shown
-
-
-def _median_s(action: Callable[[], object], repeats: int) -> float:
-    return statistics.median(_timed_s(action) for _ in range(repeats))
-
-
-def _timed_s(action: Callable[[], object]) -> float:
-    start = time.process_time()
-    action()
-    return time.process_time() - start
+    taken_s = statistics.median(second - first for first, second in pairs)
+    return Figure(f"{title}, above bare Python", taken_s, "{:.3f} s", most=settings.most_import_s)
 
 
 def _child_s(code: str) -> float:

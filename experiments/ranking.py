@@ -13,6 +13,8 @@ from typing import TypeAlias
 from rich.table import Table
 from scipy.stats import rankdata, spearmanr
 
+from experiments.bars import table
+
 Perplexities: TypeAlias = Mapping[str, float]  # by row
 BySeed: TypeAlias = Mapping[int, Perplexities]  # of one variant of training
 
@@ -65,29 +67,22 @@ def decided_pairs(by_seed: BySeed, reference: Perplexities) -> tuple[int, int]:
 
 def perplexity_table(printed: Perplexities, variants: Mapping[str, BySeed]) -> Table:
     """Per row: printed perplexity, and for each variant mean, sample standard deviation over seeds, and rank."""
-    table = Table(title="validation perplexity: mean (standard deviation over seeds), rank")
-    table.add_column("row")
-    table.add_column("papers", justify="right")
-    for name, by_seed in variants.items():
-        table.add_column(f"{name}, {_seeds(by_seed)}", justify="right")
     ranks = {name: ranks_of(means(by_seed)) for name, by_seed in variants.items()}
+    rows = []
     for row in _rows(variants):
         cells = [f"{_cell([seed[row] for seed in variants[name].values()])}, {ranks[name][row]:g}" for name in variants]
         paper = f"{_number(printed[row])}, {ranks_of(printed)[row]:g}" if row in printed else "-"
-        table.add_row(row, paper, *cells)
-    return table
+        rows.append((row, paper, *cells))
+    columns = ("row", "papers", *(f"{name}, {_seeds(by_seed)}" for name, by_seed in variants.items()))
+    return table(columns, rows, title="validation perplexity: mean (standard deviation over seeds), rank")
 
 
 def correlation_table(printed: Perplexities, variants: Mapping[str, BySeed], seconds: Mapping[str, float]) -> Table:
     """Per variant: Spearman with the papers, of seeds and of means; pairs in their order; the same with the first
     variant, over all rows, and of the pairs that the seeds decide; mean seconds of a training.
     """
-    table = Table(title="rank correlation (Spearman)")
-    headings = ["papers, each seed", "papers, means", "pairs in the papers' order", "first variant, each seed"]
-    headings += ["first variant, means", "decided pairs in its order"]
-    for heading in ("variant", *headings, "seconds"):
-        table.add_column(heading, justify="left" if heading == "variant" else "right")
     first = means(next(iter(variants.values())))
+    rows = []
     for name, by_seed in variants.items():
         mean = means(by_seed)
         agreeing, total = pairs_in_order(printed, mean)
@@ -95,8 +90,10 @@ def correlation_table(printed: Perplexities, variants: Mapping[str, BySeed], sec
         cells = [_each(printed, by_seed), f"{spearman(printed, mean):.2f}", f"{agreeing} of {total}"]
         cells += [_each(first, by_seed), f"{spearman(first, mean):.2f}"]
         cells += [f"{right} of {decided}" if len(by_seed) > 1 else "-"]
-        table.add_row(name, *cells, f"{seconds[name]:.0f}")
-    return table
+        rows.append((name, *cells, f"{seconds[name]:.0f}"))
+    columns = ["variant", "papers, each seed", "papers, means", "pairs in the papers' order"]
+    columns += ["first variant, each seed", "first variant, means", "decided pairs in its order", "seconds"]
+    return table(columns, rows, title="rank correlation (Spearman)")
 
 
 def verdicts(printed: Perplexities, variants: Mapping[str, BySeed]) -> list[str]:

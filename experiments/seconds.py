@@ -10,11 +10,11 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -25,7 +25,7 @@ from costmodel.calibration.timed_run import check_engine
 from costmodel.config.schema import decode
 from costmodel.config.units import format_seconds
 from costmodel.engine.compare import drawn_tokens, drawn_weights
-from costmodel.engine.job import graph_job
+from costmodel.engine.job import Job, graph_job
 from costmodel.engine.links import UNHINDERED, tcp
 from costmodel.engine.spu import EngineError, passes
 from costmodel.errors import StoppedError, UserError
@@ -34,6 +34,7 @@ from costmodel.ops import OpGraph
 from costmodel.protocols.compute_testbed import dump_compute, op_name
 from costmodel.protocols.derived import Derived, load
 from costmodel.protocols.primitives import EngineSetting
+from experiments.bars import table
 from nas.storage import RUNS, replace_file
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
@@ -63,6 +64,8 @@ class Settings:
 
     repeats: whole runs. least_share: of the total, from which on a kind of op is judged. committed_bar: relative error
     allowed of the committed testbeds' totals. least_inside: share of totals and kinds that their ranges must hold.
+
+    Raises UserError for fewer than two repeats.
     """
 
     architecture: str
@@ -74,6 +77,10 @@ class Settings:
     least_share: float
     committed_bar: float
     least_inside: float
+
+    def __post_init__(self) -> None:
+        if self.repeats < 2:
+            raise UserError(f"`repeats` must be at least 2, to see a spread, but got {self.repeats}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,21 +117,16 @@ class Line(NamedTuple):
         return self.low_s <= self.measured_s <= self.high_s
 
 
-def run(name: str, data: dict[str, Any], console: Console) -> None:
+def run(name: str, settings: Settings, console: Console) -> None:
     """Measures what is not measured yet, and prints a table per protocol.
 
-    Raises StoppedError if a bar is missed or the engine fails (run it again to go on), UserError for bad settings.
+    Raises StoppedError if a bar is missed or the engine fails (run it again to go on).
     """
-    settings = decode(Settings, data, f"experiment {name}")
-    if settings.repeats < 2:
-        raise UserError(
-            f"`repeats` of experiment {name} must be at least 2, to see a spread, but got {settings.repeats}."
-        )
     check_engine()
     missed, judged = [], list[Line]()
     for case in settings.cases:
         lines, loads = measured_case(settings, case, name, console)
-        console.print(table(case, lines))
+        console.print(case_table(case, lines))
         console.print(f"{_disturbed(loads)}\n")
         judged += [line for line in lines if line.bar is not None]
         missed += [f"{case.protocol} {text}" for text in misses(settings, lines)]
@@ -170,19 +172,24 @@ def whole_runs(graph: OpGraph, protocol: str, repeats: int, path: Path, console:
 
 def whole_run(graph: OpGraph, protocol: str, path: Path) -> Run:
     """One run from the start. Raises StoppedError if the engine fails."""
+    load_before = others_running()
+    try:
+        (only,), _ = passes(drawn_job(graph, protocol), tcp, [UNHINDERED])
+    except EngineError as error:
+        raise StoppedError(f"{error} What was measured so far is in {path.parent}; run the command again.") from None
+    by_kind: dict[str, float] = defaultdict(float)
+    for node, cost in zip(graph, only.by_op, strict=True):
+        by_kind[type(node.op).__name__] += cost.seconds
+    return Run(by_kind={**by_kind, TOTAL: only.seconds}, load=load_before)
+
+
+def drawn_job(graph: OpGraph, protocol: str) -> Job:
+    """A graph with weights and tokens that are drawn, for the engine."""
     generator = np.random.default_rng(SEED)
     # as the engine takes them: of three parties that hold GPT-2, every gigabyte counts
     weights = {key: value.astype(np.float32) for key, value in drawn_weights(graph, generator).items()}
     tokens = drawn_tokens(graph, generator)
-    load_before = others_running()
-    try:
-        (only,), _ = passes(
-            graph_job(graph, weights, tokens, protocol=protocol, setting=EngineSetting()), tcp, [UNHINDERED]
-        )
-    except EngineError as error:
-        raise StoppedError(f"{error} What was measured so far is in {path.parent}; run the command again.") from None
-    seconds = zip((type(node.op).__name__ for node in graph), (cost.seconds for cost in only.by_op), strict=True)
-    return Run(by_kind={**_summed(seconds), TOTAL: only.seconds}, load=load_before)
+    return graph_job(graph, weights, tokens, protocol=protocol, setting=EngineSetting())
 
 
 def compared(
@@ -225,14 +232,11 @@ def misses(settings: Settings, lines: Iterable[Line]) -> list[str]:
     return told
 
 
-def table(case: Case, lines: Iterable[Line]) -> Table:
+def case_table(case: Case, lines: Iterable[Line]) -> Table:
     """Measured and predicted seconds, errors, and whether the committed range holds."""
-    shown = Table(box=None, pad_edge=False, title=f"{case.protocol}, {case.layers} layers", title_justify="left")
-    shown.add_column("op", no_wrap=True)
-    for title in ("measured", "spread", "ops measured", "error", "bar", "committed", "error", "range", "inside"):
-        shown.add_column(title, justify="right")
-    for line in lines:
-        shown.add_row(
+    columns = ("op", "measured", "spread", "ops measured", "error", "bar", "committed", "error", "range", "inside")
+    rows = [
+        (
             line.kind,
             format_seconds(line.measured_s),
             f"{line.spread:.0%}",
@@ -244,7 +248,9 @@ def table(case: Case, lines: Iterable[Line]) -> Table:
             f"{format_seconds(line.low_s)} to {format_seconds(line.high_s)}",
             "yes" if line.inside else "no",
         )
-    return shown
+        for line in lines
+    ]
+    return table(columns, rows, title=f"{case.protocol}, {case.layers} layers")
 
 
 def others_running() -> float | None:
@@ -272,13 +278,6 @@ def _of_kind(graph: OpGraph, kind: str) -> OpGraph:
     """The ops of one type, each by itself."""
     nodes = [replace(node, inputs=("tokens",)) for node in graph if type(node.op).__name__ == kind]
     return OpGraph(nodes=tuple(nodes))
-
-
-def _summed(seconds: Iterable[tuple[str, float]]) -> Mapping[str, float]:
-    sums: dict[str, float] = defaultdict(float)
-    for kind, value in seconds:
-        sums[kind] += value
-    return sums
 
 
 def _digest(graph: OpGraph) -> str:

@@ -5,15 +5,13 @@ one process, so that whatever else the machine does meets them alike; a ratio is
 within a round. Peak memory is that of a process of its own.
 """
 
-import multiprocessing
 import resource
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 from unittest.mock import patch
 
 import torch
@@ -21,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from costmodel.config.schema import decode
+from experiments.bars import Figure, figure_table, fresh_process, median_ratio, table
 from nas.attention import causal
 from nas.attention.causal import row_bounds
 from nas.recipe.candidate import Candidate
@@ -34,6 +32,8 @@ from search_spaces.notation import parse
 
 Variant = Literal["sdpa", "plain", "regularised", "published"]
 VARIANTS: tuple[Variant, ...] = ("sdpa", "plain", "regularised", "published")
+Rounds: TypeAlias = dict[Variant, list[float]]  # seconds of a step in every round
+RATIO = "{:.3f}"
 NUM_MEMORY_STEPS = 3  # the optimizer's state exists from the second on
 
 
@@ -54,34 +54,33 @@ class Settings:
     max_memory_ratio_to_plain: float
 
 
-def run(name: str, data: dict[str, Any], console: Console) -> None:
-    """Measures and prints the tables. Raises UserError for bad settings."""
-    settings = decode(Settings, data, f"experiment {name}")
-    seconds: dict[int, dict[Variant, list[float]]] = {}
+def run(name: str, settings: Settings, console: Console) -> None:
+    """Measures and prints seconds, ratios and peak memory."""
+    seconds: dict[int, Rounds] = {}
     for seq_len in settings.seq_lens:
-        with _fresh_process() as pool:
+        with fresh_process() as pool:
             seconds[seq_len] = pool.submit(step_seconds, settings, seq_len).result()
         console.print(f"T={seq_len} measured")
-    peaks = {}
+    peaks: dict[Variant, int] = {}
     for variant in VARIANTS:
-        with _fresh_process() as pool:
+        with fresh_process() as pool:
             peaks[variant] = pool.submit(peak_bytes, settings, variant).result()
-    for table in (time_table(settings, seconds), ratio_table(settings, seconds), memory_table(settings, peaks)):
-        console.print(table)
+    for shown in (time_table(settings, seconds), figure_table("ratios", figures(settings, seconds, peaks))):
+        console.print(shown)
         console.print()
 
 
-def step_seconds(settings: Settings, seq_len: int) -> dict[Variant, list[float]]:
+def step_seconds(settings: Settings, seq_len: int) -> Rounds:
     """Seconds of a step in every round; one round before the first is not counted."""
     torch.set_num_threads(settings.threads)
     steps = {variant: make_step(settings, variant, seq_len) for variant in VARIANTS}
-    seconds: dict[Variant, list[float]] = {variant: [] for variant in VARIANTS}
+    seconds: Rounds = {variant: [] for variant in VARIANTS}
     for _ in range(settings.rounds + 1):
         for variant, step in steps.items():
             since_s = time.perf_counter()
             step()
             seconds[variant].append(time.perf_counter() - since_s)
-    return {variant: each[1:] for variant, each in seconds.items()}
+    return {variant: rounds[1:] for variant, rounds in seconds.items()}
 
 
 def peak_bytes(settings: Settings, variant: Variant) -> int:
@@ -194,59 +193,28 @@ def published_penalty(attentions: tuple[Tensor, ...], thresholds: Tensor, margin
     return torch.stack(layers).mean()
 
 
-def time_table(settings: Settings, seconds: dict[int, dict[Variant, list[float]]]) -> Table:
+def time_table(settings: Settings, seconds: dict[int, Rounds]) -> Table:
     """Median seconds of every variant, a row for every sequence length."""
-    table = _table(f"seconds a step of {settings.tokens:,} tokens on {settings.threads} threads", "T", *VARIANTS)
-    for seq_len, measured in seconds.items():
-        table.add_row(str(seq_len), *(f"{statistics.median(measured[variant]):.3f}" for variant in VARIANTS))
-    return table
+    rows = [
+        (str(seq_len), *(f"{statistics.median(measured[variant]):.3f}" for variant in VARIANTS))
+        for seq_len, measured in seconds.items()
+    ]
+    title = f"seconds a step of {settings.tokens:,} tokens on {settings.threads} threads"
+    return table(("T", *VARIANTS), rows, title=title)
 
 
-def ratio_table(settings: Settings, seconds: dict[int, dict[Variant, list[float]]]) -> Table:
-    """What regularisation costs, a row for every sequence length."""
-    titles = ("T", "regularised/plain", "regularised/sdpa", "bar", "", "published/regularised", "bar", "")
-    table = _table("ratios", *titles)
+def figures(settings: Settings, seconds: dict[int, Rounds], peaks: dict[Variant, int]) -> list[Figure]:
+    """What regularisation costs in time, at every sequence length, and in memory, at the longest."""
+    found = []
     bars = zip(settings.seq_lens, settings.max_ratio_to_plain, settings.min_speedup_over_published, strict=True)
     for seq_len, most, least in bars:
         measured = seconds[seq_len]
-        cost = _median_ratio(measured["regularised"], measured["plain"])
-        speedup = _median_ratio(measured["published"], measured["regularised"])
-        against_sdpa = _median_ratio(measured["regularised"], measured["sdpa"])
-        against_plain = (
-            f"{cost:.3f}",
-            f"{against_sdpa:.3f}",
-            f"<= {most:.2f}",
-            _verdict(max(cost, against_sdpa) <= most),
-        )
-        against_published = (f"{speedup:.2f}", f">= {least:.1f}", _verdict(speedup >= least))
-        table.add_row(str(seq_len), *against_plain, *against_published)
-    return table
-
-
-def memory_table(settings: Settings, peaks: dict[Variant, int]) -> Table:
-    """Peak memory, and that of the regularised step over the plain one's."""
-    title = f"peak memory of a process at T={settings.seq_lens[-1]}, MB"
-    table = _table(title, *VARIANTS, "regularised/plain", "bar", "")
-    ratio, most = peaks["regularised"] / peaks["plain"], settings.max_memory_ratio_to_plain
-    megabytes = [f"{peaks[variant] / 1e6:,.0f}" for variant in VARIANTS]
-    table.add_row(*megabytes, f"{ratio:.3f}", f"<= {most:.2f}", _verdict(ratio <= most))
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
-
-
-def _median_ratio(above: list[float], below: list[float]) -> float:
-    return statistics.median(one / other for one, other in zip(above, below, strict=True))
-
-
-def _verdict(met: bool) -> str:
-    return "PASS" if met else "FAIL"
-
-
-def _fresh_process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+        for other in ("plain", "sdpa"):
+            ratio = median_ratio(measured["regularised"], measured[other])
+            found.append(Figure(f"T={seq_len}: regularised/{other}", ratio, RATIO, most=most))
+        speedup = median_ratio(measured["published"], measured["regularised"])
+        found.append(Figure(f"T={seq_len}: published/regularised", speedup, least=least))
+    memory = ", ".join(f"{variant} {peaks[variant] / 1e6:,.0f} MB" for variant in VARIANTS)
+    title = f"peak memory at T={settings.seq_lens[-1]}, regularised/plain ({memory})"
+    ratio = peaks["regularised"] / peaks["plain"]
+    return [*found, Figure(title, ratio, RATIO, most=settings.max_memory_ratio_to_plain)]

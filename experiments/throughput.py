@@ -13,10 +13,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -25,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from costmodel import ops
-from costmodel.config.schema import decode
 from costmodel.errors import UserError
+from experiments.bars import Figure, figure_table, median_ratio, table
 from nas.attention import causal
 from nas.malloc import keep_freed_memory
 from nas.recipe.candidate import Candidate
@@ -90,50 +89,41 @@ class Settings:
         )
 
 
-def run(name: str, settings: dict[str, Any], console: Console) -> None:
+def run(name: str, settings: Settings, console: Console) -> None:
     """Prints a line per way, and whether ours is as fast as required."""
-    wanted = decode(Settings, settings, f"experiment {name!r}")
-    rates, peaks = measure(wanted, lambda line: console.print(line, style="dim"))
-    console.print(table(wanted, rates, statistics.median(peaks)))
-    reached = ratio(rates["ours"], rates["plain"])
-    verdict = "PASS" if reached >= wanted.required_ratio else "FAIL"
-    console.print(f"{verdict}: ours over plain {reached:.2f}, required {wanted.required_ratio:.2f}")
+    rates, peaks = measure(settings, lambda line: console.print(line, style="dim"))
+    console.print(way_table(settings, rates, statistics.median(peaks)))
+    reached = median_ratio(rates["ours"], rates["plain"])
+    console.print(figure_table("", [Figure("ours over plain", reached, least=settings.required_ratio)]))
 
 
-def measure(settings: Settings, tell: Callable[[str], None]) -> tuple[dict[str, list[float]], list[float]]:
+def measure(settings: Settings, log: Callable[[str], None]) -> tuple[dict[str, list[float]], list[float]]:
     """Tokens a second of every way in every round, all its processes together, and the peak of every round, FLOP/s."""
     rates: dict[str, list[float]] = {name: [] for name in settings.ways}
     peaks = []
     with ExitStack() as stack:
         trainers = {name: stack.enter_context(_started(settings, way)) for name, way in settings.ways.items()}
         for name, pipes in trainers.items():
-            tell(f"{name}: ready after {max(pipe.recv() for pipe in pipes):.0f} s")
+            log(f"{name}: ready after {max(pipe.recv() for pipe in pipes):.0f} s")
         for index in range(settings.rounds):
             for name, pipes in trainers.items():
                 for pipe in pipes:
                     pipe.send(settings.burst_s)
                 rates[name].append(sum(pipe.recv() for pipe in pipes))
             peaks.append(peak_flop_per_s())
-            tell(f"round {index + 1} of {settings.rounds}")
+            log(f"round {index + 1} of {settings.rounds}")
     return rates, peaks
 
 
-def ratio(rates: list[float], others: list[float]) -> float:
-    """Median over rounds of one rate over the other."""
-    return statistics.median(one / other for one, other in zip(rates, others, strict=True))
-
-
-def table(settings: Settings, rates: Mapping[str, list[float]], peak: float) -> Table:
+def way_table(settings: Settings, rates: Mapping[str, list[float]], peak: float) -> Table:
     """A row per way: its rate, its ratio to the way that it adds a lever to, its share of the peak (FLOP/s)."""
-    result = Table(box=None, pad_edge=False)
-    for title in ("way", "tokens/s", "ratio", "over", "of peak"):
-        result.add_column(title, justify="left" if title in ("way", "over") else "right")
+    rows = []
     for name, way in settings.ways.items():
         rate = statistics.median(rates[name])
-        gained = f"{ratio(rates[name], rates[way.over]):.2f}" if way.over else ""
+        gained = f"{median_ratio(rates[name], rates[way.over]):.2f}" if way.over else ""
         share = rate * flop_per_token(settings.candidate(way)) / peak
-        result.add_row(name, f"{rate:,.0f}", gained, way.over or "", f"{share:.0%}")
-    return result
+        rows.append((name, f"{rate:,.0f}", gained, way.over or "", f"{share:.0%}"))
+    return table(("way", "tokens/s", "ratio", "over", "of peak"), rows)
 
 
 def flop_per_token(candidate: Candidate) -> float:
@@ -170,7 +160,7 @@ def _started(settings: Settings, way: Way) -> Iterator[list[Connection]]:
     with _environment(way):
         for _ in range(way.processes):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(asdict(way), settings.candidate(way), there), daemon=True)
+            process = context.Process(target=_serve, args=(way, settings.candidate(way), there), daemon=True)
             process.start()
             there.close()  # so that the end of the process is the end of the pipe
             started.append((process, here))
@@ -195,16 +185,15 @@ def _environment(way: Way) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _serve(way: Mapping[str, Any], candidate: Candidate, pipe: Connection) -> None:
+def _serve(way: Way, candidate: Candidate, pipe: Connection) -> None:
     start_s = time.perf_counter()
-    wanted = decode(Way, way, "a way")
-    if wanted.allocator:
+    if way.allocator:
         keep_freed_memory()
-    if not wanted.native:
+    if not way.native:
         causal.has_native = lambda head_dim: False  # type: ignore[assignment]
     elif not causal.has_native(candidate.trained.head_dim):
         raise RuntimeError("our attention cannot be compiled here; the reason is in the log.")
-    step = stepper(wanted, candidate)
+    step = stepper(way, candidate)
     step()
     pipe.send(time.perf_counter() - start_s)
     scale = candidate.recipe.scale

@@ -6,8 +6,6 @@ import math
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from rich.table import Table
-
 from nas.storage import replace_file
 
 Cell: TypeAlias = str | int | float | None
@@ -81,16 +79,6 @@ def latex(table: PaperTable) -> str:
             "",
         ]
     )
-
-
-def terminal(table: PaperTable) -> Table:
-    """For `rich`; notes are not in it."""
-    made = Table(title=table.title)
-    for index, column in enumerate(table.columns):
-        made.add_column(column.heading, justify="right" if index else "left", no_wrap=not index)
-    for cells in table.texts:
-        made.add_row(*cells)
-    return made
 
 
 def write_table(folder: Path, table: PaperTable) -> tuple[Path, ...]:

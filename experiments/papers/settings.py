@@ -43,7 +43,7 @@ class Settings:
     """rows: by name; savings are over the first. dataset: of the printed rows.
 
     seeds: of trainings; none trains nothing. recipe: changes of the scale's, for every row.
-    views: what is shown, names of `experiments.papers.views.VIEWS`.
+    views: what is shown, names of `experiments.papers.run.VIEWS`.
     contexts: prompt lengths of the view of FLOPs. committed: file of outcomes in `experiments/data`.
     printed_shares: shares of heads by quarter of entropy, %, of rows that a paper prints them for.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from rich.console import Console
@@ -22,6 +22,7 @@ from costmodel.config.units import parse_seconds
 from costmodel.cost import Budget
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
+from experiments.bars import table
 from experiments.searchers.block_quality import quality_lines
 from experiments.searchers.halving import replay_halving
 from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, budget_of, replay
@@ -89,12 +90,11 @@ class Settings:
     judged: str
 
 
-def run(name: str, data: dict[str, Any], console: Console) -> None:
+def run(name: str, settings: Settings, console: Console) -> None:
     """Prints tables for every part and pool, and writes them and a plot to its folder.
 
-    Raises UserError for bad settings, or a part of which too little is trained.
+    Raises UserError for a part of which too little is trained.
     """
-    settings = decode(Settings, data, f"experiment {name}")
     listed = load_mapping(CONFIGS / settings.table)
     parts = decode(TableSettings, {key: listed[key] for key in listed if key != "kind"}, settings.table).parts
     with training_pool() as workers:
@@ -110,8 +110,8 @@ def run(name: str, data: dict[str, Any], console: Console) -> None:
                 best = best_by_slice(problem.feasible, list(pool.values()))
                 for line in quality_lines(problem, pool):
                     console.print(line, soft_wrap=True, highlight=False)
-                for table in tables(curves, best, marks):
-                    console.print(table)
+                for shown in tables(curves, best, marks):
+                    console.print(shown)
                 for line in verdicts(curves, settings.judged, marks):
                     console.print(line, soft_wrap=True, highlight=False)
                 folder = RUNS / "experiments" / name
@@ -217,25 +217,26 @@ def _share_at(curve: Curve, tokens: int) -> float:
 
 def tables(curves: Curves, best: Sequence[float | None], marks: Sequence[int]) -> list[Table]:
     """Regret by generations' worth of tokens, and tokens until REACHED of all hypervolume. best: of all, by slice."""
-    growth = Table(title="regret, % of hypervolume, median (quartiles), by millions of trained tokens")
-    growth.add_column("searcher")
     shown = marks[GENERATION_SIZE - 1 :: GENERATION_SIZE]
-    for mark in shown:
-        growth.add_column(f"{mark / 1e6:.1f}", justify="right")
-    for searcher, each in curves.items():
-        growth.add_row(searcher, *(f"{one.median:.1f} ({one.low:.1f}-{one.high:.1f})" for one in regrets(each, shown)))
-    reached = Table(title="millions of trained tokens until so much of the hypervolume, median (quartiles)")
-    for column in (
-        "searcher",
-        *(f"{share:.0%}" for share in REACHED),
-        "best perplexity by price, cheapest slice first",
-    ):
-        reached.add_column(column, justify="right")
+    growth = table(
+        ("searcher", *(f"{mark / 1e6:.1f}" for mark in shown)),
+        (
+            (searcher, *(f"{quart.median:.1f} ({quart.low:.1f}-{quart.high:.1f})" for quart in regrets(runs, shown)))
+            for searcher, runs in curves.items()
+        ),
+        title="regret, % of hypervolume, median (quartiles), by millions of trained tokens",
+    )
+    rows = []
     for searcher, runs in curves.items():
         tokens = [_millions([tokens_until(curve, share) for curve in runs]) for share in REACHED]
-        found = ", ".join(_perplexity([curve.best[at] for curve in runs]) for at in range(len(best)))
-        reached.add_row(searcher, *tokens, found)
-    reached.add_row("all that is in the pool", *("" for _ in REACHED), ", ".join(_perplexity([one]) for one in best))
+        by_slice = ", ".join(_perplexity([curve.best[at] for curve in runs]) for at in range(len(best)))
+        rows.append((searcher, *tokens, by_slice))
+    rows.append(("all that is in the pool", *("" for _ in REACHED), ", ".join(_perplexity([loss]) for loss in best)))
+    reached = table(
+        ("searcher", *(f"{share:.0%}" for share in REACHED), "best perplexity by price, cheapest slice first"),
+        rows,
+        title="millions of trained tokens until so much of the hypervolume, median (quartiles)",
+    )
     return [growth, reached]
 
 

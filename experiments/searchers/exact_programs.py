@@ -4,21 +4,18 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from costmodel.config.schema import decode
 from costmodel.config.units import parse_bytes, parse_seconds
 from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
-from experiments.driver import beside, timed
+from experiments.bars import Figure, cpu_s, figure_table
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.optima.optima import best, diverse, frontier
-from search_spaces.optima.stages import stages_of
+from search_spaces.optima.stages import Scores, stages_of
 from search_spaces.space import load_space
 
 NUM_DIVERSE = 4
@@ -40,39 +37,36 @@ class Settings:
     count_s: float
 
 
-def run(name: str, data: dict[str, Any], console: Console) -> None:
-    """Measures and prints medians beside bars. Raises UserError for bad settings."""
-    settings = decode(Settings, data, f"experiment {name}")
-    table = Table(title=f"exact programs on {settings.space}, T={settings.seq_len}: CPU seconds")
-    for column in ("program", "budgets", "median"):
-        table.add_column(column)
+def run(name: str, settings: Settings, console: Console) -> None:
+    """Measures and prints medians beside bars."""
     latency_s = parse_seconds(settings.budget_latency, "budget_latency")
     both = Budget(latency_s=latency_s, sent_bytes=parse_bytes(settings.budget_comm, "budget_comm"))
-    said_both = f"{settings.budget_latency} and {settings.budget_comm}"
-    for said, budget in ((settings.budget_latency, Budget(latency_s=latency_s)), (said_both, both)):
-        for program, seconds, bar_s in measured(settings, budget):
-            table.add_row(program, said, f"{seconds:.2f} s" if bar_s is None else beside(seconds, bar_s))
-    console.print(table)
+    figures = [
+        *measured(settings, Budget(latency_s=latency_s), settings.budget_latency),
+        *measured(settings, both, f"{settings.budget_latency} and {settings.budget_comm}"),
+    ]
+    title = f"exact programs on {settings.space}, T={settings.seq_len}: CPU seconds, medians"
+    console.print(figure_table(title, figures))
 
 
-def measured(settings: Settings, budget: Budget) -> list[tuple[str, float, float | None]]:
-    """Program, CPU seconds, bar."""
+def measured(settings: Settings, budget: Budget, budget_name: str) -> list[Figure]:
+    """CPU seconds of every program within a budget."""
     priced = price_space(load_space(settings.space), load_pricer(), settings.seq_len)
-    counting_s = _median_s(settings, lambda _: within_budget(priced, budget).num_feasible)
     stages = stages_of(within_budget(priced, budget))
     rng = np.random.default_rng(settings.seed)
     scores = [rng.normal(size=stages.shape) for _ in range(settings.rounds)]
+
+    def figure(program: str, work: Callable[[Scores], object], bar_s: float | None) -> Figure:
+        taken_s = statistics.median(cpu_s(partial(work, drawn)) for drawn in scores)
+        return Figure(f"{program}, {budget_name}", taken_s, "{:.2f} s", most=bar_s)
+
     return [
-        ("count what fits", counting_s, settings.count_s),
-        ("solve", _median_s(settings, lambda one: best(stages, scores[one])), settings.solve_s),
-        ("frontier", _median_s(settings, lambda one: frontier(stages, scores[one])), settings.frontier_s),
-        (
+        figure("count what fits", lambda _: within_budget(priced, budget).num_feasible, settings.count_s),
+        figure("solve", lambda drawn: best(stages, drawn), settings.solve_s),
+        figure("frontier", lambda drawn: frontier(stages, drawn), settings.frontier_s),
+        figure(
             f"{NUM_DIVERSE} that differ in {LEAST_CHANGES} layers",
-            _median_s(settings, lambda one: diverse(stages, scores[one], NUM_DIVERSE, least_changes=LEAST_CHANGES)),
+            lambda drawn: diverse(stages, drawn, NUM_DIVERSE, least_changes=LEAST_CHANGES),
             None,
         ),
     ]
-
-
-def _median_s(settings: Settings, work: Callable[[int], object]) -> float:
-    return statistics.median(timed(partial(work, one)) for one in range(settings.rounds))

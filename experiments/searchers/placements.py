@@ -6,12 +6,10 @@ and smooth over depth, so that it moves whole runs of layers.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from costmodel.config.schema import decode
 from costmodel.config.units import parse_seconds
 from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
@@ -43,9 +41,8 @@ class Settings:
     seed: int
 
 
-def run(name: str, data: dict[str, Any], console: Console) -> None:
-    """Prints the placements, a line each. Raises UserError for bad settings."""
-    settings = decode(Settings, data, f"experiment {name}")
+def run(name: str, settings: Settings, console: Console) -> None:
+    """Prints the placements, a line each."""
     budget = Budget(latency_s=parse_seconds(settings.budget_latency, "budget_latency"))
     priced = price_space(load_space(settings.space), load_pricer("published"), settings.seq_len)
     feasible = within_budget(priced, budget)

@@ -7,11 +7,9 @@ that any beginning of the table is a table.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from costmodel.config.schema import decode
 from experiments.trainings import DATA, Ended, Job, Plan, Variant, train_all
 from nas.conversion.parent import BUILTIN, load_parent
 from nas.corpus.corpus import prepare
@@ -54,12 +52,11 @@ class Settings:
     data: str = "stdlib"
 
 
-def run(name: str, data: dict[str, Any], console: Console) -> None:
+def run(name: str, settings: Settings, console: Console) -> None:
     """Trains what is not trained yet; any number of trainings may be left to the next time.
 
-    Raises UserError for bad settings or if another process is running the experiment.
+    Raises UserError if another process is running the experiment.
     """
-    settings = decode(Settings, data, f"experiment {name}")
     for part_name, part in settings.parts.items():
         folder = RUNS / "experiments" / name / settings.scale / part_name
         folder.mkdir(parents=True, exist_ok=True)

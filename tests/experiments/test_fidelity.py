@@ -8,10 +8,9 @@ import torch
 from rich.console import Console
 
 from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
 from costmodel.protocols.published_rows import published_rows
 from experiments import fidelity, trainings
-from experiments.__main__ import definitions
+from experiments.__main__ import definitions, kind_of, settings_of
 from experiments.fidelity import Settings
 from experiments.trainings import Job, Variant, recipe_of
 from nas.conversion.parent import load_parent
@@ -20,13 +19,7 @@ from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import Foldable
 from nas.run.config import StudyConfig, study_recipe
 
-KIND = "fidelity"
-FOUND = {name: load_mapping(path) for name, path in definitions().items()}
-SETTINGS = {
-    name: decode(Settings, {key: value for key, value in data.items() if key != "kind"}, name)
-    for name, data in FOUND.items()
-    if data["kind"] == KIND
-}
+SETTINGS: dict[str, Settings] = {name: settings_of(name) for name in definitions() if kind_of(name) == "fidelity"}
 
 
 @pytest.fixture
@@ -85,16 +78,16 @@ def test_it_runs_small_and_a_finished_training_is_not_repeated(
         "rows": {"SM+LN+G": 2.69, "SM+ScFuFFN": 3.48},
         "variants": {"1x": {"seeds": [0], "tokens": 2048}, "short": {"seeds": [0], "tokens": 1024}},
     }
+    settings, folder = decode(Settings, data, "x"), tmp_path / "runs/experiments/fidelity/smoke"
     told = []
     for _ in range(2):
         console = Console(record=True, width=200)
-        fidelity.run("fidelity", data, console)
+        fidelity.run("fidelity", settings, console)
         told.append(console.export_text())
     assert "short: " in told[0]
     assert "4 of 4" in told[0]
     tables = [text[text.index("validation perplexity: mean") :] for text in told]
     assert tables[0] == tables[1]
-    settings, folder = decode(Settings, data, "x"), tmp_path / "runs/experiments/fidelity/smoke"
     threads = torch.get_num_threads()
     again = [trainings.training(settings.plan, Job("1x", 0, "SM+LN+G"), folder) for _ in range(2)]
     torch.set_num_threads(threads)

@@ -4,22 +4,12 @@ from typing import Any
 
 import pytest
 
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments.__main__ import definitions
-from experiments.link_seconds import Settings
-
-
-def committed() -> dict[str, Any]:
-    data = load_mapping(definitions()["link-seconds"])
-    del data["kind"]
-    return data
+from experiments.__main__ import settings_of
 
 
 def test_the_committed_settings_are_read() -> None:
-    settings = decode(Settings, committed(), "link-seconds")
-    assert [link.bandwidth_bits_per_s for link in settings.links] == [50e6, 200e6, 200e6]
+    assert [link.bandwidth_bits_per_s for link in settings_of("link-seconds").links] == [50e6, 200e6, 200e6]
 
 
 @pytest.mark.parametrize(
@@ -33,4 +23,4 @@ def test_the_committed_settings_are_read() -> None:
 )
 def test_bad_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        decode(Settings, committed() | change, "link-seconds")
+        settings_of("link-seconds", **change)

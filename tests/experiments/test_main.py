@@ -1,12 +1,11 @@
 import pytest
 
-from costmodel.config.strict_yaml import load_mapping
-from experiments.__main__ import KINDS, definitions, run
+from experiments.__main__ import KINDS, definitions, kind_of, run
 from experiments.papers import run as papers
 
 
 def test_every_experiment_has_a_known_kind():
-    assert {load_mapping(path)["kind"] for path in definitions().values()} <= set(KINDS)
+    assert {kind_of(name) for name in definitions()} <= set(KINDS)
 
 
 def test_an_unknown_experiment_is_refused_by_name():
@@ -23,7 +22,7 @@ def test_a_slip_of_the_keyboard_is_told_the_nearest_name():
 
 def test_all_are_the_experiments_on_the_papers(monkeypatch):
     ran = []
-    monkeypatch.setattr(papers, "run", lambda name, data, console, pool: ran.append((name, data["scale"])))
+    monkeypatch.setattr(papers, "run", lambda name, settings, console, pool: ran.append((name, settings.scale)))
     run("all", "smoke")
     assert ran
-    assert ran == [(name, "smoke") for name, path in definitions().items() if load_mapping(path)["kind"] == "paper"]
+    assert ran == [(name, "smoke") for name in definitions() if kind_of(name) == "paper"]

@@ -1,30 +1,25 @@
-from dataclasses import replace
-
 import pytest
 from rich.console import Console
 
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import StoppedError
 from experiments import pricing
-from experiments.__main__ import definitions
+from experiments.__main__ import settings_of
 from search_spaces.budget.price_table import price_many
 from search_spaces.space import load_space
 
-DATA = {key: value for key, value in load_mapping(definitions()["pricing"]).items() if key != "kind"}
 EASY = {"least_architectures_per_s": 1.0, "most_estimate_s": 1e3, "most_import_s": 1e3}
-SMALL = {**DATA, "space": "tiny", "seq_len": 8, "rows": 2000, "repeats": 1, "protocols": ["published", "semi2k"]}
+SMALL = EASY | {"space": "tiny", "seq_len": 8, "rows": 2000, "repeats": 1, "protocols": ["published", "semi2k"]}
 
 
 def test_the_bars_are_those_that_were_set() -> None:
-    settings = decode(pricing.Settings, DATA, "pricing")
+    settings = settings_of("pricing")
     assert (settings.least_architectures_per_s, settings.most_estimate_s, settings.most_import_s) == (1e6, 0.05, 0.3)
     assert settings.protocols == ("published", "semi2k", "aby3", "cheetah")
 
 
 def test_every_figure_is_printed_with_its_verdict() -> None:
     console = Console(record=True, width=120)
-    pricing.run("pricing", {**SMALL, **EASY}, console)
+    pricing.run("pricing", settings_of("pricing", **SMALL), console)
     text = console.export_text()
     assert text.count("PASS") == 6
     assert "semi2k: architectures/s" in text
@@ -36,14 +31,14 @@ def test_a_missed_bar_is_said_and_stops() -> None:
         StoppedError,
         match="of 6 bars are missed: import costmodel, above bare Python",
     ):
-        pricing.run("pricing", {**SMALL, **EASY, "most_import_s": 0.0}, console)
+        pricing.run("pricing", settings_of("pricing", **SMALL | {"most_import_s": 0.0}), console)
     assert "FAIL" in console.export_text()
 
 
 def test_rows_are_checked_against_what_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the op graphs of members as written, the first row with something to fold would be refused."""
-    settings = decode(pricing.Settings, {**SMALL, **EASY}, "pricing")
-    assert pricing.vectorised(settings, load_space("tiny"), "semi2k").passed
+    settings = settings_of("pricing", **SMALL)
+    assert pricing.vectorised(settings, load_space("tiny"), "semi2k").verdict == "PASS"
     monkeypatch.setattr(pricing, "deployed", lambda architecture: architecture)
     with pytest.raises(ValueError, match="must send its op graph's .* bytes, but is priced"):
         pricing.vectorised(settings, load_space("tiny"), "semi2k")
@@ -54,6 +49,6 @@ def test_rows_that_disagree_with_their_op_graph_are_refused(monkeypatch: pytest.
     monkeypatch.setattr(
         pricing, "price_many", lambda *args: real(*args)._replace(sent_bytes=real(*args).sent_bytes + 1)
     )
-    settings = replace(decode(pricing.Settings, {**SMALL, **EASY}, "pricing"))
+    settings = settings_of("pricing", **SMALL)
     with pytest.raises(ValueError, match="must send its op graph's .* bytes, but is priced"):
         pricing.vectorised(settings, load_space("tiny"), "semi2k")

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -5,8 +6,6 @@ import pytest
 from rich.console import Console
 
 from costmodel.calibration.model_testbed import fit_model, model_plan
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
 from costmodel.engine.spu import EngineError, Measured, Pass
 from costmodel.errors import StoppedError
 from costmodel.ops import OpGraph
@@ -14,15 +13,12 @@ from costmodel.protocols.compute_testbed import ComputeTestbed
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from experiments import seconds
-from experiments.__main__ import definitions
-from experiments.seconds import TOTAL, Line, Settings, misses
+from experiments.__main__ import settings_of
+from experiments.seconds import TOTAL, Line, misses
 from tests.costmodel.calibration.test_model_testbed import timed
 
-DATA, CHEETAH, SMALL = (
-    {key: value for key, value in load_mapping(definitions()[name]).items() if key != "kind"}
-    for name in ("seconds", "seconds-cheetah", "seconds-small")
-)
-ONE = {**SMALL, "cases": SMALL["cases"][:1]}
+SMALL = settings_of("seconds-small")
+ONE = replace(SMALL, cases=SMALL.cases[:1])
 GOOD = Line(
     kind=TOTAL, measured_s=10.0, spread=0.02, model_s=10.9, bar=0.1, committed_s=12.0, low_s=9.0, high_s=15.0
 )  # fmt: skip
@@ -50,14 +46,14 @@ def of_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
 
 
 def test_the_bars_are_those_that_were_set() -> None:
-    both = [decode(Settings, data, "seconds") for data in (DATA, CHEETAH)]
+    both = [settings_of(name) for name in ("seconds", "seconds-cheetah")]
     found = [
         (case.protocol, case.layers, case.total_bar, case.kind_bar) for settings in both for case in settings.cases
     ]
     assert found == [("semi2k", 12, 0.1, 0.2), ("aby3", 12, 0.1, 0.2), ("cheetah", 1, 0.15, 0.25)]
     for settings in both:
         assert (settings.committed_bar, settings.least_inside, settings.seq_len) == (0.3, 0.9, 128)
-    assert {case["protocol"] for case in SMALL["cases"]} == set(ENGINE_PROTOCOLS)
+    assert {case.protocol for case in SMALL.cases} == set(ENGINE_PROTOCOLS)
 
 
 @pytest.mark.needs_engine
@@ -65,9 +61,7 @@ def test_whole_runs_meet_both_predictions(of_no_engine: list[int]) -> None:
     """Starting takes five seconds by itself, and nothing in the whole runs: 60 of 65 are the fastest run's."""
     console = Console(record=True, width=200)
     seconds.run("small", ONE, console)
-    lines, loads = seconds.measured_case(
-        decode(Settings, ONE, "small"), decode(Settings, ONE, "").cases[0], "small", console
-    )
+    lines, loads = seconds.measured_case(ONE, ONE.cases[0], "small", console)
     total = lines[-1]
     assert total.kind == TOTAL
     assert total.measured_s == 3.0 * of_no_engine[0]
@@ -101,7 +95,7 @@ def test_an_experiment_that_was_stopped_goes_on(of_no_engine: list[int], monkeyp
 
 @pytest.mark.needs_engine
 def test_a_missed_bar_is_said_and_stops() -> None:
-    tight = {**ONE, "cases": [{**ONE["cases"][0], "total_bar": 0.01}], "committed_bar": 0.01, "least_inside": 1.0}
+    tight = replace(ONE, cases=(replace(ONE.cases[0], total_bar=0.01),), committed_bar=0.01, least_inside=1.0)
     with pytest.raises(
         StoppedError,
         match=r"3 bars .*: semi2k total \+10% of 10%; semi2k committed .* of 1%; .* inside the range, not 100%",
@@ -120,7 +114,7 @@ def test_a_missed_bar_is_said_and_stops() -> None:
     ],
 )
 def test_bars(changes: dict[str, Any], told: list[str]) -> None:
-    assert misses(decode(Settings, DATA, "seconds"), [GOOD._replace(**changes)]) == told
+    assert misses(settings_of("seconds"), [GOOD._replace(**changes)]) == told
 
 
 def test_a_file_that_holds_no_runs_is_refused(tmp_path: Path) -> None:
@@ -131,10 +125,8 @@ def test_a_file_that_holds_no_runs_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_run_has_no_spread() -> None:
-    with pytest.raises(
-        ValueError, match="`repeats` of experiment small must be at least 2, to see a spread, but got 1"
-    ):
-        seconds.run("small", {**ONE, "repeats": 1}, Console(quiet=True))
+    with pytest.raises(ValueError, match="`repeats` must be at least 2, to see a spread, but got 1"):
+        settings_of("seconds-small", repeats=1)
 
 
 def test_what_else_the_machine_does_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

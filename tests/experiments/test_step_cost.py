@@ -6,20 +6,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
 from experiments import step_cost
-from experiments.__main__ import definitions
+from experiments.__main__ import settings_of
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training.entropy import EntropyPenalty
 
 pytest.importorskip("transformers")
 
-SETTINGS = decode(
-    step_cost.Settings,
-    {key: value for key, value in load_mapping(definitions()["step-cost"]).items() if key != "kind"},
-    "experiment step-cost",
-)
+SETTINGS = settings_of("step-cost")
 SMALL = replace(SETTINGS, layers=1, heads=2, d_model=32, vocab=50, tokens=64, threads=1, rounds=2, seq_lens=(16, 64))
 
 
@@ -51,8 +45,8 @@ def test_the_published_model_is_as_large_as_ours_and_learns_thresholds() -> None
     assert module.model(tokens, output_attentions=True).attentions[0].shape == (2, 2, 16, 16)
 
 
-def test_the_tables_tell_ratios_of_rounds_and_whether_bars_are_met() -> None:
-    measured: dict[step_cost.Variant, list[float]] = {
+def test_ratios_of_rounds_meet_their_bars_or_not() -> None:
+    measured: step_cost.Rounds = {
         "sdpa": [2.1, 3.0, 4.0],  # less than that of regularised is no bar
         "plain": [1.0, 2.0, 1.0],
         "regularised": [1.05, 2.1, 3.0],
@@ -61,12 +55,12 @@ def test_the_tables_tell_ratios_of_rounds_and_whether_bars_are_met() -> None:
     console = Console(record=True, width=140)
     seconds = dict.fromkeys(SETTINGS.seq_lens, measured)
     console.print(step_cost.time_table(SETTINGS, seconds))
-    assert "128  3.000  1.000        2.100      2.200" in console.export_text(clear=False)
-    console.print(step_cost.ratio_table(SETTINGS, seconds))
-    rows = [line for line in console.export_text().splitlines() if "<=" in line]
-    assert [line.count("PASS") for line in rows] == [2, 2, 1, 1]  # 1.05 meets every bar; 1.14 those of 1.0 and 1.1
-    assert all("1.050" in line and "1.14" in line and "0.700" in line for line in rows)
+    assert "128   3.000  1.000        2.100      2.200" in console.export_text()
     peaks: dict[step_cost.Variant, int] = {"sdpa": 900, "plain": 1000, "regularised": 1200, "published": 3000}
-    console.print(step_cost.memory_table(SETTINGS, peaks))
-    assert "1.200" in (text := console.export_text())
-    assert "FAIL" in text
+    *ratios, memory = step_cost.figures(SETTINGS, seconds, peaks)
+    assert [round(figure.value, 2) for figure in ratios] == 4 * [1.05, 0.7, 1.14]
+    # 1.05 meets every bar; 1.14 those of 1.0 and 1.1
+    verdicts = [figure.verdict for figure in ratios]
+    assert verdicts[:6] == ["PASS"] * 6
+    assert verdicts[6:] == ["PASS", "PASS", "FAIL"] * 2
+    assert (round(memory.value, 2), memory.verdict) == (1.2, "FAIL")

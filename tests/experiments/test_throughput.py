@@ -6,14 +6,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
 from experiments import throughput
-from experiments.__main__ import definitions
+from experiments.__main__ import settings_of
+from experiments.bars import median_ratio
 from search_spaces.lower import lower
 
-DATA = {key: value for key, value in load_mapping(definitions()["throughput"]).items() if key != "kind"}
-SETTINGS = decode(throughput.Settings, DATA, "experiment throughput")
+SETTINGS = settings_of("throughput")
 SMALL = replace(SETTINGS, base="tiny", scale="smoke")
 
 
@@ -48,10 +46,10 @@ def test_arithmetic_is_six_per_weight_of_a_matrix_and_token_and_attention() -> N
 
 def test_ratios_are_medians_within_rounds() -> None:
     rates = {name: [100.0, 10.0, 1000.0] for name in SETTINGS.ways} | {"ours": [150.0, 30.0, 1400.0]}
-    assert throughput.ratio(rates["ours"], rates["plain"]) == 1.5
+    assert median_ratio(rates["ours"], rates["plain"]) == 1.5
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(throughput.table(SETTINGS, rates, peak=1e12))
+        console.print(throughput.way_table(SETTINGS, rates, peak=1e12))
     assert "1.50" in capture.get()
 
 

@@ -2,20 +2,14 @@ from typing import Any
 
 import pytest
 
-from costmodel.config.strict_yaml import load_mapping
 from costmodel.protocols.published_rows import PublishedRow, held_out_rows, published_rows
-from experiments.__main__ import definitions
+from experiments.__main__ import definitions, kind_of, settings_of
 from experiments.papers.costs import cost_table, costs_of, error_percent, operation_table, savings_table
 from experiments.papers.flops import flops_table
 from experiments.papers.results import Experiment
-from experiments.papers.run import settings_of
 from experiments.papers.settings import Settings
 
-SETTINGS = {
-    name: settings_of(name, {key: value for key, value in load_mapping(path).items() if key != "kind"})
-    for name, path in definitions().items()
-    if load_mapping(path)["kind"] == "paper"
-}
+SETTINGS: dict[str, Settings] = {name: settings_of(name) for name in definitions() if kind_of(name) == "paper"}
 TABLES = {
     ("CodeParrot", 12, 128): "ega-table-2",
     ("CodeParrot", 12, 256): "ega-table-2-t256",

@@ -5,8 +5,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from costmodel.config.schema import decode
 from experiments import trainings
 from experiments.papers import run as papers
+from experiments.papers.settings import Settings
 
 DATA = {
     "scale": "smoke",
@@ -31,7 +33,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def ran(name: str, data: dict) -> str:
     threads = torch.get_num_threads()
     console = Console(record=True, width=300)
-    papers.run(name, data, console)
+    papers.run(name, decode(Settings, data, name), console)
     torch.set_num_threads(threads)
     return console.export_text()
 

@@ -2,24 +2,19 @@ import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from costmodel.config.strict_yaml import load_mapping
-from experiments.__main__ import CONFIGS, definitions
-from experiments.papers.run import settings_of
+from experiments.__main__ import definitions, kind_of, settings_of
+from experiments.papers import run as papers
 from experiments.papers.settings import PLAIN, Settings
 from experiments.trainings import recipe_of
 
-PAPERS = {path.stem: load_mapping(path) for path in sorted((CONFIGS / "papers").glob("*.yaml"))}
-
-
-def settings_by_name(name: str) -> Settings:
-    return settings_of(name, {key: value for key, value in PAPERS[name].items() if key != "kind"})
+PAPERS: dict[str, Settings] = {name: settings_of(name) for name in definitions() if kind_of(name) == "paper"}
 
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_experiment_decodes_and_its_rows_are_nets(name: str):
-    assert name in definitions()
-    settings = settings_by_name(name)
+    settings = PAPERS[name]
     assert all(settings.member(row).architecture.num_layers in (6, 12, 18) for row in settings.rows)
     plan = settings.plan
     for row in settings.rows:
@@ -29,14 +24,14 @@ def test_every_experiment_decodes_and_its_rows_are_nets(name: str):
 
 
 def test_printed_perplexities_of_rows_with_costs_are_those_of_the_published_rows():
-    printed = settings_by_name("ega-table-2").printed_perplexities
+    printed = PAPERS["ega-table-2"].printed_perplexities
     assert (printed["SM+LN+G"], printed["EReg(SM(t)+ScFuFFN)"], printed["HH(SM+ScFuFFN)"]) == (2.69, 3.21, 3.97)
     assert printed["SM"] == math.inf
-    assert math.isinf(settings_by_name("ega-table-2-t256").printed_perplexities["HH(SM+ScFuFFN)"])  # printed NaN
+    assert math.isinf(PAPERS["ega-table-2-t256"].printed_perplexities["HH(SM+ScFuFFN)"])  # printed NaN
 
 
 def test_rows_that_are_trained_alike_share_a_variant():
-    settings = settings_by_name("norm-or-scale")
+    settings = PAPERS["norm-or-scale"]
     plan = settings.plan
     assert settings.variant("SM") == settings.variant("scaled FFN") == PLAIN
     assert plan.pairs == frozenset(
@@ -61,9 +56,8 @@ def test_rows_that_are_trained_alike_share_a_variant():
     ],
 )
 def test_bad_settings_are_refused_in_a_line(changes: dict, text: str):
-    data = {key: value for key, value in (PAPERS["entropy"] | changes).items() if key != "kind"}
     with pytest.raises(ValueError, match=text):
-        settings_of("entropy", data)
+        papers.run("entropy", settings_of("entropy", **changes), Console(quiet=True))
 
 
 def test_configs_are_in_a_folder_that_the_package_has():

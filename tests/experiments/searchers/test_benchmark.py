@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
 from costmodel.cost import Budget
 from costmodel.errors import UserError
-from experiments.__main__ import definitions
+from experiments.__main__ import settings_of
 from experiments.searchers import benchmark, table
 from experiments.searchers.benchmark import pool_of, regrets, tables, verdicts
 from experiments.searchers.halving import replay_halving
@@ -154,23 +152,17 @@ def test_a_table_of_which_little_is_trained_is_refused(tmp_path: Path, monkeypat
 
 
 def test_the_shipped_files_fit_together():
-    found = definitions()
-    settings = decode(benchmark.Settings, _without_kind(found["search-benchmark"]), "x")
-    parts = decode(table.Settings, _without_kind(found["table"]), "x").parts
-    assert settings.parts.keys() <= parts.keys()
-    for name, part in parts.items():
-        assert len(table.plan_of(decode(table.Settings, _without_kind(found["table"]), "x"), name).rows) >= 100
+    whole = settings_of("table")
+    assert settings_of("search-benchmark").parts.keys() <= whole.parts.keys()
+    for name, part in whole.parts.items():
+        assert len(table.plan_of(whole, name).rows) >= 100
         assert table.table_space(part).base.num_layers == int(name)
 
 
 @pytest.mark.parametrize("name", ["table", "table-known"])
 def test_what_is_committed_is_of_the_parts(name: str):
-    for part in decode(table.Settings, _without_kind(definitions()[name]), name).parts.values():
-        committed = {one.row for one in read_outcomes(DATA / part.committed)}
+    for part in settings_of(name).parts.values():
+        committed = {record.row for record in read_outcomes(DATA / part.committed)}
         assert committed <= set(table.table_rows(part))
         regularised, *others = table.table_space(part).recipes
         assert others or all(row.startswith("EReg(") == regularised for row in committed)
-
-
-def _without_kind(path: Path) -> dict:
-    return {key: value for key, value in load_mapping(path).items() if key != "kind"}
