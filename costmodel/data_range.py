@@ -27,11 +27,11 @@ class DataRange:
 
     def outside(self, graph: Iterable[Node]) -> tuple[str, ...]:
         """What of a graph no data has, such as `d_model 12 (data: 768)`; nothing where all is inside."""
-        found = dimensions(graph)
-        told = [
+        values = dimensions(graph)
+        beyond_data = [
             f"{name} {_range(beyond)} (data: {_range(known)})"
             for name, known in self.dimensions.items()
-            if (beyond := [value for value in sorted(found[name]) if not _inside(value, known)])
+            if (beyond := [value for value in sorted(values[name]) if not _inside(value, known)])
         ]
         unknown = {type(node.op).__name__ for node in graph} - {kind.__name__ for kind in self.op_types}
         used = unknown - ({"KeyValueCache"} if _keeps_none(graph) else set())
@@ -39,7 +39,7 @@ class DataRange:
         ways = [text for kind, text in OTHER_WAYS.items() if kind.__name__ in used]
         ways += [f"batch {batch} (data: 1)"] if (batch := _batch(graph)) > 1 else []
         names = sorted(unknown - {kind.__name__ for kind in OTHER_WAYS})
-        return (*told, *ways, *(f"{name} (data: none)" for name in names))
+        return (*beyond_data, *ways, *(f"{name} (data: none)" for name in names))
 
 
 # ops that are there because of how a model is run, and what to call it
@@ -73,27 +73,27 @@ def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
     seq_len, num_heads: of one sequence. d_ff: inner features of FFNs; the rows of a linear that leads
     back to d_model and is not attention's.
     """
-    found: dict[str, set[int]] = {name: set() for name in ("d_model", "d_ff", "num_heads", "vocab_size", "seq_len")}
+    values: dict[str, set[int]] = {name: set() for name in ("d_model", "d_ff", "num_heads", "vocab_size", "seq_len")}
     batch = _batch(graph)
     mixes = [node.op for node in graph if isinstance(node.op, ops.AttentionMix)]
     attended = {op.heads // op.sequences * op.head_dim for op in mixes}
     for node in graph:
         op = node.op
         if isinstance(op, ops.TokenEmbedding):
-            found["d_model"].add(op.features)
-            found["vocab_size"].add(op.vocab)
-            found["seq_len"].add(op.tokens // batch)
+            values["d_model"].add(op.features)
+            values["vocab_size"].add(op.vocab)
+            values["seq_len"].add(op.tokens // batch)
         elif isinstance(op, ops.VocabProjection):
-            found["vocab_size"].add(op.whole or op.vocab)
+            values["vocab_size"].add(op.whole or op.vocab)
         elif isinstance(op, ops.AttentionMix):
-            found["num_heads"].add(op.heads // op.sequences)
-            found["seq_len"].add(op.keys)
-    widths = found["d_model"] | attended
+            values["num_heads"].add(op.heads // op.sequences)
+            values["seq_len"].add(op.keys)
+    widths = values["d_model"] | attended
     linears = [node.op for node in graph if isinstance(node.op, ops.Linear)]
-    found["d_ff"] = {op.in_features for op in linears if op.out_features in found["d_model"]} - widths
-    found["seq_len"] = {max(found["seq_len"])} if found["seq_len"] else set()
-    found["num_layers"] = {len({node.layer for node in graph if isinstance(node.layer, int)})} - {0}
-    return found
+    values["d_ff"] = {op.in_features for op in linears if op.out_features in values["d_model"]} - widths
+    values["seq_len"] = {max(values["seq_len"])} if values["seq_len"] else set()
+    values["num_layers"] = {len({node.layer for node in graph if isinstance(node.layer, int)})} - {0}
+    return values
 
 
 def describe(outside: Iterable[str]) -> str:

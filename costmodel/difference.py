@@ -86,8 +86,8 @@ def _positive(numerator: float, denominator: float) -> float | None:
 
 
 def _faster(first: NetworkUse, second: NetworkUse, bandwidth_bits_per_s: float, rtt_s: float) -> str:
-    one, other = (use.latency_s(bandwidth_bits_per_s, rtt_s) for use in (first, second))
-    return "equal" if one == other else "first" if one < other else "second"
+    latency_s, other_s = (use.latency_s(bandwidth_bits_per_s, rtt_s) for use in (first, second))
+    return "equal" if latency_s == other_s else "first" if latency_s < other_s else "second"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +108,7 @@ class Change:
 def changes(before: Estimate, after: Estimate) -> tuple[Change, ...]:
     """All that differs, what saves most time first; together they are the difference of the totals."""
     first, second = _grouped(before.by_op), _grouped(after.by_op)
-    found = []
+    changed = []
     for op in dict.fromkeys((*first, *second)):
         old, new = first.get(op, []), second.get(op, [])
         change = Change(
@@ -119,8 +119,8 @@ def changes(before: Estimate, after: Estimate) -> tuple[Change, ...]:
             sent_bytes=sum(price.sent_bytes for price in new) - sum(price.sent_bytes for price in old),
         )
         if change.num_before != change.num_after or change.latency_s or change.sent_bytes:
-            found.append(change)
-    return tuple(sorted(found, key=lambda change: (change.latency_s, change.sent_bytes)))
+            changed.append(change)
+    return tuple(sorted(changed, key=lambda change: (change.latency_s, change.sent_bytes)))
 
 
 def _grouped(priced: Iterable[tuple[Node, Price]]) -> dict[Op, list[Price]]:

@@ -45,16 +45,16 @@ def attentions(graph: OpGraph) -> Iterator[Attention]:
     by_name = {node.name: node for node in graph}
     for node in graph:
         if isinstance(node.op, ops.AttentionMix):
-            found = [node]
-            while not isinstance(found[0].op, ops.AttentionScores):
-                found.insert(0, by_name[found[0].inputs[0]])
-            if len(found[0].inputs) == 1:
-                yield Attention(nodes=tuple(found), packed=found[0].inputs[0], values=node.inputs[1])
+            chain = [node]
+            while not isinstance(chain[0].op, ops.AttentionScores):
+                chain.insert(0, by_name[chain[0].inputs[0]])
+            if len(chain[0].inputs) == 1:
+                yield Attention(nodes=tuple(chain), packed=chain[0].inputs[0], values=node.inputs[1])
 
 
 def inside(graph: OpGraph) -> dict[str, Attention]:
     """The attention that a node belongs to, by the node's name."""
-    return {node.name: each for each in attentions(graph) for node in each.nodes}
+    return {node.name: attention for attention in attentions(graph) for node in attention.nodes}
 
 
 def of_queries(attention: Attention, op: Op, queries: int, keys: int) -> Op:
@@ -69,10 +69,10 @@ def of_queries(attention: Attention, op: Op, queries: int, keys: int) -> Op:
     return replace(op, rows=attention.mix.op.heads * queries, features=keys)
 
 
-def beside(name: str, own: str) -> str:
+def beside(name: str, last: str) -> str:
     """A name in the module of another node."""
     module, dot, _ = name.rpartition(".")
-    return f"{module}{dot}{own}"
+    return f"{module}{dot}{last}"
 
 
 def keys_and_values(attention: Attention) -> list[tuple[str, str, int]]:

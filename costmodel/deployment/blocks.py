@@ -21,9 +21,13 @@ def in_query_blocks(graph: OpGraph, size: int) -> OpGraph:
 
     An op of a block has the name of the whole one, `@` and its first query; what joins them has the mix's name.
     """
-    by_scores = {each.scores.name: each for each in attentions(graph) if each.is_causal and _queries(each) > size}
-    inside = {node.name for each in by_scores.values() for node in each.nodes}
-    mixes = {each.mix.name: each for each in by_scores.values()}
+    by_scores = {
+        attention.scores.name: attention
+        for attention in attentions(graph)
+        if attention.is_causal and _queries(attention) > size
+    }
+    inside = {node.name for attention in by_scores.values() for node in attention.nodes}
+    mixes = {attention.mix.name: attention for attention in by_scores.values()}
     nodes: list[Node] = []
     for node in graph:
         if node.name in mixes:  # where all that any op of the attention reads is there
@@ -72,9 +76,9 @@ def in_vocab_blocks(graph: OpGraph, num_blocks: int) -> OpGraph:
 
     Raises UserError if there is no projection, or one of fewer entries.
     """
-    found = [node.op for node in graph if isinstance(node.op, ops.VocabProjection)]
-    if not found or min(op.vocab for op in found) < num_blocks:
-        have = f"a vocabulary of {min(op.vocab for op in found)}" if found else "no vocabulary projection"
+    projections = [node.op for node in graph if isinstance(node.op, ops.VocabProjection)]
+    if not projections or min(op.vocab for op in projections) < num_blocks:
+        have = f"a vocabulary of {min(op.vocab for op in projections)}" if projections else "no vocabulary projection"
         raise UserError(f"`vocab_blocks` must be of at least an entry each, but got {num_blocks} and {have}.")
     return replace(graph, nodes=tuple(part for node in graph for part in _vocab_blocks(node, num_blocks)))
 
@@ -88,5 +92,5 @@ def _vocab_blocks(node: Node, num_blocks: int) -> Iterator[Node]:
             parts.append(replace(node, name=f"{node.name}@{first}", op=part))
         yield from parts
         op = ops.JoinColumns(rows=op.rows, features=op.vocab, part=size)
-        node = replace(node, op=op, inputs=tuple(each.name for each in parts))
+        node = replace(node, op=op, inputs=tuple(block.name for block in parts))
     yield node

@@ -96,7 +96,9 @@ def in_batch(graph: OpGraph, batch: int) -> OpGraph:
     rewritten = {op: op.in_batch(batch) for op in dict.fromkeys(node.op for node in graph)}
     return OpGraph(
         nodes=tuple(replace(node, op=rewritten[node.op]) for node in graph),
-        inputs=tuple(Input(name=each.name, shape=(each.shape[0] * batch, *each.shape[1:])) for each in graph.inputs),
+        inputs=tuple(
+            Input(name=cache.name, shape=(cache.shape[0] * batch, *cache.shape[1:])) for cache in graph.inputs
+        ),
     )
 
 

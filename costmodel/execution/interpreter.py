@@ -46,15 +46,15 @@ def values(
 
 def inputs(graph: OpGraph, tokens: Array, caches: Mapping[str, Array] | None = None) -> dict[str, Array]:
     """What a graph reads, by name: the client's tokens, one-hot or as they are, and caches. Errors as for `values`."""
-    found = {"tokens": encoded(graph, tokens)}
-    for each in graph.inputs:
-        if caches is None or each.name not in caches:
-            raise UserError(f"`caches` must hold {each.name!r} of shape {each.shape}, but it is missing.")
-        value = np.asarray(caches[each.name], dtype=np.float64)
-        if value.shape != each.shape:
-            raise UserError(f"cache {each.name!r} must have the shape {each.shape}, but has {value.shape}.")
-        found[each.name] = value
-    return found
+    arrays = {"tokens": encoded(graph, tokens)}
+    for wanted in graph.inputs:
+        if caches is None or wanted.name not in caches:
+            raise UserError(f"`caches` must hold {wanted.name!r} of shape {wanted.shape}, but it is missing.")
+        value = np.asarray(caches[wanted.name], dtype=np.float64)
+        if value.shape != wanted.shape:
+            raise UserError(f"cache {wanted.name!r} must have the shape {wanted.shape}, but has {value.shape}.")
+        arrays[wanted.name] = value
+    return arrays
 
 
 def kv_cache(graph: OpGraph, past: Mapping[str, Array]) -> dict[str, Array]:
@@ -62,14 +62,14 @@ def kv_cache(graph: OpGraph, past: Mapping[str, Array]) -> dict[str, Array]:
 
     Raises UserError if that run was over fewer tokens than the graph has cached.
     """
-    found = {}
+    caches = {}
     for node in graph:
         if isinstance(node.op, ops.KeyValueCache) and node.op.past_len:
             cache, source = node.inputs
             if len(past[source]) < node.op.past_len:
                 raise UserError(f"{cache!r} keeps {node.op.past_len} tokens, but the run had {len(past[source])}.")
-            found[cache] = past[source][: node.op.past_len, -node.op.features :]
-    return found
+            caches[cache] = past[source][: node.op.past_len, -node.op.features :]
+    return caches
 
 
 def encoded(graph: OpGraph, tokens: Array) -> Array:
@@ -85,13 +85,13 @@ def encoded(graph: OpGraph, tokens: Array) -> Array:
 
 def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:
     """Every weight of a graph's model by name: an op that reads all of it that any does, and its suffix there."""
-    found: dict[str, tuple[Op, str]] = {}
+    readers: dict[str, tuple[Op, str]] = {}
     for node in graph:
         for suffix, shape in node.op.weight_shapes.items():
             name = f"{node.model_name}.{suffix}"
-            if name not in found or shape > found[name][0].weight_shapes[suffix]:
-                found[name] = node.op, suffix
-    return found
+            if name not in readers or shape > readers[name][0].weight_shapes[suffix]:
+                readers[name] = node.op, suffix
+    return readers
 
 
 def operands(node: Node, weights: Weights) -> dict[str, Array]:

@@ -90,28 +90,28 @@ def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) 
     """Of a run of one thread; None where masks of weights are kept or in another ring, which nobody measured."""
     if setting.weight_masks == "kept" or setting.threads != 1 or setting.ring_bits != testbed.ring_bits:
         return None
-    found = features(graph, testbed.protocol, setting)
-    beyond = [count / testbed.greatest[name] for name, count in found.items() if testbed.greatest[name]]
+    num_bytes = features(graph, testbed.protocol, setting)
+    beyond = [count / testbed.greatest[name] for name, count in num_bytes.items() if testbed.greatest[name]]
     return PeakMemory(
-        client_bytes=_bytes(found, testbed.client),
-        party_bytes=_bytes(found, testbed.party),
-        held_bytes=found["held"] + found["alive"],
+        client_bytes=_bytes(num_bytes, testbed.client),
+        party_bytes=_bytes(num_bytes, testbed.party),
+        held_bytes=num_bytes["held"] + num_bytes["alive"],
         held_out_error=max(testbed.client.held_out_error, testbed.party.held_out_error),
         extrapolation=max(1.0, *beyond),
     )
 
 
-def _bytes(found: dict[Feature, int], fit: MemoryFit) -> int:
-    return round(sum(fit.coefficients[name] * count for name, count in found.items()))
+def _bytes(num_bytes: dict[Feature, int], fit: MemoryFit) -> int:
+    return round(sum(fit.coefficients[name] * count for name, count in num_bytes.items()))
 
 
 def last_readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
     """By node, the nodes whose outputs no later one reads; the last one's output is the result."""
     last = {name: node.name for node in nodes for name in node.inputs}
-    found: dict[str, list[str]] = {node.name: [] for node in nodes}
+    spent: dict[str, list[str]] = {node.name: [] for node in nodes}
     for node in nodes[:-1]:
-        found[last.get(node.name, node.name)].append(node.name)
-    return found
+        spent[last.get(node.name, node.name)].append(node.name)
+    return spent
 
 
 def alive_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[int, ...]:
@@ -119,12 +119,12 @@ def alive_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[
     spent, total = last_readers(graph.nodes), 0
     share_bytes = _share_bytes(protocol, setting)
     sizes = {name: share_bytes * prod(shape) for name, shape in output_shapes(graph).items()}
-    found = []
+    alive = []
     for node in graph:
         total += sizes[node.name]
-        found.append(total)
+        alive.append(total)
         total -= sum(sizes[name] for name in spent[node.name])
-    return tuple(found)
+    return tuple(alive)
 
 
 def held_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> int:
@@ -140,7 +140,7 @@ def held_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> int:
         if isinstance(node.op, ops.TokenEmbedding):
             encoded = node.op.tokens * (1 if node.op.encoding == "lookup" else node.op.vocab)
             total += _share_bytes(protocol, setting) * encoded
-    return total + _share_bytes(protocol, setting) * sum(prod(each.shape) for each in graph.inputs)
+    return total + _share_bytes(protocol, setting) * sum(prod(kept.shape) for kept in graph.inputs)
 
 
 def features(graph: OpGraph, protocol: str, setting: EngineSetting) -> dict[Feature, int]:
@@ -151,7 +151,7 @@ def features(graph: OpGraph, protocol: str, setting: EngineSetting) -> dict[Feat
     of a product that are encoded at once, a word a coefficient, and ciphertexts that they add up to, before these are
     packed: two ring elements each.
     """
-    found: dict[Feature, int] = {
+    num_bytes: dict[Feature, int] = {
         "process": 1,
         "held": held_bytes(graph, protocol, setting),
         "alive": max(alive_bytes(graph, protocol, setting)),
@@ -167,12 +167,12 @@ def features(graph: OpGraph, protocol: str, setting: EngineSetting) -> dict[Feat
         if call.primitive == "matmul"
     )
     for call in dict.fromkeys(products):
-        found["matrix"] = max(found["matrix"], share_bytes * (call.elements + call.operands))
+        num_bytes["matrix"] = max(num_bytes["matrix"], share_bytes * (call.elements + call.operands))
         if protocol == "cheetah":
             work = cheetah.matrix_work((call,))
-            found["blocks"] = max(found["blocks"], work["products"] * element_bytes)
-            found["results"] = max(found["results"], work["results"] * 2 * element_bytes)
-    return found
+            num_bytes["blocks"] = max(num_bytes["blocks"], work["products"] * element_bytes)
+            num_bytes["results"] = max(num_bytes["results"], work["results"] * 2 * element_bytes)
+    return num_bytes
 
 
 def _share_bytes(protocol: str, setting: EngineSetting) -> int:

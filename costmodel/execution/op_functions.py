@@ -43,53 +43,53 @@ def numpy_library() -> Library:
     return Library(numpy=np, erf=erf, rsqrt=lambda source: 1 / np.sqrt(source))
 
 
-def evaluate(op: Op, library: Library, own: Weights, *inputs: Array) -> Array:
+def evaluate(op: Op, library: Library, weights: Weights, *inputs: Array) -> Array:
     """The output of one op from its operands by suffix and its inputs. Raises UserError for an op of no function."""
     if type(op) not in FUNCTIONS:
         raise UserError(f"no function runs {type(op).__name__}; add one to FUNCTIONS.")
-    return FUNCTIONS[type(op)](op, library, own, *inputs)
+    return FUNCTIONS[type(op)](op, library, weights, *inputs)
 
 
-def _embed(op: ops.TokenEmbedding, library: Library, own: Weights, tokens: Array) -> Array:
+def _embed(op: ops.TokenEmbedding, library: Library, weights: Weights, tokens: Array) -> Array:
     """Tokens that are looked up are numbers like any other, and compared with each entry of the public vocabulary."""
     if op.encoding == "lookup":
-        found = tokens[:, None] == np.arange(op.vocab, dtype=np.float32)  # tokens x vocab
-        tokens = library.numpy.where(found, 1.0, 0.0)
-    return library.numpy.matmul(tokens, own["weight"])
+        is_entry = tokens[:, None] == np.arange(op.vocab, dtype=np.float32)  # tokens x vocab
+        tokens = library.numpy.where(is_entry, 1.0, 0.0)
+    return library.numpy.matmul(tokens, weights["weight"])
 
 
-def _add_positions(op: ops.PositionEmbedding, library: Library, own: Weights, source: Array) -> Array:
-    return source + library.numpy.repeat(own["weight"], op.sequences, axis=0)
+def _add_positions(op: ops.PositionEmbedding, library: Library, weights: Weights, source: Array) -> Array:
+    return source + library.numpy.repeat(weights["weight"], op.sequences, axis=0)
 
 
-def _layer_norm(op: ops.LayerNorm, library: Library, own: Weights, source: Array) -> Array:
+def _layer_norm(op: ops.LayerNorm, library: Library, weights: Weights, source: Array) -> Array:
     share = 1 / op.features
     centred = source - source.sum(axis=-1, keepdims=True) * share  # rows x features
     variance = library.numpy.square(centred).sum(axis=-1, keepdims=True) * share  # rows x 1
     normed = centred * library.rsqrt(variance + LAYERNORM_EPSILON)
-    gained = normed * own["weight"] if op.affine else normed
-    return gained + own["bias"] if op.affine and op.bias else gained
+    gained = normed * weights["weight"] if op.affine else normed
+    return gained + weights["bias"] if op.affine and op.bias else gained
 
 
-def _rms_norm(op: ops.RmsNorm, library: Library, own: Weights, source: Array) -> Array:
+def _rms_norm(op: ops.RmsNorm, library: Library, weights: Weights, source: Array) -> Array:
     mean_square = library.numpy.square(source).sum(axis=-1, keepdims=True) * (1 / op.features)  # rows x 1
     normed = source * library.rsqrt(mean_square + RMSNORM_EPSILON)
-    return normed * own["weight"] if op.affine else normed
+    return normed * weights["weight"] if op.affine else normed
 
 
-def _frozen_norm(op: ops.FrozenNorm, library: Library, own: Weights, source: Array) -> Array:
+def _frozen_norm(op: ops.FrozenNorm, library: Library, weights: Weights, source: Array) -> Array:
     if not op.centred:
-        return source * own["weight"]
+        return source * weights["weight"]
     centred = source - source.sum(axis=-1, keepdims=True) * (1 / op.features)  # rows x features
-    return centred * own["weight"] + own["bias"]
+    return centred * weights["weight"] + weights["bias"]
 
 
-def _linear(op: ops.Linear, library: Library, own: Weights, source: Array) -> Array:
-    product = library.numpy.matmul(source, own["weight"])  # comes turned
-    return product + own["bias"] if op.bias else product
+def _linear(op: ops.Linear, library: Library, weights: Weights, source: Array) -> Array:
+    product = library.numpy.matmul(source, weights["weight"])  # comes turned
+    return product + weights["bias"] if op.bias else product
 
 
-def _rotary(op: ops.Rotary, library: Library, own: Weights, packed: Array) -> Array:
+def _rotary(op: ops.Rotary, library: Library, weights: Weights, packed: Array) -> Array:
     """Pair (f, f + rotary_dim / 2) of queries and keys at position p turns by p * base^(-2 f / rotary_dim)."""
     rates = ROTARY_BASE ** -(np.arange(0, op.rotary_dim, 2) / op.rotary_dim)
     positions = np.arange(op.past_len, op.past_len + op.rows // op.sequences).repeat(op.sequences)
@@ -105,18 +105,18 @@ def _rotary(op: ops.Rotary, library: Library, own: Weights, packed: Array) -> Ar
     return library.numpy.concatenate((turned, heads[:, op.heads + key_heads :]), axis=1).reshape(packed.shape)
 
 
-def _repeat(op: ops.RepeatHeads, library: Library, own: Weights, packed: Array) -> Array:
+def _repeat(op: ops.RepeatHeads, library: Library, weights: Weights, packed: Array) -> Array:
     heads = packed.reshape(op.rows, op.heads + 2 * op.key_heads, op.head_dim)
     repeated = library.numpy.repeat(heads[:, op.heads :], op.heads // op.key_heads, axis=1)
     return library.numpy.concatenate((heads[:, : op.heads], repeated), axis=1).reshape(op.rows, -1)
 
 
-def _keep(op: ops.KeyValueCache, library: Library, own: Weights, *sources: Array) -> Array:
+def _keep(op: ops.KeyValueCache, library: Library, weights: Weights, *sources: Array) -> Array:
     *earlier, source = sources
     return library.numpy.concatenate((*earlier, source[:, -op.features :]), axis=0)
 
 
-def _scores(op: ops.AttentionScores, library: Library, own: Weights, packed: Array, *cached: Array) -> Array:
+def _scores(op: ops.AttentionScores, library: Library, weights: Weights, packed: Array, *cached: Array) -> Array:
     """The public factor is applied to the queries, of which there are fewer than scores.
 
     packed: queries, then keys; cached: keys first, of all tokens, where `packed` has but those of the last.
@@ -134,11 +134,11 @@ def _by_head(tokens: Array) -> Array:
     return tokens.transpose(1, 2, 0, 3).reshape(-1, len(tokens), tokens.shape[-1])
 
 
-def _temper(op: ops.Temperature, library: Library, own: Weights, scores: Array) -> Array:
-    return scores * library.numpy.tile(own["weight"], (op.sequences, 1))[:, :, None]
+def _temper(op: ops.Temperature, library: Library, weights: Weights, scores: Array) -> Array:
+    return scores * library.numpy.tile(weights["weight"], (op.sequences, 1))[:, :, None]
 
 
-def _softmax(op: ops.Softmax, library: Library, own: Weights, scores: Array) -> Array:
+def _softmax(op: ops.Softmax, library: Library, weights: Weights, scores: Array) -> Array:
     last_seen = op.keys - op.queries if op.causal else op.keys
     seen = np.tri(op.queries, op.keys, last_seen, dtype=bool)  # public
     positive, offset = SOFTMAX_FORMS[op.form](library, seen, scores)
@@ -167,15 +167,15 @@ SOFTMAX_FORMS: dict[str, Callable[[Library, Array, Array], tuple[Array, float]]]
 }
 
 
-def _shape(op: ops.ShapedAttention, library: Library, own: Weights, attention: Array) -> Array:
+def _shape(op: ops.ShapedAttention, library: Library, weights: Weights, attention: Array) -> Array:
     earlier = op.keys - op.queries
     uniform = np.tri(op.queries, op.keys, earlier) / np.arange(earlier + 1, op.keys + 1)[:, None]
-    scalars = {name: library.numpy.tile(value, op.sequences)[:, None, None] for name, value in own.items()}
+    scalars = {name: library.numpy.tile(value, op.sequences)[:, None, None] for name, value in weights.items()}
     fixed = scalars["identity"] * np.eye(op.queries, op.keys, earlier) - scalars["uniform"] * uniform
     return attention * scalars["softmax"] + fixed
 
 
-def _mix(op: ops.AttentionMix, library: Library, own: Weights, attention: Array, source: Array) -> Array:
+def _mix(op: ops.AttentionMix, library: Library, weights: Weights, attention: Array, source: Array) -> Array:
     """The values are the last heads x head_dim features of the source, whether it is packed or values alone."""
     heads = op.heads // op.sequences
     values = source[:, -heads * op.head_dim :].reshape(op.keys, op.sequences, heads, op.head_dim)
@@ -184,7 +184,7 @@ def _mix(op: ops.AttentionMix, library: Library, own: Weights, attention: Array,
     return mixed.reshape(op.queries * op.sequences, heads * op.head_dim)
 
 
-def _gelu(op: ops.Gelu, library: Library, own: Weights, source: Array) -> Array:
+def _gelu(op: ops.Gelu, library: Library, weights: Weights, source: Array) -> Array:
     return GELU_FORMS[op.form](library, source)
 
 
@@ -230,13 +230,13 @@ GELU_FORMS: dict[str, Callable[[Library, Array], Array]] = {
 }
 
 
-def _leaky_relu(op: ops.LeakyRelu, library: Library, own: Weights, source: Array) -> Array:
+def _leaky_relu(op: ops.LeakyRelu, library: Library, weights: Weights, source: Array) -> Array:
     """One comparison: x+ + slope (x - x+)."""
     positive = library.numpy.maximum(source, 0.0)
-    return positive + (source - positive) * own["slope"]
+    return positive + (source - positive) * weights["slope"]
 
 
-def _sigmoid(op: ops.Sigmoid | ops.Silu, library: Library, own: Weights, source: Array) -> Array:
+def _sigmoid(op: ops.Sigmoid | ops.Silu, library: Library, weights: Weights, source: Array) -> Array:
     return 1 / (library.numpy.exp(-source) + 1)
 
 
@@ -247,7 +247,7 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.RmsNorm: _rms_norm,
     ops.FrozenNorm: _frozen_norm,
     ops.Linear: _linear,
-    ops.PackHeads: lambda op, library, own, *parts: library.numpy.concatenate(parts, axis=1),
+    ops.PackHeads: lambda op, library, weights, *parts: library.numpy.concatenate(parts, axis=1),
     ops.Rotary: _rotary,
     ops.RepeatHeads: _repeat,
     ops.KeyValueCache: _keep,
@@ -257,18 +257,18 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.ShapedAttention: _shape,
     ops.AttentionMix: _mix,
     ops.Gelu: _gelu,
-    ops.Relu: lambda op, library, own, source: library.numpy.maximum(source, 0.0),
+    ops.Relu: lambda op, library, weights, source: library.numpy.maximum(source, 0.0),
     ops.LeakyRelu: _leaky_relu,
-    ops.Square: lambda op, library, own, source: library.numpy.square(source),
-    ops.Silu: lambda op, library, own, source: source * _sigmoid(op, library, own, source),
+    ops.Square: lambda op, library, weights, source: library.numpy.square(source),
+    ops.Silu: lambda op, library, weights, source: source * _sigmoid(op, library, weights, source),
     ops.Sigmoid: _sigmoid,
-    ops.Tanh: lambda op, library, own, source: library.numpy.tanh(source),
-    ops.Multiply: lambda op, library, own, first, second: first * second,
-    ops.Scale: lambda op, library, own, source: source * op.factor,
-    ops.Add: lambda op, library, own, stream, branch: stream + branch,
-    ops.ScaledAdd: lambda op, library, own, stream, branch: stream * own["beta"] + branch * own["alpha"],
-    ops.TakeRows: lambda op, library, own, source: source[op.first : op.first + op.taken],
-    ops.JoinRows: lambda op, library, own, *parts: library.numpy.concatenate(parts, axis=0),
-    ops.JoinColumns: lambda op, library, own, *parts: library.numpy.concatenate(parts, axis=1),
-    ops.VocabProjection: lambda op, library, own, source: library.numpy.matmul(source, own["weight"]),
+    ops.Tanh: lambda op, library, weights, source: library.numpy.tanh(source),
+    ops.Multiply: lambda op, library, weights, first, second: first * second,
+    ops.Scale: lambda op, library, weights, source: source * op.factor,
+    ops.Add: lambda op, library, weights, stream, branch: stream + branch,
+    ops.ScaledAdd: lambda op, library, weights, stream, branch: stream * weights["beta"] + branch * weights["alpha"],
+    ops.TakeRows: lambda op, library, weights, source: source[op.first : op.first + op.taken],
+    ops.JoinRows: lambda op, library, weights, *parts: library.numpy.concatenate(parts, axis=0),
+    ops.JoinColumns: lambda op, library, weights, *parts: library.numpy.concatenate(parts, axis=1),
+    ops.VocabProjection: lambda op, library, weights, source: library.numpy.matmul(source, weights["weight"]),
 }

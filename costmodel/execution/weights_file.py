@@ -23,8 +23,8 @@ def load_weights(path: Path, graph: OpGraph) -> dict[str, Array]:
         raise UserError(f"weights file {str(path)!r} must be a readable safetensors file, but: {error}.") from None
     for node in graph:
         interpreter.operands(node, weights)
-    found = {name: weights[name] for name in interpreter.model_weights(graph)}
-    for name, value in found.items():
+    read = {name: weights[name] for name in interpreter.model_weights(graph)}
+    for name, value in read.items():
         if bad := int(np.size(value) - np.isfinite(value).sum()):
             raise UserError(f"weight {name!r} of {str(path)!r} must be finite, but {bad} of its numbers are not.")
-    return found
+    return read

@@ -1,4 +1,4 @@
-"""The protocol `aby3`: three parties, replicated shares modulo 2^k; semi-honest, honest majority, no set-up.
+"""The protocol `aby3`: three parties, replicated shares modulo 2^k; semi-honest, honest majority, no preprocessing.
 
 Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/aby3 and libspu/mpc/ab_api.cc
 (https://github.com/secretflow/spu); Mohassel and Rindal 2018, ABY3, https://eprint.iacr.org/2018/403.
@@ -43,7 +43,7 @@ def _matmul(call: Call, setting: EngineSetting) -> Comm:
     if not call.private:
         return _product(call, setting)
     rows, columns = call.factors
-    return total_comm([_dealt(call.operands // (rows + columns) * columns, setting), _product(call, setting)])
+    return total_comm([_shared(call.operands // (rows + columns) * columns, setting), _product(call, setting)])
 
 
 def _truncate(call: Call, setting: EngineSetting) -> Comm:
@@ -115,10 +115,10 @@ def _share(call: Call, setting: EngineSetting) -> Comm:
 
 
 def _input(call: Call, setting: EngineSetting) -> Comm:
-    return _dealt(call.elements, setting)
+    return _shared(call.elements, setting)
 
 
-def _dealt(elements: int, setting: EngineSetting) -> Comm:
+def _shared(elements: int, setting: EngineSetting) -> Comm:
     """The owner sends a part to each other party, at once. Source: arithmetic.cc, V2A."""
     num_bytes = elements * setting.ring_bits // 8
     return Comm(rounds=1, messages=2, online_bytes=2 * num_bytes, waited_bytes=num_bytes)

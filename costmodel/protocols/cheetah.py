@@ -3,11 +3,11 @@
 Products are computed under RLWE encryption, comparisons and truncations by oblivious transfers (OTs) that are extended
 in large batches. Keys, batches of OTs and cached product triples are made when first needed, so that what an op costs
 depends on what ran before it: `walk` prices ops in the order in which the engine runs them, and `comm` prices one op by
-its share, which adds up. What is made ahead is counted as set-up.
+its share, which adds up. What is made ahead is preprocessing.
 
 Rounds are counted by two clocks, one per party, since a party that waits for nothing runs ahead of the other: a
 message moves its receiver's clock to one after its sender's. An op takes as many rounds as the later clock advances.
-What set-up waits for is not in them.
+What preprocessing waits for is not in them.
 
 Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/cheetah (https://github.com/secretflow/spu), with one
 thread; Huang et al. 2022, Cheetah, https://eprint.iacr.org/2022/207. Sizes of compressed ciphertexts and keys, and
@@ -30,9 +30,9 @@ from costmodel.protocols.cheetah_preprocessing import (
     PRODUCT_ANSWER_BYTES,
     PRODUCT_KEYS,
     PRODUCT_SENT_BYTES,
-    AmortisedSetup,
-    Setup,
-    SetupState,
+    AmortisedPreprocessing,
+    Preprocessing,
+    PreprocessingState,
     ot_batches,
     triple_batches,
 )
@@ -62,20 +62,20 @@ def walk(ops: Iterable[Op], setting: EngineSetting) -> tuple[Comm, ...]:
 
     Raises UserError for a ring that is not of 64 bits, or an op without a program.
     """
-    state = SetupState()
+    state = PreprocessingState()
     return tuple(_price(_calls(op, setting), state) for op in ops)
 
 
 def comm(op: Op, setting: EngineSetting) -> Comm:
     """The cost of one op wherever it runs, so that the cost of a model is a sum in any order.
 
-    Rounds are those of the op alone; in a sequence it may take one less. Online bytes are those of `walk`. Of set-up,
-    an op pays its share of the batches of OTs and triples, to whole bytes; `TokenEmbedding`, which every decoder has
-    once, also pays for what a run makes once.
+    Rounds are those of the op alone; in a sequence it may take one less. Online bytes are those of `walk`. Of
+    preprocessing, an op pays its share of the batches of OTs and triples, to whole bytes; `TokenEmbedding`, which every
+    decoder has once, also pays for what a run makes once.
 
     Raises UserError for a ring that is not of 64 bits, or an op without a program.
     """
-    amortised = AmortisedSetup()
+    amortised = AmortisedPreprocessing()
     online = _price(_calls(op, setting), amortised)
     return total_comm([online, amortised.comm(), *(ONCE if isinstance(op, TokenEmbedding) else ())])
 
@@ -84,7 +84,7 @@ def by_primitive(op: Op, setting: EngineSetting) -> dict[str, int]:
     """Bytes of one op, its share of what is made in batches included, by the primitive that sends them."""
     num_bytes: dict[str, int] = {}
     for call in _calls(op, setting):
-        amortised = AmortisedSetup()
+        amortised = AmortisedPreprocessing()
         part = total_comm([PRICES[call.primitive](call, amortised), amortised.comm()])
         num_bytes[call.primitive] = num_bytes.get(call.primitive, 0) + part.online_bytes + part.setup_bytes
     return num_bytes
@@ -92,14 +92,14 @@ def by_primitive(op: Op, setting: EngineSetting) -> dict[str, int]:
 
 def num_ots(op: Op, setting: EngineSetting) -> int:
     """Oblivious transfers that one op uses, of both directions together."""
-    amortised = AmortisedSetup()
+    amortised = AmortisedPreprocessing()
     _price(_calls(op, setting), amortised)
     return amortised.num_ots
 
 
 def batches_made(ops: Iterable[Op], setting: EngineSetting) -> tuple[int, ...]:
     """Batches of OTs made in each op of a fresh run of all of them, in order."""
-    state, made = SetupState(), [0]
+    state, made = PreprocessingState(), [0]
     for op in ops:
         _price(_calls(op, setting), state)
         made.append(state.num_batches)
@@ -112,64 +112,64 @@ def _calls(op: Op, setting: EngineSetting) -> Calls:
     return calls_of(op, setting, share_bytes=WORD_BYTES)
 
 
-def _price(calls: Calls, setup: Setup) -> Comm:
-    start = max(setup.clocks)
-    comm = total_comm(PRICES[call.primitive](call, setup) for call in calls)
-    return replace(comm, rounds=max(setup.clocks) - start)
+def _price(calls: Calls, preprocessing: Preprocessing) -> Comm:
+    start = max(preprocessing.clocks)
+    comm = total_comm(PRICES[call.primitive](call, preprocessing) for call in calls)
+    return replace(comm, rounds=max(preprocessing.clocks) - start)
 
 
-def _multiply(call: Call, setup: Setup) -> Comm:
+def _multiply(call: Call, preprocessing: Preprocessing) -> Comm:
     """Large: each half is encrypted by one party, both factors, and answered. Small: Beaver, with cached triples.
 
     A factor that the server holds is encrypted by it, and multiplied with the other party's share.
     Source: arithmetic.cc, MulAA and MulAV; arith/cheetah_mul.cc, MulShare; state.cc, makeSureCacheSize.
     """
-    keys = setup.product_keys()
+    keys = preprocessing.product_keys()
     if call.private:
-        return total_comm([keys, _encrypted([call.elements], 1, setup)])
+        return total_comm([keys, _encrypted([call.elements], 1, preprocessing)])
     if call.elements >= CACHED_ELEMENTS:
         half = call.elements // 2
-        return total_comm([keys, _encrypted([half, call.elements - half], 2, setup)])
-    made = setup.take_triples(call.elements)
-    setup.exchange()
+        return total_comm([keys, _encrypted([half, call.elements - half], 2, preprocessing)])
+    made = preprocessing.take_triples(call.elements)
+    preprocessing.exchange()
     return total_comm([keys, made, _both_ways(NUM_PARTIES, NUM_PARTIES * 2 * WORD_BYTES * call.elements)])
 
 
-def _square(call: Call, setup: Setup) -> Comm:
+def _square(call: Call, preprocessing: Preprocessing) -> Comm:
     """Twice the product of the two shares: one factor is encrypted. Source: arithmetic.cc, SquareA."""
     half = call.elements // 2 if call.elements > SQUARE_HALVED else call.elements
     parts = [half, call.elements - half] if half < call.elements else [half]
-    return total_comm([setup.product_keys(), _encrypted(parts, 1, setup)])
+    return total_comm([preprocessing.product_keys(), _encrypted(parts, 1, preprocessing)])
 
 
-def _encrypted(parts: list[int], factors: int, setup: Setup) -> Comm:
+def _encrypted(parts: list[int], factors: int, preprocessing: Preprocessing) -> Comm:
     """Vectors are encrypted, sent, multiplied with the other party's and answered; the parts go opposite ways at once.
 
     The first ciphertext of a group waits for its receipt, two rounds, before the others are sent.
     """
-    clocks, num_vectors = setup.clocks, 0
+    clocks, num_vectors = preprocessing.clocks, 0
     for sender, part in zip((1, 0), parts, strict=False):
         vectors = NUM_MODULI * ceil(part / DEGREE)
         waits = 2 * ceil(vectors / ACKNOWLEDGED)
         received = max(clocks[1 - sender], clocks[sender] + factors * waits + 1)
-        setup.advance(sender, received + waits + 1, received + waits)
+        preprocessing.advance(sender, received + waits + 1, received + waits)
         num_vectors += vectors
     sent = _both_ways if len(parts) > 1 else _in_turn
     return sent(num_vectors * (factors + 1), num_vectors * (factors * PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES))
 
 
-def _matmul(call: Call, setup: Setup) -> Comm:
+def _matmul(call: Call, preprocessing: Preprocessing) -> Comm:
     """Per cross term, the factor of fewer blocks is encrypted and sent, and the products are answered.
 
     There are two cross terms of shares, at once, and one where the server holds a factor.
     Source: arith/cheetah_dot.cc, doDotOLE; arithmetic.cc, MatMulAA and MatMulAV.
     """
-    keys = setup.matrix_keys()
+    keys = preprocessing.matrix_keys()
     sent, answers, answer_bytes = _ciphertexts(call)
-    clocks, waits = setup.clocks, 2 * (ceil(sent / ACKNOWLEDGED) - 1)
+    clocks, waits = preprocessing.clocks, 2 * (ceil(sent / ACKNOWLEDGED) - 1)
     for sender in (0,) if call.private else (0, 1):
         received = max(clocks[1 - sender], clocks[sender] + waits + 1)
-        setup.advance(sender, received + 1, received)
+        preprocessing.advance(sender, received + 1, received)
     num_messages, num_bytes = sent + answers, sent * MATRIX_SENT_BYTES + answer_bytes
     if call.private:
         return total_comm([keys, _in_turn(num_messages, num_bytes)])
@@ -221,15 +221,15 @@ def matrix_work(calls: Calls) -> dict[str, int]:
     return {"products": products, "results": results, "switches": switches}
 
 
-def _truncate(call: Call, setup: Setup) -> Comm:
+def _truncate(call: Call, preprocessing: Preprocessing) -> Comm:
     """The carry of the cut bits, by one OT: the engine moves every number to where its sign is known.
 
     Source: nonlinear/truncate_prot.cc, Compute and MSB1ToWrap.
     """
-    return _correlated_ot(call.elements, call.bits, 0, setup)
+    return _correlated_ot(call.elements, call.bits, 0, preprocessing)
 
 
-def _msb(call: Call, setup: Setup) -> Comm:
+def _msb(call: Call, preprocessing: Preprocessing) -> Comm:
     """Digits are compared by an OT of 16 messages of 2 bits; a tree joins digits, but for the lowest also equality.
 
     Source: arithmetic.cc, MsbA2B; nonlinear/compare_prot.cc, DoCompute and TraversalANDFullBinaryTree.
@@ -237,84 +237,84 @@ def _msb(call: Call, setup: Setup) -> Comm:
     digits = RING_BITS // DIGIT_BITS
     num_digits = call.elements * digits
     message_bytes = num_digits * 2 * 2**DIGIT_BITS // 8
-    parts = [_chosen(num_digits * DIGIT_BITS, message_bytes, 0, setup)]
+    parts = [_chosen(num_digits * DIGIT_BITS, message_bytes, 0, preprocessing)]
     while digits > 1:
         digits //= 2
-        parts.append(_and_opened(call.elements, 1, 2, setup))
+        parts.append(_and_opened(call.elements, 1, 2, preprocessing))
         if digits > 1:
-            parts.append(_and_opened(call.elements * (digits - 1), 1, 3, setup))
+            parts.append(_and_opened(call.elements * (digits - 1), 1, 3, preprocessing))
     return total_comm(parts)
 
 
-def _mux(call: Call, setup: Setup) -> Comm:
+def _mux(call: Call, preprocessing: Preprocessing) -> Comm:
     """One OT per direction. Source: ot/basic_ot_prot.cc, Multiplexer."""
-    return total_comm(_correlated_ot(call.elements, RING_BITS, direction, setup) for direction in (0, 1))
+    return total_comm(_correlated_ot(call.elements, RING_BITS, direction, preprocessing) for direction in (0, 1))
 
 
-def _a2b(call: Call, setup: Setup) -> Comm:
+def _a2b(call: Call, preprocessing: Preprocessing) -> Comm:
     """A Kogge-Stone adder. Source: conversion.cc, A2B; ab_api.cc, ppa_kogge_stone."""
     levels = (RING_BITS - 1).bit_length()
-    doublings = [_and_opened(2 * call.elements, RING_BITS, 2, setup) for _ in range(levels)]
-    return total_comm([_and_opened(call.elements, RING_BITS, 2, setup), *doublings])
+    doublings = [_and_opened(2 * call.elements, RING_BITS, 2, preprocessing) for _ in range(levels)]
+    return total_comm([_and_opened(call.elements, RING_BITS, 2, preprocessing), *doublings])
 
 
-def _b2a(call: Call, setup: Setup) -> Comm:
+def _b2a(call: Call, preprocessing: Preprocessing) -> Comm:
     """An OT per bit, of as many bits as are left above it. Source: ot/basic_ot_prot.cc, SingleB2A and PackedB2A."""
     if call.bits == 1:
-        return _correlated_ot(call.elements, RING_BITS, 0, setup)
+        return _correlated_ot(call.elements, RING_BITS, 0, preprocessing)
     num_ots = call.elements * call.bits
     message_bytes = call.elements * sum(ceil((RING_BITS - bit) / 8) for bit in range(call.bits))
-    return _chosen(num_ots, message_bytes, 0, setup)
+    return _chosen(num_ots, message_bytes, 0, preprocessing)
 
 
-def _and(call: Call, setup: Setup) -> Comm:
-    return _and_opened(call.elements, call.bits, 2, setup)
+def _and(call: Call, preprocessing: Preprocessing) -> Comm:
+    return _and_opened(call.elements, call.bits, 2, preprocessing)
 
 
-def _equal(call: Call, setup: Setup) -> Comm:
+def _equal(call: Call, preprocessing: Preprocessing) -> Comm:
     """Digits by an OT of 16 messages of a bit, joined by halves; then to arithmetic.
 
     Source: arithmetic.cc, EqualAP; nonlinear/equal_prot.cc, DoCompute.
     """
     digits = RING_BITS // DIGIT_BITS
     num_digits = call.elements * digits
-    parts = [_chosen(num_digits * DIGIT_BITS, num_digits * 2**DIGIT_BITS // 8, 0, setup)]
+    parts = [_chosen(num_digits * DIGIT_BITS, num_digits * 2**DIGIT_BITS // 8, 0, preprocessing)]
     while digits > 1:
         digits //= 2
-        parts.append(_and_opened(call.elements * digits, 1, 2, setup))
-    return total_comm([*parts, _b2a(replace(call, bits=1), setup)])
+        parts.append(_and_opened(call.elements * digits, 1, 2, preprocessing))
+    return total_comm([*parts, _b2a(replace(call, bits=1), preprocessing)])
 
 
-def _share(call: Call, setup: Setup) -> Comm:
+def _share(call: Call, preprocessing: Preprocessing) -> Comm:
     """Local. Source: arithmetic_semi2k.cc, P2A and V2A."""
     return NOTHING
 
 
-def _and_opened(elements: int, bits: int, num_opened: int, setup: Setup) -> Comm:
+def _and_opened(elements: int, bits: int, num_opened: int, preprocessing: Preprocessing) -> Comm:
     """A random OT per bit and direction makes a triple; masked values are opened, one after the other.
 
     num_opened: 2 for an AND, 3 for two ANDs with a common factor. Source: ot/basic_ot_prot.cc, BitwiseAnd and
     CorrelatedBitwiseAnd.
     """
-    made = [setup.take_ots(elements * bits, direction) for direction in (0, 1)]
+    made = [preprocessing.take_ots(elements * bits, direction) for direction in (0, 1)]
     for _ in range(num_opened):
-        setup.exchange()
+        preprocessing.exchange()
     words = ceil(elements * bits / RING_BITS)
     return total_comm([*made, _both_ways(NUM_PARTIES * num_opened, NUM_PARTIES * num_opened * words * WORD_BYTES)])
 
 
-def _correlated_ot(elements: int, bits: int, direction: int, setup: Setup) -> Comm:
+def _correlated_ot(elements: int, bits: int, direction: int, preprocessing: Preprocessing) -> Comm:
     """An OT per element whose messages differ by a chosen number of so many bits; only the difference is sent."""
     groups, rest = divmod(elements, OT_GROUP)
     words = groups * ceil(OT_GROUP * bits / RING_BITS) + ceil(rest * bits / RING_BITS)
-    return _chosen(elements, words * WORD_BYTES, direction, setup)
+    return _chosen(elements, words * WORD_BYTES, direction, preprocessing)
 
 
-def _chosen(num_ots: int, message_bytes: int, sender: int, setup: Setup) -> Comm:
+def _chosen(num_ots: int, message_bytes: int, sender: int, preprocessing: Preprocessing) -> Comm:
     """The receiver's choices, a bit each, then the sender's messages. Source: ot/yacl/ferret.cc."""
-    made = setup.take_ots(num_ots, sender)
-    setup.deliver(1 - sender)
-    setup.deliver(sender)
+    made = preprocessing.take_ots(num_ots, sender)
+    preprocessing.deliver(1 - sender)
+    preprocessing.deliver(sender)
     choices = ceil(num_ots / BLOCK_BITS) * BLOCK_BITS // 8
     return total_comm([made, _in_turn(1 + ceil(message_bytes / BUFFER_BYTES), choices + message_bytes)])
 
@@ -329,7 +329,7 @@ def _both_ways(num_messages: int, num_bytes: int) -> Comm:
     return Comm(rounds=0, messages=num_messages, online_bytes=num_bytes, waited_bytes=num_bytes // NUM_PARTIES)
 
 
-PRICES: dict[str, Callable[[Call, Setup], Comm]] = {
+PRICES: dict[str, Callable[[Call, Preprocessing], Comm]] = {
     "multiply": _multiply,
     "square": _square,
     "matmul": _matmul,

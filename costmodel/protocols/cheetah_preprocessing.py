@@ -1,8 +1,8 @@
 """What the parties of `cheetah` make ahead of a product or comparison: keys, oblivious transfers (OTs), triples.
 
-Two accounts of the same things, each a `Setup`. A `SetupState` makes them when they run out, as the engine does, so
-that the cost of an op depends on what ran before it. An `AmortisedSetup` charges an op for the part of the batches that
-it uses up, so that costs add up in any order. All of it is preprocessing (offline); none of it depends on the data.
+Two accounts of the same things, each a `Preprocessing`. A `PreprocessingState` makes them when they run out, as the
+engine does, so that the cost of an op depends on what ran before it. An `AmortisedPreprocessing` charges an op for the
+part of the batches that it uses up, so that costs add up in any order. None of it depends on the data.
 
 Source: SecretFlow-SPU 0.9.5, libspu/mpc/cheetah (https://github.com/secretflow/spu), with one thread. Sizes of keys and
 compressed ciphertexts, and what starting OTs costs, are measured, in a ring of 64 bits, as sums over both parties.
@@ -31,7 +31,7 @@ BATCH_MESSAGES, START_MESSAGES = 1281, 1858  # measured likewise
 TRIPLES = DEGREE // 2  # made by one vector of each prime; state.cc, makeSureCacheSize
 
 
-def preprocessing(num_bytes: int, num_messages: int) -> Comm:
+def made_ahead(num_bytes: int, num_messages: int) -> Comm:
     """Bytes and messages made ahead; what they wait for is not in the rounds.
 
     No two of them are under way at once: keys are received before they are answered, and triples and OTs are made by
@@ -41,24 +41,24 @@ def preprocessing(num_bytes: int, num_messages: int) -> Comm:
     return Comm(rounds=0, messages=num_messages, online_bytes=0, setup_bytes=num_bytes, waited_bytes=num_bytes)
 
 
-PRODUCT_KEYS = preprocessing(PRODUCT_KEYS_BYTES, 2)
-MATRIX_KEYS = preprocessing(MATRIX_KEYS_BYTES, 4)
-OT_START = preprocessing(START_BYTES, START_MESSAGES)
+PRODUCT_KEYS = made_ahead(PRODUCT_KEYS_BYTES, 2)
+MATRIX_KEYS = made_ahead(MATRIX_KEYS_BYTES, 4)
+OT_START = made_ahead(START_BYTES, START_MESSAGES)
 
 
 def ot_batches(count: float) -> Comm:
     """Batches of OTs, in one direction; a share of a batch is rounded to whole bytes and messages."""
-    return preprocessing(round(count * BATCH_BYTES), round(count * BATCH_MESSAGES))
+    return made_ahead(round(count * BATCH_BYTES), round(count * BATCH_MESSAGES))
 
 
 def triple_batches(count: float) -> Comm:
     """Batches of products of random numbers, two products each; rounded likewise."""
     vectors = NUM_MODULI * count
-    return preprocessing(round(vectors * (PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES)), round(2 * vectors))
+    return made_ahead(round(vectors * (PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES)), round(2 * vectors))
 
 
 @dataclass(kw_only=True)
-class Setup(ABC):
+class Preprocessing(ABC):
     """What has been made, and when. clocks: of both parties, in rounds."""
 
     clocks: list[int] = field(default_factory=lambda: [0, 0])
@@ -95,7 +95,7 @@ class Setup(ABC):
 
 
 @dataclass(kw_only=True)
-class SetupState(Setup):
+class PreprocessingState(Preprocessing):
     """What the parties have made and not yet used.
 
     spare_ots: by direction, 0 where party 0 sends. triples: products of random numbers, cached for small products.
@@ -136,7 +136,7 @@ class SetupState(Setup):
 
 
 @dataclass(kw_only=True)
-class AmortisedSetup(Setup):
+class AmortisedPreprocessing(Preprocessing):
     """What one op has used of what is made in batches; keys and the first OTs are not its own to pay."""
 
     num_ots: int = 0

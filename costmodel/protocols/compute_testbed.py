@@ -126,7 +126,7 @@ def fitted_kind(op: Op, weights: str) -> str:
 
 def op_name(op: Op, weights: str) -> str:
     """The kind of an op with whatever else it has, but for defaults, such as `Relu(rows=8, features=16)`."""
-    values = {each.name: getattr(op, each.name) for each in fields(op) if getattr(op, each.name) != each.default}
+    values = {field.name: getattr(op, field.name) for field in fields(op) if getattr(op, field.name) != field.default}
     shape = ", ".join(f"{name}={value}" for name, value in values.items() if not isinstance(value, str))
     return f"{kind(op, weights)}({shape})"
 
@@ -186,7 +186,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _forms(op: Op) -> list[str]:
-    return [value for each in fields(op) if isinstance(value := getattr(op, each.name), str)]
+    return [value for field in fields(op) if isinstance(value := getattr(op, field.name), str)]
 
 
 def _work(op: Op, testbed: ComputeTestbed) -> dict[str, int]:

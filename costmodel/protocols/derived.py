@@ -2,8 +2,9 @@
 
     latency = compute seconds + waited bytes x 8 / bandwidth + rounds x RTT / 2
 
-Nothing overlaps: a party computes, then sends, then waits, as the engine does within an op. All seconds of set-up are
-in the latency, those of starting (keys, first oblivious transfers) with the embedding, which every decoder has once.
+Nothing overlaps: a party computes, then sends, then waits, as the engine does within an op. All seconds of
+preprocessing are in the latency, those of starting (keys, first oblivious transfers) with the embedding, which every
+decoder has once.
 """
 
 import math
@@ -97,10 +98,10 @@ class Derived(Pricer):
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
         """Kinds of op that do more than any that was measured, and how many times."""
-        found: dict[str, float] = {}
+        multiples: dict[str, float] = {}
         for op in dict.fromkeys(node.op for node in graph):
-            found[type(op).__name__] = max(found.get(type(op).__name__, 1.0), self.extrapolation(op))
-        return tuple(f"{name} {times:.1f}x" for name, times in found.items() if times > 1)
+            multiples[type(op).__name__] = max(multiples.get(type(op).__name__, 1.0), self.extrapolation(op))
+        return tuple(f"{name} {times:.1f}x" for name, times in multiples.items() if times > 1)
 
     def prior_share(self, graph: Iterable[Node]) -> None:
         """Nothing rests on priors: bytes and rounds are derived, seconds measured."""
@@ -130,9 +131,9 @@ def load(
         "fraction_bits": setting.fraction_bits,
     }
     for name, value in wanted.items():
-        if (found := getattr(measured, name)) != value:
+        if (actual := getattr(measured, name)) != value:
             why = ", as the formulas are," if name == "engine" else ","
-            raise UserError(f"`{name}` of testbed {path} must be {value}{why} but got {found}; calibrate one for it.")
+            raise UserError(f"`{name}` of testbed {path} must be {value}{why} but got {actual}; calibrate one for it.")
     return Derived(
         protocol=protocol,
         network=link.name,

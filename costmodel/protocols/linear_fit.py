@@ -92,7 +92,7 @@ def extremes(
     box = [tuple(bound * scale for bound in bounds.get(term, (0.0, np.inf))) for term, scale in columns]
     objective = np.array([counts[term] for term in scaled.terms]) / scaled.column_scale
     ones = np.ones(len(rows))
-    found = []
+    sums = []
     for sign in (1.0, -1.0):
         result = linprog(
             sign * objective / max(objective.max(), 1.0),
@@ -103,8 +103,8 @@ def extremes(
         )
         if result.status == 2:
             raise UserError(f"no coefficients reproduce every row within {tolerance:.1%}; the tolerance must grow.")
-        found.append(float(objective @ result.x) if result.success else np.inf)
-    return found[0], found[1]
+        sums.append(float(objective @ result.x) if result.success else np.inf)
+    return sums[0], sums[1]
 
 
 def _scaled(rows: Sequence[Counts], targets: Sequence[float], terms: tuple[str, ...]) -> _Scaled:

@@ -6,7 +6,7 @@ its size alone. Calls follow one another: no call starts before the one before i
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from costmodel.errors import UserError
 
@@ -24,7 +24,6 @@ Primitive = Literal[
     "multiply", "square", "matmul", "truncate", "msb", "mux", "a2b", "b2a", "equal", "and",
     "share", "input",
 ]  # fmt: skip
-PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
 Holder = Literal["secret", "server"]
 WeightMasks = Literal["fresh", "kept"]
 
@@ -38,7 +37,7 @@ class EngineSetting:
     weights: `secret`, shared by all parties before the run; `server`, held by one party, which no other sees.
     weight_masks: of matrices of weights in products that open them masked, `semi2k`'s: `fresh` in every run, or `kept`
         from an earlier one, so that only the other factor is masked and opened.
-    threads: that each party computes with. Formulas are for one; cheetah makes some of its set-up for each thread.
+    threads: that each party computes with. Formulas are for one; cheetah preprocesses some for each thread.
 
     Raises UserError for a ring the engine does not have, or too small for the fraction, no thread, or masks of weights
     that the server holds, which the engine shares anew in every run.
@@ -98,7 +97,7 @@ Calls: TypeAlias = tuple[Call, ...]
 class Comm:
     """What a call costs: rounds on the critical path; messages and bytes summed over all parties.
 
-    waited_bytes: of all bytes, set-up included, those that follow one another where each pair of parties has a
+    waited_bytes: of all bytes, preprocessing included, those that follow one another where each pair of parties has a
     full-duplex link of its own: what is under way at once counts once.
     """
 

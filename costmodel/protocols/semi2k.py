@@ -1,9 +1,9 @@
 """The protocol `semi2k`: two parties, additive shares modulo 2^k, correlated randomness from a dealer; semi-honest.
 
 Bytes are what the two parties send each other. The dealer's traffic is not in them: the engine's default dealer is
-its first party, which expands seeds exchanged once at start-up, so that no call has set-up bytes. That party could
-unmask what the other hides, so a price without set-up assumes a dealer whom both trust. What it costs to have none is
-in `costmodel/randomness.py`: the corrections of a separate dealer, or what the parties make themselves.
+its first party, which expands seeds exchanged once at start-up, so that no call has preprocessing bytes. That party
+could unmask what the other hides, so a price without preprocessing assumes a dealer whom both trust. To have none is
+priced in `costmodel/randomness.py`: the corrections of a separate dealer, or what the parties make themselves.
 The engine has no products with a factor that one party holds: it shares the factor first, which is local.
 
 Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/semi2k and libspu/mpc/ab_api.cc
@@ -45,7 +45,7 @@ def _multiply(call: Call, setting: EngineSetting) -> Comm:
 
 
 def _square(call: Call, setting: EngineSetting) -> Comm:
-    """x - a is opened, with a dealt pair a, a^2. Source: arithmetic.cc, SquareA."""
+    """x - a is opened, with a pair a, a^2 from the dealer. Source: arithmetic.cc, SquareA."""
     return _opened(call.elements * setting.ring_bits // 8)
 
 
@@ -93,7 +93,7 @@ def _a2b(call: Call, setting: EngineSetting) -> Comm:
 
 
 def _b2a(call: Call, setting: EngineSetting) -> Comm:
-    """Bits masked by dealt random bits are opened. Source: conversion.cc, B2A_Randbit."""
+    """Bits masked by random bits from the dealer are opened. Source: conversion.cc, B2A_Randbit."""
     return _opened(call.elements * stored_bytes(call.bits))
 
 

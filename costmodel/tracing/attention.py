@@ -89,7 +89,7 @@ def _fused(program: Program, node: FxNode, kernel: FxNode, values: FxNode) -> Tr
     dropout = argument(kernel, 4 if kind(kernel) == SDPA else 3, "dropout_p", 0)
     if dropout or not set(secret_inputs(program, kernel)) <= set(operands):
         return ()
-    queries, keys = (_unpadded(each) for each in operands[:2])
+    queries, keys = (_unpadded(operand) for operand in operands[:2])
     scores = _Operand(node=None)
     factor = kernel.kwargs.get("scale")
     factor = size(operands[0])[-1] ** -0.5 if factor is None else float(factor)
@@ -128,8 +128,8 @@ def shaped(program: Program, node: FxNode) -> TracedOps:
     """a * values + b * (softmax @ values) - c * (running mean of values), with learned a, b, c per head."""
     if len(secret_inputs(program, node)) != 2:
         return ()
-    plus, minus = (origin(program, each) for each in secret_inputs(program, node))
-    terms = [split_product(program, each) for each in (*plus.args[:2], minus)] if kind(plus) == "add" else []
+    plus, minus = (origin(program, term) for term in secret_inputs(program, node))
+    terms = [split_product(program, term) for term in (*plus.args[:2], minus)] if kind(plus) == "add" else []
     *summands, mean = [source for source, gain in terms if gain in program.learned] or [None]
     total, _ = (None, None) if mean is None else split_product(program, mean)
     if len(summands) != 2 or total is None or kind(total) != "cumsum" or total.args[0] not in summands:
@@ -203,11 +203,11 @@ def _factored(early: list[Any], late: list[Any]) -> tuple[float | None, list[Any
     early: what was taken off queries and keys, factors of which are one. late: what was taken off the scores, first
     things first; their first factor, if nothing else has one and no tanh is before it.
     """
-    factors = [each for each in early if not is_node(each)]
-    rest = [*(each for each in early if is_node(each)), *late]
+    factors = [step for step in early if not is_node(step)]
+    rest = [*(step for step in early if is_node(step)), *late]
     if not factors:
-        factors = [each for each in takewhile(lambda each: not _is_tanh(each), rest) if not is_node(each)][:1]
-        rest = [each for each in rest if not factors or each is not factors[0]]
+        factors = [step for step in takewhile(lambda step: not _is_tanh(step), rest) if not is_node(step)][:1]
+        rest = [step for step in rest if not factors or step is not factors[0]]
     factor = prod(factors)
     return (None if factor == 1 else factor), rest
 
@@ -252,28 +252,28 @@ def _chained(steps: TracedOps, source: FxNode, chain: list[tuple[str, Op, FxNode
 
 def _peeled(program: Program, node: FxNode, *, scores: bool = False) -> _Operand:
     """scores: whether tanh, and public numbers that are added or put in by a public mask, come off too."""
-    found = _Operand(node=node, least=numel(node))
+    operand = _Operand(node=node, least=numel(node))
     while True:
-        node, sources = found.node, moved(program, found.node)
+        node, sources = operand.node, moved(program, operand.node)
         source, other = split_product(program, node)
-        masked = None if not scores or any(map(_is_tanh, found.steps)) else unmasked(program, node, found.seen)
+        masked = None if not scores or any(map(_is_tanh, operand.steps)) else unmasked(program, node, operand.seen)
         if masked is not None:
-            found.node, mask = masked
-            found.seen += [] if mask is None else [mask]
+            operand.node, mask = masked
+            operand.seen += [] if mask is None else [mask]
         elif rotation := _rotation(program, node):
-            found.turned, found.rotation, found.node = numel(node) - rotation[1], node, rotation[0]
+            operand.turned, operand.rotation, operand.node = numel(node) - rotation[1], node, rotation[0]
         elif len(sources) == 1:
-            found.node = sources[0]
-        elif other in program.learned and size(other)[-1:] in ((), (1,)) and not any(map(is_node, found.steps)):
-            found.node, found.steps = source, [*found.steps, node]
+            operand.node = sources[0]
+        elif other in program.learned and size(other)[-1:] in ((), (1,)) and not any(map(is_node, operand.steps)):
+            operand.node, operand.steps = source, [*operand.steps, node]
         elif other not in program.learned and (factor := public_factor(program, node)[1]) is not None:
-            found.node, found.steps = source, [*found.steps, factor]
+            operand.node, operand.steps = source, [*operand.steps, factor]
         elif scores and kind(node) == "tanh":
-            found.node, found.steps = node.args[0], [*found.steps, node]
+            operand.node, operand.steps = node.args[0], [*operand.steps, node]
         else:
-            return found
-        if not found.turned:
-            found.least = min(found.least, numel(found.node))
+            return operand
+        if not operand.turned:
+            operand.least = min(operand.least, numel(operand.node))
 
 
 def _hides(scores: _Operand) -> bool:

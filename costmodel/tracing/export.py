@@ -85,11 +85,11 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
 def _raised_in(error: BaseException, model: Module) -> str:
     """The path of the innermost module that an error came from; empty for the model itself, or none of its modules."""
     paths = {id(module): path for path, module in model.named_modules()}
-    found, frame = "", error.__traceback__
+    innermost, frame = "", error.__traceback__
     while frame is not None:
-        found = paths.get(id(frame.tb_frame.f_locals.get("self")), found)
+        innermost = paths.get(id(frame.tb_frame.f_locals.get("self")), innermost)
         frame = frame.tb_next
-    return found
+    return innermost
 
 
 def path_of(node: FxNode) -> str:
@@ -101,7 +101,7 @@ def path_of(node: FxNode) -> str:
 
 def _graphs(module: Module) -> list[Any]:
     """The graph of an exported module, and those inside it."""
-    return [each.graph for each in module.modules() if hasattr(each, "graph")]
+    return [part.graph for part in module.modules() if hasattr(part, "graph")]
 
 
 def _unwrap(module: Module) -> None:
@@ -110,7 +110,7 @@ def _unwrap(module: Module) -> None:
         if node.op == "call_function" and (position := WRAPPERS.get(kind(node))) is not None:
             inner = getattr(module, node.args[position].target)
             _unwrap(inner)
-            parameters = [each for each in inner.graph.nodes if each.op == "placeholder"]
+            parameters = [inner_node for inner_node in inner.graph.nodes if inner_node.op == "placeholder"]
             outer = dict(zip(parameters, node.args[position + 1 :], strict=True))
             with module.graph.inserting_before(node):
                 results = module.graph.graph_copy(inner.graph, outer)

@@ -20,13 +20,13 @@ def unmasked(program: Program, node: FxNode, seen: list[Any]) -> tuple[FxNode, A
     inputs = secret_inputs(program, node)
     if len(inputs) != 1:
         return None
-    found = MASKS[kind(node)](program, node, seen) if kind(node) in MASKS else None
-    return None if found is None else (inputs[0], found[0])
+    mask = MASKS[kind(node)](program, node, seen) if kind(node) in MASKS else None
+    return None if mask is None else (inputs[0], mask[0])
 
 
 def _added(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | None:
     """A number that is added to all scores changes no softmax."""
-    others = [each for each in node.args[:2] if is_node(each) and each not in program.secret]
+    others = [operand for operand in node.args[:2] if is_node(operand) and operand not in program.secret]
     return (seen_by(program.value(others[0])) if others and numel(others[0]) > 1 else None,)
 
 

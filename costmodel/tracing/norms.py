@@ -37,13 +37,13 @@ def _rms_norm(program: Program, node: FxNode) -> TracedOps:
 def _with_bias(program: Program, node: FxNode) -> TracedOps:
     """A spelled-out LayerNorm plus a bias."""
     sources = secret_inputs(program, node)
-    others = [each for each in node.args[:2] if is_node(each) and each not in program.secret]
+    others = [operand for operand in node.args[:2] if is_node(operand) and operand not in program.secret]
     if len(sources) != 1 or len(others) != 1 or numel(others[0]) != size(node)[-1]:
         return ()
-    (found,) = _with_gain(program, origin(program, sources[0])) or (None,)
-    if found is None or not isinstance(found.op, ops.LayerNorm):
+    (norm,) = _with_gain(program, origin(program, sources[0])) or (None,)
+    if norm is None or not isinstance(norm.op, ops.LayerNorm):
         return ()
-    return _norm(ops.LayerNorm, found.inputs[0], node, gain=True, bias=True)
+    return _norm(ops.LayerNorm, norm.inputs[0], node, gain=True, bias=True)
 
 
 def _with_gain(program: Program, node: FxNode) -> TracedOps:
@@ -90,7 +90,7 @@ def _centred(program: Program, node: FxNode | None) -> FxNode | None:
     """x of x - mean(x) over the last axis."""
     if node is None or kind(node) != "sub" or len(secret_inputs(program, node)) != 2:
         return None
-    source, mean = (origin(program, each) for each in node.args[:2])
+    source, mean = (origin(program, operand) for operand in node.args[:2])
     return source if _is_over_last_axis(mean, "mean") and origin(program, mean.args[0]) is source else None
 
 

@@ -90,7 +90,7 @@ def _scaled_embedding(program: Program, node: FxNode) -> TracedOps:
 def _scaled(program: Program, node: FxNode) -> TracedOps:
     """Times or divided by one public number that is not learned."""
     source, factor = public_factor(program, node)
-    if factor is None or any(each in program.learned for each in node.all_input_nodes):
+    if factor is None or any(operand in program.learned for operand in node.all_input_nodes):
         return ()
     return step("scale", ops.Scale(**rows_and_features(node), factor=factor), node, source)
 
@@ -192,7 +192,7 @@ def _evaluate(program: Program, region: list[FxNode], source: FxNode) -> Any:
         if kind(node) == "to":
             values[node] = values[node.args[0]]
             continue
-        arguments = [values[each] if is_node(each) else each for each in node.args]
+        arguments = [values[value] if is_node(value) else value for value in node.args]
         values[node] = node.target(*arguments, **node.kwargs)
     return values[region[-1]]
 
@@ -206,7 +206,7 @@ def _sum(program: Program, node: FxNode) -> TracedOps:
         return _table(program, node, secrets[0], second if secrets[0] is first else first)
     if not _keeps_size(node, secrets):
         return ()
-    unscaled = [_unscaled(program, each) for each in (first, second)]
+    unscaled = [_unscaled(program, operand) for operand in (first, second)]
     op_type = ops.Add if unscaled == [first, second] else ops.ScaledAdd
     return step("add", op_type(**rows_and_features(node)), node, *unscaled)
 
@@ -232,7 +232,7 @@ def _unscaled(program: Program, node: FxNode) -> FxNode:
 
 def _product(program: Program, node: FxNode) -> TracedOps:
     """Two activations, element by element."""
-    secrets = [each for each in node.args[:2] if is_node(each) and each in program.secret]
+    secrets = [operand for operand in node.args[:2] if is_node(operand) and operand in program.secret]
     if len(secrets) != 2 or not _keeps_size(node, secrets):
         return ()
     return step("product", ops.Multiply(**rows_and_features(node)), node, *secrets)

@@ -58,24 +58,24 @@ def dependent(
     nodes: Iterator[FxNode] | tuple[FxNode, ...], roots: set[FxNode], known: frozenset[FxNode] = frozenset()
 ) -> frozenset[FxNode]:
     """The roots and all that is computed from their values, but for what is `known` all the same."""
-    found = set(roots)
+    reached = set(roots)
     for node in nodes:
-        if node not in known and any(source in found for source in value_inputs(node)):
-            found.add(node)
-    return frozenset(found)
+        if node not in known and any(source in reached for source in value_inputs(node)):
+            reached.add(node)
+    return frozenset(reached)
 
 
 def unpadded(nodes: tuple[FxNode, ...], tokens: FxNode) -> frozenset[FxNode]:
     """The comparisons of tokens with padding from which positions are counted: true for all tokens of a prompt."""
-    found = set()
+    comparisons = set()
     for node in nodes:
         if kind(node) == "cumsum":
             source = node.args[0]
             while kind(source) in CASTS:
                 source = source.args[0]
             if kind(source) == "ne" and source.args[0] is tokens and not is_node(source.args[1]):
-                found.add(source)
-    return frozenset(found)
+                comparisons.add(source)
+    return frozenset(comparisons)
 
 
 def kind(node: FxNode) -> str:
@@ -137,7 +137,7 @@ def moved(program: Program, node: FxNode) -> list[FxNode]:
     if name == "getitem" and kind(first) not in SPLITS and node.args[1] != 0:
         return []
     if name in CASTS:
-        return sources if all(_is_floating(each) == _is_floating(node) for each in sources) else []
+        return sources if all(_is_floating(source) == _is_floating(node) for source in sources) else []
     if name in DROPOUTS:
         return [] if argument(node, 2, "train", True) else sources
     return sources if name in REARRANGES or is_neutral(program, node) else []

@@ -51,9 +51,9 @@ def trace(model: Module, seq_len: int, *, name: str = "model") -> OpGraph:
     operations that no op stands for; the message lists them with their modules.
     """
     program = program_of(model, seq_len, name)
-    found = _recognised(program, name)
+    steps = _recognised(program, name)
     leaves = {path for path, module in model.named_modules() if not any(True for _ in module.children())}
-    return OpGraph(nodes=tuple(_named(program, found, leaves)))
+    return OpGraph(nodes=tuple(_named(program, steps, leaves)))
 
 
 def _recognised(program: Program, name: str) -> dict[FxNode, TracedOps]:
@@ -63,14 +63,14 @@ def _recognised(program: Program, name: str) -> dict[FxNode, TracedOps]:
     """
     if program.output not in program.secret or origin(program, program.output) is program.tokens:
         raise UserError(f"the logits of model {name!r} must be computed from its tokens, but they are not.")
-    found: dict[FxNode, TracedOps] = {}
+    recognised: dict[FxNode, TracedOps] = {}
     unknown = [node for node in program.nodes if writes(node) and secret_inputs(program, node)]
     demanded = {program.output}
     for node in reversed(program.nodes):
         if node not in demanded or node is program.tokens:
             continue
         if steps := _steps(program, node):
-            found[node] = steps
+            recognised[node] = steps
             demanded.update(each for step in steps for each in step.inputs if not isinstance(each, TracedOp))
             continue
         if origin(program, node) is node and not writes(node):
@@ -78,14 +78,14 @@ def _recognised(program: Program, name: str) -> dict[FxNode, TracedOps]:
         demanded.update(secret_inputs(program, node))
     if unknown:
         raise UserError(_unsupported(name, unknown))
-    return dict(reversed(found.items()))
+    return dict(reversed(recognised.items()))
 
 
 def _steps(program: Program, node: FxNode) -> TracedOps:
     if is_neutral(program, node):
         return ()
     known = (attention.PATTERNS, norms.PATTERNS, patterns.PATTERNS)
-    return next((steps for each in known if (steps := first_match(each, program, node))), ())
+    return next((steps for table in known if (steps := first_match(table, program, node))), ())
 
 
 def _unsupported(name: str, unknown: list[FxNode]) -> str:
@@ -104,11 +104,11 @@ def _target(node: FxNode) -> str:
     return str(node.target) if "." in str(node.target) else kind(node)
 
 
-def _named(program: Program, found: dict[FxNode, TracedOps], leaves: set[str]) -> list[Node]:
+def _named(program: Program, recognised: dict[FxNode, TracedOps], leaves: set[str]) -> list[Node]:
     names: dict[Any, str] = {program.tokens: "tokens"}
     taken = {"tokens"}
     nodes: list[Node] = []
-    for node, steps in found.items():
+    for node, steps in recognised.items():
         for step in steps:
             path = path_of(step.anchor)
             stem = path if path in leaves else ".".join(part for part in (path, step.part) if part)

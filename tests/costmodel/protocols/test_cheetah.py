@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from math import ceil, inf
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -12,13 +12,13 @@ from costmodel import ops
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols import cheetah, cheetah_preprocessing
 from costmodel.protocols.cheetah_packing import DEGREE, Block, best_block
-from costmodel.protocols.primitives import PRIMITIVES, Call, Comm, EngineSetting, Primitive, total_comm
+from costmodel.protocols.primitives import Call, Comm, EngineSetting, Primitive, total_comm
 
 DEFAULT = EngineSetting()
 SERVER = EngineSetting(weights="server")
 
 
-def used(**changes: Any) -> cheetah_preprocessing.SetupState:
+def used(**changes: Any) -> cheetah_preprocessing.PreprocessingState:
     """Everything started, and more OTs at hand than a test needs."""
     started: dict[str, Any] = {
         "has_product_keys": True,
@@ -26,11 +26,11 @@ def used(**changes: Any) -> cheetah_preprocessing.SetupState:
         "ots_started": True,
         "spare_ots": [10**9, 10**9],
     }
-    return cheetah_preprocessing.SetupState(**{**started, **changes})
+    return cheetah_preprocessing.PreprocessingState(**{**started, **changes})
 
 
-def one(primitive: Primitive, elements: int, setup: cheetah_preprocessing.Setup, bits: int = 0) -> Comm:
-    return cheetah.PRICES[primitive](Call(primitive=primitive, elements=elements, bits=bits), setup)
+def one(primitive: Primitive, elements: int, ahead: cheetah_preprocessing.Preprocessing, bits: int = 0) -> Comm:
+    return cheetah.PRICES[primitive](Call(primitive=primitive, elements=elements, bits=bits), ahead)
 
 
 def test_a_comparison_takes_82_and_a_quarter_bytes_an_element() -> None:
@@ -83,20 +83,20 @@ def test_an_element_wise_factor_that_the_server_holds_is_encrypted_once() -> Non
 
 
 def test_triples_are_cached() -> None:
-    setup = used()
-    first, second = (one("multiply", 100, setup) for _ in range(2))
+    ahead = used()
+    first, second = (one("multiply", 100, ahead) for _ in range(2))
     assert first.setup_bytes == 4 * (
         cheetah_preprocessing.PRODUCT_SENT_BYTES + cheetah_preprocessing.PRODUCT_ANSWER_BYTES
     )
     assert second.setup_bytes == 0
-    assert setup.triples == 4096 - 200
+    assert ahead.triples == 4096 - 200
 
 
 def test_oblivious_transfers_are_extended_when_they_run_out() -> None:
-    setup = used(spare_ots=[100, 0])
-    assert one("truncate", 100, setup, bits=18).setup_bytes == 0
-    assert one("truncate", 1, setup, bits=18).setup_bytes == cheetah_preprocessing.BATCH_BYTES
-    assert setup.spare_ots == [cheetah_preprocessing.BATCH - cheetah_preprocessing.KEPT - 1, 0]
+    ahead = used(spare_ots=[100, 0])
+    assert one("truncate", 100, ahead, bits=18).setup_bytes == 0
+    assert one("truncate", 1, ahead, bits=18).setup_bytes == cheetah_preprocessing.BATCH_BYTES
+    assert ahead.spare_ots == [cheetah_preprocessing.BATCH - cheetah_preprocessing.KEPT - 1, 0]
 
 
 def test_keys_and_transfers_are_set_up_once() -> None:
@@ -196,7 +196,7 @@ def test_the_embedding_pays_for_what_is_made_once() -> None:
 
 
 def test_every_primitive_has_a_price() -> None:
-    assert set(cheetah.PRICES) == set(PRIMITIVES)
+    assert set(cheetah.PRICES) == set(get_args(Primitive))
 
 
 def test_another_ring_is_refused() -> None:
