@@ -5,8 +5,8 @@ On several devices: `torchrun --nproc-per-node N -m nas.train ARCH ...`.
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -139,7 +139,9 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
     if resume is not None:
         if arch is not None or output_dir is not None or given:
             raise UserError("--resume DIR takes everything from DIR; drop the other arguments.")
-        folder = _latest() if resume == "latest" else Path(resume)
+        folder = newest(CONFIG_FILE) if resume == "latest" else Path(resume)
+        if folder is None:
+            raise UserError(f"there is no training under {RUNS}/ yet; start one with python -m nas.train ARCH.")
         path = folder / CONFIG_FILE
         return decode(TrainConfig, load_mapping(path), str(path)), folder, None
     if arch is None:
@@ -152,20 +154,14 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
     return config, None, Path(output_dir) if output_dir else None
 
 
-def _latest() -> Path:
-    """The training that was started last. Raises UserError if there is none."""
-    if (folder := newest(CONFIG_FILE)) is None:
-        raise UserError(f"there is no training under {RUNS}/ yet; start one with python -m nas.train ARCH.")
-    return folder
-
-
 def run(args: Sequence[str], console: Console) -> None:
     """Trains until the tokens are used up, in every process that `torchrun` started.
 
     Raises UserError for bad input, StoppedError if training diverges or memory runs out.
     """
     config, resumed, output_dir = parse(args)
-    _check_device(config.device)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda needs a CUDA device, but there is none; leave the flag out to train on the CPU.")
     keep_freed_memory()
     with joined(config.device) as (team, device):
         console.quiet = not team.leads
@@ -177,12 +173,22 @@ def _train(
 ) -> None:
     parent = None if config.parent is None else load_parent(config.parent)
     source = load_initial(config.init_from) if config.init_from else parent and parent.model
-    candidate = _candidate(config, source) if parent is None else _child(config, parent)
+    candidate = _candidate(config, parent, source)
     with torch.device("meta"):  # refuses what cannot be trained before anything is written
         model = Decoder(candidate.trained)
     if candidate.recipe.normalisation is not None:
         chosen_linears(model, candidate.recipe.normalisation)
-    corpus = team.broadcast_from_leader(lambda: _corpus(config, candidate, source, console))
+    scale = candidate.recipe.scale
+    corpus = team.broadcast_from_leader(
+        lambda: prepare(
+            config.data,
+            vocab_size=candidate.trained.vocab_size,
+            seq_len=scale.seq_len,
+            tokens=scale.tokens,
+            tell=console.print,
+            tokenizer=source and source.tokenizer,
+        )
+    )
     if source is not None:
         require_vocabulary(source, str(config.init_from or config.parent), corpus)
     check(candidate, corpus, team)
@@ -190,16 +196,14 @@ def _train(
     ngrams = read_training(folder).ngrams if team.leads and is_training(folder) else None
     console.print(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
-        f"{corpus.tokenizer}, {corpus.split}",
-        highlight=False,
+        f"{corpus.tokenizer}, {corpus.split}"
     )
+    initial: dict[str, torch.Tensor] | None = None
     if parent is not None:
-        initial: dict[str, torch.Tensor] | None = parent.start(candidate, corpus)
-    else:
-        initial = (
-            None if source is None else transferred(source.architecture, source.weights, candidate.initial_architecture)
-        )
-    teacher = None if parent is None else teacher_of(parent, corpus, candidate.recipe.scale, device)
+        initial = parent.start(candidate, corpus)
+    elif source is not None:
+        initial = transferred(source.architecture, source.weights, candidate.initial_architecture)
+    teacher = None if parent is None else teacher_of(parent, corpus, scale, device)
     records = partial(
         train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
     )
@@ -207,7 +211,7 @@ def _train(
     with (
         bugs_reported(folder, f"continue with --resume {folder}"),
         locked(folder) if team.leads else nullcontext(),
-        deferred_interrupt() if alone else _never() as interrupted,
+        deferred_interrupt() if alone else nullcontext(lambda: False) as interrupted,
     ):
         try:
             for record in records(team=team, stop=interrupted):
@@ -215,7 +219,7 @@ def _train(
             if interrupted():
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
-            console.print(f"continue with --resume {folder}", highlight=False)
+            console.print(f"continue with --resume {folder}")
             raise
         except TooLargeError as error:
             raise StoppedError(f"{candidate.name}: {error}") from error
@@ -223,42 +227,11 @@ def _train(
             raise StoppedError(f"{folder}: {error.strerror or error}; then continue with --resume {folder}") from error
 
 
-@contextmanager
-def _never() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C acts at once."""
-    yield lambda: False
-
-
-def _corpus(config: TrainConfig, candidate: Candidate, source: Pretrained | None, console: Console) -> Corpus:
-    scale = candidate.recipe.scale
-    return prepare(
-        config.data,
-        vocab_size=candidate.trained.vocab_size,
-        seq_len=scale.seq_len,
-        tokens=scale.tokens,
-        tell=lambda line: console.print(line, highlight=False),
-        tokenizer=None if source is None else source.tokenizer,
-    )
-
-
-def _ngrams(config: TrainConfig, candidate: Candidate, corpus: Corpus, console: Console) -> NgramBaseline:
-    """Given weights may have seen anything, so that all training tokens are counted."""
-    scale = candidate.recipe.scale
-    return ngram_baseline(
-        corpus,
-        seq_len=scale.seq_len,
-        validation_tokens=scale.validation_tokens,
-        tokens=scale.seen_tokens if config.init_from is config.parent is None else None,
-        seed=config.seed,
-        tell=lambda line: console.print(line, highlight=False),
-    )
-
-
 def _new_folder(
     config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus, console: Console
 ) -> Path:
     """The folder of a new training, with what it is. Raises UserError if it cannot be one."""
-    now = datetime.now(UTC)
+    now, scale = datetime.now(UTC), candidate.recipe.scale
     training = TrainingManifest(
         candidate=candidate,
         seed=config.seed,
@@ -268,7 +241,15 @@ def _new_folder(
         created=now.isoformat(timespec="seconds"),
         versions=versions(),
         command=(config.arch, *cli.flags_of(config)[2:]),  # the architecture, its first field, has no flag
-        ngrams=_ngrams(config, candidate, corpus, console),
+        ngrams=ngram_baseline(
+            corpus,
+            seq_len=scale.seq_len,
+            validation_tokens=scale.validation_tokens,
+            # given weights may have seen anything, so that all training tokens are counted
+            tokens=scale.seen_tokens if config.init_from is config.parent is None else None,
+            seed=config.seed,
+            tell=console.print,
+        ),
     )
     folder = output_dir or RUNS / now.strftime("train-%Y-%m-%dT%H%M%SZ")
     if os.path.isdir(folder) and os.access(folder, os.R_OK) and any(folder.iterdir()):
@@ -287,43 +268,34 @@ def _new_folder(
     return folder
 
 
-def _candidate(config: TrainConfig, source: Pretrained | None) -> Candidate:
-    """With given weights the scale does not change the width."""
-    base = source.architecture if source and config.base is None else base_architecture(config.base or BASE)
-    member = resolve(config.arch, base)
-    candidate = candidate_at(member, config.scale, seq_len=config.seq_len, tokens=config.tokens, data=config.data)
-    normalisation = (
-        None if config.normalisation is None else Normalisation(kind=config.normalisation, linears=config.normalised)
+def _candidate(config: TrainConfig, parent: Parent | None, source: Pretrained | None) -> Candidate:
+    """What is trained; with given weights the scale does not change the width.
+
+    Raises UserError if the parent does not fit.
+    """
+    base = base_architecture(config.base or BASE)
+    if parent is not None:
+        base = parent.tables_on(base, SCALES[config.scale])
+    elif source is not None and config.base is None:
+        base = source.architecture
+    candidate = candidate_at(
+        resolve(config.arch, base),
+        config.scale,
+        data=config.data,
+        route=parent and parent.route,
+        seq_len=config.seq_len,
+        tokens=config.tokens,
     )
+    normalisation = config.normalisation and Normalisation(kind=config.normalisation, linears=config.normalised)
     recipe = replace(changed(candidate.recipe, config.recipe), normalisation=normalisation, slopes=config.slopes)
-    if source is not None:
+    if parent is not None:
+        require_fit(parent, trained_architecture(candidate.architecture, recipe.scale))
+    elif source is not None:
         for name in ("head_dim", "vocab_size"):
             if getattr(config.recipe.scale, name) is not None:
                 raise UserError(f"--recipe.scale.{name} is that of the weights of --init-from; leave it out.")
         recipe = replace(recipe, scale=replace(recipe.scale, head_dim=None, vocab_size=None))
     return replace(candidate, recipe=recipe)
-
-
-def _child(config: TrainConfig, parent: Parent) -> Candidate:
-    """A candidate on the way from its parent. Raises UserError if the parent does not fit."""
-    base = parent.tables_on(base_architecture(config.base or BASE), SCALES[config.scale])
-    member = resolve(config.arch, base)
-    made = candidate_at(
-        member,
-        config.scale,
-        data=config.data,
-        route=parent.route,
-        seq_len=config.seq_len,
-        tokens=config.tokens,
-    )
-    recipe = replace(changed(made.recipe, config.recipe), slopes=config.slopes)
-    require_fit(parent, trained_architecture(member.architecture, recipe.scale))
-    return replace(made, recipe=recipe)
-
-
-def _check_device(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda needs a CUDA device, but there is none; leave the flag out to train on the CPU.")
 
 
 def _report(
@@ -333,23 +305,22 @@ def _report(
         if record.status == "diverged":
             raise StoppedError(f"{candidate.name} diverged: {record.reason}")
         for line in ngram_lines(ngrams):
-            console.print(line, highlight=False)
+            console.print(line)
         if record.val_loss is not None and (marked := mark(record.val_loss, ngrams)):
-            console.print(f"{candidate.name} {marked}", highlight=False)
-        console.print(f"done; metrics, TensorBoard log and checkpoints are in {folder}", highlight=False)
+            console.print(f"{candidate.name} {marked}")
+        console.print(f"done; metrics, TensorBoard log and checkpoints are in {folder}")
         return
     left = f", about {format_seconds(record.seconds * (1 / record.share - 1))} left" if record.share < 1 else ""
     console.print(
         f"{record.tokens:,} tokens: validation perplexity {record.perplexity:.3f}, "
-        f"{format_seconds(record.seconds)} so far{left}",
-        highlight=False,
+        f"{format_seconds(record.seconds)} so far{left}"
     )
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     arguments = sys.argv[1:] if args is None else args
-    console = Console(markup=False, emoji=False, soft_wrap=True)
+    console = Console(markup=False, emoji=False, soft_wrap=True, highlight=False)
     return cli.guarded(lambda: run(arguments, console), debug=cli.DEBUG in arguments)
 
 

@@ -275,7 +275,7 @@ def _log_posterior(
 
 
 def _log_prior(worth: float, discrepancy: float) -> float:
-    apart = sum(float(np.log(one / usual)) ** 2 for one, usual in zip((worth, discrepancy), USUAL, strict=True))
+    apart = sum(float(np.log(value / usual)) ** 2 for value, usual in zip((worth, discrepancy), USUAL, strict=True))
     return -apart / 2 / SPREAD**2
 
 

@@ -47,7 +47,7 @@ def next_round(results: Sequence[Result], asked: Collection[Key], finalist_seeds
     chosen = {index for index, _ in asked}
     keys: list[Key] = []
     for index in finalists(results):
-        replicate = 1 + sum(one == index for one, _ in asked)
+        replicate = 1 + sum(replicated == index for replicated, _ in asked)
         if replicate <= finalist_seeds and len(chosen | {index}) <= max(most, len(chosen)):
             chosen.add(index)
             keys.append((index, replicate))
@@ -60,7 +60,9 @@ def finalists(results: Iterable[Result]) -> list[int]:
     for result in results:
         by_index.setdefault(result.index, []).append(result)
     points = {
-        index: point_of_seeds([(one.latency_s, one.log_perplexity) for one in trials if one.log_perplexity is not None])
+        index: point_of_seeds(
+            [(trial.latency_s, trial.log_perplexity) for trial in trials if trial.log_perplexity is not None]
+        )
         for index, trials in by_index.items()
         if _may_be_on_the_front(trials)
     }
@@ -70,7 +72,6 @@ def finalists(results: Iterable[Result]) -> list[int]:
 
 
 def _may_be_on_the_front(trials: Sequence[Result]) -> bool:
-    completed = [one for one in trials if one.status == "completed"]
-    return (
-        bool(completed) and all(one.feasible for one in completed) and all(one.status != "diverged" for one in trials)
-    )
+    statuses = {trial.status for trial in trials}
+    feasible = all(trial.feasible for trial in trials if trial.status == "completed")
+    return "completed" in statuses and "diverged" not in statuses and feasible

@@ -49,7 +49,7 @@ class Fleet:
         self.admitted[node.node_id] = node
 
     def leave_out(self, node: Node, reason: str) -> str:
-        """Returns what is to be said."""
+        """Returns the line to log."""
         self.admitted.pop(node.node_id, None)
         self.left_out[node.node_id] = line = f"node {node.name} is left out: {reason}"
         return line
@@ -70,7 +70,7 @@ class Fleet:
         return len(failed_on) < MOST_NODES and bool(set(self.admitted) - failed_on)
 
     def ended(self, node_id: str, *, failed: bool, seconds: float, reason: str) -> str | None:
-        """A trial has ended on a node; what is to be said if that is why the node is left out now."""
+        """A trial has ended on a node; the line to log if the node is left out for it."""
         self._quick[node_id] = self._quick[node_id] + 1 if failed and seconds < QUICK_S else 0
         node = self.admitted.get(node_id)
         if node is None or len(self.admitted) == 1 or self._quick[node_id] < QUICK_FAILURES:

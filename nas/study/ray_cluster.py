@@ -66,7 +66,9 @@ def ray_session(resources: Resources, worker_env: Mapping[str, str]) -> Iterator
 def _connected(address: str | None, worker_env: Mapping[str, str], **local: Any) -> Iterator[None]:
     os.environ.update(QUIET_ENV)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a trial that is lost goes on, or has its reason told
+    logging.getLogger("ray.tune").setLevel(
+        logging.CRITICAL
+    )  # a trial that is lost goes on, or its record has the reason
     if ray.is_initialized():
         yield
         return
@@ -113,18 +115,18 @@ def _check_reachable(address: str) -> None:
 def _alive() -> list[Node]:
     return [
         Node(
-            node_id=one["NodeID"],
-            name=f"{one['NodeManagerHostname']} ({one['NodeID'][:8]})",
-            num_cpus=int(one["Resources"].get("CPU", 0)),
-            num_gpus=int(one["Resources"].get("GPU", 0)),
+            node_id=node["NodeID"],
+            name=f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})",
+            num_cpus=int(node["Resources"].get("CPU", 0)),
+            num_gpus=int(node["Resources"].get("GPU", 0)),
         )
-        for one in ray.nodes()  # type: ignore[no-untyped-call]
-        if one["Alive"]
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
     ]
 
 
 class NodeWatch:
-    """Asks every node of a cluster that comes whether it can train, and tells the fleet what became of it.
+    """Asks every node of a cluster that comes whether it can train, and admits it or leaves it out.
 
     log: takes what is said of nodes that are left out, a line each.
     """

@@ -81,7 +81,7 @@ class TrialSchedule:
             else:
                 self._known.setdefault(proposal.generation, []).append(proposal.member)
         if all(proposal.generation < 0 for proposal in known):
-            self._add_all(0, "baseline", [one for one in baselines if one not in self._members()])
+            self._add_all(0, "baseline", [member for member in baselines if member not in self._members()])
 
     def ask(self) -> Proposal | None:
         """The next proposal, or None: nothing until more results are told, or nothing at all (`finished`)."""
@@ -102,15 +102,15 @@ class TrialSchedule:
 
     def rivals(self, proposal: Proposal) -> tuple[Result, ...]:
         """The results an early stop of this trial may depend on: candidates of generations it may see."""
-        generation, found = self._rivals
+        generation, rivals = self._rivals
         if generation != proposal.generation:
-            found = tuple(
+            rivals = tuple(
                 self.results[earlier.key]
                 for earlier in self.proposals
                 if earlier.role == "candidate" and earlier.generation <= proposal.generation - LAG
             )
-            self._rivals = proposal.generation, found
-        return found
+            self._rivals = proposal.generation, rivals
+        return rivals
 
     @property
     def _all_proposed(self) -> bool:

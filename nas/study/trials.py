@@ -1,7 +1,7 @@
 """The book-keeping of a run: proposals become trials, events become ledger records, results go back to the schedule.
 
 Knows neither Ray nor torch. A resumed run replays its ledger: what it says was proposed stands, trials that finished
-are told at once, and only the others are handed out.
+go to the schedule at once, and only the others are handed out.
 """
 
 import math
@@ -70,7 +70,7 @@ class TrialEvent:
     """What a worker reports. `halted` is a failure of the machine, not of the candidate: the run must stop.
 
     elsewhere: of a failure, whether another node may do better.
-    measured: what training came to by then, as it said itself; None if it said nothing.
+    measured: what training reported by then; None if nothing.
     verified: what the weights of a completed trial fold to; None where nothing is folded.
     """
 
@@ -102,7 +102,7 @@ class TrialSetting:
 class Trials:
     """Hands out trials and keeps the ledger; one instance per process that runs a study.
 
-    on_end: is told the record of every trial that ended. halted: why the run cannot go on, or None.
+    on_end: takes the record of every trial that ended. halted: why the run cannot go on, or None.
     running: handed out, and not ended yet.
     """
 
@@ -140,7 +140,7 @@ class Trials:
         return self.schedule.finished and not self._again
 
     def next_spec(self) -> TrialSpec | None:
-        """The next trial to run, or None if there is none now; trials the ledger holds are told, not run."""
+        """The next trial to run, or None if there is none now; trials the ledger holds go to the schedule instead."""
         if self._again:
             return self._handed_out(self._again.pop(0))
         while (proposal := self.schedule.ask()) is not None:
@@ -159,7 +159,7 @@ class Trials:
     def happened(self, spec: TrialSpec, event: TrialEvent, *, again: bool = False) -> None:
         """Records a rung or an end. Nothing is recorded once the run is halted.
 
-        An end is told to the schedule, unless the trial is to run once more, from its beginning (`again`).
+        An end goes to the schedule, unless the trial is to run once more, from its beginning (`again`).
         """
         if event.halted:
             self.halted = self.halted or event.reason
@@ -198,9 +198,13 @@ class Trials:
         proposals = self.schedule.proposals[self._num_logged :]
         self._num_logged = len(self.schedule.proposals)
         event = TrialEvent(event="proposed", status="proposed")
-        new = [one for one in proposals if one.role != "replicate" and one.index not in self._index.proposed]
+        new = [
+            self._record(self._spec(proposal), event)
+            for proposal in proposals
+            if proposal.role != "replicate" and proposal.index not in self._index.proposed
+        ]
         if new:
-            self._write(*(self._record(self._spec(one), event) for one in new))
+            self._write(*new)
 
     def _count_failure(self, record: Record) -> None:
         most = self.setting.config.max_failures

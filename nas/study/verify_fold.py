@@ -1,4 +1,4 @@
-"""What the weights of a trained candidate earn: the form they really fold to, checked against the trained model."""
+"""Verifies a trained candidate: the form its weights really fold to, checked against the trained model."""
 
 from pathlib import Path
 
@@ -23,12 +23,12 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path) -> Verifie
 
     Raises UserError if there is no whole checkpoint.
     """
-    found = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
-    if found is None:
+    latest = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
+    if latest is None:
         raise UserError(f"{folder} must have a whole checkpoint to fold, but has none; train the candidate again.")
     trained = candidate.trained
     _, tokens = check_tokens(corpus, trained.vocab_size, candidate.recipe.scale.seq_len)
-    folded, check = fold_as_far_as(trained, trained_weights(candidate, found), tokens)
+    folded, check = fold_as_far_as(trained, trained_weights(candidate, latest), tokens)
     return VerifiedForm(
         architecture=at_dimensions(folded.architecture, candidate.architecture),
         left=folded.left,
@@ -40,7 +40,7 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path) -> Verifie
     )
 
 
-def trained_weights(candidate: Candidate, found: Checkpoint) -> dict[str, Tensor]:
+def trained_weights(candidate: Candidate, trained: Checkpoint) -> dict[str, Tensor]:
     """The weights of a checkpoint by node of the op graph, a tied output table written out.
 
     Raises UserError for one on the way from a parent.
@@ -48,11 +48,11 @@ def trained_weights(candidate: Candidate, found: Checkpoint) -> dict[str, Tensor
     model = Objective(candidate, torch.Generator()).model
     if candidate.recipe.route is not None:
         gates = Gates(model, candidate.trained, candidate.recipe.route)
-        gates.move(step=found.step, num_steps=candidate.recipe.scale.num_steps)
+        gates.move(step=trained.step, num_steps=candidate.recipe.scale.num_steps)
     if model.architecture != candidate.trained:
         raise UserError(
-            f"{candidate.name} is still on the way from its parent at step {found.step} of "
+            f"{candidate.name} is still on the way from its parent at step {trained.step} of "
             f"{candidate.recipe.scale.num_steps}; train it to the end."
         )
-    load_stored(model, found.weights)
+    load_stored(model, trained.weights)
     return {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}

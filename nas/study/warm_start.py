@@ -10,33 +10,25 @@ the same dimensions, recipe, parent, corpus and seed.
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from costmodel.errors import UserError
 from nas.run import ledger
 from nas.run.config import StudyConfig
-from nas.run.folder import Meta, find_run, read_config, read_ledger, read_meta
+from nas.run.folder import Meta
 from nas.run.front import is_feasible
 from nas.run.ledger import LedgerIndex, Record, architecture_of, deployed_of
+from nas.run.run import Run
 from nas.study.schedule import LAG
+from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member
 from search_spaces.pricing import price_architecture
 from search_spaces.space import contains
 
-DIMENSIONS = (
-    "block",
-    "num_layers",
-    "num_heads",
-    "d_model",
-    "d_ff",
-    "vocab_size",
-    "context",
-    "bias",
-    "tied_embeddings",
-    "softmax",
-)
+OF_MEMBERS = ("layers", "final_norm", "gelu", "folded")  # fields in which members of a space may differ
+DIMENSIONS = ("num_layers", *(field.name for field in fields(Architecture) if field.name not in OF_MEMBERS))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,26 +51,33 @@ def read_warm_start(config: StudyConfig, feasible: FeasibleSpace, meta: Meta) ->
     """
     if config.warm_start is None:
         return None
-    folder = find_run(config.warm_start)
-    other, its_meta = read_config(folder), read_meta(folder)
-    _check_same(folder, (config, meta), (other, its_meta))
-    index = LedgerIndex(read_ledger(folder))
-    trials = [
-        record
-        for record in sorted(index.finished.values(), key=lambda one: (one.index, one.seed))
-        if record.role != "baseline" and record.status in ("completed", "diverged")
-    ]
-    trials = [record for record in trials if contains(feasible.space, _member(record, meta))]
-    numbers = {record.index: number for number, record in enumerate(one for one in trials if one.role == "candidate")}
-    found: list[Record] = []
-    for record in (one for one in trials if one.index in numbers):
-        own = _repriced(record, config, feasible, meta, numbers[record.index])
-        rungs = [_in_place_of(own, rung) for rung in index.rungs.get(record.trial_id, {}).values()]
-        first = [replace(own, event="proposed", status="proposed", reason=None)] if own.role == "candidate" else []
-        found += [*first, *rungs, own]
-    if not found:
-        raise UserError(f"--warm-start {folder} must have trained candidates of this space, but has none.")
-    return WarmStart(folder=folder, records=tuple(found))
+    other = Run.find(config.warm_start)
+    for name, ours, theirs in _compared(config, meta, other):
+        if ours != theirs:
+            raise UserError(
+                f"--warm-start {other.folder} must have the {name} of this run, {ours!s:.120}, but has "
+                f"{theirs!s:.120}; its results would not be this run's: give what it has, or start without it."
+            )
+    index, records, numbers = LedgerIndex(other.records), list[Record](), dict[int, int]()
+    for _, record in sorted(index.finished.items()):  # of each candidate its replicates last
+        if record.role == "baseline" or record.status not in ("completed", "diverged"):
+            continue
+        architecture = architecture_of(record, meta.base)
+        if not contains(
+            feasible.space, Member(architecture=architecture, entropy_regularised=record.entropy_regularised)
+        ):
+            continue
+        if record.role == "candidate":
+            numbers[record.index] = len(numbers)
+        if record.index in numbers:
+            end = _repriced(record, config, feasible, meta, numbers[record.index])
+            if end.role == "candidate":
+                records.append(replace(end, event="proposed", status="proposed", reason=None))
+            records += [_in_place_of(end, rung) for rung in index.rungs.get(record.trial_id, {}).values()]
+            records.append(end)
+    if not records:
+        raise UserError(f"--warm-start {other.folder} must have trained candidates of this space, but has none.")
+    return WarmStart(folder=other.folder, records=tuple(records))
 
 
 def begin_with(warm: WarmStart, folder: Path, config: StudyConfig) -> None:
@@ -91,32 +90,17 @@ def begin_with(warm: WarmStart, folder: Path, config: StudyConfig) -> None:
     ledger.write(folder / ledger.FILE_NAME, warm.records)
 
 
-def _check_same(folder: Path, ours: tuple[StudyConfig, Meta], theirs: tuple[StudyConfig, Meta]) -> None:
-    """Raises UserError, naming the first thing that differs."""
-    for name, own, other in _compared(ours, theirs):
-        if own != other:
-            raise UserError(
-                f"--warm-start {folder} must have the {name} of this run, {own!s:.120}, but has {other!s:.120}; "
-                f"its results would not be this run's: give what it has, or start without it."
-            )
-
-
-def _compared(ours: tuple[StudyConfig, Meta], theirs: tuple[StudyConfig, Meta]) -> Iterable[tuple[str, object, object]]:
+def _compared(config: StudyConfig, meta: Meta, other: Run) -> Iterable[tuple[str, object, object]]:
     """What must agree: names, ours, theirs."""
-    bases = ours[1].base, theirs[1].base
-    yield from ((f"`{name}`", getattr(bases[0], name), getattr(bases[1], name)) for name in DIMENSIONS)
-    yield "corpus", ours[1].corpus, theirs[1].corpus
-    yield "tokenizer", ours[1].tokenizer, theirs[1].tokenizer
-    recipes = ours[1].recipe, theirs[1].recipe
-    routes = [None if recipe.route is None else recipe.route.parent for recipe in recipes]
-    yield "parent", routes[0], routes[1]
-    for name in type(recipes[0]).__dataclass_fields__:
-        yield f"`{name}` of the recipe", getattr(recipes[0], name), getattr(recipes[1], name)
-    yield "seed", ours[0].seed, theirs[0].seed
-
-
-def _member(record: Record, meta: Meta) -> Member:
-    return Member(architecture=architecture_of(record, meta.base), entropy_regularised=record.entropy_regularised)
+    for name in DIMENSIONS:
+        yield f"`{name}`", getattr(meta.base, name), getattr(other.base, name)
+    yield "corpus", meta.corpus, other.meta.corpus
+    yield "tokenizer", meta.tokenizer, other.meta.tokenizer
+    ours, theirs = meta.recipe, other.meta.recipe
+    yield "parent", ours.route and ours.route.parent, theirs.route and theirs.route.parent
+    for field in fields(ours):
+        yield f"`{field.name}` of the recipe", getattr(ours, field.name), getattr(theirs, field.name)
+    yield "seed", config.seed, other.config.seed
 
 
 def _repriced(record: Record, config: StudyConfig, feasible: FeasibleSpace, meta: Meta, index: int) -> Record:
@@ -141,10 +125,10 @@ def _repriced(record: Record, config: StudyConfig, feasible: FeasibleSpace, meta
     )
 
 
-def _in_place_of(own: Record, rung: Record) -> Record:
+def _in_place_of(end: Record, rung: Record) -> Record:
     """A rung of a trial with the place and the prices of its end."""
     kept = ("event", "status", "reason", "rung", "steps", "tokens", "val_loss", "perplexity", "flags")
-    return replace(own, seconds=rung.seconds, **{name: getattr(rung, name) for name in kept})
+    return replace(end, seconds=rung.seconds, **{name: getattr(rung, name) for name in kept})
 
 
 def _link_or_copy(source: str, target: str) -> None:
