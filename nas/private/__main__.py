@@ -19,13 +19,19 @@ from costmodel.generation.meeting import parse_peers
 from costmodel.generation.plan import Plan
 from costmodel.generation.session import loopback_addresses, on_loopback
 from costmodel.protocols.derived import NUM_PARTIES
-from nas.private.answer import answer, meeting
-from nas.private.answer_lines import answer_document, header_lines, ready_lines, summary_lines, token_line
-from nas.private.fixed_point import clear_perplexity, score
-from nas.private.fixed_point_lines import fixed_point_document, fixed_point_table, gelu_lines, unscored_lines
+from nas.private.answer import answer, answer_document, meeting, ready_lines, summary_lines, token_line
+from nas.private.fixed_point import (
+    clear_perplexity,
+    corpus_for,
+    fixed_point_document,
+    fixed_point_table,
+    gelu_lines,
+    score_setting,
+    unscored_lines,
+    validation_sequences,
+)
 from nas.private.prompt import read_prompt
-from nas.private.setup import FRACTION_BITS, Setup, asked_setup, trust_lines
-from nas.private.validation import corpus_for, validation_sequences
+from nas.private.setup import FRACTION_BITS, Setup, asked_setup, header_lines, trust_lines
 from nas.report.terminal import table_console
 
 USUAL, NARROW = 64, 32  # bits of rings: --perplexity compares both unless another is asked for
@@ -105,33 +111,33 @@ def _print_answer(
         client = setup.client(plan, addresses)
         return [part_of(replace(client, wait_s=wait_s), CLIENT)] if alone else on_loopback(client)
 
-    def tell(*lines: str) -> None:
+    def report(*lines: str) -> None:
         for line in () if as_json else lines:
             print(line, flush=True)
 
-    tell(*header_lines(setup))
+    report(*header_lines(setup))
     done = answer(
         setup,
         prompt,
         new_tokens,
         assignments,
-        on_ready=lambda ready: tell(*ready_lines(ready, prompt)),
-        on_token=lambda token, expected: tell(token_line(prompt, token, expected)),
+        on_ready=lambda ready: report(*ready_lines(ready, prompt)),
+        on_token=lambda token, expected: report(token_line(prompt, token, expected)),
     )
-    tell(*summary_lines(setup, done))
+    report(*summary_lines(setup, done))
     if as_json:
         print(json.dumps(answer_document(setup, done), allow_nan=False))
 
 
 def _serve(setup: Setup, rank: int, addresses: Addresses, wait_s: float) -> None:
     """A party that only takes part: it says what it holds, and in the end what it sent."""
-    plan = Plan(kind="tokens", num_tokens=1, num_new=1)  # not the client's, which it tells
-    own = part_of(replace(setup.client(plan, addresses), wait_s=wait_s), rank)
+    plan = Plan(kind="tokens", num_tokens=1, num_new=1)  # the client's comes with its first message
+    assignment = part_of(replace(setup.client(plan, addresses), wait_s=wait_s), rank)
     host, port = addresses[rank]
     for line in trust_lines(setup):
         print(line)
     print(f"this is party {rank} ({role(rank)}) at {host}:{port}: {holds(rank, setup.setting)}", flush=True)
-    with meeting([own]) as (session, ready):
+    with meeting([assignment]) as (session, ready):
         print(f"ready; {ready.num_steps} steps at most, op graph {ready.op_graph} at every party", flush=True)
         left = session.answer(rank)
     sent = f"{format_bytes(left['sent_bytes'])} in {left['messages']:,} messages"
@@ -147,18 +153,18 @@ def _print_perplexities(setup: Setup, num_tokens: int, data: str | None, *, as_j
     is_usual = (setting.ring_bits, setting.fraction_bits) == (USUAL, FRACTION_BITS[USUAL])
     narrow = [replace(setting, ring_bits=NARROW, fraction_bits=FRACTION_BITS[NARROW])] if is_usual else []
     clear = clear_perplexity(setup, tokens)
-    found = [score(replace(setup, setting=each), tokens, _tell_progress) for each in (setting, *narrow)]
+    scores = [score_setting(replace(setup, setting=ring), tokens, _log_progress) for ring in (setting, *narrow)]
     if as_json:
-        print(json.dumps(fixed_point_document(setup, clear, found, tokens), allow_nan=False))
+        print(json.dumps(fixed_point_document(setup, clear, scores, tokens), allow_nan=False))
         return
     for line in header_lines(setup):
         print(line)
-    table_console().print(fixed_point_table(setup, clear, found, tokens))
-    for line in (*unscored_lines(setup, found), *gelu_lines(setup)):
+    table_console().print(fixed_point_table(setup, clear, scores, tokens))
+    for line in (*unscored_lines(setup, scores), *gelu_lines(setup)):
         print(line)
 
 
-def _tell_progress(index: int, count: int) -> None:
+def _log_progress(index: int, count: int) -> None:
     print(f"sequence {index + 1} of {count}", file=sys.stderr)
 
 

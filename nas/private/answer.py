@@ -1,4 +1,4 @@
-"""One prompt, answered privately: the parties of this machine, and what became of every token."""
+"""One prompt, answered privately: the parties of this machine, and what became of every token, in lines and as data."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from costmodel.config.units import format_bytes, format_seconds
 from costmodel.generation.agreement import Agreement, joined
 from costmodel.generation.assignment import Assignment
 from costmodel.generation.clear import ClearRun
@@ -14,7 +15,10 @@ from costmodel.generation.plan import Plan
 from costmodel.generation.predicted import Prediction
 from costmodel.generation.session import Session, await_ready, started
 from nas.private.prompt import Prompt
-from nas.private.setup import Setup
+from nas.private.setup import Setup, setup_document
+
+COLUMNS = ("token", "top-1", "error", "sent bytes", "predicted", "messages", "predicted", "seconds", "predicted")
+WIDTHS = (16, 5, 8, 15, 15, 9, 9, 8, 9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -51,17 +55,17 @@ class Ready:
 @contextmanager
 def meeting(assignments: Sequence[Assignment]) -> Iterator[tuple[Session, Ready]]:
     """These parties as processes, once they have met the others. Raises UserError, StoppedError in one line."""
-    begun = monotonic()
+    start = monotonic()
     with started(assignments) as session:
-        said: dict[int, dict[str, Any]] = await_ready(session)
-        first = said[assignments[0].rank]
+        reports: dict[int, dict[str, Any]] = await_ready(session)
+        first = reports[assignments[0].rank]
         yield (
             session,
             Ready(
                 op_graph=first["agreed"],
                 num_steps=first["num_steps"],
-                seconds=monotonic() - begun,
-                shared_bytes=sum(each["shared_bytes"] for each in said.values()),
+                seconds=monotonic() - start,
+                shared_bytes=sum(report["shared_bytes"] for report in reports.values()),
             ),
         )
 
@@ -82,11 +86,141 @@ def answer(
     steps = setup.steps(plan)
     predicted = setup.predicted(steps)
     clear = None if setup.model.weights is None else ClearRun(setup.model.weights)
-    found = []
+    tokens = []
     with meeting(assignments(plan)) as (session, ready):
         on_ready(ready)
         for token, expected in zip(generate(session, steps, prompt.ids, clear, prompt.end), predicted, strict=False):
             on_token(token, expected)
-            found.append((token, expected))
+            tokens.append((token, expected))
         session.leave()
-    return Answer(prompt=prompt, tokens=tuple(found), ready=ready)
+    return Answer(prompt=prompt, tokens=tuple(tokens), ready=ready)
+
+
+def ready_lines(ready: Ready, prompt: Prompt) -> list[str]:
+    return [
+        f"prompt: {len(prompt.ids)} tokens; {ready.num_steps} steps, op graph {ready.op_graph} at every party",
+        f"ready after {format_seconds(ready.seconds)}; sent beside the protocol, and not counted below: programs and "
+        f"weights' shares, {format_bytes(ready.shared_bytes)}; with each token its shares and those of the logits",
+        "top-1, error: whether the model in the clear prefers the same token, and the largest error of a logit",
+        _row(COLUMNS),
+    ]
+
+
+def token_line(prompt: Prompt, token: PrivateToken, expected: Prediction) -> str:
+    agreement, cost = token.agreement, token.cost
+    return _row(
+        (
+            repr(prompt.decoded([token.token])),
+            "?" if agreement is None else "same" if agreement.num_equal else "other",
+            "?" if agreement is None else f"{agreement.largest_error:.2g}",
+            f"{cost.sent_bytes:,}",
+            f"{expected.sent_bytes:,}",
+            f"{cost.messages:,}",
+            f"{expected.messages:,}",
+            f"{cost.seconds:.2f}",
+            "?" if expected.seconds is None else f"{expected.seconds:.2f}",
+        )
+    )
+
+
+def _row(cells: Sequence[str]) -> str:
+    first, *rest = cells
+    width, *widths = WIDTHS
+    return "  ".join([f"{first:<{width}}", *(f"{cell:>{size}}" for cell, size in zip(rest, widths, strict=True))])
+
+
+def summary_lines(setup: Setup, answer: Answer) -> list[str]:
+    """All tokens together."""
+    total = _total(answer)
+    measured, predicted = total["measured"], total["predicted"]
+    seconds = (
+        "not predicted" if predicted["latency_s"] is None else f"predicted {format_seconds(predicted['latency_s'])}"
+    )
+    return [
+        f"text: {answer.text!r}",
+        f"{len(answer.tokens)} tokens: {agreement_text(answer.agreement)}",
+        f"sent by all parties: {measured['sent_bytes']:,} bytes, predicted {predicted['sent_bytes']:,} "
+        f"({difference(predicted['sent_bytes'], measured['sent_bytes'])}); messages: {measured['messages']:,}, "
+        f"predicted {predicted['messages']:,}",
+        f"seconds: {format_seconds(measured['latency_s'])}, {seconds} on {setup.network.name}",
+    ]
+
+
+def agreement_text(agreement: Agreement | None) -> str:
+    """The share of positions with its interval, and the largest error."""
+    if agreement is None:
+        return "not compared with the model in the clear, whose weights are not on this machine"
+    low, high = agreement.interval
+    return (
+        f"the model in the clear prefers the same on {agreement.num_equal} of {agreement.num_positions} "
+        f"({agreement.top1:.2%}; 95 % interval {low:.2%} to {high:.2%}), largest error of a logit "
+        f"{agreement.largest_error:.2g}"
+    )
+
+
+def difference(predicted: int, measured: int) -> str:
+    """Error of the prediction, relative to what was measured."""
+    return "equal" if predicted == measured else f"{predicted / measured - 1:+.3%}"
+
+
+def answer_document(setup: Setup, answer: Answer) -> dict[str, Any]:
+    """As JSON data: SI numbers, every key always there, null for what is not known."""
+    return {
+        **setup_document(setup),
+        "prompt": {"text": answer.prompt.text, "tokens": list(answer.prompt.ids)},
+        "op_graph": answer.ready.op_graph,
+        "ready_s": answer.ready.seconds,
+        "shared_bytes": answer.ready.shared_bytes,
+        "tokens": [_token_document(answer.prompt, token, expected) for token, expected in answer.tokens],
+        "text": answer.text,
+        "agreement": agreement_document(answer.agreement),
+        "total": _total(answer),
+    }
+
+
+def agreement_document(agreement: Agreement | None) -> dict[str, Any] | None:
+    if agreement is None:
+        return None
+    return {
+        "num_positions": agreement.num_positions,
+        "top1": agreement.top1,
+        "top1_interval": list(agreement.interval),
+        "largest_logit_error": agreement.largest_error,
+    }
+
+
+def _token_document(prompt: Prompt, token: PrivateToken, expected: Prediction) -> dict[str, Any]:
+    agreement = token.agreement
+    return {
+        "token": token.token,
+        "text": prompt.decoded([token.token]),
+        "top1_agrees": None if agreement is None else bool(agreement.num_equal),
+        "largest_logit_error": None if agreement is None else agreement.largest_error,
+        "measured": {
+            "sent_bytes": token.cost.sent_bytes,
+            "messages": token.cost.messages,
+            "latency_s": token.cost.seconds,
+        },
+        "predicted": {
+            "sent_bytes": expected.sent_bytes,
+            "messages": expected.messages,
+            "latency_s": expected.seconds,
+        },
+    }
+
+
+def _total(answer: Answer) -> dict[str, dict[str, Any]]:
+    costs, expected = [token.cost for token, _ in answer.tokens], [prediction for _, prediction in answer.tokens]
+    seconds = [prediction.seconds for prediction in expected if prediction.seconds is not None]
+    return {
+        "measured": {
+            "sent_bytes": sum(cost.sent_bytes for cost in costs),
+            "messages": sum(cost.messages for cost in costs),
+            "latency_s": sum(cost.seconds for cost in costs),
+        },
+        "predicted": {
+            "sent_bytes": sum(prediction.sent_bytes for prediction in expected),
+            "messages": sum(prediction.messages for prediction in expected),
+            "latency_s": sum(seconds) if len(seconds) == len(expected) else None,
+        },
+    }

@@ -7,11 +7,15 @@ perplexity 7.375 in the clear and 7.378 privately, top-1 as in the clear on 98.4
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
 
+from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError, UserError
 from costmodel.execution.interpreter import Array
 from costmodel.generation.agreement import Agreement, compared, joined
@@ -20,9 +24,16 @@ from costmodel.generation.greedy import sequences
 from costmodel.generation.plan import Plan
 from costmodel.generation.session import loopback_addresses, on_loopback
 from costmodel.protocols.primitives import EngineSetting
-from nas.private.answer import meeting
-from nas.private.setup import Setup
-from nas.private.validation import Tokens
+from nas.corpus.corpus import Corpus, known_corpus, prepare
+from nas.corpus.documents import GivenTokenizer
+from nas.corpus.sequences import gather, validation_indices
+from nas.private.answer import agreement_document, difference, meeting
+from nas.private.setup import Setup, describe_setting, setup_document
+from search_spaces.architecture import gelu_form
+
+DEFAULT_DATA = "stdlib"  # validation text of a model whose corpus is not known
+
+Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +60,33 @@ class Unscored:
     reason: str
 
 
+def corpus_for(
+    tokenizer: GivenTokenizer, fingerprint: str | None, data: str | None, *, vocab_size: int, context: int
+) -> Corpus:
+    """The corpus of a model, else `data` or the default one in its tokens. Raises UserError as `prepare`."""
+    known = known_corpus(fingerprint) if data is None else None
+    return known or prepare(data or DEFAULT_DATA, vocab_size, seq_len=context, tokenizer=tokenizer)
+
+
+def validation_sequences(corpus: Corpus, num_tokens: int, context: int) -> Tokens:
+    """So many tokens, or a few less, in whole sequences spread over the split, each with the token after it.
+
+    Returns sequences x (length + 1). Raises UserError for less than a token, or a split too small.
+    """
+    if num_tokens < 1:
+        raise UserError(f"--perplexity must be at least 1 token, but got {num_tokens}.")
+    length = min(context, num_tokens)
+    return gather(corpus, "validation", validation_indices(corpus, length, num_tokens), length)
+
+
 def clear_perplexity(setup: Setup, tokens: Tokens) -> float:
-    """Of the model in double precision. tokens: sequences x (length + 1)."""
+    """The perplexity in double precision. tokens: sequences x (length + 1)."""
     (graph,) = setup.steps(_plan(tokens))
     clear = _clear(setup)
-    return _perplexity([_losses(clear.logits(graph, each[:-1]), each[1:]) for each in tokens])
+    return _perplexity([_losses(clear.logits(graph, row[:-1]), row[1:]) for row in tokens])
 
 
-def score(setup: Setup, tokens: Tokens, on_sequence: Callable[[int, int], None]) -> Scored | Unscored:
+def score_setting(setup: Setup, tokens: Tokens, on_sequence: Callable[[int, int], None]) -> Scored | Unscored:
     """The model in a setting, on parties of this machine. tokens: sequences x (length + 1)."""
     plan = _plan(tokens)
     (graph,) = setup.steps(plan)
@@ -65,22 +95,22 @@ def score(setup: Setup, tokens: Tokens, on_sequence: Callable[[int, int], None])
         predicted = setup.predicted([graph] * len(tokens))
         client = setup.client(plan, loopback_addresses(setup.protocol))
         with meeting(on_loopback(client)) as (session, _):
-            done = sequences(session, graph, [each[:-1] for each in tokens], _clear(setup))
-            for index, (ours, each) in enumerate(zip(done, tokens, strict=True)):
-                losses.append(_losses(ours.cost.logits, each[1:]))
+            done = sequences(session, graph, [row[:-1] for row in tokens], _clear(setup))
+            for index, (ours, row) in enumerate(zip(done, tokens, strict=True)):
+                losses.append(_losses(ours.cost.logits, row[1:]))
                 agreements.append(compared(ours.cost.logits, ours.clear))
                 sent_bytes, seconds = sent_bytes + ours.cost.sent_bytes, seconds + ours.cost.seconds
                 on_sequence(index, len(tokens))
             session.leave()
     except (UserError, StoppedError) as error:
         return Unscored(setting=setup.setting, reason=str(error))
-    known = [each.seconds for each in predicted if each.seconds is not None]
+    known = [step.seconds for step in predicted if step.seconds is not None]
     return Scored(
         setting=setup.setting,
         perplexity=_perplexity(losses),
         agreement=joined(agreements),
         sent_bytes=sent_bytes,
-        predicted_bytes=sum(each.sent_bytes for each in predicted),
+        predicted_bytes=sum(step.sent_bytes for step in predicted),
         seconds=seconds,
         predicted_s=sum(known) if len(known) == len(predicted) else None,
     )
@@ -106,3 +136,82 @@ def _losses(logits: Array, targets: Tokens) -> Array:
 def _perplexity(losses: list[Array]) -> float:
     mean = float(np.concatenate(losses).mean())
     return math.exp(mean) if mean < math.log(1e300) else math.inf
+
+
+def fixed_point_table(setup: Setup, clear: float, scores: Sequence[Scored | Unscored], tokens: Tokens) -> Table:
+    """A line for the model in the clear, and one for each arithmetic that it runs in."""
+    count, length = len(tokens), tokens.shape[1] - 1
+    title = f"{count * length:,} validation tokens by teacher forcing, {count} sequences of {length}"
+    table = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False)
+    table.add_column("arithmetic", no_wrap=True)
+    for name in ("perplexity", "top-1 as in the clear", "95 % interval", "largest error", "bytes as predicted"):
+        table.add_column(name, justify="right")
+    for name in ("seconds", "predicted"):
+        table.add_column(name, justify="right")
+    table.add_row("in the clear", f"{clear:.4f}")
+    for score in scores:
+        if isinstance(score, Scored):
+            table.add_row(f"{setup.protocol}, {describe_setting(score.setting)}", *_cells(score))
+    return table
+
+
+def _cells(scored: Scored) -> list[str]:
+    low, high = scored.agreement.interval
+    return [
+        f"{scored.perplexity:.4f}",
+        f"{scored.agreement.top1:.2%}",
+        f"{low:.2%} to {high:.2%}",
+        f"{scored.agreement.largest_error:.2g}",
+        difference(scored.predicted_bytes, scored.sent_bytes),
+        format_seconds(scored.seconds),
+        "?" if scored.predicted_s is None else format_seconds(scored.predicted_s),
+    ]
+
+
+def gelu_lines(setup: Setup) -> list[str]:
+    """What the engine makes of GELU by tanh, for a model that has it."""
+    architecture = setup.model.architecture
+    if all(gelu_form(architecture, layer) != "tanh" for layer in architecture.layers):
+        return []
+    return [
+        "the engine's tanh is off by up to 0.005, and GELU by tanh, beyond inputs of 5, by 0.0013 times the input; "
+        "with --gelu exact GELU is off by less than 0.001, and more is sent"
+    ]
+
+
+def unscored_lines(setup: Setup, scores: Sequence[Scored | Unscored]) -> list[str]:
+    """What it cannot be run in."""
+    return [
+        f"not run: {setup.protocol}, {describe_setting(score.setting)}: {score.reason}"
+        for score in scores
+        if isinstance(score, Unscored)
+    ]
+
+
+def fixed_point_document(
+    setup: Setup, clear: float, scores: Sequence[Scored | Unscored], tokens: Tokens
+) -> dict[str, Any]:
+    """As JSON data; `reason` is null for an arithmetic that the model was run in, all else null for one it was not.
+
+    So is a perplexity that is no finite number, as of logits that overflowed.
+    """
+    return {
+        **setup_document(setup),
+        "sequences": len(tokens),
+        "seq_len": tokens.shape[1] - 1,
+        "clear_perplexity": clear if math.isfinite(clear) else None,
+        "arithmetics": [_document(score) for score in scores],
+    }
+
+
+def _document(score: Scored | Unscored) -> dict[str, Any]:
+    scored = score if isinstance(score, Scored) else None
+    return {
+        "ring_bits": score.setting.ring_bits,
+        "fraction_bits": score.setting.fraction_bits,
+        "reason": score.reason if isinstance(score, Unscored) else None,
+        "perplexity": scored.perplexity if scored and math.isfinite(scored.perplexity) else None,
+        "agreement": scored and agreement_document(scored.agreement),
+        "measured": scored and {"sent_bytes": scored.sent_bytes, "latency_s": scored.seconds},
+        "predicted": scored and {"sent_bytes": scored.predicted_bytes, "latency_s": scored.predicted_s},
+    }

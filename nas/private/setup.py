@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from costmodel.generation.assignment import CLIENT, Assignment, holds, role
 from costmodel.generation.plan import GraphOf, Plan, graphs
@@ -12,9 +12,11 @@ from costmodel.network import Network, link, load_network
 from costmodel.ops import GeluForm, OpGraph
 from costmodel.protocols import TRUST
 from costmodel.protocols.derived import check_setting
+from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
+from costmodel.report.trust import trust_document
 from costmodel.trust import described
-from nas.private.deployed import Deployed, load_deployed, with_gelu
+from nas.private.model import PrivateModel, load_model, with_gelu
 from search_spaces.lower import lower
 
 # Bits after the point where none are asked for. Source: SecretFlow-SPU 0.9.5, docs, RuntimeConfig, fxp_fraction_bits
@@ -25,7 +27,7 @@ FRACTION_BITS = {32: 8, 64: 18, 128: 26}
 class Setup:
     """network: what seconds are predicted on."""
 
-    model: Deployed
+    model: PrivateModel
     protocol: str
     setting: EngineSetting
     network: Network
@@ -70,10 +72,10 @@ def asked_setup(
     rtt: str | None = None,
     gelu: GeluForm | None = None,
 ) -> Setup:
-    """What flags ask for. Raises UserError for what does not go together, or as `load_deployed`.
+    """The set-up that flags ask for. Raises UserError for what does not go together, or as `load_model`.
 
     Args:
-        run: as `load_deployed` takes it.
+        run: as `load_model` takes it.
         pick: likewise.
         weights_here: likewise.
         protocol: semi2k or cheetah (two parties), or aby3 (three).
@@ -93,7 +95,7 @@ def asked_setup(
         protocol=protocol,
         setting=setting,
         network=link(network, bandwidth, rtt) or load_network("loopback"),
-        model=with_gelu(load_deployed(run, pick, weights_here=weights_here), gelu),
+        model=with_gelu(load_model(run, pick, weights_here=weights_here), gelu),
     )
 
 
@@ -105,11 +107,11 @@ def engine_setting(
     return EngineSetting(ring_bits=ring_bits, fraction_bits=fraction, weights=weights, weight_masks=weight_masks)
 
 
-def said_setting(setting: EngineSetting) -> str:
+def describe_setting(setting: EngineSetting) -> str:
     """The numbers of a setting, and what is not usual about it."""
-    held = ", weights held by the server alone" if setting.weights == "server" else ""
-    kept = ", masks of weights kept" if setting.weight_masks == "kept" else ""
-    return f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction{held}{kept}"
+    weights = ", weights held by the server alone" if setting.weights == "server" else ""
+    masks = ", masks of weights kept" if setting.weight_masks == "kept" else ""
+    return f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction{weights}{masks}"
 
 
 def trust_lines(setup: Setup) -> list[str]:
@@ -120,3 +122,34 @@ def trust_lines(setup: Setup) -> list[str]:
         f"trust: {described(trust)}{dealer}",
         *(f"  party {rank} ({role(rank)}): {holds(rank, setup.setting)}" for rank in range(trust.num_parties)),
     ]
+
+
+def header_lines(setup: Setup) -> list[str]:
+    """What is about to be run, and whom it trusts."""
+    return [
+        f"{setup.model.name}; protocol {setup.protocol}, {describe_setting(setup.setting)}; {ENGINE}",
+        *setup.model.notes,
+        *trust_lines(setup),
+    ]
+
+
+def setup_document(setup: Setup) -> dict[str, Any]:
+    """The model and how it is run, as JSON data."""
+    setting, trust = setup.setting, TRUST[setup.protocol]
+    return {
+        "model": setup.model.name,
+        "notes": list(setup.model.notes),
+        "protocol": setup.protocol,
+        "network": setup.network.name,
+        "setting": {
+            "engine": ENGINE,
+            "ring_bits": setting.ring_bits,
+            "fraction_bits": setting.fraction_bits,
+            "weights": setting.weights,
+            "weight_masks": setting.weight_masks,
+        },
+        "trust": trust_document(trust),
+        "parties": [
+            {"rank": rank, "role": role(rank), "holds": holds(rank, setting)} for rank in range(trust.num_parties)
+        ],
+    }

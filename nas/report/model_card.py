@@ -1,18 +1,26 @@
-"""The README.md of an export: what the model is, what it costs, what it knows, and what of that to distrust."""
+"""What is known of an exported model, as data for export.yaml and as its README.md: a model card."""
 
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from itertools import groupby
-from typing import Any
+from typing import Any, Self
 
 from costmodel.config.cli import flags_of
 from costmodel.config.units import format_bytes, format_seconds
+from costmodel.cost import Price
 from costmodel.data_range import describe
+from costmodel.ops import LayerId
 from costmodel.trust import Trust, described
+from costmodel.trust import facts as trust_facts
+from nas.corpus.ngrams import NgramBaseline
 from nas.report.summary import KNOWS_LESS, SPREAD, perplexity_text
+from nas.run.ledger import Record
 from nas.run.members import TrainedMember, in_noise
 from nas.run.run import Run
 from search_spaces.architecture import Architecture
+
+EXPORT_FILE = "export.yaml"
 
 # what is known of the licence of a corpus that weights were trained on
 LICENCES = {
@@ -41,8 +49,146 @@ print(costmodel.price(".", protocol="semi2k"))  # of the width that was trained"
 }
 
 
-def model_card(facts: Mapping[str, Any], architecture: Architecture, format: str, run: Run | None = None) -> str:
-    """Markdown. facts: those of `export.yaml`. architecture: what is priced. run: what the model is a member of."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """An architecture by name and id."""
+
+    notation: str
+    arch_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What training came to. val_loss: nats per token. tokens: trained on. ngrams: of as many tokens, if counted."""
+
+    scale: str
+    width: int
+    perplexity: float | None
+    val_loss: float | None
+    tokenizer: str
+    split: str
+    tokens: int
+    seed: int
+    flags: tuple[str, ...]
+    ngrams: NgramBaseline | None
+
+    @property
+    def knows_less_than_trigram(self) -> bool | None:
+        """None where one of the two is not known."""
+        if self.ngrams is None or self.val_loss is None:
+            return None
+        return self.ngrams.above_trigram(self.val_loss)
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data; n-grams in perplexities, nothing of them where they were not counted."""
+        data = asdict(self)
+        del data["ngrams"]
+        if self.ngrams is None:
+            return data
+        ngrams = {"tokens": self.ngrams.tokens, "perplexities": self.ngrams.perplexities}
+        return data | {"ngram_floors": ngrams, "knows_less_than_trigram": self.knows_less_than_trigram}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """Prices of a new token. workload: in words. prior_share: of the seconds, or None. by_layer: sums to `total`."""
+
+    protocol: str
+    network: str | None
+    trust: Trust
+    seq_len: int
+    workload: str
+    total: Price
+    latency_s_range: tuple[float, float] | None
+    prior_share: float | None
+    extrapolated: tuple[str, ...]
+    by_layer: tuple[tuple[LayerId, Price], ...]
+
+    def plain(self) -> dict[str, Any]:
+        layers = [{"layer": layer, **asdict(price)} for layer, price in self.by_layer]
+        return asdict(self) | {"trust": trust_facts(self.trust), "by_layer": layers}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provenance:
+    """What a repetition depends on. trial_id, budget_latency: of a run. command: of a training, after its module."""
+
+    run: str
+    trial_id: str | None = None
+    created: str
+    command: tuple[str, ...] | None = None
+    corpus: str
+    data: str | None
+    budget_latency: str | None = None
+    versions: Mapping[str, str]
+    cost_model_id: str
+
+    def plain(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None or name == "data"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fold:
+    """How the folded model compares with the trained one. check: the fields of `nas.conversion`'s `FoldCheck`.
+
+    tokens: that it was checked on. condition: of the change of basis. left: what was not folded, and why.
+    """
+
+    check: Mapping[str, Any]
+    passes: bool
+    tokens: str
+    condition: float
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifiedPrice:
+    """What the search counted for a candidate: the price of what its weights fold to."""
+
+    deployed: str | None
+    deployed_id: str | None
+    latency_s: float
+    sent_bytes: float
+    predicted_latency_s: float | None
+    predicted_sent_bytes: float | None
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        return cls(**{field.name: getattr(record, field.name) for field in fields(cls)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """Everything export.yaml says. deployed: the form that is exported. fold, verified: None where there is none."""
+
+    notation: str
+    arch_id: str
+    deployed: Form
+    candidate_id: str
+    result: Result
+    cost: Cost
+    recipe: Mapping[str, Any]
+    provenance: Provenance
+    fold: Fold | None = None
+    verified: VerifiedPrice | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data for YAML."""
+        data = {name: value for name, value in asdict(self).items() if value is not None}
+        parts = {name: getattr(self, name).plain() for name in ("result", "cost", "provenance")}
+        plain: dict[str, Any] = _lists(data | parts)
+        return plain
+
+
+def _lists(value: Any) -> Any:
+    """Tuples as lists."""
+    if isinstance(value, Mapping):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def model_card(facts: Facts, architecture: Architecture, format: str, run: Run | None = None) -> str:
+    """Markdown. architecture: what is priced. run: what the model is a member of."""
     member = None if run is None else _member(run, facts)
     sections = [
         ("", _head(facts)),
@@ -50,7 +196,7 @@ def model_card(facts: Mapping[str, Any], architecture: Architecture, format: str
         ("Price", [f"- {line}" for line in _price(facts)]),
         ("Perplexity", [f"- {line}" for line in _perplexity(facts, member, run)]),
         *([("The front around it", _front(run, member))] if run is not None and run.front else []),
-        ("What to distrust", [f"- {line}" for line in _doubts(facts, architecture, member, run)]),
+        ("What to distrust", [f"- {line}" for line in _caveats(facts, architecture, member, run)]),
         ("Licence", [_licence(facts)]),
         ("Use", ["```python", USE[format], "```"]),
         ("How to make it again", _again(facts, run)),
@@ -68,15 +214,15 @@ tags: [private-inference, secure-multiparty-computation]
 """
 
 
-def _head(facts: Mapping[str, Any]) -> list[str]:
-    deployed = facts["deployed"]["notation"]
-    runs_as = "" if deployed == facts["notation"] else f", written here as `{deployed}`"
+def _head(facts: Facts) -> list[str]:
+    deployed = facts.deployed.notation
+    runs_as = "" if deployed == facts.notation else f", written here as `{deployed}`"
     return [
-        f"# {facts['notation']}",
+        f"# {facts.notation}",
         "",
         f"A decoder-only language model with few nonlinear operations, made to be run under private inference "
-        f"(secure multi-party computation). Architecture `{facts['arch_id']}`{runs_as}; trained at width "
-        f"{facts['result']['width']}, scale {facts['result']['scale']}.",
+        f"(secure multi-party computation). Architecture `{facts.arch_id}`{runs_as}; trained at width "
+        f"{facts.result.width}, scale {facts.result.scale}.",
     ]
 
 
@@ -96,33 +242,31 @@ def _placement(architecture: Architecture) -> list[str]:
     ]
 
 
-def _price(facts: Mapping[str, Any]) -> Iterator[str]:
-    cost = facts["cost"]
-    total, network = cost["total"], f" on {cost['network']}" if cost["network"] else ""
-    where = f"protocol {cost['protocol']}{network}, {cost['workload']}"
-    yield f"This form: {_cost(total['latency_s'], total['sent_bytes'])} a token ({where})."
-    if (verified := facts.get("verified")) and verified["latency_s"] == total["latency_s"]:
+def _price(facts: Facts) -> Iterator[str]:
+    cost, verified = facts.cost, facts.verified
+    network = f" on {cost.network}" if cost.network else ""
+    where = f"protocol {cost.protocol}{network}, {cost.workload}"
+    yield f"This form: {_cost(cost.total.latency_s, cost.total.sent_bytes)} a token ({where})."
+    if verified is not None and verified.latency_s == cost.total.latency_s:
         yield "As deployed: the same; folding makes it no cheaper."
-    elif verified:
+    elif verified is not None:
         yield (
-            f"As deployed: {_cost(verified['latency_s'], verified['sent_bytes'])}: what its weights were shown to "
-            f"fold to, `{verified['deployed']}` (`python -m nas.export ... --fold` writes that form)."
+            f"As deployed: {_cost(verified.latency_s, verified.sent_bytes)}: what its weights were shown to "
+            f"fold to, `{verified.deployed}` (`python -m nas.export ... --fold` writes that form)."
         )
-    trust = dict(cost["trust"])
-    del trust["threshold"]
-    yield f"Trust: {described(Trust(**trust))}."
+    yield f"Trust: {described(cost.trust)}."
 
 
 def _cost(latency_s: float, sent_bytes: float) -> str:
     return f"{format_seconds(latency_s)}, {format_bytes(sent_bytes)}"
 
 
-def _perplexity(facts: Mapping[str, Any], member: TrainedMember | None, run: Run | None) -> Iterator[str]:
-    result = facts["result"]
-    own = "not validated yet" if result["perplexity"] is None else f"{result['perplexity']:.2f}"
+def _perplexity(facts: Facts, member: TrainedMember | None, run: Run | None) -> Iterator[str]:
+    result = facts.result
+    perplexity = "not validated yet" if result.perplexity is None else f"{result.perplexity:.2f}"
     yield (
-        f"These weights: {own} (seed {result['seed']}, {result['tokens']:,} training tokens, {result['tokenizer']}, "
-        f"{result['split']})."
+        f"These weights: {perplexity} (seed {result.seed}, {result.tokens:,} training tokens, {result.tokenizer}, "
+        f"{result.split})."
     )
     if member is not None:
         spread = f"; {SPREAD}" if member.num_seeds > 1 else ", which shows no spread"
@@ -131,72 +275,70 @@ def _perplexity(facts: Mapping[str, Any], member: TrainedMember | None, run: Run
         yield "One seed: no spread is known."
     if run is not None and run.parent is not None:
         yield f"Its parent `{run.parent.name}`, {run.parent.notation}: {run.parent.perplexity:.2f}."
-    if ngrams := result.get("ngram_floors"):
-        reached = ", ".join(f"{name} {value:.4g}" for name, value in ngrams["perplexities"].items())
-        yield f"N-gram models of {ngrams['tokens']:,} training tokens: {reached}."
+    if result.ngrams is not None:
+        reached = ", ".join(f"{name} {value:.4g}" for name, value in result.ngrams.perplexities.items())
+        yield f"N-gram models of {result.ngrams.tokens:,} training tokens: {reached}."
 
 
 def _front(run: Run, member: TrainedMember | None) -> list[str]:
     lines = ["| architecture | runs as | time a token | sent | perplexity |", "|---|---|---|---|---|"]
-    for one, noise in zip(run.front, in_noise(run.front), strict=True):
-        this = " (this one)" if member is not None and one.candidate_id == member.candidate_id else ""
+    for neighbour, noise in zip(run.front, in_noise(run.front), strict=True):
+        this = " (this one)" if neighbour == member else ""
         cells = (
-            f"`{one.notation}`{this}",
-            f"`{one.deployed}`" if one.deployed else "as written",
-            format_seconds(one.latency_s),
-            format_bytes(one.sent_bytes),
-            perplexity_text(one) + (" ~" if noise else ""),
+            f"`{neighbour.notation}`{this}",
+            f"`{neighbour.deployed}`" if neighbour.deployed else "as written",
+            format_seconds(neighbour.latency_s),
+            format_bytes(neighbour.sent_bytes),
+            perplexity_text(neighbour) + (" ~" if noise else ""),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, "", f"{SPREAD}; ~ within noise of its cheaper neighbour."]
 
 
-def _doubts(
-    facts: Mapping[str, Any], architecture: Architecture, member: TrainedMember | None, run: Run | None
-) -> Iterator[str]:
-    result, cost = facts["result"], facts["cost"]
-    if result["width"] != architecture.d_model:
+def _caveats(facts: Facts, architecture: Architecture, member: TrainedMember | None, run: Run | None) -> Iterator[str]:
+    result, cost = facts.result, facts.cost
+    if result.width != architecture.d_model:
         yield (
-            f"Prices are of width {architecture.d_model}, weights and perplexities of width {result['width']}: they "
+            f"Prices are of width {architecture.d_model}, weights and perplexities of width {result.width}: they "
             "rank architectures, and are not what the full model would reach."
         )
-    if result.get("knows_less_than_trigram"):
+    if result.knows_less_than_trigram:
         yield f"It {KNOWS_LESS} of the same tokens."
     if member is None or member.num_seeds == 1:
         yield "One seed decides nothing."
     if member is not None and run is not None and member in run.front and in_noise(run.front)[run.front.index(member)]:
         yield "It is not shown to be better than its cheaper neighbour on the front."
-    if span := cost["latency_s_range"]:
-        low, high = map(format_seconds, span)
+    if cost.latency_s_range is not None:
+        low, high = map(format_seconds, cost.latency_s_range)
         yield f"Seconds are predicted, not measured on your machines: {low} to {high} agree with the data."
-    if outside := describe(cost["extrapolated"]):
+    if outside := describe(cost.extrapolated):
         yield f"The price is {outside}."
-    if cost["trust"]["dealer"]:
+    if cost.trust.dealer:
         yield "A dealer is trusted, whose work is not in the price."
-    if fold := facts.get("fold"):
-        held = "holds" if fold["passes"] else "FAILED: do not rely on this form"
-        yield f"The check of the folded form on {fold['tokens']} tokens {held}."
+    if facts.fold is not None:
+        outcome = "holds" if facts.fold.passes else "FAILED: do not rely on this form"
+        yield f"The check of the folded form on {facts.fold.tokens} tokens {outcome}."
 
 
-def _licence(facts: Mapping[str, Any]) -> str:
-    data = facts["provenance"].get("data")
+def _licence(facts: Facts) -> str:
+    data = facts.provenance.data
     known = LICENCES.get((data or "").partition(":")[0])
-    corpus = f"`{data}`" if data else f"the corpus with fingerprint `{facts['provenance']['corpus']}`"
-    told = known or "whose licence is not known here; look it up before you pass the weights on"
-    return f"The weights were trained on {corpus}: {told}. The code is under Apache-2.0."
+    corpus = f"`{data}`" if data else f"the corpus with fingerprint `{facts.provenance.corpus}`"
+    licence = known or "whose licence is not known here; look it up before you pass the weights on"
+    return f"The weights were trained on {corpus}: {licence}. The code is under Apache-2.0."
 
 
-def _again(facts: Mapping[str, Any], run: Run | None) -> list[str]:
-    provenance = facts["provenance"]
-    versions = ", ".join(f"{name} {version}" for name, version in provenance["versions"].items())
-    module, arguments = ("nas.search", flags_of(run.config)) if run else ("nas.train", provenance.get("command"))
+def _again(facts: Facts, run: Run | None) -> list[str]:
+    provenance = facts.provenance
+    versions = ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
+    module, arguments = ("nas.search", flags_of(run.config)) if run else ("nas.train", provenance.command)
     made = [shlex.join(["python", "-m", module, *arguments])] if arguments else []
     return [
         *(line for command in made for line in ("```", command, "```", "")),
-        f"Corpus `{provenance['corpus']}`, cost model `{provenance['cost_model_id']}`, {versions}. The whole recipe is "
+        f"Corpus `{provenance.corpus}`, cost model `{provenance.cost_model_id}`, {versions}. The whole recipe is "
         "in `export.yaml`.",
     ]
 
 
-def _member(run: Run, facts: Mapping[str, Any]) -> TrainedMember | None:
-    return next((one for one in run.members if one.candidate_id == facts["candidate_id"]), None)
+def _member(run: Run, facts: Facts) -> TrainedMember | None:
+    return next((member for member in run.members if member.candidate_id == facts.candidate_id), None)

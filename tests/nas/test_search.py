@@ -23,6 +23,7 @@ from nas import export, plot, search, status
 from nas.conversion.pretrained import read_export
 from nas.corpus.corpus import prepare
 from nas.corpus.ngram_baseline import ngram_baseline
+from nas.prepare_export import prepare_export
 from nas.recipe.recipe import SCALES
 from nas.report.plot_files import remove_plots
 from nas.run import ledger
@@ -311,12 +312,12 @@ def test_a_folded_export_is_written_in_every_format(finished, environment, tmp_p
     folder, _ = finished
     monkeypatch.setenv("XDG_CACHE_HOME", environment[1]["XDG_CACHE_HOME"])
     run = Run.read(folder)
-    made = export.prepare_export(run, run.completed[0], fold=True)
+    made = prepare_export(run, run.completed[0], fold=True)
     export.write_export(made, tmp_path / "yaml")
     assert read_export(tmp_path / "yaml").architecture == made.trained
     assert load_architecture(tmp_path / "yaml" / "architecture.yaml").folded
-    facts = made.facts["fold"]
-    assert (facts["passes"], facts["tokens"], facts["check"]["positions"]) == (True, "validation", 4096)
+    fold = made.facts.fold
+    assert (fold.passes, fold.tokens, fold.check["positions"]) == (True, "validation", 4096)
     files = {path.name for path in export.write_export(made, tmp_path / "mpc", "mpc")}
     assert files == {
         "architecture.yaml",
@@ -352,7 +353,7 @@ def test_weights_of_another_step_are_not_exported(finished):
     run = Run.read(folder)
     record = replace(run.completed[0], steps=1)
     with pytest.raises(ValueError, match="must have a whole checkpoint of step 1"):
-        export.prepare_export(run, record)
+        prepare_export(run, record)
 
 
 @pytest.mark.parametrize(

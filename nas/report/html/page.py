@@ -17,10 +17,10 @@ from markupsafe import Markup
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.errors import UserError
 from nas.report.html.answer import answer_of, marks_of, rows_beside
-from nas.report.html.doubts import doubts
+from nas.report.html.caveats import caveats
 from nas.report.html.embedded import embedded
 from nas.report.html.grid import Grid, price_grid
-from nas.report.html.placements import strip
+from nas.report.html.placements import layer_map
 from nas.report.html.points import Point, perplexity_words, points_of, rows_of
 from nas.report.html.reproduce import commands_of
 from nas.report.summary import ngram_lines
@@ -91,7 +91,7 @@ def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
         "panels": [_panel(run, point, totals) for point, totals in zip(points, _totals(grid), strict=True)],
         "marks": marks_of(run),
         "sources": ", ".join(dict.fromkeys(_ARXIV.findall(" ".join(row.source for row in rows_of(run))))),
-        "doubts": doubts(run, grid),
+        "caveats": caveats(run, grid),
         "ngram_lines": ngram_lines(run.ngrams),
         "commands": commands_of(run),
         "provenance": _provenance(run),
@@ -127,7 +127,7 @@ def _setting_words(run: Run) -> str:
 
 
 def _panel(run: Run, point: Point, totals: tuple[float | None, ...]) -> dict[str, Any]:
-    """What is told of a point; its strip is of what was trained."""
+    """What the panel of a point says; its layer map is of what was trained."""
     member = point.member
     trained = architecture_of(member.first, run.base) if member else parse(point.name, run.base).architecture
     latency_s, sent_bytes, rounds = totals
@@ -136,14 +136,14 @@ def _panel(run: Run, point: Point, totals: tuple[float | None, ...]) -> dict[str
     return {
         "title": f"{point.number}  {point.name}" if point.number else point.name,
         "point": point,
-        "columns": strip(trained, run.config.accounting),
+        "columns": layer_map(trained, run.config.accounting),
         "runs_as": _runs_as(run, point, trained),
         "price": format_seconds(latency_s),
         "sent": format_bytes(sent_bytes),
         "rounds": "" if rounds is None else f"{rounds:,.0f}",
         "perplexity": perplexity_words(point),
         "left": member.most_expensive.left_unfolded if member else (),
-        "trials": [one.trial_id for one in member.trials] if member else [],
+        "trials": [trial.trial_id for trial in member.trials] if member else [],
     }
 
 
@@ -187,5 +187,5 @@ def _why_nothing(run: Run) -> list[str]:
         f"failed, {counts.running} unfinished."
     ]
     ended = run.finished
-    reasons = dict.fromkeys(f"{one.notation}: {one.status}, {one.reason}" for one in ended if one.reason)
+    reasons = dict.fromkeys(f"{record.notation}: {record.status}, {record.reason}" for record in ended if record.reason)
     return [*lines, *list(reasons)[:5]]

@@ -9,7 +9,7 @@ from search_spaces.budget.priced_space import Accounting
 from search_spaces.deployed import deployed, deployed_layer, regions
 from search_spaces.notation import ATTENTION_LETTERS, FFN_LETTERS, NORM_LETTERS, Choice
 
-Fate = Literal["kept", "folds", "absent"]
+Status = Literal["kept", "folds", "absent"]
 
 NORM_WORDS: dict[Norm, str] = {
     "layernorm": "LayerNorm",
@@ -46,18 +46,18 @@ class Cell(NamedTuple):
     letter: str
     kind: str
     words: str
-    fate: Fate
+    status: Status
 
 
 class LayerCells(NamedTuple):
-    """A column of a strip. norm: both norms of the layer."""
+    """A column of a layer map. norm: both norms of the layer."""
 
     norm: Cell
     attention: Cell
     ffn: Cell
 
 
-def strip(architecture: Architecture, accounting: Accounting) -> tuple[LayerCells, ...]:
+def layer_map(architecture: Architecture, accounting: Accounting) -> tuple[LayerCells, ...]:
     """The layers of a trained architecture; what the rule of folding takes away of them, where that is accounted."""
     if accounting == "written" or architecture.folded:
         left = architecture.layers
@@ -71,11 +71,11 @@ def strip(architecture: Architecture, accounting: Accounting) -> tuple[LayerCell
 
 def kept_words(architecture: Architecture, accounting: Accounting) -> str:
     """What is left to run, counted: `attention in 10 of 12 layers, ReLU FFN in 9, no norm`."""
-    columns, whole = strip(architecture, accounting), architecture.num_layers
+    columns, whole = layer_map(architecture, accounting), architecture.num_layers
     final = deployed(architecture).final_norm if accounting == "deployed" else architecture.final_norm
-    attention = [column.attention for column in columns if column.attention.fate == "kept"]
-    ffns = Counter(column.ffn.words for column in columns if column.ffn.fate == "kept")
-    norms = Counter(column.norm.words for column in columns if column.norm.fate == "kept")
+    attention = [column.attention for column in columns if column.attention.status == "kept"]
+    ffns = Counter(column.ffn.words for column in columns if column.ffn.status == "kept")
+    norms = Counter(column.norm.words for column in columns if column.norm.status == "kept")
     others = Counter(cell.words for cell in attention if cell.kind != "softmax")
     named = ", ".join(f"{count} of them {words.removeprefix('softmax attention ')}" for words, count in others.items())
     forms = f" ({named})" if named else ""
@@ -91,7 +91,7 @@ def kept_words(architecture: Architecture, accounting: Accounting) -> str:
 
 
 def _no_norm(columns: tuple[LayerCells, ...]) -> str:
-    folds = any(column.norm.fate == "folds" for column in columns)
+    folds = any(column.norm.status == "folds" for column in columns)
     return "no norm in any layer once frozen ones are folded" if folds else "no norm in any layer"
 
 

@@ -1,16 +1,20 @@
 """The card of an export says what its run measured."""
 
+import math
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import nas
 from nas import export
-from nas.report.model_card import LICENCES, model_card
+from nas.corpus.ngrams import NgramBaseline
+from nas.prepare_export import prepare_export
+from nas.report.model_card import LICENCES, Facts, model_card
 from search_spaces.architecture import load_architecture
 
 EARLIER = Path(__file__).parents[1] / "run" / "stored"
@@ -58,23 +62,20 @@ def test_the_code_of_a_card_runs(exported: tuple[nas.Run, Path]) -> None:
     assert "protocol published" in done.stdout
 
 
-def facts_of(run: nas.Run) -> dict:
-    record = run.summary.best.first
-    return export.prepare_export(run, record).facts
+def facts_of(run: nas.Run) -> Facts:
+    return prepare_export(run, run.pick("best")).facts
 
 
 def test_what_is_to_be_distrusted_is_said(exported: tuple[nas.Run, Path]) -> None:
     run, folder = exported
     architecture, facts = load_architecture(folder / "architecture.yaml"), facts_of(run)
-    facts["result"] |= {
-        "knows_less_than_trigram": True,
-        "ngram_floors": {"tokens": 9, "perplexities": {"trigram": 7.0}},
-    }
-    facts["cost"] |= {"extrapolated": ["num_layers 2"], "trust": facts["cost"]["trust"] | {"dealer": True}}
+    ngrams = NgramBaseline(tokens=9, losses=(math.log(7.0),) * 5)  # the model is at about 300
+    cost = replace(facts.cost, extrapolated=("num_layers 2",), trust=replace(facts.cost.trust, dealer=True))
+    facts = replace(facts, result=replace(facts.result, ngrams=ngrams), cost=cost)
     card = model_card(facts, architecture, "yaml", run)
     for line in (
         "It knows less than a trigram of the same tokens.",
-        "N-gram models of 9 training tokens: trigram 7.",
+        "N-gram models of 9 training tokens: unigram 7, bigram 7, trigram 7, 4-gram 7, 5-gram 7.",
         "The price is extrapolated: num_layers 2.",
         "A dealer is trusted, whose work is not in the price.",
     ):
@@ -88,14 +89,15 @@ def test_what_is_to_be_distrusted_is_said(exported: tuple[nas.Run, Path]) -> Non
 def test_the_licence_of_the_corpus_is_told_as_far_as_it_is_known(exported, data, told) -> None:
     run, folder = exported
     facts = facts_of(run)
-    facts["provenance"]["data"] = data
+    facts = replace(facts, provenance=replace(facts.provenance, data=data))
     assert told in model_card(facts, load_architecture(folder / "architecture.yaml"), "mpc", None)
 
 
 def test_a_card_without_a_run_says_how_it_was_trained(exported: tuple[nas.Run, Path]) -> None:
     run, folder = exported
     facts = facts_of(run)
-    facts["provenance"]["command"] = ["EReg(SM)", "--parent", "builtin", "--recipe.scale.batch", "2"]
+    command = ("EReg(SM)", "--parent", "builtin", "--recipe.scale.batch", "2")
+    facts = replace(facts, provenance=replace(facts.provenance, command=command))
     card = model_card(facts, load_architecture(folder / "architecture.yaml"), "yaml", None)
     assert "python -m nas.train 'EReg(SM)' --parent builtin --recipe.scale.batch 2\n" in card
     assert "One seed: no spread is known." in card

@@ -220,7 +220,7 @@ def test_the_hypervolume_ends_where_the_run_does(run_folder: Path) -> None:
 
 def test_what_is_to_be_distrusted_is_said(run_folder: Path) -> None:
     page = page_of(run_folder)
-    doubts = page.text[page.text.index("What to distrust") : page.text.index("How to do it again")]
+    caveats = page.text[page.text.index("What to distrust") : page.text.index("How to do it again")]
     for words in (
         "width 96 instead of 768, 4,096 tokens a candidate",
         "Members of the front have 1 to 2 seeds",
@@ -230,7 +230,7 @@ def test_what_is_to_be_distrusted_is_said(run_folder: Path) -> None:
         "2 parties, semi-honest, dishonest majority",
         "trigram 16.2",
     ):
-        assert words in doubts
+        assert words in caveats
     again = page.text[page.text.index("How to do it again") :]
     assert "python -m nas.search --budget-latency 5min" in again
     assert "loss above the first one" in again

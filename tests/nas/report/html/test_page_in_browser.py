@@ -105,7 +105,7 @@ def chosen(page: Any) -> str:
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (400, 800)])
 def test_the_answer_is_on_the_first_screen(opened: Any, width: int, height: int, scheme: str) -> None:
     page = opened(width, height, scheme)
-    for selector in ("h1", ".answer .strip", ".figures", ".verdicts", ".beside"):
+    for selector in ("h1", ".answer .layer-map", ".figures", ".verdicts", ".beside"):
         box = page.locator(selector).first.bounding_box()
         assert box["y"] + box["height"] <= height, selector
         assert box["x"] + box["width"] <= width, selector

@@ -1,10 +1,10 @@
-"""Placements for the eye: every choice has a letter, words and a fate."""
+"""Placements for the eye: every choice has a letter, words and a status."""
 
 from typing import get_args
 
 import pytest
 
-from nas.report.html.placements import ATTENTION_WORDS, FFN_WORDS, NORM_WORDS, kept_words, strip
+from nas.report.html.placements import ATTENTION_WORDS, FFN_WORDS, NORM_WORDS, kept_words, layer_map
 from search_spaces.architecture import Attention, Ffn, Norm
 from search_spaces.bases import base_architecture
 from search_spaces.notation import parse
@@ -13,7 +13,7 @@ BASE = base_architecture("gpt2-small")
 
 
 def columns(name: str, accounting="deployed"):
-    return strip(parse(name, BASE).architecture, accounting)
+    return layer_map(parse(name, BASE).architecture, accounting)
 
 
 @pytest.mark.parametrize(("words", "choices"), [(NORM_WORDS, Norm), (ATTENTION_WORDS, Attention), (FFN_WORDS, Ffn)])
@@ -23,12 +23,12 @@ def test_every_choice_has_words(words, choices):
 
 def test_what_is_kept_folds_or_is_not_there():
     first, last = columns("6xlHlRo-6xooooo")[0], columns("6xlHlRo-6xooooo")[-1]
-    assert [(cell.letter, cell.kind, cell.fate) for cell in first] == [
+    assert [(cell.letter, cell.kind, cell.status) for cell in first] == [
         ("l", "frozen-layernorm", "folds"),
         ("H", "softmax-half", "kept"),
         ("R", "relu", "kept"),
     ]
-    assert [(cell.letter, cell.fate) for cell in last] == [("·", "absent")] * 3
+    assert [(cell.letter, cell.status) for cell in last] == [("·", "absent")] * 3
     assert first.norm.words == "frozen LayerNorm, folds away"
 
 
@@ -38,9 +38,9 @@ def test_two_norms_of_a_layer_share_a_cell():
 
 
 def test_linear_ffns_fold_unless_prices_are_as_written():
-    assert columns("SM+ScFuFFN")[3].ffn.fate == "folds"
-    assert columns("SM+ScFuFFN", "written")[3].ffn.fate == "kept"
-    assert columns("12xLSLFs")[11].ffn.fate == "kept"  # a live norm is on either side
+    assert columns("SM+ScFuFFN")[3].ffn.status == "folds"
+    assert columns("SM+ScFuFFN", "written")[3].ffn.status == "kept"
+    assert columns("12xLSLFs")[11].ffn.status == "kept"  # a live norm is on either side
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from costmodel.generation.agreement import Agreement
 from costmodel.network import load_network
 from costmodel.protocols.primitives import EngineSetting
 from nas.corpus.documents import GivenTokenizer
-from nas.private.deployed import Deployed
-from nas.private.fixed_point import Scored
-from nas.private.fixed_point_lines import fixed_point_document, gelu_lines
+from nas.private.fixed_point import Scored, fixed_point_document, gelu_lines
+from nas.private.model import PrivateModel
 from nas.private.setup import Setup
 from search_spaces.bases import base_architecture
 from search_spaces.notation import parse
@@ -20,7 +19,7 @@ from search_spaces.notation import parse
 
 @pytest.mark.parametrize(("name", "is_said"), [("SM+LN+G", True), ("SM+LN+R", False), ("1xlSlEo-1xlSlGo", True)])
 def test_what_the_engine_makes_of_tanh_is_said_where_there_is_one(name, is_said, tokenizer: GivenTokenizer):
-    model = Deployed(
+    model = PrivateModel(
         name=name,
         architecture=parse(name, base_architecture("tiny")).architecture,
         weights=None,
@@ -34,7 +33,7 @@ def test_what_the_engine_makes_of_tanh_is_said_where_there_is_one(name, is_said,
 
 def test_a_perplexity_that_overflowed_is_null(tokenizer: GivenTokenizer):
     architecture = parse("SM+LN+R", base_architecture("tiny")).architecture
-    model = Deployed(name="x", architecture=architecture, weights=None, tokenizer=tokenizer, corpus=None)
+    model = PrivateModel(name="x", architecture=architecture, weights=None, tokenizer=tokenizer, corpus=None)
     setup = Setup(model=model, protocol="semi2k", setting=EngineSetting(), network=load_network("loopback"))
     agreement = Agreement(num_positions=1, num_equal=0, largest_error=1.0)
     scored = Scored(

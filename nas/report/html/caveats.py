@@ -1,4 +1,4 @@
-"""What to distrust: everything that limits what a page's numbers say, each with a heading of a word or two."""
+"""Caveats: everything that limits what a page's numbers say, each with a heading of a word or two."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,14 +11,14 @@ from nas.run.members import in_noise
 from nas.run.run import Run
 
 
-class Doubt(NamedTuple):
+class Caveat(NamedTuple):
     subject: str
     lines: tuple[str, ...]
 
 
-def doubts(run: Run, grid: Grid) -> list[Doubt]:
+def caveats(run: Run, grid: Grid) -> list[Caveat]:
     """Most important first; a subject without anything to say is left out."""
-    found = (
+    known = (
         ("Scale", _scale(run)),
         ("Order", order_lines(run)),
         ("Seeds", _seeds(run)),
@@ -28,18 +28,18 @@ def doubts(run: Run, grid: Grid) -> list[Doubt]:
         ("Folding", [*infeasible_lines(run), *unstable_lines(run.records)]),
         ("Other settings", _other_settings(run, grid)),
     )
-    return [Doubt(subject, tuple(lines)) for subject, lines in found if lines]
+    return [Caveat(subject, tuple(lines)) for subject, lines in known if lines]
 
 
 def _scale(run: Run) -> list[str]:
     completed = run.completed
     if not completed:
         return []
-    one = completed[0]
+    trial = completed[0]
     return [
-        f"Perplexities are of scale {one.scale}: width {one.width} instead of {run.base.d_model}, {one.tokens:,} "
-        f"tokens a candidate, {one.tokenizer}, {one.split}. They rank candidates at this scale and are not those that "
-        f"the full model would reach. Prices are of the full size.",
+        f"Perplexities are of scale {trial.scale}: width {trial.width} instead of {run.base.d_model}, {trial.tokens:,} "
+        f"tokens a candidate, {trial.tokenizer}, {trial.split}. They rank candidates at this scale and are not those "
+        f"that the full model would reach. Prices are of the full size.",
         "The papers' perplexities are of full-scale models, another corpus and another tokenizer: only their order can "
         "be compared.",
     ]
@@ -62,19 +62,19 @@ def _seeds(run: Run) -> list[str]:
 
 
 def _search(run: Run) -> list[str]:
-    ended = [one for one in run.finished if one.role == "candidate"]
-    early = {status: sum(one.status == status for one in ended) for status in ("stopped", "diverged", "failed")}
+    ended = [record for record in run.finished if record.role == "candidate"]
+    early = {status: sum(record.status == status for record in ended) for status in ("stopped", "diverged", "failed")}
     counts = ", ".join(f"{count} {status}" for status, count in early.items() if count)
     lines = [
         f"{len(ended)} of {_count(run.meta.num_feasible)} members within the budget were tried "
         f"({_count(run.meta.num_members)} in the space)"
         f"{f'; {counts}' if counts else ''}. The best of the space is likely to be another."
     ]
-    own = sum(one.generation >= 0 for one in ended)
-    if own < len(ended):
-        lines.append(f"{len(ended) - own} of them were trained by another run, with which this one began.")
-    if own < run.config.num_trials:
-        lines.append(f"The search ended after {own} of {run.config.num_trials} candidates.")
+    tried = sum(record.generation >= 0 for record in ended)
+    if tried < len(ended):
+        lines.append(f"{len(ended) - tried} of them were trained by another run, with which this one began.")
+    if tried < run.config.num_trials:
+        lines.append(f"The search ended after {tried} of {run.config.num_trials} candidates.")
     return lines
 
 
@@ -96,7 +96,8 @@ def _prices(run: Run) -> Iterator[str]:
             f"Seconds are predicted: over {run.pricer.range_over} they move by up to {max(widths):.1%} "
             f"(the front from {format_seconds(low)} to {format_seconds(high)})."
         )
-    graphs = [graph for one in run.front for graph in run.workload.graphs(run.priced_form(one.most_expensive))]
+    forms = [run.priced_form(member.most_expensive) for member in run.front]
+    graphs = [graph for form in forms for graph in run.workload.graphs(form)]
     shares = [share for graph in graphs if (share := run.pricer.prior_share(graph)) is not None]
     if shares and max(shares) > 0:
         yield f"Up to {max(shares):.1%} of a member's seconds rest on priors, not on data."

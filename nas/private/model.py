@@ -16,18 +16,17 @@ from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import known_corpus
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.tokenizer import END_OF_TEXT
-from nas.export import Export, prepare_export, training_export
 from nas.model.weights import WEIGHTS_FILE
+from nas.prepare_export import Export, prepare_export, training_export
+from nas.report.model_card import EXPORT_FILE
 from nas.run.run import Run
 from nas.training.manifest import is_training
 from search_spaces.architecture import Architecture
 from search_spaces.notation import name_of
 
-EXPORT_FILE = "export.yaml"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Deployed:
+class PrivateModel:
     """name: of its architecture and where it is from. architecture: folded, as it is run.
 
     weights: by `<node>.<suffix>`; None where they are not on this machine. corpus: fingerprint of what it was trained
@@ -42,7 +41,7 @@ class Deployed:
     notes: tuple[str, ...] = ()
 
 
-def load_deployed(source: str, pick: str, *, weights_here: bool = True) -> Deployed:
+def load_model(source: str, pick: str, *, weights_here: bool = True) -> PrivateModel:
     """The model of a run, a training or an export; `builtin` is the parent that comes with the package.
 
     weights_here: whether the weights must be on this machine; else an export without its weights will do.
@@ -54,14 +53,14 @@ def load_deployed(source: str, pick: str, *, weights_here: bool = True) -> Deplo
     if is_export(folder):
         return _of_export(source, folder, weights_here=weights_here)
     if is_training(folder):
-        return _of_made(source, training_export(folder, fold=True))
+        return _of_prepared(source, training_export(folder, fold=True))
     if source != "latest" and not os.path.isdir(folder):
         raise UserError(f"RUN must be a run, a training or an export, `latest` or `{BUILTIN}`, but got {source!r}.")
     run = Run.find(source)
-    return _of_made(source, prepare_export(run, run.pick(pick), fold=True))
+    return _of_prepared(source, prepare_export(run, run.pick(pick), fold=True))
 
 
-def with_gelu(model: Deployed, form: GeluForm | None) -> Deployed:
+def with_gelu(model: PrivateModel, form: GeluForm | None) -> PrivateModel:
     """The model with GELU in another form than it was trained in. Raises UserError for a model that has none.
 
     A layer whose letter names a form keeps it.
@@ -71,29 +70,30 @@ def with_gelu(model: Deployed, form: GeluForm | None) -> Deployed:
         return model
     if all(layer.ffn != "gelu" for layer in model.architecture.layers):
         raise UserError(f"--gelu must be of a model with GELU, but {model.name} has none; leave it out.")
-    said = () if form == trained else (f"GELU is {form} here, in the clear too; the model was trained with {trained}",)
+    note = () if form == trained else (f"GELU is {form} here, in the clear too; the model was trained with {trained}",)
     architecture = replace(model.architecture, gelu=form)
-    return replace(model, architecture=architecture, notes=(*model.notes, *said))
+    return replace(model, architecture=architecture, notes=(*model.notes, *note))
 
 
-def _of_made(source: str, made: Export) -> Deployed:
-    if not made.tokenizer.is_file():
+def _of_prepared(source: str, export: Export) -> PrivateModel:
+    if not export.tokenizer.is_file():
         raise UserError(
-            f"{source} must have its tokenizer, which is in the cache of its corpus, but {made.tokenizer} is gone; "
+            f"{source} must have its tokenizer, which is in the cache of its corpus, but {export.tokenizer} is gone; "
             f"train or search on the same data again."
         )
-    tokenizer = GivenTokenizer(name="bpe", json=made.tokenizer.read_text(encoding="utf-8"), end_of_text=END_OF_TEXT)
-    return Deployed(
-        name=f"{made.facts['notation']} of {source}, deployed as {name_of(made.trained)}",
-        architecture=made.trained,
-        weights=_arrays(made.weights),
-        tokenizer=tokenizer,
-        corpus=made.facts["provenance"]["corpus"],
-        notes=_notes(passes=made.facts["fold"]["passes"], left=tuple(made.facts["fold"]["left"])),
+    fold, tokenizer = export.facts.fold, export.tokenizer.read_text(encoding="utf-8")
+    assert fold is not None
+    return PrivateModel(
+        name=f"{export.facts.notation} of {source}, deployed as {name_of(export.trained)}",
+        architecture=export.trained,
+        weights=_arrays(export.weights),
+        tokenizer=GivenTokenizer(name="bpe", json=tokenizer, end_of_text=END_OF_TEXT),
+        corpus=export.facts.provenance.corpus,
+        notes=_notes(passes=fold.passes, left=fold.left),
     )
 
 
-def _of_export(source: str, folder: Path, *, weights_here: bool) -> Deployed:
+def _of_export(source: str, folder: Path, *, weights_here: bool) -> PrivateModel:
     corpus = _corpus(folder)
     notes: tuple[str, ...] = ()
     if not (folder / CHECKSUMS_FILE).is_file():
@@ -102,23 +102,22 @@ def _of_export(source: str, folder: Path, *, weights_here: bool) -> Deployed:
         architecture, tokenizer = read_architecture(folder)
         if not architecture.folded:
             raise UserError(f"{folder} must be a folded export where it is without weights; write one with --fold.")
-        return _deployed(source, Pretrained(architecture, {}, tokenizer), corpus, None, notes)
+        return _of_weights(source, Pretrained(architecture, {}, tokenizer), corpus, None, notes)
     model = read_export(folder)
     if not model.architecture.folded:
-        own = known_corpus(corpus)
-        _, tokens = check_tokens(own, model.architecture.vocab_size, model.architecture.context)
+        _, tokens = check_tokens(known_corpus(corpus), model.architecture.vocab_size, model.architecture.context)
         folded, check = fold_as_far_as(model.architecture, model.weights, tokens)
         model = model._replace(architecture=folded.architecture, weights=folded.weights)
         notes += _notes(passes=check.passes, left=folded.left)
-    return _deployed(source, model, corpus, _arrays(model.weights), notes)
+    return _of_weights(source, model, corpus, _arrays(model.weights), notes)
 
 
-def _deployed(
+def _of_weights(
     source: str, model: Pretrained, corpus: str | None, weights: dict[str, Array] | None, notes: tuple[str, ...]
-) -> Deployed:
+) -> PrivateModel:
     if model.tokenizer is None:
         raise UserError(f"{source} must come with its tokenizer; put its tokenizer.json beside the weights.")
-    return Deployed(
+    return PrivateModel(
         name=f"{name_of(model.architecture)} of {source}",
         architecture=model.architecture,
         weights=weights,
@@ -129,12 +128,12 @@ def _deployed(
 
 
 def _corpus(folder: Path) -> str | None:
-    """What an export says that it was trained on."""
+    """The corpus that an export says it was trained on."""
     if not (folder / EXPORT_FILE).is_file():
         return None
     provenance = load_mapping(folder / EXPORT_FILE).get("provenance")
-    found = provenance.get("corpus") if isinstance(provenance, dict) else None
-    return found if isinstance(found, str) else None
+    corpus = provenance.get("corpus") if isinstance(provenance, dict) else None
+    return corpus if isinstance(corpus, str) else None
 
 
 def _notes(*, passes: bool, left: tuple[str, ...]) -> tuple[str, ...]:

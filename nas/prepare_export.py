@@ -1,0 +1,177 @@
+"""What an export holds: a candidate of a run or what `nas.train` trained, folded or not, and what is known of it."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from costmodel.config.schema import decode
+from costmodel.cost import shared_price
+from costmodel.errors import UserError
+from costmodel.estimate import Pricer, estimate_generation
+from costmodel.protocols import load_pricer
+from nas.conversion.fold import at_dimensions
+from nas.conversion.verified_fold import VerifiedFold, check_tokens, fold_as_far_as
+from nas.corpus.corpus import known_corpus, tokenizer_file
+from nas.recipe.candidate import Candidate, candidate_id, canonical_candidate
+from nas.report.model_card import Cost, Facts, Fold, Form, Provenance, Result, VerifiedPrice
+from nas.run.config import study_candidate
+from nas.run.ledger import Record, architecture_of
+from nas.run.run import Run
+from nas.study.verify_fold import trained_weights
+from nas.training import checkpoint
+from nas.training.checkpoint import Checkpoint
+from nas.training.manifest import read_training
+from nas.training.trainer import TrainingProgress
+from search_spaces.architecture import Architecture, arch_id
+from search_spaces.notation import Member, name_of
+from search_spaces.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """The priced architecture, the trained one with its weights by node of the op graph, and what is known of them.
+
+    tokenizer: path of a tokenizer.json, which is there as long as the corpus is in the cache. run: that it is a trial
+    of; None for what `nas.train` trained.
+    """
+
+    architecture: Architecture
+    trained: Architecture
+    weights: dict[str, Tensor]
+    facts: Facts
+    seq_len: int
+    tokenizer: Path
+    run: Run | None = None
+
+
+def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
+    """The export of a completed trial. Raises UserError if the trial's last checkpoint is gone."""
+    member = Member(architecture=architecture_of(record, run.base), entropy_regularised=record.entropy_regularised)
+    candidate = study_candidate(run.meta.recipe, member)
+    trial = run.folder / "trials" / record.trial_id
+    last = checkpoint.load_latest(trial, {"candidate": candidate_id(candidate)})
+    if last is None or last.step != record.steps:
+        raise UserError(f"{trial} must have a whole checkpoint of step {record.steps}, but has none to export.")
+    result = Result(
+        scale=candidate.recipe.scale.name,
+        width=candidate.trained.d_model,
+        perplexity=record.perplexity,
+        val_loss=record.val_loss,
+        tokenizer=record.tokenizer,
+        split=record.split,
+        tokens=record.tokens,
+        seed=record.seed,
+        flags=record.flags,
+        ngrams=run.ngrams,
+    )
+    provenance = Provenance(
+        run=run.folder.name,
+        trial_id=record.trial_id,
+        created=run.meta.created,
+        corpus=record.corpus,
+        data=run.config.data,
+        budget_latency=run.config.budget_latency,
+        versions=record.versions,
+        cost_model_id=run.pricer.cost_model_id,
+    )
+    export = _prepared(candidate, last, run.pricer, run.workload, result, provenance, fold=fold)
+    verified = None if record.deployed is None else VerifiedPrice.of(record)
+    return replace(export, facts=replace(export.facts, verified=verified), run=run)
+
+
+def training_export(folder: Path, *, fold: bool = False) -> Export:
+    """What the last checkpoint of a training holds, priced under `published`. Raises UserError if there is none."""
+    training = read_training(folder)
+    candidate, scale = training.candidate, training.candidate.recipe.scale
+    last = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
+    if last is None:
+        raise UserError(f"{folder} must have a whole checkpoint, but has none to export; train on with --resume.")
+    rungs = decode(TrainingProgress, last.progress, "the progress of a checkpoint").rungs
+    rung = rungs[-1] if rungs else None
+    result = Result(
+        scale=scale.name,
+        width=candidate.trained.d_model,
+        perplexity=None if rung is None else rung.perplexity,
+        val_loss=None if rung is None else rung.val_loss,
+        tokenizer=training.tokenizer,
+        split=training.split,
+        tokens=last.step * scale.batch * scale.seq_len,
+        seed=training.seed,
+        flags=() if rung is None else rung.entropy.flags,
+        ngrams=training.ngrams if last.step == scale.num_steps else None,  # they are of all of its tokens
+    )
+    corpus, pricer = known_corpus(training.corpus), load_pricer("published")
+    provenance = Provenance(
+        run=folder.absolute().name,
+        created=training.created,
+        command=training.command,
+        corpus=training.corpus,
+        data=None if corpus is None else corpus.data,
+        versions=training.versions,
+        cost_model_id=pricer.cost_model_id,
+    )
+    return _prepared(candidate, last, pricer, Workload(prompt_len=scale.seq_len), result, provenance, fold=fold)
+
+
+def _prepared(
+    candidate: Candidate,
+    last: Checkpoint,
+    pricer: Pricer,
+    workload: Workload,
+    result: Result,
+    provenance: Provenance,
+    *,
+    fold: bool,
+) -> Export:
+    architecture, trained, folding = candidate.architecture, candidate.trained, None
+    weights, seq_len = trained_weights(candidate, last), candidate.recipe.scale.seq_len
+    if fold:
+        kind, tokens = check_tokens(known_corpus(provenance.corpus), trained.vocab_size, seq_len)
+        form = fold_as_far_as(trained, weights, tokens)
+        trained, weights = form.folded.architecture, form.folded.weights
+        architecture, folding = at_dimensions(trained, architecture), _fold(form, kind)
+    facts = Facts(
+        notation=candidate.name,
+        arch_id=arch_id(candidate.architecture),
+        deployed=Form(notation=name_of(architecture), arch_id=arch_id(architecture)),
+        candidate_id=candidate_id(candidate),
+        result=result,
+        cost=_cost(architecture, pricer, workload),
+        recipe=canonical_candidate(candidate)["recipe"],
+        provenance=provenance,
+        fold=folding,
+    )
+    return Export(
+        architecture=architecture,
+        trained=trained,
+        weights=weights,
+        facts=facts,
+        seq_len=seq_len,
+        tokenizer=tokenizer_file(provenance.corpus),
+    )
+
+
+def _fold(form: VerifiedFold, tokens: str) -> Fold:
+    folded, check = form
+    return Fold(
+        check=asdict(check), passes=check.passes, tokens=tokens, condition=folded.condition, left=tuple(folded.left)
+    )
+
+
+def _cost(architecture: Architecture, pricer: Pricer, workload: Workload) -> Cost:
+    """The prices of each new token."""
+    whole, shares = estimate_generation(workload.graphs(architecture), pricer).whole, workload.new_tokens
+    bounds = whole.latency_s_range
+    return Cost(
+        protocol=whole.protocol,
+        network=whole.network,
+        trust=whole.trust,
+        seq_len=workload.prompt_len,
+        workload=workload.words,
+        total=shared_price(whole.total, shares),
+        latency_s_range=None if bounds is None else (bounds[0] / shares, bounds[1] / shares),
+        prior_share=whole.prior_share,
+        extrapolated=whole.extrapolated,
+        by_layer=tuple((layer, shared_price(price, shares)) for layer, price in whole.by_layer),
+    )
