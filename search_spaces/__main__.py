@@ -13,7 +13,6 @@ from costmodel.config.units import format_seconds, parse_bytes, parse_seconds
 from costmodel.cost import Budget, Price
 from costmodel.data_range import describe
 from costmodel.errors import UserError
-from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from costmodel.trust import facts
 from search_spaces.architecture import arch_id
@@ -41,33 +40,14 @@ from search_spaces.space import load_space, members, num_architectures, num_memb
 from search_spaces.workload import Workload
 
 
-def count(
-    space: str,
-    budget_latency: str | None = None,
-    budget_comm: str | None = None,
-    seq_len: int = 128,
-    protocol: str = "published",
-    network: str | None = None,
-    testbed: Path | None = None,
-    accounting: Accounting | None = None,
-    format: Literal["text", "json"] = "text",
-) -> None:
+def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) -> None:
     """Print the size of a space, its feasible share, its cheapest and its most expensive member.
 
     Args:
         space: gpt2-small, gpt2-papers, gpt2-forms, ladder, tiny or a .yaml file.
-        budget_latency: most time per token, with a unit, such as 5min.
-        budget_comm: most bytes sent per token, with a unit, such as 8GB.
-        seq_len: tokens of the prompt.
-        protocol: published, semi2k, aby3 or cheetah.
-        network: loopback, lan (the default), wan or a .yaml file; `published` has its own fitted in and takes none.
-        testbed: compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
-        accounting: prices of what a member deploys to, or as written, as the papers price; by default deployed, but as
-            written for a space that lists its members.
         format: lines for people or one JSON document in SI units.
     """
-    pricer = load_pricer(protocol, network, testbed)
-    feasible = _feasible(space, budget_latency, budget_comm, seq_len, pricer, accounting)
+    feasible = _feasible(space, **asked)
     priced, size = feasible.priced, num_members(feasible.space)
     ends = {"cheapest": _member(priced, cheapest(priced)), "most_expensive": _member(priced, most_expensive(priced))}
     if format == "json":
@@ -86,40 +66,20 @@ def count(
     check_feasible(feasible)
 
 
-def list_members(
-    space: str,
-    budget_latency: str | None = None,
-    budget_comm: str | None = None,
-    seq_len: int = 128,
-    protocol: str = "published",
-    network: str | None = None,
-    testbed: Path | None = None,
-    accounting: Accounting | None = None,
-    limit: int = 20,
-    format: Literal["text", "json"] = "text",
-) -> None:
+def list_members(space: str, limit: int = 20, format: Literal["text", "json"] = "text", **asked: Any) -> None:
     """Print members of a space, those within the budget where there is one: name, id and price.
 
     Args:
         space: gpt2-small, gpt2-papers, gpt2-forms, ladder, tiny or a .yaml file.
-        budget_latency: most time per token, with a unit, such as 5min.
-        budget_comm: most bytes sent per token, with a unit, such as 8GB.
-        seq_len: tokens of the prompt.
-        protocol: published, semi2k, aby3 or cheetah.
-        network: loopback, lan (the default), wan or a .yaml file; `published` has its own fitted in and takes none.
-        testbed: compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
-        accounting: prices of what a member deploys to, or as written, as the papers price; by default deployed, but as
-            written for a space that lists its members.
         limit: how many members to print at most.
         format: lines for people or one JSON document in SI units.
     """
     if limit < 1:
         raise UserError(f"--limit must be at least 1, but got {limit}.")
-    pricer = load_pricer(protocol, network, testbed)
-    feasible = _feasible(space, budget_latency, budget_comm, seq_len, pricer, accounting)
+    feasible = _feasible(space, **asked)
     check_feasible(feasible)
-    found = members(feasible.space) if feasible.budget == Budget() else feasible.members()
-    listed = [_member(feasible.priced, member) for member in islice(found, min(limit, sys.maxsize))]
+    within = members(feasible.space) if feasible.budget == Budget() else feasible.members()
+    listed = [_member(feasible.priced, member) for member in islice(within, min(limit, sys.maxsize))]
     if format == "json":
         print(_json({**_setting(feasible), "members": listed}))
         return
@@ -153,22 +113,39 @@ def show(space: str, format: Literal["text", "json"] = "text") -> None:
 
 def _feasible(
     space: str,
-    budget_latency: str | None,
-    budget_comm: str | None,
-    seq_len: int,
-    pricer: Pricer,
-    accounting: Accounting | None,
+    *,
+    budget_latency: str | None = None,
+    budget_comm: str | None = None,
+    seq_len: int = 128,
+    protocol: str = "published",
+    network: str | None = None,
+    testbed: Path | None = None,
+    accounting: Accounting | None = None,
 ) -> FeasibleSpace:
+    """The members within a budget. The commands have these flags of here.
+
+    Args:
+        space: a shipped space or a .yaml file.
+        budget_latency: most time per token, with a unit, such as 5min.
+        budget_comm: most bytes sent per token, with a unit, such as 8GB.
+        seq_len: tokens of the prompt.
+        protocol: published, semi2k, aby3 or cheetah.
+        network: loopback, lan (the default), wan or a .yaml file; `published` has its own fitted in and takes none.
+        testbed: compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
+        accounting: prices of what a member deploys to, or as written, as the papers price; by default deployed, but as
+            written for a space that lists its members.
+    """
+    pricer = load_pricer(protocol, network, testbed)
     budget = Budget(
         latency_s=None if budget_latency is None else parse_seconds(budget_latency, "--budget-latency"),
         sent_bytes=None if budget_comm is None else parse_bytes(budget_comm, "--budget-comm"),
     )
     loaded, workload = load_space(space), Workload(prompt_len=seq_len)
     accounting = accounting or ("deployed" if loaded.definition.choices else "written")
-    found = priceable(loaded, pricer, workload, accounting)
-    for choice, reason in found.left_out.items():
+    kept, left_out = priceable(loaded, pricer, workload, accounting)
+    for choice, reason in left_out.items():
         print(f"left out of the space: {choice}: {reason}", file=sys.stderr)
-    return within_budget(price_space(found.space, pricer, workload, accounting), budget)
+    return within_budget(price_space(kept, pricer, workload, accounting), budget)
 
 
 def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
@@ -207,10 +184,8 @@ def _line(member: dict[str, Any]) -> str:
 
 def _parts(priced: PricedSpace, member: Member) -> str:
     """Where the seconds of a member go."""
-    seconds: dict[str, float] = {}
-    for part, price in price_by_part(priced, member).items():
-        seconds[part] = seconds.get(part, 0.0) + price.latency_s
-    return "seconds of the cheapest: " + ", ".join(f"{part} {format_seconds(value)}" for part, value in seconds.items())
+    parts = price_by_part(priced, member).items()
+    return "seconds of the cheapest: " + ", ".join(f"{part} {format_seconds(price.latency_s)}" for part, price in parts)
 
 
 def _architectures(feasible: FeasibleSpace) -> str:

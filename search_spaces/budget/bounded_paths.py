@@ -6,27 +6,30 @@ together. That keeps tables at a few thousand rows where whole paths have tens o
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import NamedTuple, TypeAlias
 
 import networkx as nx
 import numpy as np
 
 from search_spaces.architecture import Layer
 from search_spaces.budget.cost_counts import Cost, Sums, merged, num_at, num_between, nums_within, single
-from search_spaces.graph import Boundary, Choice, Vertex, after, source
+from search_spaces.budget.edges import Edge, edges_by_depth
+from search_spaces.graph import Vertex
 from search_spaces.space import random_below
 
+At: TypeAlias = tuple[int, int]  # a boundary: its depth, and its number within that level
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Move:
+
+class Move(NamedTuple):
     """Choices between the same two boundaries that cost the same."""
 
-    start: Boundary
-    stop: Boundary
+    start: At
+    stop: At
     cost: Cost
-    layers: tuple[Layer, ...]
+    layers: list[Layer]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -42,12 +45,12 @@ class BoundedPaths:
 
     limit: Cost
     above: int
-    departures: dict[Boundary, list[Move]]
-    arrivals: dict[Boundary, list[Move]]
-    before: dict[Boundary, Sums]
-    suffix_counts: dict[Boundary, Sums]
-    cut_states: list[tuple[Boundary, Cost]]
-    cumulative_counts: list[int]
+    departures: dict[At, list[Move]]
+    arrivals: dict[At, list[Move]]
+    before: dict[At, Sums]
+    suffix_counts: dict[At, Sums]
+    cut_states: list[tuple[At, Cost]] = field(default_factory=list)
+    cumulative_counts: list[int] = field(default_factory=list)
 
     @property
     def num_paths(self) -> int:
@@ -59,133 +62,115 @@ def bounded_paths(graph: nx.DiGraph, costs: dict[Vertex, Cost], limit: Cost) -> 
 
     Raises UserError if the costs are too many to tabulate.
     """
-    departures, arrivals = _moves(graph, costs)
-    levels: dict[int, list[Boundary]] = {}
-    for vertex in graph:
-        if isinstance(vertex, Boundary):
-            levels.setdefault(vertex.depth, []).append(vertex)
-    depth, cut = max(levels), max(levels) // 2
-    before = {source(graph): single(costs[source(graph)])}
-    for boundary in (boundary for level in range(1, cut + 1) for boundary in levels[level]):
-        before[boundary] = merged((before[move.start], move.cost, len(move.layers)) for move in arrivals[boundary])
-    suffix_counts = {boundary: single(costs[next(iter(graph.succ[boundary]))]) for boundary in levels[depth]}
-    for boundary in (boundary for level in range(depth - 1, cut - 1, -1) for boundary in levels[level]):
-        suffix_counts[boundary] = merged(
-            (suffix_counts[move.stop], move.cost, len(move.layers)) for move in departures[boundary]
-        )
-    cut_states, nums = _joined(levels[cut], before, suffix_counts, limit, -1)
-    return BoundedPaths(
-        limit=limit,
-        above=-1,
-        departures=departures,
-        arrivals=arrivals,
-        before=before,
-        suffix_counts=suffix_counts,
-        cut_states=cut_states,
-        cumulative_counts=list(accumulate(nums)),
+    levels = edges_by_depth(graph)
+    departures, arrivals = _moves(levels, costs)
+    cut, last = len(levels) // 2, len(levels)
+    before = {(0, 0): single((0, 0))}
+    for at in (at for at in sorted(arrivals) if at[0] <= cut):
+        before[at] = merged((before[move.start], move.cost, len(move.layers)) for move in arrivals[at])
+    suffix_counts = {at: single((0, 0)) for at in arrivals if at[0] == last}
+    for at in (at for at in sorted(departures, reverse=True) if at[0] >= cut):
+        suffix_counts[at] = merged((suffix_counts[move.stop], move.cost, len(move.layers)) for move in departures[at])
+    tables = BoundedPaths(
+        limit=limit, above=-1, departures=departures, arrivals=arrivals, before=before, suffix_counts=suffix_counts
     )
+    return _limited(tables, limit, -1)
 
 
 def windowed(paths: BoundedPaths, above: int, most: int) -> BoundedPaths:
     """Those of the paths whose latency is more than `above` and at most `most`, which is within their limit."""
     assert most <= paths.limit[0]
-    cut, limit = [boundary for boundary in paths.before if boundary in paths.suffix_counts], (most, paths.limit[1])
-    cut_states, nums = _joined(cut, paths.before, paths.suffix_counts, limit, above)
+    return _limited(paths, (most, paths.limit[1]), above)
+
+
+def _limited(paths: BoundedPaths, limit: Cost, above: int) -> BoundedPaths:
+    """With every way to reach the cut that can be completed within the limits, and the number of paths it begins."""
+    cut_states: list[tuple[At, Cost]] = []
+    nums: list[int] = []
+    for at in (at for at in paths.before if at in paths.suffix_counts):
+        reach, rest = paths.before[at], paths.suffix_counts[at]
+        endings = nums_within(rest, limit[0] - reach.latency, limit[1] - reach.sent)
+        if above >= 0:
+            endings = endings - nums_within(rest, above - reach.latency, limit[1] - reach.sent)
+        for row in np.flatnonzero(endings > 0):
+            cut_states.append((at, (int(reach.latency[row]), int(reach.sent[row]))))
+            nums.append(int(reach.num_paths[row]) * int(endings[row]))
     return replace(paths, limit=limit, above=above, cut_states=cut_states, cumulative_counts=list(accumulate(nums)))
+
+
+def _moves(levels: list[list[Edge]], costs: dict[Vertex, Cost]) -> tuple[dict[At, list[Move]], dict[At, list[Move]]]:
+    alike: dict[tuple[At, At, Cost], Move] = {}
+    departures: dict[At, list[Move]] = {}
+    arrivals: dict[At, list[Move]] = {}
+    for depth, edges in enumerate(levels):
+        for edge in edges:
+            key = (depth, edge.start), (depth + 1, edge.stop), edge.cost(costs)
+            if key not in alike:
+                alike[key] = Move(*key, [])
+                departures.setdefault(key[0], []).append(alike[key])
+                arrivals.setdefault(key[1], []).append(alike[key])
+            alike[key].layers.append(edge.choice.layer)
+    return departures, arrivals
 
 
 def draw(paths: BoundedPaths, rng: np.random.Generator) -> list[Layer]:
     """The layers of a path within the limits, drawn uniformly; there must be one."""
     index = bisect_right(paths.cumulative_counts, random_below(paths.num_paths, rng))
-    boundary, cost = paths.cut_states[index]
-    return [*_drawn_before(paths, boundary, cost, rng), *_drawn_after(paths, boundary, cost, rng)]
+    at, cost = paths.cut_states[index]
+    return [*_drawn_before(paths, at, cost, rng), *_drawn_after(paths, at, cost, rng)]
 
 
 def layers_of_paths(paths: BoundedPaths) -> Iterator[tuple[Layer, ...]]:
     """The layers of every path within the limits, once each, by ascending cost of the first half."""
-    for boundary, cost in paths.cut_states:
-        for beginning in _ways_before(paths, boundary, cost):
-            for ending in _ways_after(paths, boundary, paths.above - cost[0], _less(paths.limit, cost)):
+    for at, cost in paths.cut_states:
+        for beginning in _ways_before(paths, at, cost):
+            for ending in _ways_after(paths, at, paths.above - cost[0], _less(paths.limit, cost)):
                 yield (*beginning, *ending)
 
 
-def _ways_before(paths: BoundedPaths, boundary: Boundary, cost: Cost) -> Iterator[tuple[Layer, ...]]:
-    if not boundary.depth:
+def _ways_before(paths: BoundedPaths, at: At, cost: Cost) -> Iterator[tuple[Layer, ...]]:
+    if not at[0]:
         yield ()
-    for move in paths.arrivals.get(boundary, ()):
+    for move in paths.arrivals.get(at, ()):
         rest = _less(cost, move.cost)
         if num_at(paths.before[move.start], rest):
             yield from ((*way, layer) for way in _ways_before(paths, move.start, rest) for layer in move.layers)
 
 
-def _ways_after(paths: BoundedPaths, boundary: Boundary, above: int, left: Cost) -> Iterator[tuple[Layer, ...]]:
-    if boundary not in paths.departures:
+def _ways_after(paths: BoundedPaths, at: At, above: int, left: Cost) -> Iterator[tuple[Layer, ...]]:
+    if at not in paths.departures:
         yield ()
-    for move in paths.departures.get(boundary, ()):
+    for move in paths.departures.get(at, ()):
         least, rest = above - move.cost[0], _less(left, move.cost)
         if num_between(paths.suffix_counts[move.stop], least, rest):
             yield from ((layer, *way) for layer in move.layers for way in _ways_after(paths, move.stop, least, rest))
 
 
-def _moves(
-    graph: nx.DiGraph, costs: dict[Vertex, Cost]
-) -> tuple[dict[Boundary, list[Move]], dict[Boundary, list[Move]]]:
-    alike: dict[tuple[Boundary, Boundary, Cost], list[Layer]] = {}
-    for vertex in graph:
-        if isinstance(vertex, Choice):
-            (start,) = graph.pred[vertex]
-            alike.setdefault((start, after(graph, vertex), costs[vertex]), []).append(vertex.layer)
-    departures: dict[Boundary, list[Move]] = {}
-    arrivals: dict[Boundary, list[Move]] = {}
-    for (start, stop, cost), layers in alike.items():
-        move = Move(start=start, stop=stop, cost=cost, layers=tuple(layers))
-        departures.setdefault(start, []).append(move)
-        arrivals.setdefault(stop, []).append(move)
-    return departures, arrivals
-
-
-def _joined(
-    cut: Iterable[Boundary], before: dict[Boundary, Sums], suffix_counts: dict[Boundary, Sums], limit: Cost, above: int
-) -> tuple[list[tuple[Boundary, Cost]], list[int]]:
-    """Every way to reach the cut that can be completed within the limits, and the number of paths it begins."""
-    cut_states: list[tuple[Boundary, Cost]] = []
-    nums: list[int] = []
-    for boundary in cut:
-        reach = before[boundary]
-        endings = nums_within(suffix_counts[boundary], limit[0] - reach.latency, limit[1] - reach.sent)
-        if above >= 0:
-            endings = endings - nums_within(suffix_counts[boundary], above - reach.latency, limit[1] - reach.sent)
-        for row in np.flatnonzero(endings > 0):
-            cut_states.append((boundary, (int(reach.latency[row]), int(reach.sent[row]))))
-            nums.append(int(reach.num_paths[row]) * int(endings[row]))
-    return cut_states, nums
-
-
-def _drawn_before(paths: BoundedPaths, boundary: Boundary, cost: Cost, rng: np.random.Generator) -> list[Layer]:
-    """Layers from the source to `boundary`, uniform over the ways that cost exactly `cost`; drawn backwards."""
+def _drawn_before(paths: BoundedPaths, at: At, cost: Cost, rng: np.random.Generator) -> list[Layer]:
+    """Layers from the source to a boundary, uniform over the ways that cost exactly `cost`; drawn backwards."""
     layers: list[Layer] = []
-    while boundary.depth:
-        moves = paths.arrivals[boundary]
+    while at[0]:
+        moves = paths.arrivals[at]
         nums = [num_at(paths.before[move.start], _less(cost, move.cost)) * len(move.layers) for move in moves]
         move = moves[_drawn_index(nums, rng)]
         layers.insert(0, move.layers[random_below(len(move.layers), rng)])
-        boundary, cost = move.start, _less(cost, move.cost)
+        at, cost = move.start, _less(cost, move.cost)
     return layers
 
 
-def _drawn_after(paths: BoundedPaths, boundary: Boundary, cost: Cost, rng: np.random.Generator) -> list[Layer]:
-    """Layers from `boundary`, reached at `cost`, to the last, uniform over the ways that stay within the limits."""
+def _drawn_after(paths: BoundedPaths, at: At, cost: Cost, rng: np.random.Generator) -> list[Layer]:
+    """Layers from a boundary, reached at `cost`, to the last, uniform over the ways that stay within the limits."""
     layers: list[Layer] = []
     above, left = paths.above - cost[0], _less(paths.limit, cost)
-    while boundary in paths.departures:
-        moves = paths.departures[boundary]
+    while at in paths.departures:
+        moves = paths.departures[at]
         nums = [
             num_between(paths.suffix_counts[move.stop], above - move.cost[0], _less(left, move.cost)) * len(move.layers)
             for move in moves
         ]
         move = moves[_drawn_index(nums, rng)]
         layers.append(move.layers[random_below(len(move.layers), rng)])
-        boundary, above, left = move.stop, above - move.cost[0], _less(left, move.cost)
+        at, above, left = move.stop, above - move.cost[0], _less(left, move.cost)
     return layers
 
 

@@ -4,9 +4,8 @@ A row holds, per layer, the number of its choice in `PriceTable.layers`. Adding 
 multiples of one power of two, as those of every protocol here are: bytes equal the op graph's to the byte.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,8 +13,8 @@ from numpy.typing import NDArray
 
 from costmodel.errors import UserError
 from search_spaces.architecture import Layer
+from search_spaces.budget.edges import Edge, edges_by_depth
 from search_spaces.budget.priced_space import PricedSpace
-from search_spaces.graph import Boundary, Choice, Head, Vertex, after
 from search_spaces.notation import Member
 from search_spaces.space import contains, member_of
 
@@ -59,14 +58,10 @@ class PriceTable:
 
 def price_table(priced: PricedSpace) -> PriceTable:
     """The prices of a space's vertices as arrays."""
-    graph = priced.space.graph
     layers = priced.space.layers
-    levels: list[list[Boundary]] = [[] for _ in range(priced.space.base.num_layers + 1)]
-    for vertex in graph:
-        if isinstance(vertex, Boundary):
-            levels[vertex.depth].append(vertex)
-    steps = tuple(_step(priced, layers, *ends) for ends in pairwise(levels))
-    return PriceTable(priced=priced, layers=layers, steps=steps, lost=len(levels[-1]) * len(layers))
+    names = [name for name in MEASURES if all(getattr(price, name) is not None for price in priced.prices.values())]
+    steps = tuple(_step(priced, layers, names, edges) for edges in edges_by_depth(priced.space.graph))
+    return PriceTable(priced=priced, layers=layers, steps=steps, lost=int(steps[-1].onward[-1]))
 
 
 def price_many(table: PriceTable, rows: MemberRows) -> Prices:
@@ -110,35 +105,17 @@ def member_of_row(table: PriceTable, row: MemberRows) -> Member:
     return member_of(table.priced.space, [table.layers[index] for index in row], entropy_regularised=False)
 
 
-def _step(
-    priced: PricedSpace, layers: tuple[Layer, ...], level: list[Boundary], following: list[Boundary]
-) -> LevelPrices:
+def _step(priced: PricedSpace, layers: tuple[Layer, ...], names: Sequence[str], edges: Sequence[Edge]) -> LevelPrices:
     """The edges from each boundary of a level, and from one more, past the last, where the lost stay."""
-    graph = priced.space.graph
-    onward = np.full((len(level) + 1, len(layers)), len(following) * len(layers), dtype=np.intp)
-    vertices: dict[tuple[int, int], list[Vertex]] = {}
-    for row, boundary in enumerate(level):
-        for column, layer in enumerate(layers):
-            choice = Choice(depth=boundary.depth, layer=layer, state=boundary.state)
-            if choice in graph:
-                stop = after(graph, choice)
-                onward[row, column] = following.index(stop) * len(layers)
-                ends = (boundary, *(vertex for vertex in graph.succ[stop] if isinstance(vertex, Head)))
-                vertices[row, column] = [choice, *(end for end in ends if end in priced.prices)]
-    prices = {name: _summed(priced, name, vertices, onward.shape) for name in _known(priced)}
-    return LevelPrices(onward=onward.ravel(), prices=prices)
-
-
-def _summed(
-    priced: PricedSpace, name: str, vertices: dict[tuple[int, int], list[Vertex]], shape: tuple[int, ...]
-) -> NDArray[Any]:
-    """By edge, the sum over its vertices; integers where all prices are."""
-    whole = all(isinstance(getattr(price, name), int) for price in priced.prices.values())
-    sums = np.zeros(shape, dtype=np.int64 if whole else np.float64)
-    for edge, passed in vertices.items():
-        sums[edge] = sum(getattr(priced.prices[vertex], name) for vertex in passed)
-    return sums.ravel()
-
-
-def _known(priced: PricedSpace) -> list[str]:
-    return [name for name in MEASURES if all(getattr(price, name) is not None for price in priced.prices.values())]
+    shape = 2 + max(edge.start for edge in edges), len(layers)
+    onward = np.full(shape, (1 + max(edge.stop for edge in edges)) * len(layers), dtype=np.intp)
+    at = {edge: (edge.start, layers.index(edge.choice.layer)) for edge in edges}
+    for edge in edges:
+        onward[at[edge]] = edge.stop * len(layers)
+    prices = {}
+    for name in names:
+        whole = all(isinstance(getattr(price, name), int) for price in priced.prices.values())
+        prices[name] = np.zeros(shape, dtype=np.int64 if whole else np.float64)
+        for edge in edges:
+            prices[name][at[edge]] = sum(getattr(priced.prices[vertex], name) for vertex in edge.passed)
+    return LevelPrices(onward=onward.ravel(), prices={name: values.ravel() for name, values in prices.items()})

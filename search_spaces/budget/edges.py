@@ -1,0 +1,50 @@
+"""The layered graph as its edges, depth by depth: what counting, looking up and exact programs are made of."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import networkx as nx
+
+from search_spaces.budget.cost_counts import Cost
+from search_spaces.graph import Boundary, Choice, State, Vertex, source
+
+
+class Edge(NamedTuple):
+    """A choice between two boundaries, which are numbered within their levels in the order of the graph.
+
+    passed: the vertices that it is charged with: itself, the source before the first layer, the head after the last.
+    """
+
+    start: int
+    stop: int
+    choice: Choice
+    passed: tuple[Vertex, ...]
+
+    def cost(self, costs: Mapping[Vertex, Cost]) -> Cost:
+        """In the units of `costs`; vertices that it lacks are free."""
+        latency = sent = 0
+        for vertex in self.passed:
+            if (cost := costs.get(vertex)) is not None:
+                latency, sent = latency + cost[0], sent + cost[1]
+        return latency, sent
+
+
+def edges_by_depth(graph: nx.DiGraph) -> list[list[Edge]]:
+    """Every choice of each depth, in the order of the graph."""
+    places: dict[tuple[int, State], int] = {}  # by what a choice tells of the boundary before it
+    counts = Counter[int]()
+    for vertex in graph:
+        if isinstance(vertex, Boundary):
+            places[vertex.depth, vertex.state] = counts[vertex.depth]
+            counts[vertex.depth] += 1
+    levels: list[list[Edge]] = [[] for _ in range(max(counts))]
+    for choice, onward in graph.adjacency():
+        if isinstance(choice, Choice):
+            (stop,) = onward
+            passed = choice, *(() if choice.depth else (source(graph),))
+            if stop.depth == len(levels):
+                passed += tuple(graph.succ[stop])
+            numbers = places[choice.depth, choice.state], places[stop.depth, stop.state]
+            levels[choice.depth].append(Edge(*numbers, choice, passed))
+    return levels
