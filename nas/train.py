@@ -22,9 +22,8 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError, UserError
-from nas.conversion.load import load_initial
 from nas.conversion.parent import NO_PARENT, Parent, load_parent, require_fit
-from nas.conversion.pretrained import Pretrained, require_vocabulary
+from nas.conversion.pretrained import Pretrained, load_initial, require_vocabulary
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngram_baseline import ngram_baseline
@@ -58,9 +57,8 @@ from nas.storage import RUNS, locked, newest, replace_file
 from nas.study.parent import teacher_of
 from nas.training.distributed import Team, joined
 from nas.training.manifest import TrainingManifest, is_training, read_training, write_training
-from nas.training.out_of_memory import TooLargeError
 from nas.training.outcome import Outcome, RungRecord
-from nas.training.trainer import check, train
+from nas.training.trainer import TooLargeError, check, train
 from search_spaces.bases import base_architecture
 from search_spaces.resolve import resolve
 

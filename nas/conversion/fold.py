@@ -11,25 +11,34 @@
 Weights are named and shaped as `nas.model.weights.deployed_weights` gives them; the arithmetic is in double precision.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from costmodel import ops
 from costmodel.errors import UserError
-from nas.conversion.change_of_basis import rebase
-from nas.conversion.fold_linears import Weights, change_output, last_linear, scale_rows
-from nas.conversion.fold_norms import fold_final_norm, fold_norms, with_biases
-from search_spaces.architecture import Architecture, num_heads
-from search_spaces.deployed import Region, deployed_layer, joined_layers
+from nas.conversion.change_of_basis import (
+    Weights,
+    add_constant,
+    change_input,
+    change_output,
+    first_linear,
+    last_linear,
+    rebase,
+    scale_rows,
+)
+from search_spaces.architecture import LIVE_NORMS, Architecture, Layer, Norm, num_heads
+from search_spaces.deployed import Region, deployed_layer, folds_final_norm, joined_layers
+from search_spaces.lower import lower
 
 MAX_CONDITION = 1e8  # of the bases of the stream, half of the digits of double precision
 
 
 class Folded(NamedTuple):
-    """An architecture and weights that compute what others did; weights in single precision.
+    """An architecture and weights that compute what others did.
 
     condition: of the bases of the residual stream; 1 where nothing changes them.
     left: what `search_spaces.deployed` folds and these weights do not allow to, with the reason.
@@ -41,31 +50,30 @@ class Folded(NamedTuple):
     left: tuple[str, ...]
 
 
-def fold(architecture: Architecture, weights: Mapping[str, Tensor], *, max_condition: float = MAX_CONDITION) -> Folded:
+def fold(
+    architecture: Architecture,
+    weights: Mapping[str, Tensor],
+    *,
+    max_condition: float = MAX_CONDITION,
+    dtype: torch.dtype = torch.float32,
+) -> Folded:
     """Everything folded that can be. Raises UserError if a model is given that has been folded before.
 
-    max_condition: of the bases of the residual stream; linear FFNs stay that would take it higher.
+    max_condition: of the bases of the residual stream; linear FFNs stay that would take it higher. dtype: of what is
+        returned; all is computed in double precision.
     """
-    exact = fold_exactly(architecture, weights, max_condition=max_condition)
-    return exact._replace(weights={name: value.float().contiguous() for name, value in exact.weights.items()})
-
-
-def fold_exactly(
-    architecture: Architecture, weights: Mapping[str, Tensor], *, max_condition: float = MAX_CONDITION
-) -> Folded:
-    """`fold` with weights in double precision."""
     if architecture.folded:
         raise UserError("only a model that is not folded yet can be folded, but got one with `folded: true`.")
     new = {name: value.double() for name, value in weights.items()}
     if architecture.tied_embeddings:
         new["logits.weight"] = new["embed.weight"]
-    model = _fuse(with_biases(architecture, new), new)
+    model = _fuse(_with_biases(architecture, new), new)
     _fold_alphas(model, new)
-    model = fold_norms(fold_final_norm(model, new), new)
+    model = _fold_norms(_fold_final_norm(model, new), new)
     layers, condition, left = rebase(model, new, max_condition)
     model = _fold_score_factors(replace(model, layers=layers), new)
-    renumbered = _renumbered(replace(model, tied_embeddings=False, folded=True), new)
-    return Folded(*renumbered, condition, left)
+    folded, new = _renumbered(replace(model, tied_embeddings=False, folded=True), new)
+    return Folded(folded, {name: value.to(dtype).contiguous() for name, value in new.items()}, condition, left)
 
 
 def at_dimensions(folded: Architecture, priced: Architecture) -> Architecture:
@@ -131,3 +139,91 @@ def _renumbered(architecture: Architecture, weights: Weights) -> tuple[Architect
             name = f"layers.{len(joined_layers(block, layers[: int(layer) + 1])) - 1}.{rest}"
         renamed[name] = value
     return replace(architecture, layers=joined_layers(block, layers)), renamed
+
+
+def _fold_norms(architecture: Architecture, weights: Weights) -> Architecture:
+    """W (gain (x - mean x) + bias) + b as a linear of x, or, behind a live norm, of what is normalised.
+
+    A norm that values are read from without a linear between stays: no linear takes it up.
+    """
+    readers = list(_readers(architecture))
+    for norm, kind, linears in readers:
+        matrix, shift = _taken_up(weights, norm, kind)
+        for linear in linears:
+            change_input(weights, linear, matrix, shift)
+    return replace(
+        architecture,
+        layers=tuple(
+            _without_frozen(layer, architecture.block_facts.passes_values(index))
+            for index, layer in enumerate(architecture.layers)
+        ),
+    )
+
+
+def _fold_final_norm(architecture: Architecture, weights: Weights) -> Architecture:
+    """A frozen final norm into the vocabulary projection, which has no bias.
+
+    Of one that is centred the bias is brought in by the mean of the stream, where every reader takes that away: all
+    that is added to the stream is centred, and at the end it is given a mean of 1.
+    """
+    kind = architecture.final_norm
+    if kind == "none" or not folds_final_norm(architecture):
+        return architecture
+    matrix, bias = _taken_up(weights, "final_norm", kind)
+    if kind == "frozen-layernorm":
+        _centre_writers(architecture, weights)
+        add_constant(architecture, weights, architecture.num_layers, torch.ones_like(bias))
+        matrix = matrix + bias[:, None] / len(bias)
+    weights["logits.weight"] = weights["logits.weight"] @ matrix
+    return replace(architecture, final_norm="none", tied_embeddings=False)
+
+
+def _centre_writers(architecture: Architecture, weights: Weights) -> None:
+    """Everything that is added to the stream, less its mean. The kept FFNs' betas do not change a mean of 0."""
+    centring = _centring(architecture.d_model)
+    for table in architecture.block_facts.tables:
+        weights[f"{table}.weight"] = weights[f"{table}.weight"] @ centring
+    for name in [name.removesuffix(".weight") for name in weights]:
+        if name.endswith((".attention.out", ".ffn.down", ".ffn.fused")):
+            change_output(weights, name, centring)
+
+
+def _readers(architecture: Architecture) -> Iterator[tuple[str, Norm, list[str]]]:
+    """The norms that linears alone read, their kinds, and those linears."""
+    for index, layer in enumerate(architecture.layers):
+        name = f"layers.{index}"
+        if layer.norm1 != "none" and (linears := architecture.block_facts.norm1_readers(index)):
+            yield f"{name}.norm1", layer.norm1, [f"{name}.{linear}" for linear in linears]
+        if layer.norm2 != "none":
+            yield f"{name}.norm2", layer.norm2, [first_linear(index, layer)]
+
+
+def _taken_up(weights: Weights, norm: str, kind: Norm) -> tuple[Tensor, Tensor]:
+    """The linear part of a norm as matrix and shift; its weights are gone."""
+    gain = weights.pop(f"{norm}.weight")
+    shift = weights.pop(f"{norm}.bias", torch.zeros_like(gain))
+    matrix = torch.diag(gain)
+    return (matrix @ _centring(len(gain)) if kind == "frozen-layernorm" else matrix), shift
+
+
+def _centring(features: int) -> Tensor:
+    """x - mean x as a matrix."""
+    return torch.eye(features, dtype=torch.float64) - 1 / features
+
+
+def _without_frozen(layer: Layer, keeps_norm1: bool) -> Layer:
+    return replace(
+        layer,
+        norm1=layer.norm1 if keeps_norm1 or layer.norm1 in LIVE_NORMS else "none",
+        norm2=layer.norm2 if layer.norm2 in LIVE_NORMS else "none",
+    )
+
+
+def _with_biases(architecture: Architecture, weights: Weights) -> Architecture:
+    """The same model, with biases of 0 if it has none."""
+    if architecture.bias:
+        return architecture
+    for node in lower(architecture, 1):
+        if isinstance(node.op, ops.Linear):
+            weights[f"{node.name}.bias"] = torch.zeros(node.op.out_features, dtype=torch.float64)
+    return replace(architecture, bias=True)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from costmodel.errors import UserError
 from nas.conversion.linear_fit import fitted_linears
-from nas.conversion.load import load_initial
-from nas.conversion.pretrained import Pretrained, read_export, write_pretrained
+from nas.conversion.pretrained import Pretrained, load_initial, read_export, write_pretrained
 from nas.conversion.transfer import SAME, transferred
 from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import epoch_order, gather, num_sequences

@@ -1,7 +1,7 @@
-"""How far a folded model computes what was trained: in single precision, and in the fixed point of a private run.
+"""Whether a folded model computes what was trained: in single precision, and in the fixed point of a private run.
 
 Exact algebra gives the same logits; rounding does not, where the new basis of the residual stream is far from an
-orthogonal one. The weights decide that, so a trained model earns the price of its folded form by a check.
+orthogonal one. The weights decide that, so the price of a folded form holds once a check has passed.
 
 Fixed point is emulated: operands are rounded to the least number the engine holds, the result of every op is truncated
 to it. The steps inside an op are exact here, which leaves out the same of both models.
@@ -112,7 +112,7 @@ def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], to
 
     tokens: sequences x T. The last attempt, with nothing left to unfold, is returned whether it passes or not.
     """
-    trained = _Trained.of(architecture, weights, tokens)
+    trained = Reference.of(architecture, weights, tokens)
     folded = fold(architecture, weights)
     while True:
         if trained.check(folded, quick=True).passes and (check := trained.check(folded)).passes:
@@ -133,13 +133,8 @@ def check_tokens(corpus: Corpus | None, vocab_size: int, seq_len: int) -> tuple[
     return "random", np.random.default_rng(0).integers(vocab_size, size=shape)
 
 
-def verify(architecture: Architecture, weights: Mapping[str, Tensor], folded: Folded, tokens: Tokens) -> FoldCheck:
-    """A folded model beside the trained one that it is of. tokens: sequences x T."""
-    return _Trained.of(architecture, weights, tokens).check(folded)
-
-
-class _Trained(NamedTuple):
-    """What a trained model computes: in single precision for all sequences, exactly and in fixed point for a few."""
+class Reference(NamedTuple):
+    """A trained model's logits: in single precision for all sequences, exactly and in fixed point for a few."""
 
     tokens: Tokens
     few: Tokens
@@ -148,7 +143,7 @@ class _Trained(NamedTuple):
     fixed: Array
 
     @classmethod
-    def of(cls, architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens) -> "_Trained":
+    def of(cls, architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens) -> "Reference":
         if architecture.tied_embeddings:
             weights = {"logits.weight": weights["embed.weight"], **weights}
         few = tokens[: -(-FIXED_POSITIONS // tokens.shape[1])]

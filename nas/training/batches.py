@@ -1,6 +1,8 @@
 """Which sequences a step trains on and which a rung validates on: functions of seed and step alone. And validation."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +14,10 @@ from nas.corpus.sequences import epoch_order, gather, num_sequences, validation_
 from nas.model.cross_entropy import projected_cross_entropy
 from nas.model.decoder import Decoder
 from nas.recipe.recipe import Scale
+
+T = TypeVar("T")
+
+AHEAD = 2  # batches: one in the making while one waits
 
 
 class Validation(NamedTuple):
@@ -39,6 +45,26 @@ def validation_batches(corpus: Corpus, scale: Scale) -> list[tuple[Tensor, Tenso
     batch, seq_len = scale.micro_batch, scale.seq_len
     sequences = gather(corpus, "validation", validation_indices(corpus, seq_len, scale.validation_tokens), seq_len)
     return [_split(sequences[start : start + batch]) for start in range(0, len(sequences), batch)]
+
+
+class Prefetched(Generic[T]):
+    """Batches made ahead of time by a thread, for a device that would wait for them: `make(step)` for rising
+    steps, started `AHEAD` steps early; an error is raised where its step is asked for.
+    """
+
+    def __init__(self, make: Callable[[int], T]) -> None:
+        self._make = make
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
+        self._started: dict[int, Future[T]] = {}
+
+    def __call__(self, step: int) -> T:
+        for wanted in range(step, step + 1 + AHEAD):
+            if wanted not in self._started:
+                self._started[wanted] = self._thread.submit(self._make, wanted)
+        return self._started.pop(step).result()
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch import Tensor
 from costmodel import ops
 from costmodel.execution import interpreter
 from nas.conversion.change_of_basis import Basis, balanced
-from nas.conversion.fold import fold, fold_exactly
+from nas.conversion.fold import fold
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights
 from search_spaces.architecture import Architecture
@@ -95,7 +95,7 @@ def member(notation: str, base: Architecture = GPT2) -> Architecture:
 def test_weights_fold_as_the_rule_says_and_the_function_stays(architecture: Architecture, seed: int) -> None:
     weights = weights_of(architecture, seed)
     before = {name: value.clone() for name, value in weights.items()}
-    folded = fold_exactly(architecture, weights)
+    folded = fold(architecture, weights, dtype=torch.float64)
     assert folded.left == ()
     assert folded.architecture == deployed(architecture)
     named = {f"{node.name}.{each}" for node in lower(folded.architecture, 6) for each in node.op.weight_shapes}
@@ -118,7 +118,7 @@ def test_what_cannot_be_turned_back_stays_and_says_why(attempt: int, architectur
         if attempt < 2 and name.startswith("layers.1.") and name.endswith("beta"):
             value.zero_()
     max_condition = {2: 1.0, 3: 2.0}.get(attempt, 1e8)
-    folded = fold_exactly(architecture, weights, max_condition=max_condition)
+    folded = fold(architecture, weights, max_condition=max_condition, dtype=torch.float64)
     assert folded.condition <= max_condition
     assert (folded.left == ()) == (folded.architecture == deployed(architecture))
     assert all(": a basis of condition" in reason for reason in folded.left)
@@ -144,7 +144,7 @@ def test_an_ffn_that_only_adds_its_bias_vanishes_too() -> None:
     for name, value in weights.items():
         if name.endswith(("fused.weight", "beta")):
             value.fill_(float(name.endswith("beta")))
-    folded = fold_exactly(architecture, weights)
+    folded = fold(architecture, weights, dtype=torch.float64)
     assert (folded.condition, folded.architecture) == (1.0, deployed(architecture))
     assert torch.equal(folded.weights["embed.weight"], weights["embed.weight"])
     assert_same(executed(folded.architecture, folded.weights), executed(architecture, weights), 1e-9)
@@ -225,7 +225,7 @@ def test_one_temperature_per_head_goes_into_the_queries() -> None:
     weights = weights_of(architecture)
     for index in range(3):
         weights[f"layers.{index}.attention.temperature.weight"] = torch.tensor([[1.3], [0.3]]).double().expand(2, 6)
-    folded = fold_exactly(architecture, weights)
+    folded = fold(architecture, weights, dtype=torch.float64)
     assert all(layer.attention == "softmax" for layer in folded.architecture.layers)
     assert_same(executed(folded.architecture, folded.weights), executed(architecture, weights), 1e-9)
 

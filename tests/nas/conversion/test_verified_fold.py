@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nas.conversion.fold import fold
-from nas.conversion.verified_fold import FIXED_POSITIONS, RESOLUTION, FoldCheck, fold_as_far_as, verify
+from nas.conversion.verified_fold import FIXED_POSITIONS, RESOLUTION, FoldCheck, Reference, fold_as_far_as
 from nas.model.decoder import build
 from nas.model.weights import deployed_weights
 from search_spaces.architecture import Architecture
@@ -63,7 +63,7 @@ def test_a_well_conditioned_model_is_folded_as_the_rule_says() -> None:
     folded, check = fold_as_far_as(architecture, weights, TOKENS)
     assert folded.architecture == deployed(architecture)
     assert check.passes
-    assert check == verify(architecture, weights, folded, TOKENS)
+    assert check == Reference.of(architecture, weights, TOKENS).check(folded)
     assert check.positions == TOKENS.size > FIXED_POSITIONS
     assert 0 < check.float_error < 1e-5
     assert check.fixed_agreement == 1.0
@@ -75,7 +75,7 @@ def test_folding_goes_back_until_fixed_point_holds_it() -> None:
     architecture, weights = model("SM+ScFuFFN", shrink=0.02)
     everything = fold(architecture, weights, max_condition=1e15)
     assert everything.left == ()
-    assert not verify(architecture, weights, everything, TOKENS).passes
+    assert not Reference.of(architecture, weights, TOKENS).check(everything).passes
     folded, check = fold_as_far_as(architecture, weights, TOKENS)
     assert check.passes
     assert 0 < len(folded.left) < 6
@@ -87,7 +87,7 @@ def test_a_model_that_was_folded_wrongly_fails() -> None:
     folded = fold(architecture, weights)
     name = "layers.3.attention.out.weight"
     moved = folded._replace(weights={**folded.weights, name: 1.01 * folded.weights[name]})
-    check = verify(architecture, weights, moved, TOKENS)
+    check = Reference.of(architecture, weights, TOKENS).check(moved)
     assert check.float_error > 1e-4
     assert not check.passes
 
@@ -103,7 +103,7 @@ def test_what_the_ring_cannot_hold_is_told() -> None:
             large[name] = large[name] * factor
         elif name.endswith(("qkv.weight", "logits.weight")):
             large[name] = large[name] / factor
-    check = verify(architecture, weights, folded._replace(weights=large), TOKENS)
+    check = Reference.of(architecture, weights, TOKENS).check(folded._replace(weights=large))
     assert check.float_error < 1e-5
     assert not check.fits
     assert not check.passes

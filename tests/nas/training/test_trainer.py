@@ -17,7 +17,7 @@ import torch
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import EntropyRegularisation, Recipe, Scale
-from nas.training import batches, checkpoint, out_of_memory, trainer
+from nas.training import batches, checkpoint, trainer
 from nas.training.objective import Objective
 from nas.training.outcome import EntropySummary, Outcome, RungRecord
 from nas.training.trainer import train
@@ -394,9 +394,7 @@ def test_memory_that_runs_out_is_told_in_one_line(
     next(run)
     with monkeypatch.context() as patch:
         patch.setattr(Objective, "backward", exhausted)
-        with pytest.raises(
-            out_of_memory.TooLargeError, match="on cpu with 4 sequences of 16 tokens .*; lower `micro_batch`"
-        ):
+        with pytest.raises(trainer.TooLargeError, match="on cpu with 4 sequences of 16 tokens .*; lower `micro_batch`"):
             list(run)
     assert timeless(train(candidate(), corpus, seed=0, folder=tmp_path / "run")) == timeless(whole)
 

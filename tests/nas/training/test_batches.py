@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from nas.training.prefetch import AHEAD, Prefetched
+from nas.training.batches import AHEAD, Prefetched
 
 
 def test_every_step_comes_once_in_order_and_is_begun_early():

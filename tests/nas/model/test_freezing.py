@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from nas.corpus.corpus import Corpus
-from nas.model.norms import frozen_norms
+from nas.model.norms import freezing_steps, frozen_norms
 from nas.model.weights import load_stored
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.recipe import EntropyRegularisation, Freezing, Recipe
 from nas.training import checkpoint
-from nas.training.distillation.freezing import freezing_steps
 from nas.training.objective import Objective
 from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES
