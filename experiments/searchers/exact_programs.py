@@ -14,12 +14,9 @@ from costmodel.protocols import load_pricer
 from experiments.bars import Figure, cpu_s, figure_table
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
-from search_spaces.optima.optima import best, diverse, frontier
+from search_spaces.optima.optima import best, frontier
 from search_spaces.optima.stages import Scores, stages_of
 from search_spaces.space import load_space
-
-NUM_DIVERSE = 4
-LEAST_CHANGES = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +53,7 @@ def measured(settings: Settings, budget: Budget, budget_name: str) -> list[Figur
     rng = np.random.default_rng(settings.seed)
     scores = [rng.normal(size=stages.shape) for _ in range(settings.rounds)]
 
-    def figure(program: str, work: Callable[[Scores], object], bar_s: float | None) -> Figure:
+    def figure(program: str, work: Callable[[Scores], object], bar_s: float) -> Figure:
         taken_s = statistics.median(cpu_s(partial(work, drawn)) for drawn in scores)
         return Figure(f"{program}, {budget_name}", taken_s, "{:.2f} s", most=bar_s)
 
@@ -64,9 +61,4 @@ def measured(settings: Settings, budget: Budget, budget_name: str) -> list[Figur
         figure("count what fits", lambda _: within_budget(priced, budget).num_feasible, settings.count_s),
         figure("solve", lambda drawn: best(stages, drawn), settings.solve_s),
         figure("frontier", lambda drawn: frontier(stages, drawn), settings.frontier_s),
-        figure(
-            f"{NUM_DIVERSE} that differ in {LEAST_CHANGES} layers",
-            lambda drawn: diverse(stages, drawn, NUM_DIVERSE, least_changes=LEAST_CHANGES),
-            None,
-        ),
     ]

@@ -8,7 +8,6 @@ windows".
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import moocore
@@ -21,62 +20,24 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 
 class Labels(NamedTuple):
-    """Of one level. at: boundary. changes: the state of `Unlike`. parent, layer: the label before, and what was chosen.
-
-    cost: labels x 2.
-    """
+    """The labels of one level. at: boundary. cost: labels x 2. parent, layer: the label before, and the choice."""
 
     at: Index
     cost: Ints
     score: Floats
-    changes: Index
     parent: Index
     layer: Index
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Unlike:
-    """Paths to differ from. forms: by path and depth, the number of what is priced. least: in how many depths."""
-
-    forms: tuple[tuple[int, ...], ...] = ()
-    least: int = 0
-
-    @property
-    def done(self) -> int:
-        """The state in which a path differs enough from all."""
-        return int((self.least + 1) ** len(self.forms)) - 1
-
-    def after(self, changes: Index, form: Index, depth: int) -> Index:
-        """The state once these forms are chosen: a digit per path, how many differ, up to `least`."""
-        state, base = np.zeros_like(changes), self.least + 1
-        for place, forms in enumerate(self.forms):
-            digit = changes // base**place % base
-            state += np.minimum(digit + (form != forms[depth]), self.least) * base**place
-        return state
-
-    def kind(self, form: Index, depth: int) -> Index:
-        """Which of the paths a form is alike at a depth, as a number: what else it is does not matter."""
-        kind = np.zeros_like(form)
-        for place, forms in enumerate(self.forms):
-            kind += (form == forms[depth]) * 2**place
-        return kind
-
-
-ANY = Unlike()
-
-
-def levels_of_labels(stages: Stages, scores: Scores, unlike: Unlike = ANY) -> list[Labels]:
-    """The labels of every level, the source's first; the last one's are paths within the limits and unlike enough."""
+def levels_of_labels(stages: Stages, scores: Scores) -> list[Labels]:
+    """The labels of every level, the source's first; the last one's are paths within the limits."""
     to_go = least_to_go(stages)
     start = np.zeros(1, dtype=np.intp)
-    levels = [Labels(start, np.zeros((1, 2), dtype=np.int64), np.zeros(1), start, start - 1, start - 1)]
+    levels = [Labels(start, np.zeros((1, 2), dtype=np.int64), np.zeros(1), start - 1, start - 1)]
     for depth in range(len(stages.steps)):
-        edges, gains = _useful_edges(stages.steps[depth], scores[depth], unlike, depth)
-        labels = _prolonged(levels[-1], edges, gains, unlike, depth)
+        labels = _prolonged(levels[-1], *_useful_edges(stages.steps[depth], scores[depth]))
         labels = _kept(labels, (labels.cost + to_go[depth + 1][labels.at] <= stages.limit).all(axis=1))
-        levels.append(_kept(labels, _nondominated(labels)))
-    last = levels[-1]
-    levels[-1] = _kept(last, last.changes == unlike.done)
+        levels.append(_kept(labels, _nondominated_in_groups(labels.at, labels.cost, labels.score)))
     return levels
 
 
@@ -89,11 +50,10 @@ def layers_to(levels: Sequence[Labels], index: int) -> list[int]:
     return layers
 
 
-def _useful_edges(edges: Edges, scores: Floats, unlike: Unlike, depth: int) -> tuple[Edges, Floats]:
-    """Of edges between the same boundaries (and as unlike), those that no other is as good as; and their scores."""
+def _useful_edges(edges: Edges, scores: Floats) -> tuple[Edges, Floats]:
+    """Edges that, between the same boundaries, no other is as good as; and their scores."""
     gains = scores[edges.layer]
-    kind = unlike.kind(edges.form, depth)
-    groups = _grouped(edges.start, edges.stop, kind)
+    groups = edges.start * (edges.stop.max() + 1) + edges.stop
     order = np.lexsort((gains, edges.cost[:, 1], edges.cost[:, 0], groups))
     keys = np.column_stack([groups, edges.cost])[order]
     best = order[np.any(np.diff(keys, axis=0, prepend=-1) != 0, axis=1)]  # the first of equal cost has the best score
@@ -101,7 +61,7 @@ def _useful_edges(edges: Edges, scores: Floats, unlike: Unlike, depth: int) -> t
     return Edges._make(column[kept] for column in edges), gains[kept]
 
 
-def _prolonged(labels: Labels, edges: Edges, gains: Floats, unlike: Unlike, depth: int) -> Labels:
+def _prolonged(labels: Labels, edges: Edges, gains: Floats) -> Labels:
     """Every label with every edge from where it is."""
     order = np.argsort(labels.at, kind="stable")
     begins, ends = (np.searchsorted(labels.at[order], edges.start, side=side) for side in ("left", "right"))
@@ -113,20 +73,9 @@ def _prolonged(labels: Labels, edges: Edges, gains: Floats, unlike: Unlike, dept
         at=edges.stop[edge],
         cost=labels.cost[parent] + edges.cost[edge],
         score=labels.score[parent] + gains[edge],
-        changes=unlike.after(labels.changes[parent], edges.form[edge], depth),
         parent=parent,
         layer=edges.layer[edge],
     )
-
-
-def _nondominated(labels: Labels) -> Bools:
-    return _nondominated_in_groups(_grouped(labels.at, labels.changes), labels.cost, labels.score)
-
-
-def _grouped(*columns: Index) -> Index:
-    """A number for every row, equal for rows that are equal."""
-    sizes = [int(column.max(initial=0)) + 1 for column in columns]
-    return np.asarray(np.ravel_multi_index(columns, sizes), dtype=np.intp)
 
 
 def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:

@@ -1,4 +1,4 @@
-"""The best member by a score that adds up over layers: within budgets, for every price, and unlike others."""
+"""The best member by a score that adds up over layers: within budgets, and for every price."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from search_spaces.architecture import Layer
 from search_spaces.budget.cost_counts import Cost
 from search_spaces.budget.priced_space import UNITS_PER_BYTE, UNITS_PER_S
 from search_spaces.notation import Member
-from search_spaces.optima.labels import Labels, Unlike, layers_to, levels_of_labels, nondominated_rows
-from search_spaces.optima.stages import Scores, Stages, checked, forms_of
+from search_spaces.optima.labels import Labels, layers_to, levels_of_labels, nondominated_rows
+from search_spaces.optima.stages import Scores, Stages, checked
 from search_spaces.space import member_of
 
 
@@ -31,38 +31,10 @@ class Optimum:
         return self.cost[1] / UNITS_PER_BYTE
 
 
-def best(stages: Stages, scores: Scores, *, unlike: Sequence[Member] = (), least_changes: int = 1) -> Optimum | None:
-    """The member within the budget of least score, or None if there is none.
-
-    unlike: members from each of which it must differ, as priced, in at least `least_changes` layers.
-
-    Raises UserError for scores that do not fit or a member to differ from that is not in the space.
-    """
-    checked(stages, scores)
-    others = [tuple(forms_of(stages, member)) for member in unlike]
-    near: list[tuple[int, ...]] = []
-    while True:  # a best path that differs from those that matter, until it differs from all
-        levels = levels_of_labels(stages, scores, Unlike(forms=tuple(near), least=least_changes if near else 0))
-        if not len(levels[-1].score):
-            return None
-        found = _optimum(stages, levels, int(np.argmin(levels[-1].score)))
-        missed = [forms for forms in others if _num_changes(stages, found, forms) < least_changes]
-        if not missed:
-            return found
-        near.append(missed[0])
-
-
-def diverse(stages: Stages, scores: Scores, num: int, *, least_changes: int) -> list[Optimum]:
-    """The best member, then the best that differs from it in at least so many layers, then from both, up to `num`."""
-    found: list[Optimum] = []
-    members: list[Member] = []
-    while len(found) < num:
-        one = best(stages, scores, unlike=members, least_changes=least_changes)
-        if one is None:
-            break
-        found.append(one)
-        members.append(member_of_optimum(stages, one))
-    return found
+def best(stages: Stages, scores: Scores) -> Optimum | None:
+    """The member within the budget of least score, None without one. Raises UserError for scores that do not fit."""
+    levels = levels_of_labels(stages, checked(stages, scores))
+    return _optimum(stages, levels, int(np.argmin(levels[-1].score))) if len(levels[-1].score) else None
 
 
 def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
@@ -78,17 +50,11 @@ def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
     return [_optimum(stages, levels, int(row)) for row in order]
 
 
-def member_of_optimum(stages: Stages, one: Optimum, *, entropy_regularised: bool | None = None) -> Member:
-    """The member of the space with these layers; unless one is asked for, with the first recipe of the space."""
+def member_of_optimum(stages: Stages, optimum: Optimum, *, entropy_regularised: bool | None = None) -> Member:
+    """The member of the space with these layers; unless a recipe is asked for, with the first recipe of the space."""
     space = stages.feasible.space
     recipe = space.recipes[0] if entropy_regularised is None else entropy_regularised
-    return member_of(space, one.layers, entropy_regularised=recipe)
-
-
-def _num_changes(stages: Stages, one: Optimum, forms: Sequence[int]) -> int:
-    """In how many layers a path differs, as priced, from another."""
-    own = forms_of(stages, member_of_optimum(stages, one))
-    return sum(mine != theirs for mine, theirs in zip(own, forms, strict=True))
+    return member_of(space, optimum.layers, entropy_regularised=recipe)
 
 
 def _optimum(stages: Stages, levels: Sequence[Labels], index: int) -> Optimum:

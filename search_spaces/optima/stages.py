@@ -14,8 +14,6 @@ from search_spaces.budget.edges import Edge, edges_by_depth
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import priced_layer
 from search_spaces.graph import Choice
-from search_spaces.notation import Member
-from search_spaces.space import path_of
 
 Scores: TypeAlias = NDArray[np.float64]  # depth x number of the layer in `Stages.layers`; the lower, the better
 Floats: TypeAlias = NDArray[np.float64]
@@ -90,13 +88,6 @@ def checked(stages: Stages, scores: Scores) -> Scores:
     if not np.isfinite(scores).all():
         raise UserError("scores must be finite numbers; give what is impossible a large one.")
     return scores
-
-
-def forms_of(stages: Stages, member: Member) -> list[int]:
-    """By depth, the number of what is priced of a member. Raises UserError if it is not in the space."""
-    numbers = {form: number for number, form in enumerate(stages.forms)}
-    path = path_of(stages.feasible.space, member.architecture.layers)
-    return [numbers[_form(stages.feasible, vertex)] for vertex in path if isinstance(vertex, Choice)]
 
 
 def least_to_go(stages: Stages) -> list[Ints]:
