@@ -1,0 +1,141 @@
+"""The start of a study: what it trains on and from, its folder, and its trials with the ledger replayed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from costmodel.errors import StoppedError
+from nas.attention.causal import has_native
+from nas.conversion.parent import NO_PARENT, Parent, keep_parent
+from nas.corpus.corpus import Corpus, prepare
+from nas.recipe.recipe import SCALES
+from nas.run import ledger
+from nas.run.config import StudyConfig
+from nas.run.folder import PARENT_FOLDER, Meta, new_folder, read_meta, write_config, write_meta
+from nas.run.ledger import Record
+from nas.study.blocks import study_blocks
+from nas.study.nodes import Node
+from nas.study.open_run import checked_meta, new_meta, open_trials
+from nas.study.parent import run_parent, study_parent
+from nas.study.resources import Resources, resolved, resource_lines, study_resources, this_machine
+from nas.study.trials import RunHaltedError, Trials
+from nas.study.warm_start import WarmStart, begin_with, read_warm_start
+from search_spaces.budget.feasible import FeasibleSpace
+
+FEW_TOKENS = 1 << 23  # proxies from scratch pass the trigram between 2 and 6 million tokens, the 5-gram later
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StartedStudy:
+    """A study that is about to train. config: resolved. warm: what another run gives to its ledger, if that is new."""
+
+    folder: Path
+    config: StudyConfig
+    meta: Meta
+    resources: Resources
+    parent: Parent | None
+    corpus: Corpus
+    warm: WarmStart | None
+
+
+def start_study(
+    config: StudyConfig,
+    feasible: FeasibleSpace,
+    log: Callable[[str], None],
+    *,
+    folder: Path | None,
+    output_dir: Path | None,
+) -> StartedStudy:
+    """Finds what a study trains on and from, and makes the folder of a new one.
+
+    Raises UserError for bad input, StoppedError if the cluster cannot be reached.
+    """
+    resources = study_resources(config, _nodes(config.ray_address))
+    config = resolved(config, resources)
+    for line in resource_lines(config, resources):
+        log(line)
+    base, scale = feasible.space.base, SCALES[config.scale]
+    parent = study_parent(config, base) if folder is None else run_parent(folder, read_meta(folder))
+    corpus = prepare(
+        config.data,
+        vocab_size=scale.vocab_size or base.vocab_size,
+        seq_len=config.seq_len,
+        tokenizer=parent and parent.model.tokenizer,
+        tokens=config.tokens or scale.tokens,
+        tell=log,
+    )
+    if not config.gpus_per_trial:
+        has_native(scale.head_dim or base.head_dim)  # compiled or said here, once for all
+    if folder is None:
+        folder, config, meta, warm = _new_run(config, feasible, corpus, parent, output_dir, log)
+    else:
+        meta = checked_meta(folder, config, feasible, corpus)
+        warm = None if (folder / ledger.FILE_NAME).exists() else read_warm_start(config, feasible, meta)
+    return StartedStudy(
+        folder=folder, config=config, meta=meta, resources=resources, parent=parent, corpus=corpus, warm=warm
+    )
+
+
+def start_trials(
+    started: StartedStudy, feasible: FeasibleSpace, console: Console, on_end: Callable[[Record], None]
+) -> Trials:
+    """Makes the folder a run and its ledger trials. on_end: as `Trials` has it."""
+    folder, config, corpus = started.folder, started.config, started.corpus
+    write_meta(folder, started.meta)
+    write_config(folder, config)
+    if started.warm is not None:
+        begin_with(started.warm, folder, config)
+    blocks = study_blocks(config, feasible, started.parent, corpus, folder, console)
+    return open_trials(config, feasible, corpus, started.meta, folder, blocks=blocks, on_end=on_end)
+
+
+def _new_run(
+    config: StudyConfig,
+    feasible: FeasibleSpace,
+    corpus: Corpus,
+    parent: Parent | None,
+    output_dir: Path | None,
+    log: Callable[[str], None],
+) -> tuple[Path, StudyConfig, Meta, WarmStart | None]:
+    """The folder of a new run with its parent, its configuration and meta, and the run that it begins with."""
+    config = replace(config, parent=NO_PARENT if parent is None else parent.name)
+    meta = new_meta(config, feasible, corpus, parent, log)
+    warm = read_warm_start(config, feasible, meta)
+    log(start_line(meta))
+    if warm is not None:
+        config = replace(config, warm_start=str(warm.folder))
+        log(f"begins with {warm.num_trials} trials of {warm.folder}")
+    folder = new_folder(output_dir)
+    if parent is not None:
+        keep_parent(parent, folder / PARENT_FOLDER)
+    return folder, config, meta, warm
+
+
+def _nodes(address: str | None) -> tuple[Node, ...]:
+    """What there is to train on. Raises StoppedError if the cluster cannot be reached."""
+    if address is None:
+        return (this_machine(),)
+    from nas.study.ray_cluster import cluster_nodes  # Ray, which a study without a cluster waits for later
+
+    try:
+        return cluster_nodes(address)
+    except RunHaltedError as error:
+        raise StoppedError(f"{error}; start it, or give another --ray-address or none") from error
+
+
+def start_line(meta: Meta) -> str:
+    """What candidates start from; from scratch on few tokens, what that is good for."""
+    if meta.parent is not None:
+        return (
+            f"candidates start from parent {meta.parent.name}, {meta.parent.notation}, perplexity "
+            f"{meta.parent.perplexity:.2f} on the tokens that validate them"
+        )
+    tokens = meta.recipe.scale.tokens
+    if tokens >= FEW_TOKENS:
+        return f"candidates are trained from scratch on {tokens:,} tokens"
+    return (
+        f"note: from scratch on {tokens:,} tokens candidates are likely to know less than a trigram, so their order "
+        f"says little; start from a trained model (--parent) or give --tokens {FEW_TOKENS} or more"
+    )
