@@ -64,11 +64,17 @@ def test_caches_of_a_batch_come_from_a_run_of_the_batch():
 
 @pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
 @pytest.mark.parametrize(
-    ("base", "name", "way"), [(GPT2, "SM(t)+LN+R", "whole"), (PYTHIA, "SM+LN+R", "decode"), (GPT2, "HH(SM)", "last")]
+    ("base", "name", "deployment"),
+    [
+        (GPT2, "SM(t)+LN+R", Deployment(batch=BATCH)),
+        (PYTHIA, "SM+LN+R", Deployment(phase="decode", batch=BATCH)),
+        (GPT2, "HH(SM)", Deployment(projection="last", rows="needed", batch=BATCH)),
+        (GPT2, "SM+LN+R", Deployment(vocab_blocks=2)),
+    ],
 )
-def test_the_engine_sends_what_is_predicted(base, name, way, protocol):
+def test_the_engine_sends_what_is_predicted(base, name, deployment, protocol):
     pytest.importorskip("spu")
-    graph = lower(parse(name, base).architecture, LENGTH, replace(WAYS[way], batch=BATCH))
+    graph = lower(parse(name, base).architecture, LENGTH, deployment)
     predicted = predict(graph, protocol, EngineSetting())
     found = compare(graph, predicted, protocol=protocol, setting=EngineSetting())
     comm = total_comm(predicted)

@@ -53,18 +53,6 @@ def testbeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_seconds_of_another_engine_version_are_refused(
-    protocol: str, testbeds: dict[str, Path], tmp_path: Path
-) -> None:
-    path = tmp_path / "later.yaml"
-    path.write_text(testbeds[protocol].read_text().replace(ENGINE, "SecretFlow-SPU 0.9.6"))
-    with pytest.raises(ValueError, match="`engine` of testbed .*later.yaml must be SecretFlow-SPU 0.9.5, as") as error:
-        load(protocol, "lan", path)
-    assert str(error.value).endswith("as the formulas are, but got SecretFlow-SPU 0.9.6; calibrate one for it.")
-    assert load(protocol).testbed.engine == ENGINE  # the committed ones
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_latency_is_the_sum_of_its_parts(protocol: str, testbeds: dict[str, Path]) -> None:
     op = ops.Relu(rows=32, features=64)
     price, comm = load(protocol, "wan", testbeds[protocol]).price(op), ENGINE_PROTOCOLS[protocol].comm(op, SETTING)
@@ -141,17 +129,11 @@ def test_the_fingerprint_tells_networks_testbeds_and_settings_apart(testbeds: di
     assert len({pricer.cost_model_id for pricer in pricers}) == len(pricers)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("aby3", None, "semi2k"), "`protocol` of testbed .*semi2k.yaml must be aby3, but got semi2k"),
-        (("semi2k", "moon", "semi2k"), "network must be one of loopback"),
-    ],
-)
-def test_what_does_not_fit_is_refused(arguments: tuple[str, str | None, str], error: str, testbeds) -> None:
-    protocol, network, testbed = arguments
-    with pytest.raises(ValueError, match=error):
-        load(protocol, network, testbeds[testbed])
+def test_a_testbed_of_another_protocol_and_an_unknown_network_are_refused(testbeds: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match=r"`protocol` of testbed .*semi2k.yaml must be aby3, but got semi2k"):
+        load("aby3", None, testbeds["semi2k"])
+    with pytest.raises(ValueError, match="network must be one of loopback"):
+        load("semi2k", "moon", testbeds["semi2k"])
 
 
 def test_sums_stay_exact_at_days_of_latency(testbeds: dict[str, Path], tmp_path: Path) -> None:
@@ -176,7 +158,12 @@ def test_seconds_beyond_all_numbers_are_refused(testbeds: dict[str, Path], tmp_p
         ("rows: ", "lines: ", "of the testbed has seconds per .*, but none per rows; measure it with"),
         ("fixed_s: 1.0", "fixed_s: 1e-3", "`fixed_s` of .* must be of type float, but got '1e-3'; write 0.001"),
         ("start_s: 10.0", "", "lacks the key 'start_s'"),
-        ("SPU 0.9.5", "SPU 0.9.6", "`engine` of testbed .* must be SecretFlow-SPU 0.9.5, as the formulas are, but got"),
+        (
+            "SPU 0.9.5",
+            "SPU 0.9.6",
+            r"`engine` of testbed .*broken.yaml must be SecretFlow-SPU 0.9.5, as the formulas are, but got "
+            r"SecretFlow-SPU 0.9.6; calibrate one for it\.$",
+        ),
         ("threads: 1", "threads: 4", "`threads` of testbed .* must be 1, but got 4; calibrate one for it"),
     ],
 )

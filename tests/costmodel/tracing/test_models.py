@@ -80,7 +80,21 @@ def clip():
     return transformers.CLIPTextModel(config)
 
 
+def pythia():
+    config = transformers.GPTNeoXConfig(**SIZE, max_position_embeddings=32, bos_token_id=None, eos_token_id=None)
+    return transformers.GPTNeoXForCausalLM(config)
+
+
+def llama(**changes):
+    config = transformers.LlamaConfig(**{**SHARED_HEADS, **changes}, **NO_SPECIAL)
+    return transformers.LlamaForCausalLM(config)
+
+
 MODELS = {
+    "gpt2": gpt2,
+    "pythia": pythia,
+    "llama": llama,
+    "llama without shared heads": lambda: llama(num_key_value_heads=HEADS),
     "granite": granite,
     "granite with multipliers": lambda: granite(**MULTIPLIERS),
     "gemma2": gemma2,
@@ -130,6 +144,8 @@ def _weight(model: Any, state: dict[str, Any], node: Node, suffix: str, shape: t
     if isinstance(node.op, ops.TokenEmbedding):
         factor = {"Granite": model.config.to_dict().get("embedding_multiplier"), "Gemma2": WIDTH**0.5}
         return value * (factor.get(type(model).__name__.removesuffix("ForCausalLM")) or 1)
+    if ".query_key_value" in node.name:  # heads x parts, where ours has parts x heads
+        return value.reshape(HEADS, 3, HEAD_DIM, -1).transpose(0, 1).reshape(value.shape)
     if node.name.endswith(("q_proj", "k_proj")) and type(model).__name__.startswith("Cohere"):  # pairs are neighbours
         return value.view(-1, HEAD_DIM // 2, 2, WIDTH).transpose(1, 2).reshape(value.shape)
     return value
@@ -193,8 +209,7 @@ def of_type(graph: OpGraph, *kinds: type) -> list[Any]:
 
 
 def test_a_public_factor_of_1_changes_no_price():
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHARED_HEADS, **NO_SPECIAL))
-    assert parts(trace(granite(attention_multiplier=HEAD_DIM**-0.5), SEQ_LEN)) == parts(trace(llama, SEQ_LEN))
+    assert parts(trace(granite(attention_multiplier=HEAD_DIM**-0.5), SEQ_LEN)) == parts(trace(llama(), SEQ_LEN))
 
 
 def test_public_factors_are_folded_into_the_table_and_priced_everywhere_else():

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +14,6 @@ from torch.nn import functional
 import costmodel.__main__ as main
 from costmodel import ops
 from costmodel.config import cli
-from costmodel.execution.interpreter import execute
 from costmodel.protocols import aby3, published, semi2k
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.tracing.trace import trace
@@ -94,33 +92,6 @@ def test_transformers_models_cost_what_ours_do(graph_of, make, base, heads, gelu
         assert sent(traced, comm) == sent(ours, comm)
 
 
-def in_our_layout(model):
-    """The weights of a transformers model as `costmodel.execution.interpreter` takes them."""
-    weights = {}
-    for name, value in model.state_dict().items():
-        owner = model.get_submodule(name.rpartition(".")[0])
-        if type(owner).__name__ == "Conv1D" and value.ndim == 2:
-            value = value.T  # in_features x out_features
-        if ".query_key_value." in name:  # heads x parts, where ours has parts x heads
-            value = value.reshape(2, 3, 16, -1).transpose(0, 1).reshape(value.shape)
-        weights[name] = value.numpy()
-    return weights
-
-
-@pytest.mark.parametrize("make", [gpt2, pythia, llama, lambda: llama(key_heads=4)])
-def test_a_traced_graph_in_the_clear_is_the_model(make):
-    torch.manual_seed(0)
-    model = make().double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    tokens = np.random.default_rng(0).integers(VOCAB, size=SEQ_LEN)
-    ours = execute(trace(model, SEQ_LEN), in_our_layout(model), tokens)
-    with torch.no_grad():
-        theirs = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
-
-
 def test_shared_key_heads_are_repeated_after_their_rotation():
     nodes = {node.name: node for node in trace(llama(), SEQ_LEN)}
     packed, rotary, repeat = (nodes[f"model.layers.1.self_attn.{part}"] for part in ("packed", "rotary", "repeat"))
@@ -138,33 +109,6 @@ def test_nodes_are_named_by_modules_and_belong_to_layers():
 
 
 ROWS: Any = {"rows": SEQ_LEN, "features": 32}
-SPELLED = {
-    "gelu": (functional.gelu, ops.Gelu(**ROWS, form="exact")),
-    "gelu by erf": (lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)), ops.Gelu(**ROWS, form="exact")),
-    "fast gelu": (
-        lambda x: 0.5 * x * (1 + torch.tanh(x * 0.7978845608 * (1 + 0.044715 * x * x))),
-        ops.Gelu(**ROWS, form="tanh"),
-    ),
-    "silu": (lambda x: x * torch.sigmoid(x), ops.Silu(**ROWS)),
-    "relu": (lambda x: x.clamp(min=0), ops.Relu(**ROWS)),
-    "leaky relu": (lambda x: functional.leaky_relu(x, 0.1), ops.LeakyRelu(**ROWS)),
-    "square": (torch.square, ops.Square(**ROWS)),
-    "power of 2": (lambda x: x**2, ops.Square(**ROWS)),
-    "tanh": (torch.tanh, ops.Tanh(**ROWS)),
-    "logistic": (lambda x: 1 / (1 + torch.exp(-x)), ops.Sigmoid(**ROWS)),
-}
-
-
-@pytest.mark.parametrize("name", SPELLED)
-def test_activations_are_told_by_their_values(name):
-    function, op = SPELLED[name]
-    assert middle(Small(lambda model, x: function(x))) == [op]
-
-
-def test_norms():
-    norms = nn.ModuleList([nn.RMSNorm(32), nn.LayerNorm(32), nn.LayerNorm(32, elementwise_affine=False)])
-    found = middle(Small(lambda model, x: nn.Sequential(*model.norms)(x), norms=norms))
-    assert found == [ops.RmsNorm(**ROWS), ops.LayerNorm(**ROWS), ops.LayerNorm(**ROWS, affine=False)]
 
 
 def spelled_norm(centre, root):
@@ -175,47 +119,76 @@ def spelled_norm(centre, root):
     return norm
 
 
-ROOTS = {
-    "inverse root": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5),
-    "root below": lambda x: x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5),
+def inverse_root(x):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+def root_below(x):
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+
+
+def variance_root(model, x, unbiased=False):
+    return (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=unbiased) + 1e-5)
+
+
+def gain_and_bias():
+    return {name: nn.Parameter(torch.ones(32)) for name in ("gain", "bias")}
+
+
+NORMS = nn.ModuleList([nn.RMSNorm(32), nn.LayerNorm(32), nn.LayerNorm(32, elementwise_affine=False)])
+SCALES = nn.ParameterList([torch.ones(()), torch.ones(1)])
+RELU = ops.Relu(**ROWS)
+BARE = ops.LayerNorm(**ROWS, affine=False)
+# what stands between table and projection, its modules, and its ops
+SPELLED = {
+    "gelu": (lambda model, x: functional.gelu(x), {}, [ops.Gelu(**ROWS, form="exact")]),
+    "gelu by erf": (lambda model, x: x * 0.5 * (1 + torch.erf(x / 2**0.5)), {}, [ops.Gelu(**ROWS, form="exact")]),
+    "fast gelu": (
+        lambda model, x: 0.5 * x * (1 + torch.tanh(x * 0.7978845608 * (1 + 0.044715 * x * x))),
+        {},
+        [ops.Gelu(**ROWS, form="tanh")],
+    ),
+    "silu": (lambda model, x: x * torch.sigmoid(x), {}, [ops.Silu(**ROWS)]),
+    "relu": (lambda model, x: x.clamp(min=0), {}, [RELU]),
+    "leaky relu": (lambda model, x: functional.leaky_relu(x, 0.1), {}, [ops.LeakyRelu(**ROWS)]),
+    "square": (lambda model, x: torch.square(x), {}, [ops.Square(**ROWS)]),
+    "power of 2": (lambda model, x: x**2, {}, [ops.Square(**ROWS)]),
+    "tanh": (lambda model, x: torch.tanh(x), {}, [ops.Tanh(**ROWS)]),
+    "logistic": (lambda model, x: 1 / (1 + torch.exp(-x)), {}, [ops.Sigmoid(**ROWS)]),
+    "norms": (
+        lambda model, x: nn.Sequential(*model.norms)(x),
+        {"norms": NORMS},
+        [ops.RmsNorm(**ROWS), ops.LayerNorm(**ROWS), BARE],
+    ),
+    "norm by inverse root": (spelled_norm(True, inverse_root), gain_and_bias(), [ops.LayerNorm(**ROWS)]),
+    "norm by root below": (spelled_norm(True, root_below), gain_and_bias(), [ops.LayerNorm(**ROWS)]),
+    "bare norm by inverse root": (spelled_norm(True, inverse_root), {}, [BARE]),
+    "bare norm by root below": (spelled_norm(True, root_below), {}, [BARE]),
+    "rms norm by inverse root": (spelled_norm(False, inverse_root), {}, [ops.RmsNorm(**ROWS, affine=False)]),
+    "rms norm by root below": (spelled_norm(False, root_below), {}, [ops.RmsNorm(**ROWS, affine=False)]),
+    "variance": (variance_root, {}, [BARE]),
+    "product": (lambda model, x: x.relu() * 0.22, {}, [RELU, ops.Scale(**ROWS, factor=0.22)]),
+    "quotient": (lambda model, x: x.relu() / 8, {}, [RELU, ops.Scale(**ROWS, factor=0.125)]),
+    "tensor": (lambda model, x: torch.tensor(3.0) * x.relu(), {}, [RELU, ops.Scale(**ROWS, factor=3.0)]),
+    "one": (lambda model, x: (1.0 * x).relu() * 1.0 / 1, {}, [RELU]),
+    "tensor of one": (lambda model, x: x.relu() * torch.ones(1), {}, [RELU]),
+    "both": (lambda model, x: x.relu() * 0.5 * 3.0, {}, [RELU, *(ops.Scale(**ROWS, factor=f) for f in (0.5, 3.0))]),
+    "first token": (lambda model, x: x[:, 0], {}, [ops.TakeRows(**ROWS, taken=1)]),
+    "last token as a slice": (lambda model, x: x[:, -1:], {}, [ops.TakeRows(**ROWS, taken=1, first=SEQ_LEN - 1)]),
+    "last token": (lambda model, x: x[:, -1], {}, [ops.TakeRows(**ROWS, taken=1, first=SEQ_LEN - 1)]),
+    "third token": (lambda model, x: x[:, 2], {}, [ops.TakeRows(**ROWS, taken=1, first=2)]),
+    "learned scalars": (
+        lambda model, x: model.scales[0] * x + x / model.scales[1],
+        {"scales": SCALES},
+        [ops.ScaledAdd(**ROWS)],
+    ),
 }
 
 
-@pytest.mark.parametrize("root", ROOTS)
-def test_norms_by_hand(root):
-    gains = {name: nn.Parameter(torch.ones(32)) for name in ("gain", "bias")}
-    assert middle(Small(spelled_norm(True, ROOTS[root]), **gains)) == [ops.LayerNorm(**ROWS)]
-    assert middle(Small(spelled_norm(True, ROOTS[root]))) == [ops.LayerNorm(**ROWS, affine=False)]
-    assert middle(Small(spelled_norm(False, ROOTS[root]))) == [ops.RmsNorm(**ROWS, affine=False)]
-
-
-def test_a_variance_of_all_elements_makes_a_norm_and_no_other():
-    def norm(unbiased):
-        def divide(model, x):
-            return (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=unbiased) + 1e-5)
-
-        return divide
-
-    assert middle(Small(norm(False))) == [ops.LayerNorm(**ROWS, affine=False)]
-    with pytest.raises(ValueError, match="no op stands for"):
-        trace(Small(norm(True)), SEQ_LEN)
-
-
-FACTORS = {
-    "product": (lambda model, x: functional.relu(x) * 0.22, [0.22]),
-    "quotient": (lambda model, x: functional.relu(x) / 8, [0.125]),
-    "tensor": (lambda model, x: torch.tensor(3.0) * functional.relu(x), [3.0]),
-    "one": (lambda model, x: functional.relu(1.0 * x) * 1.0 / 1, []),
-    "tensor of one": (lambda model, x: functional.relu(x) * torch.ones(1), []),
-    "both": (lambda model, x: functional.relu(x) * 0.5 * 3.0, [0.5, 3.0]),
-}
-
-
-@pytest.mark.parametrize("name", FACTORS)
-def test_public_factors_are_priced_and_1_is_none(name):
-    between, factors = FACTORS[name]
-    expected = [ops.Relu(**ROWS), *(ops.Scale(**ROWS, factor=factor) for factor in factors)]
-    assert middle(Small(between)) == expected
+@pytest.mark.parametrize("name", SPELLED)
+def test_what_stands_between_table_and_projection_is_told(name):
+    between, modules, expected = SPELLED[name]
+    assert middle(Small(between, **modules)) == expected
 
 
 @pytest.mark.parametrize("factor", [1.0, torch.ones(()), 12.0])
@@ -229,23 +202,13 @@ def test_a_table_is_read_once(factor):
         assert sum(isinstance(node.op, ops.Scale) for node in twice) == (factor == 12.0)
 
 
-def test_learned_and_empty_factors_are_no_scale():
+def test_learned_and_empty_factors_and_other_variances_are_no_op():
     with pytest.raises(ValueError, match="no op stands for: aten.mul.Tensor"):
         trace(Small(lambda model, x: x.relu() * model.gain, gain=nn.Parameter(torch.ones(1))), SEQ_LEN)
     with pytest.raises(ValueError, match="no op stands for: aten.mul.Tensor"):
         trace(Small(lambda model, x: x.relu() * 0.0), SEQ_LEN)
-
-
-@pytest.mark.parametrize(("index", "first"), [(0, 0), (slice(-1, None), SEQ_LEN - 1), (-1, SEQ_LEN - 1), (2, 2)])
-def test_one_token_of_all(index, first):
-    found = middle(Small(lambda model, x: x[:, index]))
-    assert found == [ops.TakeRows(**ROWS, taken=1, first=first)]
-
-
-def test_learned_scalars_scale_a_sum():
-    scales = nn.ParameterList([torch.ones(()), torch.ones(1)])
-    found = middle(Small(lambda model, x: model.scales[0] * x + x / model.scales[1], scales=scales))
-    assert found == [ops.ScaledAdd(**ROWS)]
+    with pytest.raises(ValueError, match="no op stands for"):
+        trace(Small(lambda model, x: variance_root(model, x, unbiased=True)), SEQ_LEN)
 
 
 def test_attention_by_hand_with_a_temperature_and_no_scale():
