@@ -14,7 +14,7 @@ from costmodel.engine.measured_rounds import parse_delays
 from costmodel.errors import StoppedError
 from costmodel.estimate import Estimate
 from costmodel.estimate import estimate as price_graph
-from costmodel.execution.weights_file import load_weights
+from costmodel.execution.interpreter import load_weights
 from costmodel.network import Network, link
 from costmodel.ops import OpGraph
 from costmodel.pricing.asked import asked_model

@@ -5,8 +5,11 @@ computes in the clear before the run happens in `operands` and `inputs`.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from costmodel import ops
 from costmodel.errors import UserError
@@ -114,3 +117,21 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
         value = value.T if suffix in op.transposed else value
         values[suffix] = 1 / value if suffix in op.inverted else value
     return values
+
+
+def load_weights(path: Path, graph: OpGraph) -> dict[str, Array]:
+    """The tensors of a file by name, `<node>.<suffix>` as `interpreter` takes them; names no node has are left.
+
+    Raises UserError for a file that cannot be read, or a weight that is missing, of another shape or not finite.
+    """
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
+        raise UserError(f"weights file {str(path)!r} must be a readable safetensors file, but: {error}.") from None
+    for node in graph:
+        operands(node, weights)
+    read = {name: weights[name] for name in model_weights(graph)}
+    for name, value in read.items():
+        if bad := int(np.size(value) - np.isfinite(value).sum()):
+            raise UserError(f"weight {name!r} of {str(path)!r} must be finite, but {bad} of its numbers are not.")
+    return read

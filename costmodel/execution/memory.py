@@ -19,7 +19,6 @@ from costmodel import ops
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.ops import Node, Op, OpGraph, output_shapes
-from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_packing import DEGREE
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.op_programs import calls_of
@@ -168,8 +167,7 @@ def features(graph: OpGraph, protocol: str, setting: EngineSetting) -> dict[Feat
     )
     for call in dict.fromkeys(products):
         num_bytes["matrix"] = max(num_bytes["matrix"], share_bytes * (call.elements + call.operands))
-        if protocol == "cheetah":
-            work = cheetah.matrix_work((call,))
+        if "results" in (work := ENGINE_PROTOCOLS[protocol].matrix_work((call,))):
             num_bytes["blocks"] = max(num_bytes["blocks"], work["products"] * element_bytes)
             num_bytes["results"] = max(num_bytes["results"], work["results"] * 2 * element_bytes)
     return num_bytes

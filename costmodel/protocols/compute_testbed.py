@@ -45,10 +45,8 @@ class KindSeconds:
     held_out_error: float
 
     def __post_init__(self) -> None:
-        errors = {"worst_error": self.worst_error, "held_out_error": self.held_out_error}
-        for name, value in {"fixed_s": self.fixed_s, **self.per_unit_s, **errors}.items():
-            if not 0 <= value < math.inf:
-                raise UserError(f"`{name}` must be finite and at least 0, but got {value}.")
+        _check(fixed_s=self.fixed_s, **self.per_unit_s)
+        _check(worst_error=self.worst_error, held_out_error=self.held_out_error)
         if set(self.greatest) != set(self.per_unit_s):
             raise UserError(
                 f"`greatest` must have the units of `per_unit_s`, {', '.join(self.per_unit_s)}, but has "
@@ -70,9 +68,7 @@ class OpSeconds:
     num_runs: int
 
     def __post_init__(self) -> None:
-        for name, value in {"seconds": self.seconds, "setup_s": self.setup_s, "spread": self.spread}.items():
-            if not 0 <= value < math.inf:
-                raise UserError(f"`{name}` must be finite and at least 0, but got {value}.")
+        _check(seconds=self.seconds, setup_s=self.setup_s, spread=self.spread)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +93,13 @@ class ComputeTestbed:
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start_s < math.inf:
-            raise UserError(f"`start_s` must be finite and at least 0, but got {self.start_s}.")
+        _check(start_s=self.start_s)
+
+
+def _check(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise UserError(f"`{name}` must be finite and at least 0, but got {value}.")
 
 
 def work(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
