@@ -25,9 +25,8 @@ from costmodel.calibration.timed_run import check_engine
 from costmodel.config.schema import decode
 from costmodel.config.units import format_seconds
 from costmodel.engine.compare import drawn_tokens, drawn_weights
-from costmodel.engine.job import Job, graph_job
 from costmodel.engine.links import UNHINDERED, tcp
-from costmodel.engine.spu import EngineError, passes
+from costmodel.engine.spu import Job, graph_job, passes
 from costmodel.errors import StoppedError, UserError
 from costmodel.estimate import estimate
 from costmodel.ops import OpGraph
@@ -175,7 +174,7 @@ def whole_run(graph: OpGraph, protocol: str, path: Path) -> Run:
     load_before = others_running()
     try:
         (only,), _ = passes(drawn_job(graph, protocol), tcp, [UNHINDERED])
-    except EngineError as error:
+    except StoppedError as error:
         raise StoppedError(f"{error} What was measured so far is in {path.parent}; run the command again.") from None
     by_kind: dict[str, float] = defaultdict(float)
     for node, cost in zip(graph, only.by_op, strict=True):

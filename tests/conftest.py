@@ -1,7 +1,9 @@
 import math
 import os
 import signal
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from costmodel import ops
 from costmodel.cost import Budget, Price
+from costmodel.engine.children import kept_children
 from costmodel.estimate import Pricer
 from costmodel.protocols import TRUST
 from nas.corpus.corpus import Corpus, prepare
@@ -37,7 +40,6 @@ GROUPS = {
     "docs": ("docs/test_commands.py", "docs/test_python.py"),
     "search": ("nas/test_search.py",),
     "engine": (
-        "costmodel/generation",
         "costmodel/engine",
         "costmodel/protocols/test_measured_bytes.py",
         "nas/private",
@@ -106,6 +108,30 @@ def ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_parties() -> Iterator[None]:
+    """Processes of the MPC engine go from test to test, each with a fresh runtime, instead of importing it anew."""
+    with kept_children():
+        yield
+
+
+@pytest.fixture
+def free_peers() -> Callable[[int], tuple[tuple[str, int], ...]]:
+    """`free_peers(2)`: so many hosts and ports of this machine, each free and with a free one after it."""
+
+    def peers(count: int) -> tuple[tuple[str, int], ...]:
+        found: dict[int, tuple[str, int]] = {}
+        while len(found) < count:
+            with socket.create_server(("127.0.0.1", 0)) as first:
+                port = first.getsockname()[1]
+                with suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + 1)):
+                    if not found.keys() & {port - 1, port, port + 1}:
+                        found[port] = ("127.0.0.1", port)
+        return tuple(found.values())
+
+    return peers
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import numpy as np
 
 from costmodel.config.strict_yaml import dump
 from costmodel.engine import spu
+from costmodel.engine.children import own_children
 from costmodel.engine.compare import SEED, drawn_caches, drawn_tokens, drawn_weights
 from costmodel.errors import StoppedError
 from costmodel.execution.memory import FEATURES, MemoryFit, MemoryTestbed, features
@@ -25,10 +26,8 @@ def measured_memory(graphs: Sequence[OpGraph], protocol: str, tell: Callable[[st
     """Runs every graph once and fits. tell: takes a line for each. Raises StoppedError if the engine fails."""
     peaks = []
     for index, graph in enumerate(graphs, start=1):
-        try:
+        with own_children():  # what a process did before is in its memory
             peaks.append(_peaks(graph, protocol))
-        except spu.EngineError as error:
-            raise StoppedError(str(error)) from None
         tell(f"{protocol}: {index} of {len(graphs)} models, {', '.join(f'{each / 1e6:.0f} MB' for each in peaks[-1])}")
     return fit_memory(protocol, [features(graph, protocol, SETTING) for graph in graphs], peaks)
 
@@ -38,7 +37,7 @@ def _peaks(graph: OpGraph, protocol: str) -> tuple[int, ...]:
     generator = np.random.default_rng(SEED)
     weights = drawn_weights(graph, generator)
     tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
-    run = spu.run(graph, weights, tokens, caches, protocol=protocol, setting=SETTING, link="tcp")
+    run = spu.run(graph, weights, tokens, caches, protocol=protocol, setting=SETTING)
     found = tuple(each for each in run.peak_bytes if each is not None)
     if len(found) < len(run.peak_bytes):
         raise StoppedError("this system does not tell a process its peak memory; calibrate it on Linux.")

@@ -142,7 +142,7 @@ def measure(
 ) -> Iterator[Timing]:
     """The timing of every series, in order; the engine runs those not `known`, or of another number of runs.
 
-    Raises UserError if the engine is not installed, EngineError if it fails.
+    Raises UserError if the engine is not installed, StoppedError if it fails.
     """
     found = {(timing.kind, len(timing.seconds)): timing for timing in known}
     for each in series:
@@ -150,7 +150,7 @@ def measure(
 
 
 def _timed(series: Series, protocol: str, setting: EngineSetting, run: Callable[..., Sequence[spu.Measured]]) -> Timing:
-    costs = run(series.runs, protocol=protocol, setting=replace(setting, weights=series.weights), link="tcp")
+    costs = run(series.runs, protocol=protocol, setting=replace(setting, weights=series.weights))
     seconds = [cost.seconds for cost in costs]
     start = len(WARM_UP)
     return Timing(kind=series.name, start_s=sum(seconds[:start]), seconds=tuple(seconds[start:]))

@@ -10,6 +10,7 @@ from rich.progress import Progress, TimeElapsedColumn
 from costmodel.calibration.microbenchmark import Series, Timing, measure, save, saved
 from costmodel.config.units import format_seconds
 from costmodel.engine import spu
+from costmodel.engine.children import kept_children
 from costmodel.errors import StoppedError, UserError
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
@@ -44,7 +45,7 @@ def timed_run(
     """
     known, found = saved(path), list[Timing]()
     console, total = Console(stderr=True, highlight=False, soft_wrap=True), len(plan)
-    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
+    with kept_children(), Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task(protocol, total=sum(map(expected_s, plan)), visible=console.is_terminal)
         try:
             for series, timing in zip(plan, measure(plan, protocol, setting, known), strict=True):
@@ -56,6 +57,6 @@ def timed_run(
                     left_s = progress.tasks[task].time_remaining
                     eta = "" if left_s is None else f", about {format_seconds(left_s)} left"
                     console.print(f"{protocol}: {timing.kind}, {len(found)} of {total} series{eta}")
-        except spu.EngineError as error:
+        except StoppedError as error:
             raise StoppedError(f"{error} Timings so far are in {path}; run the command again to go on.") from None
     return found

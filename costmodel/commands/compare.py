@@ -8,10 +8,10 @@ from typing import Any, Literal
 from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes
 from costmodel.engine import spu as mpc_engine
-from costmodel.engine.compare import Comparison, predict
+from costmodel.engine.children import kept_children
 from costmodel.engine.compare import compare as run_both
+from costmodel.engine.compare import predict
 from costmodel.engine.measured_rounds import parse_delays
-from costmodel.errors import StoppedError
 from costmodel.estimate import Estimate
 from costmodel.estimate import estimate as price_graph
 from costmodel.execution.interpreter import load_weights
@@ -39,6 +39,7 @@ def compare(
     network: str | None = None,
     bandwidth: str | None = None,
     rtt: str | None = None,
+    testbed: Path | None = None,
     format: Literal["table", "json", "csv"] = "table",
     **model: Any,
 ) -> None:
@@ -59,6 +60,7 @@ def compare(
         network: predict seconds on this network too, named or a .yaml file; the run itself is on this machine.
         bandwidth: of that network, with a unit, such as 1Gbps, instead of its own.
         rtt: of that network, with a unit, such as 4ms, instead of its own.
+        testbed: predict with compute seconds from `calibrate`, instead of the committed ones.
         format: tables for people, one JSON document, or CSV, a line an op; in SI units.
     """
     asked = asked_model(arch, **model)
@@ -66,8 +68,18 @@ def compare(
     setting = EngineSetting(
         ring_bits=ring_bits, fraction_bits=fraction_bits, weights=weights, weight_masks=weight_masks
     )
-    on_network = _on_network(graph, protocol, link(network, bandwidth, rtt), setting)
-    comparison = _run_both(graph, protocol, setting, weights_file, None if delays is None else parse_delays(delays))
+    on_network = _on_network(graph, protocol, link(network, bandwidth, rtt), setting, testbed)
+    delays_s = None if delays is None else parse_delays(delays)
+    predicted = predict(graph, protocol, setting)
+    loaded = None if weights_file is None else load_weights(weights_file, graph)
+    if testbed is not None:
+        derived.load(protocol, testbed=testbed, setting=setting)  # refuses one that does not fit before anything runs
+    mpc_engine.check_installed()
+    _announce(graph, total_comm(predicted))
+    with kept_children():
+        comparison = run_both(
+            graph, predicted, protocol=protocol, setting=setting, weights=loaded, delays_s=delays_s, testbed=testbed
+        )
     if format == "json":
         print(json.dumps(comparisons.document(comparison, **title, on_network=on_network), allow_nan=False))
     elif format == "csv":
@@ -77,31 +89,16 @@ def compare(
         print_blocks(lines, [comparisons.comparison_table(comparison)])
 
 
-def _on_network(graph: OpGraph, protocol: str, asked: Network | None, setting: EngineSetting) -> Estimate | None:
+def _on_network(
+    graph: OpGraph, protocol: str, asked: Network | None, setting: EngineSetting, testbed: Path | None
+) -> Estimate | None:
     """What is predicted beyond this machine, where it is asked for of a protocol that has an engine.
 
     Raises UserError for a ring that no testbed has seconds for.
     """
     if asked is None or protocol not in ENGINE_PROTOCOLS:
         return None
-    return price_graph(graph, derived.load(protocol, asked, setting=setting))
-
-
-def _run_both(
-    graph: OpGraph,
-    protocol: str,
-    setting: EngineSetting,
-    weights_file: Path | None,
-    delays_s: tuple[float, ...] | None,
-) -> Comparison:
-    predicted = predict(graph, protocol, setting)
-    weights = None if weights_file is None else load_weights(weights_file, graph)
-    mpc_engine.check_installed()
-    _announce(graph, total_comm(predicted))
-    try:
-        return run_both(graph, predicted, protocol=protocol, setting=setting, weights=weights, delays_s=delays_s)
-    except mpc_engine.EngineError as error:
-        raise StoppedError(str(error)) from None
+    return price_graph(graph, derived.load(protocol, asked, testbed, setting))
 
 
 def _announce(graph: OpGraph, predicted: Comm) -> None:

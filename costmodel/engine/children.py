@@ -1,69 +1,149 @@
-"""Processes that run the engine: how one is started and told what to do, where its output goes, its last words."""
+"""Processes that run the engine, one a party: started, or kept from an earlier job, told what to do, and ended."""
 
+import json
 import os
+import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import TextIO
+from typing import Any, TextIO
 
 # The engine asks for 4 OpenMP threads in every matrix product of integers (linalg.h, matmul), which wait by spinning:
 # with as many parties as cores, a product took up to 40 times as long as on one thread.
 THREAD_LIMIT = "OMP_THREAD_LIMIT"
+LOG, JOB = "log", "job"  # in the folder of a child: its output, and all that its job leaves
+PROGRESS = "progress"  # in the folder of a job: which op the party is in
+
+# By threads, children that wait for their next job; None where none is kept.
+_idle: ContextVar["dict[int, list[Child]] | None"] = ContextVar("idle", default=None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(kw_only=True, slots=True, eq=False)
 class Child:
-    """ranks: those it runs. answers: where it writes them."""
+    """answers: where it writes lines of JSON. ending: ends it. is_free: whether it waits for a job."""
 
     process: subprocess.Popen[bytes]
-    ranks: tuple[int, ...]
+    folder: Path
     answers: TextIO
+    ending: ExitStack
+    is_free: bool = True
 
+    @property
+    def job_folder(self) -> Path:
+        return self.folder / JOB
 
-def log_file(folder: Path, rank: int) -> Path:
-    """Where the output of the process whose first rank this is goes."""
-    return folder / f"log.{rank}"
+    @property
+    def log(self) -> str:
+        """What it has written since it got its job."""
+        return (self.folder / LOG).read_text(errors="replace")
+
+    @property
+    def at(self) -> str:
+        """The op that it is in, or was in when it ended, in words."""
+        with suppress(FileNotFoundError):
+            return f" in op {(self.job_folder / PROGRESS).read_text()!r}"
+        return ""
+
+    def begin(self, files: dict[str, Any]) -> None:
+        """Gives it a job: files that it finds in the job's folder, pickled by name."""
+        shutil.rmtree(self.job_folder, ignore_errors=True)
+        self.job_folder.mkdir()
+        os.truncate(self.folder / LOG, 0)
+        for name, content in files.items():
+            (self.job_folder / name).write_bytes(pickle.dumps(content))
+        self.is_free = False
+        self.tell("begin")
+
+    def tell(self, *command: Any) -> None:
+        """A child that has ended is not told, and heard to have."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(command).encode() + b"\n")
+            self.process.stdin.flush()
 
 
 @contextmanager
-def started_child(
-    module: str, folder: Path, ranks: Sequence[int], threads: int, prefix: Sequence[str] = ()
-) -> Iterator[Child]:
-    """A process of a module, which ends with the block, come what may; told its folder, where to answer, its ranks."""
-    read_end, write_end = os.pipe()
-    command = [*prefix, sys.executable, "-m", module, str(folder), str(write_end), *map(str, ranks)]
-    with os.fdopen(read_end) as answers:
-        try:
-            with log_file(folder, ranks[0]).open("wb") as log:
-                environment = os.environ | {THREAD_LIMIT: str(threads)}
-                process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_end], env=environment
-                )
-        finally:
-            os.close(write_end)
-        try:
-            yield Child(process=process, ranks=tuple(ranks), answers=answers)
-        finally:
-            process.kill()
-            process.communicate()
+def kept_children() -> Iterator[None]:
+    """Within the block, who has done its job well waits for another, rather than each start importing the engine."""
+    idle: dict[int, list[Child]] = {}
+    token = _idle.set(idle)
+    try:
+        yield
+    finally:
+        _idle.reset(token)
+        for child in (child for children in idle.values() for child in children):
+            child.ending.close()
 
 
-def commands_of_parent() -> SimpleQueue[str]:
-    """In a child: the lines on its stdin. It ends with that, whatever it is doing: its parent is done, or dead."""
-    commands: SimpleQueue[str] = SimpleQueue()
+@contextmanager
+def own_children() -> Iterator[None]:
+    """Within the block, every process is started anew and ends with its job, also inside `kept_children`."""
+    token = _idle.set(None)
+    try:
+        yield
+    finally:
+        _idle.reset(token)
+
+
+@contextmanager
+def child_of(threads: int, prefix: Sequence[str] = ()) -> Iterator[Child]:
+    """A child for a job; it ends with the block, come what may, unless it is free again and children are kept.
+
+    prefix: the command that it runs under.
+    """
+    idle = None if prefix else _idle.get()
+    waiting = [] if idle is None else idle.setdefault(threads, [])
+    while waiting and waiting[-1].process.poll() is not None:
+        waiting.pop().ending.close()
+    child = waiting.pop() if waiting else _started(threads, prefix)
+    try:
+        yield child
+    finally:
+        if idle is not None and child.is_free:
+            waiting.append(child)
+        else:
+            child.ending.close()
+
+
+def _started(threads: int, prefix: Sequence[str]) -> Child:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="party-")))
+        read_end, write_end = os.pipe()
+        answers = stack.enter_context(os.fdopen(read_end))
+        command = [*prefix, sys.executable, "-m", "costmodel.engine.party", str(folder), str(write_end)]
+        with os.fdopen(write_end), (folder / LOG).open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=[write_end],
+                env=os.environ | {THREAD_LIMIT: str(threads)},
+            )
+        stack.callback(process.communicate)
+        stack.callback(process.kill)
+        return Child(process=process, folder=folder, answers=answers, ending=stack.pop_all())
+
+
+def commands_of_parent() -> SimpleQueue[list[Any]]:
+    """In a child: what it is told. It ends with its stdin, whatever it is doing: its parent is done, or dead."""
+    commands: SimpleQueue[list[Any]] = SimpleQueue()
     Thread(target=_read, args=(commands,), daemon=True).start()
     return commands
 
 
-def _read(commands: SimpleQueue[str]) -> None:
+def _read(commands: SimpleQueue[list[Any]]) -> None:
     for line in sys.stdin:
-        commands.put(line)
+        commands.put(json.loads(line))
     os._exit(0)
 
 

@@ -6,12 +6,12 @@ are checked together.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from costmodel import ops
 from costmodel.engine import spu
-from costmodel.engine.job import graph_job
 from costmodel.engine.measured_rounds import MeasuredRounds, measured_rounds
 from costmodel.errors import UserError
 from costmodel.execution import interpreter
@@ -33,7 +33,8 @@ class Comparison:
 
     logits_max_abs_error: greatest difference over all tokens and the vocabulary.
     top1_agreement: share of the tokens, 0 to 1, whose greatest logit is that of the same vocabulary entry.
-    predicted_s: of every op on the committed testbed; None where it has no seconds for the setting.
+    predicted_s: of every op on the testbed, starting in the first; None where that has none for the setting. range_s:
+        of the whole, from the errors of its parts. testbed: its file, None the committed one.
     rounds: None if not asked for.
     memory: predicted, None where nobody measured what a process takes; peak_bytes: measured, of each process.
     drawn_weights: whether the weights are those of `drawn_weights`.
@@ -46,6 +47,8 @@ class Comparison:
     logits_max_abs_error: float
     top1_agreement: float
     predicted_s: tuple[float, ...] | None
+    range_s: tuple[float, float] | None = None
+    testbed: Path | None = None
     rounds: MeasuredRounds | None = None
     memory: PeakMemory | None = None
     peak_bytes: tuple[int | None, ...] = ()
@@ -82,23 +85,31 @@ def compare(
     setting: EngineSetting,
     weights: Weights | None = None,
     delays_s: Sequence[float] | None = None,
+    testbed: Path | None = None,
 ) -> Comparison:
     """One forward pass in the clear and one under the engine, on tokens of seed 0.
 
     predicted: what `predict` says of the same graph, protocol and setting. weights: as `interpreter.execute`
-    takes them; drawn with seed 0 if None. delays_s: one-way delays to measure rounds at, by more runs.
+    takes them; drawn with seed 0 if None. delays_s: one-way delays to measure rounds at, by more runs. testbed: what
+    seconds are predicted on, instead of the committed one.
 
-    Raises UserError if the engine is not installed or a weight does not fit; EngineError if the engine fails.
+    Raises UserError if the engine is not installed, or a weight or the testbed does not fit; StoppedError if the engine
+    fails.
     """
+    if testbed is None:
+        pricer = derived.load_if_measured(protocol, "loopback", setting)
+    else:
+        pricer = derived.load(protocol, "loopback", testbed, setting)
+    predicted_s = None if pricer is None else tuple(pricer.price(node.op).latency_s for node in graph)
     generator = np.random.default_rng(SEED)
     drawn = drawn_weights(graph, generator)
     used = drawn if weights is None else weights
     tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
-    run = spu.run(graph, used, tokens, caches, protocol=protocol, setting=setting, link="tcp")
+    run = spu.run(graph, used, tokens, caches, protocol=protocol, setting=setting)
     clear = interpreter.execute(graph, used, tokens, caches)
     rounds = None
     if delays_s is not None:
-        job = graph_job(graph, used, tokens, caches, protocol=protocol, setting=setting)
+        job = spu.graph_job(graph, used, tokens, caches, protocol=protocol, setting=setting)
         rounds = measured_rounds(job, delays_s=delays_s)
     return Comparison(
         protocol=protocol,
@@ -107,17 +118,13 @@ def compare(
         by_op=tuple((node, comm, cost) for comm, (node, cost) in zip(predicted, run.by_op, strict=True)),
         logits_max_abs_error=float(np.abs(run.logits - clear).max()),
         top1_agreement=float(np.mean(run.logits.argmax(axis=1) == clear.argmax(axis=1))),
-        predicted_s=predicted_seconds(graph, protocol, setting),
+        predicted_s=predicted_s,
+        range_s=None if pricer is None else pricer.latency_s_range(graph),
+        testbed=testbed,
         rounds=rounds,
         memory=peak_memory(graph, setting, load_memory(committed(protocol))),
         peak_bytes=run.peak_bytes,
     )
-
-
-def predicted_seconds(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[float, ...] | None:
-    """Compute seconds of every op, those of starting in the first; None in another ring than the testbed's."""
-    pricer = derived.load_if_measured(protocol, "loopback", setting)
-    return None if pricer is None else tuple(pricer.price(node.op).latency_s for node in graph)
 
 
 def drawn_weights(graph: OpGraph, generator: np.random.Generator) -> dict[str, Array]:
@@ -150,4 +157,4 @@ def drawn_tokens(graph: OpGraph, generator: np.random.Generator) -> Array:
 
 def drawn_caches(graph: OpGraph, generator: np.random.Generator) -> dict[str, Array]:
     """What a graph reads beside its tokens, such as cached keys and values: N(0, 1 / 16)."""
-    return {each.name: generator.normal(0.0, 0.25, each.shape) for each in graph.inputs}
+    return {read.name: generator.normal(0.0, 0.25, read.shape) for read in graph.inputs}

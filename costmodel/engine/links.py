@@ -1,4 +1,4 @@
-"""How the parties of an engine run are linked: in memory, by TCP over loopback, or by TCP through a delay.
+"""How the parties of one machine are linked: by TCP over loopback, as it is or through a delay.
 
 A link is a function that, for a number of parties, sets everything up, yields a `Wiring`, and takes it down again.
 """
@@ -46,13 +46,11 @@ def refuse_condition(condition: Condition) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Wiring:
-    """groups: the ranks that share a process, per process; the first holds rank 0.
+    """addresses: of each rank (row) what it knows every rank (column) by; its own is where it listens.
 
-    addresses: of each rank (row) what it knows every rank (column) by; its own is where it listens.
-    prefixes: per process, the command that it runs under. set_condition: between passes only.
+    prefixes: of each party, the command that it runs under. set_condition: between passes only.
     """
 
-    groups: tuple[tuple[int, ...], ...]
     addresses: tuple[tuple[str, ...], ...]
     prefixes: tuple[tuple[str, ...], ...]
     set_condition: Callable[[Condition], None] = refuse_condition
@@ -62,17 +60,9 @@ Link: TypeAlias = Callable[[int], AbstractContextManager[Wiring]]
 
 
 @contextmanager
-def memory(num_parties: int) -> Iterator[Wiring]:
-    """All parties are threads of one process and hand each other their messages."""
-    ranks = tuple(range(num_parties))
-    yield Wiring(groups=(ranks,), addresses=(tuple(f"memory_{rank}" for rank in ranks),) * num_parties, prefixes=((),))
-
-
-@contextmanager
 def tcp(num_parties: int) -> Iterator[Wiring]:
-    """A process per party, on free ports of this machine."""
-    addresses = free_addresses(num_parties)
-    yield Wiring(groups=apart(num_parties), addresses=(addresses,) * num_parties, prefixes=((),) * num_parties)
+    """Free ports of this machine."""
+    yield Wiring(addresses=(free_addresses(num_parties),) * num_parties, prefixes=((),) * num_parties)
 
 
 @contextmanager
@@ -81,7 +71,6 @@ def delayed(num_parties: int) -> Iterator[Wiring]:
     addresses = free_addresses(num_parties)
     with started_relay((sys.executable,)) as relay:
         yield Wiring(
-            groups=apart(num_parties),
             addresses=tuple(_relayed(relay, rank, addresses) for rank in range(num_parties)),
             prefixes=((),) * num_parties,
             set_condition=lambda condition: _delay(relay, condition),
@@ -101,11 +90,6 @@ def _delay(relay: Relay, condition: Condition) -> None:
     relay.set_delay(condition.delay_s)
 
 
-def apart(num_parties: int) -> tuple[tuple[int, ...], ...]:
-    """A process per party."""
-    return tuple((rank,) for rank in range(num_parties))
-
-
 def free_addresses(count: int) -> tuple[str, ...]:
     """Ports of this machine that were free a moment ago."""
     sockets = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
@@ -113,6 +97,3 @@ def free_addresses(count: int) -> tuple[str, ...]:
     for listening in sockets:
         listening.close()
     return addresses
-
-
-LINKS: dict[str, Link] = {"memory": memory, "tcp": tcp}

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodel.config.units import parse_seconds
-from costmodel.engine.fastest_pass import REPEATS, least_passes
-from costmodel.engine.job import Job
-from costmodel.engine.links import Condition, delayed
-from costmodel.engine.spu import Pass
-from costmodel.errors import UserError
+from costmodel.engine.links import UNHINDERED, Condition, delayed
+from costmodel.engine.spu import Job, Pass, passes
+from costmodel.errors import StoppedError, UserError
+from costmodel.protocols.cheetah_preprocessing import BATCH_MESSAGES
 
 LEAST_DELAYS = 3  # any two times lie on a line
+REPEATS = 2
+WARM_UPS = 2  # what is made once, and batches that the first pass nearly used up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,16 +60,39 @@ def measured_rounds(job: Job, *, delays_s: Sequence[float], repeats: int = REPEA
 
     What cheetah waits for while it makes triples for small products is in them, where a pass makes some.
 
-    Raises UserError for fewer than three different delays, or an engine that is not installed; EngineError.
+    Raises UserError for fewer than three different delays, fewer repeats than one, or an engine that is not installed;
+    StoppedError if the engine fails, or all passes under a delay made transfers ahead.
     """
     check_delays(delays_s)
     delays = sorted(set(delays_s))
-    conditions = [Condition(delay_s=delay_s) for delay_s in delays]
-    return _fitted(delays, least_passes(job, delayed, conditions, repeats=repeats))
+    return _fitted(delays, _fastest_passes(job, [Condition(delay_s=delay_s) for delay_s in delays], repeats))
+
+
+def _fastest_passes(job: Job, conditions: Sequence[Condition], repeats: int) -> list[Pass]:
+    """For each condition the fastest of so many passes, since whatever else the machine does only adds to them.
+
+    Passes that made a batch of oblivious transfers ahead, which shows in their messages, are left out; triples for
+    small products, which cheetah makes in small batches, are not.
+    """
+    if repeats < 1:
+        raise UserError(f"`repeats` must be at least 1, but got {repeats}.")
+    done, _ = passes(job, delayed, [*[UNHINDERED] * WARM_UPS, *list(conditions) * repeats])
+    rest, fastest = done[WARM_UPS:], []
+    most = min(map(_messages, rest)) + BATCH_MESSAGES - 1
+    for index, condition in enumerate(conditions):
+        without_batch = [run for run in rest[index :: len(conditions)] if _messages(run) <= most]
+        if not without_batch:
+            raise StoppedError(f"every pass under {condition} made oblivious transfers ahead; use more repeats.")
+        fastest.append(min(without_batch, key=lambda run: run.seconds))
+    return fastest
+
+
+def _messages(run: Pass) -> int:
+    return sum(cost.messages for cost in run.by_op)
 
 
 def _fitted(delays: Sequence[float], done: Sequence[Pass]) -> MeasuredRounds:
-    by_op = np.array([[cost.seconds for cost in each.by_op] for each in done])  # delays x ops
+    by_op = np.array([[cost.seconds for cost in run.by_op] for run in done])  # delays x ops
     (slopes, intercepts), seconds = np.polyfit(delays, by_op, 1), by_op.sum(axis=1)
     residuals = np.outer(delays, slopes).sum(axis=1) + intercepts.sum() - seconds
     return MeasuredRounds(

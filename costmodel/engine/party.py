@@ -1,186 +1,294 @@
-"""A child process of an engine run: one party, or all of them as threads, driven by its parent line by line.
+"""A child process that is a party: job after job it meets the others, gets its shares and runs step after step.
 
-Lines on stdin are JSON lists of a command and its argument; each is answered by a line on a pipe of its own, since the
-engine writes its profile to stdout from C++. The process with rank 0 also plays the client: it compiles the ops, shares
-the inputs and opens the result. A process whose stdin ends, ends too.
-
-`share`: compile every op and share every array. `connect` ADDRESSES: meet the other parties. `run`: one pass over the
-ops, one after the other; answered by when each op started and ended, per rank, by the machine's monotonic clock.
-`save`: leave the shares of the result to rank 0. `open`: rebuild it.
+Its parent begins a job by a line on stdin, `["begin"]`, and leaves its assignment in the job's folder. The client, rank
+0, is driven by more of them: `["run", STEP]`, with the inputs in a file, or `["leave"]`. The others do what the client
+tells them by a frame. Answers are JSON lines on a pipe of their own, since the engine writes its profile to stdout from
+C++. A process whose stdin ends, ends too, and so does one that lost a peer. A job has a runtime and links of its own.
 """
 
+import gc
 import json
 import os
 import pickle
+import signal
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import partial
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
 from costmodel.engine import memory
-from costmodel.engine.children import commands_of_parent
-from costmodel.engine.job import Job
-from costmodel.engine.programs import MASKED, Compiler, Program, mask_keeper, operand_visibility
-from costmodel.engine.runtimes import dealt, linked_runtime, owner_of_weights, rebuilt, run_program
+from costmodel.engine.assignment import CLIENT, Assignment, role
+from costmodel.engine.channel import FAREWELL, Frame, Peers
+from costmodel.engine.children import JOB, LOG, PROGRESS, commands_of_parent
+from costmodel.engine.meeting import meet, require_equal, shown, terms
+from costmodel.engine.operands import operands
+from costmodel.engine.plan import Plan, fingerprint, graphs, variables
+from costmodel.engine.profile import Log
+from costmodel.engine.programs import Compiled, compile_steps, from_blobs, operand_visibility, to_blobs
+from costmodel.engine.runtimes import (
+    SERVER,
+    linked_runtime,
+    make_shares,
+    owner_of_weights,
+    packed,
+    reconstruct,
+    run_program,
+    unpacked,
+)
+from costmodel.errors import UserError
 from costmodel.execution.memory import last_readers
+from costmodel.ops import OpGraph
 
-JOB, RESULT = "job.pickle", "result.npy"
+ASSIGNMENT, WEIGHTS, INPUTS, LOGITS = "assignment.pickle", "weights.pickle", "inputs.pickle", "logits.npy"
+GRACE_S = 3.0  # a lost peer is noticed within it, and reported rather than what the engine says of it
+PARTING_S = 0.5  # peers find the same difference by themselves, and report that rather than that we are gone
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Packet:
-    """What a party gets from the client: programs, and shares by variable.
+class OpCost(NamedTuple):
+    """What an op cost one party. start_s, end_s: by its machine's monotonic clock; peak_bytes: held meanwhile."""
 
-    spent: by program, outputs of earlier ones that no later one reads.
-    """
-
-    programs: list[Program]
-    spent: dict[str, list[str]]
-    shares: dict[str, Any]
+    sent_bytes: int
+    messages: int
+    start_s: float
+    end_s: float
+    peak_bytes: int | None
 
 
 @dataclass(kw_only=True, slots=True)
-class Process:
-    """The ranks that this process runs, and what they hold."""
+class Answers:
+    """Where a party reports to its parent. Once it has reported an error, it ends."""
 
-    folder: Path
-    job: Job
-    ranks: tuple[int, ...]
-    packets: dict[int, Packet] = field(default_factory=dict)
-    runtimes: list[Any] = field(default_factory=list)
-    pool: ThreadPoolExecutor
+    pipe: TextIO
+    lock: Any = field(default_factory=Lock)
 
+    def report(self, **answer: Any) -> None:
+        with self.lock:
+            print(json.dumps(answer), file=self.pipe, flush=True)
 
-def progress_file(folder: Path, rank: int) -> Path:
-    """Where the process whose first rank this is says which op it is in."""
-    return folder / f"progress.{rank}"
-
-
-def _share(process: Process) -> None:
-    """The client's part: programs and shares for every rank; those of other processes go to files."""
-    job = process.job
-    deal, owner = partial(dealt, job.protocol, job.setting), owner_of_weights(job.setting)
-    found = {name: deal(value) for name, value in job.inputs.items()}
-    for node in job.nodes:
-        for suffix, value in job.operands[node.name].items():
-            found[f"{node.name}.{suffix}"] = deal(value, operand_visibility(node.op), owner)
-    programs, spent = _compile_all(process), last_readers(job.nodes)
-    for rank in range(job.num_parties):
-        packet = Packet(programs=programs, spent=spent, shares={name: shares[rank] for name, shares in found.items()})
-        if rank in process.ranks:
-            process.packets[rank] = packet
-        else:
-            _packet_file(process.folder, rank).write_bytes(pickle.dumps(packet))
+    def fail(self, error: str, **more: Any) -> None:
+        """Never returns, whatever else the process is doing."""
+        with self.lock:  # and is not released: a second error is no news
+            print(json.dumps({"error": error, **more}), file=self.pipe, flush=True)
+            os._exit(1)
 
 
-def _packet_file(folder: Path, rank: int) -> Path:
-    return folder / f"packet.{rank}.pickle"
+@dataclass(kw_only=True, slots=True)
+class Party:
+    """A party that is ready to run: it has met the others and holds its shares. spent: see `_spent`."""
+
+    assignment: Assignment
+    steps: tuple[OpGraph, ...]
+    spent: tuple[dict[str, list[str]], ...]
+    peers: Peers
+    runtime: Any
+    link: Any
+    compiled: Compiled
+    log: Log
+
+    def run(self, step: int) -> tuple[list[OpCost], Any]:
+        """What every op of a step cost this party, and its share of the logits."""
+        programs, times = self.compiled.steps[step], []
+        memory.give_back()
+        for program in programs:
+            Path(PROGRESS).write_text(program.name)
+            memory.reset_peak()
+            start_s, end_s = run_program(program, self.runtime)
+            times.append((start_s, end_s, memory.peak_bytes()))
+            for name in self.spent[step][program.name]:
+                self.runtime.del_var(name)
+        logits = self.runtime.get_var(programs[-1].output)
+        traffic = self.log.traffic(len(programs))
+        costs = [(*sent, *of_op) for sent, of_op in zip(traffic, times, strict=True)]
+        return list(map(OpCost._make, costs)), logits
+
+    def hold(self, shares: Mapping[str, Any]) -> None:
+        for name, share in shares.items():
+            self.runtime.set_var(name, share)
+
+    def part(self) -> None:
+        """Ends with the others at once: a link still sends while it is stopped, and waits for what they send."""
+        self.peers.send_all({"kind": FAREWELL})
+        self.runtime = None
+        gc.collect()
+        self.link.stop_link()
+        self.peers.close()
 
 
-def _compile_all(process: Process) -> list[Program]:
-    """A program per op, on variables by name."""
-    job = process.job
-    compiler = Compiler(shapes={name: tuple(value.shape) for name, value in job.inputs.items()})
-    programs = []
-    for node in job.nodes:
-        progress_file(process.folder, process.ranks[0]).write_text(node.name)
-        own = {suffix: f"{node.name}.{suffix}" for suffix in job.operands[node.name]}
-        compiler.shapes |= {name: job.operands[node.name][suffix].shape for suffix, name in own.items()}
-        programs.append(compiler.program(node, own, node.inputs))
-    return programs
+def join(assignment: Assignment, answers: Answers, log: Log) -> Party:
+    """Meets the others, agrees with them on what is run, and gets programs and shares. Raises UserError as `meet`."""
+    rank, protocol, setting = assignment.rank, assignment.protocol, assignment.setting
+    channels = meet(rank, assignment.addresses, terms(protocol, setting), assignment.wait_s)
+    peers = Peers(channels, lambda peer: _lost(assignment, peer, answers))
+    import_module("spu.api")  # takes a second: all parties at once
+    steps = graphs(assignment.graph_of, _plan(assignment, peers))
+    agreed = {"op graph": fingerprint(steps)}
+    peers.send_all({"kind": "steps", **agreed})
+    for peer in peers:
+        require_equal(agreed, rank, peers.receive(peer).header, peer)
+    shares = _share_weights(peers, steps, assignment) if rank == SERVER else {}
+    if rank == CLIENT:
+        compiled = compile_steps(steps, setting)
+        peers.send_all({"kind": "programs"}, to_blobs(compiled))
+    else:
+        compiled = from_blobs(peers.receive(CLIENT).blobs)
+    if rank != SERVER:
+        shares, _ = _received_shares(peers, SERVER)
+    runtime, link = linked_runtime(protocol, setting, rank, assignment.engine_addresses)
+    spent = tuple(map(_spent, steps, [*steps[1:], None]))
+    party = Party(
+        assignment=assignment,
+        steps=steps,
+        spent=spent,
+        peers=peers,
+        runtime=runtime,
+        link=link,
+        compiled=compiled,
+        log=log,
+    )
+    party.hold(shares)
+    for keeper in compiled.keepers:
+        run_program(keeper, runtime)
+    log.traffic(len(compiled.keepers))
+    answers.report(op_graph=agreed["op graph"], num_steps=len(steps), shared_bytes=peers.sent_bytes)
+    return party
 
 
-def _connect(process: Process, addresses: list[list[str]]) -> None:
-    """A runtime per rank; the parties greet each other, so together. addresses: of each rank, what it knows them by."""
-    for rank in process.ranks:
-        if rank not in process.packets:
-            process.packets[rank] = pickle.loads(_packet_file(process.folder, rank).read_bytes())
-    link = partial(linked_runtime, process.job.protocol, process.job.setting)
-    process.runtimes = list(process.pool.map(lambda rank: link(rank, addresses[rank]), process.ranks))
-    for rank, runtime in zip(process.ranks, process.runtimes, strict=True):
-        for name, share in process.packets[rank].shares.items():
-            runtime.set_var(name, share)
-        process.packets[rank].shares.clear()  # a party holds its shares once
-    if process.job.setting.weight_masks == "kept":
-        for keeper in _mask_keepers(process.job):
-            list(process.pool.map(partial(run_program, keeper), process.runtimes))
-    process.job = replace(process.job, inputs={}, operands={})  # what the client knows is no party's to hold
+def _spent(graph: OpGraph, following: OpGraph | None) -> dict[str, list[str]]:
+    """By op of a step, outputs that nothing reads after it, in this step or the one that follows."""
+    kept = set() if following is None else set(variables(following).values())
+    return {name: [each for each in spent if each not in kept] for name, spent in last_readers(graph.nodes).items()}
 
 
-def _mask_keepers(job: Job) -> Iterator[Program]:
-    for node in job.nodes:
-        if isinstance(node.op, MASKED):
-            yield mask_keeper(f"{node.name}.weight", job.operands[node.name]["weight"].shape)
+def _plan(assignment: Assignment, peers: Peers) -> Plan:
+    """The client's, which it tells the others."""
+    if assignment.rank != CLIENT:
+        header = peers.receive(CLIENT).header
+        return Plan(kind=header["of"], num_tokens=header["num_tokens"], num_new=header["num_new"])
+    plan = assignment.plan
+    assert plan is not None
+    peers.send_all({"kind": "plan", "of": plan.kind, "num_tokens": plan.num_tokens, "num_new": plan.num_new})
+    return plan
 
 
-def _run(process: Process) -> tuple[list[list[tuple[float, float]]], list[int | None]]:
-    """One pass, and the most bytes that the process held in each op; costs go to stdout.
+def _lost(assignment: Assignment, peer: int, answers: Answers) -> None:
+    address = assignment.addresses[peer]
+    where = "" if isinstance(address, str) else f", {shown(address)}"
+    answers.fail(f"party {peer} (the {role(peer)}{where}) is gone; start all parties again.", gone=peer)
 
-    Parties in one process wait for each other after every op, for the log's sake.
+
+def _share_weights(peers: Peers, steps: tuple[OpGraph, ...], assignment: Assignment) -> dict[str, Any]:
+    """The server sends every party its shares of the weights; its own by variable.
+
+    Raises UserError for a weight that is missing or of another shape.
     """
-    progress = progress_file(process.folder, process.ranks[0])
-    packet = process.packets[process.ranks[0]]
-    times, peaks = [], []
-    memory.give_back()
-    for program in packet.programs:
-        progress.write_text(program.name)
-        memory.reset_peak()
-        times.append(list(process.pool.map(partial(run_program, program), process.runtimes)))
-        peaks.append(memory.peak_bytes())
-        for runtime in process.runtimes:
-            for each in packet.spent[program.name]:
-                runtime.del_var(each)
-    return times, peaks
+    protocol, setting, own = assignment.protocol, assignment.setting, {}
+    weights = pickle.loads(Path(WEIGHTS).read_bytes())
+    Path(WEIGHTS).unlink()
+    owner = owner_of_weights(setting)
+    for operand in operands(steps):
+        visibility = operand_visibility(operand.node.op)
+        shares = make_shares(protocol, setting, operand.of(weights), visibility, owner)
+        own[operand.variable] = _send_shares(peers, SERVER, operand.variable, shares)
+    peers.send_all({"kind": "shared"})
+    return own
 
 
-def _save(process: Process) -> None:
-    for rank, share in zip(process.ranks, _results(process), strict=True):
-        _result_file(process.folder, rank).write_bytes(pickle.dumps(share))
+def _send_shares(peers: Peers, own_rank: int, name: str, shares: list[Any]) -> Any:
+    """To each of the others its share of a variable; returns the own one."""
+    for peer in peers:
+        peers.send(peer, {"kind": "share", "name": name}, packed(shares[peer]))
+    return shares[own_rank]
 
 
-def _open(process: Process) -> None:
-    shares = dict(zip(process.ranks, _results(process), strict=True))
-    for rank in range(process.job.num_parties):
-        if rank not in shares:
-            shares[rank] = pickle.loads(_result_file(process.folder, rank).read_bytes())
-    job, in_order = process.job, [shares[rank] for rank in sorted(shares)]
-    np.save(process.folder / RESULT, rebuilt(job.protocol, job.setting, in_order))
+def _received_shares(peers: Peers, rank: int) -> tuple[dict[str, Any], Frame]:
+    """The shares by variable that a party sends, and the frame after them."""
+    shares = {}
+    while (frame := peers.receive(rank)).header["kind"] == "share":
+        shares[frame.header["name"]] = unpacked(frame.blobs)
+    return shares, frame
 
 
-def _results(process: Process) -> list[Any]:
-    return [runtime.get_var(process.job.nodes[-1].name) for runtime in process.runtimes]
+def serve(party: Party) -> dict[str, int]:
+    """What a party other than the client does, until that one says farewell; all that it sent."""
+    peers, totals = party.peers, {"num_steps": 0, "sent_bytes": 0, "messages": 0}
+    while True:
+        shares, frame = _received_shares(peers, CLIENT)
+        if frame.header["kind"] == FAREWELL:
+            return totals
+        party.hold(shares)
+        peers.send(CLIENT, {"kind": "holds"})
+        peers.receive(CLIENT)
+        costs, logits = party.run(frame.header["step"])
+        peers.send(CLIENT, {"kind": "ran", "costs": costs}, packed(logits))
+        totals["num_steps"] += 1
+        totals["sent_bytes"] += sum(cost.sent_bytes for cost in costs)
+        totals["messages"] += sum(cost.messages for cost in costs)
 
 
-def _result_file(folder: Path, rank: int) -> Path:
-    return folder / f"result.{rank}.pickle"
+def lead(party: Party, commands: "SimpleQueue[list[Any]]", answers: Answers) -> None:
+    """What the client does: a step for every command, until it is told to leave."""
+    while (command := commands.get())[0] == "run":
+        answers.report(**_lead_step(party, command[1]))
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "share": _share,
-    "connect": _connect,
-    "run": _run,
-    "save": _save,
-    "open": _open,
-}
+def _lead_step(party: Party, step: int) -> dict[str, Any]:
+    """Shares the inputs, runs with the others once all hold theirs, and opens the logits from what all of them send."""
+    started, peers = time.monotonic(), party.peers
+    protocol, setting = party.assignment.protocol, party.assignment.setting
+    for name, value in pickle.loads(Path(INPUTS).read_bytes()).items():
+        party.hold({name: _send_shares(peers, CLIENT, name, make_shares(protocol, setting, value))})
+    peers.send_all({"kind": "shared", "step": step})
+    for peer in peers:
+        peers.receive(peer)
+    peers.send_all({"kind": "run"})
+    costs, logits = party.run(step)
+    by_party, shares = [costs], [logits]
+    for peer in peers:
+        header, blobs = peers.receive(peer)
+        by_party.append(header["costs"])
+        shares.append(unpacked(blobs))
+    np.save(LOGITS, reconstruct(protocol, setting, shares))
+    return {"seconds": time.monotonic() - started, "by_party": by_party}
 
 
-def _main(folder: Path, answers: int, ranks: tuple[int, ...]) -> None:
+def take_part(assignment: Assignment, log: Log, commands: "SimpleQueue[list[Any]]", answers: Answers) -> None:
+    """One job, to its end."""
+    try:
+        party, left = join(assignment, answers, log), {}
+        if assignment.rank == CLIENT:
+            lead(party, commands, answers)
+        else:
+            left = serve(party)
+        party.part()
+        answers.report(left=True, **left)
+    except UserError as error:
+        time.sleep(PARTING_S)
+        answers.fail(str(error), usage=True)
+    except Exception as error:
+        time.sleep(GRACE_S)
+        traceback.print_exc()
+        at = f" in op {Path(PROGRESS).read_text()!r}" if Path(PROGRESS).exists() else ""
+        answers.fail(f"the engine failed at party {assignment.rank}{at}: {' '.join(str(error).split()):.300}")
+
+
+def _main(folder: Path, answers_to: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to end
     commands = commands_of_parent()
-    os.chdir(folder)  # where the engine leaves the masks that it keeps
-    import_module("spu.api")  # takes a second: all processes at once, while the first one shares
-    with ThreadPoolExecutor(len(ranks)) as pool, os.fdopen(answers, "w") as pipe:
-        process = Process(folder=folder, job=pickle.loads((folder / JOB).read_bytes()), ranks=ranks, pool=pool)
-        while True:
-            command, *arguments = json.loads(commands.get())
-            answer = COMMANDS[command](process, *arguments)
-            print(json.dumps(answer), file=pipe, flush=True)
+    with os.fdopen(answers_to, "w") as pipe:
+        answers = Answers(pipe=pipe)
+        while commands.get():  # to begin
+            os.chdir(folder / JOB)  # where the engine leaves the masks that it keeps
+            assignment = pickle.loads(Path(ASSIGNMENT).read_bytes())
+            take_part(assignment, Log(path=folder / LOG), commands, answers)
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), int(sys.argv[2]), tuple(map(int, sys.argv[3:])))
+    _main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,18 +1,37 @@
-"""What the engine's profile, the log of a process that runs it, says of every program: bytes and messages."""
+"""What the engine's profile, the log of a party, says of every program: bytes and messages that the party sent."""
 
 import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
 
-_EXECUTION = re.compile(r"SPU execution (?P<name>.+) completed")
 _LINK = re.compile(r"Link details: total send bytes (?P<sent_bytes>\d+),.* send actions (?P<messages>\d+),")
+PATIENCE_S = 5.0  # the profile of a program that has run is in the log by then
 
 
-def entries(log: str) -> dict[str, list[tuple[int, int]]]:
-    """By program, bytes and messages as each party reports them, pass after pass; lines of a program are neighbours."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    name = ""
-    for line in log.splitlines():
-        if match := _EXECUTION.search(line):
-            name = match["name"]
-        elif match := _LINK.search(line):
-            found.setdefault(name, []).append((int(match["sent_bytes"]), int(match["messages"])))
-    return found
+def entries(log: str) -> list[tuple[int, int]]:
+    """Bytes and messages of every program, in the order in which they ran."""
+    return [(int(match["sent_bytes"]), int(match["messages"])) for match in _LINK.finditer(log)]
+
+
+@dataclass(kw_only=True, slots=True)
+class Log:
+    """The log of this process, as far as it was read."""
+
+    path: Path
+    position: int = 0
+
+    def traffic(self, num_programs: int) -> list[tuple[int, int]]:
+        """Bytes and messages of each of the last so many programs."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            with self.path.open("rb") as file:
+                file.seek(self.position)
+                content = file.read()
+            found = entries(content.decode(errors="replace"))
+            if len(found) >= num_programs or time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        assert len(found) == num_programs, f"the profile of {num_programs} programs has {len(found)} entries"
+        self.position += len(content)
+        return found

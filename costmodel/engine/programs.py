@@ -1,18 +1,23 @@
-"""Programs of the engine: an op, compiled by itself from its function in `execution.op_functions`."""
+"""Programs of the engine, an op each, compiled by itself from its function in `execution.op_functions`.
 
-from collections.abc import Callable
+The client compiles those of every step of a session, and all parties run them.
+"""
+
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from costmodel import ops
+from costmodel.engine.operands import operands, weight_variables
+from costmodel.engine.plan import variables
 from costmodel.execution.op_functions import Array, Library, evaluate
-from costmodel.ops import Node, Op
+from costmodel.ops import Node, Op, OpGraph
+from costmodel.protocols.primitives import EngineSetting
 
 Shape: TypeAlias = tuple[int, ...]
-
-MASKED = (ops.TokenEmbedding, ops.Linear, ops.VocabProjection)  # their weights are factors of matrix products
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,8 +30,37 @@ class Program:
     code: bytes
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiled:
+    """steps: of each, its programs in order, the logits' last. keepers: run once before, where masks are kept."""
+
+    steps: tuple[tuple[Program, ...], ...]
+    keepers: tuple[Program, ...]
+
+
+def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting) -> Compiled:
+    """Needs shapes alone, not the weights. The first graph reads what the client shares, later ones what was kept."""
+    weights = list(operands(graphs))
+    compiler = _Compiler(shapes={operand.variable: operand.shape for operand in weights})
+    masked = [operand for operand in weights if operand.is_masked] if setting.weight_masks == "kept" else []
+    return Compiled(
+        steps=tuple(_compile_step(graph, compiler, first=index == 0) for index, graph in enumerate(graphs)),
+        keepers=tuple(_mask_keeper(operand.variable, operand.shape) for operand in masked),
+    )
+
+
+def _compile_step(graph: OpGraph, compiler: "_Compiler", *, first: bool) -> tuple[Program, ...]:
+    for node in graph:
+        if isinstance(node.op, ops.TokenEmbedding):
+            compiler.shapes["tokens"] = node.op.input_shapes[0]
+    if first:
+        compiler.shapes |= {read.name: read.shape for read in graph.inputs}
+    pasts = {} if first else variables(graph)
+    return tuple(compiler.program(node, tuple(pasts.get(name, name) for name in node.inputs)) for node in graph)
+
+
 @dataclass(kw_only=True, slots=True)
-class Compiler:
+class _Compiler:
     """Compiles nodes one after the other; equal ops on equal shapes once.
 
     shapes: of every variable that is known: those that nothing computes are put in, the others as nodes are compiled.
@@ -35,12 +69,13 @@ class Compiler:
     shapes: dict[str, Shape]
     compiled: dict[tuple[object, ...], tuple[bytes, Shape]] = field(default_factory=dict)
 
-    def program(self, node: Node, own: dict[str, str], inputs: tuple[str, ...]) -> Program:
-        """own: the variables of the node's own operands by suffix. inputs: those of what it reads from others."""
-        names = (*own.values(), *inputs)
+    def program(self, node: Node, inputs: tuple[str, ...]) -> Program:
+        """inputs: the variables of what the node reads from others."""
+        weights = weight_variables(node)
+        names = (*weights.values(), *inputs)
         sources = tuple(self.shapes[name] for name in names)
-        if (key := (node.op, tuple(own), *sources)) not in self.compiled:
-            self.compiled[key] = _compiled(node.op, tuple(own), sources)
+        if (key := (node.op, *sources)) not in self.compiled:
+            self.compiled[key] = _compiled(node.op, tuple(weights), sources)
         code, self.shapes[node.name] = self.compiled[key]
         return Program(name=node.name, inputs=names, output=node.name, code=code)
 
@@ -62,7 +97,7 @@ def _compiled(op: Op, suffixes: tuple[str, ...], sources: tuple[Shape, ...]) -> 
     return code, jax.eval_shape(function, *arguments).shape
 
 
-def mask_keeper(name: str, shape: Shape) -> Program:
+def _mask_keeper(name: str, shape: Shape) -> Program:
     """What tells a runtime to keep the mask that a matrix of weights is first opened with."""
     from spu import experimental, libspu
 
@@ -88,3 +123,27 @@ def operand_visibility(op: Op) -> Any:
     from spu import libspu
 
     return libspu.Visibility.VIS_PUBLIC if op.weights == "public" else libspu.Visibility.VIS_SECRET
+
+
+def to_blobs(compiled: Compiled) -> list[bytes]:
+    """To travel: a table of all programs as JSON, then their codes, each once."""
+    codes: dict[bytes, int] = {}
+
+    def rows(programs: Sequence[Program]) -> list[list[object]]:
+        return [[it.name, it.inputs, it.output, codes.setdefault(it.code, len(codes))] for it in programs]
+
+    table = {"steps": [rows(step) for step in compiled.steps], "keepers": rows(compiled.keepers)}
+    return [json.dumps(table).encode(), *codes]
+
+
+def from_blobs(blobs: Sequence[bytes]) -> Compiled:
+    """What `to_blobs` gave."""
+    table, codes = json.loads(blobs[0]), blobs[1:]
+
+    def program(name: str, inputs: list[str], output: str, code: int) -> Program:
+        return Program(name=name, inputs=tuple(inputs), output=output, code=codes[code])
+
+    return Compiled(
+        steps=tuple(tuple(program(*row) for row in step) for step in table["steps"]),
+        keepers=tuple(program(*row) for row in table["keepers"]),
+    )

@@ -1,20 +1,35 @@
 """A party's runtime of the engine, how it is configured and linked, and shares of arrays."""
 
+import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from costmodel.engine.programs import Program
+from costmodel.errors import UserError
 from costmodel.execution.op_functions import Array
 from costmodel.protocols.derived import NUM_PARTIES
 from costmodel.protocols.primitives import EngineSetting
 
-MEMORY = "memory_"  # what the addresses of parties in one process begin with
+INSTALL = "python3.11 -m pip install 'spu==0.9.5' 'numpy<2'"
+NEWEST_PYTHON = (3, 11)  # the engine has wheels for 3.10 and 3.11
 SERVER, SHARED = 1, -1  # owners of a secret: the rank that holds the weights, or all together
 WAIT_MS = 600_000  # for a message of a peer that computes
 CONNECT_RETRIES, CONNECT_INTERVAL_MS = 240, 250  # parties start apart, and some machines are busy
+
+
+def check_installed() -> None:
+    """Raises UserError, with the command to run, if the engine cannot be imported here."""
+    if find_spec("spu") is None:
+        have = ".".join(map(str, sys.version_info[:2]))
+        old = (
+            "" if sys.version_info[:2] <= NEWEST_PYTHON else f", and has no wheel for this Python {have}, but for 3.11"
+        )
+        needs = "it needs Python < 3.12 and numpy < 2"
+        raise UserError(f"the MPC engine SecretFlow-SPU is not installed{old}; {needs}; run: {INSTALL}")
 
 
 def owner_of_weights(setting: EngineSetting) -> int:
@@ -23,7 +38,7 @@ def owner_of_weights(setting: EngineSetting) -> int:
 
 
 def configuration(protocol: str, setting: EngineSetting) -> Any:
-    """Defaults of the engine but for the profile, and for the threads: cheetah has set-up costs per thread."""
+    """Defaults of the engine but for the profile, and for the threads: cheetah preprocesses for each of them."""
     from spu import libspu
 
     made = libspu.RuntimeConfig(
@@ -37,21 +52,21 @@ def configuration(protocol: str, setting: EngineSetting) -> Any:
     return made
 
 
-def linked_runtime(protocol: str, setting: EngineSetting, rank: int, addresses: Sequence[str]) -> Any:
-    """The runtime of a rank. The parties greet each other, so all of them at once. addresses: by rank."""
+def linked_runtime(protocol: str, setting: EngineSetting, rank: int, addresses: Sequence[str]) -> tuple[Any, Any]:
+    """The runtime of a rank, and its link. The parties greet each other, so all of them at once. addresses: by rank."""
     from spu import api, libspu
 
     description = libspu.link.Desc()
     description.recv_timeout_ms = WAIT_MS
     description.connect_retry_times, description.connect_retry_interval_ms = CONNECT_RETRIES, CONNECT_INTERVAL_MS
-    description.throttle_window_size = 0  # never wait for receipts, as in memory
+    description.throttle_window_size = 0  # never wait for receipts
     for party, address in enumerate(addresses):
         description.add_party(f"party_{party}", address)
-    create = libspu.link.create_mem if addresses[rank].startswith(MEMORY) else libspu.link.create_brpc
-    return api.Runtime(create(description, rank), configuration(protocol, setting))
+    link = libspu.link.create_brpc(description, rank)
+    return api.Runtime(link, configuration(protocol, setting)), link
 
 
-def dealt(
+def make_shares(
     protocol: str, setting: EngineSetting, value: Array, visibility: Any = None, owner: int = SHARED
 ) -> list[Any]:
     """Every party's share of an array, a secret unless a visibility is given; only its owner's holds it, if any."""
@@ -62,7 +77,7 @@ def dealt(
     return shares
 
 
-def rebuilt(protocol: str, setting: EngineSetting, shares: Sequence[Any]) -> Array:
+def reconstruct(protocol: str, setting: EngineSetting, shares: Sequence[Any]) -> Array:
     """The array that every party's share is of."""
     return _io(protocol, setting).reconstruct(list(shares))
 

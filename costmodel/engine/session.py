@@ -1,152 +1,205 @@
-"""The parent's side of an engine run: starts a process per party, has them run passes, and ends them, come what may."""
+"""The parent's side of a session: gives parties to processes, drives the client, and ends them, come what may."""
 
 import json
 import pickle
 import re
-import selectors
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from itertools import chain
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from tempfile import TemporaryDirectory
+from threading import Thread
+from typing import Any, NoReturn
 
 import numpy as np
 
-from costmodel.engine.children import Child, last_words, log_file, started_child
-from costmodel.engine.job import Job
-from costmodel.engine.links import Condition, Link, Wiring
-from costmodel.engine.party import JOB, RESULT, progress_file
+from costmodel.engine.assignment import CLIENT, Assignment, part_of
+from costmodel.engine.children import Child, child_of, last_words
+from costmodel.engine.links import Condition, Link, refuse_condition, tcp
+from costmodel.engine.party import ASSIGNMENT, INPUTS, LOGITS, WEIGHTS, OpCost
+from costmodel.engine.runtimes import check_installed
+from costmodel.errors import StoppedError, UserError
 from costmodel.execution.interpreter import Array
 
+CAUSE_PATIENCE_S = 5.0  # a party that failed says why, later than its peers say that it is gone
 STARTS = 3  # a port that was free a moment ago may be taken
 PORT_TAKEN = re.compile(r"[Aa]ddress already in use|[Ff]ail to listen|start failed")
 
 
-class EngineError(RuntimeError):
-    """The engine started and could not finish; the text says in which op, and at which party if they run apart."""
-
-
-class _PortTakenError(EngineError):
-    """A party could not listen where it was told to."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Passes:
-    """What several passes of the same job left behind.
+class StepRun:
+    """What a step cost, op by op for every party, and its logits (projected tokens x vocab).
 
-    times: by pass, by op, of each party, from when to when it ran it. peak_bytes: by pass, by op, the most memory that
-    each process held, None where that is not known. logs: the engine's output, of each process.
-    result: of the last op of the last pass, opened.
+    seconds: of the client, from sharing the tokens to having the logits.
     """
 
-    times: tuple[tuple[tuple[tuple[float, float], ...], ...], ...]
-    peak_bytes: tuple[tuple[tuple[int | None, ...], ...], ...]
-    logs: tuple[str, ...]
-    result: Array
+    by_party: tuple[tuple[OpCost, ...], ...]
+    seconds: float
+    logits: Array
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(cost.sent_bytes for party in self.by_party for cost in party)
+
+    @property
+    def messages(self) -> int:
+        return sum(cost.messages for party in self.by_party for cost in party)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Session:
-    """Running children. deadline: of everything, by the monotonic clock."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """Parties that have met and shared. op_graph: the fingerprint that all agreed on. num_steps: of the plan.
 
-    folder: Path
-    children: tuple[Child, ...]
-    timeout_s: float | None
-    deadline: float | None
-
-
-def run_passes(job: Job, link: Link, conditions: Sequence[Condition], timeout_s: float | None) -> Passes:
-    """Passes of a job, each under its condition of the link; what the engine sets up once is in the first.
-
-    Raises EngineError if the engine fails or all of it takes longer than `timeout_s`; UserError from the link.
+    seconds: since they were started. shared_bytes: programs and weights' shares that the parties here have sent.
     """
-    for attempt in range(STARTS):
-        try:
-            return _run_passes(job, link, conditions, timeout_s)
-        except _PortTakenError:
-            if attempt == STARTS - 1:
-                raise
-    raise AssertionError("unreachable")
+
+    op_graph: str
+    num_steps: int
+    seconds: float
+    shared_bytes: int
 
 
-def _run_passes(job: Job, link: Link, conditions: Sequence[Condition], timeout_s: float | None) -> Passes:
-    with tempfile.TemporaryDirectory(prefix="engine-") as name, link(job.num_parties) as wiring:
-        folder = Path(name)
-        (folder / JOB).write_bytes(pickle.dumps(job))
-        with _session(wiring, folder, job.setting.threads, timeout_s) as session:
-            client, *others = session.children
-            _tell(session, [client], "share")
-            _tell(session, session.children, "connect", wiring.addresses)
-            times, peaks = [], []
-            for condition in conditions:
-                wiring.set_condition(condition)
-                by_child, held = zip(*_tell(session, session.children, "run"), strict=True)
-                peaks.append(tuple(zip(*held, strict=True)))
-                times.append(tuple(tuple(map(tuple, chain(*of_op))) for of_op in zip(*by_child, strict=True)))
-            _tell(session, others, "save")
-            _tell(session, [client], "open")
-        logs = tuple(_log(folder, child) for child in session.children)
-        return Passes(times=tuple(times), peak_bytes=tuple(peaks), logs=logs, result=np.load(folder / RESULT))
+class Session:
+    """Parties that this machine runs, by rank; the others, if any, run elsewhere.
+
+    set_condition: of the link between parties, for the steps from now on. timeout_s: longest wait for an answer.
+    """
+
+    def __init__(self, children: dict[int, Child], timeout_s: float | None = None) -> None:
+        self.children, self.timeout_s = children, timeout_s
+        self.set_condition: Callable[[Condition], None] = refuse_condition
+        self._started_s = time.monotonic()
+        self._answers: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()
+        self._waiting: dict[int, deque[dict[str, Any]]] = {rank: deque() for rank in children}
+        for rank in children:
+            Thread(target=self._listen, args=(rank,), daemon=True).start()
+
+    def await_ready(self) -> Ready:
+        """Waits until all parties have met, agreed and shared.
+
+        Raises UserError, in one line, if they do not meet or agree; StoppedError if one fails.
+        """
+        answers = [self.answer(rank) for rank in self.children]
+        return Ready(
+            op_graph=answers[0]["op_graph"],
+            num_steps=answers[0]["num_steps"],
+            seconds=time.monotonic() - self._started_s,
+            shared_bytes=sum(answer["shared_bytes"] for answer in answers),
+        )
+
+    def run(self, step: int, inputs: Mapping[str, Array]) -> StepRun:
+        """The next step, on what the client shares. Raises StoppedError, in one line, if a party cannot go on."""
+        client = self.children[CLIENT]
+        (client.job_folder / INPUTS).write_bytes(pickle.dumps(dict(inputs)))
+        client.tell("run", step)
+        answer = self.answer(CLIENT)
+        by_party = tuple(tuple(OpCost(*cost) for cost in costs) for costs in answer["by_party"])
+        return StepRun(by_party=by_party, seconds=answer["seconds"], logits=np.load(client.job_folder / LOGITS))
+
+    def leave(self) -> None:
+        """Ends the session on all machines. Raises StoppedError if a party is gone."""
+        self.children[CLIENT].tell("leave")
+        for rank in self.children:
+            self.answer(rank)
+
+    def answer(self, rank: int) -> dict[str, Any]:
+        """What a party reports next. Raises UserError or StoppedError, in one line, if it or another one here ended."""
+        while not self._waiting[rank]:
+            try:
+                reporting, answer = self._answers.get(timeout=self.timeout_s)
+            except Empty:
+                at = self.children[rank].at
+                raise StoppedError(f"party {rank} did not finish{at} in {self.timeout_s} s.") from None
+            if "error" in answer:
+                self._fail(answer)
+            self._waiting[reporting].append(answer)
+        return self._waiting[rank].popleft()
+
+    def _listen(self, rank: int) -> None:
+        child, answer = self.children[rank], {}
+        with suppress(ValueError):  # a line that was cut off, or the pipe of a session that is over
+            while line := child.answers.readline():
+                answer = json.loads(line)
+                child.is_free = "left" in answer
+                self._answers.put((rank, answer))
+                if child.is_free:
+                    return
+        if "error" not in answer:
+            status = child.process.wait()
+            with suppress(FileNotFoundError):  # the session is over, and nobody asks
+                ended = f"party {rank} has ended (status {status}){child.at}: {last_words(child.log)}"
+                self._answers.put((rank, {"error": ended}))
+
+    def _fail(self, answer: dict[str, Any]) -> NoReturn:
+        """With what a party that is lost here has to say, rather than who lost it."""
+        with suppress(Empty):
+            while answer.get("gone") in self.children:
+                _, other = self._answers.get(timeout=CAUSE_PATIENCE_S)
+                answer = other if "error" in other and "gone" not in other else answer
+        raise (UserError if answer.get("usage") else StoppedError)(answer["error"])
 
 
 @contextmanager
-def _session(wiring: Wiring, folder: Path, threads: int, timeout_s: float | None) -> Iterator[_Session]:
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+def started(
+    assignments: Sequence[Assignment], prefixes: Sequence[Sequence[str]] = (), timeout_s: float | None = None
+) -> Iterator[Session]:
+    """A process for each of these parties, which end with the block.
+
+    Raises UserError for an engine that is not installed.
+    """
+    check_installed()
     with ExitStack() as stack:
-        children = tuple(
-            stack.enter_context(started_child("costmodel.engine.party", folder, ranks, threads, prefix))
-            for ranks, prefix in zip(wiring.groups, wiring.prefixes, strict=True)
-        )
-        yield _Session(folder=folder, children=children, timeout_s=timeout_s, deadline=deadline)
+        children = {}
+        for assignment, prefix in zip(assignments, prefixes or [()] * len(assignments), strict=True):
+            child = stack.enter_context(child_of(assignment.setting.threads, prefix))
+            files = {} if assignment.weights is None else {WEIGHTS: assignment.weights}
+            child.begin({**files, ASSIGNMENT: replace(assignment, weights=None)})
+            children[assignment.rank] = child
+        yield Session(children, timeout_s)
 
 
-def _tell(session: _Session, children: Sequence[Child], command: str, *arguments: Any) -> list[Any]:
-    """Has some children do something at once; their answers."""
-    line = json.dumps([command, *arguments]).encode() + b"\n"
-    for child in children:
-        assert child.process.stdin is not None
-        try:
-            child.process.stdin.write(line)
-            child.process.stdin.flush()
-        except BrokenPipeError:
-            raise _failure(session, child, command) from None
-    return _answers(session, children, command)
+@contextmanager
+def alone(part: Assignment) -> Iterator[tuple[Session, Ready]]:
+    """One party, ready, whose others run elsewhere. Raises as `started` and `Session.await_ready`."""
+    with started([part]) as session:
+        yield session, session.await_ready()
 
 
-def _answers(session: _Session, children: Sequence[Child], command: str) -> list[Any]:
-    """One line from each; the others' end is noticed too, since nobody waits for a party that is gone."""
-    found: dict[Child, Any] = {}
-    with selectors.DefaultSelector() as selector:
-        for child in session.children:
-            selector.register(child.answers, selectors.EVENT_READ, child)
-        while len(found) < len(children):
-            left_s = None if session.deadline is None else max(0.0, session.deadline - time.monotonic())
-            ready = [key.data for key, _ in selector.select(left_s)]
-            if not ready:
-                at = _at(session, next(child for child in children if child not in found))
-                raise EngineError(f"the engine did not finish {at} in {session.timeout_s} s.")
-            for child in ready:
-                if not (line := child.answers.readline()):
-                    raise _failure(session, child, command)
-                found[child] = json.loads(line)
-    return [found[child] for child in children]
+@contextmanager
+def on_this_machine(
+    client: Assignment, link: Link = tcp, timeout_s: float | None = None
+) -> Iterator[tuple[Session, Ready]]:
+    """All parties of a session, ready, on a link of its own. client: as `part_of` takes it.
+
+    Raises as `started` and `Session.await_ready`; UserError from the link.
+    """
+    with ExitStack() as stack:
+        session, ready = _begun_with_free_ports(client, link, timeout_s, stack)
+        yield session, ready
 
 
-def _failure(session: _Session, child: Child, command: str) -> EngineError:
-    """What to say of a child that ended."""
-    status, log = child.process.wait(), _log(session.folder, child)
-    text = f"the engine failed (status {status}) in {_at(session, child)}: {last_words(log)}"
-    return _PortTakenError(text) if command == "connect" and PORT_TAKEN.search(log) else EngineError(text)
-
-
-def _at(session: _Session, child: Child) -> str:
-    progress = progress_file(session.folder, child.ranks[0])
-    op = repr(progress.read_text()) if progress.exists() else "none (it did not start)"
-    return f"op {op}" + (f" at rank {child.ranks[0]}" if len(session.children) > 1 else "")
-
-
-def _log(folder: Path, child: Child) -> str:
-    return log_file(folder, child.ranks[0]).read_text(errors="replace")
+def _begun_with_free_ports(
+    client: Assignment, link: Link, timeout_s: float | None, stack: ExitStack
+) -> tuple[Session, Ready]:
+    for attempt in range(1, STARTS + 1):
+        with ExitStack() as trial:
+            folder = Path(trial.enter_context(TemporaryDirectory(prefix="meeting-")))
+            wiring = trial.enter_context(link(client.num_parties))
+            addresses = tuple(str(folder / str(rank)) for rank in range(client.num_parties))
+            parts = [part_of(replace(client, addresses=addresses), rank) for rank in range(client.num_parties)]
+            parts = [replace(part, links=row) for part, row in zip(parts, wiring.addresses, strict=True)]
+            session = trial.enter_context(started(parts, wiring.prefixes, timeout_s))
+            session.set_condition = wiring.set_condition
+            try:
+                ready = session.await_ready()
+            except StoppedError:
+                logs = [child.log for child in session.children.values()]
+                if attempt == STARTS or not any(map(PORT_TAKEN.search, logs)):
+                    raise
+                continue
+            stack.push(trial.pop_all())
+            return session, ready
+    raise AssertionError("unreachable")

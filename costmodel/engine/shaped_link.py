@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import combinations
 
-from costmodel.engine.links import Condition, Wiring, apart
+from costmodel.engine.links import Condition, Wiring
 from costmodel.engine.relay import Relay, started_relay
 from costmodel.errors import UserError
 
@@ -50,7 +50,6 @@ def shaped(num_parties: int) -> Iterator[Wiring]:
         for one, other in combinations(range(num_parties), 2):
             _join(one, other, relays)
         yield Wiring(
-            groups=apart(num_parties),
             addresses=_addresses(relays),
             prefixes=tuple(_inside(relay) for relay in relays),
             set_condition=lambda condition: _set(condition, relays),

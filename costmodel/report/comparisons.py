@@ -50,7 +50,7 @@ def document(
         "total": {
             "predicted": {
                 **_predicted(comparison.predicted, _whole(comparison.predicted_s)),
-                "latency_s_range": None,
+                "latency_s_range": None if comparison.range_s is None else list(comparison.range_s),
                 "prior_share": None,
             },
             "measured": {
@@ -189,10 +189,12 @@ def _elsewhere(priced: Estimate) -> str:
 
 
 def _predicted_seconds(comparison: Comparison) -> str:
-    whole = _whole(comparison.predicted_s)
-    return (
-        "not predicted in this ring" if whole is None else f"predicted on the committed testbed {format_seconds(whole)}"
-    )
+    whole, range_s = _whole(comparison.predicted_s), comparison.range_s
+    if whole is None or range_s is None:
+        return "not predicted in this ring"
+    low, high = map(format_seconds, range_s)
+    testbed = "the committed testbed" if comparison.testbed is None else f"testbed {comparison.testbed}"
+    return f"predicted on {testbed} {format_seconds(whole)} ({low} to {high})"
 
 
 def _rounds(measured: MeasuredRounds | None) -> str:

@@ -6,20 +6,22 @@ The parties run as processes of this machine; or, each with `--party` and `--pee
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from costmodel.config import cli
 from costmodel.config.units import format_bytes, parse_seconds
+from costmodel.engine.assignment import CLIENT, Assignment, holds, part_of, role
+from costmodel.engine.children import kept_children
+from costmodel.engine.meeting import parse_peers
+from costmodel.engine.plan import Plan
 from costmodel.engine.runtimes import SERVER
+from costmodel.engine.session import Ready, Session, alone, on_this_machine
 from costmodel.engine.spu import check_installed
 from costmodel.errors import UserError
-from costmodel.generation.assignment import CLIENT, Assignment, holds, part_of, role
-from costmodel.generation.meeting import parse_peers
-from costmodel.generation.plan import Plan
-from costmodel.generation.session import loopback_addresses, on_loopback
 from costmodel.protocols.derived import NUM_PARTIES
-from nas.private.answer import answer, answer_document, meeting, ready_lines, summary_lines, token_line
+from nas.private.answer import answer, answer_document, ready_lines, summary_lines, token_line
 from nas.private.fixed_point import (
     clear_perplexity,
     corpus_for,
@@ -77,9 +79,9 @@ def private(
     num_parties = NUM_PARTIES[asked.protocol]
     if party is not None and not 0 <= party < num_parties:
         raise UserError(f"--party must be from 0 to {num_parties - 1} under {asked.protocol}, but got {party}.")
-    addresses = loopback_addresses(asked.protocol) if peers is None else parse_peers(peers, num_parties)
+    addresses = () if peers is None else parse_peers(peers, num_parties)
     if party in (None, CLIENT):
-        _print_answer(asked, prompt, new_tokens, addresses, wait_s, alone=party is not None, as_json=as_json)
+        _print_answer(asked, prompt, new_tokens, addresses, wait_s, as_json=as_json)
     else:
         _serve(asked, party, addresses, wait_s)
 
@@ -100,16 +102,14 @@ def _print_answer(
     addresses: Addresses,
     wait_s: float,
     *,
-    alone: bool,
     as_json: bool,
 ) -> None:
-    """alone: whether only the client runs here."""
+    """addresses: of all parties, if only the client runs here."""
     model = setup.model
     prompt = read_prompt(text, model.tokenizer, context=model.architecture.context, new_tokens=new_tokens)
 
-    def assignments(plan: Plan) -> list[Assignment]:
-        client = setup.client(plan, addresses)
-        return [part_of(replace(client, wait_s=wait_s), CLIENT)] if alone else on_loopback(client)
+    def client_alone(client: Assignment) -> AbstractContextManager[tuple[Session, Ready]]:
+        return alone(part_of(replace(client, addresses=addresses, wait_s=wait_s), CLIENT))
 
     def report(*lines: str) -> None:
         for line in () if as_json else lines:
@@ -120,7 +120,7 @@ def _print_answer(
         setup,
         prompt,
         new_tokens,
-        assignments,
+        client_alone if addresses else on_this_machine,
         on_ready=lambda ready: report(*ready_lines(ready, prompt)),
         on_token=lambda token, expected: report(token_line(prompt, token, expected)),
     )
@@ -132,12 +132,12 @@ def _print_answer(
 def _serve(setup: Setup, rank: int, addresses: Addresses, wait_s: float) -> None:
     """A party that only takes part: it says what it holds, and in the end what it sent."""
     plan = Plan(kind="tokens", num_tokens=1, num_new=1)  # the client's comes with its first message
-    assignment = part_of(replace(setup.client(plan, addresses), wait_s=wait_s), rank)
+    assignment = part_of(replace(setup.client(plan), addresses=addresses, wait_s=wait_s), rank)
     host, port = addresses[rank]
     for line in trust_lines(setup):
         print(line)
     print(f"this is party {rank} ({role(rank)}) at {host}:{port}: {holds(rank, setup.setting)}", flush=True)
-    with meeting([assignment]) as (session, ready):
+    with alone(assignment) as (session, ready):
         print(f"ready; {ready.num_steps} steps at most, op graph {ready.op_graph} at every party", flush=True)
         left = session.answer(rank)
     sent = f"{format_bytes(left['sent_bytes'])} in {left['messages']:,} messages"
@@ -153,7 +153,8 @@ def _print_perplexities(setup: Setup, num_tokens: int, data: str | None, *, as_j
     is_usual = (setting.ring_bits, setting.fraction_bits) == (USUAL, FRACTION_BITS[USUAL])
     narrow = [replace(setting, ring_bits=NARROW, fraction_bits=FRACTION_BITS[NARROW])] if is_usual else []
     clear = clear_perplexity(setup, tokens)
-    scores = [score_setting(replace(setup, setting=ring), tokens, _log_progress) for ring in (setting, *narrow)]
+    with kept_children():
+        scores = [score_setting(replace(setup, setting=ring), tokens, _log_progress) for ring in (setting, *narrow)]
     if as_json:
         print(json.dumps(fixed_point_document(setup, clear, scores, tokens), allow_nan=False))
         return

@@ -1,19 +1,17 @@
 """One prompt, answered privately: the parties of this machine, and what became of every token, in lines and as data."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any
 
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.generation.agreement import Agreement, joined
-from costmodel.generation.assignment import Assignment
-from costmodel.generation.clear import ClearRun
-from costmodel.generation.greedy import PrivateToken, generate
-from costmodel.generation.plan import Plan
-from costmodel.generation.predicted import Prediction
-from costmodel.generation.session import Session, await_ready, started
+from costmodel.engine.agreement import Agreement, joined
+from costmodel.engine.assignment import Assignment
+from costmodel.engine.greedy import ClearRun, PrivateToken, generate
+from costmodel.engine.plan import Plan
+from costmodel.engine.predicted import Prediction
+from costmodel.engine.session import Ready, Session
 from nas.private.prompt import Prompt
 from nas.private.setup import Setup, setup_document
 
@@ -27,7 +25,7 @@ class Answer:
 
     prompt: Prompt
     tokens: tuple[tuple[PrivateToken, Prediction], ...]
-    ready: "Ready"
+    ready: Ready
 
     @property
     def text(self) -> str:
@@ -39,55 +37,24 @@ class Answer:
         return joined(parts) if parts else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ready:
-    """Parties that have met and shared. op_graph: the fingerprint that all agreed on. num_steps: of the plan.
-
-    seconds: since they were started. shared_bytes: programs and weights' shares that the parties here have sent.
-    """
-
-    op_graph: str
-    num_steps: int
-    seconds: float
-    shared_bytes: int
-
-
-@contextmanager
-def meeting(assignments: Sequence[Assignment]) -> Iterator[tuple[Session, Ready]]:
-    """These parties as processes, once they have met the others. Raises UserError, StoppedError in one line."""
-    start = monotonic()
-    with started(assignments) as session:
-        reports: dict[int, dict[str, Any]] = await_ready(session)
-        first = reports[assignments[0].rank]
-        yield (
-            session,
-            Ready(
-                op_graph=first["agreed"],
-                num_steps=first["num_steps"],
-                seconds=monotonic() - start,
-                shared_bytes=sum(report["shared_bytes"] for report in reports.values()),
-            ),
-        )
-
-
 def answer(
     setup: Setup,
     prompt: Prompt,
     new_tokens: int,
-    assignments: Callable[[Plan], Sequence[Assignment]],
+    parties: Callable[[Assignment], AbstractContextManager[tuple[Session, Ready]]],
     on_ready: Callable[[Ready], None],
     on_token: Callable[[PrivateToken, Prediction], None],
 ) -> Answer:
-    """Runs the client and whichever parties are given with it.
+    """Runs a client that knows everything, with `parties`: all of them here, or that one alone.
 
-    Raises UserError before anything is run if it cannot be priced; UserError, StoppedError as `meeting`.
+    Raises UserError before anything is run if it cannot be priced; UserError, StoppedError as `parties`.
     """
     plan = Plan(kind="tokens", num_tokens=len(prompt.ids), num_new=new_tokens)
     steps = setup.steps(plan)
     predicted = setup.predicted(steps)
     clear = None if setup.model.weights is None else ClearRun(setup.model.weights)
     tokens = []
-    with meeting(assignments(plan)) as (session, ready):
+    with parties(setup.client(plan)) as (session, ready):
         on_ready(ready)
         for token, expected in zip(generate(session, steps, prompt.ids, clear, prompt.end), predicted, strict=False):
             on_token(token, expected)

@@ -2,7 +2,7 @@
 
 Of the builtin parent (12 layers, LayerNorm, GELU by tanh), `python -m nas.private builtin --perplexity 2048`, semi2k:
 perplexity 7.375 in the clear and 7.378 privately, top-1 as in the clear on 98.4 % (97.8 to 98.9 %), logits off by up to
-0.46. Most of that is the engine's tanh (`tests/costmodel/engine/test_gelu_forms.py`): with `--gelu exact` 7.375, 99.3 %
+0.46. Most of that is the engine's tanh (`tests/costmodel/engine/test_spu.py`): with `--gelu exact` 7.375, 99.3 %
 (98.8 to 99.6 %) and 0.14.
 """
 
@@ -16,18 +16,17 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from costmodel.config.units import format_seconds
+from costmodel.engine.agreement import Agreement, compared, joined
+from costmodel.engine.greedy import ClearRun, sequences
+from costmodel.engine.plan import Plan
+from costmodel.engine.session import on_this_machine
 from costmodel.errors import StoppedError, UserError
 from costmodel.execution.interpreter import Array
-from costmodel.generation.agreement import Agreement, compared, joined
-from costmodel.generation.clear import ClearRun
-from costmodel.generation.greedy import sequences
-from costmodel.generation.plan import Plan
-from costmodel.generation.session import loopback_addresses, on_loopback
 from costmodel.protocols.primitives import EngineSetting
 from nas.corpus.corpus import Corpus, known_corpus, prepare
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.sequences import gather, validation_indices
-from nas.private.answer import agreement_document, difference, meeting
+from nas.private.answer import agreement_document, difference
 from nas.private.setup import Setup, describe_setting, setup_document
 from search_spaces.architecture import gelu_form
 
@@ -93,13 +92,12 @@ def score_setting(setup: Setup, tokens: Tokens, on_sequence: Callable[[int, int]
     losses, agreements, sent_bytes, seconds = [], [], 0, 0.0
     try:
         predicted = setup.predicted([graph] * len(tokens))
-        client = setup.client(plan, loopback_addresses(setup.protocol))
-        with meeting(on_loopback(client)) as (session, _):
+        with on_this_machine(setup.client(plan)) as (session, _):
             done = sequences(session, graph, [row[:-1] for row in tokens], _clear(setup))
-            for index, (ours, row) in enumerate(zip(done, tokens, strict=True)):
-                losses.append(_losses(ours.cost.logits, row[1:]))
-                agreements.append(compared(ours.cost.logits, ours.clear))
-                sent_bytes, seconds = sent_bytes + ours.cost.sent_bytes, seconds + ours.cost.seconds
+            for index, ((run, clear), row) in enumerate(zip(done, tokens, strict=True)):
+                losses.append(_losses(run.logits, row[1:]))
+                agreements.append(compared(run.logits, clear))
+                sent_bytes, seconds = sent_bytes + run.sent_bytes, seconds + run.seconds
                 on_sequence(index, len(tokens))
             session.leave()
     except (UserError, StoppedError) as error:

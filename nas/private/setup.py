@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from costmodel.generation.assignment import CLIENT, Assignment, holds, role
-from costmodel.generation.plan import GraphOf, Plan, graphs
-from costmodel.generation.predicted import Prediction, predictions
+from costmodel.engine.assignment import Assignment, holds, role
+from costmodel.engine.plan import GraphOf, Plan, graphs
+from costmodel.engine.predicted import Prediction, predictions
 from costmodel.network import Network, link, load_network
 from costmodel.ops import GeluForm, OpGraph
 from costmodel.protocols import TRUST
@@ -44,11 +44,9 @@ class Setup:
         """Raises UserError for a setting or op that has no price."""
         return predictions(steps, self.protocol, self.setting, self.network)
 
-    def client(self, plan: Plan, addresses: tuple[tuple[str, int], ...]) -> Assignment:
+    def client(self, plan: Plan) -> Assignment:
         """The assignment of a client that knows everything, from which others' are made."""
         return Assignment(
-            rank=CLIENT,
-            addresses=addresses,
             protocol=self.protocol,
             setting=self.setting,
             graph_of=self.graph_of,

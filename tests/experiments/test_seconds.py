@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from costmodel.calibration.model_testbed import fit_model, model_plan
-from costmodel.engine.spu import EngineError, Measured, Pass
+from costmodel.engine.spu import Measured, Pass
 from costmodel.errors import StoppedError
 from costmodel.ops import OpGraph
 from costmodel.protocols.compute_testbed import ComputeTestbed
@@ -34,9 +34,9 @@ def of_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
         return fit_model(plan, protocol, setting, [timed(series, protocol) for series in plan])
 
     def passes(job, link, conditions):
-        runs.append(len(job.nodes))
+        runs.append(len(job.graph.nodes))
         cost = Measured(sent_bytes=0, messages=0, seconds=3.0 * (1 + 0.1 * (len(runs) - 1)))
-        return (Pass(seconds=cost.seconds * len(job.nodes), by_op=(cost,) * len(job.nodes)),), None
+        return (Pass(seconds=cost.seconds * len(job.graph.nodes), by_op=(cost,) * len(job.graph.nodes)),), None
 
     monkeypatch.setattr(seconds, "check_engine", lambda: None)
     monkeypatch.setattr(seconds, "measured_model", measured_model)
@@ -79,7 +79,7 @@ def test_an_experiment_that_was_stopped_goes_on(of_no_engine: list[int], monkeyp
 
     def failing(job, link, conditions):
         if len(of_no_engine) == 1:
-            raise EngineError("the engine failed.")
+            raise StoppedError("the engine failed.")
         return real(job, link, conditions)
 
     monkeypatch.setattr(seconds, "passes", failing)

@@ -107,7 +107,7 @@ def test_a_file_of_another_schema_is_refused(tmp_path: Path) -> None:
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     asked: list[list[Op]] = []
 
-    def run(runs, *, protocol, setting, link):
+    def run(runs, *, protocol, setting):
         asked.append(runs)
         return [Measured(sent_bytes=0, messages=0, seconds=1.0)] * len(runs)
 
@@ -152,7 +152,7 @@ def test_a_line_that_is_no_json_is_refused_by_its_number(tmp_path: Path) -> None
 
 
 def test_a_timing_of_another_plan_is_measured_again() -> None:
-    def run(runs, *, protocol, setting, link):
+    def run(runs, *, protocol, setting):
         return [Measured(sent_bytes=0, messages=0, seconds=1.0)] * len(runs)
 
     first = next(iter(measure(plan("semi2k"), "semi2k", EngineSetting(), (), run)))

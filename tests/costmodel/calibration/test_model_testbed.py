@@ -14,7 +14,6 @@ from costmodel.calibration.model_testbed import (
     model_plan,
 )
 from costmodel.calibration.timed_run import timed_run, timings_file
-from costmodel.engine.spu import EngineError
 from costmodel.errors import StoppedError
 from costmodel.ops import Node, OpGraph
 from costmodel.protocols import cheetah
@@ -110,7 +109,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch
             if series.name not in names:
                 asked.append(series.name)
             if number == 1 and not names:
-                raise EngineError("the engine failed.")
+                raise StoppedError("the engine failed.")
             yield timed(series, protocol)
 
     monkeypatch.setattr(timed_run_module, "measure", measure)

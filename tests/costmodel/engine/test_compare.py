@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from costmodel.engine import children, compare, spu
+from costmodel.engine import compare, runtimes, spu
 from costmodel.engine.measured_rounds import MeasuredRounds
-from costmodel.engine.spu import EngineError, EngineRun, Measured
+from costmodel.engine.spu import EngineRun, Measured
+from costmodel.errors import StoppedError
 from costmodel.execution import interpreter
+from costmodel.protocols import derived
+from costmodel.protocols.compute_testbed import dump_compute, load_compute
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import NOTHING, EngineSetting
 from costmodel.report import comparisons
@@ -26,14 +29,14 @@ CHEETAH_SMALL_OP_TOLERANCE = 3e-3  # answers of few elements compress worse: a l
 
 @pytest.fixture
 def no_engine(monkeypatch):
-    monkeypatch.setattr(spu, "find_spec", lambda name: None)
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
 
 
 @pytest.fixture
 def engine_stub(monkeypatch):
     """An engine that computes in the clear, is off by 0.25 in one logit, and sends 3 bytes in 2 messages per op."""
 
-    def run_stub(graph, weights, tokens, caches, *, protocol, setting, link):
+    def run_stub(graph, weights, tokens, caches, *, protocol, setting):
         logits = interpreter.execute(graph, weights, tokens, caches)
         logits[0, logits[0].argmin()] -= 0.25
         cost = Measured(sent_bytes=3, messages=2, seconds=0.1)
@@ -106,7 +109,7 @@ def test_seconds_of_another_ring_are_not_predicted(run, engine_stub):
 
 def test_delays_measure_rounds(run, engine_stub, monkeypatch):
     def measured(job, *, delays_s):
-        slopes = tuple(float(index) for index, _ in enumerate(job.nodes))
+        slopes = tuple(float(index) for index, _ in enumerate(job.graph))
         return MeasuredRounds(by_op=slopes, seconds=tuple((delay_s, 1.0) for delay_s in delays_s), residual_s=0.5)
 
     monkeypatch.setattr(compare, "measured_rounds", measured)
@@ -157,6 +160,24 @@ def test_seconds_on_another_network_are_predicted_beside(run, engine_stub):
     assert predicted["network_s"] > here["rounds"] * 0.002
     _, out, _ = run("compare", "SM", *TINY, *given)
     assert "\npredicted on 1Gbps 4ms, not measured: " in out
+
+
+def test_a_testbed_of_ones_own_predicts_the_seconds_and_their_range(run, engine_stub, tmp_path):
+    """One that takes a second longer to start."""
+    committed = load_compute(derived.TESTBEDS / "semi2k.yaml")
+    options = ("compare", "SM", *TINY, "--format", "json")
+    usual = json.loads(run(*options)[1])["total"]["predicted"]
+    priced = json.loads(run("estimate", "SM", *TINY, "--format", "json", "--protocol=semi2k", "--network=loopback")[1])
+    assert usual["latency_s_range"] == priced["total"]["latency_s_range"]
+    assert usual["latency_s"] == pytest.approx(priced["total"]["latency_s"])
+    (tmp_path / "slow.yaml").write_text(dump_compute(replace(committed, start_s=committed.start_s + 1.0)))
+    slower = json.loads(run(*options, "--testbed", "slow.yaml")[1])["total"]["predicted"]
+    assert slower["latency_s_range"] == pytest.approx([each + 1.0 for each in usual["latency_s_range"]], abs=1e-4)
+    assert slower["latency_s"] == pytest.approx(usual["latency_s"] + 1.0, abs=1e-4)
+    assert "predicted on testbed slow.yaml" in run("compare", "SM", *TINY, "--testbed", "slow.yaml")[1]
+    code, _, err = run(*options, "--testbed", "slow.yaml", "--protocol", "aby3")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "`protocol` of testbed slow.yaml must be aby3" in err
 
 
 def test_csv_is_a_line_an_op(run, engine_stub):
@@ -219,7 +240,8 @@ def test_a_crash_of_the_engine_is_one_line_with_its_op(run, monkeypatch):
     monkeypatch.setitem(ENGINE_PROTOCOLS, "semi2k", unpriced)
     code, out, err = run("compare", "SM", *TINY, "--ring-bits", "32", "--fraction-bits", "8")
     assert (code, out) == (1, "")
-    assert "error: the engine failed (status 1) in op 'layers.0.attention.softmax'" in err
+    assert "in op 'layers.0.attention.softmax'" in err
+    assert "error: the engine failed at party " in err
     assert "Traceback" not in err
 
 
@@ -272,18 +294,12 @@ def test_a_lookup_finds_what_the_one_hot_tokens_select(graph_of):
 
 def test_an_engine_that_fails_ends_with_1(run, engine_stub, monkeypatch):
     def fail(*args, **settings):
-        raise EngineError("the engine failed (status -11) in op 'embed': no output")
+        raise StoppedError("party 1 has ended (status -11) in op 'embed': no output")
 
     monkeypatch.setattr(spu, "run", fail)
     code, out, err = run("compare", "SM", *TINY)
     assert (code, out) == (1, "")
-    assert err.splitlines()[1:] == ["error: the engine failed (status -11) in op 'embed': no output"]
-
-
-def test_the_last_words_of_a_killed_engine_are_not_its_profile():
-    profile = "[info] [api.cc:233] Link details: total send bytes 0, recv bytes 0, send actions 0, recv actions 0\n"
-    assert children.last_words(profile) == "no output"
-    assert children.last_words("what(): out of memory\n" + profile) == "what(): out of memory"
+    assert err.splitlines()[1:] == ["error: party 1 has ended (status -11) in op 'embed': no output"]
 
 
 @pytest.mark.parametrize(

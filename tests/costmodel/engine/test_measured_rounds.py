@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from costmodel import ops
-from costmodel.engine import compare, fastest_pass
-from costmodel.engine.job import graph_job, ops_job
-from costmodel.engine.measured_rounds import measured_rounds, parse_delays
-from costmodel.engine.spu import EngineError, Measured, Pass
+from costmodel.engine import compare, measured_rounds
+from costmodel.engine.measured_rounds import parse_delays
+from costmodel.engine.spu import Measured, Pass, graph_job, ops_job
+from costmodel.errors import StoppedError
 from costmodel.protocols.cheetah_preprocessing import BATCH_MESSAGES
 from costmodel.protocols.primitives import EngineSetting
 
@@ -40,11 +40,11 @@ def fake_passes(seconds_of_delay, messages):
 def test_the_slope_of_the_least_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes 2, 3, 4 and 5, 6, 7 go through three delays; the first three are disturbed by 1, 2 and 3 s."""
     monkeypatch.setattr(
-        fastest_pass,
+        measured_rounds,
         "passes",
         fake_passes(lambda delay_s, index: (0.5 + 8 * delay_s + max(0, 5 - index), 0.25 + 2 * delay_s), lambda _: 16),
     )
-    measured = measured_rounds(job(), delays_s=(0.04, 0.01, 0.02))
+    measured = measured_rounds.measured_rounds(job(), delays_s=(0.04, 0.01, 0.02))
     assert measured.by_op == pytest.approx((8.0, 2.0))
     assert measured.rounds == pytest.approx(10.0)
     assert measured.residual_s == pytest.approx(0.0, abs=1e-9)
@@ -55,25 +55,25 @@ def test_the_slope_of_the_least_times(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_line_does_not_explain_is_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds 0, 0, 3 at 0, 1, 2 s: the line of least squares is 1.5 x - 0.5, off by 0.5, 1 and 0.5."""
     monkeypatch.setattr(
-        fastest_pass, "passes", fake_passes(lambda delay_s, _: (3.0 if delay_s == 2 else 0.0, 0.0), lambda _: 16)
+        measured_rounds, "passes", fake_passes(lambda delay_s, _: (3.0 if delay_s == 2 else 0.0, 0.0), lambda _: 16)
     )
-    assert measured_rounds(job(), delays_s=(0.0, 1.0, 2.0)).residual_s == pytest.approx(1.0)
+    assert measured_rounds.measured_rounds(job(), delays_s=(0.0, 1.0, 2.0)).residual_s == pytest.approx(1.0)
 
 
 def test_passes_that_make_oblivious_transfers_ahead_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pass 2 made a batch and was fast; pass 5, at the same delay, did not."""
     seconds, batch = fake_passes, BATCH_MESSAGES
     monkeypatch.setattr(
-        fastest_pass,
+        measured_rounds,
         "passes",
         seconds(lambda d, index: (0.0 if index == 2 else d, 0.0), lambda index: 20 + batch * (index == 2)),
     )
-    assert measured_rounds(job(), delays_s=(1.0, 2.0, 3.0)).rounds == pytest.approx(1.0)
+    assert measured_rounds.measured_rounds(job(), delays_s=(1.0, 2.0, 3.0)).rounds == pytest.approx(1.0)
     monkeypatch.setattr(
-        fastest_pass, "passes", seconds(lambda d, index: (d, 0.0), lambda index: 20 + batch * (index in (2, 5)))
+        measured_rounds, "passes", seconds(lambda d, index: (d, 0.0), lambda index: 20 + batch * (index in (2, 5)))
     )
-    with pytest.raises(EngineError, match="made oblivious transfers ahead; use more repeats"):
-        measured_rounds(job(), delays_s=(1.0, 2.0, 3.0))
+    with pytest.raises(StoppedError, match="made oblivious transfers ahead; use more repeats"):
+        measured_rounds.measured_rounds(job(), delays_s=(1.0, 2.0, 3.0))
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_delays_are_read_in_seconds() -> None:
 
 def test_no_repeats_are_refused() -> None:
     with pytest.raises(ValueError, match="`repeats` must be at least 1, but got 0"):
-        measured_rounds(job(), delays_s=(0.01, 0.02, 0.04), repeats=0)
+        measured_rounds.measured_rounds(job(), delays_s=(0.01, 0.02, 0.04), repeats=0)
 
 
 @pytest.mark.needs_engine
 def test_a_comparison_waits_as_often_as_predicted() -> None:
-    measured = measured_rounds(job(), delays_s=(0.02, 0.04, 0.08))
+    measured = measured_rounds.measured_rounds(job(), delays_s=(0.02, 0.04, 0.08))
     assert measured.rounds == pytest.approx(8, rel=RELU_TOLERANCE)
 
 
@@ -113,7 +113,7 @@ def test_a_decoder_waits_as_often_as_predicted(protocol: str, graph_of) -> None:
     generator = np.random.default_rng(0)
     weights, tokens = compare.drawn_weights(graph, generator), compare.drawn_tokens(graph, generator)
     predicted = compare.predict(graph, protocol, EngineSetting())
-    measured = measured_rounds(
+    measured = measured_rounds.measured_rounds(
         graph_job(graph, weights, tokens, protocol=protocol, setting=EngineSetting()), delays_s=(0.02, 0.04, 0.08)
     )
     assert measured.rounds == pytest.approx(sum(comm.rounds for comm in predicted), rel=TOLERANCES[protocol])

@@ -9,9 +9,8 @@ import pytest
 
 from costmodel import ops
 from costmodel.engine import shaped_link
-from costmodel.engine.fastest_pass import measure_on_link
-from costmodel.engine.job import ops_job
 from costmodel.engine.links import Condition
+from costmodel.engine.spu import ops_job, passes
 from costmodel.protocols import semi2k
 from costmodel.protocols.primitives import EngineSetting
 
@@ -64,7 +63,7 @@ def test_namespaces_end_with_the_link() -> None:
 def test_a_run_takes_as_long_as_what_it_sends_and_waits_for() -> None:
     op = ops.Relu(rows=64, features=64)
     job = ops_job([op], protocol="semi2k", setting=EngineSetting())
-    limited = measure_on_link(job, bandwidth_bits_per_s=5e6, delay_s=0.02, repeats=1)
+    (limited,), _ = passes(job, shaped_link.shaped, [Condition(bandwidth_bits_per_s=5e6, delay_s=0.02)])
     comm = semi2k.comm(op, EngineSetting())
     assert limited.by_op[0].sent_bytes == comm.online_bytes
     # half of all bytes, since both parties send at once; the bucket fills up again in every round
@@ -72,14 +71,10 @@ def test_a_run_takes_as_long_as_what_it_sends_and_waits_for() -> None:
     assert limited.seconds >= followed * 8 / 5e6 + comm.rounds * 0.02
 
 
-@pytest.mark.needs_engine
 def test_where_it_is_not_possible_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shaped_link, "PROGRAMS", ("ip", "no-such-program"))
     with pytest.raises(ValueError, match="needs Linux's ip, no-such-program, but no-such-program cannot be found"):
-        measure_on_link(
-            ops_job([ops.Relu(rows=1, features=1)], protocol="semi2k", setting=EngineSetting()),
-            bandwidth_bits_per_s=1e6,
-        )
+        shaped_link.shaped(2).__enter__()
 
 
 def test_without_root_that_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

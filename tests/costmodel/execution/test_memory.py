@@ -82,13 +82,12 @@ def test_shares_are_counted_by_hand():
 )
 def test_counts_are_those_of_the_arrays_that_a_run_has(base, name, deployment):
     from costmodel.engine.compare import drawn_caches, drawn_tokens, drawn_weights
-    from costmodel.engine.job import graph_job
 
     graph, generator = lower(parse(name, base).architecture, 7, deployment), np.random.default_rng(0)
     weights, tokens = drawn_weights(graph, generator), drawn_tokens(graph, generator)
     caches = drawn_caches(graph, generator)
-    job = graph_job(graph, weights, tokens, caches, protocol="semi2k", setting=SETTING)
-    arrays = [*job.inputs.values(), *(value for own in job.operands.values() for value in own.values())]
+    operands = [value for node in graph for value in interpreter.operands(node, weights).values()]
+    arrays = [*interpreter.inputs(graph, tokens, caches).values(), *operands]
     assert held_bytes(graph, "semi2k", SETTING) == 8 * sum(value.size for value in arrays)
     values, spent, sizes = interpreter.values(graph, weights, tokens, caches), last_readers(graph.nodes), []
     there: dict[str, int] = {}

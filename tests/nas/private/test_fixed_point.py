@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from costmodel.generation.agreement import Agreement
+from costmodel.engine.agreement import Agreement
 from costmodel.network import load_network
 from costmodel.protocols.primitives import EngineSetting
 from nas.corpus.documents import GivenTokenizer

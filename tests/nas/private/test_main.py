@@ -11,8 +11,7 @@ import time
 import pytest
 
 import nas.private.__main__ as main
-from costmodel.engine import spu
-from costmodel.generation.session import loopback_addresses
+from costmodel.engine import runtimes
 
 
 @pytest.fixture
@@ -25,8 +24,9 @@ def run(capsys):
     return run_command
 
 
-def peers_of(protocol):
-    return ",".join(f"{host}:{port}" for host, port in loopback_addresses(protocol))
+@pytest.fixture
+def peers(free_peers):
+    return ",".join(f"{host}:{port}" for host, port in free_peers(2))
 
 
 def party(export, rank, peers, *args):
@@ -88,10 +88,9 @@ def test_perplexities_say_which_ring_breaks_the_model(run, export, tmp_path, mon
 
 
 @pytest.mark.needs_engine
-def test_a_client_without_weights_and_a_server_by_hand(export, tmp_path):
+def test_a_client_without_weights_and_a_server_by_hand(export, tmp_path, peers):
     folder = shutil.copytree(export, tmp_path / "client")
     (folder / "weights.safetensors").unlink()
-    peers = peers_of("semi2k")
     server = party(export, 1, peers, "--weights", "server", "--wait", "60s")
     asked = ["--prompt", "value", "--new-tokens", "2", "--weights", "server", "--wait", "60s", "--format", "json"]
     client = party(folder, 0, peers, *asked)
@@ -108,8 +107,7 @@ def test_a_client_without_weights_and_a_server_by_hand(export, tmp_path):
 
 @pytest.mark.needs_engine
 @pytest.mark.parametrize("killed", [0, 1])
-def test_killing_one_command_ends_the_other(export, killed):
-    peers = peers_of("semi2k")
+def test_killing_one_command_ends_the_other(export, killed, peers):
     asked = ["--prompt", "v", "--new-tokens", "20", "--wait", "60s"]
     both = [party(export, 0, peers, *asked), party(export, 1, peers, "--wait", "60s")]
     for line in both[0].stdout:
@@ -128,7 +126,7 @@ def test_killing_one_command_ends_the_other(export, killed):
 
 
 def test_without_the_engine_the_command_to_install_it_is_said(run, export, monkeypatch):
-    monkeypatch.setattr(spu, "find_spec", lambda name: None)
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
     code, _, err = run(str(export), "--prompt", "v")
     assert code == 2
     assert "is not installed" in err

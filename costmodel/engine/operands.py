@@ -5,10 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from costmodel.engine.programs import MASKED
+from costmodel import ops
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import Node, OpGraph
+
+MASKED = (ops.TokenEmbedding, ops.Linear, ops.VocabProjection)  # their weights are factors of matrix products
 
 
 class Operand(NamedTuple):
@@ -35,7 +37,7 @@ class Operand(NamedTuple):
         return isinstance(self.node.op, MASKED) and self.suffix == "weight"
 
 
-def own_variables(node: Node) -> dict[str, str]:
+def weight_variables(node: Node) -> dict[str, str]:
     """The variables of a node's operands by suffix; a table that is read by token has one for each range of them."""
     _, entries = node.op.read or (0, None)
     read = "" if entries is None else f"@{entries.start}-{entries.stop}"
@@ -47,7 +49,7 @@ def operands(graphs: Sequence[OpGraph]) -> Iterator[Operand]:
     known = set()
     for graph in graphs:
         for node in graph:
-            for suffix, variable in own_variables(node).items():
+            for suffix, variable in weight_variables(node).items():
                 if variable not in known:
                     known.add(variable)
                     yield Operand(variable, node, suffix)

@@ -4,11 +4,11 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypeAlias
 
 from costmodel.config.units import format_seconds
+from costmodel.engine.channel import Channel, GoneError
 from costmodel.errors import UserError
-from costmodel.generation.channel import Channel, GoneError
 from costmodel.protocols.identity import COST_MODEL_VERSION
 from costmodel.protocols.primitives import EngineSetting
 
@@ -17,6 +17,8 @@ RETRY_S = 0.1  # between two attempts to reach a party that does not listen yet
 PACKAGES = {"package": "private-inference-nas", "engine": "spu"}
 HELLO = "private inference"
 
+Address: TypeAlias = tuple[str, int] | str  # host and port; of parties of one machine, the path of a socket
+
 
 def parse_peers(text: str, num_parties: int) -> tuple[tuple[str, int], ...]:
     """`host:port,host:port` as hosts and ports, by rank. The engine listens on the port after each.
@@ -24,18 +26,18 @@ def parse_peers(text: str, num_parties: int) -> tuple[tuple[str, int], ...]:
     Raises UserError for another number of them, or what is no host or port.
     """
     rule = f"--peers must be {num_parties} comma-separated HOST:PORT, by rank, ports from 1 to 65534"
-    found = []
+    peers = []
     for part in text.split(","):
         host, colon, port = part.strip().rpartition(":")
         if not (colon and host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65534):
             raise UserError(f"{rule}, but got {part.strip()!r}.")
-        found.append((host, int(port)))
-    if len(found) != num_parties:
-        raise UserError(f"{rule}, but got {len(found)}.")
-    ports = {(host, each) for host, port in found for each in (port, port + 1)}
+        peers.append((host, int(port)))
+    if len(peers) != num_parties:
+        raise UserError(f"{rule}, but got {len(peers)}.")
+    ports = {(host, taken) for host, port in peers for taken in (port, port + 1)}
     if len(ports) != 2 * num_parties:
         raise UserError(f"--peers must leave every party its port and the one after it, but got {text!r}.")
-    return tuple(found)
+    return tuple(peers)
 
 
 def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
@@ -53,21 +55,22 @@ def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
 def require_equal(own: Mapping[str, str], rank: int, theirs: Mapping[str, str], peer: int) -> None:
     """Raises UserError, naming the first difference."""
     for name, value in own.items():
-        if (found := theirs.get(name)) != value:
+        if (other := theirs.get(name)) != value:
             raise UserError(
-                f"the parties must have the same {name}, but party {rank} has {value} and party {peer} {found}; "
+                f"the parties must have the same {name}, but party {rank} has {value} and party {peer} {other}; "
                 f"nothing was shared."
             )
 
 
-def meet(rank: int, addresses: Sequence[tuple[str, int]], own: Mapping[str, str], wait_s: float) -> dict[int, Channel]:
+def meet(rank: int, addresses: Sequence[Address], own: Mapping[str, str], wait_s: float) -> dict[int, Channel]:
     """A channel to every other party, by rank. own: the `terms` that theirs must equal.
 
     Raises UserError, in one line, for a port in use, a party that does not come in time, or other terms.
     """
     deadline, channels = time.monotonic() + wait_s, dict[int, Channel]()
-    with _listening(*addresses[rank]) as server:
-        _listening(addresses[rank][0], addresses[rank][1] + 1).close()  # the engine's own, later
+    with _listening(own_address := addresses[rank]) as server:
+        if not isinstance(own_address, str):
+            _listening((own_address[0], own_address[1] + 1)).close()  # the engine's own, later
         try:
             for peer in range(rank):
                 channels[peer] = _reached(addresses, peer, deadline, wait_s)
@@ -115,39 +118,53 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening(address: Address) -> socket.socket:
     try:
-        return socket.create_server((host, port))
+        return socket.create_server(address, family=_family(address))
     except OSError as error:
         raise UserError(
-            f"party cannot listen at {host}:{port}: {error.strerror or error}; free it or choose another port."
+            f"party cannot listen at {shown(address)}: {error.strerror or error}; free it or choose another port."
         ) from None
 
 
-def _reached(addresses: Sequence[tuple[str, int]], peer: int, deadline: float, wait_s: float) -> Channel:
+def _family(address: Address) -> socket.AddressFamily:
+    return socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+
+
+def _reached(addresses: Sequence[Address], peer: int, deadline: float, wait_s: float) -> Channel:
     while True:
         try:
-            return Channel(socket.create_connection(addresses[peer], timeout=max(0.1, deadline - time.monotonic())))
+            return Channel(_connection(addresses[peer], max(0.1, deadline - time.monotonic())))
         except OSError as error:
             if time.monotonic() + RETRY_S >= deadline:
                 raise UserError(_absent(addresses, peer, wait_s, str(error.strerror or error))) from None
             time.sleep(RETRY_S)
 
 
-def _hello(
-    channel: Channel, peer: int, addresses: Sequence[tuple[str, int]], deadline: float, wait_s: float
-) -> dict[str, Any]:
+def _connection(address: Address, timeout_s: float) -> socket.socket:
+    if not isinstance(address, str):
+        return socket.create_connection(address, timeout=timeout_s)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _hello(channel: Channel, peer: int, addresses: Sequence[Address], deadline: float, wait_s: float) -> dict[str, Any]:
     try:
         header = channel.receive(max(0.1, deadline - time.monotonic()), max_blob_bytes=0).header
     except GoneError as error:
         raise UserError(_absent(addresses, peer, wait_s, str(error))) from None
     if not _is_hello(header, {peer}):
-        raise UserError(f"{_named(addresses, peer)} must be party {peer}, but is something else; check --peers.")
+        raise UserError(f"{shown(addresses[peer])} must be party {peer}, but is something else; check --peers.")
     return header
 
 
 def _accepted(
-    server: socket.socket, missing: int, addresses: Sequence[tuple[str, int]], deadline: float, wait_s: float
+    server: socket.socket, missing: int, addresses: Sequence[Address], deadline: float, wait_s: float
 ) -> socket.socket:
     server.settimeout(max(0.01, deadline - time.monotonic()))
     try:
@@ -158,13 +175,13 @@ def _accepted(
     return connection
 
 
-def _absent(addresses: Sequence[tuple[str, int]], peer: int, wait_s: float, why: str) -> str:
+def _absent(addresses: Sequence[Address], peer: int, wait_s: float, why: str) -> str:
     return (
-        f"party {peer} ({_named(addresses, peer)}) must come within {format_seconds(wait_s)}, but did not ({why}); "
+        f"party {peer} ({shown(addresses[peer])}) must come within {format_seconds(wait_s)}, but did not ({why}); "
         f"start it with --party {peer} and the same --peers."
     )
 
 
-def _named(addresses: Sequence[tuple[str, int]], peer: int) -> str:
-    host, port = addresses[peer]
-    return f"{host}:{port}"
+def shown(address: Address) -> str:
+    """An address as users write it."""
+    return address if isinstance(address, str) else f"{address[0]}:{address[1]}"

@@ -3,10 +3,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from costmodel.engine.assignment import Assignment
 from costmodel.engine.compare import drawn_weights
-from costmodel.generation.assignment import Assignment
-from costmodel.generation.plan import Plan
-from costmodel.generation.session import loopback_addresses
+from costmodel.engine.plan import Plan
 from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
@@ -16,28 +15,26 @@ BASE = base_architecture("gpt2-small", Dimensions(layers=2, heads=2, d_model=16,
 
 
 @pytest.fixture(scope="session")
-def graph_of():
-    """Of a small decoder with norms, temperatures and both kinds of layer."""
+def decoder():
+    """The op graph, by tokens and deployment, of a small decoder with norms, temperatures and both kinds of layer."""
     return partial(lower, parse("1xLTLKs-1xoSoRo", BASE).architecture)
 
 
 @pytest.fixture(scope="session")
-def weights(graph_of):
+def weights(decoder):
     """For the whole context."""
-    return drawn_weights(graph_of(16), np.random.default_rng(0))
+    return drawn_weights(decoder(16), np.random.default_rng(0))
 
 
 @pytest.fixture
-def client(graph_of, weights):
+def client(decoder, weights):
     """`client("aby3", num_new=3)`: the assignment of a client that knows everything, with a prompt of 5 tokens."""
 
     def make(protocol: str, *, num_new: int = 3, **setting) -> Assignment:
         return Assignment(
-            rank=0,
-            addresses=loopback_addresses(protocol),
             protocol=protocol,
             setting=EngineSetting(**setting),
-            graph_of=graph_of,
+            graph_of=decoder,
             plan=Plan(kind="tokens", num_tokens=5, num_new=num_new),
             weights=weights,
         )

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from costmodel.generation.agreement import compared, joined, wilson
+from costmodel.engine.agreement import compared, joined, wilson
 
 
 def test_wilsons_interval_is_the_root_of_its_equation():

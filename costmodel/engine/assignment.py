@@ -2,43 +2,50 @@
 
 from dataclasses import dataclass, replace
 
+from costmodel.engine.meeting import Address
+from costmodel.engine.plan import GraphOf, Plan
 from costmodel.engine.runtimes import SERVER
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Weights
-from costmodel.generation.plan import GraphOf, Plan
 from costmodel.protocols.derived import NUM_PARTIES
 from costmodel.protocols.primitives import EngineSetting
 
 CLIENT = 0  # the rank that has the prompt, compiles, and sees the logits
-ASSIGNMENT, LOGITS = "assignment.pickle", "logits.npy"  # files of a party's folder
 ROLES = {CLIENT: "client", SERVER: "server"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Assignment:
-    """addresses: where each rank listens, by rank. plan: the client's alone; weights: the server's alone.
+    """plan: the client's alone; weights: the server's alone.
 
+    addresses: where each party waits for the others, by rank; of parties of one machine, given when they are started.
+    links: what it knows every rank by on the engine's own link; of parties of several machines, ports after addresses.
     wait_s: how long to wait for a party to come.
 
-    Raises UserError for a protocol that no engine runs, a rank it does not have, or addresses of more or fewer.
+    Raises UserError for a protocol that no engine runs.
     """
 
-    rank: int
-    addresses: tuple[tuple[str, int], ...]
+    rank: int = CLIENT
     protocol: str
     setting: EngineSetting
     graph_of: GraphOf
     plan: Plan | None = None
     weights: Weights | None = None
+    addresses: tuple[Address, ...] = ()
+    links: tuple[str, ...] = ()
     wait_s: float = 60.0  # parties of one machine start at once, but it may be busy
 
     def __post_init__(self) -> None:
         if self.protocol not in NUM_PARTIES:
             raise UserError(f"an engine protocol must be one of {', '.join(NUM_PARTIES)}, but got {self.protocol!r}.")
-        if (num_parties := NUM_PARTIES[self.protocol]) != len(self.addresses):
-            raise UserError(f"{self.protocol} must have {num_parties} addresses, but got {len(self.addresses)}.")
-        if not 0 <= self.rank < num_parties:
-            raise UserError(f"a party of {self.protocol} must be from 0 to {num_parties - 1}, but got {self.rank}.")
+
+    @property
+    def num_parties(self) -> int:
+        return NUM_PARTIES[self.protocol]
+
+    @property
+    def engine_addresses(self) -> tuple[str, ...]:
+        return self.links or tuple(f"{address[0]}:{int(address[1]) + 1}" for address in self.addresses)
 
 
 def part_of(client: Assignment, rank: int) -> Assignment:

@@ -3,9 +3,9 @@
 import pytest
 
 from costmodel.engine.compare import predict
+from costmodel.engine.plan import Plan, graphs
+from costmodel.engine.predicted import predictions
 from costmodel.estimate import estimate
-from costmodel.generation.plan import Plan, graphs
-from costmodel.generation.predicted import predictions
 from costmodel.protocols import cheetah, derived
 from costmodel.protocols.primitives import EngineSetting, total_comm
 
@@ -13,8 +13,8 @@ PLAN = Plan(kind="tokens", num_tokens=5, num_new=3)
 
 
 @pytest.mark.parametrize("protocol", ["semi2k", "aby3"])
-def test_a_step_costs_what_its_graph_is_estimated_at(graph_of, protocol):
-    steps = graphs(graph_of, PLAN)
+def test_a_step_costs_what_its_graph_is_estimated_at(decoder, protocol):
+    steps = graphs(decoder, PLAN)
     found = predictions(steps, protocol, EngineSetting(), "lan")
     pricer = derived.load(protocol, "lan")
     for index, (graph, each) in enumerate(zip(steps, found, strict=True)):
@@ -24,28 +24,28 @@ def test_a_step_costs_what_its_graph_is_estimated_at(graph_of, protocol):
         assert each.seconds == pytest.approx(total.latency_s - start_s, abs=1e-5)
 
 
-def test_set_up_of_cheetah_is_in_the_step_that_needs_it(graph_of):
-    steps = graphs(graph_of, PLAN)
+def test_set_up_of_cheetah_is_in_the_step_that_needs_it(decoder):
+    steps = graphs(decoder, PLAN)
     found = predictions(steps, "cheetah", EngineSetting(), "lan")
     whole = total_comm(cheetah.walk([node.op for graph in steps for node in graph], EngineSetting()))
     assert sum(each.sent_bytes for each in found) == whole.online_bytes + whole.setup_bytes
     assert found[0].sent_bytes > found[1].sent_bytes + 19e6  # keys alone are 19.4 MB
 
 
-def test_kept_masks_are_opened_in_the_first_step(graph_of):
-    steps, kept = graphs(graph_of, PLAN), EngineSetting(weight_masks="kept")
+def test_kept_masks_are_opened_in_the_first_step(decoder):
+    steps, kept = graphs(decoder, PLAN), EngineSetting(weight_masks="kept")
     found = predictions(steps, "semi2k", kept, "lan")
     settings = [EngineSetting(), kept, kept]
     expected = [total_comm(predict(graph, "semi2k", each)) for graph, each in zip(steps, settings, strict=True)]
     assert [each.sent_bytes for each in found] == [comm.online_bytes for comm in expected]
 
 
-def test_no_seconds_are_predicted_in_another_ring(graph_of):
-    (only,) = predictions((graph_of(4),), "semi2k", EngineSetting(ring_bits=128, fraction_bits=26), "lan")
+def test_no_seconds_are_predicted_in_another_ring(decoder):
+    (only,) = predictions((decoder(4),), "semi2k", EngineSetting(ring_bits=128, fraction_bits=26), "lan")
     assert only.seconds is None
     assert only.sent_bytes > 0
 
 
-def test_a_ring_too_small_is_refused_before_anything_runs(graph_of):
+def test_a_ring_too_small_is_refused_before_anything_runs(decoder):
     with pytest.raises(ValueError, match="`ring_bits` must be at least 64"):
-        predictions((graph_of(4),), "semi2k", EngineSetting(ring_bits=32, fraction_bits=8), "lan")
+        predictions((decoder(4),), "semi2k", EngineSetting(ring_bits=32, fraction_bits=8), "lan")

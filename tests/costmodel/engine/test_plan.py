@@ -5,25 +5,25 @@ import pytest
 
 from costmodel import ops
 from costmodel.deployment.deploy import Deployment
+from costmodel.engine.greedy import ClearRun
+from costmodel.engine.operands import operands
+from costmodel.engine.plan import Plan, fingerprint, graphs, variables
 from costmodel.execution import interpreter
-from costmodel.generation.clear import ClearRun
-from costmodel.generation.operands import operands
-from costmodel.generation.plan import Plan, fingerprint, graphs, variables
 
 TOKENS = np.array([3, 14, 15, 9, 26, 5, 35, 8])
 
 
-def test_token_after_token_the_logits_are_those_of_the_whole_prompt(graph_of, weights):
-    steps = graphs(graph_of, Plan(kind="tokens", num_tokens=5, num_new=4))
+def test_token_after_token_the_logits_are_those_of_the_whole_prompt(decoder, weights):
+    steps = graphs(decoder, Plan(kind="tokens", num_tokens=5, num_new=4))
     clear = ClearRun(weights)
     for step, graph in enumerate(steps):
         fed = TOKENS[:5] if step == 0 else TOKENS[4 + step : 5 + step]
-        whole = interpreter.execute(graph_of(5 + step), weights, TOKENS[: 5 + step])
+        whole = interpreter.execute(decoder(5 + step), weights, TOKENS[: 5 + step])
         assert clear.logits(graph, fed) == pytest.approx(whole[-1:], abs=1e-12)
 
 
-def test_a_prompt_keeps_keys_and_values_of_every_layer(graph_of):
-    prompt, second = graphs(graph_of, Plan(kind="tokens", num_tokens=5, num_new=2))
+def test_a_prompt_keeps_keys_and_values_of_every_layer(decoder):
+    prompt, second = graphs(decoder, Plan(kind="tokens", num_tokens=5, num_new=2))
     kept = [node for node in prompt if isinstance(node.op, ops.KeyValueCache)]
     assert [(node.layer, node.op) for node in kept] == [
         (0, ops.KeyValueCache(past_len=0, rows=5, features=32)),
@@ -32,14 +32,14 @@ def test_a_prompt_keeps_keys_and_values_of_every_layer(graph_of):
     assert set(variables(second).values()) == {node.name for node in kept}
 
 
-def test_sequences_have_one_graph_with_the_logits_of_all_tokens(graph_of, weights):
-    (graph,) = graphs(graph_of, Plan(kind="sequences", num_tokens=8))
-    whole = interpreter.execute(graph_of(8), weights, TOKENS)
+def test_sequences_have_one_graph_with_the_logits_of_all_tokens(decoder, weights):
+    (graph,) = graphs(decoder, Plan(kind="sequences", num_tokens=8))
+    whole = interpreter.execute(decoder(8), weights, TOKENS)
     assert ClearRun(weights).logits(graph, TOKENS) == pytest.approx(whole, abs=1e-12)
 
 
-def test_every_weight_is_one_operand_but_for_tables_that_are_read_by_token(graph_of, weights):
-    found = list(operands(graphs(graph_of, Plan(kind="tokens", num_tokens=5, num_new=2))))
+def test_every_weight_is_one_operand_but_for_tables_that_are_read_by_token(decoder, weights):
+    found = list(operands(graphs(decoder, Plan(kind="tokens", num_tokens=5, num_new=2))))
     names = [each.variable for each in found]
     assert len(set(names)) == len(names)
     assert {name.partition("@")[0] for name in names} == set(weights)
@@ -49,12 +49,12 @@ def test_every_weight_is_one_operand_but_for_tables_that_are_read_by_token(graph
     assert (row.of(weights) == weights["position.weight"][5:6]).all()
 
 
-def test_another_length_or_deployment_has_another_fingerprint(graph_of):
+def test_another_length_or_deployment_has_another_fingerprint(decoder):
     plans = [Plan(kind="tokens", num_tokens=count, num_new=2) for count in (5, 6)]
-    first, second = (fingerprint(graphs(graph_of, plan)) for plan in plans)
+    first, second = (fingerprint(graphs(decoder, plan)) for plan in plans)
     assert first != second
-    assert first == fingerprint(graphs(graph_of, plans[0]))
-    assert fingerprint((graph_of(5),)) != fingerprint((graph_of(5, Deployment(projection="last")),))
+    assert first == fingerprint(graphs(decoder, plans[0]))
+    assert fingerprint((decoder(5),)) != fingerprint((decoder(5, Deployment(projection="last")),))
 
 
 def test_a_plan_without_tokens_is_refused():

@@ -8,12 +8,9 @@ from queue import SimpleQueue
 
 import pytest
 
+from costmodel.engine.channel import FAREWELL, Channel, Frame, GoneError, Peers
+from costmodel.engine.meeting import HELLO, meet, parse_peers, terms
 from costmodel.errors import UserError
-from costmodel.generation import session
-from costmodel.generation.channel import Channel, Frame, GoneError
-from costmodel.generation.meeting import HELLO, meet, parse_peers, terms
-from costmodel.generation.peers import FAREWELL, Peers
-from costmodel.generation.session import loopback_addresses
 from costmodel.protocols.primitives import EngineSetting
 
 
@@ -57,17 +54,18 @@ def met(addresses, owns):
     return found
 
 
-def test_three_parties_meet():
-    own = terms("aby3", EngineSetting())
-    assert met(loopback_addresses("aby3"), [own] * 3) == {0: [1, 2], 1: [0, 2], 2: [0, 1]}
+@pytest.mark.parametrize("on_one_machine", [False, True])
+def test_three_parties_meet(on_one_machine, free_peers, tmp_path):
+    addresses = [str(tmp_path / str(rank)) for rank in range(3)] if on_one_machine else free_peers(3)
+    assert met(addresses, [terms("aby3", EngineSetting())] * 3) == {0: [1, 2], 1: [0, 2], 2: [0, 1]}
 
 
 @pytest.mark.parametrize(
     ("name", "other"), [("engine", "0.9.4"), ("package", "0.0.9"), ("cost model", "1"), ("protocol", "cheetah")]
 )
-def test_unequal_parties_are_told_so_on_both_sides(name, other):
+def test_unequal_parties_are_told_so_on_both_sides(name, other, free_peers):
     own = terms("semi2k", EngineSetting())
-    found = met(loopback_addresses("semi2k"), [own, {**own, name: other}])
+    found = met(free_peers(2), [own, {**own, name: other}])
     assert found == {
         0: f"the parties must have the same {name}, but party 0 has {own[name]} and party 1 {other}; "
         "nothing was shared.",
@@ -77,8 +75,8 @@ def test_unequal_parties_are_told_so_on_both_sides(name, other):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_party_that_does_not_come_is_named(rank):
-    addresses, begun = loopback_addresses("semi2k"), time.monotonic()
+def test_a_party_that_does_not_come_is_named(rank, free_peers):
+    addresses, begun = free_peers(2), time.monotonic()
     host, port = addresses[1 - rank]
     with pytest.raises(UserError, match=rf"party {1 - rank} \({host}:{port}\) must come within 0.5 s, but did not"):
         meet(rank, addresses, terms("semi2k", EngineSetting()), 0.5)
@@ -86,8 +84,8 @@ def test_a_party_that_does_not_come_is_named(rank):
 
 
 @pytest.mark.parametrize("offset", [0, 1])
-def test_a_port_in_use_is_named(offset):
-    addresses = loopback_addresses("semi2k")
+def test_a_port_in_use_is_named(offset, free_peers):
+    addresses = free_peers(2)
     host, port = addresses[0]
     with (
         socket.create_server((host, port + offset)),
@@ -116,8 +114,8 @@ HELLO_OF_1 = {"kind": HELLO, "rank": 1, "terms": {}}
         frame(**HELLO_OF_1, sizes=[10**13, -(10**13)]),
     ],
 )
-def test_who_says_something_else_is_not_a_party(said):
-    addresses, own = loopback_addresses("semi2k"), terms("semi2k", EngineSetting())
+def test_who_says_something_else_is_not_a_party(said, free_peers):
+    addresses, own = free_peers(2), terms("semi2k", EngineSetting())
     found = {}
     client = threading.Thread(target=lambda: found.update({0: meeting_of(0, addresses, own)}))
     client.start()
@@ -150,12 +148,6 @@ def test_peers_are_hosts_and_ports(text, line):
 
 def test_peers_by_rank():
     assert parse_peers("10.0.0.1:7000, server.org:7000", 2) == (("10.0.0.1", 7000), ("server.org", 7000))
-
-
-def test_no_two_parties_of_a_machine_are_given_the_same_port(monkeypatch):
-    drawn = iter([7000, 7001, 7000, 7000, 7000, 7002])
-    monkeypatch.setattr(session, "_free_pair", lambda: next(drawn))
-    assert loopback_addresses("semi2k") == (("127.0.0.1", 7000), ("127.0.0.1", 7002))
 
 
 def test_a_peer_that_leaves_without_farewell_is_noticed_at_once():
