@@ -150,8 +150,8 @@ def _implied_final_norm(architecture: Architecture) -> Norm:
 def _final_norm(text: str) -> tuple[str, Norm | None]:
     """A name and the final norm that it states, if it does."""
     rest, _, letter = text.rpartition("-")
-    found = [norm for norm, its_letter in NORM_LETTERS.items() if its_letter == letter]
-    return (rest, found[0]) if rest and found else (text, None)
+    norm = next((norm for norm, its_letter in NORM_LETTERS.items() if its_letter == letter), None)
+    return (rest, norm) if rest and norm else (text, None)
 
 
 def _unwrap(text: str, wrapper: str) -> tuple[str, bool]:

@@ -29,7 +29,7 @@ class Workload:
     @property
     def words(self) -> str:
         """The prompt's length, and what is not as usual: `T=128, projection last, 4 new tokens`."""
-        chosen = {one.name: getattr(self.deployment, one.name) for one in fields(Deployment)}
+        chosen = {choice.name: getattr(self.deployment, choice.name) for choice in fields(Deployment)}
         usual = asdict(Deployment())
         words = [f"{name.replace('_', ' ')} {value}" for name, value in chosen.items() if value != usual[name]]
         words += [f"{self.new_tokens} new tokens"] if self.new_tokens > 1 else []

@@ -172,10 +172,12 @@ def _decoded(architecture: Any) -> Architecture:
 def _tokenizer(path: str) -> GivenTokenizer | None:
     """The one beside the weights, if it is one that the package tokenizers can run."""
     try:
-        found = _transformers().PreTrainedTokenizerFast.from_pretrained(path)
+        theirs = _transformers().PreTrainedTokenizerFast.from_pretrained(path)
     except Exception:  # none there, or one in another form
         return None
-    return GivenTokenizer(name=path, json=found.backend_tokenizer.to_str(), end_of_text=found.eos_token or END_OF_TEXT)
+    return GivenTokenizer(
+        name=path, json=theirs.backend_tokenizer.to_str(), end_of_text=theirs.eos_token or END_OF_TEXT
+    )
 
 
 def _read(what: str, load: Callable[[], Any]) -> Any:

@@ -180,12 +180,12 @@ class _ShapedSelfAttention(_Attention):
     def forward(self, source: Tensor, past: _Past) -> Tensor:
         first, length = past.num_positions, source.shape[1]
         queries, keys = self.heads(self.qk(source), 2)
-        own = self.heads(self.v(source), 1)[0]
-        keys, values = past.joined(keys, own)
+        passed = self.heads(self.v(source), 1)[0]
+        keys, values = past.joined(keys, passed)
         counts = torch.arange(1, values.shape[-2] + 1, device=values.device, dtype=values.dtype)
         running_mean = (values.cumsum(dim=-2) / counts.unsqueeze(-1))[..., -length:, :]
         a, b, c = (self.shaped[name].view(-1, 1, 1) for name in ("identity", "softmax", "uniform"))
-        shaped: Tensor = a * own + b * self.mixed(queries, keys, values, first) - c * running_mean
+        shaped: Tensor = a * passed + b * self.mixed(queries, keys, values, first) - c * running_mean
         return shaped.transpose(1, 2).flatten(2)
 
 

@@ -23,14 +23,14 @@ def fitted_linears(parent: Decoder, model: Decoder, layers: Sequence[int], token
     tokens: sequences x T, what the fit is over.
     """
     streams = streams_of(parent, tokens)
-    found: dict[str, Tensor] = {}
+    fitted: dict[str, Tensor] = {}
     for index in layers:
         ffn = model.layers[index].ffn
         assert isinstance(ffn, FeedForward)
         fit_linear(model.layers[index], streams[index], streams[index + 1])
         assert ffn.fused is not None
-        found |= {f"layers.{index}.ffn.fused.{name}": value.clone() for name, value in ffn.fused.named_parameters()}
-    return found
+        fitted |= {f"layers.{index}.ffn.fused.{name}": value.clone() for name, value in ffn.fused.named_parameters()}
+    return fitted
 
 
 @torch.no_grad()
@@ -75,7 +75,7 @@ def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
     ones = source.new_ones(*source.shape[:2], int(ffn.fused.bias is not None))
     inputs, wanted = torch.cat([source, ones], dim=2), left - stream
     weight = weights_by_position(read, left).sqrt()[None, :, None]
-    rows, targets = ((weight * one).flatten(0, 1).double() for one in (inputs, wanted))
+    rows, targets = ((weight * values).flatten(0, 1).double() for values in (inputs, wanted))
     ridge = RIDGE * rows.square().sum() / rows.shape[1] * torch.eye(rows.shape[1], dtype=rows.dtype)
     solved = torch.linalg.solve(rows.T @ rows + ridge, rows.T @ targets)
     ffn.fused.weight.copy_(solved[: source.shape[2]].T)

@@ -37,7 +37,7 @@ class Parent(NamedTuple):
 
     @property
     def route(self) -> DistillationSchedule:
-        """The usual route from this parent. Raises UserError if its placement has no notation (a folded export)."""
+        """The usual schedule from this parent. Raises UserError if its placement has no notation (a folded export)."""
         architecture = self.model.architecture
         if architecture.folded:
             raise UserError(f"parent {self.name!r} must be a model as it was trained, but is a folded one.")
@@ -45,17 +45,17 @@ class Parent(NamedTuple):
 
     def tables_on(self, base: Architecture, scale: Scale) -> Architecture:
         """A base with the parent's vocabulary and context, where the scale does not have a vocabulary of its own."""
-        own = self.model.architecture
-        return base if scale.vocab_size is not None else replace(base, vocab_size=own.vocab_size, context=own.context)
+        vocab_size, context = self.model.architecture.vocab_size, self.model.architecture.context
+        return base if scale.vocab_size is not None else replace(base, vocab_size=vocab_size, context=context)
 
     def start(self, candidate: Candidate, corpus: Corpus) -> dict[str, Tensor]:
         """The deployed weights that training of a candidate begins with.
 
         Raises UserError if it does not fit, or the corpus holds no sequence.
         """
-        own, route = self.model.architecture, candidate.recipe.route
-        weights = transferred(own, self.model.weights, candidate.initial_architecture)
-        if route is not None and (layers := fitted_layers(candidate.initial_architecture, own)):
+        source, route = self.model.architecture, candidate.recipe.route
+        weights = transferred(source, self.model.weights, candidate.initial_architecture)
+        if route is not None and (layers := fitted_layers(candidate.initial_architecture, source)):
             model = Decoder(candidate.initial_architecture)
             load_deployed(model, weights)
             tokens = _fit_tokens(corpus, candidate.recipe.scale.seq_len, route.linear_fit_tokens)
@@ -64,9 +64,9 @@ class Parent(NamedTuple):
 
     def decoder(self) -> Decoder:
         """The parent itself, which nothing trains."""
-        made = Decoder(self.model.architecture)
-        load_deployed(made, self.model.weights)
-        return made.requires_grad_(False).eval()
+        model = Decoder(self.model.architecture)
+        load_deployed(model, self.model.weights)
+        return model.requires_grad_(False).eval()
 
 
 def load_parent(name: str) -> Parent:
@@ -108,8 +108,8 @@ def keep_parent(parent: Parent, folder: Path) -> None:
 def kept_parent(folder: Path, name: str, digest: str) -> Parent:
     """The parent that a run keeps. Raises UserError if it is not the one with that digest any more."""
     model = read_export(folder)
-    if (found := _digest(model)) != digest:
-        raise UserError(f"{folder} must hold the parent {digest} of the run, but holds {found}; start a new run.")
+    if (actual := _digest(model)) != digest:
+        raise UserError(f"{folder} must hold the parent {digest} of the run, but holds {actual}; start a new run.")
     return Parent(name, model, digest)
 
 

@@ -70,8 +70,8 @@ def read_export(folder: Path) -> Pretrained:
         for suffix, shape in node.op.weight_shapes.items():
             name = f"{node.name}.{suffix}"
             if name not in weights or weights[name].shape != shape:
-                found = tuple(weights[name].shape) if name in weights else "none"
-                raise UserError(f"{path} must hold {name!r} of shape {shape}, as {TRAINED_FILE} says, but has {found}.")
+                held = tuple(weights[name].shape) if name in weights else "none"
+                raise UserError(f"{path} must hold {name!r} of shape {shape}, as {TRAINED_FILE} says, but has {held}.")
             if not weights[name].is_floating_point() or not weights[name].isfinite().all():
                 raise UserError(f"{path} must hold finite floating-point numbers, but {name!r} does not.")
     tokenizer = _tokenizer(folder / TOKENIZER_FILE)
@@ -79,7 +79,7 @@ def read_export(folder: Path) -> Pretrained:
 
 
 def read_architecture(folder: Path) -> tuple[Architecture, GivenTokenizer | None]:
-    """What may be known of an export without its weights, which may be left out of the folder.
+    """Reads architecture and tokenizer of an export, whose weights may be left out of the folder.
 
     Raises UserError, naming the file, if one is lost, damaged or edited.
     """
@@ -88,7 +88,7 @@ def read_architecture(folder: Path) -> tuple[Architecture, GivenTokenizer | None
 
 
 def _tokenizer(path: Path) -> GivenTokenizer | None:
-    """What is beside the weights, named after its kind, so that a copy of it has the same name."""
+    """Reads what is beside the weights, named after its kind, so that a copy of it has the same name."""
     if not path.is_file():
         return None
     text = path.read_text(encoding="utf-8")
@@ -123,10 +123,11 @@ def require_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
     for name, expected in _checksums(folder).items():
         if names is not None and name not in names:
             continue
-        found = _sha256(folder / name) if (folder / name).is_file() else "gone"
-        if found != expected:
+        actual = _sha256(folder / name) if (folder / name).is_file() else "gone"
+        if actual != expected:
             raise UserError(
-                f"{folder / name} must be as it was written (SHA-256 {expected[:12]}), but is {found[:12]}; restore it."
+                f"{folder / name} must be as it was written (SHA-256 {expected[:12]}), but is {actual[:12]}; "
+                "restore it."
             )
 
 
@@ -148,7 +149,7 @@ def _sha256(path: Path) -> str:
 def require_vocabulary(source: Pretrained, path: str, corpus: Corpus) -> None:
     """Raises UserError unless the weights came with their tokenizer, which the corpus then is in.
 
-    As many tokens as the weights know tell nothing: a tokenizer trained on the corpus has just that many.
+    Equal numbers of tokens prove nothing: a tokenizer trained on the corpus has just that many.
     """
     if source.tokenizer is None:
         raise UserError(

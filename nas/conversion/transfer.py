@@ -53,7 +53,7 @@ def _strongest_heads(
 ) -> Tensor:
     """Of a packed or an output linear what belongs to the heads that the target keeps, in their order."""
     assert isinstance(node.layer, int)
-    theirs, ours = (num_heads(each, each.layers[node.layer]) for each in (source, target))
+    theirs, ours = (num_heads(model, model.layers[node.layer]) for model in (source, target))
     if ours >= theirs:
         return value
     layer, _, linear = node.name.rpartition(".attention.")

@@ -127,9 +127,9 @@ def check_tokens(corpus: Corpus | None, vocab_size: int, seq_len: int) -> tuple[
     """Sequences to check a folded model on, and what they are of: the validation split, or random without a corpus."""
     positions = min(CHECK_POSITIONS, CHECK_LOGITS // vocab_size)
     shape = (-(-positions // seq_len), seq_len)
-    found = () if corpus is None else corpus.tokens("validation")
-    if corpus is not None and len(found) >= shape[0] * shape[1]:
-        return "validation", np.asarray(found[: shape[0] * shape[1]], dtype=np.int64).reshape(shape)
+    tokens = () if corpus is None else corpus.tokens("validation")
+    if corpus is not None and len(tokens) >= shape[0] * shape[1]:
+        return "validation", np.asarray(tokens[: shape[0] * shape[1]], dtype=np.int64).reshape(shape)
     return "random", np.random.default_rng(0).integers(vocab_size, size=shape)
 
 
@@ -180,7 +180,7 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
     """All sequences through the op graph."""
     graph, library = lower(architecture, tokens.shape[1]), numpy_library()
     arrays = {name: value.double().numpy() for name, value in weights.items()}
-    own = {
+    operands = {
         node.name: {suffix: numbers.operand(value) for suffix, value in interpreter.operands(node, arrays).items()}
         for node in graph
     }
@@ -189,9 +189,9 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
         known: dict[str, Array] = {}
         for node in graph:
             if isinstance(node.op, ops.TokenEmbedding):  # the row that a product with a one-hot vector gives
-                value = own[node.name]["weight"][sequence]
+                value = operands[node.name]["weight"][sequence]
             else:
-                value = evaluate(node.op, library, own[node.name], *(known[name] for name in node.inputs))
+                value = evaluate(node.op, library, operands[node.name], *(known[name] for name in node.inputs))
             known[node.name] = numbers.result(value)
             largest = max(largest, float(np.abs(known[node.name]).max()))
         logits.append(known[graph.nodes[-1].name])

@@ -1,4 +1,4 @@
-"""Norms of a decoder. A frozen one is trained as LayerNorm or RMSNorm until its deviation becomes a constant."""
+"""Norms of a decoder. A frozen norm is trained as LayerNorm or RMSNorm until its deviation becomes a constant."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,9 +1,10 @@
-"""The route from a trained parent to a candidate: what the parent has and the candidate lacks goes step by step.
+"""The schedule from a trained parent to a candidate: what the parent has and the candidate lacks goes step by step.
 
 Norms are frozen one after another (`Freezing`), attention and FFNs are gated down to nothing, linear FFNs start as what
 is nearest to the parent's; meanwhile and after that the candidate learns from the parent's predictions. Cut off at
-once, what a trained model leans on is not learned back in a laptop's minutes. The candidate is the target; the route is
-a part of its recipe."""
+once, what a trained model leans on is not learned back in a laptop's minutes. The candidate is the target; the schedule
+is a part of its recipe.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ class DistillationSchedule:
     start_share, end_share: of the steps, between which the gates of what goes fall from 1 to 0, linearly.
     distillation: share of the parent's predictions in what the loss compares with; the rest is the next token.
     spread: whether layers before a tail of empty ones take the weights of the parent's evenly over its depth (see
-        `spread_layers`), or those of its first ones, as before there was this field.
+        `spread_layers`), or those of its first ones.
     linear_fit_tokens: of training, over which a linear FFN is fitted to the parent's (`nas.conversion.linear_fit`).
 
     Raises UserError if a number is out of its range.
@@ -45,12 +46,13 @@ class DistillationSchedule:
     def __post_init__(self) -> None:
         if not 0 <= self.start_share < self.end_share <= 1:
             raise UserError(
-                f"a route needs 0 <= `start_share` < `end_share` <= 1, but got {self.start_share}, {self.end_share}."
+                f"a distillation schedule needs 0 <= `start_share` < `end_share` <= 1, but got {self.start_share}, "
+                f"{self.end_share}."
             )
         if not 0 <= self.distillation <= 1:
-            raise UserError(f"`distillation` of a route must be from 0 to 1, but got {self.distillation}.")
+            raise UserError(f"`distillation` of a schedule must be from 0 to 1, but got {self.distillation}.")
         if self.linear_fit_tokens < 1:
-            raise UserError(f"`linear_fit_tokens` of a route must be at least 1, but got {self.linear_fit_tokens}.")
+            raise UserError(f"`linear_fit_tokens` of a schedule must be at least 1, but got {self.linear_fit_tokens}.")
 
     def gate_at(self, step: int, num_steps: int) -> float:
         """What is left after step 0, 1, ..., num_steps of the parts that go."""
@@ -112,12 +114,12 @@ def spread_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 def initial_architecture(trained: Architecture, parent: Architecture) -> Architecture:
     """What training begins as: what is trained, with the parent's attention and FFN where these are yet to go."""
     layers = list(trained.layers)
-    for index, kind in parts_that_go(trained, parent):
+    for index, kind in removed_parts(trained, parent):
         layers[index] = _with_part(layers[index], parent.layers[index], kind)
     return replace(trained, layers=tuple(layers))
 
 
-def parts_that_go(trained: Architecture, parent: Architecture) -> Iterator[Part]:
+def removed_parts(trained: Architecture, parent: Architecture) -> Iterator[Part]:
     """Every part of the parent that the trained architecture lacks, layer by layer."""
     for index, (layer, theirs) in enumerate(zip(trained.layers, parent.layers, strict=True)):
         if layer.attention == "none" != theirs.attention:

@@ -79,7 +79,7 @@ class FreezingChanges:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistillationChanges:
-    """Changes to the route from a parent.
+    """Changes to the distillation schedule from a parent.
 
     Args:
         start_share: share of the steps before attention, FFNs and nonlinearities that go begin to.
@@ -134,7 +134,7 @@ class RecipeChanges:
 def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
     """The recipe with its changes.
 
-    Raises UserError for a value out of its range, or changes of a regulariser or a route that is not there.
+    Raises UserError for a value out of its range, or changes of a regulariser or a schedule that is not there.
     """
     if recipe.entropy is None and _stated(changes.entropy):
         names = ", ".join(_stated(changes.entropy))
@@ -145,7 +145,9 @@ def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
             "sequences; state --recipe.entropy.weight."
         )
     if recipe.route is None and _stated(changes.route):
-        raise UserError(f"changes of the route ({', '.join(_stated(changes.route))}) need a parent; name it.")
+        raise UserError(
+            f"changes of the distillation schedule ({', '.join(_stated(changes.route))}) need a parent; name it."
+        )
     stated = _stated(changes.foldable)
     return replace(
         recipe,

@@ -52,7 +52,7 @@ def recipe_at(
     seq_len: int | None = None,
     tokens: int | None = None,
 ) -> Recipe:
-    """The recipe of a scale on some data, on a route from a parent if there is one.
+    """The recipe of a scale on some data, with a distillation schedule if there is a parent.
 
     None keeps the recipe's own sequence length or tokens. Raises UserError for a number out of its range.
     """

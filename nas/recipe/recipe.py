@@ -248,7 +248,7 @@ class Recipe:
     normalisation: of the weights of linears, or None.
     freezing: of the norms that the architecture has frozen; without effect where it has none.
     foldable: keeps linear FFNs so that they fold, or None; without effect where `layers_kept_foldable` are none.
-    route: from a trained parent, or None to train from scratch.
+    route: the distillation schedule from a trained parent, or None to train from scratch.
     slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
     optimizer: `muon` moves the weights of the layers' linears by Muon, at AdamW's rate, and the rest by AdamW.
     temperature_init: first value of every learned softmax temperature.
@@ -297,7 +297,7 @@ class Recipe:
 
 
 def from_parent(recipe: Recipe, route: DistillationSchedule) -> Recipe:
-    """The recipe on a route from a trained parent, whose weights ask for smaller steps, and fewer, than drawn ones.
+    """The recipe that starts from a trained parent, whose weights ask for smaller steps, and fewer, than drawn ones.
 
     Chosen at scale `proxy` by `python -m experiments run fidelity-levers`: AdamW, an eighth of the rate, half the
     batch, five eighths of the tokens, and norms that freeze early, so that most of the training heals.

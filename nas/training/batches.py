@@ -78,9 +78,9 @@ def validate(model: Decoder, corpus: Corpus, scale: Scale) -> Validation:
         assert rows is not None
         mean = projected_cross_entropy(stream.flatten(0, 1), model.logits.weight, targets.to(device).flatten())
         loss += mean.item() * len(inputs)
-        sums = tuple(one + layer.double().mean(dim=-1).sum(dim=0) for one, layer in zip(sums, rows, strict=True))
+        sums = tuple(total + layer.double().mean(dim=-1).sum(dim=0) for total, layer in zip(sums, rows, strict=True))
         count += len(inputs)
-    return Validation(loss / count, tuple((one / count).cpu() for one in sums))
+    return Validation(loss / count, tuple((total / count).cpu() for total in sums))
 
 
 def _split(sequences: NDArray[np.unsignedinteger[Any]]) -> tuple[Tensor, Tensor]:

@@ -85,9 +85,9 @@ def finish(trial: Path) -> None:
 
     Does nothing without a checkpoint. Raises OSError.
     """
-    found = load_latest(trial)
-    if found is not None:
-        save(trial, replace(found, optimizer=None))
+    saved = load_latest(trial)
+    if saved is not None:
+        save(trial, replace(saved, optimizer=None))
 
 
 def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Checkpoint | None:
@@ -102,8 +102,8 @@ def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Check
             warnings.warn(f"checkpoint {folder} is damaged and passed over: {error}", stacklevel=2)
             continue
         for key, value in (identity or {}).items():
-            if (found := checkpoint.identity.get(key)) != value:
-                raise UserError(f"checkpoint {folder} must be of {key} {value}, but is of {found}; use another folder.")
+            if (other := checkpoint.identity.get(key)) != value:
+                raise UserError(f"checkpoint {folder} must be of {key} {value}, but is of {other}; use another folder.")
         return checkpoint
     if _by_age(trial):
         warnings.warn(f"{trial} has no whole checkpoint left", stacklevel=2)

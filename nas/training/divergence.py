@@ -4,7 +4,7 @@ Two rules. Non-finite: the loss or the gradient of a step, or a validation loss 
 a number, or the norm of a finite gradient is beyond the range of its floats.
 Above its start: after warm-up, each of the last `WINDOW` training losses exceeds that of the first step and that of the
 best model without context, so that the model predicts worse than it did untrained, and neither a spike nor an unlucky
-batch is to blame. On a route from a parent, whose parts may all go at once, only in the second half of the steps.
+batch is to blame. With a distillation schedule, whose parts may all go at once, only in the second half of the steps.
 """
 
 import math
@@ -30,12 +30,12 @@ def first_nonfinite_activation(model: nn.Module, batches: Iterable[Tensor]) -> s
 
     Only modules without parts are looked at, so that the name is that of a single operation.
     """
-    found: list[str] = []
+    broken: list[str] = []
 
     def check(name: str) -> RemovableHandle:
         def hook(module: nn.Module, inputs: object, output: object) -> None:
-            if not found and isinstance(output, Tensor) and not output.isfinite().all():
-                found.append(name)
+            if not broken and isinstance(output, Tensor) and not output.isfinite().all():
+                broken.append(name)
 
         handle: RemovableHandle = modules[name].register_forward_hook(hook)
         return handle
@@ -49,7 +49,7 @@ def first_nonfinite_activation(model: nn.Module, batches: Iterable[Tensor]) -> s
     finally:
         for handle in handles:
             handle.remove()
-    return found[0] if found else OUTSIDE
+    return broken[0] if broken else OUTSIDE
 
 
 def deepest_nonfinite_gradient(model: nn.Module) -> str | None:

@@ -41,9 +41,9 @@ class EntropyPenalty(nn.Module):
             entropies = torch.stack(tuple(layers))  # layers x batch x heads x T
             thresholds = self.thresholds[:, None, :, None]
         else:  # all heads as those of one layer
-            own = [row[:heads] for row, heads in zip(self.thresholds, num_heads, strict=True)]
+            of_heads = [row[:heads] for row, heads in zip(self.thresholds, num_heads, strict=True)]
             entropies = torch.cat(tuple(layers), dim=1)[None]
-            thresholds = torch.cat(own)[None, None, :, None]
+            thresholds = torch.cat(of_heads)[None, None, :, None]
         largest = self._largest(entropies)
         if self.settings.form == "mean":  # every sequence counts alike, whatever the batch
             heads = entropies.mean(dim=-1, keepdim=True)

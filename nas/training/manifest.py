@@ -17,8 +17,8 @@ TRAINING_FILE = "training.yaml"
 class TrainingManifest:
     """corpus: its fingerprint. tokenizer, split: what perplexities are of. created: UTC. versions: of packages.
 
-    command: what follows `python -m nas.train`; empty in trainings from before it was kept.
-    ngrams: what n-gram models reach of the same tokens; None in trainings from before there were.
+    command: what follows `python -m nas.train`.
+    ngrams: what n-gram models reach of the same tokens.
     """
 
     candidate: Candidate

@@ -25,10 +25,10 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, weights: Iterable[tuple[nn.Parameter, int]], *, lr: float, weight_decay: float) -> None:
-        by_packed = sorted(weights, key=lambda one: one[1])
+        by_packed = sorted(weights, key=lambda pair: pair[1])
         groups = [
             {"params": [weight for weight, _ in group], "packed": packed}
-            for packed, group in groupby(by_packed, key=lambda one: one[1])
+            for packed, group in groupby(by_packed, key=lambda pair: pair[1])
         ]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
 
@@ -45,13 +45,13 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             held = [weight for weight in group["params"] if weight.grad is not None]
             moved += [(weight, self._look_ahead(weight), group) for weight in held]
-        moved.sort(key=lambda one: _size(one[0], one[2]["packed"]))
-        for (short, long), alike in groupby(moved, key=lambda one: _size(one[0], one[2]["packed"])):
-            found = list(alike)
-            steps = orthogonalised(torch.cat([_matrices(momentum, group["packed"]) for _, momentum, group in found]))
+        moved.sort(key=lambda move: _size(move[0], move[2]["packed"]))
+        for (short, long), alike in groupby(moved, key=lambda move: _size(move[0], move[2]["packed"])):
+            members = list(alike)
+            steps = orthogonalised(torch.cat([_matrices(momentum, group["packed"]) for _, momentum, group in members]))
             steps *= ADAMW_RMS * max(short, long) ** 0.5
-            own = torch.split(steps, [group["packed"] for _, _, group in found])
-            for (weight, _, group), step in zip(found, own, strict=True):
+            parts = torch.split(steps, [group["packed"] for _, _, group in members])
+            for (weight, _, group), step in zip(members, parts, strict=True):
                 wide = step if weight.shape[0] // group["packed"] <= weight.shape[1] else step.mT
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
                 weight.add_(wide.reshape(weight.shape), alpha=-group["lr"])

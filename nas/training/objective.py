@@ -29,7 +29,7 @@ class Losses(NamedTuple):
 class Objective(nn.Module):
     """Everything the optimizer moves: the model and, with entropy regularisation, its thresholds.
 
-    On a route the model begins as its `initial_architecture`.
+    With a distillation schedule the model begins as its `initial_architecture`.
     """
 
     def __init__(self, candidate: Candidate, generator: torch.Generator) -> None:
@@ -55,7 +55,7 @@ class Objective(nn.Module):
             hidden, weight = stream.flatten(0, 1), self.model.logits.weight
             if self.distillation:
                 assert predictions is not None
-                likely = [one.flatten(0, 1) for one in predictions]
+                likely = [part.flatten(0, 1) for part in predictions]
                 cross_entropy, distillation = distilled(hidden, weight, targets.flatten(), *likely)
             else:
                 cross_entropy = projected_cross_entropy(hidden, weight, targets.flatten())
@@ -87,4 +87,4 @@ class Objective(nn.Module):
 
 
 def _chunks(predictions: Predictions, num_parts: int) -> list[Predictions]:
-    return [Predictions(*parts) for parts in zip(*(one.chunk(num_parts) for one in predictions), strict=True)]
+    return [Predictions(*parts) for parts in zip(*(part.chunk(num_parts) for part in predictions), strict=True)]

@@ -18,10 +18,10 @@ def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer
     if recipe.optimizer == "adamw":
         return (adamw(module, recipe),)
     named = dict(module.named_parameters())
-    linears = {name: one for name, one in named.items() if ".layers." in f".{name}" and decays(name, one)}
-    linears = {name: one for name, one in linears.items() if one.shape[1] > 1}  # no lengths of normalised rows
-    rest = adamw_over([(one, decays(name, one)) for name, one in named.items() if name not in linears], recipe)
-    weights = [(one, PACKED.get(_linear_of(name), 1)) for name, one in linears.items()]
+    linears = {name: weight for name, weight in named.items() if ".layers." in f".{name}" and decays(name, weight)}
+    linears = {name: weight for name, weight in linears.items() if weight.shape[1] > 1}  # no lengths of normalised rows
+    rest = adamw_over([(value, decays(name, value)) for name, value in named.items() if name not in linears], recipe)
+    weights = [(weight, PACKED.get(_linear_of(name), 1)) for name, weight in linears.items()]
     if not weights:
         return (rest,)
     return rest, Muon(weights, lr=recipe.scale.learning_rate, weight_decay=recipe.weight_decay)
@@ -38,7 +38,7 @@ def adamw(module: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     Source: arXiv 2410.13060's training code, which decays neither biases nor norms nor gains.
     """
     named = list(module.named_parameters())
-    return adamw_over([(one, decays(name, one)) for name, one in named], recipe)
+    return adamw_over([(value, decays(name, value)) for name, value in named], recipe)
 
 
 def decays(name: str, parameter: Tensor) -> bool:

@@ -74,7 +74,7 @@ def train(
     folder: where metrics, TensorBoard log and checkpoints go; a run found there is resumed, and the rungs it had
         already reached (and its outcome) are yielded again first.
     initial: deployed weights to start from, of `candidate.initial_architecture`; what is not in it is drawn.
-    teacher: the parent, which a route with distillation needs.
+    teacher: the parent, which a distillation schedule needs.
     team: processes that call this alike and train one model; all read the folder, the leader writes it.
     stop: asked after every step; once it says so, the run is saved and ends without an outcome.
 
@@ -176,8 +176,8 @@ class TrainingRun:
         self.ended = False  # found so on disk: its weights are not loaded
         on_cuda = torch.device(device).type == "cuda"
         self._prefetched = Prefetched(self._pinned_batch) if on_cuda else None
-        if folder and (found := checkpoint.load_latest(folder, self.identity)):
-            self._restore(found)
+        if folder and (saved := checkpoint.load_latest(folder, self.identity)):
+            self._restore(saved)
         self._since_s = time.perf_counter()
 
     def step(self) -> StepMetrics:
@@ -192,7 +192,7 @@ class TrainingRun:
             inputs, targets, num_parts=num_parts, penalty_weight=weight, predictions=self.predictions(inputs)
         )
         parameters = list(self.objective.parameters())
-        gradients = [one.grad for one in parameters if one.grad is not None]
+        gradients = [value.grad for value in parameters if value.grad is not None]
         self.team.average([*losses, *gradients, *followed_deviations(self.objective.model)])
         norm = nn.utils.get_total_norm(gradients)
         values = torch.stack((losses.cross_entropy, factor * losses.penalty, norm.double()))
@@ -281,18 +281,20 @@ class TrainingRun:
         )
         checkpoint.save(self.folder, written)
 
-    def _restore(self, found: Checkpoint) -> None:
-        self.progress = decode(TrainingProgress, found.progress, "the progress of a checkpoint")
-        if found.optimizer is None:
+    def _restore(self, saved: Checkpoint) -> None:
+        self.progress = decode(TrainingProgress, saved.progress, "the progress of a checkpoint")
+        if saved.optimizer is None:
             self.ended = True
             return
         if self._gates is not None:
-            self._gates.move(step=found.step, num_steps=self.scale.num_steps)
-        load_stored(self.objective.model, found.weights)
-        thresholds = {name: value for name, value in found.optimizer.items() if name.startswith("value.")}
+            self._gates.move(step=saved.step, num_steps=self.scale.num_steps)
+        load_stored(self.objective.model, saved.weights)
+        thresholds = {name: value for name, value in saved.optimizer.items() if name.startswith("value.")}
         state = {f"model.{name}": value for name, value in self.objective.model.state_dict().items()}
-        self.objective.load_state_dict(state | {name.removeprefix("value."): one for name, one in thresholds.items()})
-        moments = {name: value for name, value in found.optimizer.items() if name not in thresholds}
+        self.objective.load_state_dict(
+            state | {name.removeprefix("value."): value for name, value in thresholds.items()}
+        )
+        moments = {name: value for name, value in saved.optimizer.items() if name not in thresholds}
         load_state_tensors(self.objective, self.optimizers, moments)
 
     def close(self) -> None:

@@ -43,8 +43,8 @@ def keep_foldable(model: Decoder, settings: Foldable | None, *, step: int, num_s
 @torch.no_grad()
 def floor_singular_values(ffn: FeedForward, floor: float) -> None:
     """Raises the singular values of M to `floor` where they are below; not of a broken M."""
-    one = torch.ones((), dtype=torch.float64, device=next(ffn.parameters()).device)
-    alpha, beta = (one, one) if ffn.residual is None else (ffn.residual.alpha.double(), ffn.residual.beta.double())
+    unit = torch.ones((), dtype=torch.float64, device=next(ffn.parameters()).device)
+    alpha, beta = (unit, unit) if ffn.residual is None else (ffn.residual.alpha.double(), ffn.residual.beta.double())
     weight = ffn.down.weight.double() @ ffn.up.weight.double() if ffn.fused is None else ffn.fused.weight.double()
     matrix = beta * torch.eye(len(weight), dtype=weight.dtype, device=weight.device) + weight / alpha  # d x d
     if not matrix.isfinite().all():  # the next loss says so

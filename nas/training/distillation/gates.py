@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nas.model.decoder import Decoder
-from nas.recipe.distillation import DistillationSchedule, Part, parent_architecture, parts_that_go
+from nas.recipe.distillation import DistillationSchedule, Part, parent_architecture, removed_parts
 from search_spaces.architecture import Architecture
 
 
@@ -19,7 +19,7 @@ class Gates:
     def __init__(self, model: Decoder, trained: Architecture, route: DistillationSchedule) -> None:
         self.model, self.trained, self.route = model, trained, route
         self.gate = 1.0
-        self._parts = list(parts_that_go(trained, parent_architecture(route, trained)))
+        self._parts = list(removed_parts(trained, parent_architecture(route, trained)))
         self._hooks = [_gated_module(model, part).register_forward_hook(self._hook(part)) for part in self._parts]
 
     def move(self, *, step: int, num_steps: int) -> None:

@@ -40,12 +40,14 @@ class Teacher:
     def predictions(self, indices: Sequence[int], inputs: Tensor) -> Predictions:
         """inputs: batch x T, the sequences with these numbers in the corpus."""
         shape = (inputs.shape[1], self.most_likely)
-        kept = [self._read(index, shape) for index in indices]
-        found = [self._computed(row) if one is None else one for one, row in zip(kept, inputs, strict=True)]
-        for index, before, records in zip(indices, kept, found, strict=True):
-            if before is None:
-                self._write(index, records)
-        records = np.stack(found)
+        rows = []
+        for index, sequence in zip(indices, inputs, strict=True):
+            row = self._read(index, shape)
+            if row is None:
+                row = self._computed(sequence)
+                self._write(index, row)
+            rows.append(row)
+        records = np.stack(rows)
         return Predictions(
             torch.from_numpy(records["token"].astype(np.int64) - 1).to(inputs.device),
             torch.from_numpy(records["log_probability"].copy()).to(inputs.device),

@@ -12,7 +12,7 @@ from nas.recipe.distillation import (
     Part,
     fitted_layers,
     initial_architecture,
-    parts_that_go,
+    removed_parts,
     student_architecture,
 )
 from nas.recipe.recipe import SCALES, Recipe, from_parent
@@ -91,14 +91,14 @@ def test_only_where_layers_are_spread_the_candidate_is_another() -> None:
 @given(targets())
 def test_training_begins_with_every_part_of_the_parent(target: Architecture) -> None:
     begun = initial_architecture(student_architecture(target, PARENT, spread=True), PARENT)
-    assert list(parts_that_go(begun, PARENT)) == []
+    assert list(removed_parts(begun, PARENT)) == []
     assert all(layer.attention != "none" for layer in begun.layers)
     assert all(layer.ffn not in ("none", "identity") for layer in begun.layers)
 
 
-def test_the_parts_that_go_by_layer() -> None:
+def test_the_removed_parts_by_layer() -> None:
     trained = student_architecture(sized("1xooLRo-1xoSooo-1xlSlIs-1xLSLGo"), PARENT, spread=True)
-    assert list(parts_that_go(trained, PARENT)) == [Part(0, "attention"), Part(1, "ffn")]
+    assert list(removed_parts(trained, PARENT)) == [Part(0, "attention"), Part(1, "ffn")]
     assert fitted_layers(trained, PARENT) == [2]
     assert placement(trained) == "1xooLRo-1xlSooo-1xlSlFs-1xLSLGo"
     assert placement(initial_architecture(trained, PARENT)) == "1xLSLRo-1xlSLGo-1xlSlFs-1xLSLGo"
@@ -116,12 +116,12 @@ def test_gates_fall_from_one_to_nothing_between_their_shares() -> None:
 
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (-0.1, 0.4), (0.5, 1.1), (float("nan"), 0.5)])
 def test_impossible_shares_are_refused(shares: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="a route needs 0 <= `start_share` < `end_share` <= 1"):
+    with pytest.raises(ValueError, match="a distillation schedule needs 0 <= `start_share` < `end_share` <= 1"):
         DistillationSchedule(parent="p", placement="4xLSLGo", start_share=shares[0], end_share=shares[1])
 
 
 def test_an_impossible_distillation_is_refused() -> None:
-    with pytest.raises(ValueError, match="`distillation` of a route must be from 0 to 1, but got 1.5"):
+    with pytest.raises(ValueError, match="`distillation` of a schedule must be from 0 to 1, but got 1.5"):
         DistillationSchedule(parent="p", placement="4xLSLGo", distillation=1.5)
 
 
@@ -140,5 +140,5 @@ def test_a_linear_fit_is_a_part_of_those_candidates_that_have_one() -> None:
     recipes = [from_parent(recipe, one) for one in (route, replace(route, linear_fit_tokens=99))]
     for name, num_ids in (("SM+R", 1), ("SM+ScFuFFN", 2)):
         assert len({candidate_id(Candidate(architecture=sized(name), recipe=one)) for one in recipes}) == num_ids
-    with pytest.raises(ValueError, match="`linear_fit_tokens` of a route must be at least 1"):
+    with pytest.raises(ValueError, match="`linear_fit_tokens` of a schedule must be at least 1"):
         replace(route, linear_fit_tokens=0)
