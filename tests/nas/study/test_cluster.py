@@ -20,16 +20,14 @@ from ray._private import ray_constants
 from ray.cluster_utils import Cluster
 
 from nas.run import ledger
-from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import CONFIG_FILE, read_config
-from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study import ray_tune
 from nas.study.nodes import question
 from nas.study.ray_tune import run_trials
 from nas.study.resources import Resources
-from nas.study.schedule import TrialSchedule
-from nas.study.trials import RunHaltedError, TrialEvent, Trials, TrialSetting
+from nas.study.trials import RunHaltedError, TrialEvent, Trials
 from nas.training.outcome import Outcome
+from tests.nas.study.conftest import ONE_TRIAL
 
 NUM_TRIALS = 4
 NUM_KILLS = 20
@@ -48,14 +46,9 @@ def cluster(monkeypatch) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def trials(feasible, corpus, tmp_path) -> Trials:
-    config = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=NUM_TRIALS)
-    problem = SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)
-    schedule = TrialSchedule(strategy=searcher_of("stratified")(problem), seed=0, num_trials=NUM_TRIALS)
+def trials(make_trials, corpus, tmp_path) -> Trials:
     (tmp_path / CONFIG_FILE).write_text("seed: 0\n")
-    recipe = study_recipe(config, None)
-    setting = TrialSetting(config=config, recipe=recipe, folder=tmp_path, corpus=corpus, device="cpu", versions={})
-    return Trials(schedule, feasible.priced.pricer, setting)
+    return make_trials(tmp_path, corpus, replace(ONE_TRIAL, num_trials=NUM_TRIALS, tokens=None))
 
 
 def dying(config):

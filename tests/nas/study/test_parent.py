@@ -18,16 +18,12 @@ from nas.model.weights import deployed_weights, load_stored
 from nas.recipe.recipe import SCALES, trained_architecture
 from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import PARENT_FOLDER
-from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study.parent import parent_result, study_parent
-from nas.study.schedule import TrialSchedule
-from nas.study.trials import Trials, TrialSetting
 from nas.study.worker import run_trial
 from nas.training import checkpoint
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
-
-CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024)
+from tests.nas.study.conftest import ONE_TRIAL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -78,21 +74,13 @@ def test_one_that_is_asked_for_must_fit() -> None:
 
 @pytest.mark.parametrize("name", ["2xlSooo", "1xooLFo-1xLSlRo", "SM+ScFuFFN"])
 def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(
-    feasible, corpus: Corpus, folder: Path, tmp_path: Path, name: str
+    make_trials, corpus: Corpus, folder: Path, tmp_path: Path, name: str
 ) -> None:
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
-    schedule = TrialSchedule(
-        strategy=searcher_of("evolution")(
-            SearchProblem(feasible=feasible, anchors=(parse(name, feasible.space.base),), reference_loss=6.0)
-        ),
-        seed=0,
-        num_trials=1,
-    )
-    recipe = study_recipe(CONFIG, parent.route)
+    recipe = study_recipe(ONE_TRIAL, parent.route)
     recipe = replace(recipe, scale=replace(recipe.scale, learning_rate=1e-2))
-    setting = TrialSetting(config=CONFIG, recipe=recipe, folder=tmp_path, corpus=corpus, device="cpu", versions={})
-    trials = Trials(schedule, feasible.priced.pricer, setting)
+    trials = make_trials(tmp_path, corpus, recipe=recipe, anchors=[name])
     spec = trials.next_spec()
     assert spec is not None
     *_, last = run_trial(spec)
@@ -102,19 +90,12 @@ def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(
 
 
 def test_a_trial_whose_parent_was_edited_fails_with_a_reason(
-    feasible, corpus: Corpus, folder: Path, tmp_path: Path
+    make_trials, corpus: Corpus, folder: Path, tmp_path: Path
 ) -> None:
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
     (tmp_path / PARENT_FOLDER / "trained.yaml").write_text(dump({"block": "gpt2"}))
-    schedule = TrialSchedule(
-        strategy=searcher_of("stratified")(SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
-        seed=0,
-        num_trials=1,
-    )
-    recipe = study_recipe(CONFIG, parent.route)
-    setting = TrialSetting(config=CONFIG, recipe=recipe, folder=tmp_path, corpus=corpus, device="cpu", versions={})
-    spec = Trials(schedule, feasible.priced.pricer, setting).next_spec()
+    spec = make_trials(tmp_path, corpus, route=parent.route).next_spec()
     assert spec is not None
     *_, last = run_trial(spec)
     assert last.status == "failed"

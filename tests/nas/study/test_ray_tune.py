@@ -6,35 +6,18 @@ import ray
 from ray import tune
 
 from nas.run import ledger
-from nas.run.config import StudyConfig, study_recipe
-from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study import ray_tune
 from nas.study.ray_cluster import ray_session
 from nas.study.ray_tune import run_trials
 from nas.study.resources import Resources
-from nas.study.schedule import TrialSchedule
-from nas.study.trials import MAX_LOSSES, RunHaltedError, TrialEvent, Trials, TrialSetting
+from nas.study.trials import MAX_LOSSES, RunHaltedError, TrialEvent
 
-CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024)
 RESOURCES = Resources(slots=1, max_concurrent=1)
 
 
 @pytest.fixture
-def trials(feasible, corpus, tmp_path):
-    schedule = TrialSchedule(
-        strategy=searcher_of("stratified")(SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
-        seed=0,
-        num_trials=1,
-    )
-    setting = TrialSetting(
-        config=CONFIG,
-        recipe=study_recipe(CONFIG, None),
-        folder=tmp_path,
-        corpus=corpus,
-        device="cpu",
-        versions={},
-    )
-    return Trials(schedule, feasible.priced.pricer, setting)
+def trials(make_trials, corpus, tmp_path):
+    return make_trials(tmp_path, corpus)
 
 
 def test_a_study_on_this_machine_stays_on_loopback_whatever_ray_address_says(monkeypatch):

@@ -10,11 +10,8 @@ import pytest
 from nas.corpus.corpus import Corpus
 from nas.recipe.distillation import DistillationSchedule
 from nas.run import ledger
-from nas.run.config import StudyConfig, study_recipe
-from nas.searchers.strategy import SearchProblem, searcher_of
-from nas.study.open_run import proposals_of
-from nas.study.schedule import TrialSchedule
-from nas.study.trials import MAX_LOSSES, TrialEvent, Trials, TrialSetting, TrialSpec
+from nas.run.config import StudyConfig
+from nas.study.trials import MAX_LOSSES, TrialEvent, Trials, TrialSpec
 from nas.training.outcome import EntropySummary, Outcome, RungRecord
 
 CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=6, finalist_seeds=0)
@@ -30,23 +27,14 @@ CORPUS = Corpus(
 )
 
 
-def make_trials(feasible, folder: Path, records=(), config=CONFIG, route: DistillationSchedule | None = None) -> Trials:
-    schedule = TrialSchedule(
-        strategy=searcher_of(config.searcher)(SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
-        seed=config.seed,
-        num_trials=config.num_trials,
-        finalist_seeds=config.finalist_seeds,
-        known=proposals_of(records, feasible.space.base),
-    )
-    setting = TrialSetting(
-        config=config,
-        recipe=study_recipe(config, route),
-        folder=folder,
-        corpus=CORPUS,
-        device="cpu",
-        versions={"python": "3"},
-    )
-    return Trials(schedule, feasible.priced.pricer, setting, records)
+@pytest.fixture
+def trials_in(make_trials):
+    """Makes the trials of a run in a folder, its ledger replayed."""
+
+    def make(folder: Path, records=(), config=CONFIG, route: DistillationSchedule | None = None) -> Trials:
+        return make_trials(folder, CORPUS, config, records=records, route=route)
+
+    return make
 
 
 ENTROPY = EntropySummary(head_means=((1.0, 2.0),), num_collapsed=0, quarter_shares=(0.0, 0.5, 0.0, 0.5))
@@ -96,24 +84,24 @@ def events(trials: Trials) -> list[str]:
 FAILED = TrialEvent(event="finished", status="failed", reason="no corpus", elsewhere=True)
 
 
-def test_a_resumed_run_hands_out_only_what_did_not_finish(feasible, tmp_path):
+def test_a_resumed_run_hands_out_only_what_did_not_finish(trials_in, tmp_path):
     (tmp_path / "a").mkdir()
-    whole = run_until(make_trials(feasible, tmp_path / "a"), 100)
+    whole = run_until(trials_in(tmp_path / "a"), 100)
     (tmp_path / "b").mkdir()
-    first = make_trials(feasible, tmp_path / "b")
+    first = trials_in(tmp_path / "b")
     before = run_until(first, 3)
     interrupted = next_spec(first)
     first.started(interrupted)
     first.happened(interrupted, rung(0, 4.0))
-    resumed = make_trials(feasible, tmp_path / "b", ledger.recover(first.path))
+    resumed = trials_in(tmp_path / "b", ledger.recover(first.path))
     after = run_until(resumed, 100)
     assert after[0] == interrupted.trial_id
     assert before + after == whole
     assert resumed.finished
 
 
-def test_a_rung_reported_again_by_a_resumed_trial_is_recorded_once(feasible, tmp_path):
-    trials = make_trials(feasible, tmp_path)
+def test_a_rung_reported_again_by_a_resumed_trial_is_recorded_once(trials_in, tmp_path):
+    trials = trials_in(tmp_path)
     spec = next_spec(trials)
     trials.started(spec)
     for _ in range(2):
@@ -121,36 +109,36 @@ def test_a_rung_reported_again_by_a_resumed_trial_is_recorded_once(feasible, tmp
     assert events(trials) == ["started", "rung"]
 
 
-def test_rivals_reach_later_trials_with_their_rungs(feasible, tmp_path):
-    trials = make_trials(feasible, tmp_path, config=replace(CONFIG, num_trials=16))
+def test_rivals_reach_later_trials_with_their_rungs(trials_in, tmp_path):
+    trials = trials_in(tmp_path, config=replace(CONFIG, num_trials=16))
     run_until(trials, 12)
     spec = next_spec(trials)
     assert [rival.rung_losses for rival in spec.rivals] == [(4.0,)] * 8
 
 
-def test_what_is_proposed_is_in_the_ledger_before_it_is_started(feasible, tmp_path):
-    trials = make_trials(feasible, tmp_path)
+def test_what_is_proposed_is_in_the_ledger_before_it_is_started(trials_in, tmp_path):
+    trials = trials_in(tmp_path)
     first = next_spec(trials)
     assert [(one.event, one.index) for one in ledger.read(trials.path)] == [("proposed", index) for index in range(4)]
     assert ledger.read(trials.path)[0].trial_id == first.trial_id
     trials.started(first)
-    next_spec(make_trials(feasible, tmp_path, ledger.read(trials.path)))
+    next_spec(trials_in(tmp_path, ledger.read(trials.path)))
     assert [one.event for one in ledger.read(trials.path)] == ["proposed"] * 4 + ["started"]
 
 
-def test_proposals_of_another_version_stand_on_resume(feasible, tmp_path):
+def test_proposals_of_another_version_stand_on_resume(trials_in, tmp_path):
     (tmp_path / "whole").mkdir()
-    whole = make_trials(feasible, tmp_path / "whole", config=replace(CONFIG, seed=7))
+    whole = trials_in(tmp_path / "whole", config=replace(CONFIG, seed=7))
     handed = run_until(whole, 100)
     records = [replace(one, seed=0) for one in ledger.read(whole.path)[:4]]  # as if seed 0 had proposed them
-    trials = make_trials(feasible, tmp_path, records)
+    trials = trials_in(tmp_path, records)
     resumed = run_until(trials, 100)
     assert [name.replace("-s0", "-s7") for name in resumed[:4]] == handed[:4]
     assert len(set(resumed)) == len(resumed) == CONFIG.num_trials
 
 
-def test_a_trial_that_lost_its_worker_goes_on_until_it_has_lost_too_many(feasible, tmp_path):
-    trials = make_trials(feasible, tmp_path)
+def test_a_trial_that_lost_its_worker_goes_on_until_it_has_lost_too_many(trials_in, tmp_path):
+    trials = trials_in(tmp_path)
     spec = next_spec(trials)
     for _ in range(MAX_LOSSES + 1):
         trials.started(spec)
@@ -163,8 +151,8 @@ def test_a_trial_that_lost_its_worker_goes_on_until_it_has_lost_too_many(feasibl
     assert again.trial_id != spec.trial_id  # the run goes on
 
 
-def test_a_failure_that_another_node_may_not_have_is_tried_anew(feasible, tmp_path):
-    trials = make_trials(feasible, tmp_path)
+def test_a_failure_that_another_node_may_not_have_is_tried_anew(trials_in, tmp_path):
+    trials = trials_in(tmp_path)
     spec = next_spec(trials)
     trials.started(spec)
     trials.happened(spec, FAILED, again=True)
@@ -175,8 +163,8 @@ def test_a_failure_that_another_node_may_not_have_is_tried_anew(feasible, tmp_pa
     assert [one.status for one in ledger.finished(trials.records)] == ["completed"]
 
 
-def test_enough_failures_stop_the_run_and_a_divergence_is_none(feasible, tmp_path):
-    trials = make_trials(feasible, tmp_path, config=replace(CONFIG, max_failures=2))
+def test_enough_failures_stop_the_run_and_a_divergence_is_none(trials_in, tmp_path):
+    trials = trials_in(tmp_path, config=replace(CONFIG, max_failures=2))
     ends = [FAILED, TrialEvent(event="finished", status="diverged", reason="non-finite loss"), FAILED]
     for event in ends:
         assert trials.halted is None
@@ -187,28 +175,28 @@ def test_enough_failures_stop_the_run_and_a_divergence_is_none(feasible, tmp_pat
     assert [one.status for one in ledger.finished(ledger.read(trials.path))] == ["failed", "diverged", "failed"]
 
 
-def test_a_failure_is_tried_again_on_resume_under_another_name(feasible, tmp_path):
-    trials = make_trials(feasible, tmp_path)
+def test_a_failure_is_tried_again_on_resume_under_another_name(trials_in, tmp_path):
+    trials = trials_in(tmp_path)
     spec = next_spec(trials)
     trials.started(spec)
     trials.happened(spec, FAILED)
-    again = make_trials(feasible, tmp_path, ledger.read(trials.path)).next_spec()
+    again = trials_in(tmp_path, ledger.read(trials.path)).next_spec()
     assert (again.candidate, again.trial_id) == (spec.candidate, spec.trial_id.replace("-a0", "-a1"))
 
 
-def test_a_failure_that_later_proposals_depend_on_is_final(feasible, tmp_path):
+def test_a_failure_that_later_proposals_depend_on_is_final(trials_in, tmp_path):
     config = replace(CONFIG, num_trials=12)
-    trials = make_trials(feasible, tmp_path, config=config)
+    trials = trials_in(tmp_path, config=config)
     spec = next_spec(trials)
     trials.started(spec)
     trials.happened(spec, FAILED)
     run_until(trials, 8)  # the eighth is of generation 2, proposed knowing that the first had failed
-    resumed = make_trials(feasible, tmp_path, ledger.read(trials.path), config=config)
+    resumed = trials_in(tmp_path, ledger.read(trials.path), config=config)
     assert resumed.next_spec().proposal.index == 9
 
 
-def test_a_halt_records_no_end_so_the_trial_is_resumable(feasible, tmp_path):
-    trials = make_trials(feasible, tmp_path)
+def test_a_halt_records_no_end_so_the_trial_is_resumable(trials_in, tmp_path):
+    trials = trials_in(tmp_path)
     spec = next_spec(trials)
     trials.started(spec)
     trials.happened(spec, TrialEvent(event=None, status="failed", halted=True, reason="disk full"))
@@ -217,20 +205,20 @@ def test_a_halt_records_no_end_so_the_trial_is_resumable(feasible, tmp_path):
     assert events(trials) == ["started"]
 
 
-def test_a_ledger_that_cannot_be_written_halts_the_run(feasible, tmp_path):
-    trials = make_trials(feasible, tmp_path / "missing")
+def test_a_ledger_that_cannot_be_written_halts_the_run(trials_in, tmp_path):
+    trials = trials_in(tmp_path / "missing")
     trials.started(next_spec(trials))
     assert "cannot write" in trials.halted
 
 
-def test_a_ledger_of_other_candidates_is_refused(feasible, tmp_path, make_record):
-    trials = make_trials(feasible, tmp_path, (make_record(0, candidate_id="0" * 12),))
+def test_a_ledger_of_other_candidates_is_refused(trials_in, tmp_path, make_record):
+    trials = trials_in(tmp_path, (make_record(0, candidate_id="0" * 12),))
     with pytest.raises(ValueError, match="must be candidate .* the ledger holds 000000000000"):
         trials.next_spec()
 
 
-def test_records_carry_price_and_provenance(feasible, tmp_path):
-    trials = make_trials(feasible, tmp_path)
+def test_records_carry_price_and_provenance(trials_in, tmp_path):
+    trials = trials_in(tmp_path)
     run_until(trials, 1)
     record = ledger.read(trials.path)[-1]
     assert record.latency_s <= 25.0
@@ -238,9 +226,9 @@ def test_records_carry_price_and_provenance(feasible, tmp_path):
     assert (record.protocol, record.cost_model_id, record.scale, record.width) == ("toy", "0", "smoke", 8)
 
 
-def test_a_disk_that_fills_up_at_any_write_loses_nothing(feasible, tmp_path, monkeypatch):
+def test_a_disk_that_fills_up_at_any_write_loses_nothing(trials_in, tmp_path, monkeypatch):
     (tmp_path / "whole").mkdir()
-    run_until(whole := make_trials(feasible, tmp_path / "whole"), 100)
+    run_until(whole := trials_in(tmp_path / "whole"), 100)
     write, writes = os.write, 0
 
     def filling(descriptor: int, data: bytes) -> int:
@@ -256,14 +244,14 @@ def test_a_disk_that_fills_up_at_any_write_loses_nothing(feasible, tmp_path, mon
 
     for room in (0, 1, 3, 8, 15):
         (folder := tmp_path / str(room)).mkdir()
-        writes, before = 0, make_trials(feasible, folder)
+        writes, before = 0, trials_in(folder)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", filling)
             while before.halted is None:
                 run_until(before, 1)
         assert before.halted == f"cannot write {before.path}: No space left on device"
         records = ledger.read(before.path)  # not torn
-        run_until(make_trials(feasible, folder, records), 100)
+        run_until(trials_in(folder, records), 100)
         assert ends(before.path) == ends(whole.path)
         assert ledger.read(before.path)[: len(records)] == records
 
@@ -297,9 +285,9 @@ def ends(path: Path) -> list[tuple[str, str, float | None]]:
     return [(one.trial_id, one.role, one.val_loss) for one in ledger.finished(ledger.read(path))]
 
 
-def test_a_run_killed_among_its_replicates_trains_the_same_ones(feasible, tmp_path):
+def test_a_run_killed_among_its_replicates_trains_the_same_ones(trials_in, tmp_path):
     (tmp_path / "whole").mkdir()
-    whole = make_trials(feasible, tmp_path / "whole", config=SEEDED)
+    whole = trials_in(tmp_path / "whole", config=SEEDED)
     handed = run_noisily(whole, 100)
     assert whole.finished
     replicates = [spec for spec in ends(whole.path) if spec[1] == "replicate"]
@@ -308,16 +296,16 @@ def test_a_run_killed_among_its_replicates_trains_the_same_ones(feasible, tmp_pa
     for stop_after in range(1, len(handed) + 1):
         folder = tmp_path / str(stop_after)
         folder.mkdir()
-        killed = make_trials(feasible, folder, config=SEEDED)
+        killed = trials_in(folder, config=SEEDED)
         run_noisily(killed, stop_after)
-        resumed = make_trials(feasible, folder, ledger.recover(killed.path), config=SEEDED)
+        resumed = trials_in(folder, ledger.recover(killed.path), config=SEEDED)
         run_noisily(resumed, 100)
         assert resumed.finished
         assert ends(killed.path) == ends(whole.path)
 
 
-def test_replicates_have_no_rivals_and_their_own_seed(feasible, tmp_path):
-    trials = make_trials(feasible, tmp_path, config=replace(SEEDED, num_trials=12))
+def test_replicates_have_no_rivals_and_their_own_seed(trials_in, tmp_path):
+    trials = trials_in(tmp_path, config=replace(SEEDED, num_trials=12))
     specs = []
     while (spec := trials.next_spec()) is not None:
         specs.append(spec)
@@ -330,9 +318,9 @@ def test_replicates_have_no_rivals_and_their_own_seed(feasible, tmp_path):
     assert all(spec.candidate == by_index[spec.proposal.index] for spec in replicates)
 
 
-def test_replicates_start_from_the_parent_too(feasible, tmp_path):
+def test_replicates_start_from_the_parent_too(trials_in, tmp_path):
     route = DistillationSchedule(parent="digest", placement="2xLSLGo")
-    trials = make_trials(feasible, tmp_path, config=SEEDED, route=route)
+    trials = trials_in(tmp_path, config=SEEDED, route=route)
     specs = []
     while (spec := trials.next_spec()) is not None:
         specs.append(spec)
@@ -341,15 +329,15 @@ def test_replicates_start_from_the_parent_too(feasible, tmp_path):
     assert {spec.proposal.role for spec in specs} == {"candidate", "replicate"}
     assert {spec.parent for spec in specs} == {tmp_path / "parent"}
     assert {spec.candidate.recipe.route for spec in specs} == {route}
-    resumed = make_trials(feasible, tmp_path, ledger.read(trials.path), config=SEEDED, route=route)
+    resumed = trials_in(tmp_path, ledger.read(trials.path), config=SEEDED, route=route)
     assert resumed.next_spec() is None
     assert resumed.finished
 
 
-def test_more_seeds_can_be_asked_for_later(feasible, tmp_path):
-    run_noisily(trials := make_trials(feasible, tmp_path, config=CONFIG), 100)
+def test_more_seeds_can_be_asked_for_later(trials_in, tmp_path):
+    run_noisily(trials := trials_in(tmp_path, config=CONFIG), 100)
     assert {one.role for one in ledger.read(trials.path)} == {"candidate"}
-    run_noisily(make_trials(feasible, tmp_path, ledger.read(trials.path), config=SEEDED), 100)
+    run_noisily(trials_in(tmp_path, ledger.read(trials.path), config=SEEDED), 100)
     (tmp_path / "whole").mkdir()
-    run_noisily(whole := make_trials(feasible, tmp_path / "whole", config=SEEDED), 100)
+    run_noisily(whole := trials_in(tmp_path / "whole", config=SEEDED), 100)
     assert ends(trials.path) == ends(whole.path)

@@ -1,4 +1,4 @@
-"""A completed trial is folded, and what that earns is what the ledger counts."""
+"""A completed trial is folded, and what that is verified to cost is what the ledger counts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,40 +8,17 @@ import pytest
 from costmodel.cost import Budget
 from nas.corpus.corpus import Corpus
 from nas.run import ledger
-from nas.run.config import StudyConfig, study_recipe
 from nas.run.front import found_infeasible, front
 from nas.run.ledger import deployed_of
-from nas.searchers.strategy import SearchProblem, searcher_of
-from nas.study.schedule import TrialSchedule
-from nas.study.trials import Trials, TrialSetting, TrialSpec
+from nas.study.trials import Trials, TrialSpec
 from nas.study.verify_fold import verified_form
 from nas.study.worker import run_trial
 from search_spaces.architecture import arch_id
 from search_spaces.deployed import deployed
 from search_spaces.notation import parse
-
-CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024)
+from tests.nas.study.conftest import ONE_TRIAL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def trials_of(feasible, corpus: Corpus, folder: Path, name: str, config: StudyConfig = CONFIG) -> Trials:
-    """A run whose first candidate is the named one."""
-    members = [parse(name, feasible.space.base)]
-    schedule = TrialSchedule(
-        strategy=searcher_of("evolution")(SearchProblem(feasible=feasible, anchors=tuple(members), reference_loss=6.0)),
-        seed=0,
-        num_trials=1,
-    )
-    setting = TrialSetting(
-        config=config,
-        recipe=study_recipe(config, None),
-        folder=folder,
-        corpus=corpus,
-        device="cpu",
-        versions={},
-    )
-    return Trials(schedule, feasible.priced.pricer, setting)
 
 
 def run(trials: Trials) -> TrialSpec:
@@ -53,8 +30,8 @@ def run(trials: Trials) -> TrialSpec:
     return spec
 
 
-def test_the_ledger_holds_what_is_promised_and_what_is_earned(feasible, corpus: Corpus, tmp_path: Path) -> None:
-    spec = run(trials_of(feasible, corpus, tmp_path, "SM+R_i1"))
+def test_the_ledger_holds_predicted_and_verified_prices(feasible, make_trials, corpus: Corpus, tmp_path: Path) -> None:
+    spec = run(make_trials(tmp_path, corpus, anchors=["SM+R_i1"]))
     (record,) = ledger.completed(ledger.read(tmp_path / ledger.FILE_NAME))
     assert spec.deployed is not None
     assert (record.deployed_id, record.deployed) == (arch_id(spec.deployed), "1xoSoRo-1xoSooo")
@@ -66,7 +43,7 @@ def test_the_ledger_holds_what_is_promised_and_what_is_earned(feasible, corpus: 
     assert deployed_of(record, feasible.space.base) == spec.deployed
 
 
-def test_what_does_not_fold_is_paid_for(feasible, corpus: Corpus, tmp_path: Path, monkeypatch) -> None:
+def test_what_does_not_fold_is_paid_for(feasible, make_trials, corpus: Corpus, tmp_path: Path, monkeypatch) -> None:
     """A form with one FFN more than predicted, as an ill-conditioned one would leave."""
 
     def left_one(*args):
@@ -75,7 +52,7 @@ def test_what_does_not_fold_is_paid_for(feasible, corpus: Corpus, tmp_path: Path
         return replace(verified, architecture=deployed(more), left=("layers.1.ffn: for the test",))
 
     monkeypatch.setattr("nas.study.worker.verified_form", left_one)
-    run(trials_of(feasible, corpus, tmp_path, "SM+R_i1"))
+    run(make_trials(tmp_path, corpus, anchors=["SM+R_i1"]))
     records = ledger.read(tmp_path / ledger.FILE_NAME)
     (record,) = ledger.completed(records)
     assert record.predicted_latency_s is not None
@@ -88,7 +65,7 @@ def test_what_does_not_fold_is_paid_for(feasible, corpus: Corpus, tmp_path: Path
     assert [member.first for member in front(records, Budget(latency_s=record.latency_s))] == [record]
 
 
-def test_as_written_nothing_is_folded(feasible, corpus: Corpus, tmp_path: Path) -> None:
-    run(trials_of(feasible, corpus, tmp_path, "SM+R_i1", replace(CONFIG, accounting="written")))
+def test_as_written_nothing_is_folded(make_trials, corpus: Corpus, tmp_path: Path) -> None:
+    run(make_trials(tmp_path, corpus, replace(ONE_TRIAL, accounting="written"), anchors=["SM+R_i1"]))
     (record,) = ledger.completed(ledger.read(tmp_path / ledger.FILE_NAME))
     assert (record.deployed, record.predicted_latency_s, record.fold_holds) == (None, None, None)

@@ -7,34 +7,14 @@ import pytest
 
 from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
-from nas.run.config import StudyConfig, study_recipe
-from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study import worker
 from nas.study.finalists import Result
-from nas.study.schedule import TrialSchedule
-from nas.study.trials import Trials, TrialSetting
 from nas.study.worker import run_trial
-
-CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024)
 
 
 @pytest.fixture
-def spec(feasible, source_files, tmp_path):
-    corpus = prepare(source_files, vocab_size=512)
-    schedule = TrialSchedule(
-        strategy=searcher_of("stratified")(SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)),
-        seed=0,
-        num_trials=1,
-    )
-    setting = TrialSetting(
-        config=CONFIG,
-        recipe=study_recipe(CONFIG, None),
-        folder=tmp_path,
-        corpus=corpus,
-        device="cpu",
-        versions={},
-    )
-    return Trials(schedule, feasible.priced.pricer, setting).next_spec()
+def spec(make_trials, source_files, tmp_path):
+    return make_trials(tmp_path, prepare(source_files, vocab_size=512)).next_spec()
 
 
 def with_rivals(spec, latency_s):
