@@ -11,9 +11,9 @@ from rich.table import Table as TextTable
 
 from costmodel.errors import UserError
 from nas.report.what_if import what_if_lines, what_if_table
-from nas.run import reprice
 from nas.run.config import StudyConfig, flag
 from nas.run.ledger import Record, Table
+from nas.run.reprice import WhatIf, reprice
 from nas.run.run import Run as PlainRun
 from nas.run.tables import front_table, trial_table
 from nas.study.priced_study import PricedStudy, price_study
@@ -62,32 +62,13 @@ class Run(PlainRun):
 
         return self.reprice(**prices).plot() if prices else plot_run(self)
 
-    def reprice(
-        self,
-        *,
-        protocol: str | None = None,
-        network: str | None = None,
-        testbed: Path | None = None,
-        seq_len: int | None = None,
-        budget_latency: str | None = None,
-        budget_comm: str | None = None,
-    ) -> "RepricedRun":
+    def reprice(self, **prices: Any) -> "RepricedRun":
         """The run's trials under other prices; nothing is trained again, and the ledger stays as it is.
 
-        Args:
-            protocol: published, semi2k, aby3 or cheetah, instead of the run's.
-            network: a named network or a .yaml file; by default the run's, if the protocol is the run's.
-            testbed: a .yaml file of compute seconds; by default likewise.
-            seq_len: tokens of the prompt, instead of the run's.
-            budget_latency: most time per token, with a unit, such as 5min; by default none.
-            budget_comm: most bytes sent per token, with a unit, such as 8GB; by default none.
-
-        Raises UserError if no trial is completed, or for prices that do not exist or do not go together.
+        prices: protocol, network, testbed, seq_len, budget_latency and budget_comm, as `nas.run.reprice.reprice` has
+        them. Raises UserError if no trial is completed, or for prices that do not exist or do not go together.
         """
-        pricer = reprice.other_pricer(self, protocol, network, testbed)
-        workload = self.workload if seq_len is None else replace(self.workload, prompt_len=seq_len)
-        budget = reprice.other_budget(budget_latency, budget_comm)
-        return RepricedRun(run=self, found=reprice.what_if(self, pricer, workload, budget))
+        return RepricedRun(run=self, found=reprice(self, **prices))
 
     def report(self, output: Path | None = None) -> Path:
         """Writes the run's page (report.html in its folder, unless another file is given) and returns its path.
@@ -132,7 +113,7 @@ class RepricedRun:
     """A run's members at other prices, and which of them survive. found: both fronts, and the prices."""
 
     run: Run
-    found: reprice.WhatIf
+    found: WhatIf
 
     @property
     def lines(self) -> list[str]:

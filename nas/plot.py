@@ -8,54 +8,33 @@ what-if        with --protocol, --network, --testbed, --seq-len or a budget: the
                its picks survive, in a table too; the ledger stays as it is
 """
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from costmodel.config import cli
-from nas.api import load_run
+from nas.report.plot_files import plot_run, plot_what_if
 from nas.report.terminal import table_console
+from nas.report.what_if import what_if_lines, what_if_table
+from nas.run.reprice import reprice
+from nas.run.run import Run
 
 
-def plot(
-    run: str,
-    protocol: str | None = None,
-    network: str | None = None,
-    testbed: Path | None = None,
-    seq_len: int | None = None,
-    budget_latency: str | None = None,
-    budget_comm: str | None = None,
-) -> None:
+def plot(run: str, **prices: Any) -> None:
     """Draws a run; with any flag, as it would be under other prices, and says which of its picks survive.
 
     Args:
         run: folder of a run, or `latest`.
-        protocol: price under published, semi2k, aby3 or cheetah, instead of the run's.
-        network: loopback, lan (the default), wan or a .yaml file; by default the run's, if the protocol is the run's.
-        testbed: compute seconds from `python -m costmodel calibrate`; by default likewise.
-        seq_len: tokens of the prompt, instead of the run's.
-        budget_latency: most time per token, with a unit, such as 5min; by default none.
-        budget_comm: most bytes sent per token, with a unit, such as 8GB; by default none.
     """
-    found = load_run(run)
-    if (protocol, network, testbed, seq_len, budget_latency, budget_comm) == (None,) * 6:
-        return _print_paths(found.plot())
-    repriced = found.reprice(
-        protocol=protocol,
-        network=network,
-        testbed=testbed,
-        seq_len=seq_len,
-        budget_latency=budget_latency,
-        budget_comm=budget_comm,
-    )
-    console = table_console()
-    for line in repriced.lines:
-        console.print(line)
-    console.print(repriced.table)
-    return _print_paths(repriced.plot())
-
-
-def _print_paths(paths: Iterable[Path]) -> None:
+    source = Run.find(run)
+    if all(value is None for value in prices.values()):
+        paths = plot_run(source)
+    else:
+        what_if = reprice(source, **prices)
+        console = table_console()
+        for line in what_if_lines(what_if):
+            console.print(line)
+        console.print(what_if_table(what_if))
+        paths = plot_what_if(what_if)
     for path in paths:
         print(path)
 

@@ -87,7 +87,8 @@ def asked_setup(
         gelu: tanh, exact or piecewise instead of the form that GELU was trained in, in the clear too; see --perplexity
             for what the engine makes of tanh.
     """
-    setting = engine_setting(ring_bits, fraction_bits, weights, weight_masks)
+    fraction = FRACTION_BITS.get(ring_bits, 1) if fraction_bits is None else fraction_bits
+    setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction, weights=weights, weight_masks=weight_masks)
     check_setting(protocol, setting)
     return Setup(
         protocol=protocol,
@@ -95,14 +96,6 @@ def asked_setup(
         network=link(network, bandwidth, rtt) or load_network("loopback"),
         model=with_gelu(load_model(run, pick, weights_here=weights_here), gelu),
     )
-
-
-def engine_setting(
-    ring_bits: int, fraction_bits: int | None, weights: Holder, weight_masks: WeightMasks
-) -> EngineSetting:
-    """Raises UserError for numbers that no ring has."""
-    fraction = FRACTION_BITS.get(ring_bits, 1) if fraction_bits is None else fraction_bits
-    return EngineSetting(ring_bits=ring_bits, fraction_bits=fraction, weights=weights, weight_masks=weight_masks)
 
 
 def describe_setting(setting: EngineSetting) -> str:

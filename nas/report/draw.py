@@ -18,22 +18,12 @@ from matplotlib.figure import Figure
 
 ERRORS = "± two standard errors"
 LABELLED = 12  # front members named in the legend; the rest are in pareto.csv
-
-
 # Okabe and Ito 2008, https://jfly.uni-koeln.de/color/: told apart by the colour-blind
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-
-
 OTHER_COLOUR = "0.75"
 FLOOR_COLOUR = "0.35"
-
-
 LINES = ("-", "--", "-.", ":")
-
-
 NUMBER_SHARE, WORD_SHARE = 0.03, 0.07  # of an axis: the room that the label of a part of a bar needs
-
-
 CLOSE = 1.5  # ratio of marks below which their names would meet between them
 
 

@@ -10,9 +10,8 @@ from rich.live import Live
 from rich.table import Table
 
 from costmodel.config.units import format_seconds
-from nas.report.summary import beside_trigram
-from nas.run.front import Summary
-from nas.run.run import Run
+from nas.corpus.ngrams import TRIGRAM
+from nas.run.run import Run, Summary
 
 REFRESH_S = 1.0
 
@@ -98,7 +97,9 @@ def shown(console: Console, state: Callable[[], Run]) -> Iterator[Callable[[], N
 
 
 def _best(run: Run) -> str:
-    return beside_trigram(None if run.summary.best is None else run.summary.best.perplexity, run.ngrams)
+    """The best perplexity, or - for none, with the trigram's after it."""
+    text = "-" if run.summary.best is None else f"{run.summary.best.perplexity:.2f}"
+    return text if run.ngrams is None else f"{text} (trigram {run.ngrams.perplexity(TRIGRAM):.2f})"
 
 
 def _hypervolume(summary: Summary) -> str:

@@ -13,7 +13,7 @@ from costmodel.ops import OpGraph
 from costmodel.protocols import TRUST
 from costmodel.protocols.published_rows import published_rows
 from costmodel.trust import caption
-from nas.corpus.ngrams import TRIGRAM, NgramBaseline
+from nas.corpus.ngrams import NgramBaseline
 from nas.run.folder import ParentResult
 from nas.run.front import crosses, found_infeasible, is_feasible, picked, unstable
 from nas.run.ledger import Record, deployed_of
@@ -65,12 +65,6 @@ def ngram_lines(ngrams: NgramBaseline | None) -> list[str]:
 def mark(loss: float, ngrams: NgramBaseline | None) -> str:
     """What is said of a loss, in nats, above that of the trigram, whose context is two tokens; empty for the others."""
     return KNOWS_LESS if ngrams is not None and ngrams.above_trigram(loss) else ""
-
-
-def beside_trigram(perplexity: float | None, ngrams: NgramBaseline | None) -> str:
-    """A perplexity, or - for none, with the trigram's after it."""
-    text = "-" if perplexity is None else f"{perplexity:.2f}"
-    return text if ngrams is None else f"{text} (trigram {ngrams.perplexity(TRIGRAM):.2f})"
 
 
 def perplexity_text(member: TrainedMember) -> str:

@@ -69,6 +69,43 @@ class WhatIf:
         return "stays" if member.trial_id in {kept.trial_id for kept in self.before} else "enters"
 
 
+def reprice(
+    run: Run,
+    *,
+    protocol: str | None = None,
+    network: str | None = None,
+    testbed: Path | None = None,
+    seq_len: int | None = None,
+    budget_latency: str | None = None,
+    budget_comm: str | None = None,
+) -> WhatIf:
+    """A run's trials under other prices.
+
+    Args:
+        run: any with a completed trial.
+        protocol: price under published, semi2k, aby3 or cheetah, instead of the run's.
+        network: loopback, lan (the default), wan or a .yaml file; by default the run's, if the protocol is the run's.
+        testbed: compute seconds from `python -m costmodel calibrate`; by default likewise.
+        seq_len: tokens of the prompt, instead of the run's.
+        budget_latency: most time per token, with a unit, such as 5min; by default none.
+        budget_comm: most bytes sent per token, with a unit, such as 8GB; by default none.
+
+    Raises UserError if no trial is completed, or for prices that do not exist or do not go together.
+    """
+    config = run.config
+    budget = Budget(
+        latency_s=None if budget_latency is None else parse_seconds(budget_latency, "--budget-latency"),
+        sent_bytes=None if budget_comm is None else parse_bytes(budget_comm, "--budget-comm"),
+    )
+    if protocol in (None, config.protocol):
+        pricer = run_pricer(run.folder, config, network, testbed)
+    else:
+        setting = None if config.weights is None or protocol == "published" else EngineSetting(weights=config.weights)
+        pricer = load_pricer(protocol, network, testbed, setting)
+    workload = run.workload if seq_len is None else replace(run.workload, prompt_len=seq_len)
+    return what_if(run, pricer, workload, budget)
+
+
 def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> WhatIf:
     """A run's trials under another pricer, for another workload.
 
@@ -85,23 +122,6 @@ def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> Wha
     )
     after = front_of(ranged, budget)
     return WhatIf(run=run, repriced=ranged, after=after, pricer=pricer, workload=workload, budget=budget)
-
-
-def other_pricer(run: Run, protocol: str | None, network: str | None, testbed: Path | None) -> Pricer:
-    """The run's protocol, network and testbed but for those given. Raises UserError for what does not go together."""
-    config = run.config
-    if protocol in (None, config.protocol):
-        return run_pricer(run.folder, config, network, testbed)
-    setting = None if config.weights is None or protocol == "published" else EngineSetting(weights=config.weights)
-    return load_pricer(protocol, network, testbed, setting)
-
-
-def other_budget(latency: str | None, comm: str | None) -> Budget:
-    """The budget of --budget-latency and --budget-comm; neither is none."""
-    return Budget(
-        latency_s=None if latency is None else parse_seconds(latency, "--budget-latency"),
-        sent_bytes=None if comm is None else parse_bytes(comm, "--budget-comm"),
-    )
 
 
 def _repriced(run: Run, pricer: Pricer, workload: Workload) -> tuple[Record, ...]:

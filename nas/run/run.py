@@ -1,21 +1,48 @@
 """`Run`: a study's folder as one typed, immutable object, which everything that shows or uses a run takes."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 from costmodel.cost import Budget
+from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from nas.corpus.ngrams import NgramBaseline
 from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.run.folder import Meta, ParentResult, find_run, read_config, read_ledger, read_meta, run_pricer
-from nas.run.front import Summary, front, num_planned, pick, summarise
+from nas.run.front import MOST_FINALISTS, front, picked
 from nas.run.ledger import Record, architecture_of, deployed_of
 from nas.run.members import TrainedMember, members
+from nas.run.pareto import hypervolume
 from search_spaces.architecture import Architecture
 from search_spaces.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """Counts of candidates and baselines by how they ended, and what the completed ones within budget add up to.
+
+    running: trials, replicates too. replicates: that have ended. seeds_left: that the members of the front still lack.
+    hypervolume: seconds x nats, see `nas.run.pareto.hypervolume`. best: lowest perplexity within budget, or None.
+    """
+
+    running: int
+    completed: int
+    stopped: int
+    diverged: int
+    failed: int
+    replicates: int
+    seeds_left: int
+    front: tuple[TrainedMember, ...]
+    hypervolume: float
+    best: TrainedMember | None
+
+    @property
+    def ended(self) -> int:
+        return self.completed + self.stopped + self.diverged + self.failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +91,42 @@ class Run:
     @cached_property
     def summary(self) -> Summary:
         """Counts of trials by how they ended, the hypervolume (seconds x nats), the best member."""
-        seeds = self.config.finalist_seeds
-        return summarise(self.records, self.budget, self.meta.reference, finalist_seeds=seeds)
+        running = {(record.index, record.seed) for record in self.records if record.event == "started"}
+        running -= {(record.index, record.seed) for record in self.finished}
+        firsts = Counter(record.status for record in self.finished if record.role != "replicate")
+        return Summary(
+            running=len(running),
+            completed=firsts["completed"],
+            stopped=firsts["stopped"],
+            diverged=firsts["diverged"],
+            failed=firsts["failed"],
+            replicates=len(self.finished) - firsts.total(),
+            seeds_left=self._seeds_left,
+            front=self.front,
+            hypervolume=hypervolume([member.point for member in self.front], self.meta.reference),
+            best=picked(self.front, "best") if self.front else None,
+        )
+
+    @property
+    def _seeds_left(self) -> int:
+        """Seeds that the members of the front lack, without those that MOST_FINALISTS leaves out."""
+        firsts = [record for record in self.finished if record.role != "replicate"]
+        tried = Counter(record.index for record in self.finished)
+        room = MOST_FINALISTS * len(front(firsts, self.budget)) - sum(tried[record.index] > 1 for record in firsts)
+        left = 0
+        for member in self.front:
+            seeds = tried[member.first.index]
+            if seeds > 1 or room > 0:
+                left += max(0, 1 + self.config.finalist_seeds - seeds)
+                room -= seeds == 1
+        return left
 
     @property
     def num_planned(self) -> int:
-        """Candidates and baselines that are to be trained."""
-        return num_planned(self.records, self.config.num_trials)
+        """Candidates and baselines that are to be trained, with those that the run began with."""
+        others = {record.index for record in self.records if record.role == "baseline"}
+        others |= {record.index for record in self.records if record.role == "candidate" and record.generation < 0}
+        return self.config.num_trials + len(others)
 
     @cached_property
     def pricer(self) -> Pricer:
@@ -110,5 +166,20 @@ class Run:
         return (deployed_of if self.config.accounting == "deployed" else architecture_of)(record, self.base)
 
     def pick(self, choice: str) -> Record:
-        """The trial that `knee` or `best` of the front or an arch_id names. Raises UserError if there is none."""
-        return pick(self.records, self.budget, choice)
+        """The completed candidate a user asks for: `knee` or `best` of the front, or one by its arch_id.
+
+        Members are chosen by their means; the record, whose weights stand for the member, is that of its first seed.
+        Raises UserError if the run has no such candidate.
+        """
+        if choice in ("knee", "best"):
+            if self.front:
+                return picked(self.front, choice).first
+            raise UserError("the run has no completed candidate within its budget yet, so there is nothing to pick.")
+        chosen = [member for member in self.members if member.arch_id == choice]
+        if not chosen:
+            known = ", ".join(member.arch_id for member in self.front) or "none"
+            raise UserError(
+                f"--pick must be knee, best or the arch_id of a completed trial (on the front: {known}), "
+                f"but got {choice!r}."
+            )
+        return min(chosen, key=lambda member: member.point).first

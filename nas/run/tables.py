@@ -11,15 +11,6 @@ from nas.run.members import TrainedMember, in_noise
 from nas.run.run import Run
 from search_spaces.architecture import dump_architecture
 
-SEED_COLUMNS = (
-    "num_seeds",
-    "num_diverged_seeds",
-    "mean_val_loss",
-    "standard_error",
-    "perplexity_low",
-    "perplexity_high",
-)
-
 
 def write_tables(run: Run) -> None:
     """Writes all of them anew."""
@@ -72,17 +63,16 @@ def _as_one(member: TrainedMember) -> Record:
 
 
 def _seed_columns(trained: Sequence[TrainedMember | None]) -> Mapping[str, Sequence[object]]:
-    """What the seeds of each row's candidate come to."""
-    rows = [_seed_cells(member) for member in trained]
-    return {name: [row[place] for row in rows] for place, name in enumerate(SEED_COLUMNS)}
-
-
-def _seed_cells(member: TrainedMember | None) -> tuple[object, ...]:
-    """The values of SEED_COLUMNS; empty where no seed completed."""
-    if member is None:
-        return (None,) * len(SEED_COLUMNS)
-    low, high = member.perplexity_bounds or (None, None)
-    return member.num_seeds, member.num_diverged, member.mean_loss, member.standard_error, low, high
+    """What the seeds of each row's candidate come to; empty where none completed."""
+    known = [None if member is None else (member, member.perplexity_bounds or (None, None)) for member in trained]
+    return {
+        "num_seeds": [row and row[0].num_seeds for row in known],
+        "num_diverged_seeds": [row and row[0].num_diverged for row in known],
+        "mean_val_loss": [row and row[0].mean_loss for row in known],
+        "standard_error": [row and row[0].standard_error for row in known],
+        "perplexity_low": [row and row[1][0] for row in known],
+        "perplexity_high": [row and row[1][1] for row in known],
+    }
 
 
 def _ngram_columns(losses: Sequence[float | None], ngrams: NgramBaseline | None) -> Mapping[str, Sequence[object]]:
@@ -92,11 +82,8 @@ def _ngram_columns(losses: Sequence[float | None], ngrams: NgramBaseline | None)
     """
     if ngrams is None:
         return {}
-    constant = {
-        "floor_tokens": ngrams.tokens,
-        **{f"floor_{name.replace('-', '')}": value for name, value in ngrams.perplexities.items()},
-    }
+    reached = {f"floor_{name.replace('-', '')}": value for name, value in ngrams.perplexities.items()}
     return {
-        **{name: [value] * len(losses) for name, value in constant.items()},
+        **{name: [value] * len(losses) for name, value in {"floor_tokens": ngrams.tokens, **reached}.items()},
         "knows_less_than_trigram": [None if loss is None else ngrams.above_trigram(loss) for loss in losses],
     }

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from costmodel.cost import Budget
-from nas.run.front import front, pick, summarise, unstable
+from nas.run.front import front, unstable
 from nas.run.members import better, in_noise, members, pooled_deviation, standard_error, verdict
 
 BUDGET = Budget(latency_s=300.0)
@@ -77,14 +77,14 @@ def test_a_member_costs_what_its_most_expensive_seed_was_verified_at(over_seeds)
     assert front([cheap, replace(dear, fold_holds=False)], BUDGET) == ()
 
 
-def test_the_pick_is_by_means_and_has_the_weights_of_the_first_seed(over_seeds):
+def test_the_pick_is_by_means_and_has_the_weights_of_the_first_seed(make_run, over_seeds):
     lucky, steady = over_seeds(0, 2.0, 4.0, latency_s=200.0), over_seeds(1, 2.5, 2.5, latency_s=100.0)
-    assert pick([*lucky, *steady], BUDGET, "best") == steady[0]
-    assert pick([*lucky, *steady], BUDGET, "a0") == lucky[0]
+    run = make_run([*lucky, *steady])
+    assert (run.pick("best"), run.pick("a0")) == (steady[0], lucky[0])
 
 
-def test_a_summary_counts_replicates_apart(over_seeds):
+def test_a_summary_counts_replicates_apart(make_run, over_seeds):
     records = [*over_seeds(0, 2.0, 2.1), *over_seeds(1, 1.9, latency_s=200.0), *over_seeds(2, None)]
-    found = summarise(records, BUDGET, (300.0, 5.0), finalist_seeds=2)
-    assert (found.completed, found.diverged, found.ended, found.replicates, found.running) == (2, 1, 3, 1, 0)
-    assert found.seeds_left == 1 + 2
+    summary = make_run(records, finalist_seeds=2).summary
+    assert (summary.completed, summary.diverged, summary.ended) == (2, 1, 3)
+    assert (summary.replicates, summary.running, summary.seeds_left) == (1, 0, 1 + 2)

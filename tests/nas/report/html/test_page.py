@@ -20,7 +20,7 @@ from nas.report.html.grid import price_grid
 from nas.report.html.page import ASSETS, SCRIPTS, write_report
 from nas.report.html.points import points_of
 from nas.run.folder import read_config, read_ledger
-from nas.run.front import front, summarise
+from nas.run.front import front
 from nas.run.run import Run
 from tests.nas.report.html.made_runs import TOKENS, record
 
@@ -213,7 +213,7 @@ def test_entropies_are_those_of_the_last_step(run_folder: Path, torn: str | None
 def test_the_hypervolume_ends_where_the_run_does(run_folder: Path) -> None:
     data, run = page_of(run_folder).data, Run.read(run_folder)
     last = data["hypervolumes"][-1]
-    assert last["hypervolume"] == pytest.approx(summarise(run.records, run.budget, run.meta.reference).hypervolume)
+    assert last["hypervolume"] == pytest.approx(run.summary.hypervolume)
     assert last["tokens"] == 512 + 8 * TOKENS
     assert len(data["hypervolumes"]) == 1 + 9
 
