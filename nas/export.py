@@ -61,8 +61,8 @@ def export(
         folder = Path(run)
         made = training_export(folder, fold=fold)
     else:
-        found = Run.find(run)
-        folder, made = found.folder, prepare_export(found, found.pick(pick), fold=fold)
+        source = Run.find(run)
+        folder, made = source.folder, prepare_export(source, source.pick(pick), fold=fold)
     name = made.facts.arch_id + ("-folded" if fold else "") + ("" if format == "yaml" else f"-{format}")
     target = folder / "exports" / name if output_dir is None else Path(output_dir)
     for path in write_export(made, target, format):

@@ -76,7 +76,7 @@ def chosen(members: Sequence[Record], baselines: Iterable[Record], base: Archite
     front = list({record.deployed_id or record.arch_id: record for record in members}.values())
     places = np.linspace(0, len(front) - 1, min(len(front), MOST_MEMBERS)).round().astype(int)
     others = list({record.arch_id: record for record in baselines}.values())[:MOST_BASELINES]
-    architectures = [deployed_of(one, base) for one in [*(front[place] for place in places), *others]]
+    architectures = [deployed_of(record, base) for record in [*(front[place] for place in places), *others]]
     return {_label(architecture): architecture for architecture in architectures}
 
 
@@ -87,8 +87,8 @@ def sensitivity_figure(
     probe = replace(pricer.link, bandwidth_bits_per_s=PROBE_BITS_PER_S, rtt_s=0.0)
     price = cache(replace(pricer, link=probe).price)
     wholes = {
-        name: total_price(price(node.op) for graph in workload.graphs(one) for node in graph)
-        for name, one in architectures.items()
+        name: total_price(price(node.op) for graph in workload.graphs(form) for node in graph)
+        for name, form in architectures.items()
     }
     parts = {name: shared_price(whole, workload.new_tokens) for name, whole in wholes.items()}
     bandwidth, rtt_s = pricer.link.bandwidth_bits_per_s, pricer.link.rtt_s
@@ -101,13 +101,13 @@ def sensitivity_figure(
         by_bandwidth=_curves(parts, [(value, rtt_s) for value in BANDWIDTHS_BITS_PER_S]),
         rtts_s=RTTS_S,
         by_rtt=_curves(parts, [(bandwidth, value) for value in RTTS_S]),
-        presets=tuple((one.name, one.bandwidth_bits_per_s, one.rtt_s) for one in NETWORKS.values()),
+        presets=tuple((link.name, link.bandwidth_bits_per_s, link.rtt_s) for link in NETWORKS.values()),
     )
 
 
 def breakdown_figure(architectures: dict[str, Architecture], pricer: Pricer, workload: Workload) -> BreakdownFigure:
     """Where the latency and the bytes of each architecture come from."""
-    runs = [workload.graphs(one) for one in architectures.values()]
+    runs = [workload.graphs(form) for form in architectures.values()]
     share = cache(lambda op: shared_price(pricer.price(op), workload.new_tokens))
     priced = [[(node, share(node.op)) for graph in graphs for node in graph] for graphs in runs]
     network = f" on {pricer.network}" if pricer.network else ""

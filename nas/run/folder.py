@@ -131,11 +131,11 @@ def run_pricer(
     folder: Path | None, config: StudyConfig, network: str | None = None, testbed: Path | None = None
 ) -> Pricer:
     """What a run is priced under, on its own network and testbed unless others are given; None is a run to be."""
-    own = own_file(folder, config, "testbed")
+    kept = own_file(folder, config, "testbed")
     return load_pricer(
         config.protocol,
         network or own_file(folder, config, "network"),
-        testbed or (None if own is None else Path(own)),
+        testbed or (None if kept is None else Path(kept)),
         None if config.weights is None else EngineSetting(weights=config.weights),
     )
 

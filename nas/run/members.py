@@ -51,7 +51,7 @@ class TrainedMember:
     @property
     def most_expensive(self) -> Record:
         """The trial that sets the price: the most expensive form that a seed's weights were verified to fold to."""
-        return max(self.trials, key=lambda one: (one.latency_s, one.sent_bytes))
+        return max(self.trials, key=lambda trial: (trial.latency_s, trial.sent_bytes))
 
     @property
     def num_seeds(self) -> int:
@@ -61,7 +61,7 @@ class TrainedMember:
     @property
     def point(self) -> Point:
         """(latency in seconds, mean loss in nats)."""
-        return point_of_seeds([(one.latency_s, _loss(one)) for one in self.trials])
+        return point_of_seeds([(trial.latency_s, _loss(trial)) for trial in self.trials])
 
     @property
     def mean_loss(self) -> float:
@@ -122,13 +122,13 @@ def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:
     groups: dict[str, list[Record]] = {}
     for record in ledger.finished(records):
         groups.setdefault(record.candidate_id, []).append(record)
-    completed = {name: [one for one in trials if one.status == "completed"] for name, trials in groups.items()}
-    pooled = pooled_deviation([[_loss(one) for one in trials] for trials in completed.values()])
+    completed = {name: [trial for trial in trials if trial.status == "completed"] for name, trials in groups.items()}
+    pooled = pooled_deviation([[_loss(trial) for trial in trials] for trials in completed.values()])
     return tuple(
         TrainedMember(
             trials=tuple(trials),
-            num_diverged=sum(one.status == "diverged" for one in groups[name]),
-            standard_error=standard_error([_loss(one) for one in trials], pooled),
+            num_diverged=sum(trial.status == "diverged" for trial in groups[name]),
+            standard_error=standard_error([_loss(trial) for trial in trials], pooled),
         )
         for name, trials in completed.items()
         if trials
@@ -148,21 +148,21 @@ def standard_error(losses: Sequence[float], pooled: float | None) -> float | Non
     """Of the mean of a member's losses, at least one, nats; None if no deviation is known."""
     if pooled is None:
         return None
-    own = math.sqrt(variance(losses)) if len(losses) >= 2 else 0.0
-    return max(pooled, own) / math.sqrt(len(losses))
+    deviation = math.sqrt(variance(losses)) if len(losses) >= 2 else 0.0
+    return max(pooled, deviation) / math.sqrt(len(losses))
 
 
-def better(one: TrainedMember, other: TrainedMember) -> bool:
-    """Whether `one` has a lower mean loss by more than seeds explain."""
-    if one.standard_error is None or other.standard_error is None:
+def better(member: TrainedMember, other: TrainedMember) -> bool:
+    """Whether `member` has a lower mean loss by more than seeds explain."""
+    if member.standard_error is None or other.standard_error is None:
         return False
-    apart = ERRORS_APART * math.hypot(one.standard_error, other.standard_error)
-    return other.mean_loss - one.mean_loss > apart
+    apart = ERRORS_APART * math.hypot(member.standard_error, other.standard_error)
+    return other.mean_loss - member.mean_loss > apart
 
 
-def verdict(one: TrainedMember, other: TrainedMember) -> Verdict:
-    """What may be said of `one` beside `other`."""
-    return "better" if better(one, other) else "worse" if better(other, one) else "no difference shown"
+def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
+    """What may be said of `member` beside `other`."""
+    return "better" if better(member, other) else "worse" if better(other, member) else "no difference shown"
 
 
 def in_noise(front: Sequence[TrainedMember]) -> tuple[bool, ...]:
@@ -171,7 +171,7 @@ def in_noise(front: Sequence[TrainedMember]) -> tuple[bool, ...]:
     All False where no member has two seeds: there, nothing is known of any difference.
     """
     known = any(member.standard_error is not None for member in front)
-    inside = [known and not better(dearer, cheaper) for cheaper, dearer in pairwise(front)]
+    inside = [known and not better(costlier, cheaper) for cheaper, costlier in pairwise(front)]
     return tuple([False][: len(front)] + inside)
 
 

@@ -70,9 +70,9 @@ def point_of_seeds(points: Sequence[Point]) -> Point:
     return max(latency_s for latency_s, _ in points), fmean(loss for _, loss in points)
 
 
-def dominates(one: Point, other: Point) -> bool:
-    """Whether `one` is at least as good in both coordinates and better in one."""
-    return one[0] <= other[0] and one[1] <= other[1] and one != other
+def dominates(point: Point, other: Point) -> bool:
+    """Whether `point` is at least as good in both coordinates and better in one."""
+    return point[0] <= other[0] and point[1] <= other[1] and point != other
 
 
 def _finite(points: Sequence[Point]) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":

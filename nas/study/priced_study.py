@@ -37,8 +37,9 @@ class PricedStudy:
     @property
     def lines(self) -> list[str]:
         """Size, feasible share, price of both ends, and what the prices leave out, a line each."""
-        found = self.feasible
-        return [*_left_out(self.left_out), *overview(found), *_extrapolated(found), *_last_projection(found)]
+        left_out = [f"left out of the space: {choice}: {reason}" for choice, reason in self.left_out.items()]
+        feasible = self.feasible
+        return [*left_out, *overview(feasible), *_extrapolated(feasible), *_last_projection(feasible)]
 
 
 def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
@@ -47,13 +48,13 @@ def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
     Raises UserError for a space, protocol or parent that cannot be read or priced, or a searcher that is none.
     """
     check_searcher(config.searcher)
-    if ":" in config.searcher:  # of one's own: what is wrong with it is told before anything takes time
+    if ":" in config.searcher:  # of one's own: what is wrong with it is said before anything takes time
         searcher_of(config.searcher)
     pricer = run_pricer(folder, config)
     space = run_space(folder, config, _tables(config, folder))
-    found = priceable(space, pricer, config.workload, config.accounting)
-    priced = price_space(found.space, pricer, config.workload, config.accounting)
-    return PricedStudy(feasible=within_budget(priced, config.budget), left_out=found.left_out)
+    rest = priceable(space, pricer, config.workload, config.accounting)
+    priced = price_space(rest.space, pricer, config.workload, config.accounting)
+    return PricedStudy(feasible=within_budget(priced, config.budget), left_out=rest.left_out)
 
 
 def _tables(config: StudyConfig, folder: Path | None) -> Architecture | None:
@@ -65,10 +66,6 @@ def _tables(config: StudyConfig, folder: Path | None) -> Architecture | None:
     from nas.conversion.parent import load_parent  # needs torch
 
     return load_parent(config.parent).model.architecture
-
-
-def _left_out(left_out: Mapping[str, str]) -> list[str]:
-    return [f"left out of the space: {choice}: {reason}" for choice, reason in left_out.items()]
 
 
 def _extrapolated(feasible: FeasibleSpace) -> list[str]:

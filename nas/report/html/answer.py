@@ -70,7 +70,7 @@ def answer_of(run: Run) -> Answer | None:
     )
 
 
-def rows_beside(run: Run, points: Sequence[Point], own: Setting) -> list[Row]:
+def rows_beside(run: Run, points: Sequence[Point], setting: Setting) -> list[Row]:
     """The pick among the parent, what was trained for comparison, the papers' ladder and n-grams, most expensive first.
 
     A row of the papers that this run has trained, or started from, is one row.
@@ -78,9 +78,9 @@ def rows_beside(run: Run, points: Sequence[Point], own: Setting) -> list[Row]:
     papers = {point.name for point in points if point.role == "paper"}
     pick = points[len(run.front) - 1] if run.front else None
     by_name: dict[str, list[_Priced]] = {}
-    for one, totals in sorted(zip(points, own.totals, strict=True), key=lambda priced: -(priced[1][0] or 0.0)):
-        if one is pick or one.name in papers or one.role in ("baseline", "parent"):
-            by_name.setdefault(one.name, []).append((one, totals))
+    for point, totals in sorted(zip(points, setting.totals, strict=True), key=lambda priced: -(priced[1][0] or 0.0)):
+        if point is pick or point.name in papers or point.role in ("baseline", "parent"):
+            by_name.setdefault(point.name, []).append((point, totals))
     return [*(_row(group, pick) for group in by_name.values()), *_floor_rows(run)]
 
 
@@ -95,9 +95,9 @@ def marks_of(run: Run) -> list[str]:
 
 def _row(group: Sequence[_Priced], pick: Point | None) -> Row:
     """Points of one name are one row: the pick before the parent, that before others trained here, then the papers'."""
-    kinds = ["pick" if one is pick else RANKED.get(one.role, "trained") for one, _ in group]
-    kind, (first, totals) = min(zip(kinds, group, strict=True), key=lambda one: list(NOTES).index(one[0]))
-    paper = next((one for one, _ in group if one.role == "paper"), None)
+    kinds = ["pick" if point is pick else RANKED.get(point.role, "trained") for point, _ in group]
+    kind, (first, totals) = min(zip(kinds, group, strict=True), key=lambda pair: list(NOTES).index(pair[0]))
+    paper = next((point for point, _ in group if point.role == "paper"), None)
     latency_s, sent_bytes = totals[0], totals[1]
     assert latency_s is not None
     assert sent_bytes is not None

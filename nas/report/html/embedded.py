@@ -1,17 +1,50 @@
-"""What the scripts of a page draw, as JSON inside it."""
+"""What the scripts of a page draw, as JSON inside it: points with their prices, and what training was like."""
 
+import csv
 import json
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from nas.report.front_figures import drawn_ngrams
 from nas.report.html.answer import answer_of
-from nas.report.html.curves import entropies, hypervolumes, learning_curves
 from nas.report.html.grid import Grid, Setting
 from nas.report.html.points import Point, perplexity_words
+from nas.run.front import front
+from nas.run.ledger import Record
+from nas.run.pareto import hypervolume
 from nas.run.run import Run
+
+MOST_STEPS = 80  # of a curve: more cannot be told apart on a screen
+
+
+class LossPoint(NamedTuple):
+    """number: of the member of the front. series: training or validation. loss: nats per token."""
+
+    number: int
+    series: str
+    tokens: int
+    loss: float
+
+
+class EntropyCell(NamedTuple):
+    """The attention entropy of one head in the last step of training, nats. number: of the member of the front."""
+
+    number: int
+    layer: int
+    head: int
+    entropy: float
+
+
+class Progress(NamedTuple):
+    """The hypervolume of the front, s*nat, when so many tokens had been trained, all trials together."""
+
+    tokens: int
+    hypervolume: float
 
 
 def embedded(run: Run, points: Sequence[Point], grid: Grid) -> Markup:
@@ -35,9 +68,9 @@ def _data(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
         "ngrams": [
             {"name": name, "perplexity": value} for name, value in zip(ngrams.names, ngrams.perplexity, strict=True)
         ],
-        "curves": [one._asdict() for one in learning_curves(run)],
-        "entropies": [one._asdict() for one in entropies(run)],
-        "hypervolumes": [one._asdict() for one in hypervolumes(run)],
+        "curves": [point._asdict() for point in learning_curves(run)],
+        "entropies": [cell._asdict() for cell in entropies(run)],
+        "hypervolumes": [progress._asdict() for progress in hypervolumes(run)],
         "seq_len": run.seq_len,
     }
 
@@ -62,3 +95,82 @@ def _point(point: Point) -> dict[str, Any]:
 def _setting(setting: Setting, columns: dict[tuple[float, ...] | None, int]) -> dict[str, Any]:
     parts = [[columns.setdefault(column, len(columns)) for column in point] for point in setting.parts]
     return setting._asdict() | {"parts": parts}
+
+
+def learning_curves(run: Run) -> list[LossPoint]:
+    """Of each member of the front the trial of its first seed: training losses, in means of equal steps, and rungs."""
+    points = []
+    for number, member in enumerate(run.front, 1):
+        trial = member.first
+        means = _means(_training_losses(_folder(run, trial) / "metrics.csv"))
+        points += [LossPoint(number, "training", tokens, loss) for tokens, loss in means]
+        points += [LossPoint(number, "validation", tokens, loss) for tokens, loss in _rungs(run.records, trial)]
+    return points
+
+
+def entropies(run: Run) -> list[EntropyCell]:
+    """Of each member of the front the trial of its first seed, where its folder has them."""
+    return [
+        EntropyCell(number, layer, head, entropy)
+        for number, member in enumerate(run.front, 1)
+        for layer, heads in enumerate(_last_entropies(_folder(run, member.first) / "diagnostics.jsonl"))
+        for head, entropy in enumerate(heads)
+        if entropy is not None
+    ]
+
+
+def hypervolumes(run: Run) -> list[Progress]:
+    """After every trial that ended, in the order of the ledger; more seeds move means, so it may fall."""
+    spent: dict[str, int] = {}
+    progress = [Progress(0, 0.0)]
+    for count, record in enumerate(run.records, 1):
+        spent[record.trial_id] = max(spent.get(record.trial_id, 0), record.tokens)
+        if record.event == "finished":
+            points = [member.point for member in front(run.records[:count], run.budget)]
+            progress.append(Progress(sum(spent.values()), hypervolume(points, run.meta.reference)))
+    return progress
+
+
+def _folder(run: Run, trial: Record) -> Path:
+    return run.folder / "trials" / trial.trial_id
+
+
+def _rungs(records: Sequence[Record], trial: Record) -> list[tuple[int, float]]:
+    rungs = (record for record in records if record.trial_id == trial.trial_id)
+    return sorted({rung.tokens: rung.val_loss for rung in rungs if rung.val_loss is not None}.items())
+
+
+def _training_losses(path: Path) -> Iterator[tuple[int, float]]:
+    """Tokens and training loss of each step on disk."""
+    for row in csv.DictReader(_lines(path)):
+        try:
+            tokens, loss = int(row["tokens"]), float(row["train_loss"])
+        except (KeyError, TypeError, ValueError):  # a torn line ends it
+            return
+        if math.isfinite(loss):
+            yield tokens, loss
+
+
+def _last_entropies(path: Path) -> list[list[float | None]]:
+    """Layers x heads, as in `Diagnosis`."""
+    try:
+        entropies: list[list[float | None]] = json.loads(_lines(path)[-1])["head_entropies"]
+    except (IndexError, KeyError, TypeError, ValueError):  # none, or a torn line
+        return []
+    return entropies
+
+
+def _lines(path: Path) -> list[str]:
+    """None of a trial whose folder is elsewhere."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def _means(steps: Iterator[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most MOST_STEPS means over as many consecutive steps each, at the last tokens of each."""
+    known = list(steps)
+    size = -(-len(known) // MOST_STEPS) or 1
+    groups = [known[start : start + size] for start in range(0, len(known), size)]
+    return [(group[-1][0], round(fmean(loss for _, loss in group), 4)) for group in groups]

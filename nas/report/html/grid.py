@@ -64,11 +64,11 @@ class Grid(NamedTuple):
 def price_grid(run: Run, points: Sequence[Point]) -> Grid:
     """Prices all points under the run's own setting and every other that it can be asked about."""
     graphs = _lowering(run)
-    own = _priced(run, run.pricer, run.seq_len, points, graphs)
-    settings, left_out = [_as_searched(run, own, points)], list[str]()
+    first = _priced(run, run.pricer, run.seq_len, points, graphs)
+    settings, left_out = [_as_searched(run, first, points)], list[str]()
     for pricer in _pricers(run, left_out):
         for seq_len in _seq_lens(run):
-            if (pricer.protocol, pricer.network, seq_len) == (own.protocol, own.network, own.seq_len):
+            if (pricer.protocol, pricer.network, seq_len) == (first.protocol, first.network, first.seq_len):
                 continue
             try:
                 settings.append(_priced(run, pricer, seq_len, points, graphs))
@@ -120,7 +120,7 @@ def _priced(run: Run, pricer: Pricer, seq_len: int, points: Sequence[Point], gra
         network=pricer.network,
         seq_len=seq_len,
         trust=caption(pricer.trust),
-        outside=outside(pricer, (graph for one in trained for graph in graphs(one.architecture, seq_len))),
+        outside=outside(pricer, (graph for point in trained for graph in graphs(point.architecture, seq_len))),
         totals=measures,
         kinds=kinds,
         parts=tuple(_parts(prices, kinds) for prices in by_kind),
@@ -129,13 +129,13 @@ def _priced(run: Run, pricer: Pricer, seq_len: int, points: Sequence[Point], gra
     )
 
 
-def _as_searched(run: Run, own: Setting, points: Sequence[Point]) -> Setting:
+def _as_searched(run: Run, priced: Setting, points: Sequence[Point]) -> Setting:
     """The run's own setting: with the prices of its ledger, within its budget, and candidates alone on the front."""
     totals = tuple(
         known if point.member is None else _of_ledger(point.member)
-        for point, known in zip(points, own.totals, strict=True)
+        for point, known in zip(points, priced.totals, strict=True)
     )
-    return own._replace(
+    return priced._replace(
         totals=totals,
         fronts=_fronts(points, totals, run.budget, any_role=False),
         budgets=(run.budget.latency_s, run.budget.sent_bytes, None),

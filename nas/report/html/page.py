@@ -7,13 +7,15 @@ the scripts of this package, by their digests, may run, whatever text a run brin
 import base64
 import hashlib
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from costmodel.config.cli import flags_of
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.errors import UserError
 from nas.report.html.answer import answer_of, marks_of, rows_beside
@@ -22,7 +24,6 @@ from nas.report.html.embedded import embedded
 from nas.report.html.grid import Grid, price_grid
 from nas.report.html.placements import layer_map
 from nas.report.html.points import Point, perplexity_words, points_of, rows_of
-from nas.report.html.reproduce import commands_of
 from nas.report.summary import ngram_lines
 from nas.run.ledger import Record, architecture_of
 from nas.run.run import Run
@@ -189,3 +190,55 @@ def _why_nothing(run: Run) -> list[str]:
     ended = run.finished
     reasons = dict.fromkeys(f"{record.notation}: {record.status}, {record.reason}" for record in ended if record.reason)
     return [*lines, *list(reasons)[:5]]
+
+
+class Command(NamedTuple):
+    """A line for a shell, and what it does."""
+
+    line: str
+    does: str
+
+
+def commands_of(run: Run) -> list[Command]:
+    """Search again, look, export the pick, price it, go on."""
+    folder = shlex.quote(_short(run.folder))
+    commands = [
+        Command(shlex.join(["python", "-m", "nas.search", *flags_of(run.config)]), "the same search, from the start"),
+        Command(f"python -m nas.status {folder}", "where this run stands, and why trials did not complete"),
+        Command(f"python -m nas.report {folder}", "this page"),
+    ]
+    if run.front:
+        commands += _of_the_pick(run, folder, shlex.quote(run.front[-1].arch_id))
+    return commands
+
+
+def _of_the_pick(run: Run, folder: str, pick: str) -> list[Command]:
+    priced = f"python -m costmodel estimate {folder}/architectures/{pick}.yaml {_priced_under(run, folder)}"
+    return [
+        Command(f"python -m nas.export {folder} --pick {pick} --fold", "the pick, folded, with its weights"),
+        Command(priced, "its costs as written, op by op, and what it deploys to"),
+    ]
+
+
+def _priced_under(run: Run, folder: str) -> str:
+    """Flags of what the run's prices are of; its own network and testbed are the copies that it keeps."""
+    work = run.workload
+    flags = {
+        "protocol": run.pricer.protocol,
+        "network": run.pricer.network and shlex.quote(run.pricer.network),
+        **{kept: f"{folder}/{kept}.yaml" for kept in ("network", "testbed") if (run.folder / f"{kept}.yaml").exists()},
+        "seq-len": run.seq_len,
+        "projection": None if work.deployment.projection == "all" else work.deployment.projection,
+        "embedding": None if work.deployment.embedding == "one-hot" else work.deployment.embedding,
+        "new-tokens": None if work.new_tokens == 1 else work.new_tokens,
+        "weights": run.config.weights,
+    }
+    return " ".join(f"--{name} {value}" for name, value in flags.items() if value)
+
+
+def _short(folder: Path) -> str:
+    """From where the command was given, if the run is below; else the run's own name."""
+    try:
+        return str(folder.relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)

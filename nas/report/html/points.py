@@ -41,7 +41,11 @@ def points_of(run: Run) -> tuple[Point, ...]:
     others = [member for member in behind if member.role != "baseline"]
     baselines = [member for member in behind if member.role == "baseline"]
     trained = [*run.front, *_nearest(others), *baselines]
-    return (*(_trained(run, one, numbers.get(one.candidate_id, 0)) for one in trained), *_parent(run), *_papers(run))
+    return (
+        *(_trained(run, member, numbers.get(member.candidate_id, 0)) for member in trained),
+        *_parent(run),
+        *_papers(run),
+    )
 
 
 def rows_of(run: Run) -> list[PublishedRow]:
@@ -73,8 +77,9 @@ def _trained(run: Run, member: TrainedMember, number: int) -> Point:
 
 def _nearest(behind: Sequence[TrainedMember]) -> list[TrainedMember]:
     """By Pareto rank, best first; in order of proposal where that is equal."""
-    rank = dict(zip((one.candidate_id for one in behind), ranks([one.point for one in behind]), strict=True))
-    return sorted(behind, key=lambda one: rank[one.candidate_id])[:MOST_DOMINATED]
+    names, points = [member.candidate_id for member in behind], [member.point for member in behind]
+    rank = dict(zip(names, ranks(points), strict=True))
+    return sorted(behind, key=lambda member: rank[member.candidate_id])[:MOST_DOMINATED]
 
 
 def _parent(run: Run) -> list[Point]:
