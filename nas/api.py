@@ -117,7 +117,7 @@ class RepricedRun:
 
     @property
     def lines(self) -> list[str]:
-        """What changes, in words."""
+        """Says what changes."""
         return what_if_lines(self.found)
 
     @property

@@ -73,7 +73,7 @@ def export(
 
 
 def _fold_lines(made: Export, fold: Fold) -> list[str]:
-    """What became of a folded model, as the check measured it."""
+    """Describes a folded model, as the check measured it."""
     facts, cost, check = made.facts, made.facts.cost, fold.check
     outside = describe(cost.extrapolated)
     failed = "the check failed with nothing left to unfold: do not rely on this model"

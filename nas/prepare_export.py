@@ -1,4 +1,4 @@
-"""What an export holds: a candidate of a run or what `nas.train` trained, folded or not, and what is known of it."""
+"""The content of an export: a candidate of a run or what `nas.train` trained, folded or not, and its facts."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -81,7 +81,7 @@ def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
 
 
 def training_export(folder: Path, *, fold: bool = False) -> Export:
-    """What the last checkpoint of a training holds, priced under `published`. Raises UserError if there is none."""
+    """The export of a training's last checkpoint, priced under `published`. Raises UserError if there is none."""
     training = read_training(folder)
     candidate, scale = training.candidate, training.candidate.recipe.scale
     last = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})

@@ -24,7 +24,7 @@ from search_spaces.budget.feasible import check_feasible
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What the command line asks for: fields of a new study, or what changes of the run to resume."""
+    """The request of a command line: fields of a new study, or what changes of the run to resume."""
 
     given: Mapping[str, Any]
     run: Run | None

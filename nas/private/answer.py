@@ -131,7 +131,7 @@ def difference(predicted: int, measured: int) -> str:
 
 
 def answer_document(setup: Setup, answer: Answer) -> dict[str, Any]:
-    """As JSON data: SI numbers, every key always there, null for what is not known."""
+    """JSON data: SI numbers, every key always there, null for what is not known."""
     return {
         **setup_document(setup),
         "prompt": {"text": answer.prompt.text, "tokens": list(answer.prompt.ids)},

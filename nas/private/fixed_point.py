@@ -1,4 +1,4 @@
-"""What is left of a model in fixed point: validation tokens by teacher forcing, privately and in the clear.
+"""Perplexity of a model in fixed point: validation tokens by teacher forcing, privately and in the clear.
 
 Of the builtin parent (12 layers, LayerNorm, GELU by tanh), `python -m nas.private builtin --perplexity 2048`, semi2k:
 perplexity 7.375 in the clear and 7.378 privately, top-1 as in the clear on 98.4 % (97.8 to 98.9 %), logits off by up to
@@ -124,7 +124,7 @@ def _clear(setup: Setup) -> ClearRun:
 
 
 def _losses(logits: Array, targets: Tokens) -> Array:
-    """Of every token, in nats. logits: tokens x vocab."""
+    """Losses of every token, in nats. logits: tokens x vocab."""
     logits = np.asarray(logits, dtype=np.float64)
     largest = logits.max(axis=-1)
     total = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=-1))
@@ -167,7 +167,7 @@ def _cells(scored: Scored) -> list[str]:
 
 
 def gelu_lines(setup: Setup) -> list[str]:
-    """What the engine makes of GELU by tanh, for a model that has it."""
+    """Says what the engine makes of GELU by tanh, for a model that has it."""
     architecture = setup.model.architecture
     if all(gelu_form(architecture, layer) != "tanh" for layer in architecture.layers):
         return []
@@ -178,7 +178,7 @@ def gelu_lines(setup: Setup) -> list[str]:
 
 
 def unscored_lines(setup: Setup, scores: Sequence[Scored | Unscored]) -> list[str]:
-    """What it cannot be run in."""
+    """Names the arithmetics that it cannot be run in."""
     return [
         f"not run: {setup.protocol}, {describe_setting(score.setting)}: {score.reason}"
         for score in scores
@@ -189,7 +189,7 @@ def unscored_lines(setup: Setup, scores: Sequence[Scored | Unscored]) -> list[st
 def fixed_point_document(
     setup: Setup, clear: float, scores: Sequence[Scored | Unscored], tokens: Tokens
 ) -> dict[str, Any]:
-    """As JSON data; `reason` is null for an arithmetic that the model was run in, all else null for one it was not.
+    """JSON data; `reason` is null for an arithmetic that the model was run in, all else null for one it was not.
 
     So is a perplexity that is no finite number, as of logits that overflowed.
     """

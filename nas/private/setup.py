@@ -1,4 +1,4 @@
-"""What is run and how: the model, the protocol with its numbers, and the network that seconds are predicted on."""
+"""The set-up of a private run: the model, the protocol with its numbers, the network that seconds are predicted on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,7 +116,7 @@ def trust_lines(setup: Setup) -> list[str]:
 
 
 def header_lines(setup: Setup) -> list[str]:
-    """What is about to be run, and whom it trusts."""
+    """Says what is about to be run, and whom it trusts."""
     return [
         f"{setup.model.name}; protocol {setup.protocol}, {describe_setting(setup.setting)}; {ENGINE}",
         *setup.model.notes,

@@ -1,1 +1,1 @@
-"""What a person sees of a run: progress, summaries, figures."""
+"""Progress, summaries, figures and the page of a run."""

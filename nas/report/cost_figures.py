@@ -69,7 +69,7 @@ class BreakdownFigure(NamedTuple):
 
 
 def chosen(members: Sequence[Record], baselines: Iterable[Record], base: Architecture) -> dict[str, Architecture]:
-    """What to draw, by label: of a front both ends and as many between, evenly; and the first baselines.
+    """Architectures to draw, by label: both ends of a front, members evenly between, the first baselines.
 
     Recipes have no price, so `EReg(X)` and X are one.
     """
@@ -176,7 +176,7 @@ def _latency_s(price: Price, bandwidth_bits_per_s: float, rtt_s: float) -> float
 
 
 def kind_of(node: Node) -> str:
-    """What an op is called in figures."""
+    """The name of an op in figures."""
     return node.op.label or type(node.op).__name__
 
 

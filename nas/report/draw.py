@@ -286,14 +286,11 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1, label=f"budget {data.budget_min:g} min")
     _draw_ngrams(axes, data.ngrams)
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
-    axes.yaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
+    _label_perplexity(axes)
     axes.set_xlabel(
         "predicted latency per token, as deployed (minutes)\n"
         "horizontal bar: over all coefficients consistent with the data"
     )
-    axes.set_ylabel("validation perplexity (log scale)")
-    axes.tick_params(axis="y", which="both", labelsize=8)
     axes.grid(alpha=0.2)
     _label(axes, data.baselines)
     _label(axes, data.front._replace(names=tuple(map(str, range(1, len(data.front.names) + 1)))))
@@ -333,7 +330,7 @@ def _draw_group(axes: Axes, group: Group, *, color: str, marker: str, label: str
 
 
 def _explain_seeds(axes: Axes, groups: Iterable[Group]) -> None:
-    """What full and hollow marks are, where both can be."""
+    """Explains full and hollow marks, where both can be."""
     if any(spread is not None for group in groups for spread in group.spread):
         axes.plot([], [], color="0.3", marker="|", markersize=9, linestyle="", label=f"mean over seeds, {ERRORS}")
     axes.plot([], [], color="0.3", marker="o", markersize=5, linestyle="", markerfacecolor="white", label="one seed")

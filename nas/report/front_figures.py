@@ -34,7 +34,7 @@ class Group(NamedTuple):
 
 
 class NgramLines(NamedTuple):
-    """What n-gram models of the same tokens reach; no names for a run without one."""
+    """Perplexities of n-gram models of the same tokens; no names for a run without one."""
 
     title: str
     names: tuple[str, ...]

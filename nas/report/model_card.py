@@ -1,4 +1,4 @@
-"""What is known of an exported model, as data for export.yaml and as its README.md: a model card."""
+"""Facts of an exported model, as data for export.yaml and as its README.md: a model card."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -59,7 +59,7 @@ class Form:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What training came to. val_loss: nats per token. tokens: trained on. ngrams: of as many tokens, if counted."""
+    """The outcome of training. val_loss: nats per token. tokens: trained on. ngrams: of as many tokens, if counted."""
 
     scale: str
     width: int
@@ -80,7 +80,7 @@ class Result:
         return self.ngrams.above_trigram(self.val_loss)
 
     def plain(self) -> dict[str, Any]:
-        """As plain data; n-grams in perplexities, nothing of them where they were not counted."""
+        """Plain data; n-grams in perplexities, nothing of them where they were not counted."""
         data = asdict(self)
         del data["ngrams"]
         if self.ngrams is None:
@@ -111,7 +111,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """What a repetition depends on. trial_id, budget_latency: of a run. command: of a training, after its module."""
+    """Everything a repetition depends on. trial_id, budget_latency: of a run. command: of a training."""
 
     run: str
     trial_id: str | None = None
@@ -143,7 +143,7 @@ class Fold:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiedPrice:
-    """What the search counted for a candidate: the price of what its weights fold to."""
+    """The price of what a candidate's weights fold to, which the search counted."""
 
     deployed: str | None
     deployed_id: str | None
@@ -173,7 +173,7 @@ class Facts:
     verified: VerifiedPrice | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As plain data for YAML."""
+        """Plain data for YAML."""
         data = {name: value for name, value in asdict(self).items() if value is not None}
         parts = {name: getattr(self, name).plain() for name in ("result", "cost", "provenance")}
         plain: dict[str, Any] = _lists(data | parts)

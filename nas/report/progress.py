@@ -1,9 +1,9 @@
 """The progress of a run on a terminal: one live table, or plain lines when the output is not a terminal."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
 from rich.live import Live
@@ -49,51 +49,46 @@ def table(run: Run, eta_s: float | None) -> Table:
     return result
 
 
-class Eta:
-    """Seconds to the end, from the trials that ended since this process began; None until the first has.
-
-    As if the front stayed as it is: its members lack seeds, those of another front may lack more.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._already_ended = len(run.finished)
-        self._began = time.monotonic()
-
-    def __call__(self, run: Run) -> float | None:
-        summary = run.summary
-        ended_here = summary.ended + summary.replicates - self._already_ended
-        if ended_here <= 0:
-            return None
-        left = max(0, run.num_planned - summary.ended) + summary.seeds_left
-        return (time.monotonic() - self._began) / ended_here * left
-
-
 @contextmanager
 def shown(console: Console, state: Callable[[], Run]) -> Iterator[Callable[[], None]]:
     """Yields a function to call when something may have changed; cheap to call often. state: the run as it stands."""
-    eta = Eta(state())
-    if not console.is_terminal:
-        print_line = _lines(console, state, eta)
-        try:
-            yield print_line
-        finally:
-            print_line(force=True)
-        return
-    with Live(console=console, auto_refresh=False) as live:
-        last = 0.0
+    eta_s, num_shown, checked = _eta(state()), -1, -math.inf
+    screen = Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext()
 
-        def refresh() -> None:
-            nonlocal last
-            if time.monotonic() - last >= REFRESH_S:
-                last = time.monotonic()
-                run = state()
-                live.update(table(run, eta(run)), refresh=True)
+    def refresh(*, force: bool = False) -> None:
+        nonlocal num_shown, checked
+        if time.monotonic() - checked < REFRESH_S and not force:
+            return
+        checked, run = time.monotonic(), state()
+        if isinstance(screen, Live):
+            screen.update(table(run, eta_s(run)), refresh=True)
+        elif (num_ended := run.summary.ended + run.summary.replicates) != num_shown:
+            num_shown = num_ended
+            console.print(line(run, eta_s(run)), soft_wrap=True, highlight=False)
 
+    with screen:
         try:
             yield refresh
         finally:
-            last = 0.0
-            refresh()
+            refresh(force=True)
+
+
+def _eta(first: Run) -> Callable[[Run], float | None]:
+    """Seconds to the end, from the trials that ended since the process began; None until one has.
+
+    As if the front stayed as it is: its members lack seeds, those of another front may lack more. first: at the start.
+    """
+    start = time.monotonic()
+
+    def eta_s(run: Run) -> float | None:
+        summary = run.summary
+        ended_here = summary.ended + summary.replicates - len(first.finished)
+        if ended_here <= 0:
+            return None
+        left = max(0, run.num_planned - summary.ended) + summary.seeds_left
+        return (time.monotonic() - start) / ended_here * left
+
+    return eta_s
 
 
 def _best(run: Run) -> str:
@@ -113,23 +108,3 @@ def _more_seeds(summary: Summary) -> str:
     if not summary.replicates and not summary.seeds_left:
         return ""
     return f"{summary.replicates}/{summary.replicates + summary.seeds_left} more seeds, "
-
-
-class _Refresh(Protocol):
-    def __call__(self, *, force: bool = False) -> None: ...
-
-
-def _lines(console: Console, state: Callable[[], Run], eta: Eta) -> _Refresh:
-    shown_ended, checked = -1, 0.0
-
-    def refresh(*, force: bool = False) -> None:
-        nonlocal shown_ended, checked
-        if time.monotonic() - checked < REFRESH_S and not force:
-            return
-        checked = time.monotonic()
-        run = state()
-        if (ended := run.summary.ended + run.summary.replicates) != shown_ended:
-            shown_ended = ended
-            console.print(line(run, eta(run)), soft_wrap=True, highlight=False)
-
-    return refresh

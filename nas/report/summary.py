@@ -63,7 +63,7 @@ def ngram_lines(ngrams: NgramBaseline | None) -> list[str]:
 
 
 def mark(loss: float, ngrams: NgramBaseline | None) -> str:
-    """What is said of a loss, in nats, above that of the trigram, whose context is two tokens; empty for the others."""
+    """Marks a loss, in nats, above that of the trigram, whose context is two tokens; empty for the others."""
     return KNOWS_LESS if ngrams is not None and ngrams.above_trigram(loss) else ""
 
 
@@ -106,7 +106,7 @@ def price_line(run: Run) -> str:
 
 
 def outside(pricer: Pricer, graphs: Iterable[OpGraph]) -> str:
-    """What of some models lies outside the data of their prices, each dimension once; empty if nothing does.
+    """Names what lies outside the data of prices, each dimension once; empty if nothing does.
 
     `num_layers 6 (data: 12 to 18)` and `num_layers 10 (data: 12 to 18)` are `num_layers 6, 10 (data: 12 to 18)`; of
     how many times an op does more than any that was measured, the most.

@@ -41,7 +41,7 @@ def what_if_table(what_if: WhatIf) -> Table:
 
 
 def what_if_lines(what_if: WhatIf) -> list[str]:
-    """What is compared, and which picks survive."""
+    """Says what is compared, and which picks survive."""
     before, after = what_if.before, what_if.after
     lines = [
         f"then: {what_if.title_before}, within {format_budget(what_if.run.budget)} a token",

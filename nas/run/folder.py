@@ -52,7 +52,7 @@ class ParentResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meta:
-    """What a run was made with, beyond its configuration.
+    """Everything a run was made with, beyond its configuration.
 
     reference: the hypervolume's reference point: (latency_s, natural log of the unigram model's perplexity).
     base: the dimensions that all members share (its own layers are of no account).
@@ -130,7 +130,7 @@ def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | N
 def run_pricer(
     folder: Path | None, config: StudyConfig, network: str | None = None, testbed: Path | None = None
 ) -> Pricer:
-    """What a run is priced under, on its own network and testbed unless others are given; None is a run to be."""
+    """The prices of a run, on its own network and testbed unless others are given; None is a run to be."""
     kept = own_file(folder, config, "testbed")
     return load_pricer(
         config.protocol,
@@ -141,7 +141,7 @@ def run_pricer(
 
 
 def own_file(folder: Path | None, config: StudyConfig, field: str) -> str | None:
-    """What the configuration names in a field of `KEPT_FILES`: the run's copy of it, where there is one."""
+    """The file that a field of `KEPT_FILES` names: the run's copy of it, where there is one."""
     given: str | None = getattr(config, field)
     copy = None if folder is None else folder / KEPT_FILES[field]
     return str(copy) if given is not None and copy is not None and copy.exists() else given

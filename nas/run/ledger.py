@@ -103,12 +103,12 @@ class Record:
 
 
 def architecture_of(record: Record, base: Architecture) -> Architecture:
-    """What a trial was a candidate of, as it is priced. base: of the run's space, as its meta.json has it."""
+    """The architecture that a trial is of, as it is priced. base: of the run's space, as its meta.json has it."""
     return parse(record.placement, base).architecture
 
 
 def deployed_of(record: Record, base: Architecture) -> Architecture:
-    """What a trial deploys to; where prices are of models as written, that."""
+    """The form that a trial deploys to; where prices are of models as written, that."""
     if record.deployed is None:
         return architecture_of(record, base)
     return parse_deployed(record.deployed, base)

@@ -101,7 +101,7 @@ class TrainedMember:
 
     @property
     def deployed(self) -> str | None:
-        """What it runs as: of the most expensive seed."""
+        """The form it runs as, of its most expensive seed."""
         return self.most_expensive.deployed
 
     @property
@@ -145,7 +145,7 @@ def pooled_deviation(losses: Iterable[Sequence[float]]) -> float | None:
 
 
 def standard_error(losses: Sequence[float], pooled: float | None) -> float | None:
-    """Of the mean of a member's losses, at least one, nats; None if no deviation is known."""
+    """Standard error of the mean of a member's losses, at least one, nats; None if no deviation is known."""
     if pooled is None:
         return None
     deviation = math.sqrt(variance(losses)) if len(losses) >= 2 else 0.0
@@ -161,7 +161,7 @@ def better(member: TrainedMember, other: TrainedMember) -> bool:
 
 
 def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
-    """What may be said of `member` beside `other`."""
+    """Compares `member` with `other`, as far as seeds allow."""
     return "better" if better(member, other) else "worse" if better(other, member) else "no difference shown"
 
 

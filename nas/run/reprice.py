@@ -63,7 +63,7 @@ class WhatIf:
         return _setting(self.repriced[0], self.workload)
 
     def status(self, member: TrainedMember) -> Status:
-        """What became of a re-priced member of either front."""
+        """Whether a re-priced member of either front stays, enters, costs too much or is dominated."""
         if member not in self.after:
             return "dominated" if is_eligible(member, self.budget) else "over budget"
         return "stays" if member.trial_id in {kept.trial_id for kept in self.before} else "enters"

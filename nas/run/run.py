@@ -130,7 +130,7 @@ class Run:
 
     @cached_property
     def pricer(self) -> Pricer:
-        """What the run is priced under, on its own network and testbed."""
+        """The run's prices, on its own network and testbed."""
         return run_pricer(self.folder, self.config)
 
     @property
@@ -153,16 +153,16 @@ class Run:
 
     @property
     def parent(self) -> ParentResult | None:
-        """What the parent of the candidates reaches; None without one."""
+        """The result of the candidates' parent; None without one."""
         return self.meta.parent
 
     @property
     def ngrams(self) -> NgramBaseline | None:
-        """What n-gram models reach of the training tokens; None where that was not counted."""
+        """The result of n-gram models of the training tokens; None where they were not counted."""
         return self.meta.ngrams
 
     def priced_form(self, record: Record) -> Architecture:
-        """What the price of a trial is of."""
+        """The architecture that a trial's price is of."""
         return (deployed_of if self.config.accounting == "deployed" else architecture_of)(record, self.base)
 
     def pick(self, choice: str) -> Record:

@@ -63,7 +63,7 @@ def _as_one(member: TrainedMember) -> Record:
 
 
 def _seed_columns(trained: Sequence[TrainedMember | None]) -> Mapping[str, Sequence[object]]:
-    """What the seeds of each row's candidate come to; empty where none completed."""
+    """Means and spread over the seeds of each row's candidate; empty where none completed."""
     known = [None if member is None else (member, member.perplexity_bounds or (None, None)) for member in trained]
     return {
         "num_seeds": [row and row[0].num_seeds for row in known],

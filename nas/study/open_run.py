@@ -78,7 +78,7 @@ def open_trials(
 def search_problem(
     feasible: FeasibleSpace, meta: Meta, published: Sequence[Member], blocks: BlockScores | None
 ) -> SearchProblem:
-    """What a searcher may know before anything is trained.
+    """Everything a searcher may know before anything is trained.
 
     From a parent, what knows less than a trigram is no answer to anyone; from scratch few know more.
     """
@@ -102,7 +102,7 @@ def _known(feasible: FeasibleSpace, meta: Meta) -> tuple[Trained, ...]:
 
 
 def proposals_of(records: Sequence[Record], base: Architecture) -> list[Proposal]:
-    """What a ledger says was proposed, in order."""
+    """Proposals of a ledger, in order."""
     proposed = {record.index: record for record in records if record.event == "proposed"}
     return [
         Proposal(
@@ -123,7 +123,7 @@ def _is_baseline(member: Member, meta: Meta) -> bool:
 
 
 def study_ngrams(recipe: Recipe, seed: int, corpus: Corpus, tell: Callable[[str], None]) -> NgramBaseline:
-    """What n-gram models reach of the tokens that candidates see: of the whole training side, if their parent saw it.
+    """The n-gram baseline of the tokens that candidates see: of the whole training side, if their parent saw it.
 
     What else a parent has seen nobody counts. Raises UserError if a split of the corpus has no sequence.
     """
@@ -145,7 +145,7 @@ def new_meta(
     parent: Parent | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Meta:
-    """What a new run is made with."""
+    """The meta of a new run."""
     assert config.budget.latency_s is not None
     recipe = study_recipe(config, parent and parent.route)
     return Meta(

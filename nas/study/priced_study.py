@@ -26,7 +26,7 @@ class PricedStudy:
 
     @property
     def num_members(self) -> int:
-        """Of the whole space, counted exactly."""
+        """Members of the whole space, counted exactly."""
         return num_members(self.feasible.space)
 
     @property
@@ -69,7 +69,7 @@ def _tables(config: StudyConfig, folder: Path | None) -> Architecture | None:
 
 
 def _extrapolated(feasible: FeasibleSpace) -> list[str]:
-    """What `published` prices beyond its data: all of its rows have 12 heads in every layer."""
+    """Notes what `published` prices beyond its data: all of its rows have 12 heads in every layer."""
     choices = feasible.space.definition.choices
     if feasible.priced.pricer.protocol != "published" or choices is None or "softmax-half" not in choices.attention:
         return []
@@ -77,7 +77,7 @@ def _extrapolated(feasible: FeasibleSpace) -> list[str]:
 
 
 def _last_projection(feasible: FeasibleSpace) -> list[str]:
-    """What the budget would admit if the last token alone were projected onto the vocabulary."""
+    """Says what the budget would admit if the last token alone were projected onto the vocabulary."""
     priced, work = feasible.priced, feasible.priced.workload
     if work.deployment.projection == "last":
         return []
@@ -88,7 +88,7 @@ def _last_projection(feasible: FeasibleSpace) -> list[str]:
 
 
 def overview(feasible: FeasibleSpace) -> list[str]:
-    """What is known before anything is trained: size, feasible share, cheapest and most expensive member."""
+    """Says what is known before anything is trained: size, feasible share, cheapest and most expensive member."""
     priced = feasible.priced
     size, within = num_members(priced.space), feasible.num_feasible
     lines = [

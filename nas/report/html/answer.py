@@ -85,7 +85,7 @@ def rows_beside(run: Run, points: Sequence[Point], setting: Setting) -> list[Row
 
 
 def marks_of(run: Run) -> list[str]:
-    """Of each member of the front, what speaks against it."""
+    """Says of each member of the front what speaks against it."""
     marks = []
     for member, noise in zip(run.front, noise_marks(run.front), strict=True):
         price = "its price range crosses the budget" if crosses(member, run.budget) else ""

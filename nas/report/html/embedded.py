@@ -1,4 +1,4 @@
-"""What the scripts of a page draw, as JSON inside it: points with their prices, and what training was like."""
+"""The data that a page's scripts draw, as JSON inside it: points with their prices, and what training was like."""
 
 import csv
 import json
@@ -56,7 +56,7 @@ def embedded(run: Run, points: Sequence[Point], grid: Grid) -> Markup:
 
 
 def _data(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
-    """What the scripts draw; prices are looked up in `settings`, those of kinds of op in `columns`, by their place."""
+    """The scripts' data; prices are looked up in `settings`, those of kinds of op in `columns`, by their place."""
     ngrams = drawn_ngrams(run.ngrams, run.members)
     columns: dict[tuple[float, ...] | None, int] = {}  # networks share bytes and rounds
     answer = answer_of(run)
@@ -98,7 +98,7 @@ def _setting(setting: Setting, columns: dict[tuple[float, ...] | None, int]) -> 
 
 
 def learning_curves(run: Run) -> list[LossPoint]:
-    """Of each member of the front the trial of its first seed: training losses, in means of equal steps, and rungs."""
+    """Losses of each front member's first seed: of training, in means of equal steps, and rungs."""
     points = []
     for number, member in enumerate(run.front, 1):
         trial = member.first
@@ -109,7 +109,7 @@ def learning_curves(run: Run) -> list[LossPoint]:
 
 
 def entropies(run: Run) -> list[EntropyCell]:
-    """Of each member of the front the trial of its first seed, where its folder has them."""
+    """Entropies of each front member's first seed, where its folder has them."""
     return [
         EntropyCell(number, layer, head, entropy)
         for number, member in enumerate(run.front, 1)

@@ -34,7 +34,7 @@ Graphs: TypeAlias = Callable[[Architecture, int], list[OpGraph]]
 
 
 class Setting(NamedTuple):
-    """What prices are under, and the prices of all points, in their order.
+    """A protocol, network and prompt, and the prices of all points under them, in their order.
 
     outside: what of the trained members lies outside the data of the prices, in words.
     totals: a point's measures; None where the protocol does not tell them. kinds: kinds of op.
@@ -91,7 +91,7 @@ def _pricers(run: Run, left_out: list[str]) -> Iterator[Pricer]:
 
 
 def _seq_lens(run: Run) -> list[int]:
-    """Of several new tokens the prompt stays as it is: each of them has a graph of its own."""
+    """The lengths of prompts; with several new tokens the run's alone, since each token has a graph of its own."""
     if run.workload.new_tokens > 1:
         return [run.seq_len]
     return sorted({run.seq_len, *(length for length in SEQ_LENS if length <= run.base.context)})
@@ -173,7 +173,7 @@ def _short(value: float) -> float:
 def _fronts(
     points: Sequence[Point], totals: Sequence[tuple[float | None, ...]], budget: Budget, *, any_role: bool
 ) -> tuple[tuple[int, ...] | None, ...]:
-    """Of each measure; None where it is not known."""
+    """The front of each measure; None where that is not known."""
     feasible = [index for index, point in enumerate(points) if _may_be_on_a_front(point, budget, any_role=any_role)]
     return tuple(_front(points, totals, feasible, place) for place in range(len(MEASURES)))
 

@@ -128,7 +128,7 @@ def _setting_words(run: Run) -> str:
 
 
 def _panel(run: Run, point: Point, totals: tuple[float | None, ...]) -> dict[str, Any]:
-    """What the panel of a point says; its layer map is of what was trained."""
+    """The panel of a point; its layer map is of what was trained."""
     member = point.member
     trained = architecture_of(member.first, run.base) if member else parse(point.name, run.base).architecture
     latency_s, sent_bytes, rounds = totals

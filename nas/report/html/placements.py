@@ -70,7 +70,7 @@ def layer_map(architecture: Architecture, accounting: Accounting) -> tuple[Layer
 
 
 def kept_words(architecture: Architecture, accounting: Accounting) -> str:
-    """What is left to run, counted: `attention in 10 of 12 layers, ReLU FFN in 9, no norm`."""
+    """The parts that are left to run, counted: `attention in 10 of 12 layers, ReLU FFN in 9, no norm`."""
     columns, whole = layer_map(architecture, accounting), architecture.num_layers
     final = deployed(architecture).final_norm if accounting == "deployed" else architecture.final_norm
     attention = [column.attention for column in columns if column.attention.status == "kept"]

@@ -1,4 +1,4 @@
-"""What a page has a price for: the trained members of a run, its parent, and the papers' rows of the same size."""
+"""The points that a page prices: the trained members of a run, its parent, and the papers' rows of the same size."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple

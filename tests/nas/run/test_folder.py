@@ -11,6 +11,9 @@ from costmodel.network import NETWORKS
 from costmodel.protocols.derived import TESTBEDS
 from nas.run.config import StudyConfig
 from nas.run.folder import read_config, read_meta, run_pricer, run_space, write_config, write_meta
+from nas.run.ledger import SCHEMA_VERSION
+from nas.run.run import Run
+from nas.study.open_run import checked_meta
 from nas.study.priced_study import price_study
 
 NETWORK = "name: mine\nbandwidth_bits_per_s: 1.0e+8\nrtt_s: 0.02\nsource: a cable\n"
@@ -70,3 +73,23 @@ def test_ngrams_are_kept_and_may_be_missing(tmp_path: Path, make_meta, ngrams) -
     del data["ngrams"]
     (tmp_path / "meta.json").write_text(json.dumps(data))
     assert read_meta(tmp_path) == make_meta()
+
+
+def test_a_run_of_another_schema_is_refused_in_a_line(tmp_path: Path, make_run) -> None:
+    run = make_run()
+    write_config(tmp_path, run.config)
+    write_meta(tmp_path, run.meta)
+    path = tmp_path / "meta.json"
+    path.write_text(path.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 3'))
+    with pytest.raises(UserError, match=rf"^{path}: `schema_version` must be {SCHEMA_VERSION}, but got 3; [^\n]*$"):
+        Run.read(tmp_path)
+
+
+def test_results_of_other_prices_or_data_are_never_mixed(tmp_path: Path, make_meta, feasible, corpus) -> None:
+    config = StudyConfig(budget_latency="5min")
+    write_meta(tmp_path, make_meta())
+    with pytest.raises(UserError, match="`cost_model_id` of .* must be the present one, 0, but is 1-m; .* never mixed"):
+        checked_meta(tmp_path, config, feasible, corpus)
+    write_meta(tmp_path, make_meta(cost_model_id="0"))
+    with pytest.raises(UserError, match="`corpus` of .*, but is c; .* start a new run"):
+        checked_meta(tmp_path, config, feasible, corpus)
