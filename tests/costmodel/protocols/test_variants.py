@@ -24,6 +24,10 @@ VARIANTS = {
     "decode": ("SM(t)+R", "tiny", Dimensions(), DECODE),
     "decode rotary": ("SM+G", "pythia-70m", Dimensions(softmax="2quad", gelu="piecewise"), DECODE),
     "decode simplified": ("HH(SM+ScFuFFN)", "tiny", Dimensions(softmax="relu", layers=2), DECODE),
+    "batch": ("SM(t)+LN+R", "tiny", Dimensions(), Deployment(batch=3)),
+    "decode batch": ("SM+LN+R", "pythia-70m", Dimensions(layers=2), replace(DECODE, batch=3)),
+    "last of a batch": ("HH(SM)", "tiny", Dimensions(layers=2), replace(LAST, rows="needed", batch=3)),
+    "vocabulary in halves": ("SM+LN+R", "tiny", Dimensions(), Deployment(vocab_blocks=2)),
 }
 CASES = [
     ("semi2k", "forms"),
@@ -31,6 +35,11 @@ CASES = [
     ("semi2k", "decode simplified"),
     ("aby3", "decode"),
     ("aby3", "decode rotary"),
+    ("semi2k", "batch"),
+    ("semi2k", "last of a batch"),
+    ("semi2k", "vocabulary in halves"),
+    ("aby3", "decode batch"),
+    ("cheetah", "batch"),
     pytest.param("cheetah", "forms", marks=pytest.mark.slow),
     pytest.param("cheetah", "decode rotary", marks=pytest.mark.slow),
 ]
