@@ -52,9 +52,9 @@ def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
     }
 
 
-def require_equal(own: Mapping[str, str], rank: int, theirs: Mapping[str, str], peer: int) -> None:
+def require_equal(ours: Mapping[str, str], rank: int, theirs: Mapping[str, str], peer: int) -> None:
     """Raises UserError, naming the first difference."""
-    for name, value in own.items():
+    for name, value in ours.items():
         if (other := theirs.get(name)) != value:
             raise UserError(
                 f"the parties must have the same {name}, but party {rank} has {value} and party {peer} {other}; "
@@ -62,28 +62,28 @@ def require_equal(own: Mapping[str, str], rank: int, theirs: Mapping[str, str], 
             )
 
 
-def meet(rank: int, addresses: Sequence[Address], own: Mapping[str, str], wait_s: float) -> dict[int, Channel]:
-    """A channel to every other party, by rank. own: the `terms` that theirs must equal.
+def meet(rank: int, addresses: Sequence[Address], ours: Mapping[str, str], wait_s: float) -> dict[int, Channel]:
+    """A channel to every other party, by rank. ours: the `terms` that theirs must equal.
 
     Raises UserError, in one line, for a port in use, a party that does not come in time, or other terms.
     """
     deadline, channels = time.monotonic() + wait_s, dict[int, Channel]()
-    with _listening(own_address := addresses[rank]) as server:
-        if not isinstance(own_address, str):
-            _listening((own_address[0], own_address[1] + 1)).close()  # the engine's own, later
+    with _listening(address := addresses[rank]) as server:
+        if not isinstance(address, str):
+            _listening((address[0], address[1] + 1)).close()  # the engine's own, later
         try:
             for peer in range(rank):
                 channels[peer] = _reached(addresses, peer, deadline, wait_s)
-                _greet(channels[peer], rank, own)
-                require_equal(own, rank, _hello(channels[peer], peer, addresses, deadline, wait_s)["terms"], peer)
+                _greet(channels[peer], rank, ours)
+                require_equal(ours, rank, _hello(channels[peer], peer, addresses, deadline, wait_s)["terms"], peer)
             while missing := set(range(len(addresses))) - {rank, *channels}:
                 channel = Channel(_accepted(server, min(missing), addresses, deadline, wait_s))
                 if (hello := _introduction(channel, missing)) is None:
                     channel.close()
                     continue
                 channels[hello["rank"]] = channel
-                _greet(channel, rank, own)
-                require_equal(own, rank, hello["terms"], hello["rank"])
+                _greet(channel, rank, ours)
+                require_equal(ours, rank, hello["terms"], hello["rank"])
         except (UserError, GoneError) as error:
             for channel in channels.values():
                 channel.close()
@@ -92,8 +92,8 @@ def meet(rank: int, addresses: Sequence[Address], own: Mapping[str, str], wait_s
     return channels
 
 
-def _greet(channel: Channel, rank: int, own: Mapping[str, str]) -> None:
-    channel.send({"kind": HELLO, "rank": rank, "terms": dict(own)})
+def _greet(channel: Channel, rank: int, ours: Mapping[str, str]) -> None:
+    channel.send({"kind": HELLO, "rank": rank, "terms": dict(ours)})
 
 
 def _introduction(channel: Channel, expected: set[int]) -> dict[str, Any] | None:

@@ -164,7 +164,9 @@ def join(assignment: Assignment, answers: Answers, log: Log) -> Party:
 def _spent(graph: OpGraph, following: OpGraph | None) -> dict[str, list[str]]:
     """By op of a step, outputs that nothing reads after it, in this step or the one that follows."""
     kept = set() if following is None else set(variables(following).values())
-    return {name: [each for each in spent if each not in kept] for name, spent in last_readers(graph.nodes).items()}
+    return {
+        name: [output for output in spent if output not in kept] for name, spent in last_readers(graph.nodes).items()
+    }
 
 
 def _plan(assignment: Assignment, peers: Peers) -> Plan:
@@ -185,27 +187,27 @@ def _lost(assignment: Assignment, peer: int, answers: Answers) -> None:
 
 
 def _share_weights(peers: Peers, steps: tuple[OpGraph, ...], assignment: Assignment) -> dict[str, Any]:
-    """The server sends every party its shares of the weights; its own by variable.
+    """The server sends every party its shares of the weights; those that it keeps, by variable.
 
     Raises UserError for a weight that is missing or of another shape.
     """
-    protocol, setting, own = assignment.protocol, assignment.setting, {}
+    protocol, setting, kept = assignment.protocol, assignment.setting, {}
     weights = pickle.loads(Path(WEIGHTS).read_bytes())
     Path(WEIGHTS).unlink()
     owner = owner_of_weights(setting)
     for operand in operands(steps):
         visibility = operand_visibility(operand.node.op)
         shares = make_shares(protocol, setting, operand.of(weights), visibility, owner)
-        own[operand.variable] = _send_shares(peers, SERVER, operand.variable, shares)
+        kept[operand.variable] = _send_shares(peers, SERVER, operand.variable, shares)
     peers.send_all({"kind": "shared"})
-    return own
+    return kept
 
 
-def _send_shares(peers: Peers, own_rank: int, name: str, shares: list[Any]) -> Any:
-    """To each of the others its share of a variable; returns the own one."""
+def _send_shares(peers: Peers, sender: int, name: str, shares: list[Any]) -> Any:
+    """To each of the others its share of a variable; returns the sender's."""
     for peer in peers:
         peers.send(peer, {"kind": "share", "name": name}, packed(shares[peer]))
-    return shares[own_rank]
+    return shares[sender]
 
 
 def _received_shares(peers: Peers, rank: int) -> tuple[dict[str, Any], Frame]:

@@ -63,12 +63,12 @@ def keeping(graph: OpGraph, whole: OpGraph) -> OpGraph:
                 op = ops.KeyValueCache(past_len=0, rows=rows, features=features)
                 kept = Node(name=name, layer=attention.scores.layer, op=op, inputs=(source,))
                 after.setdefault(source, []).append(kept)
-    return replace(graph, nodes=tuple(each for node in graph for each in (node, *after.get(node.name, ()))))
+    return replace(graph, nodes=tuple(item for node in graph for item in (node, *after.get(node.name, ()))))
 
 
-def fingerprint(found: tuple[OpGraph, ...]) -> str:
+def fingerprint(steps: tuple[OpGraph, ...]) -> str:
     """Twelve hexadecimal digits of op graphs: equal for equal graphs, on every machine."""
-    return hashlib.sha256("\n".join(map(repr, found)).encode()).hexdigest()[:12]
+    return hashlib.sha256("\n".join(map(repr, steps)).encode()).hexdigest()[:12]
 
 
 def variables(graph: OpGraph) -> dict[str, str]:

@@ -28,10 +28,10 @@ class Log:
             with self.path.open("rb") as file:
                 file.seek(self.position)
                 content = file.read()
-            found = entries(content.decode(errors="replace"))
-            if len(found) >= num_programs or time.monotonic() > deadline:
+            programs = entries(content.decode(errors="replace"))
+            if len(programs) >= num_programs or time.monotonic() > deadline:
                 break
             time.sleep(0.01)
-        assert len(found) == num_programs, f"the profile of {num_programs} programs has {len(found)} entries"
+        assert len(programs) == num_programs, f"the profile of {num_programs} programs has {len(programs)} entries"
         self.position += len(content)
-        return found
+        return programs

@@ -47,8 +47,8 @@ def shaped(num_parties: int) -> Iterator[Wiring]:
         raise UserError(f"{reason}.")
     with ExitStack() as stack:
         relays = [stack.enter_context(_namespace()) for _ in range(num_parties)]
-        for one, other in combinations(range(num_parties), 2):
-            _join(one, other, relays)
+        for low, high in combinations(range(num_parties), 2):
+            _join(low, high, relays)
         yield Wiring(
             addresses=_addresses(relays),
             prefixes=tuple(_inside(relay) for relay in relays),
@@ -65,11 +65,11 @@ def _namespace() -> Iterator[Relay]:
         yield relay
 
 
-def _join(one: int, other: int, relays: list[Relay]) -> None:
+def _join(low: int, high: int, relays: list[Relay]) -> None:
     """A pair of interfaces, one end in each namespace."""
-    far = ["peer", "name", f"to{one}", "netns", str(relays[other].process.pid)]
-    _in(relays[one], "ip", "link", "add", f"to{other}", "type", "veth", *far)
-    for rank, peer in ((one, other), (other, one)):
+    far = ["peer", "name", f"to{low}", "netns", str(relays[high].process.pid)]
+    _in(relays[low], "ip", "link", "add", f"to{high}", "type", "veth", *far)
+    for rank, peer in ((low, high), (high, low)):
         _in(relays[rank], "ip", "address", "add", f"{host(rank, peer)}/30", "dev", f"to{peer}")
         _in(relays[rank], "ip", "link", "set", f"to{peer}", "up")
 

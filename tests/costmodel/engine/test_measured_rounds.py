@@ -1,11 +1,13 @@
 """Rounds are the slope of seconds against the one-way delay; predictions agree with what the engine waits for."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from costmodel import ops
 from costmodel.engine import compare, measured_rounds
-from costmodel.engine.measured_rounds import parse_delays
+from costmodel.engine.measured_rounds import MeasuredRounds, parse_delays
 from costmodel.engine.spu import Measured, Pass, graph_job, ops_job
 from costmodel.errors import StoppedError
 from costmodel.protocols.cheetah_preprocessing import BATCH_MESSAGES
@@ -20,31 +22,29 @@ def job(protocol: str = "semi2k"):
     return ops_job([ops.Relu(rows=4, features=4)], protocol=protocol, setting=EngineSetting())
 
 
-def fake_passes(seconds_of_delay, messages):
-    """Passes of two ops that take so long, the first of them with so many messages pass by pass."""
+@pytest.fixture
+def rounds_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MeasuredRounds]:
+    """Rounds of passes of two ops that take so long, by delay and pass; the first has so many messages, by pass."""
 
-    def passes(job, link, conditions):
-        done = []
-        for index, condition in enumerate(conditions):
-            parts = seconds_of_delay(condition.delay_s, index)
-            by_op = [
-                Measured(sent_bytes=1, messages=messages(index) if first else 0, seconds=part)
-                for first, part in zip((True, False), parts, strict=True)
-            ]
-            done.append(Pass(seconds=sum(parts), by_op=tuple(by_op)))
-        return tuple(done), None
+    def measure(delays_s, seconds, messages=lambda index: 16) -> MeasuredRounds:
+        def passes(job, link, conditions):
+            done = []
+            for index, condition in enumerate(conditions):
+                first_s, second_s = seconds(condition.delay_s, index)
+                first = Measured(sent_bytes=1, messages=messages(index), seconds=first_s)
+                second = Measured(sent_bytes=1, messages=0, seconds=second_s)
+                done.append(Pass(seconds=first_s + second_s, by_op=(first, second)))
+            return tuple(done), None
 
-    return passes
+        monkeypatch.setattr(measured_rounds, "passes", passes)
+        return measured_rounds.measured_rounds(job(), delays_s=delays_s)
+
+    return measure
 
 
-def test_the_slope_of_the_least_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slope_of_the_least_times(rounds_of) -> None:
     """Passes 2, 3, 4 and 5, 6, 7 go through three delays; the first three are disturbed by 1, 2 and 3 s."""
-    monkeypatch.setattr(
-        measured_rounds,
-        "passes",
-        fake_passes(lambda delay_s, index: (0.5 + 8 * delay_s + max(0, 5 - index), 0.25 + 2 * delay_s), lambda _: 16),
-    )
-    measured = measured_rounds.measured_rounds(job(), delays_s=(0.04, 0.01, 0.02))
+    measured = rounds_of((0.04, 0.01, 0.02), lambda delay_s, n: (0.5 + 8 * delay_s + max(0, 5 - n), 0.25 + 2 * delay_s))
     assert measured.by_op == pytest.approx((8.0, 2.0))
     assert measured.rounds == pytest.approx(10.0)
     assert measured.residual_s == pytest.approx(0.0, abs=1e-9)
@@ -52,28 +52,19 @@ def test_the_slope_of_the_least_times(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [seconds for _, seconds in measured.seconds] == pytest.approx([0.85, 0.95, 1.15])
 
 
-def test_what_a_line_does_not_explain_is_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_line_does_not_explain_is_the_residual(rounds_of) -> None:
     """Seconds 0, 0, 3 at 0, 1, 2 s: the line of least squares is 1.5 x - 0.5, off by 0.5, 1 and 0.5."""
-    monkeypatch.setattr(
-        measured_rounds, "passes", fake_passes(lambda delay_s, _: (3.0 if delay_s == 2 else 0.0, 0.0), lambda _: 16)
-    )
-    assert measured_rounds.measured_rounds(job(), delays_s=(0.0, 1.0, 2.0)).residual_s == pytest.approx(1.0)
+    measured = rounds_of((0.0, 1.0, 2.0), lambda delay_s, _: (3.0 if delay_s == 2 else 0.0, 0.0))
+    assert measured.residual_s == pytest.approx(1.0)
 
 
-def test_passes_that_make_oblivious_transfers_ahead_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_that_make_oblivious_transfers_ahead_are_left_out(rounds_of) -> None:
     """Pass 2 made a batch and was fast; pass 5, at the same delay, did not."""
-    seconds, batch = fake_passes, BATCH_MESSAGES
-    monkeypatch.setattr(
-        measured_rounds,
-        "passes",
-        seconds(lambda d, index: (0.0 if index == 2 else d, 0.0), lambda index: 20 + batch * (index == 2)),
-    )
-    assert measured_rounds.measured_rounds(job(), delays_s=(1.0, 2.0, 3.0)).rounds == pytest.approx(1.0)
-    monkeypatch.setattr(
-        measured_rounds, "passes", seconds(lambda d, index: (d, 0.0), lambda index: 20 + batch * (index in (2, 5)))
-    )
+    delays_s, batch = (1.0, 2.0, 3.0), BATCH_MESSAGES
+    measured = rounds_of(delays_s, lambda d, n: (0.0 if n == 2 else d, 0.0), lambda n: 20 + batch * (n == 2))
+    assert measured.rounds == pytest.approx(1.0)
     with pytest.raises(StoppedError, match="made oblivious transfers ahead; use more repeats"):
-        measured_rounds.measured_rounds(job(), delays_s=(1.0, 2.0, 3.0))
+        rounds_of(delays_s, lambda d, n: (d, 0.0), lambda n: 20 + batch * (n in (2, 5)))
 
 
 @pytest.mark.parametrize(
