@@ -29,10 +29,9 @@ from costmodel.engine.assignment import CLIENT, Assignment, role
 from costmodel.engine.channel import FAREWELL, Frame, Peers
 from costmodel.engine.children import JOB, LOG, PROGRESS, commands_of_parent
 from costmodel.engine.meeting import meet, require_equal, shown, terms
-from costmodel.engine.operands import operands
 from costmodel.engine.plan import Plan, fingerprint, graphs, variables
 from costmodel.engine.profile import Log
-from costmodel.engine.programs import Compiled, compile_steps, from_blobs, operand_visibility, to_blobs
+from costmodel.engine.programs import Compiled, compile_steps, from_blobs, operand_visibility, operands, to_blobs
 from costmodel.engine.runtimes import (
     SERVER,
     linked_runtime,

@@ -6,8 +6,8 @@ import pytest
 from costmodel import ops
 from costmodel.deployment.deploy import Deployment
 from costmodel.engine.greedy import ClearRun
-from costmodel.engine.operands import operands
 from costmodel.engine.plan import Plan, fingerprint, graphs, variables
+from costmodel.engine.programs import operands
 from costmodel.execution import interpreter
 
 TOKENS = np.array([3, 14, 15, 9, 26, 5, 35, 8])
