@@ -7,15 +7,14 @@ with the rate of a large fp32 matrix product on all cores in the same rounds.
 """
 
 import math
-import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -24,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from costmodel import ops
-from costmodel.errors import UserError
-from experiments.bars import Figure, figure_table, median_ratio, table
+from costmodel.errors import StoppedError, UserError
+from experiments.bars import Figure, figure_table, fresh_process, median_ratio, table
 from nas.attention import causal
 from nas.malloc import keep_freed_memory
 from nas.recipe.candidate import Candidate
@@ -39,6 +38,8 @@ from search_spaces.resolve import resolve
 
 PEAK_SIZE = 1024  # of the square matrices whose product is the peak
 PEAK_S = 1.0
+
+_training: list[tuple[Callable[[], float], int]] = []  # of a process of a way: what takes a step, and its tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,14 +103,12 @@ def measure(settings: Settings, log: Callable[[str], None]) -> tuple[dict[str, l
     rates: dict[str, list[float]] = {name: [] for name in settings.ways}
     peaks = []
     with ExitStack() as stack:
-        trainers = {name: stack.enter_context(_started(settings, way)) for name, way in settings.ways.items()}
-        for name, pipes in trainers.items():
-            log(f"{name}: ready after {max(pipe.recv() for pipe in pipes):.0f} s")
+        trainers = {name: _started(settings, way, stack) for name, way in settings.ways.items()}
+        log("all ways are ready")
         for index in range(settings.rounds):
-            for name, pipes in trainers.items():
-                for pipe in pipes:
-                    pipe.send(settings.burst_s)
-                rates[name].append(sum(pipe.recv() for pipe in pipes))
+            for name, processes in trainers.items():
+                bursts = [process.submit(_burst, settings.burst_s) for process in processes]
+                rates[name].append(sum(burst.result() for burst in bursts))
             peaks.append(peak_flop_per_s())
             log(f"round {index + 1} of {settings.rounds}")
     return rates, peaks
@@ -152,58 +151,36 @@ def peak_flop_per_s() -> float:
     return 2 * PEAK_SIZE**3 * count / elapsed_s
 
 
-@contextmanager
-def _started(settings: Settings, way: Way) -> Iterator[list[Connection]]:
-    """Processes that train for as many seconds as they are sent, and answer with tokens a second."""
-    context = multiprocessing.get_context("spawn")
-    started: list[tuple[SpawnProcess, Connection]] = []
-    with _environment(way):
-        for _ in range(way.processes):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(way, settings.candidate(way), there), daemon=True)
-            process.start()
-            there.close()  # so that the end of the process is the end of the pipe
-            started.append((process, here))
-    try:
-        yield [pipe for _, pipe in started]
-    finally:
-        for process, pipe in started:
-            with suppress(BrokenPipeError):
-                pipe.send(None)
-            process.join()
+def _started(settings: Settings, way: Way, stack: ExitStack) -> list[ProcessPoolExecutor]:
+    """Processes that have taken their first step."""
+    with patch.dict(os.environ, worker_env(way.threads)):  # which libraries read when they are loaded
+        processes = [stack.enter_context(fresh_process()) for _ in range(way.processes)]
+        for ready in [process.submit(_begin, way, settings.candidate(way)) for process in processes]:
+            ready.result()
+    return processes
 
 
-@contextmanager
-def _environment(way: Way) -> Iterator[None]:
-    """What a process of this way starts with."""
-    before = dict(os.environ)
-    os.environ.update(worker_env(way.threads))
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def _serve(way: Way, candidate: Candidate, pipe: Connection) -> None:
-    start_s = time.perf_counter()
+def _begin(way: Way, candidate: Candidate) -> None:
+    """Makes this process one that trains so."""
     if way.allocator:
         keep_freed_memory()
     if not way.native:
         causal.has_native = lambda head_dim: False  # type: ignore[assignment]
     elif not causal.has_native(candidate.trained.head_dim):
-        raise RuntimeError("our attention cannot be compiled here; the reason is in the log.")
-    step = stepper(way, candidate)
+        raise StoppedError("our attention cannot be compiled here; the reason is in the log.")
+    scale, step = candidate.recipe.scale, stepper(way, candidate)
     step()
-    pipe.send(time.perf_counter() - start_s)
-    scale = candidate.recipe.scale
-    while (burst_s := pipe.recv()) is not None:
-        count = 0
-        start_s = time.perf_counter()
-        while (elapsed_s := time.perf_counter() - start_s) < burst_s:
-            step()
-            count += 1
-        pipe.send(count * scale.batch * scale.seq_len / elapsed_s)
+    _training.append((step, scale.batch * scale.seq_len))
+
+
+def _burst(burst_s: float) -> float:
+    """Trains for so many seconds; tokens a second."""
+    ((step, tokens),) = _training
+    count, since_s = 0, time.perf_counter()
+    while (elapsed_s := time.perf_counter() - since_s) < burst_s:
+        step()
+        count += 1
+    return count * tokens / elapsed_s
 
 
 def stepper(way: Way, candidate: Candidate) -> Callable[[], float]:
