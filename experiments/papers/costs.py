@@ -1,4 +1,4 @@
-"""Cost columns: every printed count, FLOP, byte and minute beside ours, under protocol `published`.
+"""Every printed count, FLOP, byte and minute beside ours, under protocol `published`; and where the FLOPs of a net are.
 
 Prices are of a row as it is written, which is what the papers priced, not of what it would deploy to.
 """
@@ -14,14 +14,14 @@ from costmodel.ops import OpGraph
 from costmodel.protocols import published
 from costmodel.protocols.published_rows import PublishedRow
 from experiments.papers.paper_table import Cell, Column, PaperTable
-from experiments.papers.perplexities import rank_notes
-from experiments.papers.results import Experiment
+from experiments.papers.results import Experiment, rank_notes
 from experiments.papers.settings import Settings
 from nas.report.panels import BarPanel, LinePanel, PanelFigure, Series
 from search_spaces.lower import lower
 
 GFLOP, GB, MINUTE = 1e9, 1e9, 60.0
 COSTS = ("communication", "latency")  # as `RowCosts` has them
+SHARES = ("FFN", "linears of attention", "products of attention")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,3 +230,41 @@ def front_figure(experiment: Experiment) -> PanelFigure:
                 series.append(Series(name, minutes, perplexities, names, joined=False))
         panels.append(LinePanel(title, "minutes per token", "printed perplexity", tuple(series)))
     return PanelFigure(experiment.settings.title, tuple(panels), columns=2)
+
+
+def flops_table(experiment: Experiment) -> PaperTable:
+    """Where the FLOPs of each row are, by prompt length, in the papers' convention."""
+    rows = [
+        (row, context, flops.ffn / GFLOP, flops.attention / GFLOP, *shares)
+        for row in experiment.settings.rows
+        for context, flops, shares in _flops_by_context(experiment.settings, row)
+    ]
+    columns = [Column("net"), Column("T")]
+    columns += [Column("FFN GFLOP", ".1f"), Column("attention GFLOP", ".1f")]
+    columns += [Column(f"{name} %", ".1f") for name in SHARES]
+    notes = ["papers' convention: FLOP = 2 MAC, blocks alone, 3 T^2 d for the two products of attention"]
+    return PaperTable("flops", experiment.settings.title, tuple(columns), tuple(rows), tuple(notes))
+
+
+def _flops_by_context(settings: Settings, row: str) -> list[tuple[int, PaperFlops, tuple[float, float, float]]]:
+    architecture = settings.member(row).architecture
+    ffns, simplified = [layer.ffn for layer in architecture.layers], architecture.block_facts.is_shaped
+    found = []
+    for context in settings.contexts:
+        flops = paper_flops(ffns, d_model=architecture.d_model, seq_len=context, simplified=simplified)
+        whole = (flops.ffn + flops.attention) / 100
+        found.append((context, flops, (flops.ffn / whole, flops.linears / whole, flops.products / whole)))
+    return found
+
+
+def flops_figure(experiment: Experiment) -> PanelFigure:
+    """Shares against prompt length, a panel a row."""
+    panels = []
+    for row in experiment.settings.rows:
+        found = _flops_by_context(experiment.settings, row)
+        contexts = tuple(float(context) for context, _, _ in found)
+        series = tuple(
+            Series(name, contexts, tuple(shares[place] for _, _, shares in found)) for place, name in enumerate(SHARES)
+        )
+        panels.append(LinePanel(row, "tokens of the prompt", "% of FLOPs", series, log_x=True))
+    return PanelFigure(experiment.settings.title, tuple(panels))

@@ -4,16 +4,20 @@ All of it is of the first seed, on a micro-batch of training text, as `nas.train
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from experiments.papers.paper_table import Cell, Column, PaperTable
-from experiments.papers.results import Experiment
+from experiments.papers.results import Experiment, View
 from experiments.trainings import recipe_of
 from nas.report.panels import BarPanel, HeatPanel, LinePanel, PanelFigure, Series
 
 Diagnosis: TypeAlias = dict[str, Any]
 Grid: TypeAlias = list[list[float | None]]  # layers x heads
+
+ValuesOf: TypeAlias = Callable[[Diagnosis], dict[str, float | None]]
 
 QUARTERS = ("lowest quarter", "second", "third", "highest quarter")
 
@@ -33,7 +37,7 @@ def quarters_figure(experiment: Experiment) -> PanelFigure:
     for title, shares in (("here", _quarter_shares(experiment)), ("printed", experiment.settings.printed_shares)):
         if shares:
             series = tuple(
-                (name, tuple(each[place] for each in shares.values())) for place, name in enumerate(QUARTERS)
+                (name, tuple(quarters[place] for quarters in shares.values())) for place, name in enumerate(QUARTERS)
             )
             panels.append(BarPanel(title, "% of heads", tuple(shares), series, stacked=True))
     return _figure(experiment, "heads by entropy, quarters of the largest", panels)
@@ -41,89 +45,71 @@ def quarters_figure(experiment: Experiment) -> PanelFigure:
 
 def _quarter_shares(experiment: Experiment) -> dict[str, tuple[float, ...]]:
     """%, of the rows that have a last diagnosis without NaNs."""
-    last = {row: _last(one.diagnoses(), "quarter_shares") for row, one in experiment.first.items()}
-    return {row: tuple(100 * share for share in found["quarter_shares"]) for row, found in last.items() if found}
+    last = {row: _last(trained.diagnoses(), "quarter_shares") for row, trained in experiment.first.items()}
+    return {
+        row: tuple(100 * share for share in diagnosis["quarter_shares"]) for row, diagnosis in last.items() if diagnosis
+    }
 
 
-def maps_table(experiment: Experiment) -> PaperTable:
-    """Entropy of every head at the end, a line a layer."""
-    return _grid_table(experiment, "maps", "entropy of heads at the end, nats", _grids(experiment, "head_entropies"))
+def _grid_view(name: str, key: str, title: str, unit: str) -> View:
+    """What every head has at the end: a line a layer, and layer x head heat maps on one scale of colours."""
+
+    def table(experiment: Experiment) -> PaperTable:
+        grids = _grids(experiment, key)
+        num_heads = max((len(layer) for grid in grids.values() for layer in grid), default=0)
+        rows = [
+            (row, index, *layer, *[None] * (num_heads - len(layer)))
+            for row, grid in grids.items()
+            for index, layer in enumerate(grid)
+        ]
+        columns = [Column("layer"), *(Column(f"head {head}", ".3f") for head in range(num_heads))]
+        return _table(experiment, name, f"{title}, {unit}", columns, rows)
+
+    def figure(experiment: Experiment) -> PanelFigure:
+        grids = _grids(experiment, key)
+        cells = [cell for grid in grids.values() for layer in grid for cell in layer if cell is not None]
+        limits = (min(cells, default=0.0), max(cells, default=1.0))
+        panels = [HeatPanel(row, "head", "layer", tuple(map(tuple, grid)), limits) for row, grid in grids.items()]
+        return _figure(experiment, title, panels, colours=unit)
+
+    return View(table, figure)
 
 
-def maps_figure(experiment: Experiment) -> PanelFigure:
-    """Layer x head heat maps, on one scale of colours."""
-    return _grid_figure(experiment, "entropy of heads at the end", _grids(experiment, "head_entropies"), "nats")
-
-
-def thresholds_table(experiment: Experiment) -> PaperTable:
-    """The learned centre of every head's band, a share of E_max."""
-    grids = _grids(experiment, "thresholds")
-    return _grid_table(experiment, "thresholds", "learned thresholds at the end, shares of E_max", grids)
-
-
-def thresholds_figure(experiment: Experiment) -> PanelFigure:
-    """Layer x head heat maps, on one scale of colours."""
-    return _grid_figure(experiment, "learned thresholds at the end", _grids(experiment, "thresholds"), "share of E_max")
+MAPS = _grid_view("maps", "head_entropies", "entropy of heads at the end", "nats")
+THRESHOLDS = _grid_view("thresholds", "thresholds", "learned thresholds at the end", "shares of E_max")
 
 
 def _grids(experiment: Experiment, key: str) -> dict[str, Grid]:
-    last = {row: _last(one.diagnoses(), key) for row, one in experiment.first.items()}
-    return {row: found[key] for row, found in last.items() if found}
-
-
-def _grid_table(experiment: Experiment, name: str, title: str, grids: dict[str, Grid]) -> PaperTable:
-    num_heads = max((len(layer) for grid in grids.values() for layer in grid), default=0)
-    rows = [
-        (row, index, *layer, *[None] * (num_heads - len(layer)))
-        for row, grid in grids.items()
-        for index, layer in enumerate(grid)
-    ]
-    columns = [Column("layer"), *(Column(f"head {head}", ".3f") for head in range(num_heads))]
-    return _table(experiment, name, title, columns, rows)
-
-
-def _grid_figure(experiment: Experiment, title: str, grids: dict[str, Grid], unit: str) -> PanelFigure:
-    cells = [cell for grid in grids.values() for layer in grid for cell in layer if cell is not None]
-    limits = (min(cells, default=0.0), max(cells, default=1.0))
-    panels = [
-        HeatPanel(row, "head", "layer", tuple(tuple(layer) for layer in grid), limits) for row, grid in grids.items()
-    ]
-    return _figure(experiment, title, panels, colours=unit)
+    last = {row: _last(trained.diagnoses(), key) for row, trained in experiment.first.items()}
+    return {row: diagnosis[key] for row, diagnosis in last.items() if diagnosis}
 
 
 def steps_table(experiment: Experiment) -> PaperTable:
     """Mean entropy of every layer's heads at every diagnosis."""
-    found = {row: one.diagnoses() for row, one in experiment.first.items()}
-    num_layers = max((len(each["head_entropies"]) for many in found.values() for each in many), default=0)
-    rows = [(row, each["step"], *_layer_means(each)) for row, many in found.items() for each in many]
+    rows = [(row, step, *means.values()) for row, step, means in _by_step(experiment, _layer_means)]
+    num_layers = max((len(row) - 2 for row in rows), default=0)
     columns = [Column("step"), *(Column(f"layer {layer}", ".3f") for layer in range(num_layers))]
     return _table(experiment, "steps", "entropy of layers by step, nats", columns, rows)
 
 
 def steps_figure(experiment: Experiment) -> PanelFigure:
     """A panel a row, a curve a layer; a curve ends where its entropy is no number."""
-    panels = []
-    for row, one in experiment.first.items():
-        diagnoses = one.diagnoses()
-        means = [(float(each["step"]), _layer_means(each)) for each in diagnoses]
-        num_layers = len(means[0][1]) if means else 0
-        curves = [[(step, layers[layer]) for step, layers in means] for layer in range(num_layers)]
-        series = [_series(f"layer {layer}", curve) for layer, curve in enumerate(curves)]
-        panels.append(LinePanel(row, "step", "mean entropy of heads, nats", tuple(series)))
-    return _figure(experiment, "entropy of layers by step", panels)
+    return _curves(experiment, "entropy of layers by step", "mean entropy of heads, nats", _layer_means)
 
 
-def _layer_means(diagnosis: Diagnosis) -> list[float | None]:
-    return [None if not layer or None in layer else statistics.fmean(layer) for layer in diagnosis["head_entropies"]]
+def _layer_means(diagnosis: Diagnosis) -> dict[str, float | None]:
+    return {
+        f"layer {index}": None if not layer or None in layer else statistics.fmean(layer)
+        for index, layer in enumerate(diagnosis["head_entropies"])
+    }
 
 
 def slopes_table(experiment: Experiment) -> PaperTable:
     """Every learned slope of leaky ReLUs at every diagnosis."""
     rows = [
-        (row, each["step"], name, value)
-        for row, one in experiment.first.items()
-        for each in one.diagnoses()
-        for name, value in _slopes(each).items()
+        (row, step, name, value)
+        for row, step, slopes in _by_step(experiment, _slopes)
+        for name, value in slopes.items()
     ]
     columns = [Column("step"), Column("slope of"), Column("value", ".5f")]
     return _table(experiment, "slopes", "learned negative slopes of leaky ReLUs by step", columns, rows)
@@ -131,23 +117,32 @@ def slopes_table(experiment: Experiment) -> PaperTable:
 
 def slopes_figure(experiment: Experiment) -> PanelFigure:
     """A panel for each row that learns slopes, a curve a slope."""
+    return _curves(experiment, "learned negative slopes of leaky ReLUs", "negative slope", _slopes)
+
+
+def _slopes(diagnosis: Diagnosis) -> dict[str, float | None]:
+    scalars = diagnosis["scalars"].items()
+    return {".".join(name.split(".")[:2]): values[0] for name, values in scalars if name.endswith(".slope")}
+
+
+def _by_step(experiment: Experiment, values_of: ValuesOf) -> list[tuple[str, int, dict[str, float | None]]]:
+    """Row, step and values of every diagnosis."""
+    return [
+        (row, diagnosis["step"], values_of(diagnosis))
+        for row, trained in experiment.first.items()
+        for diagnosis in trained.diagnoses()
+    ]
+
+
+def _curves(experiment: Experiment, title: str, axis: str, values_of: ValuesOf) -> PanelFigure:
+    """A panel for each row that has values, a curve a value."""
     panels = []
-    for row, one in experiment.first.items():
-        found = [(float(each["step"]), _slopes(each)) for each in one.diagnoses()]
-        names = list(found[0][1]) if found else []
-        series = [_series(name, [(step, slopes.get(name)) for step, slopes in found]) for name in names]
-        if series:
-            panels.append(LinePanel(row, "step", "negative slope", tuple(series)))
-    return _figure(experiment, "learned negative slopes of leaky ReLUs", panels)
-
-
-def _slopes(diagnosis: Diagnosis) -> dict[str, float]:
-    ending = ".slope"
-    return {
-        ".".join(name.split(".")[:2]): values[0]
-        for name, values in diagnosis["scalars"].items()
-        if name.endswith(ending)
-    }
+    for row, by_step in groupby(_by_step(experiment, values_of), key=itemgetter(0)):
+        steps = [(float(step), values) for _, step, values in by_step]
+        curves = {name: [(step, values.get(name)) for step, values in steps] for name in steps[0][1]}
+        if curves:
+            panels.append(LinePanel(row, "step", axis, tuple(_series(name, curve) for name, curve in curves.items())))
+    return _figure(experiment, title, panels)
 
 
 def margins_table(experiment: Experiment) -> PaperTable:
@@ -173,13 +168,13 @@ def margins_figure(experiment: Experiment) -> PanelFigure:
 def _margins(experiment: Experiment) -> dict[str, float]:
     """Of the rows that are regularised."""
     settings, plan = experiment.settings, experiment.settings.plan
-    found = {}
+    margins = {}
     for row in settings.rows:
         regularised = settings.member(row).entropy_regularised
         recipe = recipe_of(plan, plan.variants[settings.variant(row)], None, entropy_regularised=regularised)
         if recipe.entropy is not None:
-            found[row] = recipe.entropy.margin
-    return found
+            margins[row] = recipe.entropy.margin
+    return margins
 
 
 def _entropy_range(experiment: Experiment, row: str) -> tuple[float | None, ...]:
@@ -191,13 +186,13 @@ def _entropy_range(experiment: Experiment, row: str) -> tuple[float | None, ...]
 def nans_table(experiment: Experiment) -> PaperTable:
     """When and where numbers ceased to be finite, or that they did not."""
     rows: list[tuple[Cell, ...]] = []
-    for row, one in experiment.first.items():
-        diagnoses = one.diagnoses()
-        found = next((each for each in diagnoses if any(each["num_nan"])), None)
-        layers = ", ".join(str(index) for index, num in enumerate(found["num_nan"]) if num) if found else None
+    for row, trained in experiment.first.items():
+        diagnoses = trained.diagnoses()
+        onset = next((diagnosis for diagnosis in diagnoses if any(diagnosis["num_nan"])), None)
+        layers = ", ".join(str(index) for index, num in enumerate(onset["num_nan"]) if num) if onset else None
         last = diagnoses[-1]["step"] if diagnoses else None
-        first, num = (found["step"], sum(found["num_nan"])) if found else (None, 0)
-        rows.append((row, one.ended.reason or "completed", last, first, layers, num))
+        first, num = (onset["step"], sum(onset["num_nan"])) if onset else (None, 0)
+        rows.append((row, trained.ended.reason or "completed", last, first, layers, num))
     columns = [Column("end"), Column("last diagnosis, step"), Column("first with NaNs, step"), Column("in layers")]
     columns += [Column("attention rows that are NaN", "d")]
     return _table(experiment, "nans", "where training ends in NaNs", columns, rows)
@@ -205,7 +200,7 @@ def nans_table(experiment: Experiment) -> PaperTable:
 
 def _last(diagnoses: Sequence[Diagnosis], key: str) -> Diagnosis | None:
     """The last one that has a value there."""
-    return next((each for each in reversed(diagnoses) if each[key]), None)
+    return next((diagnosis for diagnosis in reversed(diagnoses) if diagnosis[key]), None)
 
 
 def _series(name: str, curve: Sequence[tuple[float, float | None]]) -> Series:

@@ -1,9 +1,9 @@
-"""What trainings of an experiment came to, row by row and seed by seed, and what was recorded inside the models."""
+"""The trainings of an experiment, row by row and seed by seed: perplexities beside printed ones, and diagnoses."""
 
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from costmodel.errors import UserError
+from experiments.papers.paper_table import Column, PaperTable
 from experiments.papers.settings import Settings
-from experiments.ranking import Perplexities
+from experiments.ranking import Perplexities, pairs_in_order, ranks_of, spearman
 from experiments.trainings import Ended, Job, train_all, training_folder
+from nas.report.panels import PanelFigure
 from nas.storage import RUNS, locked
 from nas.training.metrics import DIAGNOSTICS_FILE
 
@@ -52,25 +54,37 @@ class Experiment(NamedTuple):
     @property
     def perplexities(self) -> Perplexities:
         """Means over seeds by row; infinite if one diverged."""
-        return {row: statistics.fmean(one.perplexity for one in each) for row, each in self.trained.items() if each}
+        return {
+            row: statistics.fmean(trained.perplexity for trained in seeds)
+            for row, seeds in self.trained.items()
+            if seeds
+        }
 
     @property
     def first(self) -> dict[str, Trained]:
         """The training with the first seed, by row."""
-        return {row: each[0] for row, each in self.trained.items() if each}
+        return {row: by_seed[0] for row, by_seed in self.trained.items() if by_seed}
 
     @property
     def scale_line(self) -> str:
         """What was trained, for every output that holds something of it."""
         settings, plan = self.settings, self.settings.plan
-        one = next(each[0] for each in self.trained.values() if each)
-        tokens = max(each.ended.tokens for each in self.first.values())
+        any_trained = next(iter(self.first.values()))
+        tokens = max(trained.ended.tokens for trained in self.first.values())
         sequences = next(iter(plan.variants.values())).seq_len
         seeds = f"{len(settings.seeds)} seed{'s' if len(settings.seeds) > 1 else ''}"
         return (
             f"trained here at scale {settings.scale}, not the papers': {tokens:,} tokens of {settings.data} in "
-            f"sequences of {sequences}, {seeds}" + ("" if one.folder.is_dir() else ", committed outcomes")
+            f"sequences of {sequences}, {seeds}" + ("" if any_trained.folder.is_dir() else ", committed outcomes")
         )
+
+
+class View(NamedTuple):
+    """What an experiment can show. trained: whether it is of trainings."""
+
+    table: Callable[[Experiment], PaperTable] | None
+    figure: Callable[[Experiment], PanelFigure] | None
+    trained: bool = True
 
 
 def trained_experiment(name: str, settings: Settings, console: Console, pool: Executor | None = None) -> Experiment:
@@ -95,3 +109,39 @@ def trained_experiment(name: str, settings: Settings, console: Console, pool: Ex
             for row in settings.rows
         },
     )
+
+
+def perplexity_table(experiment: Experiment) -> PaperTable:
+    """Printed, mean and standard deviation over seeds, and the ranks of both among the rows that are printed."""
+    printed, ours = experiment.settings.printed_perplexities, experiment.perplexities
+    ranks, our_ranks = ranks_of(printed), ranks_of({row: ours[row] for row in printed})
+    rows = tuple(
+        (
+            *(row, experiment.settings.net(row), printed.get(row), ours[row]),
+            statistics.stdev(trained.perplexity for trained in by_seed) if len(by_seed) > 1 else None,
+            *(ranks.get(row), our_ranks.get(row)),
+        )
+        for row, by_seed in experiment.trained.items()
+    )
+    here = f"at scale {experiment.settings.scale}"
+    columns = [Column("row"), Column("net"), Column("perplexity, printed", ".4g"), Column(f"perplexity, {here}", ".4g")]
+    columns += [Column("standard deviation", ".2g"), Column("rank, printed"), Column(f"rank, {here}")]
+    title = f"{experiment.settings.title}: perplexities"
+    return PaperTable("perplexities", title, tuple(columns), rows, tuple(rank_notes(experiment)))
+
+
+def rank_notes(experiment: Experiment) -> list[str]:
+    """Scale of the trainings, rank correlation with the papers, why rows diverged; nothing without trainings."""
+    ours, printed = experiment.perplexities, experiment.settings.printed_perplexities
+    if not ours:
+        return []
+    notes = [experiment.scale_line]
+    if len(printed) > 1:
+        agreeing, pairs = pairs_in_order(printed, ours)
+        value = spearman(printed, ours)
+        notes.append(
+            f"Spearman with the papers over {len(printed)} rows {value:.2f}, {agreeing} of {pairs} pairs in their order"
+        )
+    for row, by_seed in experiment.trained.items():
+        notes += [f"{row} diverged: {trained.ended.reason}" for trained in by_seed if trained.ended.perplexity is None]
+    return notes

@@ -1,42 +1,31 @@
 """Runs an experiment on the papers: prices, trainings, then its views as tables and figures."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
-from typing import NamedTuple
 
 from rich.console import Console
 
 from costmodel.errors import UserError
 from experiments.bars import table
-from experiments.papers import costs, diagnostics, flops, perplexities
-from experiments.papers.paper_table import PaperTable, write_table
-from experiments.papers.results import Experiment, trained_experiment
+from experiments.papers import costs, diagnostics
+from experiments.papers.paper_table import write_table
+from experiments.papers.results import View, perplexity_table, trained_experiment
 from experiments.papers.settings import Settings
 from experiments.trainings import training_pool
 from nas.report.draw import draw_panels, save_figure
-from nas.report.panels import PanelFigure
 from nas.storage import RUNS
-
-
-class View(NamedTuple):
-    """trained: whether it is of trainings."""
-
-    table: Callable[[Experiment], PaperTable] | None
-    figure: Callable[[Experiment], PanelFigure] | None
-    trained: bool = True
-
 
 VIEWS: dict[str, View] = {
     "operations": View(costs.operation_table, None, trained=False),
     "costs": View(costs.cost_table, None, trained=False),
     "savings": View(costs.savings_table, costs.savings_figure, trained=False),
     "front": View(None, costs.front_figure, trained=False),
-    "flops": View(flops.flops_table, flops.flops_figure, trained=False),
-    "perplexities": View(perplexities.perplexity_table, None),
+    "flops": View(costs.flops_table, costs.flops_figure, trained=False),
+    "perplexities": View(perplexity_table, None),
     "quarters": View(diagnostics.quarters_table, diagnostics.quarters_figure),
-    "maps": View(diagnostics.maps_table, diagnostics.maps_figure),
+    "maps": diagnostics.MAPS,
     "steps": View(diagnostics.steps_table, diagnostics.steps_figure),
-    "thresholds": View(diagnostics.thresholds_table, diagnostics.thresholds_figure),
+    "thresholds": diagnostics.THRESHOLDS,
     "margins": View(diagnostics.margins_table, diagnostics.margins_figure),
     "slopes": View(diagnostics.slopes_table, diagnostics.slopes_figure),
     "nans": View(diagnostics.nans_table, None),

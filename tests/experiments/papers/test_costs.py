@@ -4,8 +4,7 @@ import pytest
 
 from costmodel.protocols.published_rows import PublishedRow, held_out_rows, published_rows
 from experiments.__main__ import definitions, kind_of, settings_of
-from experiments.papers.costs import cost_table, costs_of, error_percent, operation_table, savings_table
-from experiments.papers.flops import flops_table
+from experiments.papers.costs import cost_table, costs_of, error_percent, flops_table, operation_table, savings_table
 from experiments.papers.results import Experiment
 from experiments.papers.settings import Settings
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from experiments.papers import diagnostics
-from experiments.papers.perplexities import perplexity_table
-from experiments.papers.results import Experiment, Trained
+from experiments.papers.results import Experiment, Trained, perplexity_table
 from experiments.papers.settings import Row, Settings
 from experiments.trainings import Ended
 from nas.recipe.overrides import EntropyChanges, RecipeChanges
@@ -69,8 +68,8 @@ def test_thresholds_and_slopes_are_those_recorded(tmp_path: Path):
     scalars = {"layers.0.ffn.1.slope": [0.01], "layers.1.ffn.1.slope": [0.02], "layers.0.alpha": [1.0]}
     found = [diagnosis(1, [[1.0], [1.0]], thresholds=[[0.3, 0.4], [0.5, 0.6]], scalars=scalars)]
     one = experiment(tmp_path, {EREG: found}, {EREG: Row()})
-    assert diagnostics.thresholds_table(one).rows == ((EREG, 0, 0.3, 0.4), (EREG, 1, 0.5, 0.6))
-    assert diagnostics.thresholds_figure(one).panels[0].limits == (0.3, 0.6)
+    assert diagnostics.THRESHOLDS.table(one).rows == ((EREG, 0, 0.3, 0.4), (EREG, 1, 0.5, 0.6))
+    assert diagnostics.THRESHOLDS.figure(one).panels[0].limits == (0.3, 0.6)
     assert diagnostics.slopes_table(one).rows == ((EREG, 1, "layers.0", 0.01), (EREG, 1, "layers.1", 0.02))
 
 
