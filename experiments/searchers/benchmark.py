@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from rich.console import Console
@@ -22,7 +22,7 @@ from costmodel.config.units import parse_seconds
 from costmodel.cost import Budget
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
-from experiments.bars import table
+from experiments.bars import Figure, figure_table, table
 from experiments.searchers.block_quality import quality_lines
 from experiments.searchers.halving import replay_halving
 from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, budget_of, replay
@@ -41,11 +41,13 @@ from nas.study.schedule import GENERATION_SIZE
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.notation import Member, parse, placement
+from search_spaces.optima.stages import Floats
 from search_spaces.pricing import price_architecture
 from search_spaces.space import build_space
 from search_spaces.workload import Workload
 
 LEAST_ROWS = 8  # two generations
+QUARTILES = (0.25, 0.5, 0.75)
 REACHED = (0.95, 0.99)  # of the hypervolume of the pool: a good front, and next to nothing left
 SEQ_LEN = 128
 HALVING = "halving"  # a schedule of its own, no searcher behind ask and tell
@@ -112,8 +114,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
                     console.print(line, soft_wrap=True, highlight=False)
                 for shown in tables(curves, best, marks):
                     console.print(shown)
-                for line in verdicts(curves, settings.judged, marks):
-                    console.print(line, soft_wrap=True, highlight=False)
+                console.print(figure_table("", verdicts(curves, settings.judged, marks)))
                 folder = RUNS / "experiments" / name
                 folder.mkdir(parents=True, exist_ok=True)
                 write_curves(folder / f"{part_name}-{pool_name}.csv", curves)
@@ -129,37 +130,37 @@ def _replays(settings: Settings, problem: SearchProblem, pool: Entries, workers:
         replays[HALVING] = replay_halving
     asked = {
         name: [
-            workers.submit(one, problem, pool, num_trials=settings.num_trials, seed=seed)
+            workers.submit(replayed, problem, pool, num_trials=settings.num_trials, seed=seed)
             for seed in range(settings.num_runs)
         ]
-        for name, one in replays.items()
+        for name, replayed in replays.items()
     }
-    return {name: [future.result() for future in each] for name, each in asked.items()}
+    return {name: [future.result() for future in futures] for name, futures in asked.items()}
 
 
 def read_entries(part: TablePart) -> Entries:
     """What is trained of a part, in the order of its space. Raises UserError if that is too little for a search."""
     base = table_space(part).base
     rows: dict[str, list[Ended]] = {row: [] for row in table_rows(part)}
-    for one in read_outcomes(DATA / part.committed):
-        rows[one.row].append(one.ended)
+    for record in read_outcomes(DATA / part.committed):
+        rows[record.row].append(record.ended)
     rows = {row: ended for row, ended in rows.items() if ended}
     if len(rows) < LEAST_ROWS:
         raise UserError(
             f"{part.committed} must hold at least {LEAST_ROWS} architectures, but holds {len(rows)}; "
             f"train more of them: python -m experiments run table."
         )
-    pricer, found = load_pricer(), Entries()
+    pricer, entries = load_pricer(), Entries()
     for row, ended in rows.items():
         member = parse(row, base)
         price = price_architecture(member.architecture, pricer, Workload(prompt_len=SEQ_LEN), "deployed").price
-        found[member] = Entry(member, price.latency_s, tuple(_training(one) for one in ended))
-    return found
+        entries[member] = Entry(member, price.latency_s, tuple(map(_training, ended)))
+    return entries
 
 
-def _training(one: Ended) -> Training:
-    loss = None if one.perplexity is None else math.log(one.perplexity)
-    return Training(loss=loss, tokens=one.tokens, rungs=one.rungs)
+def _training(ended: Ended) -> Training:
+    loss = None if ended.perplexity is None else math.log(ended.perplexity)
+    return Training(loss=loss, tokens=ended.tokens, rungs=ended.rungs)
 
 
 def pool_of(entries: Entries, name: str) -> Entries:
@@ -193,20 +194,14 @@ def pool_problem(settings: Settings, replayed: ReplayedPart, part: TablePart, en
     )
 
 
-class Regret(NamedTuple):
-    """Quartiles over runs, % of the hypervolume of the whole pool, once so many tokens are trained."""
+def regrets(runs: Sequence[Curve], marks: Sequence[int]) -> Floats:
+    """Quartiles over runs, % of the hypervolume of the whole pool, once so many tokens are trained: marks x 3.
 
-    tokens: float
-    low: float
-    median: float
-    high: float
-
-
-def regrets(each: Sequence[Curve], marks: Sequence[int]) -> list[Regret]:
-    """Once so many tokens are trained, for each of the marks; what is in training then does not count."""
-    shares = [[_share_at(curve, mark) for curve in each] for mark in marks]
-    quartiles = [np.quantile([100 * (1 - one) for one in found], [0.25, 0.5, 0.75]) for found in shares]
-    return [Regret(mark, *map(float, three)) for mark, three in zip(marks, quartiles, strict=True)]
+    What is in training then does not count.
+    """
+    shares = np.array([[_share_at(curve, mark) for curve in runs] for mark in marks])
+    quartiles: Floats = np.quantile(100 * (1 - shares), QUARTILES, axis=1)
+    return quartiles.T
 
 
 def _share_at(curve: Curve, tokens: int) -> float:
@@ -221,7 +216,7 @@ def tables(curves: Curves, best: Sequence[float | None], marks: Sequence[int]) -
     growth = table(
         ("searcher", *(f"{mark / 1e6:.1f}" for mark in shown)),
         (
-            (searcher, *(f"{quart.median:.1f} ({quart.low:.1f}-{quart.high:.1f})" for quart in regrets(runs, shown)))
+            (searcher, *(f"{median:.1f} ({low:.1f}-{high:.1f})" for low, median, high in regrets(runs, shown)))
             for searcher, runs in curves.items()
         ),
         title="regret, % of hypervolume, median (quartiles), by millions of trained tokens",
@@ -246,35 +241,24 @@ def tokens_until(curve: Curve, reached: float) -> float:
     return next((float(tokens) for tokens, share in pairs if share >= reached), math.inf)
 
 
-def verdicts(curves: Curves, judged: str, marks: Sequence[int]) -> list[str]:
-    """How the judged searcher does against the others, in a line each; one for each bar."""
-    found = []
+def verdicts(curves: Curves, judged: str, marks: Sequence[int]) -> list[Figure]:
+    """How the judged searcher does against the others, by medians; infinite if half of its runs end before."""
+    figures = []
     for reached, (title, names, most) in product(REACHED, BARS):
+        medians = {
+            name: statistics.median(tokens_until(curve, reached) for curve in runs) for name, runs in curves.items()
+        }
         rivals = [name for name in names or curves if name in curves and name != judged]
         if rivals:
-            found.append(_until(curves, judged, reached, title, rivals, most))
-    return [*found, *_behind(curves, judged, marks)]
-
-
-def _until(curves: Curves, judged: str, reached: float, title: str, rivals: Sequence[str], most: float) -> str:
-    medians = {name: statistics.median(tokens_until(one, reached) for one in each) for name, each in curves.items()}
-    said = f"tokens of {judged} until {reached:.0%}, over those of {title}"
-    if not math.isfinite(medians[judged]):
-        return f"FAIL: {said}: {judged} does not get there in half of the runs"
-    best = min(rivals, key=medians.__getitem__)
-    if not math.isfinite(medians[best]):
-        return f"PASS: {said}: {medians[judged] / 1e6:.1f} million; none of them gets there in half of the runs"
-    ratio = medians[judged] / medians[best]
-    return f"{'PASS' if ratio <= most else 'FAIL'}: {said} ({best}): {ratio:.2f}, bar {most:.2f}"
-
-
-def _behind(curves: Curves, judged: str, marks: Sequence[int]) -> list[str]:
-    if "stratified" not in curves:
-        return []
-    pairs = zip(regrets(curves[judged], marks), regrets(curves["stratified"], marks), strict=True)
-    behind = [f"{one.tokens / 1e6:.1f}" for one, other in pairs if one.median > other.median]
-    said = f"worse at {', '.join(behind)} million tokens" if behind else "at no number of tokens worse"
-    return [f"{'FAIL' if behind else 'PASS'}: {judged} against stratified: {said}, by medians"]
+            best = min(rivals, key=medians.__getitem__)
+            ratio = medians[judged] / medians[best] if math.isfinite(medians[judged]) else math.inf
+            name = f"tokens of {judged} until {reached:.0%}, over those of {title} ({best})"
+            figures.append(Figure(name, ratio, most=most))
+    if "stratified" in curves:
+        ours, theirs = (regrets(curves[name], marks)[:, 1] for name in (judged, "stratified"))
+        name = f"numbers of tokens, of {len(marks)}, at which {judged} is worse than stratified"
+        figures.append(Figure(name, float((ours > theirs).sum()), "{:.0f}", most=0.0))
+    return figures
 
 
 def write_curves(path: Path, curves: Curves) -> None:
@@ -282,29 +266,28 @@ def write_curves(path: Path, curves: Curves) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["searcher", "run", "tokens", "share_of_hypervolume"])
-        for searcher, each in curves.items():
-            for number, curve in enumerate(each):
-                for tokens, share in zip(curve.tokens, curve.shares, strict=True):
-                    writer.writerow([searcher, number, tokens, f"{share:.6f}"])
+        for searcher, runs in curves.items():
+            for number, curve in enumerate(runs):
+                points = zip(curve.tokens, curve.shares, strict=True)
+                writer.writerows([searcher, number, tokens, f"{share:.6f}"] for tokens, share in points)
 
 
 def regret_figure(title: str, curves: Curves, marks: Sequence[int]) -> PanelFigure:
     """Medians of regret against trained tokens; and the upper quartiles, what a run in four does worse than."""
+    quartiles = {name: regrets(runs, marks) for name, runs in curves.items()}
+    millions = tuple(mark / 1e6 for mark in marks)
     panels = []
-    for label, pick in (("median", 2), ("upper quartile", 3)):
-        series = tuple(
-            Series(name, tuple(one.tokens / 1e6 for one in each), tuple(one[pick] for one in each))
-            for name, each in ((name, regrets(found, marks)) for name, found in curves.items())
-        )
-        axis = "regret, % of hypervolume"
-        panels.append(LinePanel(f"{label} of runs", "trained tokens, millions", axis, series, log_y=True))
+    for label, pick in (("median", 1), ("upper quartile", 2)):
+        series = tuple(Series(name, millions, tuple(regret[:, pick].tolist())) for name, regret in quartiles.items())
+        axes = ("trained tokens, millions", "regret, % of hypervolume")
+        panels.append(LinePanel(f"{label} of runs", *axes, series, log_y=True))
     return PanelFigure(title=title, panels=tuple(panels), columns=2)
 
 
 def _millions(tokens: Sequence[float]) -> str:
     """Median and quartiles, each that of a run; a dash where that run did not get there."""
-    low, median, high = (sorted(tokens)[round(share * (len(tokens) - 1))] for share in (0.25, 0.5, 0.75))
-    shown = ["-" if math.isinf(one) else f"{one / 1e6:.1f}" for one in (median, low, high)]
+    low, median, high = (sorted(tokens)[round(share * (len(tokens) - 1))] for share in QUARTILES)
+    shown = ["-" if math.isinf(count) else f"{count / 1e6:.1f}" for count in (median, low, high)]
     return f"{shown[0]} ({shown[1]}-{shown[2]})"
 
 
