@@ -68,8 +68,11 @@ def test_thresholds_and_slopes_are_those_recorded(tmp_path: Path):
     scalars = {"layers.0.ffn.1.slope": [0.01], "layers.1.ffn.1.slope": [0.02], "layers.0.alpha": [1.0]}
     found = [diagnosis(1, [[1.0], [1.0]], thresholds=[[0.3, 0.4], [0.5, 0.6]], scalars=scalars)]
     one = experiment(tmp_path, {EREG: found}, {EREG: Row()})
-    assert diagnostics.THRESHOLDS.table(one).rows == ((EREG, 0, 0.3, 0.4), (EREG, 1, 0.5, 0.6))
-    assert diagnostics.THRESHOLDS.figure(one).panels[0].limits == (0.3, 0.6)
+    table, figure, _ = diagnostics.THRESHOLDS
+    assert table is not None
+    assert figure is not None
+    assert table(one).rows == ((EREG, 0, 0.3, 0.4), (EREG, 1, 0.5, 0.6))
+    assert figure(one).panels[0].limits == (0.3, 0.6)
     assert diagnostics.slopes_table(one).rows == ((EREG, 1, "layers.0", 0.01), (EREG, 1, "layers.1", 0.02))
 
 
