@@ -1,7 +1,7 @@
 """The correlated randomness that `semi2k` takes from a dealer: which an op uses up, and what it costs without a dealer.
 
-Every correlation masks what the parties open to each other, so `opened_bytes` of an op's correlations is what `semi2k`
-sends. Source: SecretFlow-SPU 0.9.5, libspu/mpc/semi2k/arithmetic.cc, boolean.cc and conversion.cc, calls of `beaver()`
+Every correlation masks what the parties open to each other, so what an op's correlations mask is what `semi2k` sends.
+Source: SecretFlow-SPU 0.9.5, libspu/mpc/semi2k/arithmetic.cc, boolean.cc and conversion.cc, calls of `beaver()`
 (https://github.com/secretflow/spu).
 
 What it costs to generate them without a dealer among the parties is in bytes, by formula. Nobody has measured it here:
@@ -60,15 +60,6 @@ def correlations_of(op: Op, setting: EngineSetting) -> tuple[Correlation, ...]:
     """What one op uses up. Raises UserError for an op without a program."""
     calls = calls_of(op, setting, share_bytes=setting.ring_bits // 8)
     return tuple(correlation for call in calls for correlation in CORRELATIONS[call.primitive](call, setting))
-
-
-def opened_bytes(correlation: Correlation) -> int:
-    """What both parties together open under a correlation: a mask for each factor, or for the one number there is."""
-    masks = {"product": 2, "and": 2, "square": 1, "cross": 1, "bit": 1}
-    if correlation.kind == "matrix":
-        rows, inner, columns = correlation.shape
-        return 2 * inner * (rows + columns) * correlation.bits // 8
-    return 2 * masks[correlation.kind] * correlation.elements * stored_bytes(correlation.bits)
 
 
 def _full(kind: Kind) -> Callable[[Call, EngineSetting], tuple[Correlation, ...]]:

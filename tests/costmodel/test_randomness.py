@@ -9,7 +9,7 @@ from costmodel import ops
 from costmodel.network import NETWORKS
 from costmodel.protocols import cheetah, semi2k
 from costmodel.protocols.cheetah_preprocessing import BATCH, BATCH_BYTES, KEPT
-from costmodel.protocols.primitives import Call, EngineSetting, Primitive
+from costmodel.protocols.primitives import Call, EngineSetting, Primitive, stored_bytes
 from costmodel.randomness import (
     CORRELATIONS,
     ENCRYPTED,
@@ -19,7 +19,6 @@ from costmodel.randomness import (
     Correlation,
     alternatives,
     correlations_of,
-    opened_bytes,
 )  # fmt: skip
 
 SETTING = EngineSetting()
@@ -95,6 +94,15 @@ def test_ciphertexts_are_known_for_one_ring_alone():
     names = [one.generator.name for one in alternatives([ops.Relu(rows=1, features=1)], ring, NETWORKS["lan"])]
     assert ENCRYPTED not in names
     assert len(names) == 3
+
+
+def opened_bytes(correlation: Correlation) -> int:
+    """What both parties together open under a correlation: a mask for each factor, or for the one number there is."""
+    masks = {"product": 2, "and": 2, "square": 1, "cross": 1, "bit": 1}
+    if correlation.kind == "matrix":
+        rows, inner, columns = correlation.shape
+        return 2 * inner * (rows + columns) * correlation.bits // 8
+    return 2 * masks[correlation.kind] * correlation.elements * stored_bytes(correlation.bits)
 
 
 def sent(call, setting):
