@@ -183,7 +183,7 @@ def _train(
             vocab_size=candidate.trained.vocab_size,
             seq_len=scale.seq_len,
             tokens=scale.tokens,
-            tell=console.print,
+            log=console.print,
             tokenizer=source and source.tokenizer,
         )
     )
@@ -246,7 +246,7 @@ def _new_folder(
             # given weights may have seen anything, so that all training tokens are counted
             tokens=scale.seen_tokens if config.init_from is config.parent is None else None,
             seed=config.seed,
-            tell=console.print,
+            log=console.print,
         ),
     )
     folder = output_dir or RUNS / now.strftime("train-%Y-%m-%dT%H%M%SZ")

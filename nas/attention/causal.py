@@ -13,9 +13,10 @@ used, but for fp32 on the CPU: there the C++ kernel is the faster of the two, en
 
 import logging
 import math
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,12 +36,6 @@ class Attended(NamedTuple):
 
     output: Tensor
     entropy: Tensor | None
-
-
-class Attend(Protocol):
-    """Attention with entropy on some device."""
-
-    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended: ...
 
 
 def causal_attention(
@@ -126,7 +121,7 @@ def _is_native(values: Tensor) -> bool:
 
 @cache
 def has_native(head_dim: int) -> bool:
-    """Whether the C++ kernel for heads of so many features is at hand, or was now compiled; says so once for each."""
+    """Whether the C++ kernel for heads of so many features is at hand, or was now compiled; logged once for each."""
     try:
         cpu_native.compiled(head_dim)
     except NotCompiledError as error:
@@ -144,8 +139,8 @@ def _on_cuda(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tens
 
 
 @cache
-def _attend_on(device_type: str) -> Attend:
-    """Chosen, and said, once for every kind of device."""
+def _attend_on(device_type: str) -> Callable[..., Attended]:
+    """Attention with entropy on a kind of device; chosen, and logged, once for each."""
     if device_type == "cpu":
         return _on_cpu
     if device_type == "cuda" and find_spec("triton"):

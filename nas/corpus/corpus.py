@@ -26,8 +26,8 @@ from nas.corpus.documents import VALIDATION_SHARE, DocumentSource, GivenTokenize
 from nas.corpus.sources import TOKENIZER_FILE, open_source
 from nas.corpus.token_files import (
     PROGRESS_FILE,
+    Log,
     PreparationProgress,
-    Tell,
     extend,
     level_of,
     locked,
@@ -90,7 +90,7 @@ def prepare(
     *,
     seq_len: int | None = None,
     tokens: int = 0,
-    tell: Tell = lambda line: None,
+    log: Log = lambda line: None,
     tokenizer: GivenTokenizer | None = None,
 ) -> Corpus:
     """The corpus `data` (see `open_source`) in at most `vocab_size` tokens, from the cache if it is there.
@@ -99,7 +99,7 @@ def prepare(
     seq_len: of the sequences to train on, for corpora that are cut into them.
     tokens: training tokens of a run. A large source is prepared as far as that takes (see `level_of`), and further
         when a longer run asks for it. A preparation that was killed goes on where it was.
-    tell: is told, now and then, how far it is.
+    log: is told, now and then, how far it is.
     tokenizer: instead of the corpus's own, for a model that knows another one.
 
     Raises UserError for unknown or unreadable data, a vocabulary too small, or a split without tokens; OSError if the
@@ -118,16 +118,16 @@ def prepare(
     with suppress(UserError):  # torn: dealt with under the lock
         if corpus := _cached(entry, level):
             return corpus
-    with locked(entry, tell):
+    with locked(entry, log):
         try:
             if corpus := _anew_if_torn(entry, lambda: _cached(entry, level)):  # prepared meanwhile by another process
                 return corpus
-            encoder = encoder or trained_encoder(_trained_tokenizer(entry, source, vocab_size, tell), chunk_len)
+            encoder = encoder or trained_encoder(_trained_tokenizer(entry, source, vocab_size, log), chunk_len)
             itemsize = encoder.dtype.itemsize
             progress = _anew_if_torn(entry, lambda: read_progress(entry, source, itemsize)) or new_progress(source)
             if not (entry / TOKENIZER_FILE).exists():
                 replace_file(entry / TOKENIZER_FILE, encoder.tokenizer.to_str())
-            progress = extend(entry, source, encoder, progress, level, tell)
+            progress = extend(entry, source, encoder, progress, level, log)
             return _described(entry, source, encoder, level, progress, key)
         except OSError as error:
             reason = f"{error.strerror or error}; remove the cause and run it again, it goes on from what it has"
@@ -234,11 +234,11 @@ def _anew_if_torn(entry: Path, read: Callable[[], T]) -> T | None:
     return None
 
 
-def _trained_tokenizer(entry: Path, source: DocumentSource, vocab_size: int, tell: Tell) -> str:
+def _trained_tokenizer(entry: Path, source: DocumentSource, vocab_size: int, log: Log) -> str:
     path = entry / TOKENIZER_FILE
     if path.exists():
         return path.read_text(encoding="utf-8")
-    tell(f"training a tokenizer of at most {vocab_size:,} tokens on {source.name}")
+    log(f"training a tokenizer of at most {vocab_size:,} tokens on {source.name}")
     text = train_tokenizer(source, vocab_size)
     replace_file(path, text)
     return text

@@ -75,7 +75,7 @@ def texts(source: DocumentSource, split: Split) -> Iterator[str]:
         if stream.split in (None, split):
             with closing(stream.batches(None)) as batches:
                 for batch in batches:
-                    yield from (text for one, text in batch.documents if one == split)
+                    yield from (text for of_split, text in batch.documents if of_split == split)
 
 
 def in_batches(

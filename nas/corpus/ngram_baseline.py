@@ -30,7 +30,7 @@ def ngram_baseline(
     validation_tokens: int,
     tokens: int | None = None,
     seed: int = 0,
-    tell: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> NgramBaseline:
     """The n-gram baseline of candidates trained and validated in sequences of seq_len tokens.
 
@@ -50,12 +50,12 @@ def ngram_baseline(
     path = Path(corpus.folder) / f"ngrams-{FORMAT}-{corpus.fingerprint}-{seq_len}-{drawn}-{len(held_out)}.json"
     with suppress(OSError, ValueError, RecursionError):  # not there, or damaged
         return decode(NgramBaseline, json.loads(path.read_text(encoding="utf-8")), str(path))
-    tell(f"counting n-grams of {counted * seq_len:,} training tokens")
+    log(f"counting n-grams of {counted * seq_len:,} training tokens")
     order = np.arange(count) if counted == count else epoch_order(seed, 0, count)[:counted]
-    found = kneser_ney(
+    orders = kneser_ney(
         gather(corpus, "train", order, seq_len), gather(corpus, "validation", held_out, seq_len), corpus.vocab_size
     )
-    losses = [-float(np.log(probabilities).mean()) for probabilities in found]
+    losses = [-float(np.log(probabilities).mean()) for probabilities in orders]
     ngrams = NgramBaseline(tokens=counted * seq_len, losses=tuple(losses))
     with suppress(OSError):  # a cache that only others may write to
         replace_file(path, json.dumps(asdict(ngrams)))

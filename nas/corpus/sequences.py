@@ -44,5 +44,5 @@ def gather(
     """Sequences of a split, each with the token after it: indices x (seq_len + 1), as they are stored."""
     stride = seq_len if corpus.chunk_len is None else seq_len + 1
     starts = np.asarray(indices, dtype=np.int64) * stride
-    found: NDArray[np.unsignedinteger[Any]] = sliding_window_view(corpus.tokens(split), seq_len + 1)[starts]
-    return found
+    sequences: NDArray[np.unsignedinteger[Any]] = sliding_window_view(corpus.tokens(split), seq_len + 1)[starts]
+    return sequences

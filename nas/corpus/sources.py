@@ -15,6 +15,7 @@ from nas.corpus.documents import DocumentSource, GivenTokenizer, Split, Stream, 
 from nas.corpus.hub import hub_file, hub_stream, reach
 from nas.corpus.local_files import (
     FILE_SUFFIXES,
+    ROW_READERS,
     file_stream,
     folder_source,
     listed,
@@ -22,7 +23,6 @@ from nas.corpus.local_files import (
     stdlib_source,
     txt_source,
 )
-from nas.corpus.row_files import ROW_READERS
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -116,7 +116,7 @@ def _hub_source(name: str, corpus: PaperCorpus) -> DocumentSource:
     if corpus.hub is None:
         raise UserError(f"data {name!r} cannot be downloaded: {corpus.withdrawn}; if you have a copy, {remedy}.")
     hub = corpus.hub
-    validation, train = (reach(one, "dataset", remedy) for one in (hub.validation, hub.train))
+    validation, train = (reach(name, "dataset", remedy) for name in (hub.validation, hub.train))
 
     def read_tokenizer() -> str:
         return hub_file(reach(hub.tokenizer, "model", remedy), TOKENIZER_FILE)

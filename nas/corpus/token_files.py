@@ -23,10 +23,10 @@ PROGRESS_FILE = "progress.json"
 LEVEL_TOKENS = 1 << 23  # a corpus is prepared to this many training tokens, or to a power of two times as many
 VALIDATION_TOKENS = 1 << 22  # of a validation split of its own: as many as the largest scale validates on
 COMMIT_TOKENS = 1 << 20  # at most about this many are tokenised again after a kill: seconds
-TELL_EVERY_S = 5.0
+LOG_EVERY_S = 5.0
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,22 +54,22 @@ def level_of(tokens: int) -> int:
 
 
 def extend(
-    folder: Path, source: DocumentSource, encoder: Encoder, progress: PreparationProgress, level: int, tell: Tell
+    folder: Path, source: DocumentSource, encoder: Encoder, progress: PreparationProgress, level: int, log: Log
 ) -> PreparationProgress:
-    """Tokenises on from the progress until there are `level` training tokens or no documents, and says how far it is.
+    """Tokenises on from the progress until there are `level` training tokens or no documents, and logs how far it is.
 
     Raises UserError if a document cannot be read or a split is empty, OSError if the disk is full;
     what was recorded by then is kept.
     """
     recorded = progress
-    say = _teller(source, level, tell)
+    report = _progress_log(source, level, log)
     with _opened(folder, recorded, encoder.dtype.itemsize) as files:
         for index, stream in enumerate(source.streams):
             with closing(stream.batches(progress.positions[index])) as batches:
                 while not (progress.ended[index] or _suffices(stream, progress, level)):
                     batch = next(batches, None)
                     progress = _after(progress, index, batch, _append(batch, encoder, files))
-                    say(progress, batch)
+                    report(progress, batch)
                     if sum(progress.tokens.values()) - sum(recorded.tokens.values()) >= COMMIT_TOKENS:
                         _record(folder, files, progress)
                         recorded = progress
@@ -89,8 +89,8 @@ def read_progress(folder: Path, source: DocumentSource, itemsize: int) -> Prepar
     try:
         progress = PreparationProgress(**json.loads(path.read_text(encoding="utf-8")))
         for split in SPLITS:
-            if (found := (folder / f"{split}.bin").stat().st_size) < (size := progress.tokens[split] * itemsize):
-                raise UserError(f"{split}.bin must have {size} bytes, but has {found}")
+            if (size := (folder / f"{split}.bin").stat().st_size) < (least := progress.tokens[split] * itemsize):
+                raise UserError(f"{split}.bin must have {least} bytes, but has {size}")
     except FileNotFoundError:
         return new_progress(source)
     except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
@@ -99,7 +99,7 @@ def read_progress(folder: Path, source: DocumentSource, itemsize: int) -> Prepar
 
 
 @contextmanager
-def locked(folder: Path, tell: Tell) -> Iterator[None]:
+def locked(folder: Path, log: Log) -> Iterator[None]:
     """Holds the folder, made if need be, for this process; waits for another that holds it."""
     with ExitStack() as stack:
         while True:
@@ -109,7 +109,7 @@ def locked(folder: Path, tell: Tell) -> Iterator[None]:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    tell(f"waiting for another process that prepares {folder}")
+                    log(f"waiting for another process that prepares {folder}")
                     fcntl.flock(file, fcntl.LOCK_EX)
                 if os.path.sameopenfile(file.fileno(), stack.enter_context((folder / ".lock").open()).fileno()):
                     break
@@ -173,12 +173,12 @@ def _record(folder: Path, files: dict[Split, BinaryIO], progress: PreparationPro
     replace_file(folder / PROGRESS_FILE, json.dumps(asdict(progress)))
 
 
-def _teller(source: DocumentSource, level: int, tell: Tell) -> Callable[[PreparationProgress, Batch | None], None]:
-    """Says now and then how far it is and when it will be done, by tokens or by the files read."""
+def _progress_log(source: DocumentSource, level: int, log: Log) -> Callable[[PreparationProgress, Batch | None], None]:
+    """Logs now and then how far it is and when it will be done, by tokens or by the files read."""
     goal = level + VALIDATION_TOKENS * any(stream.split == "validation" for stream in source.streams)
     began = last = start = 0.0  # time of the first batch and of the last line; share after the first batch
 
-    def say(progress: PreparationProgress, batch: Batch | None) -> None:
+    def report(progress: PreparationProgress, batch: Batch | None) -> None:
         nonlocal began, last, start
         tokens = sum(progress.tokens.values())
         read = batch.share if batch and batch.share and progress.tokens["train"] else 0.0
@@ -186,9 +186,9 @@ def _teller(source: DocumentSource, level: int, tell: Tell) -> Callable[[Prepara
         now = time.monotonic()
         if not began:
             began, last, start = now, now, share
-        if now - last >= TELL_EVERY_S and share > start:
+        if now - last >= LOG_EVERY_S and share > start:
             last = now
             left_s = (now - began) * (1 - share) / (share - start)
-            tell(f"preparing {source.name}: {tokens:,} tokens, {share:.0%}, ETA {format_seconds(left_s)}")
+            log(f"preparing {source.name}: {tokens:,} tokens, {share:.0%}, ETA {format_seconds(left_s)}")
 
-    return say
+    return report

@@ -43,9 +43,9 @@ class Encoder:
         """The token ids of each document."""
         pieces = [_pieces(text) for text in documents]
         encodings = iter(
-            self.tokenizer.encode_batch([one for each in pieces for one in each], add_special_tokens=False)
+            self.tokenizer.encode_batch([piece for document in pieces for piece in document], add_special_tokens=False)
         )
-        return [self._cut([token for _ in each for token in next(encodings).ids]) for each in pieces]
+        return [self._cut([token for _ in document for token in next(encodings).ids]) for document in pieces]
 
     def _cut(self, ids: list[int]) -> NDArray[np.unsignedinteger[Any]]:
         if self.seq_len is None:

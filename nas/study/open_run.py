@@ -134,7 +134,7 @@ def study_ngrams(recipe: Recipe, seed: int, corpus: Corpus, tell: Callable[[str]
         validation_tokens=scale.validation_tokens,
         tokens=scale.seen_tokens if recipe.route is None else None,
         seed=seed,
-        tell=tell,
+        log=tell,
     )
 
 

@@ -64,7 +64,7 @@ def start_study(
         seq_len=config.seq_len,
         tokenizer=parent and parent.model.tokenizer,
         tokens=config.tokens or scale.tokens,
-        tell=log,
+        log=log,
     )
     if not config.gpus_per_trial:
         has_native(scale.head_dim or base.head_dim)  # compiled or said here, once for all

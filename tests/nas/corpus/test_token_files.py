@@ -141,9 +141,9 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
 def test_it_says_how_far_it_is_and_when_it_will_be_done(
     monkeypatch: pytest.MonkeyPatch, small: None, rows: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("nas.corpus.token_files.TELL_EVERY_S", 0.0)
+    monkeypatch.setattr("nas.corpus.token_files.LOG_EVERY_S", 0.0)
     lines: list[str] = []
-    prepare(str(rows), 300, tmp_path / "cache", tokens=10_000, tell=lines.append)
+    prepare(str(rows), 300, tmp_path / "cache", tokens=10_000, log=lines.append)
     assert lines[0].startswith("training a tokenizer of at most 300 tokens on")
     parts = [re.fullmatch(r"preparing .*: [\d,]+ tokens, (\d+)%, ETA .*", line) for line in lines[1:]]
     shares = [int(part[1]) for part in parts if part]
