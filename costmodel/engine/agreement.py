@@ -1,4 +1,4 @@
-"""How far private logits are from those in the clear."""
+"""Agreement of private logits with those in the clear."""
 
 import math
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Agreement:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of the share, at 95 %. Source: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953."""
+        """The interval of the share at 95 %. Source: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953."""
         return wilson(self.num_equal, self.num_positions)
 
 
@@ -39,7 +39,7 @@ def compared(private: Array, clear: Array) -> Agreement:
 
 
 def joined(parts: list[Agreement]) -> Agreement:
-    """Of all positions together."""
+    """The agreement over all positions together."""
     return Agreement(
         num_positions=sum(part.num_positions for part in parts),
         num_equal=sum(part.num_equal for part in parts),

@@ -1,4 +1,4 @@
-"""What a party of a session is told by whoever starts it. Free of the engine itself."""
+"""Assignments, by which whoever starts a session tells each party its part. Free of the engine itself."""
 
 from dataclasses import dataclass, replace
 
@@ -49,7 +49,7 @@ class Assignment:
 
 
 def part_of(client: Assignment, rank: int) -> Assignment:
-    """What one party is told. client: who knows everything: the plan stays the client's alone, weights the server's."""
+    """One party's assignment. client: who knows everything: the plan stays the client's alone, weights the server's."""
     return replace(
         client,
         rank=rank,
@@ -59,12 +59,12 @@ def part_of(client: Assignment, rank: int) -> Assignment:
 
 
 def role(rank: int) -> str:
-    """What a party does besides computing."""
+    """The role of a party besides computing."""
     return ROLES.get(rank, "helper")
 
 
 def holds(rank: int, setting: EngineSetting) -> str:
-    """What a party knows and what it sees only shares of, in words."""
+    """Describes what a party knows and what it sees only shares of."""
     at_server = setting.weights == "server"
     by_role = {
         "client": f"has the prompt and the new tokens, sees the logits; {'nothing' if at_server else 'a share'} of the "

@@ -1,4 +1,4 @@
-"""What parties tell each other beside the engine's own link: frames of a JSON header and bytes, over stream sockets.
+"""Channels between parties beside the engine's own link: frames of a JSON header and bytes, over stream sockets.
 
 Programs, shares and results travel here, each between the two whom they concern. A channel that ends without a
 farewell means that the peer is gone, which the engine itself would only notice minutes later.

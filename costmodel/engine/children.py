@@ -43,7 +43,7 @@ class Child:
 
     @property
     def log(self) -> str:
-        """What it has written since it got its job."""
+        """Its output since it got its job."""
         return (self.folder / LOG).read_text(errors="replace")
 
     @property

@@ -156,5 +156,5 @@ def drawn_tokens(graph: OpGraph, generator: np.random.Generator) -> Array:
 
 
 def drawn_caches(graph: OpGraph, generator: np.random.Generator) -> dict[str, Array]:
-    """What a graph reads beside its tokens, such as cached keys and values: N(0, 1 / 16)."""
+    """Draws what a graph reads beside its tokens, such as cached keys and values: N(0, 1 / 16)."""
     return {read.name: generator.normal(0.0, 0.25, read.shape) for read in graph.inputs}

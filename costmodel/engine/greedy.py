@@ -24,7 +24,7 @@ class ClearRun:
         self._kept: dict[str, Array] = {}
 
     def logits(self, graph: OpGraph, tokens: Array) -> Array:
-        """Of the next step: projected tokens x vocab. Raises UserError for inputs that do not fit the graph."""
+        """Logits of the next step: projected tokens x vocab. Raises UserError for inputs that do not fit the graph."""
         caches = {name: self._kept[variable] for name, variable in variables(graph).items()}
         self._kept = interpreter.values(graph, self.weights, np.asarray(tokens), caches)
         return self._kept[graph.nodes[-1].name]
@@ -42,7 +42,7 @@ class PrivateToken:
 def generate(
     session: Session, graphs: Sequence[OpGraph], prompt: Sequence[int], clear: ClearRun | None, end: int | None
 ) -> Iterator[PrivateToken]:
-    """As many tokens as there are graphs, or up to `end`; each is the most likely one and is fed to the next step.
+    """Yields as many tokens as there are graphs, or up to `end`; each is the most likely and is fed to the next step.
 
     clear: the model in the clear, which is fed the same tokens. Raises StoppedError if a party cannot go on.
     """

@@ -1,4 +1,4 @@
-"""How the parties of one machine are linked: by TCP over loopback, as it is or through a delay.
+"""Links between the parties of one machine: by TCP over loopback, as it is or through a delay.
 
 A link is a function that, for a number of parties, sets everything up, yields a `Wiring`, and takes it down again.
 """
@@ -18,7 +18,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """What a link does to messages, if it can: hold them for a time, one way, or carry so many bits a second.
+    """A condition of a link that can hold messages for a time, one way, or carry so many bits a second.
 
     bandwidth_bits_per_s: per direction between two parties; None is no limit.
 

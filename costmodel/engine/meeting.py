@@ -1,4 +1,4 @@
-"""How the parties of a session find each other, and make sure that they are about to run the same."""
+"""The meeting of a session's parties: they find each other, and make sure that they are about to run the same."""
 
 import socket
 import time
@@ -41,7 +41,7 @@ def parse_peers(text: str, num_parties: int) -> tuple[tuple[str, int], ...]:
 
 
 def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
-    """What parties must have in common, in words, before they know what is to be run."""
+    """The terms that parties must have in common, in words, before they know what is to be run."""
     return {
         **{name: _version(package) for name, package in PACKAGES.items()},
         "cost model": str(COST_MODEL_VERSION),

@@ -1,4 +1,4 @@
-"""How much memory this process has held at most, as Linux counts it; elsewhere nothing is known."""
+"""Peak memory of this process, as Linux counts it; elsewhere nothing is known."""
 
 import ctypes
 from pathlib import Path

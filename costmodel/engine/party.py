@@ -52,7 +52,7 @@ PARTING_S = 0.5  # peers find the same difference by themselves, and report that
 
 
 class OpCost(NamedTuple):
-    """What an op cost one party. start_s, end_s: by its machine's monotonic clock; peak_bytes: held meanwhile."""
+    """The cost of an op to one party. start_s, end_s: by its machine's monotonic clock; peak_bytes: held meanwhile."""
 
     sent_bytes: int
     messages: int
@@ -63,7 +63,7 @@ class OpCost(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Answers:
-    """Where a party reports to its parent. Once it has reported an error, it ends."""
+    """The pipe by which a party reports to its parent. Once it has reported an error, it ends."""
 
     pipe: TextIO
     lock: Any = field(default_factory=Lock)
@@ -93,7 +93,7 @@ class Party:
     log: Log
 
     def run(self, step: int) -> tuple[list[OpCost], Any]:
-        """What every op of a step cost this party, and its share of the logits."""
+        """Runs a step; the costs of its ops to this party, and its share of the logits."""
         programs, times = self.compiled.steps[step], []
         memory.give_back()
         for program in programs:
@@ -218,7 +218,7 @@ def _received_shares(peers: Peers, rank: int) -> tuple[dict[str, Any], Frame]:
 
 
 def serve(party: Party) -> dict[str, int]:
-    """What a party other than the client does, until that one says farewell; all that it sent."""
+    """Runs the steps of a party other than the client, until that one says farewell; returns all that it sent."""
     peers, totals = party.peers, {"num_steps": 0, "sent_bytes": 0, "messages": 0}
     while True:
         shares, frame = _received_shares(peers, CLIENT)
@@ -235,7 +235,7 @@ def serve(party: Party) -> dict[str, int]:
 
 
 def lead(party: Party, commands: "SimpleQueue[list[Any]]", answers: Answers) -> None:
-    """What the client does: a step for every command, until it is told to leave."""
+    """Runs the client: a step for every command, until it is told to leave."""
     while (command := commands.get())[0] == "run":
         answers.report(**_lead_step(party, command[1]))
 

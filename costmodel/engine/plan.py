@@ -22,7 +22,7 @@ SEQUENCE = Deployment(query_block=32)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What all parties know of a session.
+    """The plan of a session, which all parties know.
 
     kind: `tokens`, a prompt and new tokens, each step keeping its keys and values for the next; or `sequences`, each
         by itself, with the logits of every token.
@@ -72,7 +72,7 @@ def fingerprint(steps: tuple[OpGraph, ...]) -> str:
 
 
 def variables(graph: OpGraph) -> dict[str, str]:
-    """What the inputs of a graph are called by whoever kept them: the past of keys and values is their node's."""
+    """The variables that hold the inputs of a graph, by name: the past of keys and values is their node's."""
     return {node.inputs[0]: node.name for node in graph if _has_past(node)}
 
 

@@ -1,4 +1,4 @@
-"""What every step of a session should cost, by the formulas of its protocol."""
+"""Predicted costs of every step of a session, by the formulas of its protocol."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """Of one step: bytes and messages summed over parties, set-up included where it is made.
+    """The cost of one step: bytes and messages summed over parties, preprocessing included where it is made.
 
     seconds: on the committed testbed and a network; None where it has none for the ring.
     """
@@ -27,7 +27,7 @@ class Prediction:
 def predictions(
     steps: Sequence[OpGraph], protocol: str, setting: EngineSetting, network: str | Network
 ) -> tuple[Prediction, ...]:
-    """Of every step, in the order in which one session runs them.
+    """Predicts every step, in the order in which one session runs them.
 
     Raises UserError for a setting that the protocol does not have, an op without formula or a ring too small for it.
     """
@@ -44,7 +44,7 @@ def predictions(
 
 
 def _comms(steps: Sequence[OpGraph], protocol: str, setting: EngineSetting) -> list[Comm]:
-    """Of cheetah, set-up is in the step that needs it; masks that are kept are made in the first step."""
+    """By step; cheetah's preprocessing is in the step that needs it, masks that are kept are made in the first."""
     if protocol == "cheetah":
         predict(steps[0], protocol, setting)  # refuses what the protocol does not have
         by_op = iter(cheetah.walk([node.op for graph in steps for node in graph], setting))
@@ -57,6 +57,6 @@ def _comms(steps: Sequence[OpGraph], protocol: str, setting: EngineSetting) -> l
 
 
 def _seconds(graph: OpGraph, comm: Comm, pricer: Derived, *, starts: bool) -> float:
-    """As `Derived.price` has them, but for set-up, which is in the step that needs it. starts: the session's first."""
+    """Seconds as of `Derived.price`, but preprocessing is in the step that needs it. starts: the session's first."""
     computing_s = sum(seconds_of(node.op, pricer.setting.weights, pricer.testbed) for node in graph)
     return computing_s + pricer.wire_s(comm) + (pricer.testbed.start_s if starts else 0.0)

@@ -1,4 +1,4 @@
-"""What the engine's profile, the log of a party, says of every program: bytes and messages that the party sent."""
+"""The engine's profile in the log of a party: bytes and messages that the party sent, by program."""
 
 import re
 import time

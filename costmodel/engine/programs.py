@@ -43,7 +43,7 @@ class Operand(NamedTuple):
 
     @property
     def is_masked(self) -> bool:
-        """Whether semi2k opens it masked, and may keep the mask."""
+        """True if semi2k opens it masked, and may keep the mask."""
         return isinstance(self.node.op, MASKED) and self.suffix == "weight"
 
 
@@ -67,7 +67,7 @@ def operands(graphs: Sequence[OpGraph]) -> Iterator[Operand]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """What every party runs for a node: code that reads variables and writes one."""
+    """A program that every party runs for a node: code that reads variables and writes one."""
 
     name: str
     inputs: tuple[str, ...]
@@ -143,7 +143,7 @@ def _compiled(op: Op, suffixes: tuple[str, ...], sources: tuple[Shape, ...]) -> 
 
 
 def _mask_keeper(name: str, shape: Shape) -> Program:
-    """What tells a runtime to keep the mask that a matrix of weights is first opened with."""
+    """A program that tells a runtime to keep the mask that a matrix of weights is first opened with."""
     from spu import experimental, libspu
 
     arguments = [np.zeros(shape, dtype=np.float32)]
@@ -164,7 +164,7 @@ def _code(function: Callable[..., Array], arguments: list[Array], names: list[st
 
 
 def operand_visibility(op: Op) -> Any:
-    """Of the weights of an op: whether all parties see them."""
+    """The visibility of an op's weights: public if all parties see them."""
     from spu import libspu
 
     return libspu.Visibility.VIS_PUBLIC if op.weights == "public" else libspu.Visibility.VIS_SECRET
@@ -182,7 +182,7 @@ def to_blobs(compiled: Compiled) -> list[bytes]:
 
 
 def from_blobs(blobs: Sequence[bytes]) -> Compiled:
-    """What `to_blobs` gave."""
+    """Reads what `to_blobs` gave."""
     table, codes = json.loads(blobs[0]), blobs[1:]
 
     def program(name: str, inputs: list[str], output: str, code: int) -> Program:

@@ -31,7 +31,7 @@ PORT_TAKEN = re.compile(r"[Aa]ddress already in use|[Ff]ail to listen|start fail
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepRun:
-    """What a step cost, op by op for every party, and its logits (projected tokens x vocab).
+    """The cost of a step, op by op for every party, and its logits (projected tokens x vocab).
 
     seconds: of the client, from sharing the tokens to having the logits.
     """
@@ -106,7 +106,7 @@ class Session:
             self.answer(rank)
 
     def answer(self, rank: int) -> dict[str, Any]:
-        """What a party reports next. Raises UserError or StoppedError, in one line, if it or another one here ended."""
+        """The next report of a party. Raises UserError or StoppedError, in one line, if it or another here ended."""
         while not self._waiting[rank]:
             try:
                 reporting, answer = self._answers.get(timeout=self.timeout_s)

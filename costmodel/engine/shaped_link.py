@@ -81,10 +81,11 @@ def host(rank: int, peer: int) -> str:
 
 
 def _addresses(relays: list[Relay]) -> tuple[tuple[str, ...], ...]:
-    """What a rank knows the others by: the relay beside each, on the interface that leads there."""
-    own, ranks = f"127.0.0.1:{PORT}", range(len(relays))
+    """The addresses that a rank knows the others by: the relay beside each, on the interface that leads there."""
+    listening, ranks = f"127.0.0.1:{PORT}", range(len(relays))
     return tuple(
-        tuple(own if peer == rank else relays[peer].forward(host(peer, rank), own) for peer in ranks) for rank in ranks
+        tuple(listening if peer == rank else relays[peer].forward(host(peer, rank), listening) for peer in ranks)
+        for rank in ranks
     )
 
 

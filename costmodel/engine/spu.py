@@ -33,7 +33,7 @@ __all__ = ["INSTALL", "EngineRun", "Job", "Measured", "Pass", "check_installed",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What one op, or a whole graph, cost: bytes and messages (send actions) summed over parties.
+    """The measured cost of an op, or a whole graph: bytes and messages (send actions) summed over parties.
 
     seconds: from when the first party started the op, but not before the last one had ended the op before, to when the
     last one ended it; all parties share this machine. Preprocessing is in the first op that needs it.
@@ -70,7 +70,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Job:
-    """What is measured: a graph on inputs by name, with weights by `<node>.<suffix>`."""
+    """A measurement to make: a graph on inputs by name, with weights by `<node>.<suffix>`."""
 
     protocol: str
     setting: EngineSetting
@@ -130,7 +130,7 @@ def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> Job:
 
 
 def total_measured(costs: Iterable[Measured]) -> Measured:
-    """What ops that follow one another cost together."""
+    """The cost of ops that follow one another."""
     parts = list(costs)
     return Measured(
         sent_bytes=sum(cost.sent_bytes for cost in parts),
@@ -160,7 +160,7 @@ def run(
 
 
 def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tuple[Measured, ...]:
-    """What each op costs by itself, on random numbers: for calibration, and to check formulas.
+    """Measures each op by itself, on random numbers: for calibration, and to check formulas.
 
     Preprocessing that the engine does once, at the first op that needs it, is in that op's cost. Raises as `passes`.
     """
@@ -187,7 +187,7 @@ def passes(
 
 
 def _pass(by_party: Sequence[Sequence[OpCost]]) -> Pass:
-    """What all parties took together."""
+    """The cost of a pass to all parties together."""
     by_op, ended_s = list[Measured](), float("-inf")
     for costs in zip(*by_party, strict=True):
         start_s, end_s = max(min(cost.start_s for cost in costs), ended_s), max(cost.end_s for cost in costs)
