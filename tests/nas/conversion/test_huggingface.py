@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 from nas.conversion.huggingface import load_pretrained, save_model, to_transformers  # noqa: E402
 from nas.model.decoder import Decoder, build  # noqa: E402
 from nas.model.norms import frozen_norms  # noqa: E402
-from nas.model.weights import deployed_weights, load_deployed  # noqa: E402
+from nas.model.weights import deployed_weights  # noqa: E402
 from search_spaces.architecture import Architecture  # noqa: E402
 from search_spaces.bases import Dimensions, base_architecture  # noqa: E402
 from search_spaces.notation import parse  # noqa: E402
@@ -52,36 +52,21 @@ def assert_same_logits(theirs: torch.nn.Module, ours: Decoder, tokens: Tensor) -
         torch.testing.assert_close(theirs(tokens).logits, logits, rtol=1e-5, atol=1e-5 * logits.abs().max())
 
 
-@pytest.mark.parametrize(("base", "name", "kind"), PLAIN)
-def test_plain_models_are_those_of_transformers_both_ways(
+@pytest.mark.parametrize(("base", "name", "kind"), [*PLAIN, *((*other, "DecoderForCausalLM") for other in OTHERS)])
+def test_models_are_those_of_transformers_or_of_our_own_class_both_ways(
     base: Architecture, name: str, kind: str, tmp_path: Path, some_tokens: Callable[..., Tensor]
 ) -> None:
     model = made(base, name)
-    theirs = to_transformers(model.architecture, deployed_weights(model))
+    expected = deployed_weights(model)
+    theirs = to_transformers(model.architecture, expected)
     assert type(theirs).__name__ == kind
     assert_same_logits(theirs, model, some_tokens())
     theirs.save_pretrained(tmp_path)
     source = load_pretrained(str(tmp_path))
     assert source.architecture.layers == model.architecture.layers
-    again = Decoder(source.architecture)
-    load_deployed(again, source.weights)
-    torch.testing.assert_close(again(some_tokens()).logits, model(some_tokens()).logits, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("base", "name"), OTHERS)
-def test_other_placements_are_models_of_our_own_class(
-    base: Architecture, name: str, tmp_path: Path, some_tokens: Callable[..., Tensor]
-) -> None:
-    model = made(base, name)
-    theirs = to_transformers(model.architecture, deployed_weights(model))
-    assert type(theirs).__name__ == "DecoderForCausalLM"
-    assert_same_logits(theirs, model, some_tokens())
-    theirs.save_pretrained(tmp_path)
-    source = load_pretrained(str(tmp_path))
-    expected = deployed_weights(model)
     assert set(source.weights) == set(expected)
     for key, value in source.weights.items():
-        torch.testing.assert_close(value, expected[key], rtol=1e-6, atol=0)
+        torch.testing.assert_close(value, expected[key], rtol=0, atol=0)
 
 
 def greedy(model: Decoder, tokens: Tensor, num_new: int) -> Tensor:
