@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from costmodel.engine.compare import predict
 from costmodel.network import Network
 from costmodel.ops import OpGraph
-from costmodel.protocols import cheetah, derived
+from costmodel.protocols import derived
 from costmodel.protocols.compute_testbed import seconds_of
 from costmodel.protocols.derived import Derived
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
 
 
@@ -44,10 +45,11 @@ def predictions(
 
 
 def _comms(steps: Sequence[OpGraph], protocol: str, setting: EngineSetting) -> list[Comm]:
-    """By step; cheetah's preprocessing is in the step that needs it, masks that are kept are made in the first."""
-    if protocol == "cheetah":
+    """By step; preprocessing is in the step that needs it, masks that are kept are made in the first."""
+    known_protocol = ENGINE_PROTOCOLS.get(protocol)
+    if known_protocol is not None and known_protocol.in_order is not None:
         predict(steps[0], protocol, setting)  # refuses what the protocol does not have
-        by_op = iter(cheetah.walk([node.op for graph in steps for node in graph], setting))
+        by_op = iter(known_protocol.walk([node.op for graph in steps for node in graph], setting))
         return [total_comm(next(by_op) for _ in graph) for graph in steps]
     known: dict[OpGraph, Comm] = {}
     for graph in steps[1:]:

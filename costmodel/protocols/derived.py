@@ -159,8 +159,9 @@ def load_if_measured(protocol: str, network: str | Network, setting: EngineSetti
 
 def check_setting(protocol: str, setting: EngineSetting) -> None:
     """Raises UserError for a setting that a protocol does not have."""
-    if setting.weight_masks == "kept" and protocol != "semi2k":
-        raise UserError(f"`weight_masks` kept is of protocol semi2k, but got protocol {protocol}; leave it out.")
+    if setting.weight_masks == "kept" and not ENGINE_PROTOCOLS[protocol].keeps_masks:
+        keeping = " or ".join(name for name, known in ENGINE_PROTOCOLS.items() if known.keeps_masks)
+        raise UserError(f"`weight_masks` kept is of protocol {keeping}, but got protocol {protocol}; leave it out.")
 
 
 def _on_grid(seconds: float) -> float:

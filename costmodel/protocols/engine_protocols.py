@@ -21,7 +21,7 @@ class EngineProtocol:
     trust: whom it trusts; its number of parties is the engine's.
     comm: rounds, messages and bytes of an op, wherever it runs.
     in_order: those of each op in a fresh run of several, where what ran before matters; None if it does not.
-    num_shares: words that a party holds of one element.
+    num_shares: words that a party holds of one element. keeps_masks: whether masks of weights can be kept between runs.
     matrix_work: what the matrix products among calls compute, by unit.
     is_slow: whether an op of GPT-2's size takes minutes, so that calibration repeats less and leaves the largest out.
     """
@@ -30,6 +30,7 @@ class EngineProtocol:
     comm: Callable[[Op, EngineSetting], Comm]
     in_order: Callable[[Iterable[Op], EngineSetting], tuple[Comm, ...]] | None = None
     num_shares: int = 1
+    keeps_masks: bool = False
     matrix_work: Callable[[Calls], dict[str, int]] = matrix_work
     is_slow: bool = False
 
@@ -50,6 +51,7 @@ ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
             more_parties=True,
         ),
         comm=semi2k.comm,
+        keeps_masks=True,
     ),
     # Mohassel and Rindal 2018, https://eprint.iacr.org/2018/403, section 3.
     "aby3": EngineProtocol(
