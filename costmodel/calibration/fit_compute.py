@@ -93,13 +93,13 @@ def fit_kinds(
 def paired(plan: Iterable[Series], timings: Sequence[Timing]) -> list[tuple[Series, Timing]]:
     """Every series with its timing. Raises UserError if it has none, or one of another number of runs."""
     by_name = {timing.kind: timing for timing in timings}
-    for each in plan:
-        runs = len(each.runs) - len(WARM_UP)
-        if each.name not in by_name or len(by_name[each.name].seconds) != runs:
+    for series in plan:
+        runs = len(series.runs) - len(WARM_UP)
+        if series.name not in by_name or len(by_name[series.name].seconds) != runs:
             raise UserError(
-                f"kind {each.name} must have {runs} timings, one for each run of the plan; measure it again."
+                f"kind {series.name} must have {runs} timings, one for each run of the plan; measure it again."
             )
-    return [(each, by_name[each.name]) for each in plan]
+    return [(series, by_name[series.name]) for series in plan]
 
 
 def counts_batches(protocol: str, setting: EngineSetting) -> bool:

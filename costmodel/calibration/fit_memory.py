@@ -22,13 +22,14 @@ from costmodel.protocols.primitives import EngineSetting
 SETTING = EngineSetting()
 
 
-def measured_memory(graphs: Sequence[OpGraph], protocol: str, tell: Callable[[str], None]) -> MemoryTestbed:
-    """Runs every graph once and fits. tell: takes a line for each. Raises StoppedError if the engine fails."""
+def measured_memory(graphs: Sequence[OpGraph], protocol: str, report: Callable[[str], None]) -> MemoryTestbed:
+    """Runs every graph once and fits. report: takes a line for each. Raises StoppedError if the engine fails."""
     peaks = []
     for index, graph in enumerate(graphs, start=1):
         with own_children():  # what a process did before is in its memory
             peaks.append(_peaks(graph, protocol))
-        tell(f"{protocol}: {index} of {len(graphs)} models, {', '.join(f'{each / 1e6:.0f} MB' for each in peaks[-1])}")
+        sizes = ", ".join(f"{peak / 1e6:.0f} MB" for peak in peaks[-1])
+        report(f"{protocol}: {index} of {len(graphs)} models, {sizes}")
     return fit_memory(protocol, [features(graph, protocol, SETTING) for graph in graphs], peaks)
 
 
@@ -38,10 +39,10 @@ def _peaks(graph: OpGraph, protocol: str) -> tuple[int, ...]:
     weights = drawn_weights(graph, generator)
     tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
     run = spu.run(graph, weights, tokens, caches, protocol=protocol, setting=SETTING)
-    found = tuple(each for each in run.peak_bytes if each is not None)
-    if len(found) < len(run.peak_bytes):
+    peaks = tuple(peak for peak in run.peak_bytes if peak is not None)
+    if len(peaks) < len(run.peak_bytes):
         raise StoppedError("this system does not tell a process its peak memory; calibrate it on Linux.")
-    return found
+    return peaks
 
 
 def fit_memory(protocol: str, counts: Sequence[dict[Any, int]], peaks: Sequence[tuple[int, ...]]) -> MemoryTestbed:
@@ -77,8 +78,8 @@ def _coefficients(shares: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     from scipy.optimize import nnls
 
     scale = np.where(shares.max(axis=0) > 0, shares.max(axis=0), 1.0)
-    found: np.ndarray[Any, Any] = nnls(shares / scale, np.ones(len(shares)))[0] / scale
-    return found
+    values: np.ndarray[Any, Any] = nnls(shares / scale, np.ones(len(shares)))[0] / scale
+    return values
 
 
 def dump_memory(testbed: MemoryTestbed) -> str:

@@ -87,8 +87,8 @@ class Timing:
 def plan(protocol: str) -> tuple[Series, ...]:
     """Every kind that the engine runs; those with weights twice, shared and held by the server."""
     sizes = [_sizes(op_type, forms) for op_type in OP_TYPES for forms in _forms(op_type)]
-    secret = [_series(protocol, "secret", each) for each in sizes]
-    server = [_series(protocol, "server", each) for each in sizes if each[0].weights == "hidden"]
+    secret = [_series(protocol, "secret", ops_of_kind) for ops_of_kind in sizes]
+    server = [_series(protocol, "server", ops_of_kind) for ops_of_kind in sizes if ops_of_kind[0].weights == "hidden"]
     return (*secret, *server)
 
 
@@ -144,9 +144,9 @@ def measure(
 
     Raises UserError if the engine is not installed, StoppedError if it fails.
     """
-    found = {(timing.kind, len(timing.seconds)): timing for timing in known}
-    for each in series:
-        yield found.get((each.name, len(each.runs) - len(WARM_UP))) or _timed(each, protocol, setting, run)
+    timed = {(timing.kind, len(timing.seconds)): timing for timing in known}
+    for some in series:
+        yield timed.get((some.name, len(some.runs) - len(WARM_UP))) or _timed(some, protocol, setting, run)
 
 
 def _timed(series: Series, protocol: str, setting: EngineSetting, run: Callable[..., Sequence[spu.Measured]]) -> Timing:
@@ -160,11 +160,11 @@ def fastest(passes: Sequence[Sequence[Timing]]) -> list[Timing]:
     """Of every run, the least seconds over passes of one plan."""
     return [
         Timing(
-            kind=one[0].kind,
-            start_s=min(timing.start_s for timing in one),
-            seconds=tuple(map(min, zip(*(timing.seconds for timing in one), strict=True))),
+            kind=timings[0].kind,
+            start_s=min(timing.start_s for timing in timings),
+            seconds=tuple(map(min, zip(*(timing.seconds for timing in timings), strict=True))),
         )
-        for one in zip(*passes, strict=True)
+        for timings in zip(*passes, strict=True)
     ]
 
 

@@ -46,8 +46,8 @@ def model_plan(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting)
 def measured_model(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting, timings: Path) -> ComputeTestbed:
     """A testbed of the ops of some graphs; timings so far are kept in a file. Raises as `timed_run`."""
     plan = model_plan(graphs, protocol, setting)
-    found = timed_run(plan, protocol, setting, timings, lambda series: expected_seconds(series, protocol))
-    return fit_model(plan, protocol, setting, found)
+    measured = timed_run(plan, protocol, setting, timings, lambda series: expected_seconds(series, protocol))
+    return fit_model(plan, protocol, setting, measured)
 
 
 def fit_model(
@@ -57,11 +57,11 @@ def fit_model(
     pairs = paired(plan, timings)
     probes = [pair for pair in pairs if pair[0].sizes[0] == BATCH_PROBE]
     batch_s = batch_seconds(probes, setting) if counts_batches(protocol, setting) else 0.0
-    found = {series.sizes[0]: _seconds(series, timing, protocol, setting, batch_s) for series, timing in pairs}
+    seconds = {series.sizes[0]: _seconds(series, timing, protocol, setting, batch_s) for series, timing in pairs}
     testbed = new_testbed(
-        protocol, setting, ops={op_name(op, setting.weights): seconds for op, seconds in found.items()}
+        protocol, setting, ops={op_name(op, setting.weights): op_seconds for op, op_seconds in seconds.items()}
     )
-    own_s = sum(found[op].seconds for op in WARM_UP)
+    own_s = sum(seconds[op].seconds for op in WARM_UP)
     return replace(testbed, start_s=max(0.0, median(timing.start_s for timing in timings) - own_s))
 
 

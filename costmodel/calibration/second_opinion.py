@@ -53,7 +53,7 @@ def _aby3(op: Op) -> float:
 def _made_by(name: str) -> Callable[[Op], float]:
     def setup_bytes(op: Op) -> float:
         made = alternatives([op], SETTING, NETWORKS["loopback"])
-        return next(one.setup_bytes for one in made if one.generator.name == name)
+        return next(way.setup_bytes for way in made if way.generator.name == name)
 
     return setup_bytes
 

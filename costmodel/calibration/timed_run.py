@@ -19,8 +19,8 @@ from costmodel.protocols.primitives import EngineSetting
 def check_engine() -> None:
     """Raises UserError if the engine is not installed, or is of another version than the formulas."""
     spu.check_installed()
-    if (found := f"SecretFlow-SPU {version('spu')}") != ENGINE:
-        raise UserError(f"the engine must be {ENGINE}, which the formulas are of, but is {found}; run: {spu.INSTALL}")
+    if (engine := f"SecretFlow-SPU {version('spu')}") != ENGINE:
+        raise UserError(f"the engine must be {ENGINE}, which the formulas are of, but is {engine}; run: {spu.INSTALL}")
 
 
 def timings_file(output: Path, protocol: str, setting: EngineSetting, num_pass: int = 1) -> Path:
@@ -39,11 +39,11 @@ def timed_run(
 ) -> list[Timing]:
     """The timing of every series; those in the file at `path` are not measured again.
 
-    expected_s: what a series may take, in any unit, from which the time left is told on stderr.
+    expected_s: what a series may take, in any unit, from which the time left is reported on stderr.
 
     Raises StoppedError if the engine fails, with how to go on.
     """
-    known, found = saved(path), list[Timing]()
+    known, timings = saved(path), list[Timing]()
     console, total = Console(stderr=True, highlight=False, soft_wrap=True), len(plan)
     with kept_children(), Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task(protocol, total=sum(map(expected_s, plan)), visible=console.is_terminal)
@@ -51,12 +51,12 @@ def timed_run(
             for series, timing in zip(plan, measure(plan, protocol, setting, known), strict=True):
                 if timing not in known:
                     save(timing, path)
-                found.append(timing)
+                timings.append(timing)
                 progress.update(task, advance=expected_s(series), description=f"{protocol}: {timing.kind}")
                 if not console.is_terminal:
                     left_s = progress.tasks[task].time_remaining
                     eta = "" if left_s is None else f", about {format_seconds(left_s)} left"
-                    console.print(f"{protocol}: {timing.kind}, {len(found)} of {total} series{eta}")
+                    console.print(f"{protocol}: {timing.kind}, {len(timings)} of {total} series{eta}")
         except StoppedError as error:
             raise StoppedError(f"{error} Timings so far are in {path}; run the command again to go on.") from None
-    return found
+    return timings

@@ -101,9 +101,8 @@ def _memory_model(d_model: int, layers: int, seq_len: int) -> OpGraph:
 def _calibrate_memory(protocol: str, output: Path | None) -> None:
     to = _writable(protocol, output)
     check_engine()
-    told = console(stderr=True)
     graphs = [_memory_model(*size) for size in MEMORY_SIZES[ENGINE_PROTOCOLS[protocol].is_slow]]
-    write(to, dump_memory(measured_memory(graphs, protocol, told.print)))
+    write(to, dump_memory(measured_memory(graphs, protocol, console(stderr=True).print)))
 
 
 def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[OpGraph], output: Path | None) -> None:

@@ -38,7 +38,7 @@ def _cell(value: Any) -> Any:
 
 
 def console(*, stderr: bool = False) -> Console:
-    found = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
-    if not found.is_terminal:
-        found.width = PIPE_WIDTH
-    return found
+    shown = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
+    if not shown.is_terminal:
+        shown.width = PIPE_WIDTH
+    return shown

@@ -5,9 +5,9 @@ from typing import Literal
 
 from rich.table import Table
 
-from costmodel.calibration.held_out import NOTES, held_out_checks, left_out_group_checks
 from costmodel.calibration.second_opinion import Opinion, opinions
 from costmodel.calibration.validate_published import (
+    NOTES,
     Check,
     RowCounts,
     RowFlops,
@@ -15,6 +15,8 @@ from costmodel.calibration.validate_published import (
     derived_terms,
     fit_errors,
     flops_published,
+    held_out_checks,
+    left_out_group_checks,
 )
 from costmodel.commands.output import console
 from costmodel.config import cli

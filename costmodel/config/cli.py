@@ -188,10 +188,10 @@ def _config_files(arguments: Sequence[str]) -> Iterator[Path]:
 def _commands(parser: ArgumentParser) -> dict[str, ArgumentParser]:
     """The parsers of the subcommands by name."""
     return {
-        name: one
+        name: subparser
         for action in parser._actions
         if isinstance(action.choices, dict)
-        for name, one in action.choices.items()
+        for name, subparser in action.choices.items()
     }
 
 

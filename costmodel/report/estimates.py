@@ -96,9 +96,9 @@ def _forms(priced: Sequence[Op], kind: type[ops.Gelu] | type[ops.Softmax]) -> st
 
 def unusual(priced: Sequence[Op], setting: EngineSetting | None, deployment: DeploymentFacts) -> str:
     """Whatever a reader might not expect, such as `, phase decode`."""
-    found = setting_document(priced, setting, deployment)
-    told = {key: found[key] for key, usual in USUAL.items() if found[key] not in (None, usual)}
-    return "".join(f", {key.replace('_', ' ')} {value}" for key, value in told.items())
+    stated = setting_document(priced, setting, deployment)
+    other = {key: stated[key] for key, usual in USUAL.items() if stated[key] not in (None, usual)}
+    return "".join(f", {key.replace('_', ' ')} {value}" for key, value in other.items())
 
 
 def price_numbers(price: Price) -> dict[str, float | int | None]:

@@ -51,13 +51,13 @@ def merged(parts: Iterable[tuple[Sums, Cost, int]]) -> Sums:
 
     Raises UserError if the table would grow beyond MAX_ROWS.
     """
-    found, waiting, num_waiting = list[tuple[Sums, Cost, int]](), list[tuple[Sums, Cost, int]](), 0
+    whole, waiting, num_waiting = list[tuple[Sums, Cost, int]](), list[tuple[Sums, Cost, int]](), 0
     for part in parts:
         waiting.append(part)
         num_waiting += len(part[0].latency)
         if num_waiting > BATCH_ROWS:
-            found, waiting, num_waiting = [(_union([*found, *waiting]), (0, 0), 1)], [], 0
-    return _union([*found, *waiting])
+            whole, waiting, num_waiting = [(_union([*whole, *waiting]), (0, 0), 1)], [], 0
+    return _union([*whole, *waiting])
 
 
 def _union(parts: list[tuple[Sums, Cost, int]]) -> Sums:

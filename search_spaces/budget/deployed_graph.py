@@ -94,7 +94,7 @@ def _closures(moves: Moves, graph: nx.DiGraph) -> dict[Boundary, Positions]:
     closures: dict[Boundary, Positions] = {}
     for boundary in reversed([vertex for vertex in graph if isinstance(vertex, Boundary)]):
         onward = moves.get(boundary, {}).get(EMPTY_LAYER, ())
-        closures[boundary] = frozenset((boundary, *(one for stop in onward for one in closures[stop])))
+        closures[boundary] = frozenset((boundary, *(behind for stop in onward for behind in closures[stop])))
     return closures
 
 
@@ -107,17 +107,17 @@ def _words(
         for layer, stops in moves.get(position, {}).items():
             if layer != EMPTY_LAYER:
                 reached.setdefault(layer, set()).update(stops)
-    found: dict[Layer, set[Boundary]] = {
+    words: dict[Layer, set[Boundary]] = {
         layer: set().union(*(closures[stop] for stop in stops)) for layer, stops in reached.items()
     }
     if joins:
-        for first in [layer for layer in found if layer.ffn == "none"]:
-            for position in tuple(found[first]):
+        for first in [layer for layer in words if layer.ffn == "none"]:
+            for position in tuple(words[first]):
                 for second, stops in moves.get(position, {}).items():
                     if second.attention == "none" and second != EMPTY_LAYER:
                         whole = replace(first, norm2=second.norm2, ffn=second.ffn, stabiliser=second.stabiliser)
-                        found.setdefault(whole, set()).update(*(closures[stop] for stop in stops))
-    return {layer: frozenset(stops) for layer, stops in found.items()}
+                        words.setdefault(whole, set()).update(*(closures[stop] for stop in stops))
+    return {layer: frozenset(stops) for layer, stops in words.items()}
 
 
 def _accepts(space: SearchSpace, positions: Positions) -> bool:

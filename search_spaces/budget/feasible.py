@@ -117,7 +117,7 @@ def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0
     begin = least - 1 + int(left_out * (most - least + 1))
     edges = [begin + (most - begin) * place // num_slices for place in range(num_slices + 1)]
     slices = [replace(feasible, paths=windowed(paths, *ends)) for ends in pairwise(edges) if ends[0] < ends[1]]
-    return tuple(one for one in slices if one.num_feasible)
+    return tuple(part for part in slices if part.num_feasible)
 
 
 def num_deployed(feasible: FeasibleSpace) -> tuple[int, int]:

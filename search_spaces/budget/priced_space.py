@@ -73,12 +73,7 @@ def price_space(
     """
     work = Workload(prompt_len=workload) if isinstance(workload, int) else workload
     layer_prices = LayerPrices(space.base, pricer, work, accounting)
-    ops: dict[Vertex, list[Price]] = {source(space.graph): layer_prices.of_embedding()}
-    for vertex in space.graph:
-        if isinstance(vertex, Choice):
-            ops[vertex] = layer_prices.of_layer(priced_layer(space, vertex, accounting), vertex.depth)
-        elif isinstance(vertex, Head):
-            ops[vertex] = layer_prices.of_head(vertex.final_norm)
+    ops = layer_prices.by_vertex(space.graph, lambda choice: priced_layer(space, choice, accounting))
     sums = {id(prices): _sum(prices, work.new_tokens) for prices in ops.values()}  # layers repeat their prices
     costs = {id(prices): _cost(prices, work.new_tokens) for prices in ops.values()}
     priced = PricedSpace(
@@ -97,20 +92,14 @@ def price_space(
 def deployed_costs(priced: PricedSpace, graph: nx.DiGraph) -> dict[Vertex, Cost]:
     """The costs of the vertices of a space's deployed graph, in the same units as those of the space."""
     layer_prices = LayerPrices(priced.space.base, priced.pricer, priced.workload, "deployed")
-    num_shares = priced.workload.new_tokens
-    costs: dict[Vertex, Cost] = {source(graph): _cost(layer_prices.of_embedding(), num_shares)}
-    for vertex in graph:
-        if isinstance(vertex, Choice):
-            costs[vertex] = _cost(layer_prices.of_layer(vertex.layer, vertex.depth), num_shares)
-        elif isinstance(vertex, Head):
-            costs[vertex] = _cost(layer_prices.of_head(vertex.final_norm), num_shares)
-    return costs
+    ops = layer_prices.by_vertex(graph, lambda choice: choice.layer)
+    return {vertex: _cost(prices, priced.workload.new_tokens) for vertex, prices in ops.items()}
 
 
 def extrapolated(priced: PricedSpace, member: Member) -> tuple[str, ...]:
     """What of a member, as it is priced, lies outside the data of its prices, in words."""
-    one = member.architecture
-    graphs = priced.workload.graphs(deployed(one) if priced.accounting == "deployed" else one)
+    whole = member.architecture
+    graphs = priced.workload.graphs(deployed(whole) if priced.accounting == "deployed" else whole)
     return tuple(dict.fromkeys(text for graph in graphs for text in priced.pricer.extrapolated(graph)))
 
 
@@ -134,6 +123,16 @@ class LayerPrices:
         layer = self.base.layers[0] if self.base.block_facts.is_shaped else EMPTY_LAYER
         kept = final_norm if final_norm in LIVE_NORMS or not self.base.folded else "none"
         return self._parts(layer, kept)["head"]
+
+    def by_vertex(self, graph: nx.DiGraph, layer_of: Callable[[Choice], Layer]) -> dict[Vertex, list[Price]]:
+        """The prices of the source's, every choice's and every head's ops. layer_of: the layer that a choice is."""
+        ops: dict[Vertex, list[Price]] = {source(graph): self.of_embedding()}
+        for vertex in graph:
+            if isinstance(vertex, Choice):
+                ops[vertex] = self.of_layer(layer_of(vertex), vertex.depth)
+            elif isinstance(vertex, Head):
+                ops[vertex] = self.of_head(vertex.final_norm)
+        return ops
 
     def of_whole(self, architecture: Architecture) -> list[Price]:
         graphs = self.workload.graphs(deployed(architecture) if self.base.folded else architecture)
@@ -193,8 +192,8 @@ def _extreme(priced: PricedSpace, measure: Measure, pick: Callable[..., Vertex])
     costs: dict[Vertex, tuple[float, float]] = {}
     onward: dict[Vertex, Vertex] = {}
     for vertex in reversed(list(graph)):
-        own = priced.prices.get(vertex)
-        cost = (getattr(own, measure), getattr(own, other)) if own else (0.0, 0.0)
+        price = priced.prices.get(vertex)
+        cost = (getattr(price, measure), getattr(price, other)) if price else (0.0, 0.0)
         if vertex != SINK:
             onward[vertex] = pick(graph.succ[vertex], key=costs.__getitem__)
             rest = costs[onward[vertex]]

@@ -38,7 +38,9 @@ def cheapest_first(stages: Stages) -> Iterator[Member]:
         if len(layers) == len(stages.steps):
             if forms not in known:
                 known.add(forms)
-                yield member_of(space, [stages.layers[one] for one in layers], entropy_regularised=space.recipes[0])
+                yield member_of(
+                    space, [stages.layers[number] for number in layers], entropy_regularised=space.recipes[0]
+                )
             continue
         edges = stages.steps[len(layers)]
         leaving = np.flatnonzero(edges.start == at)

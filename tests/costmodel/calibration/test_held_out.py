@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from costmodel.calibration.fit_published import calibrate, coefficients, dump_testbed
-from costmodel.calibration.held_out import held_out_checks, left_out_group_checks
+from costmodel.calibration.validate_published import held_out_checks, left_out_group_checks
 from costmodel.errors import UserError
 from costmodel.protocols import published, published_rows
 from costmodel.protocols.published_rows import held_out_rows
