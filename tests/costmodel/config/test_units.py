@@ -14,35 +14,28 @@ from costmodel.config.units import (
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("300s", 300.0), ("5min", 300.0), (" 1.5 h ", 5400.0), ("20ms", 0.02), ("1e2s", 100.0)]
+    ("parse", "text", "expected"),
+    [
+        *((parse_seconds, *of) for of in (("300s", 300.0), ("5min", 300.0), (" 1.5 h ", 5400.0), ("1e2s", 100.0))),
+        *((parse_bytes, *of) for of in (("8GB", 8e9), ("800 MB", 8e8), ("1TB", 1e12), ("12B", 12.0))),
+        *((parse_bits_per_s, *of) for of in (("1Gbps", 1e9), ("352 Mbps", 352e6), ("9.6kbps", 9600.0))),
+        (parse_seconds, "20ms", 0.02),
+    ],
 )
-def test_durations(text, seconds):
-    assert parse_seconds(text, "budget") == pytest.approx(seconds)
+def test_quantities(parse, text, expected):
+    assert parse(text, "budget") == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("text", "num_bytes"), [("8GB", 8e9), ("800 MB", 8e8), ("1TB", 1e12), ("12B", 12.0)])
-def test_sizes(text, num_bytes):
-    assert parse_bytes(text, "budget") == pytest.approx(num_bytes)
+DURATIONS = ("", "5", "5 parsecs", "-5min", "0s", "nan s", "inf min", "1e999s", "min", "5 GB", "1.2.3s")
+BANDWIDTHS = ("0Gbps", "1", "1GBps", "-1Mbps", "inf Gbps", "")
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5", "5 parsecs", "-5min", "0s", "nan s", "inf min", "1e999s", "min", "5 GB", "1.2.3s"]
+    ("parse", "text"), [*((parse_seconds, t) for t in DURATIONS), *((parse_bits_per_s, t) for t in BANDWIDTHS)]
 )
-def test_a_duration_needs_a_positive_number_with_a_unit(text):
-    with pytest.raises(ValueError, match="budget must be a positive number with a unit") as error:
-        parse_seconds(text, "budget")
-    assert repr(text) in str(error.value)
-
-
-@pytest.mark.parametrize(("text", "bits_per_s"), [("1Gbps", 1e9), ("352 Mbps", 352e6), ("9.6kbps", 9600.0)])
-def test_bandwidths(text, bits_per_s):
-    assert parse_bits_per_s(text, "--bandwidth") == pytest.approx(bits_per_s)
-
-
-@pytest.mark.parametrize("text", ["0Gbps", "1", "1GBps", "-1Mbps", "inf Gbps", ""])
-def test_a_bandwidth_is_positive_and_has_a_unit(text):
-    with pytest.raises(ValueError, match="--bandwidth must be a positive number with a unit") as error:
-        parse_bits_per_s(text, "--bandwidth")
+def test_a_quantity_is_positive_and_has_a_unit(parse, text):
+    with pytest.raises(ValueError, match="--flag must be a positive number with a unit") as error:
+        parse(text, "--flag")
     assert repr(text) in str(error.value)
 
 
