@@ -11,10 +11,9 @@ from costmodel.errors import UserError
 from nas.conversion.parent import BUILTIN, Parent
 from nas.corpus.corpus import Corpus
 from nas.corpus.ngram_baseline import ngram_baseline
-from nas.corpus.ngrams import TRIGRAM, NgramBaseline
+from nas.corpus.ngrams import TRIGRAM
 from nas.provenance import versions
 from nas.recipe.distillation import parent_architecture
-from nas.recipe.recipe import Recipe
 from nas.run import ledger
 from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import Meta, read_meta
@@ -82,23 +81,20 @@ def search_problem(
 
     From a parent, what knows less than a trigram is no answer to anyone; from scratch few know more.
     """
-    route = meta.recipe.route
+    route, parent = meta.recipe.route, meta.parent
     ngrams = None if route is None else meta.ngrams
+    known: tuple[Trained, ...] = ()
+    if parent is not None and parent.name == BUILTIN and meta.recipe.scale.tokens == TOKENS:
+        known = known_trainings(feasible.space, parent.val_loss)
     return SearchProblem(
         feasible=feasible,
         anchors=tuple(anchors(feasible, published)),
         reference_loss=meta.reference[1] if ngrams is None else ngrams.losses[TRIGRAM - 1],
         parent=None if route is None else parent_architecture(route, feasible.space.base),
-        parent_loss=None if meta.parent is None else meta.parent.val_loss,
+        parent_loss=None if parent is None else parent.val_loss,
         blocks=blocks,
-        known=_known(feasible, meta),
+        known=known,
     )
-
-
-def _known(feasible: FeasibleSpace, meta: Meta) -> tuple[Trained, ...]:
-    if meta.parent is None or meta.parent.name != BUILTIN or meta.recipe.scale.tokens != TOKENS:
-        return ()
-    return known_trainings(feasible.space, meta.parent.val_loss)
 
 
 def proposals_of(records: Sequence[Record], base: Architecture) -> list[Proposal]:
@@ -122,32 +118,21 @@ def _is_baseline(member: Member, meta: Meta) -> bool:
     return member.architecture.final_norm != "none" and not is_parent
 
 
-def study_ngrams(recipe: Recipe, seed: int, corpus: Corpus, tell: Callable[[str], None]) -> NgramBaseline:
-    """The n-gram baseline of the tokens that candidates see: of the whole training side, if their parent saw it.
-
-    What else a parent has seen nobody counts. Raises UserError if a split of the corpus has no sequence.
-    """
-    scale = recipe.scale
-    return ngram_baseline(
-        corpus,
-        seq_len=scale.seq_len,
-        validation_tokens=scale.validation_tokens,
-        tokens=scale.seen_tokens if recipe.route is None else None,
-        seed=seed,
-        log=tell,
-    )
-
-
 def new_meta(
     config: StudyConfig,
     feasible: FeasibleSpace,
     corpus: Corpus,
-    parent: Parent | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    parent: Parent | None,
+    log: Callable[[str], None],
 ) -> Meta:
-    """The meta of a new run."""
+    """What a new run is made with. Raises UserError if a split of the corpus has no sequence.
+
+    N-grams are of the tokens that candidates see, of the whole training side if their parent saw it; what else a parent
+    has seen nobody counts.
+    """
     assert config.budget.latency_s is not None
     recipe = study_recipe(config, parent and parent.route)
+    scale = recipe.scale
     return Meta(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions(),
@@ -162,8 +147,15 @@ def new_meta(
         num_feasible=feasible.num_feasible,
         base=feasible.space.base,
         recipe=recipe,
-        parent=parent and parent_result(parent, corpus, recipe.scale, feasible),
-        ngrams=study_ngrams(recipe, config.seed, corpus, tell),
+        parent=parent and parent_result(parent, corpus, scale, feasible),
+        ngrams=ngram_baseline(
+            corpus,
+            seq_len=scale.seq_len,
+            validation_tokens=scale.validation_tokens,
+            tokens=scale.seen_tokens if parent is None else None,
+            seed=config.seed,
+            log=log,
+        ),
     )
 
 
@@ -178,10 +170,10 @@ def checked_meta(folder: Path, config: StudyConfig, feasible: FeasibleSpace, cor
         "corpus": corpus.fingerprint,
         "tokenizer": corpus.tokenizer,
     }
-    for name, found in present.items():
-        if getattr(meta, name) != found:
+    for name, value in present.items():
+        if getattr(meta, name) != value:
             raise UserError(
-                f"`{name}` of {folder} must be the present one, {found}, but is {getattr(meta, name)}; "
+                f"`{name}` of {folder} must be the present one, {value}, but is {getattr(meta, name)}; "
                 f"results of different {name} are never mixed: start a new run."
             )
     assert config.budget.latency_s is not None

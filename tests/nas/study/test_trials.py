@@ -59,9 +59,14 @@ DONE = TrialEvent(
 )
 
 
-def next_spec(trials: Trials) -> TrialSpec:
+def next_spec(trials: Trials, *events: TrialEvent) -> TrialSpec:
+    """The next trial, started where something is to happen to it."""
     spec = trials.next_spec()
     assert spec is not None
+    if events:
+        trials.started(spec)
+    for event in events:
+        trials.happened(spec, event)
     return spec
 
 
@@ -90,9 +95,7 @@ def test_a_resumed_run_hands_out_only_what_did_not_finish(trials_in, tmp_path):
     (tmp_path / "b").mkdir()
     first = trials_in(tmp_path / "b")
     before = run_until(first, 3)
-    interrupted = next_spec(first)
-    first.started(interrupted)
-    first.happened(interrupted, rung(0, 4.0))
+    interrupted = next_spec(first, rung(0, 4.0))
     resumed = trials_in(tmp_path / "b", ledger.recover(first.path))
     after = run_until(resumed, 100)
     assert after[0] == interrupted.trial_id
@@ -102,10 +105,7 @@ def test_a_resumed_run_hands_out_only_what_did_not_finish(trials_in, tmp_path):
 
 def test_a_rung_reported_again_by_a_resumed_trial_is_recorded_once(trials_in, tmp_path):
     trials = trials_in(tmp_path)
-    spec = next_spec(trials)
-    trials.started(spec)
-    for _ in range(2):
-        trials.happened(spec, rung(0, 4.0))
+    next_spec(trials, rung(0, 4.0), rung(0, 4.0))
     assert events(trials) == ["started", "rung"]
 
 
@@ -156,10 +156,8 @@ def test_a_failure_that_another_node_may_not_have_is_tried_anew(trials_in, tmp_p
     spec = next_spec(trials)
     trials.started(spec)
     trials.happened(spec, FAILED, again=True)
-    anew = next_spec(trials)
+    anew = next_spec(trials, DONE)
     assert (anew.candidate, anew.trial_id) == (spec.candidate, spec.trial_id.replace("-a0", "-a1"))
-    trials.started(anew)
-    trials.happened(anew, DONE)
     assert [one.status for one in ledger.finished(trials.records)] == ["completed"]
 
 
@@ -168,18 +166,14 @@ def test_enough_failures_stop_the_run_and_a_divergence_is_none(trials_in, tmp_pa
     ends = [FAILED, TrialEvent(event="finished", status="diverged", reason="non-finite loss"), FAILED]
     for event in ends:
         assert trials.halted is None
-        spec = next_spec(trials)
-        trials.started(spec)
-        trials.happened(spec, event)
+        spec = next_spec(trials, event)
     assert trials.halted == f"2 trials failed (--max-failures), the last, {spec.trial_id}: no corpus"
     assert [one.status for one in ledger.finished(ledger.read(trials.path))] == ["failed", "diverged", "failed"]
 
 
 def test_a_failure_is_tried_again_on_resume_under_another_name(trials_in, tmp_path):
     trials = trials_in(tmp_path)
-    spec = next_spec(trials)
-    trials.started(spec)
-    trials.happened(spec, FAILED)
+    spec = next_spec(trials, FAILED)
     again = trials_in(tmp_path, ledger.read(trials.path)).next_spec()
     assert (again.candidate, again.trial_id) == (spec.candidate, spec.trial_id.replace("-a0", "-a1"))
 
@@ -187,9 +181,7 @@ def test_a_failure_is_tried_again_on_resume_under_another_name(trials_in, tmp_pa
 def test_a_failure_that_later_proposals_depend_on_is_final(trials_in, tmp_path):
     config = replace(CONFIG, num_trials=12)
     trials = trials_in(tmp_path, config=config)
-    spec = next_spec(trials)
-    trials.started(spec)
-    trials.happened(spec, FAILED)
+    next_spec(trials, FAILED)
     run_until(trials, 8)  # the eighth is of generation 2, proposed knowing that the first had failed
     resumed = trials_in(tmp_path, ledger.read(trials.path), config=config)
     assert resumed.next_spec().proposal.index == 9
@@ -197,9 +189,7 @@ def test_a_failure_that_later_proposals_depend_on_is_final(trials_in, tmp_path):
 
 def test_a_halt_records_no_end_so_the_trial_is_resumable(trials_in, tmp_path):
     trials = trials_in(tmp_path)
-    spec = next_spec(trials)
-    trials.started(spec)
-    trials.happened(spec, TrialEvent(event=None, status="failed", halted=True, reason="disk full"))
+    spec = next_spec(trials, TrialEvent(event=None, status="failed", halted=True, reason="disk full"))
     trials.lost(spec, "the worker process died")
     assert trials.halted == "disk full"
     assert events(trials) == ["started"]
@@ -281,6 +271,16 @@ def run_noisily(trials: Trials, stop_after: int) -> list[str]:
         trials.happened(spec, noisy(spec))
 
 
+def run_all(trials: Trials) -> list[TrialSpec]:
+    """One trial at a time."""
+    specs = []
+    while (spec := trials.next_spec()) is not None:
+        specs.append(spec)
+        trials.started(spec)
+        trials.happened(spec, noisy(spec))
+    return specs
+
+
 def ends(path: Path) -> list[tuple[str, str, float | None]]:
     return [(one.trial_id, one.role, one.val_loss) for one in ledger.finished(ledger.read(path))]
 
@@ -306,11 +306,7 @@ def test_a_run_killed_among_its_replicates_trains_the_same_ones(trials_in, tmp_p
 
 def test_replicates_have_no_rivals_and_their_own_seed(trials_in, tmp_path):
     trials = trials_in(tmp_path, config=replace(SEEDED, num_trials=12))
-    specs = []
-    while (spec := trials.next_spec()) is not None:
-        specs.append(spec)
-        trials.started(spec)
-        trials.happened(spec, noisy(spec))
+    specs = run_all(trials)
     replicates = [spec for spec in specs if spec.proposal.role == "replicate"]
     assert all(spec.rivals == () for spec in replicates)
     assert {spec.seed for spec in replicates} == {1, 2}
@@ -321,11 +317,7 @@ def test_replicates_have_no_rivals_and_their_own_seed(trials_in, tmp_path):
 def test_replicates_start_from_the_parent_too(trials_in, tmp_path):
     route = DistillationSchedule(parent="digest", placement="2xLSLGo")
     trials = trials_in(tmp_path, config=SEEDED, route=route)
-    specs = []
-    while (spec := trials.next_spec()) is not None:
-        specs.append(spec)
-        trials.started(spec)
-        trials.happened(spec, noisy(spec))
+    specs = run_all(trials)
     assert {spec.proposal.role for spec in specs} == {"candidate", "replicate"}
     assert {spec.parent for spec in specs} == {tmp_path / "parent"}
     assert {spec.candidate.recipe.route for spec in specs} == {route}
