@@ -74,7 +74,7 @@ RECIPE_PARTS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """What to train and how far.
+    """The configuration of a training: what to train and how far.
 
     Args:
         base: the model whose dimensions a notation is placed on; by default gpt2-small, or that of --init-from.
@@ -267,7 +267,7 @@ def _new_folder(
 
 
 def _candidate(config: TrainConfig, parent: Parent | None, source: Pretrained | None) -> Candidate:
-    """What is trained; with given weights the scale does not change the width.
+    """The candidate to train; with given weights the scale does not change the width.
 
     Raises UserError if the parent does not fit.
     """

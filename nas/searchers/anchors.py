@@ -1,4 +1,4 @@
-"""What a search begins with: known rows and trainings, and the cheapest forms that keep a little of each kind.
+"""Beginnings of a search: known rows and trainings, and the cheapest forms that keep a little of each kind.
 
 Attention and ReLU FFNs stay in the first layers and go from the deepest, where the papers' `_ip` rows remove them
 (arXiv 2410.13060), and where the builtin parent misses them least: without its first FFN its loss rises by 6.6 nats,

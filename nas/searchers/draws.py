@@ -27,7 +27,7 @@ WALKED = 10_000  # members looked through, in their order, where draws find noth
 
 
 class Place(NamedTuple):
-    """Of a member among all. form: what makes it one answer, its deployed form where that is priced, or itself.
+    """Where a member is among all. form: what makes it one answer, its deployed form where that is priced, or itself.
 
     latency_s: not a number for what is no member of the space. fits: whether it is within the budget. slice: the number
     of the slice that holds it, None if none does.

@@ -38,7 +38,7 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SearchProblem:
-    """What a searcher may know before anything is trained.
+    """A problem for a searcher: all it may know before anything is trained.
 
     feasible: the members within the budget. anchors: what an expert would begin with.
     reference_loss: nats; what is worse adds nothing to a front.
@@ -73,7 +73,7 @@ class Strategy(ABC):
         """
 
     def remark(self, trained: Sequence[Trained]) -> str | None:
-        """What a user should know of how the results were found, in a line."""
+        """Says in a line how far the results bear the searcher out; None if there is nothing to say."""
         return None
 
 

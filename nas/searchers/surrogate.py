@@ -139,7 +139,7 @@ class Features:
 
 
 def features_of(stages: Stages, problem: SearchProblem) -> Features:
-    """What there is to see of the members of a problem's space."""
+    """Makes the features of a problem's space."""
     halves = [sub_layer_forms(layer) for layer in stages.layers]
     numbers = {form: number for number, form in enumerate(dict.fromkeys(form for both in halves for form in both))}
     blocks = None
@@ -181,7 +181,7 @@ def _norms(layer: Layer) -> tuple[str, str]:
 
 
 class Posterior(NamedTuple):
-    """Of the weights: mean, covariance and a root of it; and the discrepancy of a member."""
+    """Posterior distribution of the weights: mean, covariance and a root of it; and the discrepancy of a member."""
 
     mean: Floats
     covariance: Floats
@@ -200,7 +200,7 @@ class Posterior(NamedTuple):
 
 
 class PredictiveDistribution(NamedTuple):
-    """What a posterior says of the log-perplexities of given members, without discrepancy and the noise of a seed.
+    """Log-perplexities of given members by a posterior, without discrepancy and the noise of a seed.
 
     rows: their features. mean, variance: of each. crossed: covariance with the weights, members x features.
     """
@@ -213,12 +213,12 @@ class PredictiveDistribution(NamedTuple):
 
     @property
     def deviation(self) -> Floats:
-        """Of each, discrepancy included."""
+        """Standard deviation of each, discrepancy included."""
         deviation: Floats = np.sqrt(self.variance + self.discrepancy**2)
         return deviation
 
     def condition_on(self, place: int) -> "PredictiveDistribution":
-        """As it would be if this member came out as expected."""
+        """The distribution as it would be if this member came out as expected."""
         shared = self.rows @ self.crossed[place]
         gain = shared / (shared[place] + self.discrepancy**2 + SEED_NOISE**2)
         crossed = self.crossed - np.outer(gain, self.crossed[place])
@@ -234,7 +234,7 @@ class Fit:
     errors: Floats
 
     def r2(self, first: int = 0) -> float:
-        """Of the results from this one on: one minus their squared errors over those of their mean."""
+        """R^2 of the results from this one on: one minus their squared errors over those of their mean."""
         errors, losses = self.errors[first:], self.losses[first:]
         around = losses - losses.mean()
         return float(1 - errors @ errors / max(around @ around, 1e-12))

@@ -204,7 +204,7 @@ def distillation_error(made: Tensor, read: Tensor, left: Tensor) -> Tensor:
 
 
 def scored_tokens(corpus: Corpus, seq_len: int) -> Tensor:
-    """What scores are taken on, sequences x seq_len. Raises UserError if the corpus is too short."""
+    """The tokens that scores are taken on, sequences x seq_len. Raises UserError if the corpus is too short."""
     sequences = gather(corpus, "validation", validation_indices(corpus, seq_len, SCORED_TOKENS), seq_len)
     return torch.from_numpy(sequences[:, :-1].astype("int64"))
 

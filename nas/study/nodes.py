@@ -82,7 +82,7 @@ class Fleet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What trials of a run need of a node; plain data.
+    """The needs of a run's trials, which a node is asked for; plain data.
 
     sources: digest of the code that asks. device: cpu or cuda.
     """
@@ -95,7 +95,7 @@ class Question:
 
 
 def question(folder: Path, corpus: Corpus, device: str) -> Question:
-    """What this process, which runs the study, asks of nodes."""
+    """The question that this process, which runs the study, asks nodes."""
     return Question(folder=folder, corpus=corpus, sources=source_digest(), versions=versions(), device=device)
 
 

@@ -125,7 +125,7 @@ def new_meta(
     parent: Parent | None,
     log: Callable[[str], None],
 ) -> Meta:
-    """What a new run is made with. Raises UserError if a split of the corpus has no sequence.
+    """The meta of a new run. Raises UserError if a split of the corpus has no sequence.
 
     N-grams are of the tokens that candidates see, of the whole training side if their parent saw it; what else a parent
     has seen nobody counts.

@@ -151,7 +151,7 @@ class _Places:
 
 
 def _requested(config: dict[str, Any]) -> tune.PlacementGroupFactory:
-    """What a trial takes of a node, and of which."""
+    """The resources that a trial takes of a node, and the nodes it may be on."""
     selector = {ON_ONE_OF: f"in({','.join(config['nodes'])})"} if config["nodes"] else {}
     return tune.PlacementGroupFactory([config["bundle"]], bundle_label_selector=[selector])
 
@@ -260,7 +260,7 @@ def loss_reason(error: Exception, folder: Path) -> str:
 
 
 def _error_of(trial: Trial) -> Exception:
-    """What a trial failed with: `Trial.get_error` reads the run's storage, where it is only after this callback."""
+    """The error of a trial: `Trial.get_error` reads the run's storage, where it is only after this callback."""
     path = trial.pickled_error_file or trial.error_file
     if path is None:
         return TuneError("Ray gives no reason")

@@ -17,7 +17,7 @@ LEAST_GENERATIONS = 4  # of a search that learns: the first two know no result
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
-    """What trials run on: each on one GPU at most, and on a CPU on one thread.
+    """The resources that trials run on: each on one GPU at most, and on a CPU on one thread.
 
     slots: trials that the nodes can take at a time. max_concurrent: that may run; None for as many as nodes, of which
         more may come, can take.
@@ -37,13 +37,13 @@ class Resources:
 
 
 def this_machine() -> Node:
-    """As a cluster of one."""
+    """This machine as a cluster of one."""
     cores = len(os.sched_getaffinity(0))
     return Node(node_id="", name="this machine", num_cpus=cores, num_gpus=torch.cuda.device_count())
 
 
 def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
-    """As many trials as there are cores, or as share the GPUs, unless fewer are asked for.
+    """Resources for as many trials as there are cores, or as share the GPUs, unless fewer are asked for.
 
     Where there are GPUs each trial has one, unless `config` says otherwise.
 
@@ -84,7 +84,7 @@ def resolved(config: StudyConfig, resources: Resources) -> StudyConfig:
 
 
 def resource_lines(config: StudyConfig, resources: Resources) -> list[str]:
-    """What trials run on, and what of it is idle, a line each. config: resolved."""
+    """Describes the resources and what of them is idle, a line each. config: resolved."""
     assert config.generation_size is not None
     of_gpus = f", {resources.gpus_per_trial:g} GPU each" if resources.gpus_per_trial else ", on the CPU"
     lines = [f"{resources.at_a_time} trials at a time{of_gpus}; generations of {config.generation_size}"]

@@ -1,4 +1,4 @@
-"""What is trained when: candidates in generations, then more seeds for the front, behind ask and tell.
+"""The schedule of trials: candidates in generations, then more seeds for the front, behind ask and tell.
 
 Reproducible by construction: proposals come in generations of a fixed size, and generation g depends only on the
 seed, on g and on the results of generations up to g - 2. The lag of one generation keeps every worker busy while

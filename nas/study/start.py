@@ -114,7 +114,7 @@ def _new_run(
 
 
 def _nodes(address: str | None) -> tuple[Node, ...]:
-    """What there is to train on. Raises StoppedError if the cluster cannot be reached."""
+    """The nodes to train on. Raises StoppedError if the cluster cannot be reached."""
     if address is None:
         return (this_machine(),)
     from nas.study.ray_cluster import cluster_nodes  # Ray, which a study without a cluster waits for later
@@ -126,7 +126,7 @@ def _nodes(address: str | None) -> tuple[Node, ...]:
 
 
 def start_line(meta: Meta) -> str:
-    """What candidates start from; from scratch on few tokens, what that is good for."""
+    """Says where candidates start from; from scratch on few tokens, what that is good for."""
     if meta.parent is not None:
         return (
             f"candidates start from parent {meta.parent.name}, {meta.parent.notation}, perplexity "

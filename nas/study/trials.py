@@ -67,7 +67,7 @@ class TrialSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialEvent:
-    """What a worker reports. `halted` is a failure of the machine, not of the candidate: the run must stop.
+    """An event that a worker reports. `halted` is a failure of the machine, not of the candidate: the run must stop.
 
     elsewhere: of a failure, whether another node may do better.
     measured: what training reported by then; None if nothing.
@@ -89,7 +89,7 @@ class TrialEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialSetting:
-    """What all trials of a run share. `folder` is the run's."""
+    """The setting that all trials of a run share. `folder` is the run's."""
 
     config: StudyConfig
     recipe: Recipe

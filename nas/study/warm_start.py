@@ -44,7 +44,7 @@ class WarmStart:
 
 
 def read_warm_start(config: StudyConfig, feasible: FeasibleSpace, meta: Meta) -> WarmStart | None:
-    """What the run named by `config` gives to a run of this space and meta; None where none is named.
+    """Reads what the run named by `config` gives to a run of this space and meta; None where none is named.
 
     Raises UserError if there is no such run, its ledger is damaged or of a later schema, its trials are not what this
     run would train, or none of them is of use.
@@ -91,7 +91,7 @@ def begin_with(warm: WarmStart, folder: Path, config: StudyConfig) -> None:
 
 
 def _compared(config: StudyConfig, meta: Meta, other: Run) -> Iterable[tuple[str, object, object]]:
-    """What must agree: names, ours, theirs."""
+    """Yields everything that must agree: names, ours, theirs."""
     for name in DIMENSIONS:
         yield f"`{name}`", getattr(meta.base, name), getattr(other.base, name)
     yield "corpus", meta.corpus, other.meta.corpus
@@ -132,7 +132,7 @@ def _in_place_of(end: Record, rung: Record) -> Record:
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """What a trial has written is never written again, so two runs on one disk share it."""
+    """Links a file, as a trial never writes one again, so that two runs on one disk share it."""
     try:
         os.link(source, target)
     except FileExistsError:

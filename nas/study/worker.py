@@ -105,7 +105,7 @@ def _train(spec: TrialSpec, is_over: Callable[[], bool]) -> Iterator[TrialEvent]
 
 
 def _parent_of(spec: TrialSpec) -> dict[str, Any]:
-    """What training takes from the parent."""
+    """Arguments of training that come from the parent."""
     route = spec.candidate.recipe.route
     if route is None or spec.parent is None:
         return {}
