@@ -25,6 +25,7 @@ EXTRA = "this needs transformers; install it with pip install -e '.[hf]'."
 OUR_TYPE = "private-inference-decoder"  # `model_type` of `huggingface_model`, which is imported only when needed
 EPSILON = 1e-5  # of every LayerNorm, here and in GPT-2's and Pythia's configurations
 ROTARY_BASE = 10_000
+LINEAR_WEIGHTS = tuple(f".{linear}.weight" for linear in ("qkv", "out", "up", "down"))  # of a layer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,8 +203,8 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
     else:
         model = transformers.AutoModelForCausalLM.from_config(config)
         expected = model.state_dict()
-        theirs = {name: value for name, value in _to_theirs(family, architecture, weights) if name in expected}
-        model.load_state_dict(theirs)
+        theirs = _to_theirs(family, architecture, weights)
+        model.load_state_dict({name: value for name, value in theirs.items() if name in expected})
     return model.eval()
 
 
@@ -291,47 +292,33 @@ def _architecture(config: Any, path: str) -> Architecture:
 
 
 def _names(family: _Family, architecture: Architecture) -> Iterator[tuple[str, str]]:
-    """(theirs, ours) of every module."""
+    """(theirs, ours) of every weight that there may be."""
     for theirs, ours in family.names.items():
         for index in range(architecture.num_layers if "{}" in theirs else 1):
-            yield theirs.format(index), ours.format(index)
+            for suffix in ("weight", "bias"):
+                yield f"{theirs.format(index)}.{suffix}", f"{ours.format(index)}.{suffix}"
 
 
 def _from_theirs(family: _Family, architecture: Architecture, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    weights = {}
-    for theirs, ours in _names(family, architecture):
-        for suffix in ("weight", "bias"):
-            if (value := state.get(f"{theirs}.{suffix}")) is None:
-                continue
-            if family.transposed and _is_linear(ours) and suffix == "weight":
-                value = value.T
-            if family.interleaved and ours.endswith(".qkv"):
-                value = _swapped(value, architecture.num_heads, 3)
-            weights[f"{ours}.{suffix}"] = value
-    return weights
+    names, heads = _names(family, architecture), architecture.num_heads
+    return {ours: _laid_out(family, ours, state[theirs], heads, 3) for theirs, ours in names if theirs in state}
 
 
-def _to_theirs(
-    family: _Family, architecture: Architecture, weights: Mapping[str, Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    for theirs, ours in _names(family, architecture):
-        for suffix in ("weight", "bias"):
-            if (value := weights.get(f"{ours}.{suffix}")) is None:
-                continue
-            if family.interleaved and ours.endswith(".qkv"):
-                value = _swapped(value, 3, architecture.num_heads)
-            if family.transposed and _is_linear(ours) and suffix == "weight":
-                value = value.T
-            yield f"{theirs}.{suffix}", value.contiguous()
+def _to_theirs(family: _Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    names, heads = _names(family, architecture), architecture.num_heads
+    return {theirs: _laid_out(family, ours, weights[ours], 3, heads) for theirs, ours in names if ours in weights}
+
+
+def _laid_out(family: _Family, name: str, value: Tensor, outer: int, inner: int) -> Tensor:
+    """A weight of ours as theirs, or back; name: ours. No family both transposes and interleaves."""
+    if family.interleaved and ".qkv." in name:
+        value = _swapped(value, outer, inner)
+    return value.T if family.transposed and name.endswith(LINEAR_WEIGHTS) else value
 
 
 def _swapped(packed: Tensor, outer: int, inner: int) -> Tensor:
     """Rows of outer x inner x head_dim as inner x outer x head_dim."""
     return packed.view(outer, inner, -1, *packed.shape[1:]).transpose(0, 1).reshape(packed.shape)
-
-
-def _is_linear(name: str) -> bool:
-    return name.endswith((".qkv", ".out", ".up", ".down"))
 
 
 def _is_finite(value: Tensor) -> bool:
