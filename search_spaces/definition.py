@@ -16,7 +16,7 @@ SHIPPED = ("gpt2-small", "gpt2-papers", "gpt2-forms", "ladder", "tiny")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """What every layer may choose from, in the order of enumeration.
+    """The choices of every layer, in the order of enumeration.
 
     Raises UserError for a list that is empty or names a choice twice.
     """

@@ -1,4 +1,4 @@
-"""What exact algebra leaves of a trained architecture: the form that is run, and so the form that is paid for.
+"""The deployed form, which exact algebra leaves of a trained architecture: what is run, and so what is paid for.
 
 Attention reads the residual stream through linears, so between two nonlinear readers of the stream (norms that depend
 on the data, and the head behind a final one) a linear FFN `X' = beta X + W X + c` is only a change of the stream's
@@ -40,7 +40,7 @@ LINEAR_FFNS = ("identity", "fused")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """Where a layer's FFN stands in the residual stream.
+    """The place of a layer's FFN in the residual stream.
 
     ahead: of the first live norm, the layer's own included, so that the embedding takes up changes of basis.
     behind: the last live norm, so that the vocabulary projection takes them up.
@@ -92,7 +92,7 @@ def folds_final_norm(architecture: Architecture) -> bool:
 
 
 def regions(architecture: Architecture) -> list[Region]:
-    """Where the FFN of every layer stands."""
+    """Returns the place of every layer's FFN."""
     block = architecture.block_facts
     live = [reads_live_norm(block, index, layer) for index, layer in enumerate(architecture.layers)]
     last = max((index for index, its in enumerate(live) if its), default=-1)
@@ -119,7 +119,7 @@ def absorbed_layers(architecture: Architecture) -> list[int]:
 
 
 def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, keeps_norm1: bool = False) -> Layer:
-    """What is left of a layer: maybe neither attention nor FFN."""
+    """Returns what is left of a layer: maybe neither attention nor FFN."""
     is_absorbed = absorbs(architecture.block_facts, layer, region)
     return Layer(
         norm1=layer.norm1 if keeps_norm1 or layer.norm1 in LIVE_NORMS else "none",

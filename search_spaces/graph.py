@@ -50,7 +50,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """What follows the last layer: the final norm, then the vocabulary projection."""
+    """The end of a path behind the last layer: the final norm, then the vocabulary projection."""
 
     final_norm: Norm
 
@@ -140,7 +140,7 @@ def walk(graph: nx.DiGraph, start: Boundary, layers: Iterable[Layer]) -> list[Bo
 
 
 def completions(graph: nx.DiGraph) -> dict[Vertex, int]:
-    """How many paths lead from each vertex to the sink, exactly."""
+    """Counts the paths from each vertex to the sink, exactly."""
     counts: dict[Vertex, int] = {SINK: 1}
     for vertex in reversed(list(graph)):
         if vertex != SINK:

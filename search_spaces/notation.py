@@ -83,7 +83,7 @@ _GROUP = re.compile(r"(?:(?P<count>[0-9]{1,4})x)?(?P<letters>[A-Za-z]{5})")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """What a name stands for: an architecture, and whether it is trained with the entropy regulariser."""
+    """The meaning of a name: an architecture, and whether it is trained with the entropy regulariser."""
 
     architecture: Architecture
     entropy_regularised: bool

@@ -1,4 +1,4 @@
-"""What a command line calls an architecture: a YAML file, an export's folder, a factory, or the papers' notation."""
+"""Names of an architecture on a command line: a YAML file, an export's folder, a factory, or the papers' notation."""
 
 import importlib
 import os
@@ -47,7 +47,7 @@ def resolve(text: str, base: Architecture) -> Member:
 
 
 def call_factory(text: str) -> object:
-    """What the factory `module:factory` returns; what it prints goes to stderr.
+    """Returns what the factory `module:factory` does; what it prints goes to stderr.
 
     Raises UserError if there is no such callable without arguments, or it raises.
     """

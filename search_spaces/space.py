@@ -63,12 +63,12 @@ def build_space(definition: Definition) -> SearchSpace:
 
 
 def num_architectures(space: SearchSpace) -> int:
-    """How many architectures the space holds, exactly."""
+    """The number of architectures in the space, exactly."""
     return space.completions[source(space.graph)]
 
 
 def num_members(space: SearchSpace) -> int:
-    """How many members the space holds, exactly: architectures times recipes."""
+    """The number of members of the space, exactly: architectures times recipes."""
     return num_architectures(space) * len(space.recipes)
 
 

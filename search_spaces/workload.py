@@ -1,4 +1,4 @@
-"""What a price is of: how many tokens are asked for, of how long a prompt, and how the model is run meanwhile."""
+"""The subject of a price: how many tokens are asked for, of how long a prompt, and how the model is run meanwhile."""
 
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
@@ -36,7 +36,7 @@ class Workload:
         return ", ".join((f"T={self.prompt_len}", *words))
 
     def graphs(self, architecture: Architecture) -> list[OpGraph]:
-        """What is run for each new token.
+        """Returns the op graphs of each new token.
 
         Raises UserError if prompt and new tokens do not fit the model's context.
         """

@@ -43,7 +43,7 @@ class _Stretch(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What a layer does to the stream, X' = matrix X + shift, and how much of that the basis takes up.
+    """A layer's map of the stream, X' = matrix X + shift, and how much of it the basis takes up.
 
     taken: the matrix, or 1 where beta stays. scales: whether beta is taken. absorbed: whether the FFN is.
     """
@@ -97,7 +97,7 @@ def _stretches(architecture: Architecture) -> list[_Stretch]:
 def _chosen(
     architecture: Architecture, weights: Weights, stretch: _Stretch, max_condition: float
 ) -> tuple[list[_Step], list[Basis], list[str]]:
-    """As much taken up as can be: while the bases' condition is too high, the worst step of all takes up less."""
+    """Takes up as much as can be: while the bases' condition is too high, the worst step of all takes up less."""
     layers, around = architecture.layers, regions(architecture)
     levels = {
         index: 2 if absorbs(architecture.block_facts, layers[index], around[index]) else 1
@@ -132,7 +132,7 @@ def _step(architecture: Architecture, weights: Weights, index: int, level: int) 
 
 
 def _spread(matrix: Tensor) -> float:
-    """How far a matrix is from an orthogonal one: the larger of 1 and its norm, times the same of its inverse."""
+    """Distance of a matrix from an orthogonal one: the larger of 1 and its norm, times the same of its inverse."""
     values = torch.linalg.svdvals(matrix)
     return float(values[0].clamp(min=1) / values[-1].clamp(max=1))
 
@@ -228,7 +228,7 @@ def _move_shaped_attention(weights: Weights, index: int, before: Basis) -> None:
 
 
 def _without(weights: Weights, index: int, layer: Layer, step: _Step) -> Layer:
-    """What is left of a layer; the weights of the rest are gone."""
+    """Returns what is left of a layer and removes the weights of the rest."""
     ffn = f"layers.{index}.ffn"
     if not step.scales:
         return layer
@@ -264,7 +264,7 @@ def scale_rows(weights: Weights, linear: str, factors: Tensor) -> None:
 
 
 def add_constant(architecture: Architecture, weights: Weights, num_layers: int, constant: Tensor) -> None:
-    """What the stream is given behind its first layers: by the last linear that writes to it, or else by a table.
+    """Adds a constant to the stream behind its first layers: by the last linear that writes to it, or else by a table.
 
     constant: d_model, in the coordinates of that linear's result.
     """

@@ -30,7 +30,7 @@ LINEAR_WEIGHTS = tuple(f".{linear}.weight" for linear in ("qkv", "out", "up", "d
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Family:
-    """How a model of transformers names and lays out what a block of ours does.
+    """Names and layout in a model of transformers of what a block of ours computes.
 
     config: their class. sizes: their settings to our dimensions. activation: their setting.
     fixed: values that our blocks have built in. read_only: the same, of settings that are not written.

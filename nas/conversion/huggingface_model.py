@@ -140,7 +140,7 @@ class _Attention(nn.Module):
         return packed.view(*packed.shape[:2], parts, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
 
     def mixed(self, queries: Tensor, keys: Tensor, values: Tensor, first: int) -> Tensor:
-        """What the positions from `first` on attend to."""
+        """Returns what the positions from `first` on attend to."""
         if self.folded:
             queries = queries * math.sqrt(self.head_dim)
         if self.temperature is not None:
@@ -210,7 +210,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class _Activation(nn.Module):
-    """Of a kind; the leaky ReLU has a learned slope."""
+    """The nonlinearity of an FFN; the leaky ReLU has a learned slope."""
 
     def __init__(self, kind: str, gelu: str) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ def fitted_linears(parent: Decoder, model: Decoder, layers: Sequence[int], token
 
 @torch.no_grad()
 def streams_of(model: Decoder, tokens: Tensor) -> list[Tensor]:
-    """What every layer reads of a batch, and what the last one leaves, each batch x T x d_model."""
+    """Returns what every layer reads of a batch and what the last one leaves, each batch x T x d_model."""
     streams: list[Tensor] = []
 
     def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:

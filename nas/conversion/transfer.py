@@ -51,7 +51,7 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
 def _strongest_heads(
     source: Architecture, target: Architecture, node: Node, suffix: str, value: Tensor, weights: Mapping[str, Tensor]
 ) -> Tensor:
-    """Of a packed or an output linear what belongs to the heads that the target keeps, in their order."""
+    """The slices of a packed or an output linear for the heads that the target keeps, in their order."""
     assert isinstance(node.layer, int)
     theirs, ours = (num_heads(model, model.layers[node.layer]) for model in (source, target))
     if ours >= theirs:

@@ -65,7 +65,7 @@ class Decoder(nn.Module):
         return Prediction(self.logits(stream), entropies)
 
     def features(self, tokens: Tensor, *, with_entropies: bool) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """What the logits are a projection of, batch x T x d_model, and the entropies; else as `forward`."""
+        """The stream that logits are a projection of, batch x T x d_model, and the entropies; else as `forward`."""
         if tokens.shape[1] > self.architecture.context:
             raise UserError(
                 f"a sequence must not be longer than the model's context, but got {tokens.shape[1]} tokens, "

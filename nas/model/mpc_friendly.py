@@ -1,4 +1,4 @@
-"""What a decoder computes instead of softmax and GELU where its architecture says so, as `op_functions` does."""
+"""Replacements of softmax and GELU where an architecture has them, as in `op_functions`."""
 
 import math
 from collections.abc import Callable

@@ -132,5 +132,5 @@ def _temperature(architecture: Architecture, layer: Layer, initial: float) -> _T
 
 
 def _rescaled(queries: Tensor) -> Tensor:
-    """Against the 1/sqrt(head_dim) of `causal_attention`, which a folded model has in its weights."""
+    """Undoes the 1/sqrt(head_dim) of `causal_attention`, which a folded model has in its weights."""
     return queries * math.sqrt(queries.shape[-1])

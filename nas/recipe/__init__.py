@@ -1,1 +1,1 @@
-"""What a candidate is and how it is trained; plain data."""
+"""Candidates and how they are trained; plain data."""

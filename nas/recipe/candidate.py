@@ -1,4 +1,4 @@
-"""A candidate, what a trial trains: a priced architecture and the recipe it is trained with."""
+"""A candidate, which a trial trains: a priced architecture and the recipe it is trained with."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ class Candidate:
 
     @property
     def initial_architecture(self) -> Architecture:
-        """What training begins as: what is trained, with the parts of the parent that are yet to go."""
+        """The architecture at the start of training: with the parts of the parent that are yet to go."""
         trained, route = self.trained, self.recipe.route
         return trained if route is None else initial_architecture(trained, parent_architecture(route, trained))
 

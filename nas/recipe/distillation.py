@@ -23,7 +23,7 @@ FROZEN: dict[Norm, Norm] = {"layernorm": "frozen-layernorm", "rmsnorm": "frozen-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistillationSchedule:
-    """How a candidate is made from its parent.
+    """The steps by which a candidate is made from its parent.
 
     parent: digest of the parent's weights (`nas.conversion.parent`). placement: the parent's layers, typed.
     start_share, end_share: of the steps, between which the gates of what goes fall from 1 to 0, linearly.
@@ -55,7 +55,7 @@ class DistillationSchedule:
             raise UserError(f"`linear_fit_tokens` of a schedule must be at least 1, but got {self.linear_fit_tokens}.")
 
     def gate_at(self, step: int, num_steps: int) -> float:
-        """What is left after step 0, 1, ..., num_steps of the parts that go."""
+        """The share of the removed parts that is left after step 0, 1, ..., num_steps."""
         begin, end = self.start_share * num_steps, self.end_share * num_steps
         return min(1.0, max(0.0, (end - step) / (end - begin)))
 
@@ -73,9 +73,10 @@ def parent_architecture(route: DistillationSchedule, dimensions: Architecture) -
 
 
 def student_architecture(target: Architecture, parent: Architecture, *, spread: bool) -> Architecture:
-    """What is trained for a target: where the parent has a norm and the target has none, or a frozen one, the parent's
-    own is frozen; two linears, where the parent has not just those, are one; `spread_layers`, unless
-    they are to stay. All deploy alike.
+    """Returns what is trained for a target, which deploys alike.
+
+    Where the parent has a norm and the target has none, or a frozen one, the parent's is frozen; two linears, where the
+    parent has not just those, are one; `spread_layers`, unless they are to stay.
     """
     placed = spread_layers(target.layers) if spread else target.layers
     layers = tuple(
@@ -112,7 +113,7 @@ def spread_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 
 def initial_architecture(trained: Architecture, parent: Architecture) -> Architecture:
-    """What training begins as: what is trained, with the parent's attention and FFN where these are yet to go."""
+    """The architecture at the start of training: with the parent's attention and FFN where these are yet to go."""
     layers = list(trained.layers)
     for index, kind in removed_parts(trained, parent):
         layers[index] = _with_part(layers[index], parent.layers[index], kind)

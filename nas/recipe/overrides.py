@@ -1,4 +1,4 @@
-"""What a user changes in the recipe that a scale and its data come with. Nothing stated, nothing changed."""
+"""Changes of a user to the recipe that a scale and its data come with. Nothing stated, nothing changed."""
 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeAlias

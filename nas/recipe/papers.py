@@ -1,4 +1,4 @@
-"""How the papers trained on each of their corpora: what `--scale paper` means there."""
+"""The papers' recipes on each of their corpora: what `--scale paper` means there."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a candidate is trained with: scale, optimizer, schedule, entropy regularisation. None of it changes the price.
+"""The recipe of a candidate: scale, optimizer, schedule, entropy regularisation. None of it changes the price.
 
 A `Recipe` holds its scale in full, not by name, so that two recipes with equal content train alike on any version.
 """
@@ -28,7 +28,7 @@ MAX_SIZE = 2**28  # of one dimension: of two, three times over, the bytes of a t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """How large, how long and how fast a candidate is trained.
+    """Size, length and rate of a candidate's training.
 
     head_dim: features per head of the trained model, whose width is heads x head_dim; None keeps the architecture's.
     vocab_size: entries of the tokenizer; None keeps the architecture's.

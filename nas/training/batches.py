@@ -1,4 +1,4 @@
-"""Which sequences a step trains on and which a rung validates on: functions of seed and step alone. And validation."""
+"""Batches of a step and of a rung's validation, as functions of seed and step alone; and validation."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,7 +34,7 @@ def train_batch(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: in
 
 
 def train_indices(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: int) -> list[int]:
-    """Which sequences step 0, 1, ... trains on: every one once an epoch, in an order drawn anew from (seed, epoch)."""
+    """The sequences that step 0, 1, ... trains on: each once an epoch, in an order drawn anew from (seed, epoch)."""
     count = num_sequences(corpus, "train", seq_len)
     places = range(step * batch, (step + 1) * batch)
     return [int(epoch_order(seed, place // count, count)[place % count]) for place in places]

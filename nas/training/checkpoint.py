@@ -32,7 +32,7 @@ STATE_FILE = "state.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """What a trial needs to go on.
+    """A trial between two steps, as far as it needs to go on.
 
     identity: what must agree for that (candidate, corpus, seed). progress: plain JSON data of the training loop.
     optimizer: None if the run has ended, so that nothing can go on from here.

@@ -1,4 +1,4 @@
-"""What goes on inside a model in training, twenty times a run: entropies, NaNs, gradients, learned scalars.
+"""Measurements inside a model in training, twenty times a run: entropies, NaNs, gradients, learned scalars.
 
 It costs one more forward pass of one micro-batch each time; nothing of it changes what is trained.
 """
@@ -77,7 +77,7 @@ def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
 
 
 def _thresholds(penalty: EntropyPenalty, head_means: Sequence[Tensor]) -> list[list[float]]:
-    """Of the heads that there are."""
+    """Thresholds of the heads that there are."""
     return [row[: len(means)] for row, means in zip(penalty.thresholds.tolist(), head_means, strict=True)]
 
 

@@ -50,7 +50,7 @@ class Team:
                 tensor.copy_(part.view_as(tensor))
 
     def broadcast_from_leader(self, make: Callable[[], T]) -> T:
-        """What the first process makes, while the others wait; what the user or the machine did is raised in all."""
+        """Returns what the first process makes, while the others wait; an error of user or machine is raised in all."""
         if self.size == 1:
             return make()
         box: list[T | UserError | StoppedError | OSError | None] = [None]

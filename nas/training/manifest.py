@@ -1,4 +1,4 @@
-"""What a folder of `nas.train` says of its training, beside checkpoints and metrics: enough to hand its model over."""
+"""The record of a training in a folder of `nas.train`, beside its checkpoints: enough to hand the model over."""
 
 import os
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""What is minimised: cross-entropy, distillation from a parent and the entropy penalty, as the recipe says."""
+"""The loss: cross-entropy, distillation from a parent and the entropy penalty, as the recipe says."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What moves which parameter, how the learning rate moves, and the optimizers' state as named tensors."""
+"""The optimizer of each parameter, the learning rate by step, and the optimizers' state as named tensors."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

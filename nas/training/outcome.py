@@ -1,4 +1,4 @@
-"""What training reports: a record at every rung and one outcome at the end. Plain data, no torch."""
+"""Reports of training: a record at every rung and one outcome at the end. Plain data, no torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -33,7 +33,7 @@ class EntropySummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiedForm:
-    """What folding made of a trained model: the form that is run.
+    """The form of a trained model that is run, as folding verified it.
 
     architecture: at the dimensions that are priced. left: what the rule promises to fold and these weights do not
         allow, with the reason.
@@ -72,7 +72,7 @@ class RungRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a trial ended that nobody stopped. Only a `completed` one has losses.
+    """The end of a trial that nobody stopped. Only a `completed` one has losses.
 
     reason, layer: of a divergence, e.g. `non-finite gradient at step 312, first in layers.3.attention.qkv`; steps is
         then the step it happened in.

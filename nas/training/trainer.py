@@ -43,7 +43,7 @@ class TooLargeError(StoppedError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingProgress:
-    """How far a run is; plain data.
+    """Progress of a run; plain data.
 
     initial_loss: of the first step, or of the best model without context if that is larger, as given weights start
     low. losses: of the last steps. Both in nats per token, for the divergence rule.
@@ -209,7 +209,7 @@ class TrainingRun:
         return metrics
 
     def _go_on(self, step: int) -> None:
-        """What the recipe does to the model after step 1, 2, ..."""
+        """Does to the model what the recipe says, after step 1, 2, ..."""
         model, recipe, num_steps = self.objective.model, self.recipe, self.scale.num_steps
         freeze_due(model, recipe.freezing, step=step, num_steps=num_steps)
         if self._gates is not None:
@@ -325,7 +325,7 @@ class TrainingRun:
         return inputs.pin_memory(), targets.pin_memory()
 
     def _problem(self, loss: float, norm: float, inputs: Tensor) -> tuple[str, str] | None:
-        """What is wrong with the step just computed, and in which module; None if nothing is."""
+        """Returns what is wrong with the step just computed, and in which module; None if nothing is."""
         progress, model = self.progress, self.objective.model
         if not math.isfinite(loss):
             where = divergence.first_nonfinite_activation(model, torch.split(inputs, self.scale.micro_batch))
@@ -342,7 +342,7 @@ class TrainingRun:
         return None
 
     def _validation_problem(self, loss: float, head_means: Sequence[Tensor]) -> tuple[str, str] | None:
-        """The same of a validation."""
+        """Returns the same for a validation."""
         if not (math.isfinite(loss) and torch.cat(tuple(head_means)).isfinite().all()):
             tokens = (inputs.to(self.device) for inputs, _ in validation_batches(self.corpus, self.scale))
             where = divergence.first_nonfinite_activation(self.objective.model, tokens)
@@ -364,7 +364,7 @@ class TrainingRun:
         self.progress = replace(self.progress, outcome=outcome)
 
     def _count(self, loss: float) -> None:
-        """One more step, whose loss was this; a non-finite one is not kept, as JSON has no place for it."""
+        """Counts a step with this loss; a non-finite one is not kept, as JSON has no place for it."""
         progress = replace(self.progress, step=self.progress.step + 1)
         if math.isfinite(loss):
             losses = (*progress.losses, loss)[-divergence.WINDOW :]
@@ -376,7 +376,7 @@ class TrainingRun:
         self._tick()
 
     def _diagnose(self, inputs: Tensor) -> Diagnosis | None:
-        """Only where it is kept."""
+        """Returns the diagnosis of the step; None in a process that keeps none."""
         if self.folder is None:
             return None
         return diagnose(self.objective, inputs[: self.scale.micro_batch], step=self.progress.step)

@@ -1,1 +1,1 @@
-"""What happens to a model while it is trained, by the number of the step: norms freeze, parts of its parent go."""
+"""Changes of a model in training, by the number of the step: parts of its parent go, linear FFNs stay foldable."""

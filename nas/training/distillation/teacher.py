@@ -1,4 +1,4 @@
-"""What a parent predicts of the sequences that its candidates train on. Computed once for all of them, kept on disk."""
+"""A parent's predictions on the sequences that its candidates train on. Computed once for all of them, kept on disk."""
 
 import os
 from collections.abc import Sequence
