@@ -221,7 +221,10 @@ def trial_records(
     return [
         Record(**common, event="proposed", status="proposed"),
         Record(**common, event="started", status="running"),
-        *(Record(**common, event="rung", status="running", rung=rung, val_loss=one) for rung, one in enumerate(rungs)),
+        *(
+            Record(**common, event="rung", status="running", rung=rung, val_loss=rung_loss)
+            for rung, rung_loss in enumerate(rungs)
+        ),
         Record(
             **common,
             event="finished",

@@ -77,7 +77,8 @@ def run(name: str, settings: Settings, console: Console) -> None:
         for name, variant in settings.variants.items()
     }
     seconds = {
-        name: statistics.fmean(one.seconds for job, one in ended.items() if job.variant == name) for name in variants
+        name: statistics.fmean(training.seconds for job, training in ended.items() if job.variant == name)
+        for name in variants
     }
     console.print(perplexity_table(settings.published, variants))
     console.print(correlation_table(settings.published, variants, seconds))

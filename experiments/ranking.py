@@ -49,13 +49,13 @@ def decided_pairs(by_seed: BySeed, reference: Perplexities) -> tuple[int, int]:
     """
     seeds = list(by_seed.values())
     losses = {row: [math.log(seed[row]) for seed in seeds] for row in seeds[0]}
-    whole = {row: each for row, each in losses.items() if all(map(math.isfinite, each))}
-    diverged = [row for row, each in losses.items() if not any(map(math.isfinite, each))]
+    whole = {row: row_losses for row, row_losses in losses.items() if all(map(math.isfinite, row_losses))}
+    diverged = [row for row, row_losses in losses.items() if not any(map(math.isfinite, row_losses))]
     if len(seeds) < 2 or not whole:
         return 0, 0
-    variance = statistics.fmean(statistics.variance(each) for each in whole.values())
+    variance = statistics.fmean(statistics.variance(row_losses) for row_losses in whole.values())
     least = 2 * math.sqrt(2 * variance / len(seeds))
-    mean = {row: statistics.fmean(each) for row, each in whole.items()} | dict.fromkeys(diverged, math.inf)
+    mean = {row: statistics.fmean(row_losses) for row, row_losses in whole.items()} | dict.fromkeys(diverged, math.inf)
     pairs = [
         (one, other)
         for one, other in combinations(mean, 2)

@@ -151,22 +151,20 @@ def measured_case(settings: Settings, case: Case, name: str, console: Console) -
     path.write_text(dump_compute(testbed))
     runs = whole_runs(graph, case.protocol, settings.repeats, folder / "runs.jsonl", console)
     model = load(case.protocol, "loopback", path)
-    return compared(settings, case, graph, runs, model, committed), [each.load for each in runs]
+    return compared(settings, case, graph, runs, model, committed), [whole.load for whole in runs]
 
 
 def whole_runs(graph: OpGraph, protocol: str, repeats: int, path: Path, console: Console) -> list[Run]:
     """So many runs, those in the file among them; each is kept in it as soon as it is there."""
     texts = path.read_text().splitlines() if path.exists() else []
-    found = [decode(Run, json.loads(text), str(path)) for text in texts][:repeats]
+    runs = [decode(Run, json.loads(text), str(path)) for text in texts][:repeats]
     expected_s = SESSION_S + estimate(graph, load(protocol, "loopback")).total.latency_s
-    while len(found) < repeats:
-        left_s = (repeats - len(found)) * (found[-1].by_kind[TOTAL] if found else expected_s)
-        console.print(
-            f"{protocol}: run {len(found) + 1} of {repeats}, about {format_seconds(left_s)} left", style="dim"
-        )
-        found.append(whole_run(graph, protocol, path))
-        replace_file(path, "".join(json.dumps(asdict(each)) + "\n" for each in found))
-    return found
+    while len(runs) < repeats:
+        left_s = (repeats - len(runs)) * (runs[-1].by_kind[TOTAL] if runs else expected_s)
+        console.print(f"{protocol}: run {len(runs) + 1} of {repeats}, about {format_seconds(left_s)} left", style="dim")
+        runs.append(whole_run(graph, protocol, path))
+        replace_file(path, "".join(json.dumps(asdict(whole)) + "\n" for whole in runs))
+    return runs
 
 
 def whole_run(graph: OpGraph, protocol: str, path: Path) -> Run:
@@ -195,11 +193,11 @@ def compared(
     settings: Settings, case: Case, graph: OpGraph, runs: Sequence[Run], model: Derived, committed: Derived
 ) -> list[Line]:
     """Of the fastest run, the slowest kind first and the total last."""
-    fastest = min(runs, key=lambda each: each.by_kind[TOTAL]).by_kind
+    fastest = min(runs, key=lambda whole: whole.by_kind[TOTAL]).by_kind
     graphs = {kind: _of_kind(graph, kind) for kind in sorted(fastest, key=lambda kind: fastest[kind]) if kind != TOTAL}
     lines = []
     for kind, part in [*list(graphs.items())[::-1], (TOTAL, graph)]:
-        column = [each.by_kind[kind] for each in runs]
+        column = [whole.by_kind[kind] for whole in runs]
         spread = (max(column) - min(column)) / min(column)
         is_judged = kind == TOTAL or fastest[kind] >= settings.least_share * fastest[TOTAL]
         bar = max(case.total_bar, spread) if kind == TOTAL else case.kind_bar
@@ -257,14 +255,14 @@ def others_running() -> float | None:
 
     Not the load average, which would remember what this experiment itself has just done.
     """
-    found = []
+    counts = []
     try:
         for _ in range(LOOKS):
-            found.append(int(LOAD_FILE.read_text().split()[3].partition("/")[0]) - 1)
+            counts.append(int(LOAD_FILE.read_text().split()[3].partition("/")[0]) - 1)
             time.sleep(LOOK_S)
     except OSError:
         return None
-    return fmean(found)
+    return fmean(counts)
 
 
 def _disturbed(loads: Sequence[float | None]) -> str:

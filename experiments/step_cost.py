@@ -205,16 +205,16 @@ def time_table(settings: Settings, seconds: dict[int, Rounds]) -> Table:
 
 def figures(settings: Settings, seconds: dict[int, Rounds], peaks: dict[Variant, int]) -> list[Figure]:
     """What regularisation costs in time, at every sequence length, and in memory, at the longest."""
-    found = []
+    listed = []
     bars = zip(settings.seq_lens, settings.max_ratio_to_plain, settings.min_speedup_over_published, strict=True)
     for seq_len, most, least in bars:
         measured = seconds[seq_len]
         for other in ("plain", "sdpa"):
             ratio = median_ratio(measured["regularised"], measured[other])
-            found.append(Figure(f"T={seq_len}: regularised/{other}", ratio, RATIO, most=most))
+            listed.append(Figure(f"T={seq_len}: regularised/{other}", ratio, RATIO, most=most))
         speedup = median_ratio(measured["published"], measured["regularised"])
-        found.append(Figure(f"T={seq_len}: published/regularised", speedup, least=least))
+        listed.append(Figure(f"T={seq_len}: published/regularised", speedup, least=least))
     memory = ", ".join(f"{variant} {peaks[variant] / 1e6:,.0f} MB" for variant in VARIANTS)
     title = f"peak memory at T={settings.seq_lens[-1]}, regularised/plain ({memory})"
     ratio = peaks["regularised"] / peaks["plain"]
-    return [*found, Figure(title, ratio, RATIO, most=settings.max_memory_ratio_to_plain)]
+    return [*listed, Figure(title, ratio, RATIO, most=settings.max_memory_ratio_to_plain)]

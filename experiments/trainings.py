@@ -167,8 +167,8 @@ def training(plan: Plan, job: Job, folder: Path) -> Ended:
     place = training_folder(plan, job, folder)
     *records, outcome = train(candidate, corpus, seed=job.seed, folder=place, **more)
     assert isinstance(outcome, Outcome)
-    on_the_way = [one for one in records if isinstance(one, RungRecord) and one.share < 1]
-    rungs = tuple(Rung(one.share, one.val_loss) for one in on_the_way)
+    on_the_way = [record for record in records if isinstance(record, RungRecord) and record.share < 1]
+    rungs = tuple(Rung(record.share, record.val_loss) for record in on_the_way)
     return Ended(outcome.perplexity, outcome.tokens, outcome.seconds, outcome.reason or "", rungs)
 
 
@@ -211,23 +211,24 @@ def train_all(plan: Plan, folder: Path, console: Console, pool: Executor | None 
         if num := sum(job.variant == name for job in ended):
             console.print(f"{name}: {num} of {sum(job.variant == name for job in jobs)} trainings are committed")
     ended = before | ended
-    own = dict[Job, Ended]()
+    new = dict[Job, Ended]()
     with nullcontext(pool) if pool else training_pool() as workers:
         futures = {workers.submit(training, plan, job, folder): job for job in jobs if job not in ended}
         try:
             for future in as_completed(futures):
                 job = futures[future]
-                own[job] = future.result()
-                left_s = _seconds_left(plan, [one for one in futures.values() if one not in own], own) / _num_workers()
+                new[job] = future.result()
+                left = [other for other in futures.values() if other not in new]
+                left_s = _seconds_left(plan, left, new) / _num_workers()
                 console.print(
-                    f"{job.variant} seed {job.seed} {job.row}: {_describe(own[job])}; {len(ended) + len(own)} of "
+                    f"{job.variant} seed {job.seed} {job.row}: {_describe(new[job])}; {len(ended) + len(new)} of "
                     f"{len(jobs)}, about {format_seconds(left_s)} left"
                 )
-                _write(folder / OUTCOMES_FILE, ended | own, keys)
+                _write(folder / OUTCOMES_FILE, ended | new, keys)
         finally:  # after an error or Ctrl-C nothing more begins
             for future in futures:
                 future.cancel()
-    return ended | own
+    return ended | new
 
 
 def _jobs(plan: Plan) -> Iterator[Job]:
@@ -256,10 +257,10 @@ def _keys(plan: Plan, jobs: Sequence[Job]) -> dict[Job, Key]:
 def _write(path: Path, ended: Mapping[Job, Ended], keys: Mapping[Job, Key]) -> None:
     """Adds outcomes to those of other plans in the file."""
     lines = _lines(path) if path.exists() else {}
-    for job, one in ended.items():
-        perplexity = "" if one.perplexity is None else f"{one.perplexity:.6g}"
-        rungs = " ".join(f"{rung.share:g}:{rung.loss:.6g}" for rung in one.rungs)
-        cells = [perplexity, str(one.tokens), f"{one.seconds:.3f}", one.reason, rungs]
+    for job, outcome in ended.items():
+        perplexity = "" if outcome.perplexity is None else f"{outcome.perplexity:.6g}"
+        rungs = " ".join(f"{rung.share:g}:{rung.loss:.6g}" for rung in outcome.rungs)
+        cells = [perplexity, str(outcome.tokens), f"{outcome.seconds:.3f}", outcome.reason, rungs]
         values = (*map(str, keys[job]), job.row, job.variant, *cells)
         lines[keys[job]] = dict(zip(COLUMNS, values, strict=True))
     text = io.StringIO()
@@ -278,13 +279,12 @@ def read_outcomes(path: Path) -> list[Recorded]:
 
 
 def _known(path: Path) -> dict[Key, Ended]:
-    return {one.key: one.ended for one in read_outcomes(path)}
+    return {record.key: record.ended for record in read_outcomes(path)}
 
 
 def _recorded(key: Key, line: Mapping[str, str]) -> Recorded:
     perplexity = float(line["perplexity"]) if line["perplexity"] else None
-    # files from before rungs were kept have none
-    rungs = tuple(Rung(*map(float, each.split(":"))) for each in (line.get("rungs") or "").split())
+    rungs = tuple(Rung(*map(float, pair.split(":"))) for pair in line["rungs"].split())
     ended = Ended(perplexity, int(line["tokens"]), float(line["seconds"]), line["reason"], rungs)
     return Recorded(key=key, row=line["row"], ended=ended)
 
@@ -294,17 +294,16 @@ def _lines(path: Path) -> dict[Key, dict[str, str]]:
         return {Key(row["candidate_id"], row["corpus"], int(row["seed"])): row for row in csv.DictReader(file)}
 
 
-def _seconds_left(plan: Plan, left: Sequence[Job], own: Mapping[Job, Ended]) -> float:
+def _seconds_left(plan: Plan, left: Sequence[Job], new: Mapping[Job, Ended]) -> float:
     """Seconds left of one core, at the mean seconds a token of what was trained just now."""
-    rate = sum(one.seconds for one in own.values()) / max(1, sum(one.tokens for one in own.values()))
-    one_each = {job.variant: job for job in left}
+    rate = sum(ended.seconds for ended in new.values()) / max(1, sum(ended.tokens for ended in new.values()))
+    job_of = {job.variant: job for job in left}
     tokens = {
-        name: candidate_of(plan, job, _parent(plan.variants[name])).recipe.scale.tokens
-        for name, job in one_each.items()
+        name: candidate_of(plan, job, _parent(plan.variants[name])).recipe.scale.tokens for name, job in job_of.items()
     }
     return rate * sum(tokens[job.variant] for job in left)
 
 
-def _describe(one: Ended) -> str:
-    end = f"diverged, {one.reason}" if one.perplexity is None else f"perplexity {one.perplexity:.2f}"
-    return f"{end} in {format_seconds(one.seconds)}"
+def _describe(ended: Ended) -> str:
+    end = f"diverged, {ended.reason}" if ended.perplexity is None else f"perplexity {ended.perplexity:.2f}"
+    return f"{end} in {format_seconds(ended.seconds)}"

@@ -66,7 +66,7 @@ def costs_of(settings: Settings) -> dict[str, RowCosts]:
 def _row_costs(settings: Settings, row: str) -> RowCosts:
     architecture = settings.member(row).architecture
     graph = lower(architecture, settings.seq_len)
-    found = estimate(graph, _pricer())
+    estimated = estimate(graph, _pricer())
     return RowCosts(
         num_softmax=sum(node.op.heads for node in graph if isinstance(node.op, ops.Softmax)),
         num_layernorm=_num_in_blocks(graph, ops.LayerNorm),
@@ -78,9 +78,9 @@ def _row_costs(settings: Settings, row: str) -> RowCosts:
             seq_len=settings.seq_len,
             simplified=architecture.block_facts.is_shaped,
         ),
-        sent_bytes=found.total.sent_bytes,
-        latency_s=found.total.latency_s,
-        extrapolated=found.extrapolated,
+        sent_bytes=estimated.total.sent_bytes,
+        latency_s=estimated.total.latency_s,
+        extrapolated=estimated.extrapolated,
         printed=settings.printed.get(row),
     )
 
@@ -95,9 +95,9 @@ def _num_in_blocks(graph: OpGraph, kind: type) -> int:
     return sum(isinstance(node.op, kind) and isinstance(node.layer, int) for node in graph)
 
 
-def saving(reference: RowCosts, one: RowCosts, which: int, *, printed: bool) -> float:
+def saving(reference: RowCosts, costs: RowCosts, which: int, *, printed: bool) -> float:
     """The reference's cost over a row's. which: of `COSTS`. printed: of both, which the papers must print."""
-    above, below = (each.printed_costs if printed else each.costs for each in (reference, one))
+    above, below = (row.printed_costs if printed else row.costs for row in (reference, costs))
     numerator, denominator = above[which], below[which]
     assert numerator is not None
     assert denominator is not None
@@ -117,11 +117,11 @@ def operation_table(experiment: Experiment) -> PaperTable:
     ]
     rows = [
         (
-            *(row, one.num_softmax, one.num_layernorm, one.num_gelu, one.num_relu),
-            *(float(one.printed.ffn_gflop) if one.printed else None, one.flops.ffn / GFLOP),
-            *(float(one.printed.attention_gflop) if one.printed else None, one.flops.attention / GFLOP),
+            *(row, priced.num_softmax, priced.num_layernorm, priced.num_gelu, priced.num_relu),
+            *(float(priced.printed.ffn_gflop) if priced.printed else None, priced.flops.ffn / GFLOP),
+            *(float(priced.printed.attention_gflop) if priced.printed else None, priced.flops.attention / GFLOP),
         )
-        for row, one in costs_of(experiment.settings).items()
+        for row, priced in costs_of(experiment.settings).items()
     ]
     notes = ("as in the papers the final norm is not counted, and FLOPs are of blocks alone (FLOP = 2 MAC)",)
     title = f"{experiment.settings.title}: operations"
@@ -141,9 +141,9 @@ def cost_table(experiment: Experiment) -> PaperTable:
         *([Column(f"perplexity, at scale {settings.scale}", ".4g")] if trained else []),
     ]
     rows = []
-    for row, one in costs.items():
+    for row, priced in costs.items():
         cells: list[Cell] = [row]
-        for paper, ours in zip(one.printed_costs, one.costs, strict=True):
+        for paper, ours in zip(priced.printed_costs, priced.costs, strict=True):
             cells += [paper, ours, None if paper is None else error_percent(paper, ours)]
         rows.append((*cells, printed.get(row), *([trained[row]] if trained else [])))
     notes = (*_cost_notes(settings, costs), *rank_notes(experiment))
@@ -157,37 +157,39 @@ def savings_table(experiment: Experiment) -> PaperTable:
     columns = [NET]
     columns += [Column(f"{what}, {whose}", ".2f") for what in COSTS for whose in ("printed", "ours")]
     rows = []
-    for row, one in costs.items():
+    for row, priced in costs.items():
         cells: list[Cell] = [row]
         for which in range(len(COSTS)):
-            paper = None if one.printed is None or first.printed is None else saving(first, one, which, printed=True)
-            cells += [paper, saving(first, one, which, printed=False)]
+            paper = (
+                None if priced.printed is None or first.printed is None else saving(first, priced, which, printed=True)
+            )
+            cells += [paper, saving(first, priced, which, printed=False)]
         rows.append(tuple(cells))
     title = f"{experiment.settings.title}: times less than {reference}"
     return PaperTable("savings", title, tuple(columns), tuple(rows), (_cost_notes(experiment.settings, costs)[0],))
 
 
 def _cost_notes(settings: Settings, costs: dict[str, RowCosts]) -> list[str]:
-    printed = [(row, one) for row, one in costs.items() if one.printed]
+    printed = [(row, priced) for row, priced in costs.items() if priced.printed]
     notes = [f"ours: protocol published, nets as written, one token from a prompt of {settings.seq_len}"]
     if printed:
-        sources = dict.fromkeys(one.printed.source for _, one in printed if one.printed)
-        held_out = any(one.printed and one.printed.held_out for _, one in printed)
+        sources = dict.fromkeys(priced.printed.source for _, priced in printed if priced.printed)
+        held_out = any(priced.printed and priced.printed.held_out for _, priced in printed)
         fitted = "never fitted" if held_out else "our formulas are fitted on them"
         notes.append(f"printed: {'; '.join(sources)}; {len(printed)} of {len(costs)} rows have printed costs, {fitted}")
         notes.append(f"largest error: communication {_worst(printed, 0)}, latency {_worst(printed, 1)}")
     else:
         notes.append("no paper prints costs of these rows")
-    if outside := dict.fromkeys(text for one in costs.values() for text in one.extrapolated):
+    if outside := dict.fromkeys(text for priced in costs.values() for text in priced.extrapolated):
         notes.append(f"extrapolated: {'; '.join(outside)}")
     return notes
 
 
 def _worst(printed: Sequence[tuple[str, RowCosts]], which: int) -> str:
     errors = {
-        row: error_percent(paper, one.costs[which])
-        for row, one in printed
-        if (paper := one.printed_costs[which]) is not None
+        row: error_percent(paper, priced.costs[which])
+        for row, priced in printed
+        if (paper := priced.printed_costs[which]) is not None
     }
     row = max(errors, key=lambda name: abs(errors[name]))
     return f"{errors[row]:+.2f} % ({row})"
@@ -197,14 +199,14 @@ def savings_figure(experiment: Experiment) -> PanelFigure:
     """Bars of the rows that are printed, printed and ours."""
     costs = costs_of(experiment.settings)
     reference, first = next(iter(costs.items()))
-    both = {row: one for row, one in costs.items() if one.printed}
+    both = {row: priced for row, priced in costs.items() if priced.printed}
     panels = [
         BarPanel(
             title,
             f"times less than {reference}",
             tuple(both),
             tuple(
-                (name, tuple(saving(first, one, which, printed=name == "printed") for one in both.values()))
+                (name, tuple(saving(first, priced, which, printed=name == "printed") for priced in both.values()))
                 for name in ("printed", "ours")
             ),
         )
@@ -219,11 +221,11 @@ def front_figure(experiment: Experiment) -> PanelFigure:
     panels = []
     for title, ours in (("printed latency", False), ("our latency", True)):
         series = []
-        for name, own in (("the papers' method", True), ("He and Hofmann's block", False)):
+        for name, is_own in (("the papers' method", True), ("He and Hofmann's block", False)):
             points = [
-                (row, (one.latency_s if ours else one.printed.latency_s) / MINUTE, one.printed.perplexity)
-                for row, one in costs.items()
-                if one.printed and one.printed.perplexity is not None and one.printed.own_method == own
+                (row, (priced.latency_s if ours else priced.printed.latency_s) / MINUTE, priced.printed.perplexity)
+                for row, priced in costs.items()
+                if priced.printed and priced.printed.perplexity is not None and priced.printed.own_method == is_own
             ]
             if points:
                 names, minutes, perplexities = zip(*points, strict=True)
@@ -249,22 +251,23 @@ def flops_table(experiment: Experiment) -> PaperTable:
 def _flops_by_context(settings: Settings, row: str) -> list[tuple[int, PaperFlops, tuple[float, float, float]]]:
     architecture = settings.member(row).architecture
     ffns, simplified = [layer.ffn for layer in architecture.layers], architecture.block_facts.is_shaped
-    found = []
+    by_context = []
     for context in settings.contexts:
         flops = paper_flops(ffns, d_model=architecture.d_model, seq_len=context, simplified=simplified)
         whole = (flops.ffn + flops.attention) / 100
-        found.append((context, flops, (flops.ffn / whole, flops.linears / whole, flops.products / whole)))
-    return found
+        by_context.append((context, flops, (flops.ffn / whole, flops.linears / whole, flops.products / whole)))
+    return by_context
 
 
 def flops_figure(experiment: Experiment) -> PanelFigure:
     """Shares against prompt length, a panel a row."""
     panels = []
     for row in experiment.settings.rows:
-        found = _flops_by_context(experiment.settings, row)
-        contexts = tuple(float(context) for context, _, _ in found)
+        by_context = _flops_by_context(experiment.settings, row)
+        contexts = tuple(float(context) for context, _, _ in by_context)
         series = tuple(
-            Series(name, contexts, tuple(shares[place] for _, _, shares in found)) for place, name in enumerate(SHARES)
+            Series(name, contexts, tuple(shares[place] for _, _, shares in by_context))
+            for place, name in enumerate(SHARES)
         )
         panels.append(LinePanel(row, "tokens of the prompt", "% of FLOPs", series, log_x=True))
     return PanelFigure(experiment.settings.title, tuple(panels))

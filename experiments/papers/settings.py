@@ -103,8 +103,8 @@ class Settings:
 
     def variant(self, row: str) -> str:
         """The name of how a row is trained; rows that are trained alike share it."""
-        one = self.rows[row]
-        return row if one.recipe or one.normalisation or one.slopes != "layer" else PLAIN
+        trained = self.rows[row]
+        return row if trained.recipe or trained.normalisation or trained.slopes != "layer" else PLAIN
 
     @property
     def plan(self) -> Plan:

@@ -24,8 +24,7 @@ from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
 from experiments.bars import Figure, figure_table, table
 from experiments.searchers.block_quality import quality_lines
-from experiments.searchers.halving import replay_halving
-from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, budget_of, replay
+from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, budget_of, replay, replay_halving
 from experiments.searchers.table import CONFIGS, TablePart, table_rows, table_space
 from experiments.searchers.table import Settings as TableSettings
 from experiments.trainings import DATA, Ended, read_outcomes, training_pool

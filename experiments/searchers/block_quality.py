@@ -24,7 +24,7 @@ def quality_lines(problem: SearchProblem, entries: dict[Member, Entry]) -> list[
     rows = features.rows(members)
     lines = []
     if features.blocks is not None:
-        layers = stages.numbered([one.architecture.layers for one in members])
+        layers = stages.numbered([member.architecture.layers for member in members])
         scores = features.blocks[np.arange(layers.shape[1]), layers].sum(axis=(1, 2))
         lines.append(_line("block scores, summed", scores, losses, _left_out_r2(scores, losses)))
     prior = rows @ features.prior(1.0)[0]
@@ -38,12 +38,12 @@ def quality_lines(problem: SearchProblem, entries: dict[Member, Entry]) -> list[
     return lines
 
 
-def _line(title: str, found: Floats, losses: Floats, r2: float) -> str:
-    return f"{title}: rank correlation {spearmanr(found, losses).statistic:.2f}, R^2 {r2:.2f}"
+def _line(title: str, predicted: Floats, losses: Floats, r2: float) -> str:
+    return f"{title}: rank correlation {spearmanr(predicted, losses).statistic:.2f}, R^2 {r2:.2f}"
 
 
-def _r2(found: Floats, losses: Floats) -> float:
-    return float(1 - ((losses - found) ** 2).sum() / ((losses - losses.mean()) ** 2).sum())
+def _r2(predicted: Floats, losses: Floats) -> float:
+    return float(1 - ((losses - predicted) ** 2).sum() / ((losses - losses.mean()) ** 2).sum())
 
 
 def _left_out_r2(x: Floats, y: Floats) -> float:

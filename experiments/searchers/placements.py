@@ -66,7 +66,7 @@ def placements(
             part = draws.slices[draws.emptiest(chosen, rng)[0]]
             noise = NOISES[int(rng.integers(len(NOISES)))] * smooth_noise(stages, rng)
             optima = frontier(stages, scores + noise)
-            members = [member_of_optimum(stages, one) for one in optima]
+            members = [member_of_optimum(stages, optimum) for optimum in optima]
             if new := draws.new_of([member for member in members if part.fits(member)], chosen):
                 chosen.append(new[-1])
                 break

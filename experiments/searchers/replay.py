@@ -14,8 +14,9 @@ import numpy as np
 
 from experiments.trainings import Rung
 from nas.run.ledger import Status
-from nas.run.pareto import Point, hypervolume, nondominated
+from nas.run.pareto import Point, hypervolume, nondominated, ranks
 from nas.searchers.strategy import SearchProblem, searcher_of
+from nas.searchers.uniform import Stratified
 from nas.study.early_stop import dominated_at_rung
 from nas.study.finalists import Result
 from nas.study.schedule import TrialSchedule
@@ -23,6 +24,7 @@ from search_spaces.budget.feasible import FeasibleSpace, price_slices
 from search_spaces.notation import Member
 
 NUM_SLICES = 4
+BRACKET = 8  # candidates of successive halving that begin together
 
 
 class Training(NamedTuple):
@@ -43,7 +45,7 @@ class Entry(NamedTuple):
     @property
     def point(self) -> Point | None:
         """Price and mean loss; None if a seed diverged."""
-        known = [one.loss for one in self.trainings if one.loss is not None]
+        known = [training.loss for training in self.trainings if training.loss is not None]
         return (self.latency_s, statistics.fmean(known)) if len(known) == len(self.trainings) else None
 
 
@@ -59,18 +61,19 @@ class Curve(NamedTuple):
 def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry], num_trials: int, seed: int) -> Curve:
     """One search, until it has trained as many tokens as so many full trainings have, or all of the table."""
     schedule = TrialSchedule(strategy=searcher_of(searcher)(problem), seed=seed, num_trials=len(entries))
-    rng, found, most_tokens = np.random.default_rng([seed, 1]), Found(problem, entries), budget_of(entries, num_trials)
-    while found.tokens < most_tokens and (proposal := schedule.ask()) is not None:
+    rng, progress = np.random.default_rng([seed, 1]), Progress(problem, entries)
+    most_tokens = budget_of(entries, num_trials)
+    while progress.tokens < most_tokens and (proposal := schedule.ask()) is not None:
         entry = entries[proposal.member]
         training = entry.trainings[int(rng.integers(len(entry.trainings)))]
         stopped_at = _stopped_at(entry, training, schedule.rivals(proposal))
         if stopped_at is None:
-            found.add(entry, training)
+            progress.add(entry, training)
         else:
-            found.stopped(training, training.rungs[stopped_at].share)
+            progress.stopped(training, training.rungs[stopped_at].share)
         schedule.tell(_result(proposal.index, entry, training, stopped_at))
-        found.score()
-    return found.curve()
+        progress.score()
+    return progress.curve()
 
 
 def _result(index: int, entry: Entry, training: Training, stopped_at: int | None) -> Result:
@@ -91,7 +94,7 @@ def _result(index: int, entry: Entry, training: Training, stopped_at: int | None
 
 def budget_of(entries: Mapping[Member, Entry], num_trials: int) -> int:
     """Tokens of so many full trainings."""
-    return num_trials * max(one.tokens for entry in entries.values() for one in entry.trainings)
+    return num_trials * max(training.tokens for entry in entries.values() for training in entry.trainings)
 
 
 def _stopped_at(entry: Entry, training: Training, rivals: Sequence[Result]) -> int | None:
@@ -104,7 +107,7 @@ def _stopped_at(entry: Entry, training: Training, rivals: Sequence[Result]) -> i
     return next(dominated, None)
 
 
-class Found:
+class Progress:
     """What a replayed search has seen and spent so far. tokens: trained by it."""
 
     def __init__(self, problem: SearchProblem, entries: Mapping[Member, Entry]) -> None:
@@ -143,14 +146,56 @@ def reference_of(problem: SearchProblem) -> Point:
     return problem.feasible.budget.latency_s, problem.reference_loss
 
 
-def best_by_slice(feasible: FeasibleSpace, found: Sequence[Entry]) -> list[float | None]:
+def best_by_slice(feasible: FeasibleSpace, entries: Sequence[Entry]) -> list[float | None]:
     """The least mean loss in each slice of the price, None where there is none."""
     best: list[float | None] = []
     for part in price_slices(feasible, NUM_SLICES):
-        losses = [entry.point[1] for entry in found if entry.point is not None and part.fits(entry.member)]
+        losses = [entry.point[1] for entry in entries if entry.point is not None and part.fits(entry.member)]
         best.append(min(losses, default=None))
     return best
 
 
 def _means(entries: Iterable[Entry]) -> list[Point]:
     return [point for entry in entries if (point := entry.point) is not None]
+
+
+class _Going(NamedTuple):
+    entry: Entry
+    training: Training
+
+
+def replay_halving(problem: SearchProblem, entries: Mapping[Member, Entry], num_trials: int, seed: int) -> Curve:
+    """Successive halving, replayed: many candidates are trained for a while, and the better half of them goes on.
+
+    A bracket is BRACKET candidates, drawn evenly over prices. After each rung half of it goes on: those on the best
+    fronts of price and loss at that rung, among all that came so far. Brackets follow until as many tokens are trained
+    as of so many full trainings, or the table is used up.
+
+    Source: Jamieson and Talwalkar 2016, arXiv 1502.07943, for halving; Li et al. 2020, arXiv 1810.05934, for ranking
+    among all that reached the rung; Schmucker et al. 2021, arXiv 2106.12639, for fronts in place of a single loss.
+    """
+    rng, strategy = np.random.default_rng([seed, 2]), Stratified(problem)
+    progress, seen, at_rungs = Progress(problem, entries), list[Member](), dict[float, list[Point]]()
+    most_tokens = budget_of(entries, num_trials)
+    while progress.tokens < most_tokens and (members := strategy.propose(BRACKET, rng, seen, [])):
+        seen += members
+        drawn = [entries[member] for member in members]
+        going = [_Going(entry, entry.trainings[int(rng.integers(len(entry.trainings)))]) for entry in drawn]
+        shares = [share for share, _ in max((trial.training.rungs for trial in going), key=len)]
+        for place, share in enumerate(shares):
+            for trial in going:
+                if place >= len(trial.training.rungs):
+                    progress.add(trial.entry, trial.training)  # it diverged before
+            going = [trial for trial in going if place < len(trial.training.rungs)]
+            points = [(trial.entry.latency_s, trial.training.rungs[place].loss) for trial in going]
+            order = ranks([*points, *at_rungs.setdefault(share, [])])[: len(points)]
+            at_rungs[share] += points
+            best = sorted(range(len(going)), key=order.__getitem__)[: BRACKET // 2 ** (place + 1)]
+            for number, trial in enumerate(going):
+                if number not in best:
+                    progress.stopped(trial.training, share)
+            going = [going[number] for number in sorted(best)]
+        for trial in going:
+            progress.add(trial.entry, trial.training)
+        progress.score()
+    return progress.curve()

@@ -85,7 +85,7 @@ def table_rows(part: TablePart) -> tuple[str, ...]:
     """The members of a part by name, in its order."""
     space = table_space(part)
     placements = space.definition.members or [placement(member.architecture) for member in members(space)]
-    names = [f"EReg({one})" if regularised else one for one in placements for regularised in space.recipes]
+    names = [f"EReg({name})" if regularised else name for name in placements for regularised in space.recipes]
     return tuple(dict.fromkeys(names))
 
 
@@ -106,7 +106,7 @@ def plan_of(settings: Settings, name: str) -> Plan:
 
 def summary(name: str, part: TablePart, ended: Mapping[Job, Ended]) -> str:
     """How many trainings there are, and how far their perplexities reach."""
-    perplexities = sorted(one.perplexity for one in ended.values() if one.perplexity is not None)
+    perplexities = sorted(training.perplexity for training in ended.values() if training.perplexity is not None)
     diverged = len(ended) - len(perplexities)
     reach = f", perplexities from {perplexities[0]:.2f} to {perplexities[-1]:.2f}" if perplexities else ""
     rows = len({job.row for job in ended})

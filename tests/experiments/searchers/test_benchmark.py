@@ -11,8 +11,7 @@ from costmodel.errors import UserError
 from experiments.__main__ import settings_of
 from experiments.searchers import benchmark, table
 from experiments.searchers.benchmark import pool_of, regrets, tables, verdicts
-from experiments.searchers.halving import replay_halving
-from experiments.searchers.replay import Entry, Training, replay
+from experiments.searchers.replay import Entry, Training, replay, replay_halving
 from experiments.searchers.table import TablePart
 from experiments.trainings import DATA, Rung, read_outcomes
 from nas.searchers.strategy import SearchProblem
