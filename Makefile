@@ -31,4 +31,4 @@ test: check
 	$(PYTEST) -m 'not slow and not gpu'
 
 test-all: check
-	$(PYTEST) -m 'not gpu'
+	$(PYTEST) -m 'not gpu' --hypothesis-profile thorough

@@ -11,7 +11,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # here and in processes that tests start
 
 import pytest
-import torch
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from costmodel import ops
@@ -28,6 +28,11 @@ from search_spaces.bases import base_architecture
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.space import load_space
+
+# `make test-all` asks for the second. A busy machine is no failure.
+settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("thorough", deadline=None, max_examples=100)
+settings.load_profile("quick")
 
 # marker -> the packages a test of it needs, and where they come from
 EXTRAS = {
@@ -231,14 +236,6 @@ def make_meta():
         return Meta(**{**fields, **changes})
 
     return make
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

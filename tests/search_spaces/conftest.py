@@ -3,7 +3,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 
 import pytest
-from hypothesis import settings
 
 from costmodel import ops
 from costmodel.cost import Price
@@ -14,9 +13,6 @@ from search_spaces.bases import Dimensions
 from search_spaces.definition import Choices, Definition
 from search_spaces.graph import ConstraintName
 from search_spaces.space import SearchSpace, build_space
-
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
-settings.load_profile("untimed")
 
 SECONDS = {
     ops.LayerNorm: 2.0,

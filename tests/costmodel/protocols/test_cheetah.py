@@ -151,19 +151,17 @@ def every_block(rows: int, inner: int, columns: int, packed: bool) -> Block:
 SIDES = st.one_of(st.integers(1, 24), st.integers(1, 300), st.integers(1, 60_000))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), SIDES, SIDES)
 def test_the_search_for_blocks_finds_what_the_engine_finds(rows: int, inner: int, columns: int) -> None:
     assert best_block(rows, inner, columns, packed=True) == every_block(rows, inner, columns, packed=True)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 24), st.integers(1, 300), SIDES)
 def test_so_it_does_where_answers_are_not_packed(rows: int, inner: int, columns: int) -> None:
     assert best_block(rows, inner, columns, packed=False) == every_block(rows, inner, columns, packed=False)
 
 
-@settings(deadline=None, max_examples=20)  # the engine's own search takes long here
+@settings(max_examples=20)  # the engine's own search takes long here
 @given(st.integers(1, 16_384), st.integers(1, 20), st.integers(1, 16_384))
 def test_so_it_does_for_many_rows(rows: int, inner: int, columns: int) -> None:
     assert best_block(rows, inner, columns, packed=True) == every_block(rows, inner, columns, packed=True)

@@ -2,7 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel import ops
@@ -101,7 +101,6 @@ def test_an_error_above_100_percent_leaves_the_network_in_the_range(testbeds: di
     assert whole.latency_s_range[0] == pytest.approx(whole.total.network_s + 10.0)
 
 
-@settings(deadline=None)
 @given(bandwidths=st.lists(st.floats(1e6, 1e11), min_size=2, max_size=2), protocol=st.sampled_from(PROTOCOLS))
 def test_more_bandwidth_is_never_slower(
     bandwidths: list[float], protocol: str, tmp_path_factory: pytest.TempPathFactory, testbeds: dict[str, Path]

@@ -65,7 +65,6 @@ def sent_bytes(comm: Comm) -> int:
 
 
 @pytest.mark.parametrize("protocol", PRICES)
-@settings(deadline=None, max_examples=150)
 @given(op=drawn_ops(), setting=SETTINGS, data=st.data())
 def test_bytes_never_fall_when_a_dimension_grows(
     protocol: str, op: Op, setting: EngineSetting, data: st.DataObject
@@ -78,7 +77,7 @@ def test_bytes_never_fall_when_a_dimension_grows(
 
 @pytest.mark.parametrize("protocol", ["semi2k", "aby3"])  # cheetah's ciphertexts go in groups, which wait
 @pytest.mark.parametrize("kind", OP_TYPES, ids=lambda kind: kind.__name__)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(data=st.data(), setting=SETTINGS, num_rows=st.integers(2, 200))  # some ops on one row have programs of their own
 def test_more_rows_take_no_more_rounds(
     protocol: str, kind: type, setting: EngineSetting, num_rows: int, data: st.DataObject
@@ -92,7 +91,7 @@ def test_more_rows_take_no_more_rounds(
 
 @pytest.mark.parametrize("protocol", PRICES)
 @pytest.mark.parametrize("name", ["SM+LN+G", "SM(t)+ScFuFFN", "SM+R"])
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(layers=st.integers(1, 5), setting=SETTINGS)
 def test_every_layer_adds_the_same(
     protocol: str, name: str, layers: int, setting: EngineSetting, graph_of: Callable[..., OpGraph]

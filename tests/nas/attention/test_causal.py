@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nas.attention import causal
@@ -98,7 +98,6 @@ def test_entropy_is_exact_at_low_temperatures(head_dim: int, temperature: float)
 
 
 @given(st.integers(1, 40), st.sampled_from([8, 12]), st.sampled_from([0.0, 0.1, 1.0, 30.0, 1e4]), st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
 def test_entropy_of_row_i_lies_between_0_and_ln_i(length: int, head_dim: int, scale: float, seed: int) -> None:
     entropy = causal_attention(*heads(1, 2, length, head_dim, seed=seed, dtype=torch.float32, scale=scale)).entropy
     assert bool((entropy >= 0).all())

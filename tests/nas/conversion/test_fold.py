@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -82,7 +82,6 @@ def member(notation: str, base: Architecture = GPT2) -> Architecture:
     return parse(notation, base).architecture
 
 
-@settings(max_examples=150, deadline=None)
 @given(architectures(), st.integers(0, 3))
 @example(member("SM+ScFFN"), 0)
 @example(member("SM+ScFFN", replace(PYTHIA, bias=False)), 0)
@@ -105,7 +104,6 @@ def test_weights_fold_as_the_rule_says_and_the_function_stays(architecture: Arch
 
 
 @pytest.mark.parametrize("attempt", range(4))
-@settings(max_examples=40, deadline=None)
 @given(architecture=architectures())
 @example(architecture=member("3xoSoGs", PYTHIA))
 @example(architecture=member("1xoSoFs-1xoSoGs-1xoSoFs", PYTHIA))

@@ -31,8 +31,6 @@ from search_spaces.notation import parse
 
 PROXY = SCALES["proxy"]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def builtin() -> Parent:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -43,7 +43,6 @@ def texts(draw: st.DrawFn) -> tuple[int, NDArray[np.uint16], NDArray[np.uint16]]
 
 
 @given(texts())
-@settings(max_examples=50, deadline=None)
 def test_every_probability_is_that_of_the_formula(text: tuple[int, NDArray[np.uint16], NDArray[np.uint16]]) -> None:
     vocab_size, train, held_out = text
     rows = [tuple(row) for row in train.tolist()]

@@ -19,8 +19,6 @@ from search_spaces.bases import BASES
 from search_spaces.notation import parse
 from tests.nas.training.short_runs import SCALE, timeless
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NAMES = ["layers.0.norm1", "layers.0.norm2", "layers.1.norm1", "layers.1.norm2", "final_norm"]
 
 

@@ -31,8 +31,6 @@ from search_spaces.architecture import Layer
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 LAYERS = [
     Layer(norm1="layernorm", attention="softmax", norm2="layernorm", ffn="gelu"),
     Layer(norm1="frozen-layernorm", attention="softmax-temperature", norm2="layernorm", ffn="leaky-relu"),

@@ -25,8 +25,6 @@ from search_spaces.bases import BASES
 from search_spaces.notation import parse
 from tests.nas.study.conftest import ONE_TRIAL
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def folder(source_files: str, tmp_path: Path) -> Path:

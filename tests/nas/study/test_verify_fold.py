@@ -3,8 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from costmodel.cost import Budget
 from nas.corpus.corpus import Corpus
 from nas.run import ledger
@@ -17,8 +15,6 @@ from search_spaces.architecture import arch_id
 from search_spaces.deployed import deployed
 from search_spaces.notation import parse
 from tests.nas.study.conftest import ONE_TRIAL
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(trials: Trials) -> TrialSpec:

@@ -15,8 +15,6 @@ from nas.training.objective import Objective
 from nas.training.trainer import train
 from tests.nas.training.short_runs import SCALE, candidate
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TOKENS = torch.arange(4 * 16).view(4, 16)
 
 

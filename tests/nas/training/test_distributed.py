@@ -20,8 +20,6 @@ from nas.training.trainer import train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SCALE = replace(
     SCALES["smoke"], seq_len=16, vocab_size=300, tokens=20 * 64, batch=4, micro_batch=2, validation_tokens=64
 )  # 20 steps

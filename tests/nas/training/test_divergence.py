@@ -33,9 +33,6 @@ def test_only_the_last_window_counts() -> None:
     assert above_start([0.1, *[3.0] * WINDOW], 2.9)
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def poisoned(monkeypatch: pytest.MonkeyPatch, poison) -> None:
     """Calls `poison(objective)` before every step."""
     original = Objective.backward

@@ -12,8 +12,6 @@ from nas.training.objective import Objective
 from nas.training.optimizer import optimizers
 from tests.nas.training.short_runs import SCALE, candidate
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def plain_iteration(matrix: Tensor) -> Tensor:
     """Newton-Schulz on the matrix itself, as its authors print it."""

@@ -40,9 +40,6 @@ CHOICES = (
 REGULARISED = EntropyRegularisation()
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def candidate(
     name: str = "SM(t)+ScFuFFN", scale: Scale = SCALE, entropy: EntropyRegularisation | None = None, base: str = "tiny"
 ) -> Candidate:

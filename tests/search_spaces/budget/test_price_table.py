@@ -40,7 +40,7 @@ def table_of(space: str, pricer: str, accounting: Accounting = "deployed") -> Pr
 @pytest.mark.parametrize("accounting", ["deployed", "written"])
 @pytest.mark.parametrize("pricer", PRICERS)
 @pytest.mark.parametrize("space", SHIPPED)
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_rows_cost_what_their_op_graphs_cost(
     space: str, pricer: str, accounting: Accounting, data: st.DataObject

@@ -19,8 +19,6 @@ from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SCALE = replace(
     SCALES["smoke"], seq_len=16, vocab_size=300, tokens=16 * 4 * 16, batch=4, micro_batch=4, validation_tokens=128
 )  # 16 steps of 64 tokens

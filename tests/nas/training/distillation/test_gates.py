@@ -24,8 +24,6 @@ from search_spaces.bases import BASES
 from search_spaces.notation import parse
 from tests.nas.training.short_runs import SCALE, timeless
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TARGETS = ("1xooLGo-1xLSooo", "2xlSooo", "1xoTlGo-1xooooo", "1xlSlFs-1xLSlIo", "1xooLFo-1xLHooo")
 
 

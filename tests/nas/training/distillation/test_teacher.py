@@ -10,8 +10,6 @@ from nas.training.distillation.teacher import MOST_LIKELY, RECORD, Predictions, 
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 INPUTS = torch.randint(300, (3, 8), generator=torch.Generator().manual_seed(0))
 
 
