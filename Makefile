@@ -9,14 +9,17 @@ PYTEST := $(BIN)/python -m pytest -n 2 --durations 60 --junitxml build/tests.xml
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+# With the test tools, at once: the engine asks for older numpy and pyarrow than the package alone would get.
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed --editable '.[dev]'
-	touch $@
+	touch $(VENV)/.installed $@
 
 search: setup
 	$(BIN)/python -m nas.search --budget-latency 5min --time-budget 14min
