@@ -50,7 +50,7 @@ GROUPS = {
         "nas/private",
         "nas/conversion/test_folded_under_the_engine.py",
     ),
-    "ray": ("nas/study", "nas/test_study.py"),
+    "ray": ("nas/study", "nas/test_study.py", "nas/test_own_checkpoint.py"),
 }
 SECONDS: dict[type, float] = {ops.Gelu: 9.0, ops.Relu: 3.0, ops.LayerNorm: 4.0, ops.Linear: 1.0}
 
@@ -87,6 +87,8 @@ class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has n
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    missing = [path for members in GROUPS.values() for path in members if not (Path(__file__).parent / path).exists()]
+    assert not missing, f"groups of tests/conftest.py must be of what is there, but got {missing}"
     config.option.loadscopereorder = False
     return GroupScheduling(config, log)
 

@@ -51,13 +51,13 @@ def test_a_study_takes_the_flags_of_the_command() -> None:
     with pytest.raises(UserError, match="--num-trials must be at least 1"):
         nas.Study(budget_latency="5min", num_trials=0)
     with pytest.raises(InfeasibleError, match="the cheapest"):
-        nas.Study(budget_latency="1ms").run()
+        nas.Study(budget_latency="1ms", **SETTINGS).run()
 
 
 def test_callbacks_that_are_nowhere_are_not_called(tmp_path: Path) -> None:
     seen = Seen()
     with pytest.raises(InfeasibleError):
-        nas.Study(budget_latency="1ms").run(callbacks=[seen], output_dir=tmp_path / "run")
+        nas.Study(budget_latency="1ms", **SETTINGS).run(callbacks=[seen], output_dir=tmp_path / "run")
     assert seen.events == []
     assert not (tmp_path / "run").exists()
 
@@ -82,6 +82,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")  # of Ray and its workers, in this process
+@pytest.mark.usefixtures("one_ray")
 def test_a_search_tells_its_callbacks_and_goes_on(corpus: Path, tmp_path: Path, capfd) -> None:
     study = nas.Study(budget_latency="6.22s", data=str(corpus), num_trials=2, finalist_seeds=0, **SETTINGS)
     first, second = Seen(), Seen()
