@@ -47,8 +47,11 @@ GROUPS = {
     "engine": (
         "costmodel/engine",
         "costmodel/protocols/test_measured_bytes.py",
+        "costmodel/protocols/test_variants.py",
+        "costmodel/calibration",
         "nas/private",
         "nas/conversion/test_folded_under_the_engine.py",
+        "experiments/test_seconds.py",
     ),
     "ray": ("nas/study", "nas/test_study.py", "nas/test_own_checkpoint.py"),
 }
