@@ -218,7 +218,7 @@ def test_a_run_begins_with_what_another_has_trained(finished, root, search_here,
     assert read_meta(folder).reference[0] == read_config(folder).budget.latency_s == 6.22
 
 
-def finished_records(folder: Path) -> list[ledger.Record]:
+def finished_records(folder: Path) -> tuple[ledger.Record, ...]:
     return ledger.finished(ledger.read(folder / ledger.FILE_NAME))
 
 
