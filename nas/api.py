@@ -17,7 +17,6 @@ from nas.run.reprice import WhatIf, reprice
 from nas.run.run import Run as PlainRun
 from nas.run.tables import front_table, trial_table
 from nas.study.priced_study import PricedStudy, price_study
-from nas.study.run_study import run_study
 from search_spaces.budget.feasible import check_feasible
 
 # A resumed run keeps what its results depend on; only these may differ from one process to the next.
@@ -236,6 +235,8 @@ def _train(
     for line in priced.lines:
         console.print(line, soft_wrap=True, highlight=False)
     check_feasible(priced.feasible)
+    from nas.study.run_study import run_study  # a dry run and --help do not wait for what trains
+
     calls = Calls(callbacks)
     try:
         return run_study(config, priced.feasible, console, folder=folder, output_dir=output_dir, listener=calls)
