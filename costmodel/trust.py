@@ -14,10 +14,10 @@ class Trust:
     """
 
     num_parties: int
-    adversary: str = "semi-honest"
-    max_corrupted: int = 1
+    adversary: str
+    max_corrupted: int
     randomness: str
-    dealer: bool = False
+    dealer: bool
     more_parties: bool = False
 
     @property

@@ -164,24 +164,21 @@ class Calls:
 
     def started(self, folder: Path) -> None:
         self._folder = folder
-        if self._callbacks:
-            run = load_run(folder)
-            self._call("run_started", lambda callback: callback.run_started(run))
+        self._call("run_started", lambda callback: callback.run_started(load_run(folder)))
 
     def trial_ended(self, record: Record) -> None:
         self._call("trial_ended", lambda callback: callback.trial_ended(record))
 
     def ended(self) -> None:
         """Nothing if the run never started."""
-        if self._callbacks and self._folder is not None:
-            run = load_run(self._folder)
-            self._call("run_ended", lambda callback: callback.run_ended(run))
+        if (folder := self._folder) is not None:
+            self._call("run_ended", lambda callback: callback.run_ended(load_run(folder)))
 
     def _call(self, event: str, call: Callable[[Callback], Any]) -> None:
         for callback in list(self._callbacks):
             try:
                 call(callback)
-            except Exception as error:  # of the user's own code
+            except Exception as error:  # of the user's own code, or of a ledger that is damaged
                 self._callbacks.remove(callback)
                 warnings.warn(
                     f"callback {type(callback).__name__} raised {type(error).__name__} in {event} ({error}); "

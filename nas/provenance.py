@@ -1,8 +1,9 @@
-"""Versions of everything that a result may depend on."""
+"""Versions of everything that a result may depend on, and of the form in which results are kept."""
 
 import platform
 from importlib.metadata import version
 
+SCHEMA_VERSION = 5  # of what a run and a training write; what another version wrote is refused
 VERSIONED = ("private-inference-nas", "torch", "ray", "tokenizers", "numpy")
 
 

@@ -53,7 +53,7 @@ def status(run: str) -> None:
     if shown.front:
         console.print(price_line(shown))
         console.print(_front_table(shown))
-    for text in (*infeasible_lines(shown), *unstable_lines(shown.records)):
+    for text in (*infeasible_lines(shown), *unstable_lines(shown)):
         console.print(text)
     for record in shown.finished:
         if record.reason:

@@ -22,8 +22,8 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError, UserError
-from nas.conversion.parent import NO_PARENT, Parent, load_parent, require_fit
-from nas.conversion.pretrained import Pretrained, load_initial, require_vocabulary
+from nas.conversion.parent import NO_PARENT, Parent, load_initial, load_parent, require_fit
+from nas.conversion.pretrained import Pretrained, require_vocabulary
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngram_baseline import ngram_baseline

@@ -96,10 +96,11 @@ def parse(text: str, base: Architecture) -> Member:
     that does not tile the layers.
     """
     inner, entropy_regularised = _unwrap(text, "EReg")
-    inner, block = _unwrap_block(inner, base.block)
+    bare, block = _unwrap_block(inner, base.block)
+    inner, wrapped = bare, bare != inner
     inner, final_norm = _final_norm(inner)
     if match := _NAME.fullmatch(inner):
-        layers = _named_layers(text, match, base.num_layers, BLOCKS[block].first_norm)
+        layers = _named_layers(text, match, base.num_layers, BLOCKS[block].first_norm if wrapped else None)
     elif groups := _groups(inner):
         layers = _tiled(text, groups, base.num_layers)
     else:

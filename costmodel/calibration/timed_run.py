@@ -10,7 +10,6 @@ from rich.progress import Progress, TimeElapsedColumn
 from costmodel.calibration.microbenchmark import Series, Timing, measure, save, saved
 from costmodel.config.units import format_seconds
 from costmodel.engine import spu
-from costmodel.engine.children import kept_children
 from costmodel.errors import StoppedError, UserError
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
@@ -45,7 +44,7 @@ def timed_run(
     """
     known, timings = saved(path), list[Timing]()
     console, total = Console(stderr=True, highlight=False, soft_wrap=True), len(plan)
-    with kept_children(), Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task(protocol, total=sum(map(expected_s, plan)), visible=console.is_terminal)
         try:
             for series, timing in zip(plan, measure(plan, protocol, setting, known), strict=True):

@@ -82,7 +82,7 @@ def _dataclass(kind: type) -> Converter:
     def convert(data: Any) -> Any:
         if not isinstance(data, Mapping):
             raise _MismatchError(" must be a mapping of keys to values", data)
-        if version is not MISSING and (stated := data.get("schema_version", version)) != version:
+        if version is not MISSING and (stated := data.get("schema_version")) != version:
             remedy = "; it was written by another version of this package: use that one, or make it anew"
             raise _MismatchError(f": `schema_version` must be {version}", stated, remedy)
         if not (data.keys() <= converters.keys() and needed <= data.keys()):

@@ -80,8 +80,9 @@ def kept_children() -> Iterator[None]:
         yield
     finally:
         _idle.reset(token)
-        for child in (child for children in idle.values() for child in children):
-            child.ending.close()
+        with ExitStack() as stack:  # each is ended, whatever becomes of the others
+            for child in (child for children in idle.values() for child in children):
+                stack.push(child.ending)
 
 
 @contextmanager
@@ -109,6 +110,7 @@ def child_of(threads: int, prefix: Sequence[str] = ()) -> Iterator[Child]:
         yield child
     finally:
         if idle is not None and child.is_free:
+            shutil.rmtree(child.job_folder, ignore_errors=True)  # a prompt, logits, masks
             waiting.append(child)
         else:
             child.ending.close()

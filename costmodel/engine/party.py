@@ -43,6 +43,7 @@ from costmodel.engine.runtimes import (
     unpacked,
 )
 from costmodel.errors import UserError
+from costmodel.execution.interpreter import Weights
 from costmodel.execution.memory import last_readers
 from costmodel.ops import OpGraph
 
@@ -124,6 +125,7 @@ class Party:
 def join(assignment: Assignment, answers: Answers, log: Log) -> Party:
     """Meets the others, agrees with them on what is run, and gets programs and shares. Raises UserError as `meet`."""
     rank, protocol, setting = assignment.rank, assignment.protocol, assignment.setting
+    weights = _taken(WEIGHTS) if rank == SERVER else {}
     channels = meet(rank, assignment.addresses, terms(protocol, setting), assignment.wait_s)
     peers = Peers(channels, lambda peer: _lost(assignment, peer, answers))
     import_module("spu.api")  # takes a second: all parties at once
@@ -132,9 +134,11 @@ def join(assignment: Assignment, answers: Answers, log: Log) -> Party:
     peers.send_all({"kind": "steps", **agreed})
     for peer in peers:
         require_equal(agreed, rank, peers.receive(peer).header, peer)
-    shares = _share_weights(peers, steps, assignment) if rank == SERVER else {}
+    shares = _share_weights(peers, steps, assignment, weights) if rank == SERVER else {}
+    del weights
     if rank == CLIENT:
-        compiled = compile_steps(steps, setting)
+        compiled = compile_steps(steps, setting, Path(PROGRESS).write_text)
+        Path(PROGRESS).unlink()
         peers.send_all({"kind": "programs"}, to_blobs(compiled))
     else:
         compiled = from_blobs(peers.receive(CLIENT).blobs)
@@ -185,14 +189,21 @@ def _lost(assignment: Assignment, peer: int, answers: Answers) -> None:
     answers.fail(f"party {peer} (the {role(peer)}{where}) is gone; start all parties again.", gone=peer)
 
 
-def _share_weights(peers: Peers, steps: tuple[OpGraph, ...], assignment: Assignment) -> dict[str, Any]:
+def _taken(name: str) -> Any:
+    """What a file of the job holds; a secret leaves the disk with it."""
+    content = pickle.loads(Path(name).read_bytes())
+    Path(name).unlink()
+    return content
+
+
+def _share_weights(
+    peers: Peers, steps: tuple[OpGraph, ...], assignment: Assignment, weights: Weights
+) -> dict[str, Any]:
     """The server sends every party its shares of the weights; those that it keeps, by variable.
 
     Raises UserError for a weight that is missing or of another shape.
     """
     protocol, setting, kept = assignment.protocol, assignment.setting, {}
-    weights = pickle.loads(Path(WEIGHTS).read_bytes())
-    Path(WEIGHTS).unlink()
     owner = owner_of_weights(setting)
     for operand in operands(steps):
         visibility = operand_visibility(operand.node.op)
@@ -244,7 +255,7 @@ def _lead_step(party: Party, step: int) -> dict[str, Any]:
     """Shares the inputs, runs with the others once all hold theirs, and opens the logits from what all of them send."""
     started, peers = time.monotonic(), party.peers
     protocol, setting = party.assignment.protocol, party.assignment.setting
-    for name, value in pickle.loads(Path(INPUTS).read_bytes()).items():
+    for name, value in _taken(INPUTS).items():
         party.hold({name: _send_shares(peers, CLIENT, name, make_shares(protocol, setting, value))})
     peers.send_all({"kind": "shared", "step": step})
     for peer in peers:

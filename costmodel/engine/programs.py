@@ -83,10 +83,13 @@ class Compiled:
     keepers: tuple[Program, ...]
 
 
-def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting) -> Compiled:
-    """Needs shapes alone, not the weights. The first graph reads what the client shares, later ones what was kept."""
+def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting, on_node: Callable[[str], object]) -> Compiled:
+    """Needs shapes alone, not the weights. The first graph reads what the client shares, later ones what was kept.
+
+    on_node: is called with the name of each node before it is compiled.
+    """
     weights = list(operands(graphs))
-    compiler = _Compiler(shapes={operand.variable: operand.shape for operand in weights})
+    compiler = _Compiler(shapes={operand.variable: operand.shape for operand in weights}, on_node=on_node)
     masked = [operand for operand in weights if operand.is_masked] if setting.weight_masks == "kept" else []
     return Compiled(
         steps=tuple(_compile_step(graph, compiler, first=index == 0) for index, graph in enumerate(graphs)),
@@ -112,10 +115,12 @@ class _Compiler:
     """
 
     shapes: dict[str, Shape]
+    on_node: Callable[[str], object]
     compiled: dict[tuple[object, ...], tuple[bytes, Shape]] = field(default_factory=dict)
 
     def program(self, node: Node, inputs: tuple[str, ...]) -> Program:
         """inputs: the variables of what the node reads from others."""
+        self.on_node(node.name)
         weights = weight_variables(node)
         names = (*weights.values(), *inputs)
         sources = tuple(self.shapes[name] for name in names)

@@ -25,6 +25,7 @@ from costmodel.errors import StoppedError, UserError
 from costmodel.execution.interpreter import Array
 
 CAUSE_PATIENCE_S = 5.0  # a party that failed says why, later than its peers say that it is gone
+MOST_PATH = 100  # bytes of a socket's path, of which systems take 103 at the least
 STARTS = 3  # a port that was free a moment ago may be taken
 PORT_TAKEN = re.compile(r"[Aa]ddress already in use|[Ff]ail to listen|start failed")
 
@@ -188,6 +189,8 @@ def _begun_with_free_ports(
         with ExitStack() as trial:
             folder = Path(trial.enter_context(TemporaryDirectory(prefix="meeting-")))
             wiring = trial.enter_context(link(client.num_parties))
+            if len(str(folder).encode()) > MOST_PATH:
+                raise UserError(f"TMPDIR must lead to paths of at most {MOST_PATH} bytes, but {folder} is longer.")
             addresses = tuple(str(folder / str(rank)) for rank in range(client.num_parties))
             parts = [part_of(replace(client, addresses=addresses), rank) for rank in range(client.num_parties)]
             parts = [replace(part, links=row) for part, row in zip(parts, wiring.addresses, strict=True)]

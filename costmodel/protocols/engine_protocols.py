@@ -29,7 +29,7 @@ class EngineProtocol:
     trust: Trust
     comm: Callable[[Op, EngineSetting], Comm]
     in_order: Callable[[Iterable[Op], EngineSetting], tuple[Comm, ...]] | None = None
-    num_shares: int = 1
+    num_shares: int
     keeps_masks: bool = False
     matrix_work: Callable[[Calls], dict[str, int]] = matrix_work
     is_slow: bool = False
@@ -46,16 +46,25 @@ ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
     "semi2k": EngineProtocol(
         trust=Trust(
             num_parties=semi2k.NUM_PARTIES,
+            adversary="semi-honest",
+            max_corrupted=1,
             randomness="a trusted dealer; as measured, the engine's first party, which could unmask everything",
             dealer=True,
             more_parties=True,
         ),
         comm=semi2k.comm,
+        num_shares=1,
         keeps_masks=True,
     ),
     # Mohassel and Rindal 2018, https://eprint.iacr.org/2018/403, section 3.
     "aby3": EngineProtocol(
-        trust=Trust(num_parties=aby3.NUM_PARTIES, randomness="none but seeds that pairs of parties share"),
+        trust=Trust(
+            num_parties=aby3.NUM_PARTIES,
+            adversary="semi-honest",
+            max_corrupted=1,
+            randomness="none but seeds that pairs of parties share",
+            dealer=False,
+        ),
         comm=aby3.comm,
         num_shares=2,
     ),
@@ -63,10 +72,14 @@ ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
     "cheetah": EngineProtocol(
         trust=Trust(
             num_parties=cheetah_preprocessing.NUM_PARTIES,
+            adversary="semi-honest",
+            max_corrupted=1,
             randomness="the two parties themselves, by lattice encryption and oblivious transfer",
+            dealer=False,
         ),
         comm=cheetah.comm,
         in_order=cheetah.walk,
+        num_shares=1,
         matrix_work=cheetah.matrix_work,
         is_slow=True,
     ),

@@ -47,7 +47,13 @@ from costmodel.protocols.published_testbed import FittedRow, Testbed, load_testb
 from costmodel.trust import Trust
 
 # arXiv 2410.13060 and 2501.03489: client and server on SecretFlow-SPU under Cheetah.
-TRUST = Trust(num_parties=2, randomness="the two parties themselves, as in the papers (Cheetah)")
+TRUST = Trust(
+    num_parties=2,
+    adversary="semi-honest",
+    max_corrupted=1,
+    randomness="the two parties themselves, as in the papers (Cheetah)",
+    dealer=False,
+)
 TESTBED = Path(__file__).parents[1] / "testbeds" / "published.yaml"
 
 # term -> what one unit of it is

@@ -144,4 +144,6 @@ def _prices(title: str, lines: Iterable[tuple[str, str, Price]], whole: Price) -
     for name, count, price in lines:
         share = f"{price.latency_s / whole.latency_s:.1%}" if whole.latency_s else ""
         rows.append([name, count, format_seconds(price.latency_s), share, format_bytes(price.sent_bytes)])
-    return table([title], ["count", "latency", "share", "communication"], rows, footers=footers)
+    shown = table([title], ["count", "latency", "share", "communication"], rows, footers=footers)
+    shown.columns[0].no_wrap = False  # what is said of an op may be long; numbers stay whole
+    return shown

@@ -320,7 +320,10 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-u
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
-        assert config.architecture is not None
+        if config.architecture is None or config.block is None:
+            raise ValueError(
+                "config.json must have `architecture` and `block`; another version wrote it: export it anew."
+            )
         self.decoder = Decoder({**config.architecture, "block": config.block})
         self.post_init()  # type: ignore[no-untyped-call]
 

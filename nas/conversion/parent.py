@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from costmodel.errors import UserError
+from nas.conversion.huggingface import load_pretrained
 from nas.conversion.linear_fit import fitted_linears
-from nas.conversion.pretrained import Pretrained, load_initial, read_export, write_pretrained
+from nas.conversion.pretrained import Pretrained, is_export, read_export, require_checksums, write_pretrained
 from nas.conversion.transfer import SAME, transferred
 from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import epoch_order, gather, num_sequences
@@ -26,6 +27,17 @@ from search_spaces.notation import placement
 BUILTIN = "builtin"
 NO_PARENT = "none"  # from scratch
 BUILTIN_FOLDER = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy"
+
+
+def load_initial(path: str) -> Pretrained:
+    """The model in a folder of `nas.export` or of transformers' `save_pretrained`, or of an id on the hub.
+
+    Raises UserError if there is none, a file is not as it was written, or its weights are not whole and finite.
+    """
+    if is_export(Path(path)):
+        return read_export(Path(path))
+    require_checksums(Path(path))
+    return load_pretrained(path)
 
 
 class Parent(NamedTuple):

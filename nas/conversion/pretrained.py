@@ -37,19 +37,6 @@ class Pretrained(NamedTuple):
     tokenizer: GivenTokenizer | None
 
 
-def load_initial(path: str) -> Pretrained:
-    """The model in a folder of `nas.export` or of transformers' `save_pretrained`, or of an id on the hub.
-
-    Raises UserError if there is none, a file is not as it was written, or its weights are not whole and finite.
-    """
-    if is_export(Path(path)):
-        return read_export(Path(path))
-    require_checksums(Path(path))
-    from nas.conversion.huggingface import load_pretrained  # needs the extra `hf`
-
-    return load_pretrained(path)
-
-
 def is_export(folder: Path) -> bool:
     """Whether a folder is one that `read_export` reads, or was before it lost its TRAINED_FILE."""
     return (folder / TRAINED_FILE).is_file() or TRAINED_FILE in _checksums(folder)

@@ -15,8 +15,8 @@ from costmodel.protocols.published_rows import published_rows
 from costmodel.trust import caption
 from nas.corpus.ngrams import NgramBaseline
 from nas.run.folder import ParentResult
-from nas.run.front import crosses, found_infeasible, is_feasible, picked, unstable
-from nas.run.ledger import Record, deployed_of
+from nas.run.front import crosses, found_infeasible, is_feasible, picked
+from nas.run.ledger import deployed_of
 from nas.run.members import TrainedMember, in_noise, verdict
 from nas.run.run import Run
 from search_spaces.budget.feasible import format_budget
@@ -40,7 +40,7 @@ def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
     if len(run.front) < FEW:
         lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
     lines += infeasible_lines(run)
-    lines += unstable_lines(run.records)
+    lines += unstable_lines(run)
     lines += parent_lines(run)
     lines += _baseline_lines(run)
     lines += order_lines(run)
@@ -87,12 +87,13 @@ def noise_marks(front: Sequence[TrainedMember]) -> list[str]:
     return [IN_NOISE if inside else "" for inside in in_noise(front)]
 
 
-def unstable_lines(records: Sequence[Record]) -> list[str]:
+def unstable_lines(run: Run) -> list[str]:
     """Candidates that one seed trained and another did not."""
     return [
         f"not on the front: {member.arch_id} {member.notation}: {seeds_text(member)}; perplexity of the "
         f"{'others' if member.num_seeds > 1 else 'other'} {member.perplexity:.2f}"
-        for member in unstable(records)
+        for member in run.members
+        if member.role == "candidate" and member.num_diverged
     ]
 
 
@@ -164,7 +165,7 @@ def infeasible_lines(run: Run) -> list[str]:
         why = f"its folded form failed the check: its logits, in single precision, {how_far}"
         if record.fold_holds is not False:
             verified = f"{format_seconds(record.latency_s)} and {format_bytes(record.sent_bytes)}"
-            why = f"its weights earn {verified}: {'; '.join(record.left_unfolded) or 'nothing was left unfolded'}"
+            why = f"its weights fold to {verified}: {'; '.join(record.left_unfolded) or 'nothing was left unfolded'}"
         lines.append(f"not on the front: {record.arch_id} {record.notation}, {why}")
     return lines
 

@@ -146,7 +146,7 @@ def flag(name: str) -> str:
 def study_recipe(config: StudyConfig, route: DistillationSchedule | None) -> Recipe:
     """The recipe that a study trains its candidates with; the regulariser is for those that have one.
 
-    Where prices are of what a candidate deploys to, linear FFNs are kept foldable, so that it earns its price.
+    Where prices are of what a candidate deploys to, linear FFNs are kept foldable, so that it is verified at its price.
     """
     recipe = recipe_at(
         config.scale,

@@ -19,10 +19,11 @@ from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from costmodel.protocols.primitives import EngineSetting
 from nas.corpus.ngrams import NgramBaseline
+from nas.provenance import SCHEMA_VERSION
 from nas.recipe.recipe import Recipe
 from nas.run import ledger
 from nas.run.config import StudyConfig
-from nas.run.ledger import SCHEMA_VERSION, Record
+from nas.run.ledger import Record
 from nas.storage import RUNS, newest, replace_file
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.definition import load_definition

@@ -28,11 +28,6 @@ def is_eligible(member: TrainedMember, budget: Budget) -> bool:
     return not member.num_diverged and all(is_feasible(trial, budget) for trial in member.trials)
 
 
-def unstable(records: Sequence[Record]) -> tuple[TrainedMember, ...]:
-    """Candidates whose first seed completed and of which another diverged."""
-    return tuple(member for member in members(records) if member.role == "candidate" and member.num_diverged)
-
-
 def found_infeasible(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
     """Completed trials of candidates that were within budget by rule, and are not by what their weights fold to."""
     return tuple(

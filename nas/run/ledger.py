@@ -17,11 +17,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
+from nas.provenance import SCHEMA_VERSION as SCHEMA_VERSION
 from nas.storage import replace_file
 from search_spaces.architecture import Architecture
 from search_spaces.notation import parse, parse_deployed
 
-SCHEMA_VERSION = 5  # of the ledger and of meta.json; a run of another version is refused
 FILE_NAME = "trials.jsonl"
 
 Event = Literal["proposed", "started", "rung", "finished"]

@@ -48,7 +48,7 @@ def cluster_nodes(address: str) -> tuple[Node, ...]:
 def ray_session(resources: Resources, worker_env: Mapping[str, str]) -> Iterator[None]:
     """Starts Ray on this machine, or reaches a cluster, and leaves it afterwards. Raises RunHaltedError.
 
-    A session that this process has already is used as it is, and stays.
+    Without an address, a session that this process has already is used as it is, and stays.
     """
     local: dict[str, Any] = {}
     if resources.ray_address is None:
@@ -70,6 +70,10 @@ def _connected(address: str | None, worker_env: Mapping[str, str], **local: Any)
         logging.CRITICAL
     )  # a trial that is lost goes on, or its record has the reason
     if ray.is_initialized():
+        if address is not None:
+            raise RunHaltedError(
+                f"this process is connected to Ray already and cannot go to {address}; leave that first"
+            )
         yield
         return
     on_sigterm = signal.getsignal(signal.SIGTERM)

@@ -65,9 +65,9 @@ def run_study(
             f"run {folder}: {config.num_trials} candidates and {num_baselines} baselines, "
             f"then {config.finalist_seeds} more seeds for each member of the front"
         )
-        from nas.study.ray_tune import run_trials  # Ray
-
         try:
+            from nas.study.ray_tune import run_trials  # Ray
+
             with shown(console, lambda: replace(run, records=tuple(trials.records))) as refresh:
                 run_trials(trials, started.resources, time_budget_s=config.time_budget_s, on_change=refresh, log=log)
         finally:

@@ -7,6 +7,7 @@ from pathlib import Path
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from nas.corpus.ngrams import NgramBaseline
+from nas.provenance import SCHEMA_VERSION
 from nas.recipe.candidate import Candidate, canonical_candidate
 from nas.storage import replace_file
 
@@ -21,6 +22,7 @@ class TrainingManifest:
     ngrams: what n-gram models reach of the same tokens.
     """
 
+    schema_version: int = SCHEMA_VERSION
     candidate: Candidate
     seed: int
     corpus: str
@@ -45,6 +47,6 @@ def write_training(folder: Path, training: TrainingManifest) -> None:
 
 
 def read_training(folder: Path) -> TrainingManifest:
-    """Raises UserError, naming the file, if it is damaged."""
+    """Raises UserError, naming the file, if it is damaged or of another version."""
     path = folder / TRAINING_FILE
     return decode(TrainingManifest, load_mapping(path), str(path))

@@ -22,12 +22,9 @@ class Edge(NamedTuple):
     passed: tuple[Vertex, ...]
 
     def cost(self, costs: Mapping[Vertex, Cost]) -> Cost:
-        """In the units of `costs`; vertices that it lacks are free."""
-        latency = sent = 0
-        for vertex in self.passed:
-            if (cost := costs.get(vertex)) is not None:
-                latency, sent = latency + cost[0], sent + cost[1]
-        return latency, sent
+        """In the units of `costs`, which has every vertex that is charged."""
+        charged = [costs[vertex] for vertex in self.passed]
+        return sum(latency for latency, _ in charged), sum(sent for _, sent in charged)
 
 
 def edges_by_depth(graph: nx.DiGraph) -> list[list[Edge]]:

@@ -112,7 +112,10 @@ def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0
     left_out: share of the range, at its cheap end, that is in no slice. Slices without a member are left out.
     """
     paths, slack = feasible.paths, feasible.priced.num_ops  # of two members of one price, rounding may favour either
-    least, most = (_latency_units(feasible, pick(feasible.priced)) for pick in (cheapest, most_expensive))
+    least, most = (
+        feasible.cost_of_path(path_of(feasible.space, end(feasible.priced).architecture.layers))[0]
+        for end in (cheapest, most_expensive)
+    )
     least, most = least - slack, min(most + slack, paths.limit[0])
     begin = least - 1 + int(left_out * (most - least + 1))
     edges = [begin + (most - begin) * place // num_slices for place in range(num_slices + 1)]
@@ -162,11 +165,6 @@ def format_budget(budget: Budget) -> str:
 def _bounded(cost: Cost, budget: Budget) -> Cost:
     """0 for a measure without a bound."""
     return cost[0] * (budget.latency_s is not None), cost[1] * (budget.sent_bytes is not None)
-
-
-def _latency_units(feasible: FeasibleSpace, member: Member) -> int:
-    path = path_of(feasible.space, member.architecture.layers)
-    return sum(feasible.costs[vertex][0] for vertex in path if vertex in feasible.costs)
 
 
 def _name(member: Member) -> str:

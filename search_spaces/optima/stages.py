@@ -25,8 +25,8 @@ class Edges(NamedTuple):
     """The choices of one depth, one entry each, ordered by `start`.
 
     start, stop: numbers of the boundaries before and after, within their levels. layer, form: numbers of what is
-    chosen, and of what is priced of it, in `Stages.layers` and `Stages.forms`. cost: latency and bytes, edges x 2, in
-    the units of `search_spaces.budget`; the embedding's is in the first depth's, the head's in the last one's.
+    chosen, in `Stages.layers`, and of what is priced of it. cost: latency and bytes, edges x 2, in the units of
+    `search_spaces.budget`; the embedding's is in the first depth's, the head's in the last one's.
     """
 
     start: Index
@@ -42,7 +42,6 @@ class Stages:
 
     feasible: FeasibleSpace
     layers: tuple[Layer, ...]
-    forms: tuple[Layer, ...]
     steps: tuple[Edges, ...] = field(repr=False)
     num_last: int
 
@@ -75,7 +74,6 @@ def stages_of(feasible: FeasibleSpace) -> Stages:
     return Stages(
         feasible=feasible,
         layers=layers,
-        forms=tuple(form_numbers),
         steps=tuple(_edges(sorted(map(row, edges))) for edges in levels),
         num_last=1 + max(edge.stop for edge in levels[-1]),
     )

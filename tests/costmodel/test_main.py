@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 
@@ -87,6 +88,14 @@ def test_the_deployed_form_is_deployed_as_asked(run):
     found, itself = estimated(run, "2xlSlRo", *flags), estimated(run, "2xoSoRo", *flags)
     assert found["deployed"]["total"] == itself["deployed"]["total"]
     assert found["total"]["sent_bytes"] > found["deployed"]["total"]["sent_bytes"]
+
+
+def test_what_is_said_of_an_op_wraps_and_numbers_do_not(run, monkeypatch):
+    monkeypatch.setattr("costmodel.commands.output.PIPE_WIDTH", 80)
+    code, out, _ = run("estimate", "SM+LN+G", "--protocol", "semi2k", "--vocab", "3000000", "--network", "wan")
+    assert code == 0
+    assert re.search(r"^\s*VocabProjection .*\d h +\d+\.\d% +[\d.]+ TB$", out, re.MULTILINE)
+    assert all(name in out for name in (" latency ", " communication", "beyond"))
 
 
 def test_an_op_without_a_price_is_an_error_that_names_it(run):

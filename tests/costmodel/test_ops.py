@@ -1,5 +1,9 @@
+import numpy as np
 import pytest
 
+from costmodel import ops
+from costmodel.execution.interpreter import operands
+from costmodel.execution.op_functions import evaluate, numpy_library
 from costmodel.ops import (
     OP_TYPES,
     Add,
@@ -68,3 +72,42 @@ def test_a_node_may_read_an_input_of_the_graph():
 def test_a_graph_iterates_in_execution_order():
     graph = OpGraph(nodes=(node("a"), node("b", inputs=("a",))))
     assert [each.name for each in graph] == ["a", "b"]
+
+
+ROWWISE = (
+    ops.TokenEmbedding(tokens=5, vocab=7, features=6),
+    ops.PositionEmbedding(rows=5, features=6, past_len=2),
+    ops.LayerNorm(rows=5, features=6),
+    ops.RmsNorm(rows=5, features=6),
+    ops.FrozenNorm(rows=5, features=6, centred=True),
+    ops.Linear(rows=5, in_features=6, out_features=4, bias=True),
+    ops.PackHeads(rows=5, query_features=6, key_features=2),
+    ops.Rotary(rows=5, heads=3, rotary_dim=2, past_len=1),
+    ops.RepeatHeads(rows=5, heads=4, key_heads=2, head_dim=2),
+    ops.VocabProjection(rows=5, features=6, vocab=7),
+    *(kind(rows=5, features=6) for kind in (ops.Relu, ops.LeakyRelu, ops.Square, ops.Silu, ops.Sigmoid, ops.Tanh)),
+    *(kind(rows=5, features=6) for kind in (ops.Add, ops.ScaledAdd, ops.Multiply)),
+    ops.Scale(rows=5, features=6, factor=0.5),
+    ops.Gelu(rows=5, features=6, form="tanh"),
+)
+
+
+def evaluated(op: ops.Op, weights: dict[str, np.ndarray], inputs: list[np.ndarray]) -> np.ndarray:
+    node = ops.Node(name="op", layer=0, op=op, inputs=())
+    return evaluate(op, numpy_library(), operands(node, weights), *inputs)
+
+
+@pytest.mark.parametrize("op", ROWWISE, ids=lambda op: type(op).__name__)
+def test_a_row_of_a_row_wise_op_is_of_the_same_row_of_what_it_reads(op):
+    """Decoding and the last row alone run such an op on fewer rows."""
+    rng = np.random.default_rng(0)
+    weights = {f"op.{suffix}": rng.uniform(0.5, 1.5, shape) for suffix, shape in op.weight_shapes.items()}
+    inputs = [rng.standard_normal(shape) for shape in op.input_shapes]
+    whole = evaluated(op, weights, inputs)
+    for row in range(5):
+        alone = evaluated(op.of_rows(row, 1), weights, [source[row : row + 1] for source in inputs])
+        np.testing.assert_allclose(alone, whole[row : row + 1])
+
+
+def test_every_row_wise_op_is_tried():
+    assert {type(op) for op in ROWWISE} == {kind for kind in ops.OP_TYPES if kind.is_rowwise}

@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One model beside the pick. kind: pick, parent, trained, paper or floor; what a column does not have is empty."""
+    """One model beside the pick. kind: pick, parent, trained, paper or n-gram; what a column does not have is empty."""
 
     kind: str
     name: str

@@ -25,7 +25,7 @@ def caveats(run: Run, grid: Grid) -> list[Caveat]:
         ("Search", _search(run)),
         ("Prices", list(_prices(run))),
         ("Trust", [f"{run.pricer.protocol}: {described(run.pricer.trust)}"]),
-        ("Folding", [*infeasible_lines(run), *unstable_lines(run.records)]),
+        ("Folding", [*infeasible_lines(run), *unstable_lines(run)]),
         ("Other settings", _other_settings(run, grid)),
     )
     return [Caveat(subject, tuple(lines)) for subject, lines in known if lines]

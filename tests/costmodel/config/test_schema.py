@@ -73,9 +73,9 @@ class Versioned:
 
 
 def test_another_schema_version_is_named_before_any_other_complaint():
-    for data in ({"schema_version": 3, "name": "x", "colour": 1}, {"schema_version": 1}, {"schema_version": None}):
+    for data in ({"schema_version": 3, "name": "x", "colour": 1}, {"schema_version": 1}, {"name": "x"}):
         with pytest.raises(ValueError, match="file: `schema_version` must be 2, but got .*; it was written by another"):
             decode(Versioned, data, "file")
     assert decode(Versioned, {"schema_version": 2, "name": "x"}, "file") == Versioned(name="x")
     with pytest.raises(ValueError, match="unknown key 'colour'"):
-        decode(Versioned, {"name": "x", "colour": 1}, "file")
+        decode(Versioned, {"schema_version": 2, "name": "x", "colour": 1}, "file")

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from costmodel.engine.assignment import part_of
 from costmodel.engine.children import kept_children, own_children
 from costmodel.engine.greedy import ClearRun, generate, sequences
 from costmodel.engine.links import LOOPBACK, UNHINDERED, Condition
+from costmodel.engine.party import INPUTS, WEIGHTS
 from costmodel.engine.plan import Plan, graphs
 from costmodel.engine.predicted import predictions
 from costmodel.engine.runtimes import SERVER, make_shares, owner_of_weights, packed
@@ -192,6 +194,39 @@ def test_a_kept_process_has_a_fresh_runtime_for_every_job():
         with own_children(), on_this_machine(job.client) as (session, _ready):
             own = [child.process for child in session.children.values()]
     assert all(process.poll() is not None for process in (*processes, *own))
+
+
+@pytest.mark.needs_engine
+def test_weights_and_prompts_leave_the_disk(client, decoder, free_peers):
+    asked, tokens = client("semi2k"), interpreter.encoded(decoder(5), np.array(PROMPT))
+    with kept_children(), on_this_machine(asked) as (session, _):
+        folders = [child.job_folder for child in session.children.values()]
+        assert not any((folder / WEIGHTS).exists() for folder in folders)
+        session.run(0, {"tokens": tokens})
+        assert not any((folder / INPUTS).exists() for folder in folders)
+        session.leave()
+    assert not any(folder.exists() for folder in folders)
+    with started([part_of(replace(asked, addresses=free_peers(2)), SERVER)]) as waiting:  # for a client
+        taken = waiting.children[SERVER].job_folder / WEIGHTS
+        until(lambda: not taken.exists())
+
+
+def until(holds, patience_s=30.0):
+    end = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.needs_engine
+def test_a_folder_too_deep_for_a_socket_is_named(monkeypatch, tmp_path):
+    (deep := tmp_path / ("a" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with (
+        pytest.raises(UserError, match="TMPDIR must lead to paths of at most 100 bytes"),
+        on_this_machine(relu().client),
+    ):
+        pass
 
 
 @pytest.mark.needs_engine

@@ -152,7 +152,7 @@ def test_committed_fits_are_within_the_bar_on_models_that_were_left_out(protocol
     assert max(testbed.client.held_out_error, testbed.party.held_out_error) < TOLERANCE
 
 
-@pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
+@pytest.mark.parametrize("protocol", ["semi2k", "aby3", pytest.param("cheetah", marks=pytest.mark.slow)])
 def test_prediction_is_near_what_the_parties_hold(protocol):
     pytest.importorskip("spu")
     base = base_architecture("gpt2-small", Dimensions(layers=1, heads=4, d_model=192, vocab=500))

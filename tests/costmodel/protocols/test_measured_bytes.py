@@ -275,7 +275,8 @@ def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: st
 
 
 @pytest.mark.needs_engine
-@pytest.mark.parametrize("weights", [pytest.param("secret", marks=pytest.mark.slow), "server"])
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["secret", "server"])
 def test_cheetah_is_predicted_on_large_shapes_nobody_chose(weights: Holder) -> None:
     setting = EngineSetting(weights=weights)
     seed = random.SystemRandom().randrange(2**32)

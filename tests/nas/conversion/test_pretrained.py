@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from nas import train
-from nas.conversion.pretrained import load_initial, read_export, write_checksums
+from nas.conversion.parent import load_initial
+from nas.conversion.pretrained import read_export, write_checksums
 from nas.corpus.corpus import prepare, tokenizer_file
 from nas.model.decoder import build
 from nas.model.weights import deployed_weights
