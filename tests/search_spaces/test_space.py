@@ -89,14 +89,7 @@ def test_membership_asks_for_base_placement_and_recipe() -> None:
 def test_path_of_a_member_alternates_boundaries_and_choices() -> None:
     space = load_space("tiny")
     path = path_of(space, parse("LSoRs-oSooo", space.base).architecture.layers)
-    assert [type(vertex).__name__ for vertex in path] == [
-        "Boundary",
-        "Choice",
-        "Boundary",
-        "Choice",
-        "Boundary",
-        "Head",
-    ]
+    assert [type(vertex).__name__ for vertex in path] == ["Boundary", "Choice"] * 2 + ["Boundary", "Head"]
     assert all(space.graph.has_edge(*edge) for edge in pairwise(path))
     with pytest.raises(ValueError, match="not in space 'tiny'"):
         path_of(space, parse("SM+LN+G", space.base).architecture.layers)

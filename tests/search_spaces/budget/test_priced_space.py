@@ -113,11 +113,6 @@ def test_outsiders_have_no_price(pricer: Pricer) -> None:
         price_of(priced, parse("SM+LN+G", SPACES["tiny"].base))
 
 
-def test_sequence_length_beyond_the_context_is_refused(pricer: Pricer) -> None:
-    with pytest.raises(ValueError, match="`seq_len` must be between 1 and the context 128, but got 129"):
-        price_space(SPACES["tiny"], pricer, 129)
-
-
 @pytest.mark.parametrize("latency_s", [float("nan"), float("inf"), -1.0])
 def test_impossible_prices_are_refused(pricer: Pricer, latency_s: float) -> None:
     class Broken(type(pricer)):  # type: ignore[misc]
