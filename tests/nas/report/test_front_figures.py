@@ -100,10 +100,6 @@ def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(
     assert drawn(12.0, 210.0) == (("unigram", "bigram", "trigram", "5-gram"), (200, 40, 18, 14))
 
 
-def test_a_run_without_ngrams_has_none_drawn(make_run, records) -> None:
-    assert front_figure(make_run(records), ()).ngrams.names == ()
-
-
 def test_the_ngrams_are_lines_with_names(make_run, records, ngrams) -> None:
     """Named in the plot of a run and in both panels of one that is priced anew."""
     front = draw_front(front_figure(make_run(records, meta={"ngrams": ngrams}), ()))

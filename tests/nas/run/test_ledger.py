@@ -7,6 +7,13 @@ import pytest
 from nas.run import ledger
 
 
+@pytest.fixture
+def path(tmp_path, make_record):
+    """A ledger of one record."""
+    ledger.append(tmp_path / ledger.FILE_NAME, make_record(0))
+    return tmp_path / ledger.FILE_NAME
+
+
 def test_round_trip(tmp_path, make_record):
     path = tmp_path / ledger.FILE_NAME
     written = [make_record(0, event="started", status="running"), make_record(1, flags=("x",))]
@@ -15,9 +22,7 @@ def test_round_trip(tmp_path, make_record):
     assert ledger.read(path) == tuple(written)
 
 
-def test_a_torn_last_line_is_dropped_with_a_warning_and_cut_off(tmp_path, make_record):
-    path = tmp_path / ledger.FILE_NAME
-    ledger.append(path, make_record(0))
+def test_a_torn_last_line_is_dropped_with_a_warning_and_cut_off(path, make_record):
     whole = path.read_bytes()
     path.write_bytes(whole + whole[: len(whole) // 2])
     with pytest.warns(UserWarning, match="torn last line"):
@@ -27,25 +32,19 @@ def test_a_torn_last_line_is_dropped_with_a_warning_and_cut_off(tmp_path, make_r
     assert ledger.read(path) == (make_record(0), make_record(1))
 
 
-def test_damage_before_the_last_line_is_an_error_that_names_the_line(tmp_path, make_record):
-    path = tmp_path / ledger.FILE_NAME
-    ledger.append(path, make_record(0))
+def test_damage_before_the_last_line_is_an_error_that_names_the_line(path):
     path.write_bytes(b'{"torn": \n' + path.read_bytes())
     with pytest.raises(ValueError, match="line 1 must be a JSON record"):
         ledger.read(path)
 
 
-def test_another_schema_is_refused(tmp_path, make_record):
-    path = tmp_path / ledger.FILE_NAME
-    ledger.append(path, make_record(0))
+def test_another_schema_is_refused(path):
     path.write_text(path.read_text().replace(f'"schema_version":{ledger.SCHEMA_VERSION}', '"schema_version":7'))
     with pytest.raises(ValueError, match=f"`schema_version` must be {ledger.SCHEMA_VERSION}, but got 7"):
         ledger.read(path)
 
 
-def test_a_full_disk_leaves_no_torn_line(tmp_path, make_record, monkeypatch):
-    path = tmp_path / ledger.FILE_NAME
-    ledger.append(path, make_record(0))
+def test_a_full_disk_leaves_no_torn_line(path, make_record, monkeypatch):
     before, write = path.read_bytes(), os.write
 
     def full_after_ten_bytes(descriptor, data):
@@ -72,8 +71,8 @@ def test_only_the_last_word_on_a_trial_counts_and_only_completed_ones_are_ranked
         make_record(0),
         make_record(2, status="stopped"),
     ]
-    assert [one.index for one in ledger.finished(records)] == [0, 1, 2]
-    assert [one.index for one in ledger.completed(records)] == [0]
+    assert [record.index for record in ledger.finished(records)] == [0, 1, 2]
+    assert [record.index for record in ledger.completed(records)] == [0]
 
 
 def test_csv_has_a_row_per_record_and_no_versions(tmp_path, make_record):

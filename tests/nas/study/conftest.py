@@ -2,13 +2,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from nas.conversion.parent import Parent
+from nas.conversion.pretrained import Pretrained
 from nas.corpus.corpus import Corpus
+from nas.corpus.documents import GivenTokenizer
+from nas.model.decoder import build
+from nas.model.weights import deployed_weights
+from nas.recipe.recipe import SCALES, trained_architecture
 from nas.run.config import StudyConfig, study_recipe
 from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study.open_run import proposals_of
 from nas.study.schedule import TrialSchedule
 from nas.study.trials import Trials, TrialSetting
+from search_spaces.bases import BASES
 from search_spaces.notation import parse
 
 ONE_TRIAL = StudyConfig(
@@ -21,6 +29,20 @@ ONE_TRIAL = StudyConfig(
     finalist_seeds=0,
     searcher="stratified",
 )
+
+
+def untrained_parent(corpus: Corpus, output_scale: float = 1.0) -> Parent:
+    """A parent of the tiny space at scale `smoke`, what its sub-layers put out scaled."""
+    architecture = trained_architecture(parse("SM+LN+G", BASES["tiny"]).architecture, SCALES["smoke"])
+    model = build(architecture, torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name.endswith(("out.weight", "down.weight")):
+                value.mul_(output_scale)
+    weights = {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}
+    tokenizer = (Path(corpus.folder) / "tokenizer.json").read_text()
+    given = GivenTokenizer(name="bpe", json=tokenizer, end_of_text="<|endoftext|>")
+    return Parent("made", Pretrained(architecture, weights, given), "digest")
 
 
 @pytest.fixture

@@ -9,16 +9,14 @@ import torch
 from costmodel.errors import UserError
 from nas.conversion.linear_fit import streams_of
 from nas.conversion.parent import Parent, load_parent
-from nas.conversion.pretrained import Pretrained
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
-from nas.corpus.documents import GivenTokenizer
-from nas.model.decoder import Decoder, build
-from nas.model.weights import deployed_weights, load_deployed
+from nas.model.decoder import Decoder
+from nas.model.weights import load_deployed
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.papers import recipe_for
-from nas.recipe.recipe import SCALES, from_parent, trained_architecture
+from nas.recipe.recipe import from_parent
 from nas.searchers.block_scores import BlockScores, SubLayer, from_csv, sub_layers_of, to_csv
 from nas.study.blocks import (
     BlockwiseDistillation,
@@ -30,6 +28,7 @@ from nas.study.blocks import (
 from search_spaces.architecture import Layer
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
+from tests.nas.study.conftest import untrained_parent
 
 LAYERS = [
     Layer(norm1="layernorm", attention="softmax", norm2="layernorm", ffn="gelu"),
@@ -48,16 +47,7 @@ def corpus(source_files: str) -> Corpus:
 @pytest.fixture
 def parent(corpus: Corpus) -> Parent:
     """A model of random weights that are far from 0, so that every sub-layer of it matters."""
-    architecture = trained_architecture(parse("SM+LN+G", BASES["tiny"]).architecture, SCALES["smoke"])
-    model = build(architecture, torch.Generator().manual_seed(5))
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if name.endswith(("out.weight", "down.weight")):
-                value.mul_(4)
-    weights = {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}
-    tokenizer = (Path(corpus.folder) / "tokenizer.json").read_text()
-    given = GivenTokenizer(name="bpe", json=tokenizer, end_of_text="<|endoftext|>")
-    return Parent("made", Pretrained(architecture, weights, given), "digest")
+    return untrained_parent(corpus, output_scale=4.0)
 
 
 def test_sub_layers_are_what_a_layer_is_trained_as(parent: Parent):

@@ -5,37 +5,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from costmodel.config.strict_yaml import dump
 from costmodel.errors import UserError
-from nas.conversion.parent import BUILTIN, Parent, keep_parent, load_parent
-from nas.conversion.pretrained import Pretrained
+from nas.conversion.parent import BUILTIN, keep_parent, load_parent
 from nas.corpus.corpus import Corpus, prepare
-from nas.corpus.documents import GivenTokenizer
-from nas.model.decoder import Decoder, build
-from nas.model.weights import deployed_weights, load_stored
-from nas.recipe.recipe import SCALES, trained_architecture
+from nas.model.decoder import Decoder
+from nas.model.weights import load_stored
+from nas.recipe.recipe import SCALES
 from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import PARENT_FOLDER
 from nas.study.parent import parent_result, study_parent
 from nas.study.worker import run_trial
 from nas.training import checkpoint
 from search_spaces.bases import BASES
-from search_spaces.notation import parse
-from tests.nas.study.conftest import ONE_TRIAL
+from tests.nas.study.conftest import ONE_TRIAL, untrained_parent
 
 
 @pytest.fixture
 def folder(source_files: str, tmp_path: Path) -> Path:
-    """An untrained parent of the tiny space at scale `smoke`."""
-    corpus = prepare(source_files, vocab_size=512)
-    tokenizer = (Path(corpus.folder) / "tokenizer.json").read_text()
-    architecture = trained_architecture(parse("SM+LN+G", BASES["tiny"]).architecture, SCALES["smoke"])
-    weights = deployed_weights(build(architecture, torch.Generator().manual_seed(5)))
-    given = GivenTokenizer(name="bpe", json=tokenizer, end_of_text="<|endoftext|>")
-    whole = {name: value.contiguous().clone() for name, value in weights.items()}
-    keep_parent(Parent("made", Pretrained(architecture, whole, given), ""), tmp_path / "made")
+    keep_parent(untrained_parent(prepare(source_files, vocab_size=512)), tmp_path / "made")
     return tmp_path / "made"
 
 

@@ -29,9 +29,10 @@ CORPUS = Corpus(
 
 @pytest.fixture
 def trials_in(make_trials):
-    """Makes the trials of a run in a folder, its ledger replayed."""
+    """Makes the trials of a run in a folder, which it makes too, its ledger replayed."""
 
     def make(folder: Path, records=(), config=CONFIG, route: DistillationSchedule | None = None) -> Trials:
+        folder.mkdir(exist_ok=True)
         return make_trials(folder, CORPUS, config, records=records, route=route)
 
     return make
@@ -90,9 +91,7 @@ FAILED = TrialEvent(event="finished", status="failed", reason="no corpus", elsew
 
 
 def test_a_resumed_run_hands_out_only_what_did_not_finish(trials_in, tmp_path):
-    (tmp_path / "a").mkdir()
     whole = run_until(trials_in(tmp_path / "a"), 100)
-    (tmp_path / "b").mkdir()
     first = trials_in(tmp_path / "b")
     before = run_until(first, 3)
     interrupted = next_spec(first, rung(0, 4.0))
@@ -127,7 +126,6 @@ def test_what_is_proposed_is_in_the_ledger_before_it_is_started(trials_in, tmp_p
 
 
 def test_proposals_of_another_version_stand_on_resume(trials_in, tmp_path):
-    (tmp_path / "whole").mkdir()
     whole = trials_in(tmp_path / "whole", config=replace(CONFIG, seed=7))
     handed = run_until(whole, 100)
     records = [replace(one, seed=0) for one in ledger.read(whole.path)[:4]]  # as if seed 0 had proposed them
@@ -197,6 +195,7 @@ def test_a_halt_records_no_end_so_the_trial_is_resumable(trials_in, tmp_path):
 
 def test_a_ledger_that_cannot_be_written_halts_the_run(trials_in, tmp_path):
     trials = trials_in(tmp_path / "missing")
+    trials.setting.folder.rmdir()
     trials.started(next_spec(trials))
     assert "cannot write" in trials.halted
 
@@ -217,7 +216,6 @@ def test_records_carry_price_and_provenance(trials_in, tmp_path):
 
 
 def test_a_disk_that_fills_up_at_any_write_loses_nothing(trials_in, tmp_path, monkeypatch):
-    (tmp_path / "whole").mkdir()
     run_until(whole := trials_in(tmp_path / "whole"), 100)
     write, writes = os.write, 0
 
@@ -233,7 +231,7 @@ def test_a_disk_that_fills_up_at_any_write_loses_nothing(trials_in, tmp_path, mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     for room in (0, 1, 3, 8, 15):
-        (folder := tmp_path / str(room)).mkdir()
+        folder = tmp_path / str(room)
         writes, before = 0, trials_in(folder)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", filling)
@@ -286,7 +284,6 @@ def ends(path: Path) -> list[tuple[str, str, float | None]]:
 
 
 def test_a_run_killed_among_its_replicates_trains_the_same_ones(trials_in, tmp_path):
-    (tmp_path / "whole").mkdir()
     whole = trials_in(tmp_path / "whole", config=SEEDED)
     handed = run_noisily(whole, 100)
     assert whole.finished
@@ -295,7 +292,6 @@ def test_a_run_killed_among_its_replicates_trains_the_same_ones(trials_in, tmp_p
     assert {name.split("-s")[1] for name, role, _ in replicates} <= {"1-a0", "2-a0"}
     for stop_after in range(1, len(handed) + 1):
         folder = tmp_path / str(stop_after)
-        folder.mkdir()
         killed = trials_in(folder, config=SEEDED)
         run_noisily(killed, stop_after)
         resumed = trials_in(folder, ledger.recover(killed.path), config=SEEDED)
@@ -330,6 +326,5 @@ def test_more_seeds_can_be_asked_for_later(trials_in, tmp_path):
     run_noisily(trials := trials_in(tmp_path, config=CONFIG), 100)
     assert {one.role for one in ledger.read(trials.path)} == {"candidate"}
     run_noisily(trials_in(tmp_path, ledger.read(trials.path), config=SEEDED), 100)
-    (tmp_path / "whole").mkdir()
     run_noisily(whole := trials_in(tmp_path / "whole", config=SEEDED), 100)
     assert ends(trials.path) == ends(whole.path)
