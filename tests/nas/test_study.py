@@ -1,6 +1,5 @@
 """`nas.Study`: a small search through Python, watched by callbacks."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -71,20 +70,10 @@ def test_a_callback_that_raises_is_dropped_with_a_warning(make_record) -> None:
     assert [event for event, _ in seen.events] == ["ended", "ended"]
 
 
-@pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for path in sorted(Path(os.__file__).parent.joinpath("email").glob("*.py")):
-        (folder / path.name).write_text(path.read_text())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return folder
-
-
 @pytest.mark.filterwarnings("ignore")  # of Ray and its workers, in this process
 @pytest.mark.usefixtures("one_ray")
-def test_a_search_tells_its_callbacks_and_goes_on(corpus: Path, tmp_path: Path, capfd) -> None:
-    study = nas.Study(budget_latency="6.22s", data=str(corpus), num_trials=2, finalist_seeds=0, **SETTINGS)
+def test_a_search_tells_its_callbacks_and_goes_on(source_files: str, tmp_path: Path, capfd) -> None:
+    study = nas.Study(budget_latency="6.22s", data=source_files, num_trials=2, finalist_seeds=0, **SETTINGS)
     first, second = Seen(), Seen()
     run = study.run(callbacks=[first], output_dir=tmp_path / "run")
     assert capfd.readouterr().out == ""
@@ -103,12 +92,12 @@ def test_a_search_tells_its_callbacks_and_goes_on(corpus: Path, tmp_path: Path, 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_callbacks_are_told_of_the_end_of_a_run_that_stops(corpus: Path, tmp_path: Path, monkeypatch) -> None:
+def test_callbacks_are_told_of_the_end_of_a_run_that_stops(source_files: str, tmp_path: Path, monkeypatch) -> None:
     def broken(*args: object, **settings: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("nas.study.ray_tune.run_trials", broken)
-    study, seen = nas.Study(budget_latency="6.22s", data=str(corpus), num_trials=2, **SETTINGS), Seen()
+    study, seen = nas.Study(budget_latency="6.22s", data=source_files, num_trials=2, **SETTINGS), Seen()
     with pytest.raises(StoppedError, match="No space left on device"):
         study.run(callbacks=[seen], output_dir=tmp_path / "run")
     assert seen.events == [("started", 0), ("over", ())]
