@@ -1,14 +1,16 @@
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 
 import pytest
+from hypothesis import strategies as st
 
 from costmodel import ops
 from costmodel.cost import Price
 from costmodel.estimate import Pricer
 from costmodel.ops import Node, Op
 from costmodel.protocols import TRUST
+from search_spaces.architecture import Attention, Ffn, Layer, Norm
 from search_spaces.bases import Dimensions
 from search_spaces.definition import Choices, Definition
 from search_spaces.graph import ConstraintName
@@ -63,6 +65,19 @@ class SizePricer(RoundPricer):
             op, (ops.PositionEmbedding, ops.KeyValueCache, ops.Add, ops.TakeRows, ops.JoinRows, ops.JoinColumns)
         )
         return Price(latency_s=0.0 if local else float(work), sent_bytes=0.0 if local else 3.0)
+
+
+@st.composite
+def drawn_layers(draw: st.DrawFn, norms: Sequence[Norm], attentions: Sequence[Attention], ffns: Sequence[Ffn]) -> Layer:
+    """Layers of these choices; where attention or FFN is removed, its norm and stabiliser are too."""
+    attention, ffn = draw(st.sampled_from(attentions)), draw(st.sampled_from(ffns))
+    return Layer(
+        norm1="none" if attention == "none" else draw(st.sampled_from(norms)),
+        attention=attention,
+        norm2="none" if ffn == "none" else draw(st.sampled_from(norms)),
+        ffn=ffn,
+        stabiliser="none" if ffn == "none" else draw(st.sampled_from(("none", "scaled"))),
+    )
 
 
 @pytest.fixture(scope="session")

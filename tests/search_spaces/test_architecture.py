@@ -22,20 +22,10 @@ from search_spaces.architecture import (
 )
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.notation import parse
+from tests.search_spaces.conftest import drawn_layers
 
 NORMS: st.SearchStrategy[Norm] = st.sampled_from(get_args(Norm))
-ATTENTIONS = st.sampled_from(["softmax", "softmax-temperature", "2quad", "relu"])
-LAYERS = st.one_of(
-    st.builds(
-        Layer,
-        norm1=NORMS,
-        attention=ATTENTIONS,
-        norm2=NORMS,
-        ffn=st.sampled_from([ffn for ffn in get_args(Ffn) if ffn != "none"]),
-        stabiliser=st.sampled_from(["none", "scaled"]),
-    ),
-    st.builds(Layer, norm1=NORMS, attention=ATTENTIONS, ffn=st.just("none")),
-)
+LAYERS = drawn_layers(get_args(Norm), ("softmax", "softmax-temperature", "2quad", "relu"), get_args(Ffn))
 
 
 @st.composite

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.estimate import Pricer, estimate
-from search_spaces.architecture import Architecture, Ffn, Layer, Norm, arch_id
+from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, arch_id
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.block import BLOCKS, BlockName
 from search_spaces.deployed import deployed, deployed_id, regions
 from search_spaces.lower import lower
 from search_spaces.notation import parse, parse_deployed, placement
+from tests.search_spaces.conftest import drawn_layers
 
 GPT2 = BASES["gpt2-small"]
 NORMS: tuple[Norm, ...] = ("layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "none")
@@ -28,20 +29,10 @@ def deployed_placement(text: str, num_layers: int, block: BlockName = "gpt2") ->
     return placement(deployed(sized(text, num_layers, block)))
 
 
-@st.composite
-def layers(draw: st.DrawFn, block: BlockName) -> Layer:
-    removable = ("none", "softmax-half") if block != "sas" else ()
-    attention = draw(st.sampled_from(("softmax", "softmax-temperature", "2quad", "relu", *removable)))
-    ffn: Ffn = draw(
-        st.sampled_from(("gelu", "gelu-exact", "gelu-piecewise", "relu", "square", "identity", "fused", "none"))
-    )
-    return Layer(
-        norm1="none" if attention == "none" else draw(st.sampled_from(NORMS)),
-        attention=attention,
-        norm2="none" if ffn == "none" else draw(st.sampled_from(NORMS)),
-        ffn=ffn,
-        stabiliser="none" if ffn == "none" else draw(st.sampled_from(("none", "scaled"))),
-    )
+def layers(block: BlockName) -> st.SearchStrategy[Layer]:
+    removable: tuple[Attention, ...] = ("none", "softmax-half") if block != "sas" else ()
+    ffns: list[Ffn] = ["gelu", "gelu-exact", "gelu-piecewise", "relu", "square", "identity", "fused", "none"]
+    return drawn_layers(NORMS, ("softmax", "softmax-temperature", "2quad", "relu", *removable), ffns)
 
 
 @st.composite
@@ -140,8 +131,8 @@ def test_a_form_that_is_the_architectures_own_has_one_name() -> None:
 
 
 def test_half_of_one_head_is_that_head() -> None:
-    one = base_architecture("tiny", Dimensions(heads=1))
-    assert placement(deployed(parse("LHLGo", one).architecture)) == "2xLSLGo"
+    one_head = base_architecture("tiny", Dimensions(heads=1))
+    assert placement(deployed(parse("LHLGo", one_head).architecture)) == "2xLSLGo"
     assert placement(deployed(parse("LHLGo", BASES["tiny"]).architecture)) == "2xLHLGo"
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from costmodel.cost import Budget
 from costmodel.estimate import Pricer, estimate
-from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm
+from search_spaces.architecture import Architecture, Layer, Norm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.block import BLOCKS, BlockName
 from search_spaces.budget.deployed_graph import deployed_graph
@@ -18,6 +18,7 @@ from search_spaces.deployed import deployed
 from search_spaces.graph import SINK, Choice, ConstraintName, Head, completions, free_graph, listed_graph, source
 from search_spaces.lower import lower
 from search_spaces.space import SearchSpace, build_space, load_space, members
+from tests.search_spaces.conftest import drawn_layers
 
 RULE: ConstraintName = "ffn-removed-only-in-deepest-suffix"
 BASES: dict[BlockName, str] = {"gpt2": "tiny", "pythia": "pythia-70m"}
@@ -25,25 +26,15 @@ NORMS: tuple[Norm, ...] = ("layernorm", "rmsnorm", "frozen-layernorm", "none")
 ALONE = (Layer(ffn="none"), Layer(attention="none", ffn="relu"), Layer(attention="none", ffn="fused"), EMPTY_LAYER)
 
 
-@st.composite
-def layers(draw: st.DrawFn) -> Layer:
-    """Mostly what folding changes: linear FFNs, frozen norms, attention or FFN alone, nothing."""
-    attention: Attention = draw(st.sampled_from(("softmax", "softmax-temperature", "none")))
-    ffn: Ffn = draw(st.sampled_from(("relu", "identity", "fused", "none")))
-    return Layer(
-        norm1="none" if attention == "none" else draw(st.sampled_from(NORMS)),
-        attention=attention,
-        norm2="none" if ffn == "none" else draw(st.sampled_from(NORMS)),
-        ffn=ffn,
-        stabiliser="none" if ffn == "none" else draw(st.sampled_from(("none", "scaled"))),
-    )
+# mostly what folding changes: linear FFNs, frozen norms, attention or FFN alone, nothing
+LAYERS = drawn_layers(NORMS, ("softmax", "softmax-temperature", "none"), ("relu", "identity", "fused", "none"))
 
 
 @st.composite
 def spaces(draw: st.DrawFn) -> SearchSpace:
     """Three layers of up to seven choices, with the constraint or without; or up to 20 listed placements of those."""
     block = draw(st.sampled_from(tuple(BASES)))
-    alphabet = draw(st.lists(layers() | st.sampled_from(ALONE), min_size=1, max_size=7, unique=True))
+    alphabet = draw(st.lists(LAYERS | st.sampled_from(ALONE), min_size=1, max_size=7, unique=True))
     base = base_architecture(BASES[block], Dimensions(layers=3, heads=2, d_model=16, vocab=32, context=16))
     words = st.lists(st.tuples(*[st.sampled_from(alphabet)] * 3), min_size=1, max_size=20)
     if listed := draw(st.none() | words):
