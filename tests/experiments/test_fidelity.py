@@ -1,10 +1,8 @@
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from costmodel.config.schema import decode
@@ -20,13 +18,6 @@ from nas.recipe.recipe import Foldable
 from nas.run.config import StudyConfig, study_recipe
 
 SETTINGS: dict[str, Settings] = {name: settings_of(name) for name in definitions() if kind_of(name) == "fidelity"}
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> str:
-    path = tmp_path / "text.txt"
-    path.write_text("".join(f"value_{index % 7} = {index * index % 101}\n" for index in range(2_000)))
-    return str(path)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -65,12 +56,7 @@ def test_nothing_to_compare_is_refused(rows: dict, variants: dict):
         decode(Settings, data, "experiment x")
 
 
-def test_it_runs_small_and_a_finished_training_is_not_repeated(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trainings, "ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1))  # starts at once
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_it_runs_small_and_a_finished_training_is_not_repeated(text: str, tmp_path: Path):
     data = {
         "scale": "smoke",
         "base": "tiny",
@@ -88,7 +74,5 @@ def test_it_runs_small_and_a_finished_training_is_not_repeated(
     assert "4 of 4" in told[0]
     tables = [text[text.index("validation perplexity: mean") :] for text in told]
     assert tables[0] == tables[1]
-    threads = torch.get_num_threads()
     again = [trainings.training(settings.plan, Job("1x", 0, "SM+LN+G"), folder) for _ in range(2)]
-    torch.set_num_threads(threads)
     assert again[0] == again[1]  # the seconds too: read from the checkpoint

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 from rich.console import Console
 
@@ -27,28 +29,27 @@ def test_every_figure_is_printed_with_its_verdict() -> None:
 
 def test_a_missed_bar_is_said_and_stops() -> None:
     console = Console(record=True, width=120)
-    with pytest.raises(
-        StoppedError,
-        match="of 6 bars are missed: import costmodel, above bare Python",
-    ):
+    with pytest.raises(StoppedError, match="of 6 bars are missed: import costmodel, above bare Python"):
         pricing.run("pricing", settings_of("pricing", **SMALL | {"most_import_s": 0.0}), console)
     assert "FAIL" in console.export_text()
 
 
-def test_rows_are_checked_against_what_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_more_byte(*args):
+    prices = price_many(*args)
+    return prices._replace(sent_bytes=prices.sent_bytes + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [("deployed", lambda architecture: architecture), ("price_many", one_more_byte)],
+    ids=["priced as written", "one more byte"],
+)
+def test_rows_that_disagree_with_the_op_graph_of_what_is_deployed_are_refused(
+    name: str, broken: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Against the op graphs of members as written, the first row with something to fold would be refused."""
     settings = settings_of("pricing", **SMALL)
     assert pricing.vectorised(settings, load_space("tiny"), "semi2k").verdict == "PASS"
-    monkeypatch.setattr(pricing, "deployed", lambda architecture: architecture)
-    with pytest.raises(ValueError, match="must send its op graph's .* bytes, but is priced"):
-        pricing.vectorised(settings, load_space("tiny"), "semi2k")
-
-
-def test_rows_that_disagree_with_their_op_graph_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = price_many
-    monkeypatch.setattr(
-        pricing, "price_many", lambda *args: real(*args)._replace(sent_bytes=real(*args).sent_bytes + 1)
-    )
-    settings = settings_of("pricing", **SMALL)
+    monkeypatch.setattr(pricing, name, broken)
     with pytest.raises(ValueError, match="must send its op graph's .* bytes, but is priced"):
         pricing.vectorised(settings, load_space("tiny"), "semi2k")

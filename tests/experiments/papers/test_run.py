@@ -1,12 +1,9 @@
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from costmodel.config.schema import decode
-from experiments import trainings
 from experiments.papers import run as papers
 from experiments.papers.settings import Settings
 
@@ -20,21 +17,9 @@ DATA = {
 }
 
 
-@pytest.fixture
-def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    path = tmp_path / "text.txt"
-    path.write_text("".join(f"value_{index % 7} = {index * index % 101}\n" for index in range(2_000)))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trainings, "ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1))  # starts at once
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return str(path)
-
-
 def ran(name: str, data: dict) -> str:
-    threads = torch.get_num_threads()
     console = Console(record=True, width=300)
     papers.run(name, decode(Settings, data, name), console)
-    torch.set_num_threads(threads)
     return console.export_text()
 
 

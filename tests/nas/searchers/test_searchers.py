@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from search_spaces.budget.priced_space import cheapest, price_of, price_space
 from search_spaces.deployed import deployed
 from search_spaces.notation import parse
 from search_spaces.space import load_space
+from tests.nas.study.conftest import run_schedule
 
 
 def schedule(feasible, searcher="evolution", num_trials=12, seed=0, anchors=(), baselines=(), known=()):
@@ -38,31 +40,22 @@ def outcome(feasible, proposal, status="completed"):
     return Result(index=proposal.index, status=status, latency_s=latency_s, log_perplexity=loss if completed else None)
 
 
-def run(feasible, plan, order):
-    """Runs a schedule, two trials at a time; `order` says which of the running trials ends next."""
-    running: list[Proposal] = []
-    while True:
-        while len(running) < 2 and (proposal := plan.ask()) is not None:
-            running.append(proposal)
-        if not running:
-            assert plan.finished
-            return [proposal.member for proposal in plan.proposals]
-        plan.tell(outcome(feasible, running.pop(order(len(running)))))
+def run(feasible, plan, order=lambda count: 0):
+    """The members of a schedule that is run to its end; those that begin first end first, unless `order` says else."""
+    return [proposal.member for proposal in run_schedule(plan, partial(outcome, feasible), order)]
 
 
 @pytest.mark.parametrize("searcher", list(SEARCHERS))
 def test_proposals_do_not_depend_on_arrival_order(feasible, searcher):
-    first = run(feasible, schedule(feasible, searcher), order=lambda count: 0)
+    first = run(feasible, schedule(feasible, searcher))
     last = run(feasible, schedule(feasible, searcher), order=lambda count: count - 1)
     assert first == last
-    assert searcher == "cheapest-first" or first != run(
-        feasible, schedule(feasible, searcher, seed=1), order=lambda count: 0
-    )
+    assert searcher == "cheapest-first" or first != run(feasible, schedule(feasible, searcher, seed=1))
 
 
 @pytest.mark.parametrize("searcher", list(SEARCHERS))
 def test_every_proposal_is_new_and_within_budget(feasible, searcher):
-    members = run(feasible, schedule(feasible, searcher), order=lambda count: 0)
+    members = run(feasible, schedule(feasible, searcher))
     assert len({deployed(member.architecture) for member in members}) == len(members) == 12
     assert all(feasible.fits(member) for member in members)
 
@@ -70,7 +63,7 @@ def test_every_proposal_is_new_and_within_budget(feasible, searcher):
 @pytest.mark.parametrize("searcher", list(SEARCHERS))
 def test_a_small_space_is_used_up_once(feasible, searcher):
     small = within_budget(feasible.priced, Budget(latency_s=12.5))
-    members = run(small, schedule(small, searcher, num_trials=10_000), order=lambda count: 0)
+    members = run(small, schedule(small, searcher, num_trials=10_000))
     within = num_deployed(small)[1]
     assert 0 < within < small.num_feasible < 10_000
     assert len({deployed(member.architecture) for member in members}) == len(members) == within
@@ -79,7 +72,7 @@ def test_a_small_space_is_used_up_once(feasible, searcher):
 def test_as_written_every_member_is_one_answer(feasible):
     priced = price_space(feasible.space, feasible.priced.pricer, 16, "written")
     small = within_budget(priced, Budget(latency_s=13.5))
-    members = run(small, schedule(small, num_trials=10_000), order=lambda count: 0)
+    members = run(small, schedule(small, num_trials=10_000))
     assert len(set(members)) == len(members) == small.num_feasible > 4
 
 
@@ -109,40 +102,40 @@ def test_the_next_generation_waits_for_the_one_before_the_last(feasible):
 
 
 def test_raising_the_number_of_trials_keeps_those_there_were(feasible):
-    short = run(feasible, schedule(feasible, num_trials=6), order=lambda count: 0)
-    long = run(feasible, schedule(feasible, num_trials=12), order=lambda count: 0)
+    short = run(feasible, schedule(feasible, num_trials=6))
+    long = run(feasible, schedule(feasible, num_trials=12))
     assert long[:6] == short
 
 
 def test_what_a_ledger_knows_stands(feasible):
     """As proposed it changes nothing; as another version proposed it, it is proposed again, and nothing twice."""
-    whole = run(feasible, schedule(feasible), order=lambda count: 0)
+    whole = run(feasible, schedule(feasible))
     same = schedule(feasible, known=proposed(whole[:6]))
-    assert run(feasible, same, order=lambda count: 0) == whole
-    others = run(feasible, schedule(feasible, seed=5), order=lambda count: 0)[:6]
+    assert run(feasible, same) == whole
+    others = run(feasible, schedule(feasible, seed=5))[:6]
     other = schedule(feasible, known=proposed(others))
-    members = run(feasible, other, order=lambda count: 0)
+    members = run(feasible, other)
     assert members[:6] == others
     assert len(set(members)) == len(members) == 12
 
 
 def test_a_generation_that_a_ledger_holds_is_not_proposed_again(feasible):
-    whole = run(feasible, schedule(feasible), order=lambda count: 0)
+    whole = run(feasible, schedule(feasible))
     again = schedule(feasible, known=proposed(whole))
     again.strategy.propose = None  # would raise
-    assert run(feasible, again, order=lambda count: 0) == whole
+    assert run(feasible, again) == whole
 
 
 def test_baselines_of_a_ledger_stand_too(feasible):
     """Whatever this version, or another budget, would take for baselines."""
     first = schedule(feasible, baselines=[parse("SM+LN+G", feasible.space.base)])
-    whole = run(feasible, first, order=lambda count: 0)
+    whole = run(feasible, first)
     again = schedule(feasible, baselines=[parse("SM+LN+R", feasible.space.base)], known=first.proposals[:3])
-    assert run(feasible, again, order=lambda count: 0) == whole
+    assert run(feasible, again) == whole
 
 
 def test_results_of_another_run_are_known_from_the_start_and_do_not_count(feasible):
-    members = run(feasible, schedule(feasible, seed=5), order=lambda count: 0)[:9]
+    members = run(feasible, schedule(feasible, seed=5))[:9]
     plan = schedule(feasible, known=[replace(one, generation=-LAG) for one in proposed(members)])
     for _ in members:
         plan.tell(outcome(feasible, plan.ask()))
@@ -150,7 +143,7 @@ def test_results_of_another_run_are_known_from_the_start_and_do_not_count(feasib
     assert (first.index, first.generation) == (9, 0)
     assert len(plan.trained(-LAG)) == 9
     assert [rival.index for rival in plan.rivals(first)] == list(range(9))
-    rest = run(feasible, plan, order=lambda count: 0) if plan.tell(outcome(feasible, first)) is None else []
+    rest = run(feasible, plan) if plan.tell(outcome(feasible, first)) is None else []
     assert len(rest) == len(set(rest)) == 9 + 12
 
 
@@ -180,7 +173,7 @@ def slice_counts(feasible, members):
 
 def test_random_search_covers_every_price(feasible):
     """As many of each slice, where there are as many forms."""
-    members = run(feasible, schedule(feasible, "stratified", num_trials=24), order=lambda count: 0)
+    members = run(feasible, schedule(feasible, "stratified", num_trials=24))
     slices = Draws(feasible).slices
     forms = [len({deployed(member.architecture) for member in part.members()}) for part in slices]
     counts = slice_counts(feasible, members)
@@ -217,7 +210,7 @@ def test_offspring_are_aimed_at_the_slices_with_the_fewest_results(feasible):
 def test_offspring_spread_over_the_latencies(feasible):
     """Drawn without a latency target, offspring would follow the members, of which hardly any is cheap."""
     wide = within_budget(price_space(load_space("gpt2-small"), feasible.priced.pricer, 16), Budget(latency_s=150.0))
-    bred = run(wide, schedule(wide, num_trials=32), order=lambda count: 0)[2 * GENERATION_SIZE :]
+    bred = run(wide, schedule(wide, num_trials=32))[2 * GENERATION_SIZE :]
     drawn = [wide.sample(np.random.default_rng(seed)) for seed in range(24)]
     assert min(slice_counts(wide, bred)) >= 1
     assert max(slice_counts(wide, bred)) <= 8
@@ -227,7 +220,7 @@ def test_offspring_spread_over_the_latencies(feasible):
 def test_cheapest_first_climbs_from_the_cheapest_member_of_a_large_space():
     priced = price_space(load_space("gpt2-small"), load_pricer(), 128, "deployed")
     feasible = within_budget(priced, Budget(latency_s=300.0))
-    members = run(feasible, schedule(feasible, "cheapest-first", num_trials=8), order=lambda count: 0)
+    members = run(feasible, schedule(feasible, "cheapest-first", num_trials=8))
     prices = [price_of(priced, member).latency_s for member in members]
     assert prices == sorted(prices)
     assert prices[0] == price_of(priced, cheapest(priced)).latency_s

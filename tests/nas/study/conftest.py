@@ -13,8 +13,9 @@ from nas.model.weights import deployed_weights
 from nas.recipe.recipe import SCALES, trained_architecture
 from nas.run.config import StudyConfig, study_recipe
 from nas.searchers.strategy import SearchProblem, searcher_of
+from nas.study.finalists import Result
 from nas.study.open_run import proposals_of
-from nas.study.schedule import TrialSchedule
+from nas.study.schedule import Proposal, TrialSchedule
 from nas.study.trials import Trials, TrialSetting
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -43,6 +44,20 @@ def untrained_parent(corpus: Corpus, output_scale: float = 1.0) -> Parent:
     tokenizer = (Path(corpus.folder) / "tokenizer.json").read_text()
     given = GivenTokenizer(name="bpe", json=tokenizer, end_of_text="<|endoftext|>")
     return Parent("made", Pretrained(architecture, weights, given), "digest")
+
+
+def run_schedule(
+    plan: TrialSchedule, outcome: Callable[[Proposal], Result], order: Callable[[int], int]
+) -> tuple[Proposal, ...]:
+    """Runs a schedule, two trials at a time; `order` says which of the running trials ends next."""
+    running: list[Proposal] = []
+    while True:
+        while len(running) < 2 and (proposal := plan.ask()) is not None:
+            running.append(proposal)
+        if not running:
+            assert plan.finished
+            return tuple(plan.proposals)
+        plan.tell(outcome(running.pop(order(len(running)))))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from nas.run.front import front
 from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study.finalists import Result, finalists, next_round
 from nas.study.schedule import LAG, Proposal, TrialSchedule
+from tests.nas.study.conftest import run_schedule
 
 
 def result(index: int, loss: float | None, *, latency_s: float, replicate: int = 0, **changes) -> Result:
@@ -76,7 +77,7 @@ def test_the_schedule_and_the_report_see_one_front(over_seeds, seed):
     assert found
 
 
-def outcome(feasible, proposal) -> Result:
+def outcome(proposal: Proposal) -> Result:
     """A made-up result with noise that depends on candidate and seed alone."""
     noise = random.Random(f"{proposal.key}").gauss(0, 0.3)
     loss = 5.0 + noise if proposal.replicate != 2 or noise < 0.4 else None
@@ -86,15 +87,7 @@ def outcome(feasible, proposal) -> Result:
 def run(feasible, order, *, num_trials: int = 12, finalist_seeds: int = 2):
     strategy = searcher_of("evolution")(SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0))
     plan = TrialSchedule(strategy=strategy, seed=0, num_trials=num_trials, finalist_seeds=finalist_seeds)
-    running: list[Proposal] = []
-    while True:
-        while len(running) < 2 and (proposal := plan.ask()) is not None:
-            running.append(proposal)
-        if not running:
-            assert plan.finished
-            return plan.proposals
-        assert not plan.finished or len(running) <= 2
-        plan.tell(outcome(feasible, running.pop(order(len(running)))))
+    return run_schedule(plan, outcome, order)
 
 
 def test_replicates_follow_all_candidates_and_do_not_depend_on_arrival_order(feasible):
