@@ -138,6 +138,8 @@ def test_the_front_is_trained_with_one_more_seed_and_says_so(finished, capsys):
     assert f"{len(replicates)}/{len(replicates)} more seeds" in shown
     assert all(f"{member.perplexity:.2f} ±" in shown for member in again)
     assert "nothing is running" not in shown
+    assert "Pareto front" in shown
+    assert f"(trigram {read_meta(folder).ngrams.perplexity(3):.2f})" in shown
 
 
 def test_the_floor_is_of_the_tokens_and_the_validation_of_the_trials(finished, root):
@@ -224,14 +226,6 @@ def finished_records(folder: Path) -> tuple[ledger.Record, ...]:
 
 def candidates(folder: Path) -> list[ledger.Record]:
     return [record for record in finished_records(folder) if record.role == "candidate"]
-
-
-def test_status_shows_the_front(finished, capsys):
-    folder, _ = finished
-    status.status(str(folder))
-    shown = capsys.readouterr().out
-    assert "Pareto front" in shown
-    assert f"(trigram {read_meta(folder).ngrams.perplexity(3):.2f})" in shown
 
 
 def test_status_shows_why_a_trial_failed_and_where_its_traceback_is(finished, tmp_path, capsys):
@@ -423,12 +417,6 @@ def test_an_emptied_ledger_is_not_taken_for_a_new_run(finished, tmp_path, capsys
     assert search.main(["--resume", str(folder)]) == 2
     assert "is empty or gone; restore it" in capsys.readouterr().err
     assert (folder / ledger.FILE_NAME).read_text() == ""
-
-
-def test_a_resumed_run_keeps_its_space(finished, capsys):
-    folder, _ = finished
-    assert search.main(["--resume", str(folder), "--space", "ladder"]) == 2
-    assert "--space of a resumed run must stay 'tiny'" in capsys.readouterr().err
 
 
 def test_infeasible_names_the_cheapest_member(capsys):
