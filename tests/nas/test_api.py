@@ -77,11 +77,6 @@ def test_what_may_change_when_a_run_goes_on(run: nas.Run) -> None:
         run.resumed(trials=9)
 
 
-def test_no_run_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="RUN must be the folder of a run"):
-        nas.load_run(tmp_path)
-
-
 def loaded_by(code: str) -> set[str]:
     heavy = ("torch", "ray", "jax", "matplotlib", "scipy", "pandas", "transformers", "costmodel")
     script = f"import sys\n{code}\nprint(*(name for name in {heavy} if name in sys.modules))"

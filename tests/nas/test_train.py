@@ -55,7 +55,7 @@ def test_a_folder_with_other_files_is_refused(source_files, tmp_path, capsys):
 def test_ctrl_c_saves_and_the_training_goes_on(source_files, tmp_path, capsys, monkeypatch):
     arguments = ["SM", *SMOKE, "--data", source_files, "--output-dir"]
     assert train.main([*arguments, str(tmp_path / "whole")]) == 0
-    whole = last_lines(capsys.readouterr().out)[0]
+    whole, *_ = last_lines(capsys.readouterr().out)[0].split(", ")
     original = train_batch
 
     def press(corpus, *, step, **rest):
@@ -70,11 +70,7 @@ def test_ctrl_c_saves_and_the_training_goes_on(source_files, tmp_path, capsys, m
     assert checkpoint.load_latest(tmp_path / "out").step == 3
     assert training_export(tmp_path / "out").facts.result.ngrams is None  # they are of all tokens
     assert train.main(["--resume", str(tmp_path / "out")]) == 0
-    assert perplexity(last_lines(capsys.readouterr().out)[0]) == perplexity(whole)
-
-
-def perplexity(line):
-    return line.split(", ")[0]
+    assert last_lines(capsys.readouterr().out)[0].startswith(f"{whole}, ")
 
 
 @pytest.mark.parametrize(

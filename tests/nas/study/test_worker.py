@@ -88,10 +88,8 @@ def test_anything_else_fails_the_trial_and_leaves_its_traceback(spec, monkeypatc
 
 
 def test_a_trial_that_memory_does_not_hold_fails_and_halts_nothing(spec, monkeypatch):
-    def exhausted(*args, **rest):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr("nas.training.objective.Objective.backward", exhausted)
+    error = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    monkeypatch.setattr("nas.training.objective.Objective.backward", raising(error))
     (event,) = run_trial(spec)
     assert (event.event, event.status, event.halted) == ("finished", "failed", False)
     assert event.reason.startswith("out of memory on cpu with ")
