@@ -1,20 +1,17 @@
-"""The model is the op graph: same weights by name and shape, and the computation the graph describes."""
+"""The model has the weights of the op graph, and starts as it should; `test_op_graph` compares what they compute."""
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from costmodel import ops
 from nas.attention.causal import attention_reference
 from nas.model.decoder import Decoder, build
-from nas.model.norms import frozen_norms
 from nas.model.weights import deployed_weights
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.bases import BASES, Dimensions, base_architecture
@@ -68,97 +65,6 @@ def test_gpt2_small_has_gpt2s_parameters() -> None:
     with torch.device("meta"):
         model = Decoder(architecture)
     assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
-
-
-def execute(architecture: Architecture, weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
-    """Logits of one sequence, node by node over the op graph: written from the ops' definitions, not from the model."""
-    values: dict[str, Tensor] = {"tokens": tokens}
-    length, head_dim = len(tokens), architecture.head_dim
-    later = torch.ones(length, length, dtype=torch.bool).triu(1)
-    for node in lower(architecture, length):
-        first, *others = (values[name] for name in node.inputs)
-        own: dict[str, Any] = {
-            suffix: weights.get(f"{node.name}.{suffix}") for suffix in ("weight", "bias", "slope", "alpha", "beta")
-        }
-        op = node.op
-        if isinstance(op, ops.TokenEmbedding):
-            out = own["weight"][first]
-        elif isinstance(op, ops.PositionEmbedding):
-            out = first + own["weight"][:length]
-        elif isinstance(op, ops.LayerNorm):
-            variance, mean = torch.var_mean(first, dim=-1, correction=0, keepdim=True)
-            out = (first - mean) / torch.sqrt(variance + 1e-5) * own["weight"] + own["bias"]
-        elif isinstance(op, ops.RmsNorm):
-            out = first / torch.sqrt(first.square().mean(dim=-1, keepdim=True) + 1e-6) * own["weight"]
-        elif isinstance(op, ops.FrozenNorm):
-            out = (first - first.mean(dim=-1, keepdim=True) if op.centred else first) * own["weight"]
-            out = out + own["bias"] if op.centred else out
-        elif isinstance(op, ops.Linear):
-            out = first @ own["weight"].T + own["bias"]
-        elif isinstance(op, ops.Rotary):
-            out = rotated(first, op, head_dim)
-        elif isinstance(op, ops.AttentionScores):
-            queries, keys = first.view(length, -1, op.heads, head_dim)[:, :2].permute(1, 2, 0, 3)
-            out = queries @ keys.transpose(1, 2) / math.sqrt(head_dim)
-        elif isinstance(op, ops.Temperature):
-            out = first / own["weight"][:, :length, None]
-        elif isinstance(op, ops.Softmax):
-            out = torch.softmax(first.masked_fill(later, -math.inf), dim=-1)
-        elif isinstance(op, ops.AttentionMix):
-            parts = others[0].view(length, -1, op.heads, head_dim)  # values come last
-            out = (first @ parts[:, -1].transpose(0, 1)).transpose(0, 1).flatten(1)
-        elif isinstance(op, ops.ShapedAttention):
-            a, b, c = (weights[f"{node.name}.{suffix}"].view(-1, 1, 1) for suffix in ("identity", "softmax", "uniform"))
-            uniform = torch.ones(length, length).tril() / torch.arange(1, length + 1).unsqueeze(1)
-            out = a * torch.eye(length) + b * first - c * uniform
-        elif isinstance(op, ops.Gelu):
-            out = functional.gelu(first, approximate="tanh" if op.form == "tanh" else "none")
-        elif isinstance(op, ops.Relu):
-            out = first.clamp(min=0)
-        elif isinstance(op, ops.LeakyRelu):
-            out = torch.where(first > 0, first, own["slope"] * first)
-        elif isinstance(op, ops.Square):
-            out = first * first
-        elif isinstance(op, ops.Add):
-            out = first + others[0]
-        elif isinstance(op, ops.ScaledAdd):
-            out = own["beta"] * first + others[0] / own["alpha"]
-        elif isinstance(op, ops.VocabProjection):
-            out = first @ own["weight"].T
-        else:
-            raise AssertionError(op)
-        values[node.name] = out
-    return out
-
-
-def rotated(packed: Tensor, op: ops.Rotary, head_dim: int) -> Tensor:
-    """Pair (f, f + rotary_dim / 2) of queries and keys at position p turns by p / 10000^(2 f / rotary_dim)."""
-    length, half = len(packed), op.rotary_dim // 2
-    out = packed.view(length, 3, op.heads, head_dim).clone()
-    for position in range(length):
-        for feature in range(half):
-            angle = position / 10_000 ** (2 * feature / op.rotary_dim)
-            x, y = packed.view(length, 3, op.heads, head_dim)[position, :2, :, [feature, feature + half]].unbind(-1)
-            out[position, :2, :, feature] = x * math.cos(angle) - y * math.sin(angle)
-            out[position, :2, :, feature + half] = y * math.cos(angle) + x * math.sin(angle)
-    return out.flatten(1)
-
-
-@pytest.mark.parametrize(("base", "name"), VARIANTS)
-def test_logits_are_those_of_the_op_graph(base: Architecture, name: str, some_tokens: Callable[..., Tensor]) -> None:
-    model = seeded(parse(name, base).architecture).double()
-    with torch.no_grad():
-        for parameter in model.parameters():  # no scalar at its initial value, so that each one matters
-            parameter.add_(
-                0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
-            )
-        for norm in frozen_norms(model).values():
-            norm.sigma.fill_(0.7)
-            norm.set_frozen()
-    weights = deployed_weights(model)
-    tokens = some_tokens(model.architecture.vocab_size)
-    for sequence, logits in zip(tokens, model(tokens).logits, strict=True):
-        torch.testing.assert_close(execute(model.architecture, weights, sequence), logits, rtol=1e-6, atol=1e-6)
 
 
 def test_entropies_are_those_of_every_layer_and_head(some_tokens: Callable[..., Tensor]) -> None:
