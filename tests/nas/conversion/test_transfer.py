@@ -17,8 +17,8 @@ from search_spaces.notation import parse
 TINY = base_architecture("tiny", Dimensions(vocab=40, context=16))
 
 
-def made(name: str, seed: int = 0, context: int = 16) -> Decoder:
-    model = build(replace(parse(name, TINY).architecture, context=context), torch.Generator().manual_seed(seed))
+def made(name: str) -> Decoder:
+    model = build(parse(name, TINY).architecture, torch.Generator().manual_seed(0))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(
@@ -37,20 +37,20 @@ def assert_same(model: Decoder, other: Decoder, tokens: Tensor) -> None:
     torch.testing.assert_close(model(tokens).logits, other(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["SM+LN+G", "SM", "SM+LN+LR"])
-def test_the_same_placement_starts_as_it_ended(name: str, some_tokens: Callable[..., Tensor]) -> None:
-    source = made(name)
-    assert_same(started(name, source), source, some_tokens(length=9))
-
-
-def test_a_fused_ffn_starts_as_the_product_of_two_linears(some_tokens: Callable[..., Tensor]) -> None:
-    source = made("SM+LN")
-    assert_same(started("2xLSLFo", source), source, some_tokens(length=9))
-
-
-def test_a_temperature_starts_at_one(some_tokens: Callable[..., Tensor]) -> None:
-    source = made("SM+LN+G")
-    assert_same(started("SM(t)+LN+G", source), source, some_tokens(length=9))
+@pytest.mark.parametrize(
+    ("source", "target", "context"),
+    [
+        *((name, name, 16) for name in ("SM+LN+G", "SM", "SM+LN+LR")),
+        ("SM+LN", "2xLSLFo", 16),  # a fused FFN is the product of two linears
+        ("SM+LN+G", "SM(t)+LN+G", 16),  # a temperature starts at one
+        ("SM+LN+G", "SM+LN+G", 9),  # a shorter context keeps its positions
+    ],
+)
+def test_the_same_function_starts_as_it_ended(
+    source: str, target: str, context: int, some_tokens: Callable[..., Tensor]
+) -> None:
+    model = made(source)
+    assert_same(started(target, model, context), model, some_tokens(length=9))
 
 
 def test_linears_are_kept_whatever_is_between_them_and_what_is_missing_is_dropped() -> None:
@@ -111,11 +111,6 @@ def test_an_attention_that_is_missing_is_dropped() -> None:
     weights = deployed_weights(started("1xooLGo-1xLSLGo", source))
     assert not any(name.startswith(("layers.0.attention", "layers.0.norm1")) for name in weights)
     assert torch.equal(weights["layers.0.ffn.up.weight"], deployed_weights(source)["layers.0.ffn.up.weight"])
-
-
-def test_a_shorter_context_keeps_its_positions(some_tokens: Callable[..., Tensor]) -> None:
-    source = made("SM+LN+G")
-    assert_same(started("SM+LN+G", source, context=9), source, some_tokens(length=9))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from costmodel.errors import UserError
-from nas.recipe.candidate import Candidate, candidate_id, trial_id
+from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale, trained_architecture
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -85,14 +85,6 @@ def test_ids_tell_architecture_and_recipe_apart_and_nothing_else() -> None:
     longer = candidate(scale=replace(SCALES["proxy"], tokens=10_000_000))
     others = [regularised, longer, candidate("SM+ScFuFFN_i6")]
     assert len({candidate_id(one) for one in [plain, *others]}) == 4
-
-
-def test_trial_ids_are_safe_as_folder_names() -> None:
-    name = trial_id(candidate(), seed=3, attempt=1)
-    assert name == f"{candidate_id(candidate())}-s3-a1"
-    assert name.replace("-", "").isalnum()
-    with pytest.raises(ValueError, match="must not be negative"):
-        trial_id(candidate(), seed=-1)
 
 
 def test_names_say_whether_entropy_is_regularised() -> None:

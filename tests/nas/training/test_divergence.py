@@ -1,12 +1,15 @@
 """Divergence: the rule for a loss above its start, and that every kind ends a run with step, layer and reason."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from nas.corpus.corpus import Corpus
 from nas.recipe.recipe import EntropyRegularisation
@@ -17,20 +20,22 @@ from nas.training.objective import Objective
 from nas.training.trainer import train
 from tests.nas.training.short_runs import SCALE, candidate
 
-
-def test_a_run_above_its_start_is_recognised_only_after_a_full_window() -> None:
-    assert above_start([3.0] * WINDOW, 2.9)
-    assert not above_start([3.0] * (WINDOW - 1), 2.9)
+INFINITE, LARGE = (partial(torch.full_like, fill_value=value) for value in (math.inf, 1e20))
 
 
-def test_a_loss_at_its_start_or_a_spike_is_no_divergence() -> None:
-    assert not above_start([3.0] * WINDOW, 3.0)
-    assert not above_start([2.0] * (WINDOW - 1) + [90.0], 2.9)
-    assert not above_start([9.0] * (WINDOW - 1) + [2.0], 2.9)
-
-
-def test_only_the_last_window_counts() -> None:
-    assert above_start([0.1, *[3.0] * WINDOW], 2.9)
+@pytest.mark.parametrize(
+    ("losses", "diverged"),
+    [
+        ([3.0] * WINDOW, True),
+        ([0.1, *[3.0] * WINDOW], True),  # only the last window counts
+        ([3.0] * (WINDOW - 1), False),
+        ([2.9] * WINDOW, False),
+        ([2.0] * (WINDOW - 1) + [90.0], False),
+        ([9.0] * (WINDOW - 1) + [2.0], False),
+    ],
+)
+def test_a_run_is_above_its_start_after_a_full_window_without_spikes(losses: list[float], diverged: bool) -> None:
+    assert above_start(losses, 2.9) == diverged
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, poison) -> None:
@@ -61,37 +66,26 @@ def test_a_non_finite_loss_ends_the_run_and_names_the_layer(
     assert list(train(candidate(), corpus, seed=0, folder=tmp_path))[-1] == outcome
 
 
-def test_a_non_finite_gradient_ends_the_run_and_names_the_layer(
-    monkeypatch: pytest.MonkeyPatch, corpus: Corpus
+@pytest.mark.parametrize(
+    ("parameter", "poison", "reason"),
+    [
+        ("model.layers.0.ffn.up.weight", INFINITE, "non-finite gradient at step 1, first in layers.0.ffn.up"),
+        ("penalty.thresholds", INFINITE, "non-finite gradient at step 1, first in penalty"),
+        # 1e20 is finite, but its square is not
+        (
+            "model.layers.1.ffn.down.weight",
+            LARGE,
+            "gradient norm too large at step 1, steepest in layers.1.ffn.down",
+        ),
+    ],
+)
+def test_a_gradient_without_a_norm_ends_the_run_and_names_the_layer(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, parameter: str, poison: Callable[[Tensor], Tensor], reason: str
 ) -> None:
-    def poison(objective: Objective) -> None:
-        objective.model.layers[0].ffn.up.weight.register_hook(lambda gradient: gradient * math.inf)
-
-    poisoned(monkeypatch, poison)
-    *_, outcome = train(candidate(), corpus, seed=0)
-    assert outcome.reason == "non-finite gradient at step 1, first in layers.0.ffn.up"
-
-
-def test_a_gradient_norm_that_overflows_names_the_steepest_layer(
-    monkeypatch: pytest.MonkeyPatch, corpus: Corpus
-) -> None:
-    def poison(objective: Objective) -> None:
-        steep = objective.model.layers[1].ffn.down.weight
-        steep.register_hook(lambda gradient: torch.full_like(gradient, 1e20))  # finite, but its square is not
-
-    poisoned(monkeypatch, poison)
-    *_, outcome = train(candidate(), corpus, seed=0)
-    assert (outcome.status, outcome.layer) == ("diverged", "layers.1.ffn.down")
-    assert outcome.reason == "gradient norm too large at step 1, steepest in layers.1.ffn.down"
-
-
-def test_non_finite_thresholds_are_told_apart_from_the_model(monkeypatch: pytest.MonkeyPatch, corpus: Corpus) -> None:
-    def poison(objective: Objective) -> None:
-        objective.penalty.thresholds.register_hook(lambda gradient: gradient * math.inf)
-
-    poisoned(monkeypatch, poison)
+    poisoned(monkeypatch, lambda objective: objective.get_parameter(parameter).register_hook(poison))
     *_, outcome = train(candidate(entropy=EntropyRegularisation()), corpus, seed=0)
-    assert outcome.reason == "non-finite gradient at step 1, first in penalty"
+    assert (outcome.status, outcome.reason) == ("diverged", reason)
+    assert outcome.layer == reason.rpartition(" ")[2]
 
 
 def test_good_weights_to_start_from_may_get_worse_as_long_as_they_beat_frequencies(corpus: Corpus) -> None:

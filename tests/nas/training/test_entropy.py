@@ -76,14 +76,7 @@ def test_layers_of_unlike_heads_count_by_their_heads(form: PenaltyForm) -> None:
 
 
 def test_thresholds_learn_towards_the_entropies_they_see() -> None:
-    module, value = penalty(
-        [
-            [
-                [[1.3] * 4],
-            ]
-        ],
-        threshold_init=0.3,
-    )
+    module, value = penalty([[[[1.3] * 4]]], threshold_init=0.3)
     value.backward()
     gradient = module.thresholds.grad
     assert gradient is not None
