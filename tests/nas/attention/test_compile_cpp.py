@@ -55,17 +55,22 @@ def test_an_error_of_the_compiler_is_one_line_and_nothing_is_kept(tmp_path: Path
     assert list(cache.iterdir()) == []
 
 
-def test_no_compiler_is_said_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(NotCompiledError, match="no C\\+\\+ compiler 'no-such-compiler' is installed"):
-        library(source(tmp_path), ANSWER=1)
-
-
-@needs_compiler
-def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(NotCompiledError, match="Not a directory"):
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("CXX", "no-such-compiler", r"no C\+\+ compiler 'no-such-compiler' is installed"),
+        ("CXX", "FILE", "Exec format error"),
+        pytest.param("XDG_CACHE_HOME", "FILE", "Not a directory", marks=needs_compiler),
+    ],
+)
+def test_no_compiler_or_cache_to_write_to_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("nothing")
+    file.chmod(0o755)
+    monkeypatch.setenv(variable, value.replace("FILE", str(file)))
+    with pytest.raises(NotCompiledError, match=message):
         library(source(tmp_path), ANSWER=1)
 
 
@@ -107,24 +112,15 @@ def test_a_folder_that_others_can_write_is_not_trusted(tmp_path: Path, cache: Pa
         library(source(tmp_path), ANSWER=1)
 
 
-def test_what_is_no_program_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "compiler"
-    program.write_text("nothing")
-    program.chmod(0o755)
-    monkeypatch.setenv("CXX", str(program))
-    with pytest.raises(NotCompiledError, match="Exec format error"):
-        library(source(tmp_path), ANSWER=1)
-
-
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """What was found compiled before is not known, and what is found here is not kept."""
     caches = (causal.has_native, cpu_native.compiled)
-    for each in caches:
-        each.cache_clear()
+    for cached in caches:
+        cached.cache_clear()
     yield
-    for each in caches:
-        each.cache_clear()
+    for cached in caches:
+        cached.cache_clear()
 
 
 @pytest.mark.usefixtures("forgotten")

@@ -18,7 +18,7 @@ from costmodel.execution import interpreter
 from nas.conversion.change_of_basis import Basis, balanced
 from nas.conversion.fold import fold
 from nas.model.decoder import Decoder, build
-from nas.model.weights import deployed_weights
+from nas.model.weights import deployed_weights, load_deployed
 from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.deployed import deployed
@@ -55,7 +55,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
 
 def weights_of(architecture: Architecture, seed: int = 0) -> dict[str, Tensor]:
     """No gain, bias, slope or scalar at its initial value, and every change of basis well-conditioned."""
-    generator, found = torch.Generator().manual_seed(seed), {}
+    generator, weights = torch.Generator().manual_seed(seed), {}
     for node in lower(architecture, architecture.context):
         for suffix, shape in node.op.weight_shapes.items():
             normal = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -63,10 +63,10 @@ def weights_of(architecture: Architecture, seed: int = 0) -> dict[str, Tensor]:
                 value = (0.1 if node.layer not in ("embed", "head") else 0.5) * normal
             else:
                 value = (0.2 * normal).exp() if suffix != "bias" else 0.3 * normal
-            found[f"{node.name}.{suffix}"] = value
+            weights[f"{node.name}.{suffix}"] = value
     if architecture.tied_embeddings:
-        found["logits.weight"] = found["embed.weight"]
-    return found
+        weights["logits.weight"] = weights["embed.weight"]
+    return weights
 
 
 def executed(architecture: Architecture, weights: Mapping[str, Tensor], tokens: np.ndarray = TOKENS) -> np.ndarray:
@@ -172,14 +172,8 @@ def test_a_folded_trained_model_is_a_model_of_its_own(base: Architecture, name: 
     model = drawn(member(name, base))
     folded = fold(model.architecture, deployed_weights(model))
     again = Decoder(folded.architecture)
-    again.load_state_dict(
-        {
-            name.replace("temperature.weight", "temperature.log_weight"): value.log()
-            if "temperature" in name
-            else value
-            for name, value in folded.weights.items()
-        }
-    )
+    load_deployed(again, folded.weights)
+    assert deployed_weights(again).keys() == folded.weights.keys()
     tokens = torch.from_numpy(TOKENS)[None]
     with torch.no_grad():
         assert_same(again(tokens).logits.numpy(), model(tokens).logits.numpy())

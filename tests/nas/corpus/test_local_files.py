@@ -22,7 +22,7 @@ def write_files(folder: Path) -> Path:
     return folder
 
 
-def all_texts(path: Path) -> list[str]:
+def all_texts(path: Path | str) -> list[str]:
     source = open_source(str(path))
     return [text for split in ("train", "validation") for text in texts(source, split)]
 
@@ -43,9 +43,8 @@ def test_exact_copies_are_read_once(tmp_path: Path) -> None:
     folder = write_files(tmp_path / "files")
     for path in list(folder.iterdir()):
         (folder / f"copy_of_{path.name}").write_bytes(path.read_bytes())
-    source = open_source(str(folder))
-    found = [text for split in ("train", "validation") for text in texts(source, split)]
-    assert len(found) == len(set(found)) == 60
+    documents = all_texts(folder)
+    assert len(documents) == len(set(documents)) == 60
 
 
 def test_rows_with_equal_text_fall_on_one_side(tmp_path: Path) -> None:
@@ -140,8 +139,7 @@ def test_a_txt_file_is_cut_near_its_end(tmp_path: Path) -> None:
 
 
 def test_the_standard_library_comes_without_tests_and_packages() -> None:
-    source = open_source("stdlib")
-    found = "".join(texts(source, "train")) + "".join(texts(source, "validation"))
+    found = "".join(all_texts("stdlib"))
     root = Path(sysconfig.get_paths()["stdlib"])
     assert 5e6 < len(found) < 30e6
     assert (root / "argparse.py").read_text() in found

@@ -69,6 +69,17 @@ def assert_close(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(("base", "name"), MEMBERS)
+def test_weights_are_those_of_the_op_graph(base: Architecture, name: str) -> None:
+    architecture = parse(name, base).architecture
+    expected = {
+        f"{node.name}.{suffix}": shape
+        for node in lower(architecture, architecture.context)
+        for suffix, shape in node.op.weight_shapes.items()
+    }
+    assert {key: tuple(value.shape) for key, value in deployed_weights(Decoder(architecture)).items()} == expected
+
+
+@pytest.mark.parametrize(("base", "name"), MEMBERS)
 def test_logits_are_the_torch_models(base: Architecture, name: str) -> None:
     architecture = parse(name, base).architecture
     weights, tokens, logits = torch_run(architecture, length=11)

@@ -1,6 +1,7 @@
 """metrics.csv and diagnostics.jsonl after a kill: lines past the checkpoint and a torn line are gone."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -49,32 +50,26 @@ def steps_in(folder: Path) -> list[str]:
     return [row.split(",")[0] for row in rows]
 
 
-@pytest.mark.parametrize("torn", ["", "6", "6,384,0.33", "\x00\x00"])
-def test_a_resumed_log_goes_on_after_the_checkpoint(tmp_path: Path, torn: str) -> None:
-    write(tmp_path, range(1, 6))
-    path = tmp_path / METRICS_FILE
-    path.write_text(path.read_text() + torn)
-    write(tmp_path, range(4, 7), last_step=3)
-    assert steps_in(tmp_path) == ["1", "2", "3", "4", "5", "6"]
-
-
-@pytest.mark.parametrize("torn", ["", "{", '{"step": 6, "head', '{"stop": 1}\n', "[]\n", "\x00\x00"])
-def test_resumed_diagnostics_go_on_after_the_checkpoint(tmp_path: Path, torn: str) -> None:
-    write(tmp_path, range(1, 6))
-    path = tmp_path / DIAGNOSTICS_FILE
-    path.write_text(path.read_text() + torn)
-    write(tmp_path, range(4, 7), last_step=3)
-    objects = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [each["step"] for each in objects] == [2, 4, 6]
-    assert objects[0]["head_entropies"] == [[1.5, None]]
-
-
-def test_a_resumed_log_is_that_of_an_unbroken_run_to_the_byte(tmp_path: Path) -> None:
-    write(tmp_path / "whole", range(1, 7))
-    write(tmp_path / "resumed", range(1, 6))
-    write(tmp_path / "resumed", range(4, 7), last_step=3)
-    for name in (METRICS_FILE, DIAGNOSTICS_FILE):
-        assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+@pytest.mark.parametrize(
+    ("name", "torn"),
+    [
+        *product([METRICS_FILE], ["", "6", "6,384,0.33", "\x00\x00"]),
+        *product([DIAGNOSTICS_FILE], ["", "{", '{"step": 6, "head', '{"stop": 1}\n', "[]\n", "\x00\x00"]),
+    ],
+)
+def test_a_resumed_log_is_that_of_an_unbroken_run_to_the_byte(tmp_path: Path, name: str, torn: str) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    write(whole, range(1, 7))
+    write(resumed, range(1, 6))
+    (resumed / name).write_text((resumed / name).read_text() + torn)
+    write(resumed, range(4, 7), last_step=3)
+    for file in (METRICS_FILE, DIAGNOSTICS_FILE):
+        assert (resumed / file).read_bytes() == (whole / file).read_bytes()
+    assert steps_in(resumed) == ["1", "2", "3", "4", "5", "6"]
+    diagnoses = [json.loads(line) for line in (resumed / DIAGNOSTICS_FILE).read_text().splitlines()]
+    assert [(diagnosis["step"], diagnosis["head_entropies"]) for diagnosis in diagnoses] == [
+        (step, [[1.5, None]]) for step in (2, 4, 6)
+    ]
 
 
 def test_a_run_that_starts_over_starts_the_log_over(tmp_path: Path) -> None:
