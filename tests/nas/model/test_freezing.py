@@ -1,7 +1,7 @@
 """When norms are frozen, and that a run with them resumes and ends frozen."""
 
-import itertools
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from nas.training.objective import Objective
 from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
-from tests.nas.training.short_runs import SCALE, timeless
+from tests.nas.training.short_runs import SCALE, assert_resumes
 
 NAMES = ["layers.0.norm1", "layers.0.norm2", "layers.1.norm1", "layers.1.norm2", "final_norm"]
 
@@ -87,14 +87,7 @@ def test_a_completed_run_has_every_such_norm_frozen(corpus: Corpus, tmp_path: Pa
 @pytest.mark.parametrize("stopped_after", [3, 7, 8, 9, 12])
 def test_a_stopped_run_resumes_to_the_same_numbers(corpus: Corpus, tmp_path: Path, stopped_after: int) -> None:
     made = candidate(entropy=EntropyRegularisation())
-    whole = list(train(made, corpus, seed=0, folder=tmp_path / "whole"))
-    asked = itertools.chain([False] * (stopped_after - 1), itertools.repeat(True))
-    list(train(made, corpus, seed=0, folder=tmp_path / "stopped", stop=lambda: next(asked)))
-    assert checkpoint.load_latest(tmp_path / "stopped").step == stopped_after
-    resumed = list(train(made, corpus, seed=0, folder=tmp_path / "stopped"))
-    assert timeless(resumed) == timeless(whole)
-    ends = [checkpoint.load_latest(tmp_path / name).weights for name in ("whole", "stopped")]
-    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+    assert_resumes(partial(train, made, corpus, seed=0), tmp_path, stopped_after=stopped_after)
 
 
 def test_weights_that_were_frozen_stay_so_from_the_first_step(corpus: Corpus) -> None:

@@ -1,10 +1,17 @@
 """Short trainings of tiny models: what the tests of this folder train, and what of it must not depend on the clock."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import chain, repeat
+from pathlib import Path
+
+import pytest
+import torch
 
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale
+from nas.training import checkpoint
+from nas.training.objective import Objective
 from nas.training.outcome import Outcome, RungRecord
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -20,5 +27,29 @@ def candidate(
     return Candidate(architecture=parse(name, BASES[base]).architecture, recipe=Recipe(scale=scale, entropy=entropy))
 
 
+def before_every_step(monkeypatch: pytest.MonkeyPatch, act: Callable[[Objective], object]) -> None:
+    original = Objective.backward
+
+    def backward(self, inputs, targets, **rest):
+        act(self)
+        return original(self, inputs, targets, **rest)
+
+    monkeypatch.setattr(Objective, "backward", backward)
+
+
 def timeless(events: Iterable[RungRecord | Outcome]) -> list[RungRecord | Outcome]:
     return [replace(event, seconds=0.0) for event in events]
+
+
+def assert_resumes(
+    run: Callable[..., Iterable[RungRecord | Outcome]], folder: Path, *, stopped_after: int
+) -> list[RungRecord | Outcome]:
+    """Returns the events of a whole `run`, after one in another folder that was stopped and went on to the same end."""
+    whole = timeless(run(folder=folder / "whole"))
+    stop = chain([False] * (stopped_after - 1), repeat(True))
+    list(run(folder=folder / "stopped", stop=lambda: next(stop)))
+    assert checkpoint.load_latest(folder / "stopped").step == stopped_after
+    assert timeless(run(folder=folder / "stopped")) == whole
+    ends = [checkpoint.load_latest(folder / name).weights for name in ("whole", "stopped")]
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+    return whole

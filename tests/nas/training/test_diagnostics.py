@@ -13,7 +13,7 @@ from nas.recipe.recipe import EntropyRegularisation
 from nas.training.diagnostics import NUM_DIAGNOSES, diagnose, is_due
 from nas.training.objective import Objective
 from nas.training.trainer import train
-from tests.nas.training.short_runs import SCALE, candidate
+from tests.nas.training.short_runs import SCALE, before_every_step, candidate
 
 TOKENS = torch.arange(4 * 16).view(4, 16)
 
@@ -34,16 +34,16 @@ def test_diagnoses_are_spread_over_a_run_and_end_with_it(num_steps: int) -> None
 
 def test_everything_learned_is_told_with_the_models_entropies() -> None:
     objective = objective_with_gradients("SM(t)+ScFuFFN", EntropyRegularisation())
-    found = diagnose(objective, TOKENS, step=3)
+    diagnosis = diagnose(objective, TOKENS, step=3)
     means = [layer.mean(dim=(0, 2)) for layer in objective.model(TOKENS).entropies]
-    torch.testing.assert_close(torch.tensor(found.head_entropies), torch.stack(means))
-    assert found.quarter_shares is not None
-    assert sum(found.quarter_shares) == pytest.approx(1)
-    assert found.num_nan == [0, 0]
-    assert found.thresholds is not None
-    assert [pytest.approx(row) for row in found.thresholds] == [[0.36] * 2] * 2
-    assert found.temperatures == {f"layers.{index}": [pytest.approx(0.1)] * 2 for index in range(2)}
-    assert found.scalars == {
+    torch.testing.assert_close(torch.tensor(diagnosis.head_entropies), torch.stack(means))
+    assert diagnosis.quarter_shares is not None
+    assert sum(diagnosis.quarter_shares) == pytest.approx(1)
+    assert diagnosis.num_nan == [0, 0]
+    assert diagnosis.thresholds is not None
+    assert [pytest.approx(row) for row in diagnosis.thresholds] == [[0.36] * 2] * 2
+    assert diagnosis.temperatures == {f"layers.{index}": [pytest.approx(0.1)] * 2 for index in range(2)}
+    assert diagnosis.scalars == {
         f"layers.{index}.ffn.residual.{name}": [1.0] for index in range(2) for name in ("alpha", "beta")
     }
 
@@ -66,7 +66,7 @@ def test_gradient_norms_add_up_to_the_whole() -> None:
     objective = objective_with_gradients("SM+LN+G", EntropyRegularisation())
     norms = diagnose(objective, TOKENS, step=1).gradient_norms
     assert {"embed", "position", "layers.0", "layers.1", "penalty"} <= set(norms)
-    whole = math.hypot(*(float(each.grad.norm()) for each in objective.parameters() if each.grad is not None))
+    whole = math.hypot(*(float(p.grad.norm()) for p in objective.parameters() if p.grad is not None))
     assert math.hypot(*(norm or 0.0 for norm in norms.values())) == pytest.approx(whole, rel=1e-5)
 
 
@@ -76,11 +76,11 @@ def test_nans_are_counted_by_layer_and_written_as_null() -> None:
     gradient = objective.model.embed.weight.grad
     assert gradient is not None
     gradient[0, 0] = math.inf
-    found = diagnose(objective, TOKENS, step=1)
-    assert found.num_nan == [0, 4 * 16]  # head 0 of layer 1, all 4 x 16 rows
-    assert found.head_entropies[1][0] is None
-    assert found.gradient_norms["embed"] is None
-    assert (found.quarter_shares, found.flags) == (None, ())
+    diagnosis = diagnose(objective, TOKENS, step=1)
+    assert diagnosis.num_nan == [0, 4 * 16]  # head 0 of layer 1, all 4 x 16 rows
+    assert diagnosis.head_entropies[1][0] is None
+    assert diagnosis.gradient_norms["embed"] is None
+    assert (diagnosis.quarter_shares, diagnosis.flags) == (None, ())
 
 
 def diagnoses(folder: Path) -> list[dict]:
@@ -92,20 +92,15 @@ def test_a_run_writes_its_diagnoses_and_they_change_nothing(corpus: Corpus, tmp_
     *_, kept = train(made, corpus, seed=0, folder=tmp_path)
     *_, unkept = train(made, corpus, seed=0)
     assert kept.val_loss == unkept.val_loss
-    assert [each["step"] for each in diagnoses(tmp_path)] == list(range(1, 17))
+    assert [diagnosis["step"] for diagnosis in diagnoses(tmp_path)] == list(range(1, 17))
 
 
 def test_the_step_that_diverged_is_looked_into(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Objective.backward
-
-    def backward(self, inputs, targets, **rest):
-        self.model.layers[1].attention.qkv.weight.data[0, 0] = math.nan
-        return original(self, inputs, targets, **rest)
-
-    monkeypatch.setattr(Objective, "backward", backward)
+    weight = "model.layers.1.attention.qkv.weight"
+    before_every_step(monkeypatch, lambda objective: objective.get_parameter(weight).data[0, 0].fill_(math.nan))
     *_, outcome = train(candidate("SM+LN+G"), corpus, seed=0, folder=tmp_path)
     assert outcome.status == "diverged"
-    assert [(each["step"], each["num_nan"]) for each in diagnoses(tmp_path)] == [(1, [0, 64])]
+    assert [(diagnosis["step"], diagnosis["num_nan"]) for diagnosis in diagnoses(tmp_path)] == [(1, [0, 64])]
 
 
 def test_the_weight_of_the_penalty_follows_its_schedule(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from nas.training.batches import Validation, validate
 from nas.training.divergence import WINDOW, above_start
 from nas.training.objective import Objective
 from nas.training.trainer import train
-from tests.nas.training.short_runs import SCALE, candidate
+from tests.nas.training.short_runs import SCALE, before_every_step, candidate
 
 INFINITE, LARGE = (partial(torch.full_like, fill_value=value) for value in (math.inf, 1e20))
 
@@ -38,17 +38,6 @@ def test_a_run_is_above_its_start_after_a_full_window_without_spikes(losses: lis
     assert above_start(losses, 2.9) == diverged
 
 
-def poisoned(monkeypatch: pytest.MonkeyPatch, poison) -> None:
-    """Calls `poison(objective)` before every step."""
-    original = Objective.backward
-
-    def backward(self, inputs, targets, **rest):
-        poison(self)
-        return original(self, inputs, targets, **rest)
-
-    monkeypatch.setattr(Objective, "backward", backward)
-
-
 def test_a_non_finite_loss_ends_the_run_and_names_the_layer(
     monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -58,7 +47,7 @@ def test_a_non_finite_loss_ends_the_run_and_names_the_layer(
         if next(calls) == 5:
             objective.model.layers[1].attention.qkv.weight.data[0, 0] = math.nan
 
-    poisoned(monkeypatch, poison)
+    before_every_step(monkeypatch, poison)
     *_, outcome = train(candidate(), corpus, seed=0, folder=tmp_path)
     assert (outcome.status, outcome.steps, outcome.layer) == ("diverged", 6, "layers.1.attention.qkv")
     assert outcome.reason == "non-finite loss at step 6, first in layers.1.attention.qkv"
@@ -82,7 +71,7 @@ def test_a_non_finite_loss_ends_the_run_and_names_the_layer(
 def test_a_gradient_without_a_norm_ends_the_run_and_names_the_layer(
     monkeypatch: pytest.MonkeyPatch, corpus: Corpus, parameter: str, poison: Callable[[Tensor], Tensor], reason: str
 ) -> None:
-    poisoned(monkeypatch, lambda objective: objective.get_parameter(parameter).register_hook(poison))
+    before_every_step(monkeypatch, lambda objective: objective.get_parameter(parameter).register_hook(poison))
     *_, outcome = train(candidate(entropy=EntropyRegularisation()), corpus, seed=0)
     assert (outcome.status, outcome.reason) == ("diverged", reason)
     assert outcome.layer == reason.rpartition(" ")[2]

@@ -10,19 +10,19 @@ import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import EntropyRegularisation, Recipe, Scale
+from nas.recipe.recipe import EntropyRegularisation
 from nas.training import batches, checkpoint, trainer
 from nas.training.objective import Objective
-from nas.training.outcome import EntropySummary, Outcome, RungRecord
+from nas.training.outcome import EntropySummary
 from nas.training.trainer import train
-from search_spaces.bases import BASES
-from search_spaces.notation import parse
+from tests.nas.training import short_runs
 from tests.nas.training.short_runs import SCALE, timeless
 
 BOTH_BLOCKS = ("tiny", "pythia-70m")
@@ -38,12 +38,11 @@ CHOICES = (
     "1xoHoRo-1xoooXo",
 )
 REGULARISED = EntropyRegularisation()
+REPOSITORY = Path(__file__).parents[3]
 
 
-def candidate(
-    name: str = "SM(t)+ScFuFFN", scale: Scale = SCALE, entropy: EntropyRegularisation | None = None, base: str = "tiny"
-) -> Candidate:
-    return Candidate(architecture=parse(name, BASES[base]).architecture, recipe=Recipe(scale=scale, entropy=entropy))
+def candidate(name: str = "SM(t)+ScFuFFN", **settings: Any) -> Candidate:
+    return short_runs.candidate(name, **settings)
 
 
 def curve(folder: Path) -> list[dict[str, str]]:
@@ -66,12 +65,14 @@ def test_a_run_yields_its_rungs_and_completes(corpus: Corpus, tmp_path: Path) ->
     assert [row["step"] for row in rows if row["val_loss"]] == ["4", "8", "16"]
     assert any(float(row["penalty"]) > 0 for row in rows)
     assert list((tmp_path / "tensorboard").glob("events*"))
+    seconds = [event.seconds for event in (*rungs, outcome)]
+    assert seconds == sorted(seconds)
 
 
 @pytest.mark.parametrize(("base", "name"), list(product(BOTH_BLOCKS, NAMES + CHOICES)))
 def test_every_kind_of_layer_trains(corpus: Corpus, base: str, name: str) -> None:
     short = replace(SCALE, tokens=3 * 64, head_dim=8)
-    events = list(train(candidate(name, short, REGULARISED, base), corpus, seed=0))
+    events = list(train(candidate(name, scale=short, entropy=REGULARISED, base=base), corpus, seed=0))
     assert events[-1].status == "completed"
     assert events[-1].val_loss is not None
     assert math.isfinite(events[-1].val_loss)
@@ -88,7 +89,9 @@ def test_layers_have_entropies_of_the_heads_they_have(corpus: Corpus, tmp_path: 
 
 
 def test_without_attention_there_is_nothing_to_regularise(corpus: Corpus) -> None:
-    events, plain = (timeless(train(candidate("2xooLRo", entropy=one), corpus, seed=0)) for one in (REGULARISED, None))
+    events, plain = (
+        timeless(train(candidate("2xooLRo", entropy=entropy), corpus, seed=0)) for entropy in (REGULARISED, None)
+    )
     assert events == plain
     assert events[-1].entropy == EntropySummary(
         head_means=((), ()), num_collapsed=0, quarter_shares=(0.0, 0.0, 0.0, 0.0)
@@ -105,19 +108,13 @@ def test_every_parameter_gets_a_gradient(corpus: Corpus) -> None:
 
 IN_ANOTHER_PROCESS = """
 import os, signal, sys, torch
-from dataclasses import replace
 from pathlib import Path
 from nas.training import trainer
 from nas.corpus.corpus import open_corpus
-from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import SCALES, Recipe
-from search_spaces.bases import BASES
-from search_spaces.notation import parse
+from tests.nas.training.short_runs import candidate
 
 torch.set_num_threads(1)
-sizes = dict(seq_len=16, vocab_size=300, tokens=1024, batch=4, micro_batch=4, validation_tokens=128)
-architecture = parse("SM(t)+ScFuFFN", BASES["tiny"]).architecture
-made = Candidate(architecture=architecture, recipe=Recipe(scale=replace(SCALES["smoke"], **sizes)))
+made = candidate("SM(t)+ScFuFFN")
 original, last = trainer.train_batch, int(sys.argv[3])
 def train_batch(corpus, *, step, **rest):
     if step == last:
@@ -131,18 +128,12 @@ for event in trainer.train(made, open_corpus(Path(sys.argv[1])), seed=5, folder=
 
 @pytest.mark.parametrize("killed_before_step", [6, 99])
 def test_one_seed_one_curve_in_another_process_too(corpus: Corpus, tmp_path: Path, killed_before_step: int) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        IN_ANOTHER_PROCESS,
-        corpus.folder,
-        str(tmp_path / "other"),
-        str(killed_before_step),
-    ]
-    code = subprocess.run(command, check=False, timeout=300).returncode
+    arguments = [corpus.folder, str(tmp_path / "other"), str(killed_before_step)]
+    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, *arguments]
+    code = subprocess.run(command, check=False, timeout=300, cwd=REPOSITORY).returncode
     assert code == (-signal.SIGKILL if killed_before_step == 6 else 0)
     here = list(train(candidate(), corpus, seed=5, folder=tmp_path / "here"))
-    other = list(train(candidate(), corpus, seed=5, folder=tmp_path / "other"))  # resumed, or told again
+    other = list(train(candidate(), corpus, seed=5, folder=tmp_path / "other"))  # resumed, or read back
     assert timeless(other) == timeless(here)
     assert curve(tmp_path / "here") == curve(tmp_path / "other")
 
@@ -218,7 +209,7 @@ def test_resuming_starts_where_the_checkpoint_is(
     assert steps == list(range(4, 16))  # from the checkpoint of the first rung, after 4 steps
 
 
-def test_a_finished_run_is_told_again_without_training(
+def test_a_finished_run_is_read_back_without_training(
     monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
 ) -> None:
     first = list(train(candidate(), corpus, seed=0, folder=tmp_path))
@@ -281,9 +272,9 @@ def test_a_completed_run_keeps_one_checkpoint_without_optimizer_state(
         "step-000000016-end/state.json",
         "step-000000016-end/weights.safetensors",
     ]
-    found = checkpoint.load_latest(tmp_path)
-    assert (found.step, found.optimizer) == (16, None)
-    assert found.weights["embed.weight"].shape == (300, candidate().trained.d_model)
+    kept = checkpoint.load_latest(tmp_path)
+    assert (kept.step, kept.optimizer) == (16, None)
+    assert kept.weights["embed.weight"].shape == (300, candidate().trained.d_model)
     assert list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path)) == first
 
 
@@ -364,12 +355,6 @@ def test_bfloat16_trains_with_entropies_in_fp32(corpus: Corpus) -> None:
     lowered = replace(made, recipe=replace(made.recipe, precision="bfloat16"))
     *_, outcome = train(lowered, corpus, seed=0)
     assert outcome.status == "completed"
-
-
-def test_records_are_what_they_say(corpus: Corpus) -> None:
-    events = list(train(candidate(), corpus, seed=0))
-    assert [type(event) for event in events] == [RungRecord, RungRecord, RungRecord, Outcome]
-    assert [event.seconds for event in events] == sorted(event.seconds for event in events)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Singular values of linear FFNs are floored as the recipe says, and only there; runs with it resume."""
 
-import itertools
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,13 @@ from torch import Tensor, nn
 from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder, FeedForward, build
 from nas.recipe.candidate import Candidate, candidate_id
-from nas.recipe.recipe import SCALES, Foldable, Normalisation, Recipe
-from nas.training import checkpoint
+from nas.recipe.recipe import Foldable, Normalisation, Recipe
 from nas.training.distillation.foldable import floor_singular_values, keep_foldable
 from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
+from tests.nas.training.short_runs import SCALE, assert_resumes
 
-SCALE = replace(
-    SCALES["smoke"], seq_len=16, vocab_size=300, tokens=16 * 4 * 16, batch=4, micro_batch=4, validation_tokens=128
-)  # 16 steps of 64 tokens
 FLOOR = 0.3
 SETTINGS = Foldable(floor=FLOOR, every=5)
 
@@ -133,14 +129,14 @@ def test_only_ffns_that_fold_away_are_floored(name: str, floored: list[int]) -> 
     assert moved == {f"layers.{index}.ffn.fused.weight" for index in floored}
 
 
-def test_a_run_ngrams_every_so_many_steps_and_at_the_end(corpus: Corpus) -> None:
+def test_a_run_raises_them_every_so_many_steps_and_at_the_end(corpus: Corpus) -> None:
     run, plain = (
-        TrainingRun(one, corpus, seed=0, folder=None, device="cpu", initial={})
-        for one in (candidate(), candidate(foldable=None))
+        TrainingRun(made, corpus, seed=0, folder=None, device="cpu", initial={})
+        for made in (candidate(), candidate(foldable=None))
     )
     with torch.no_grad():
-        for one in (run, plain):
-            for layer in one.objective.model.layers:
+        for layers in (run.objective.model.layers, plain.objective.model.layers):
+            for layer in layers:
                 ffn_of(layer).residual.beta.zero_()  # of a map that is far from 1
     for step in range(1, 17):
         run.step()
@@ -162,15 +158,8 @@ def test_it_is_seen_to_every_so_many_steps_and_after_the_last(step: int, is_due:
 @pytest.mark.parametrize("stopped_after", [3, 5, 12])
 def test_a_stopped_run_resumes_to_the_same_numbers(corpus: Corpus, tmp_path: Path, stopped_after: int) -> None:
     made = candidate(foldable=Foldable(floor=0.95, every=5))
-    whole = list(train(made, corpus, seed=0, folder=tmp_path / "whole"))
+    whole = assert_resumes(partial(train, made, corpus, seed=0), tmp_path, stopped_after=stopped_after)
     assert whole[-1].val_loss != list(train(candidate(foldable=None), corpus, seed=0))[-1].val_loss
-    asked = itertools.chain([False] * (stopped_after - 1), itertools.repeat(True))
-    list(train(made, corpus, seed=0, folder=tmp_path / "stopped", stop=lambda: next(asked)))
-    assert checkpoint.load_latest(tmp_path / "stopped").step == stopped_after
-    resumed = list(train(made, corpus, seed=0, folder=tmp_path / "stopped"))
-    assert [replace(one, seconds=0.0) for one in resumed] == [replace(one, seconds=0.0) for one in whole]
-    ends = [checkpoint.load_latest(tmp_path / name).weights for name in ("whole", "stopped")]
-    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
 
 
 def test_it_names_a_candidate_only_where_an_ffn_is_floored() -> None:

@@ -1,6 +1,5 @@
 """Gates: a model begins as its parent, ends as what is trained, and passes through what the formulas say."""
 
-import itertools
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from nas.training.distillation.teacher import MOST_LIKELY, Teacher
 from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
-from tests.nas.training.short_runs import SCALE, timeless
+from tests.nas.training.short_runs import SCALE, assert_resumes
 
 TARGETS = ("1xooLGo-1xLSooo", "2xlSooo", "1xoTlGo-1xooooo", "1xlSlFs-1xLSlIo", "1xooLFo-1xLHooo")
 
@@ -41,9 +40,16 @@ def parent() -> Decoder:
     return build(made.trained, torch.Generator().manual_seed(7)).requires_grad_(False)
 
 
-def gated(model: Decoder, made: Candidate, end_share: float = 0.6) -> Gates:
+def gated(parent: Decoder, made: Candidate, end_share: float = 0.6) -> tuple[Decoder, Gates]:
+    model = Decoder(made.initial_architecture)
+    load_deployed(model, start(parent, made))
     assert made.recipe.route is not None
-    return Gates(model, made.trained, replace(made.recipe.route, end_share=end_share))
+    return model, Gates(model, made.trained, replace(made.recipe.route, end_share=end_share))
+
+
+def taught_run(parent: Decoder, made: Candidate, corpus: Corpus) -> TrainingRun:
+    weights, teacher = start(parent, made), Teacher(parent)
+    return TrainingRun(made, corpus, seed=0, folder=None, device="cpu", initial=weights, teacher=teacher)
 
 
 def start(parent: Decoder, made: Candidate) -> dict[str, torch.Tensor]:
@@ -53,9 +59,7 @@ def start(parent: Decoder, made: Candidate) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", [name for name in TARGETS if not set("HFI") & set(name)])
 def test_a_model_begins_as_its_parent(parent: Decoder, some_tokens, name: str) -> None:
     made = candidate(name)
-    model = Decoder(made.initial_architecture)
-    load_deployed(model, start(parent, made))
-    gated(model, made)
+    model, _ = gated(parent, made)
     tokens = some_tokens()
     torch.testing.assert_close(model(tokens).logits, parent(tokens).logits, rtol=1e-5, atol=1e-6)
 
@@ -63,9 +67,7 @@ def test_a_model_begins_as_its_parent(parent: Decoder, some_tokens, name: str) -
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_model_ends_as_what_is_trained(parent: Decoder, some_tokens, name: str) -> None:
     made = candidate(name)
-    model, expected = Decoder(made.initial_architecture), Decoder(made.trained)
-    load_deployed(model, start(parent, made))
-    gates = gated(model, made)
+    (model, gates), expected = gated(parent, made), Decoder(made.trained)
     for step in range(17):
         gates.move(step=step, num_steps=16)
     assert model.architecture == made.trained
@@ -76,9 +78,7 @@ def test_a_model_ends_as_what_is_trained(parent: Decoder, some_tokens, name: str
 
 def test_half_way_half_of_a_part_is_left(parent: Decoder, some_tokens) -> None:
     made = candidate("1xooLGo-1xLSooo")
-    model = Decoder(made.initial_architecture)
-    load_deployed(model, start(parent, made))
-    gates = gated(model, made, end_share=1.0)
+    model, gates = gated(parent, made, end_share=1.0)
     gates.move(step=8, num_steps=16)
     stream = torch.randn(2, 5, parent.architecture.d_model, generator=torch.Generator().manual_seed(3))
     first, second = parent.layers
@@ -111,33 +111,24 @@ def test_a_stopped_run_resumes_to_the_same_numbers(
 ) -> None:
     made = candidate("1xooLFs-1xlSooo", entropy=EntropyRegularisation(), optimizer=optimizer)
     run = partial(train, made, corpus, seed=0, initial=start(parent, made), teacher=Teacher(parent))
-    whole = list(run(folder=tmp_path / "whole"))
-    asked = itertools.chain([False] * (stopped_after - 1), itertools.repeat(True))
-    list(run(folder=tmp_path / "stopped", stop=lambda: next(asked)))
-    assert checkpoint.load_latest(tmp_path / "stopped").step == stopped_after
-    resumed = list(run(folder=tmp_path / "stopped"))
-    assert timeless(resumed) == timeless(whole)
-    ends = [checkpoint.load_latest(tmp_path / name).weights for name in ("whole", "stopped")]
-    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+    assert_resumes(run, tmp_path, stopped_after=stopped_after)
 
 
 def test_the_loss_is_shared_between_the_next_token_and_the_parent(parent: Decoder, corpus: Corpus) -> None:
     made = candidate("SM+LN+R", distillation=0.25)
-    run = TrainingRun(
-        made, corpus, seed=0, folder=None, device="cpu", initial=start(parent, made), teacher=Teacher(parent)
-    )
+    run = taught_run(parent, made, corpus)
     inputs, targets = run.batch()
     taught = run.predictions(inputs)
     losses = run.objective.backward(inputs, targets, num_parts=2, penalty_weight=0.0, predictions=taught)
     gradient = run.objective.model.embed.weight.grad.clone()
     model = run.objective.model
     model.zero_grad()
-    ours, theirs = (one(inputs).logits.flatten(0, 1).softmax(1) for one in (model, parent))
+    ours, theirs = (net(inputs).logits.flatten(0, 1).softmax(1) for net in (model, parent))
     cross_entropy = -ours.gather(1, targets.flatten()[:, None]).log().mean()
     likely = theirs.topk(MOST_LIKELY).indices
     ours, theirs = (
-        torch.cat((one.gather(1, likely), one.scatter(1, likely, 0.0).sum(1, keepdim=True)), dim=1)
-        for one in (ours, theirs)
+        torch.cat((shares.gather(1, likely), shares.scatter(1, likely, 0.0).sum(1, keepdim=True)), dim=1)
+        for shares in (ours, theirs)
     )
     divergence = (theirs * (theirs.log() - ours.log())).sum(1).mean()
     (0.75 * cross_entropy + 0.25 * divergence).backward()
@@ -148,12 +139,10 @@ def test_the_loss_is_shared_between_the_next_token_and_the_parent(parent: Decode
 
 def test_a_parent_teaches_itself_nothing(parent: Decoder, corpus: Corpus) -> None:
     made = candidate("SM+LN+G", distillation=1.0)
-    run = TrainingRun(
-        made, corpus, seed=0, folder=None, device="cpu", initial=start(parent, made), teacher=Teacher(parent)
-    )
+    run = taught_run(parent, made, corpus)
     inputs, targets = run.batch()
     losses = run.objective.backward(
         inputs, targets, num_parts=1, penalty_weight=0.0, predictions=run.predictions(inputs)
     )
     assert losses.distillation.item() == pytest.approx(0.0, abs=1e-6)
-    assert all(one.grad.abs().max() < 1e-6 for one in run.objective.model.parameters())
+    assert all(parameter.grad.abs().max() < 1e-6 for parameter in run.objective.model.parameters())
