@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,15 +64,10 @@ def test_they_are_computed_once_and_again_if_the_file_is_damaged(
 
 
 def test_another_question_has_another_answer(fresh: Corpus) -> None:
-    first = ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=320)
-    for seq_len, validation_tokens, tokens, seed in (
-        (8, 200, 320, 0),
-        (16, 400, 320, 0),
-        (16, 200, 640, 0),
-        (16, 200, 320, 1),
-    ):
-        other = ngram_baseline(fresh, seq_len=seq_len, validation_tokens=validation_tokens, tokens=tokens, seed=seed)
-        assert other.losses != first.losses
+    question: dict[str, Any] = {"seq_len": SEQ_LEN, "validation_tokens": 200, "tokens": 320, "seed": 0}
+    first = ngram_baseline(fresh, **question)
+    for change in ({"seq_len": 8}, {"validation_tokens": 400}, {"tokens": 640}, {"seed": 1}):
+        assert ngram_baseline(fresh, **(question | change)).losses != first.losses
 
 
 def test_more_than_the_limit_is_not_counted(fresh: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,20 +11,18 @@ from nas.corpus.corpus import Corpus
 from nas.model.norms import freezing_steps, frozen_norms
 from nas.model.weights import load_stored
 from nas.recipe.candidate import Candidate, candidate_id
-from nas.recipe.recipe import EntropyRegularisation, Freezing, Recipe
+from nas.recipe.recipe import EntropyRegularisation, Freezing
 from nas.training import checkpoint
 from nas.training.objective import Objective
 from nas.training.trainer import TrainingRun, train
-from search_spaces.bases import BASES
-from search_spaces.notation import parse
+from tests.nas.training import short_runs
 from tests.nas.training.short_runs import SCALE, assert_resumes
 
 NAMES = ["layers.0.norm1", "layers.0.norm2", "layers.1.norm1", "layers.1.norm2", "final_norm"]
 
 
 def candidate(name: str = "SM+fLN+R", tokens: int = SCALE.tokens, **recipe) -> Candidate:
-    scale = replace(SCALE, tokens=tokens)
-    return Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=Recipe(scale=scale, **recipe))
+    return short_runs.candidate(name, replace(SCALE, tokens=tokens), **recipe)
 
 
 def test_norms_are_frozen_one_after_another() -> None:

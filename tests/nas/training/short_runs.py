@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale
+from nas.recipe.recipe import SCALES, Recipe, Scale
 from nas.training import checkpoint
 from nas.training.objective import Objective
 from nas.training.outcome import Outcome, RungRecord
@@ -21,10 +22,8 @@ SCALE = replace(
 )  # 16 steps of 64 tokens
 
 
-def candidate(
-    name: str = "SM+LN+G", scale: Scale = SCALE, entropy: EntropyRegularisation | None = None, base: str = "tiny"
-) -> Candidate:
-    return Candidate(architecture=parse(name, BASES[base]).architecture, recipe=Recipe(scale=scale, entropy=entropy))
+def candidate(name: str = "SM+LN+G", scale: Scale = SCALE, base: str = "tiny", **recipe: Any) -> Candidate:
+    return Candidate(architecture=parse(name, BASES[base]).architecture, recipe=Recipe(scale=scale, **recipe))
 
 
 def before_every_step(monkeypatch: pytest.MonkeyPatch, act: Callable[[Objective], object]) -> None:

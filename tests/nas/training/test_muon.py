@@ -1,25 +1,23 @@
 """Muon: its steps against the formula written out, and what packs several matrices."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from nas.recipe.recipe import Normalisation, Recipe
+from nas.recipe.recipe import Normalisation
 from nas.training.muon import Muon, orthogonalised
 from nas.training.objective import Objective
 from nas.training.optimizer import optimizers
-from tests.nas.training.short_runs import SCALE, candidate
+from tests.nas.training.short_runs import candidate
 
 
 def plain_iteration(matrix: Tensor) -> Tensor:
     """Newton-Schulz on the matrix itself, as its authors print it."""
-    found = matrix / matrix.norm()
+    result = matrix / matrix.norm()
     for _ in range(5):
-        gram = found @ found.T
-        found = 3.4445 * found + (-4.7750 * gram + 2.0315 * gram @ gram) @ found
-    return found
+        gram = result @ result.T
+        result = 3.4445 * result + (-4.7750 * gram + 2.0315 * gram @ gram) @ result
+    return result
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 9), (1, 3)])
@@ -75,11 +73,11 @@ def test_what_has_no_gradient_stays() -> None:
 
 
 def test_the_weights_of_the_layers_linears_are_muons_and_all_else_adamws() -> None:
-    made = replace(candidate("1xLTLKs-1xoSoFs"), recipe=Recipe(scale=SCALE, optimizer="muon"))
+    made = candidate("1xLTLKs-1xoSoFs", optimizer="muon")
     objective = Objective(made, torch.Generator().manual_seed(0))
     names = {parameter: name for name, parameter in objective.named_parameters()}
     rest, muon = [
-        {names[one] for group in optimizer.param_groups for one in group["params"]}
+        {names[parameter] for group in optimizer.param_groups for parameter in group["params"]}
         for optimizer in optimizers(objective, made.recipe)
     ]
     attention = {f"model.layers.{layer}.attention.{name}.weight" for layer in (0, 1) for name in ("qkv", "out")}
@@ -90,10 +88,10 @@ def test_the_weights_of_the_layers_linears_are_muons_and_all_else_adamws() -> No
 
 @pytest.mark.parametrize("normalisation", [None, Normalisation(kind="weight", linears="qkv+ffn")])
 def test_queries_keys_and_values_are_three_matrices(normalisation: Normalisation | None) -> None:
-    recipe = Recipe(scale=SCALE, optimizer="muon", normalisation=normalisation)
-    objective = Objective(replace(candidate("SM+LN+G"), recipe=recipe), torch.Generator().manual_seed(0))
-    _, muon = optimizers(objective, recipe)
-    packed = {one: group["packed"] for group in muon.param_groups for one in group["params"]}
-    named = [(name, packed[one]) for name, one in objective.named_parameters() if one in packed]
+    made = candidate("SM+LN+G", optimizer="muon", normalisation=normalisation)
+    objective = Objective(made, torch.Generator().manual_seed(0))
+    _, muon = optimizers(objective, made.recipe)
+    packed = {parameter: group["packed"] for group in muon.param_groups for parameter in group["params"]}
+    named = [(name, packed[parameter]) for name, parameter in objective.named_parameters() if parameter in packed]
     assert len(named) == 8
     assert all(count == (3 if ".qkv." in name else 1) for name, count in named)

@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, EntropyRegularisation, RateSchedule, Recipe
 from nas.training.objective import Objective
 from nas.training.optimizer import adamw, learning_rate
-from search_spaces.bases import BASES
-from search_spaces.notation import parse
+from tests.nas.training.short_runs import candidate
 
 # 100 steps of 8 x 32 tokens, 10 of them warm-up, peak 1, floor 0.1.
 SCALE = replace(SCALES["smoke"], tokens=100 * 256, warmup_share=0.1, learning_rate=1.0)
@@ -33,8 +31,7 @@ def test_schedule_by_hand(schedule: RateSchedule, step: int, rate: float) -> Non
 
 
 def test_only_weights_of_linears_and_tables_decay() -> None:
-    architecture = parse("1xLTLKs-1xoSoFs", BASES["tiny"]).architecture
-    made = Candidate(architecture=architecture, recipe=Recipe(scale=SCALE, entropy=EntropyRegularisation()))
+    made = candidate("1xLTLKs-1xoSoFs", SCALE, entropy=EntropyRegularisation())
     objective = Objective(made, torch.Generator().manual_seed(0))
     names = {id(parameter): name for name, parameter in objective.named_parameters()}
     decayed, rest = adamw(objective, made.recipe).param_groups

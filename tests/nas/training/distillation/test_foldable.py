@@ -14,18 +14,15 @@ from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.recipe import Foldable, Normalisation, Recipe
 from nas.training.distillation.foldable import floor_singular_values, keep_foldable
 from nas.training.trainer import TrainingRun, train
-from search_spaces.bases import BASES
-from search_spaces.notation import parse
-from tests.nas.training.short_runs import SCALE, assert_resumes
+from tests.nas.training import short_runs
+from tests.nas.training.short_runs import assert_resumes
 
 FLOOR = 0.3
 SETTINGS = Foldable(floor=FLOOR, every=5)
 
 
 def candidate(name: str = "SM+ScFFN", foldable: Foldable | None = SETTINGS) -> Candidate:
-    return Candidate(
-        architecture=parse(name, BASES["tiny"]).architecture, recipe=Recipe(scale=SCALE, foldable=foldable)
-    )
+    return short_runs.candidate(name, foldable=foldable)
 
 
 def ffn_of(layer: nn.Module) -> FeedForward:
