@@ -11,6 +11,7 @@ from search_spaces.notation import parse
 
 PRICER = published.load()
 VOCAB_60_000 = "vocab_size 60000 (data: 50000)"
+LAST, BLOCKS = "projection last (data: all)", "attention in blocks of queries (data: all at once)"
 FREE = {ops.PackHeads, ops.RepeatHeads}  # move numbers; no row of notation has them
 
 
@@ -23,9 +24,8 @@ def test_the_range_is_that_of_the_fitted_rows():
         "vocab_size": (50_000,),
         "seq_len": (128, 256),
     }
-    assert [row.name for row in PRICER.rows] == [
-        row.name for row in published_rows()
-    ]  # what was fitted is what is read
+    # what was fitted is what is read
+    assert [row.name for row in PRICER.rows] == [row.name for row in published_rows()]
 
 
 def test_no_printed_row_is_outside(row_graphs):
@@ -58,22 +58,18 @@ def test_what_lies_outside(notation, changes, outside):
     assert PRICER.extrapolated(lower(architecture, 128)) == outside
 
 
-def test_lengths_and_ways_to_run_a_model(graph_of):
-    architecture = base_architecture("gpt2-small")
-    assert PRICER.extrapolated(lower(architecture, 512)) == ("seq_len 512 (data: 128 to 256)",)
-    assert PRICER.extrapolated(lower(architecture, 130, Deployment(phase="decode"))) == (
-        "phase decode (data: prefill)",
-    )
-    assert PRICER.extrapolated(lower(architecture, 130, Deployment(projection="last"))) == (
-        "projection last (data: all)",
-    )
-
-
-def test_blocks_of_queries_are_told_from_the_last_projection():
-    architecture, blocks = base_architecture("gpt2-small"), "attention in blocks of queries (data: all at once)"
-    assert PRICER.extrapolated(lower(architecture, 130, Deployment(query_block=64))) == (blocks,)
-    last = Deployment(query_block=64, projection="last")
-    assert PRICER.extrapolated(lower(architecture, 130, last)) == ("projection last (data: all)", blocks)
+@pytest.mark.parametrize(
+    ("seq_len", "way", "outside"),
+    [
+        (512, {}, ("seq_len 512 (data: 128 to 256)",)),
+        (130, {"phase": "decode"}, ("phase decode (data: prefill)",)),
+        (130, {"projection": "last"}, (LAST,)),
+        (130, {"query_block": 64}, (BLOCKS,)),
+        (130, {"query_block": 64, "projection": "last"}, (LAST, BLOCKS)),
+    ],
+)
+def test_lengths_and_ways_to_run_a_model(seq_len, way, outside):
+    assert PRICER.extrapolated(lower(base_architecture("gpt2-small"), seq_len, Deployment(**way))) == outside
 
 
 def test_dimensions_of_a_decoded_token_are_those_of_its_prompt():
@@ -91,6 +87,6 @@ def test_a_range_of_no_dimension_still_knows_its_ops(graph_of):
 
 
 def test_derived_prices_have_bounds_of_ops_instead(graph_of):
-    told = load_pricer("semi2k").extrapolated(graph_of("SM", layers=1))
-    assert "Softmax 3.0x" in told  # 12 heads, 4 of which were measured
-    assert not any("data:" in each for each in told)
+    outside = load_pricer("semi2k").extrapolated(graph_of("SM", layers=1))
+    assert "Softmax 3.0x" in outside  # 12 heads, 4 of which were measured
+    assert not any("data:" in text for text in outside)

@@ -2,8 +2,8 @@
 
 import json
 import socket
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
 import pytest
@@ -42,22 +42,14 @@ def meeting_of(rank, addresses, own, wait_s=5.0):
 
 
 def met(addresses, owns):
-    found = {}
-    threads = [
-        threading.Thread(target=lambda rank=rank: found.update({rank: meeting_of(rank, addresses, owns[rank])}))
-        for rank in range(len(addresses))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(len(owns)) as parties:
+        return list(parties.map(meeting_of, range(len(owns)), [addresses] * len(owns), owns))
 
 
 @pytest.mark.parametrize("on_one_machine", [False, True])
 def test_three_parties_meet(on_one_machine, free_peers, tmp_path):
     addresses = [str(tmp_path / str(rank)) for rank in range(3)] if on_one_machine else free_peers(3)
-    assert met(addresses, [terms("aby3", EngineSetting())] * 3) == {0: [1, 2], 1: [0, 2], 2: [0, 1]}
+    assert met(addresses, [terms("aby3", EngineSetting())] * 3) == [[1, 2], [0, 2], [0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -65,13 +57,11 @@ def test_three_parties_meet(on_one_machine, free_peers, tmp_path):
 )
 def test_unequal_parties_are_told_so_on_both_sides(name, other, free_peers):
     own = terms("semi2k", EngineSetting())
-    found = met(free_peers(2), [own, {**own, name: other}])
-    assert found == {
-        0: f"the parties must have the same {name}, but party 0 has {own[name]} and party 1 {other}; "
-        "nothing was shared.",
-        1: f"the parties must have the same {name}, but party 1 has {other} and party 0 {own[name]}; "
-        "nothing was shared.",
-    }
+    line = f"the parties must have the same {name}, but party {{}} has {{}} and party {{}} {{}}; nothing was shared."
+    assert met(free_peers(2), [own, {**own, name: other}]) == [
+        line.format(0, own[name], 1, other),
+        line.format(1, other, 0, own[name]),
+    ]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -116,19 +106,17 @@ HELLO_OF_1 = {"kind": HELLO, "rank": 1, "terms": {}}
 )
 def test_who_says_something_else_is_not_a_party(said, free_peers):
     addresses, own = free_peers(2), terms("semi2k", EngineSetting())
-    found = {}
-    client = threading.Thread(target=lambda: found.update({0: meeting_of(0, addresses, own)}))
-    client.start()
-    for _ in range(50):
-        try:
-            with socket.create_connection(addresses[0]) as stranger:
-                stranger.sendall(said)
-                break
-        except ConnectionRefusedError:
-            time.sleep(0.05)
-    assert meeting_of(1, addresses, own) == [0]
-    client.join()
-    assert found == {0: [1]}
+    with ThreadPoolExecutor(1) as parties:
+        client = parties.submit(meeting_of, 0, addresses, own)
+        for _ in range(50):
+            try:
+                with socket.create_connection(addresses[0]) as stranger:
+                    stranger.sendall(said)
+                    break
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+        assert meeting_of(1, addresses, own) == [0]
+        assert client.result() == [1]
 
 
 @pytest.mark.parametrize(

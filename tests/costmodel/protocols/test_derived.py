@@ -2,8 +2,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from costmodel import ops
 from costmodel.calibration.microbenchmark import plan
@@ -99,18 +97,6 @@ def test_an_error_above_100_percent_leaves_the_network_in_the_range(testbeds: di
     whole = estimate(GRAPH, load("semi2k", "wan", path))
     assert whole.latency_s_range is not None
     assert whole.latency_s_range[0] == pytest.approx(whole.total.network_s + 10.0)
-
-
-@given(bandwidths=st.lists(st.floats(1e6, 1e11), min_size=2, max_size=2), protocol=st.sampled_from(PROTOCOLS))
-def test_more_bandwidth_is_never_slower(
-    bandwidths: list[float], protocol: str, tmp_path_factory: pytest.TempPathFactory, testbeds: dict[str, Path]
-) -> None:
-    folder, latencies = tmp_path_factory.mktemp("networks"), []
-    for index, bandwidth in enumerate(sorted(bandwidths)):
-        path = folder / f"{index}.yaml"
-        path.write_text(f"{{name: link, bandwidth_bits_per_s: {bandwidth!r}, rtt_s: 0.01, source: drawn}}")
-        latencies.append(estimate(GRAPH, load(protocol, str(path), testbeds[protocol])).total.latency_s)
-    assert latencies[1] <= latencies[0]
 
 
 def test_the_fingerprint_tells_networks_testbeds_and_settings_apart(testbeds: dict[str, Path], tmp_path: Path) -> None:

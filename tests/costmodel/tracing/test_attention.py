@@ -107,8 +107,11 @@ CHAINS = {
 def test_a_learned_factor_is_a_temperature_whatever_its_value(size):
     model: Any = Attention(lambda q, k: causal(product(q, k) * model.learned))
     model.learned = nn.Parameter(torch.ones(size))
-    found = [node.op for node in trace(model, SEQ_LEN)][5:-2]
-    assert found == [scored(None), ops.Temperature(**SQUARE), ops.Softmax(**SQUARE)]
+    assert [node.op for node in trace(model, SEQ_LEN)][5:-2] == [
+        scored(None),
+        ops.Temperature(**SQUARE),
+        ops.Softmax(**SQUARE),
+    ]
 
 
 @pytest.mark.parametrize("name", CHAINS)

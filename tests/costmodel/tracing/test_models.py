@@ -15,80 +15,27 @@ from costmodel.execution.interpreter import execute, kv_cache, values
 from costmodel.ops import Node, OpGraph
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.tracing.trace import trace
-
-transformers = pytest.importorskip("transformers")
-
-SEQ_LEN, VOCAB, WIDTH, HEADS, HEAD_DIM = 9, 40, 32, 4, 8
-SIZE = {
-    "num_hidden_layers": 2, "hidden_size": WIDTH, "intermediate_size": 48, "num_attention_heads": HEADS,
-    "vocab_size": VOCAB,
-}  # fmt: skip
-SHARED_HEADS = {**SIZE, "num_key_value_heads": 2, "head_dim": HEAD_DIM}
-NO_SPECIAL = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-MULTIPLIERS = {
-    "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125, "logits_scaling": 8.0,
-}  # fmt: skip
-
-
-def granite(**changes):
-    return transformers.GraniteForCausalLM(transformers.GraniteConfig(**SHARED_HEADS, **NO_SPECIAL, **changes))
-
-
-def gemma2(**changes):
-    config = transformers.Gemma2Config(
-        **SHARED_HEADS, **NO_SPECIAL, query_pre_attn_scalar=16, attn_logit_softcapping=2.0,
-        final_logit_softcapping=1.5, **changes,
-    )  # fmt: skip
-    return transformers.Gemma2ForCausalLM(config)
-
-
-def bert(kind="ForSequenceClassification", **changes):
-    config = transformers.BertConfig(**SIZE, layer_norm_eps=1e-5, **changes)
-    return getattr(transformers, f"Bert{kind}")(config)
-
-
-def roberta(kind="ForSequenceClassification"):
-    config = transformers.RobertaConfig(**SIZE, layer_norm_eps=1e-5)
-    return getattr(transformers, f"Roberta{kind}")(config)
-
-
-def nemotron():
-    return transformers.NemotronForCausalLM(transformers.NemotronConfig(**SHARED_HEADS, **NO_SPECIAL))
-
-
-def cohere():
-    return transformers.CohereForCausalLM(
-        transformers.CohereConfig(**SIZE, num_key_value_heads=2, rope_theta=10_000.0, **NO_SPECIAL)
-    )
-
-
-def openai_gpt():
-    config = transformers.OpenAIGPTConfig(vocab_size=VOCAB, n_positions=32, n_embd=WIDTH, n_layer=2, n_head=HEADS)
-    return transformers.OpenAIGPTLMHeadModel(config)
-
-
-def gpt2(**changes):
-    config = transformers.GPT2Config(
-        n_layer=2, n_head=HEADS, n_embd=WIDTH, vocab_size=VOCAB, n_positions=32, bos_token_id=None, eos_token_id=None,
-        **changes,
-    )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config)
-
-
-def clip():
-    config = transformers.CLIPTextConfig(**SIZE, max_position_embeddings=32, eos_token_id=2, bos_token_id=0)
-    return transformers.CLIPTextModel(config)
-
-
-def pythia():
-    config = transformers.GPTNeoXConfig(**SIZE, max_position_embeddings=32, bos_token_id=None, eos_token_id=None)
-    return transformers.GPTNeoXForCausalLM(config)
-
-
-def llama(**changes):
-    config = transformers.LlamaConfig(**{**SHARED_HEADS, **changes}, **NO_SPECIAL)
-    return transformers.LlamaForCausalLM(config)
-
+from tests.costmodel.tracing.models import (
+    HEAD_DIM,
+    HEADS,
+    MULTIPLIERS,
+    SEQ_LEN,
+    SIZE,
+    VOCAB,
+    WIDTH,
+    bert,
+    clip,
+    cohere,
+    gemma2,
+    gpt2,
+    granite,
+    llama,
+    nemotron,
+    openai_gpt,
+    pythia,
+    roberta,
+    transformers,
+)
 
 MODELS = {
     "gpt2": gpt2,
@@ -251,7 +198,7 @@ def test_norms_spelled_out_are_those_of_torch():
     size: Any = {"rows": SEQ_LEN, "features": WIDTH}
     assert of_type(trace(cohere(), SEQ_LEN), ops.LayerNorm) == [ops.LayerNorm(**size, bias=False)] * 3
     squares = of_type(trace(nemotron(), SEQ_LEN), ops.Relu, ops.Square)
-    assert squares == [each(rows=SEQ_LEN, features=48) for each in (ops.Relu, ops.Square)] * 2
+    assert squares == [kind(rows=SEQ_LEN, features=48) for kind in (ops.Relu, ops.Square)] * 2
 
 
 def test_a_quick_gelu_is_a_factor_a_logistic_function_and_a_product():

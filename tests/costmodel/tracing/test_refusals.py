@@ -5,18 +5,11 @@ from torch import nn
 
 from costmodel.errors import UserError
 from costmodel.tracing.trace import trace
-
-transformers = pytest.importorskip("transformers")
-
-SEQ_LEN, VOCAB = 9, 40
-SIZE = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": VOCAB}
-NO_SPECIAL = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+from tests.costmodel.tracing.models import NO_SPECIAL, SEQ_LEN, SIZE, VOCAB, transformers
 
 
 def mixtral():
-    config = transformers.MixtralConfig(
-        **SIZE, **NO_SPECIAL, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4
-    )
+    config = transformers.MixtralConfig(**SIZE, **NO_SPECIAL, num_key_value_heads=2, num_local_experts=4)
     return transformers.MixtralForCausalLM(config)
 
 

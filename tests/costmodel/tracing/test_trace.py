@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,40 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import costmodel.__main__ as main
 from costmodel import ops
-from costmodel.config import cli
 from costmodel.protocols import aby3, published, semi2k
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.tracing.trace import trace
-
-transformers = pytest.importorskip("transformers")
-
-SEQ_LEN, VOCAB = 9, 40
-
-
-def gpt2(attention="sdpa"):
-    config = transformers.GPT2Config(
-        n_layer=2, n_head=4, n_embd=32, vocab_size=VOCAB, n_positions=32, attn_implementation=attention,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config)
-
-
-def pythia(attention="sdpa"):
-    config = transformers.GPTNeoXConfig(
-        num_hidden_layers=2, num_attention_heads=2, hidden_size=32, intermediate_size=128, vocab_size=VOCAB,
-        max_position_embeddings=32, attn_implementation=attention, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    return transformers.GPTNeoXForCausalLM(config)
-
-
-def llama(key_heads=2, attention="sdpa"):
-    config = transformers.LlamaConfig(
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=key_heads, hidden_size=32,
-        intermediate_size=48, vocab_size=VOCAB, attn_implementation=attention, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
+from tests.costmodel.tracing.models import SEQ_LEN, VOCAB, gpt2, llama, pythia
 
 
 class Small(nn.Module):
@@ -76,16 +48,14 @@ def sent(graph, comm):
     return counts
 
 
-DIMENSIONS = {"layers": 2, "d_model": 32, "vocab": VOCAB}
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(
-    ("make", "base", "heads", "gelu"), [(gpt2, "gpt2-small", 4, "tanh"), (pythia, "pythia-70m", 2, "exact")]
+    ("make", "base", "gelu"),
+    [(gpt2, "gpt2-small", "tanh"), (partial(pythia, intermediate_size=128), "pythia-70m", "exact")],
 )
-def test_transformers_models_cost_what_ours_do(graph_of, make, base, heads, gelu, attention):
-    traced = trace(make(attention), SEQ_LEN)
-    ours = graph_of("SM+LN+G", SEQ_LEN, base, heads=heads, gelu=gelu, **DIMENSIONS)
+def test_transformers_models_cost_what_ours_do(graph_of, make, base, gelu, attention):
+    traced = trace(make(attn_implementation=attention), SEQ_LEN)
+    ours = graph_of("SM+LN+G", SEQ_LEN, base, layers=2, heads=4, d_model=32, vocab=VOCAB, gelu=gelu)
     assert Counter((node.layer, node.op) for node in traced) == Counter((node.layer, node.op) for node in ours)
     assert published.graph_counts(traced) == published.graph_counts(ours)
     for comm in (semi2k.comm, aby3.comm):
@@ -203,10 +173,10 @@ def test_a_table_is_read_once(factor):
 
 
 def test_learned_and_empty_factors_and_other_variances_are_no_op():
-    with pytest.raises(ValueError, match="no op stands for: aten.mul.Tensor"):
-        trace(Small(lambda model, x: x.relu() * model.gain, gain=nn.Parameter(torch.ones(1))), SEQ_LEN)
-    with pytest.raises(ValueError, match="no op stands for: aten.mul.Tensor"):
-        trace(Small(lambda model, x: x.relu() * 0.0), SEQ_LEN)
+    learned = Small(lambda model, x: x.relu() * model.gain, gain=nn.Parameter(torch.ones(1)))
+    for model in (learned, Small(lambda model, x: x.relu() * 0.0)):
+        with pytest.raises(ValueError, match="no op stands for: aten.mul.Tensor"):
+            trace(model, SEQ_LEN)
     with pytest.raises(ValueError, match="no op stands for"):
         trace(Small(lambda model, x: variance_root(model, x, unbiased=True)), SEQ_LEN)
 
@@ -220,9 +190,8 @@ def test_attention_by_hand_with_a_temperature_and_no_scale():
 
     linears = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
     temperature = nn.Parameter(torch.ones(4, SEQ_LEN, 1))
-    found = middle(Small(attend, linears=linears, temperature=temperature))
     square: Any = {"heads": 4, "queries": SEQ_LEN, "keys": SEQ_LEN}
-    assert found[4:] == [
+    assert middle(Small(attend, linears=linears, temperature=temperature))[4:] == [
         ops.AttentionScores(**square, head_dim=8, scaled=False),
         ops.Temperature(**square),
         ops.Softmax(**square),
@@ -333,7 +302,7 @@ def test_a_model_is_traced_as_it_is_used_and_left_as_it_was():
     assert not any("dropout" in node.name for node in trace(model, SEQ_LEN))
 
 
-def test_estimate_prices_a_module(capsys, tmp_path, monkeypatch):
+def test_estimate_prices_a_module(run, tmp_path, monkeypatch):
     (tmp_path / "some_modules.py").write_text(
         "from torch import nn\n"
         "def small():\n"
@@ -341,16 +310,10 @@ def test_estimate_prices_a_module(capsys, tmp_path, monkeypatch):
         "    return nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 20, bias=False))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-
-    def run(*args):
-        with pytest.raises(SystemExit) as exit_info:
-            cli.run({"estimate": main.estimate}, prog="costmodel", args=["estimate", "some_modules:small", *args])
-        return exit_info.value.code, *capsys.readouterr()
-
-    code, out, err = run("--seq-len", "4", "--format", "json")
+    code, out, err = run("estimate", "some_modules:small", "--seq-len", "4", "--format", "json")
     document = json.loads(out)
     assert (code, err, document["architecture"], document["base"]) == (0, "made\n", "some_modules:small", None)
     assert [entry["op"] for entry in document["by_op"]] == ["TokenEmbedding", "Linear", "Relu", "VocabProjection"]
-    code, out, err = run("--projection", "last")
+    code, out, err = run("estimate", "some_modules:small", "--projection", "last")
     assert code == 0
     assert ", projection last" in out
