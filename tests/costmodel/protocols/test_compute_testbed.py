@@ -33,6 +33,8 @@ RELU = KindSeconds(
     held_out_error=0.25,
 )  # fmt: skip
 
+MEASURED = OpSeconds(seconds=7.0, setup_s=1.0, spread=0.1, num_runs=3)
+
 
 def a_testbed(**changes) -> ComputeTestbed:
     usual = ComputeTestbed(
@@ -71,11 +73,10 @@ def test_a_product_that_is_not_cut_reads_its_operands_once() -> None:
 
 def test_tiles_read_their_operands_anew() -> None:
     """At 5900 columns: sqrt(2^25 x 5902 / 5801) = 5842.8, so tiles of 1 x 5744 x 5841, both rows apart."""
-    found = work(linear(2, 5801, 5900), "semi2k", SETTING)
-    assert found["calls"] == 2 * 2 * 2 + 1
-    assert found["products"] == 2 * 5801 * 5900
-    assert found["operands"] == 2 * 5801 * 5900 + 2 * 2 * 5801  # the right factor for each row, rows for both columns
-    assert found["operands"] / work(linear(2, 5801, 5600), "semi2k", SETTING)["operands"] > 2
+    tiled = work(linear(2, 5801, 5900), "semi2k", SETTING)
+    assert (tiled["calls"], tiled["products"]) == (2 * 2 * 2 + 1, 2 * 5801 * 5900)
+    assert tiled["operands"] == 2 * 5801 * 5900 + 2 * 2 * 5801  # the right factor for each row, rows for both columns
+    assert tiled["operands"] / work(linear(2, 5801, 5600), "semi2k", SETTING)["operands"] > 2
 
 
 def test_the_vocabulary_of_gpt2_is_read_twice_or_three_times() -> None:
@@ -106,17 +107,17 @@ def test_errors_grow_by_the_held_out_one_for_each_doubling() -> None:
 
 def test_an_op_that_was_measured_takes_the_seconds_measured() -> None:
     op = ops.Relu(rows=1000, features=10)
-    found = a_testbed(ops={op_name(op, "secret"): OpSeconds(seconds=7.0, setup_s=1.0, spread=0.1, num_runs=3)})
-    assert seconds_of(op, "secret", found) == 7.0
-    assert error_s_of(op, "secret", found) == pytest.approx(0.7)
-    assert extrapolation_of(op, "secret", found) == 1.0
-    assert seconds_of(ops.Relu(rows=1000, features=11), "secret", found) == 5501.0
+    testbed = a_testbed(ops={op_name(op, "secret"): MEASURED})
+    assert seconds_of(op, "secret", testbed) == 7.0
+    assert error_s_of(op, "secret", testbed) == pytest.approx(0.7)
+    assert extrapolation_of(op, "secret", testbed) == 1.0
+    assert seconds_of(ops.Relu(rows=1000, features=11), "secret", testbed) == 5501.0
 
 
 def test_a_testbed_of_single_ops_names_the_op_it_lacks() -> None:
-    found = a_testbed(kinds={}, ops={"x": OpSeconds(seconds=7.0, setup_s=1.0, spread=0.1, num_runs=3)})
+    testbed = a_testbed(kinds={}, ops={"x": MEASURED})
     with pytest.raises(ValueError, match=r"no seconds for Relu\(rows=2, features=3\); measure it with .* with --for"):
-        seconds_of(ops.Relu(rows=2, features=3), "secret", found)
+        seconds_of(ops.Relu(rows=2, features=3), "secret", testbed)
 
 
 def test_names_of_ops_tell_all_their_fields_apart() -> None:
@@ -130,12 +131,10 @@ def test_names_of_ops_tell_all_their_fields_apart() -> None:
 
 
 def test_a_testbed_with_single_ops_survives_its_file(tmp_path) -> None:
-    found = a_testbed(
-        ops={"Relu(rows=1)": OpSeconds(seconds=7.0, setup_s=1.0, spread=0.1, num_runs=3)}, notes=("a", "b")
-    )
+    testbed = a_testbed(ops={"Relu(rows=1)": MEASURED}, notes=("a", "b"))
     path = tmp_path / "mine.yaml"
-    path.write_text(dump_compute(found))
-    assert load_compute(path) == found
+    path.write_text(dump_compute(testbed))
+    assert load_compute(path) == testbed
 
 
 def test_bounds_must_be_of_the_units_that_are_measured() -> None:
@@ -153,20 +152,15 @@ MOST = 0.7
 GROWN = (1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 3072, 6144)
 
 
-def grown(op: Op, name: str) -> list[Op]:
-    """The op with one dimension from 1 up, the others as they are."""
-    return [replace(op, **{name: value}) for value in GROWN]
-
-
 def falls(protocol: str, weights: str, op: Op) -> list[tuple[str, float, Op]]:
     """Dimension, share of the seconds lost and op, of every step up at which seconds fall."""
-    measured, found = load_compute(TESTBEDS / f"{protocol}.yaml"), []
+    testbed, steps = load_compute(TESTBEDS / f"{protocol}.yaml"), []
     for name in shape(op):
-        for smaller, larger in pairwise(grown(op, name)):
-            before, after = (seconds_of(each, weights, measured) for each in (smaller, larger))
+        for smaller, larger in pairwise(replace(op, **{name: value}) for value in GROWN):
+            before, after = (seconds_of(sized, weights, testbed) for sized in (smaller, larger))
             if after < before * (1 - 1e-12):
-                found.append((name, 1 - after / before, larger))
-    return found
+                steps.append((name, 1 - after / before, larger))
+    return steps
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
