@@ -1,16 +1,22 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import costmodel.__main__ as main
+from costmodel.engine import spu
+from costmodel.engine.compare import predict
 from costmodel.ops import OpGraph
 from costmodel.protocols import published
+from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published_rows import PublishedRow, published_rows
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
+
+CHEETAH_TOLERANCE = 1e-3  # compressed ciphertexts vary in size
 
 
 @pytest.fixture
@@ -51,3 +57,30 @@ def row_graphs(rows: tuple[PublishedRow, ...], graph_of: Callable[..., OpGraph])
 @pytest.fixture(scope="session")
 def row_counts(row_graphs: dict[str, OpGraph]) -> dict[str, dict[str, int]]:
     return {name: published.graph_counts(graph) for name, graph in row_graphs.items()}
+
+
+@pytest.fixture(scope="session")
+def engine_logits() -> Callable[..., np.ndarray]:
+    """The logits of a graph under the engine, which must send what is predicted: to the byte, or nearly for cheetah."""
+
+    def logits(
+        graph: OpGraph,
+        weights: Mapping[str, np.ndarray],
+        tokens: np.ndarray,
+        caches: Mapping[str, np.ndarray] | None = None,
+        *,
+        protocol: str,
+    ) -> np.ndarray:
+        done = spu.run(graph, weights, tokens, caches, protocol=protocol, setting=EngineSetting())
+        predicted = predict(graph, protocol, EngineSetting())
+        assert [node for node, _ in done.by_op] == list(graph)
+        assert [cost.messages for _, cost in done.by_op] == [comm.messages for comm in predicted]
+        sent = [cost.sent_bytes for _, cost in done.by_op]
+        expected = [comm.online_bytes + comm.setup_bytes for comm in predicted]
+        if protocol == "cheetah":
+            assert abs(sum(expected) / sum(sent) - 1) < CHEETAH_TOLERANCE
+        else:
+            assert sent == expected
+        return done.logits
+
+    return logits
