@@ -5,6 +5,7 @@ import io
 import json
 import sys
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -61,10 +62,7 @@ def check_document(document, protocol):
     for entry in by_op:
         assert list(entry) == ["op", "layer", "name", "shape", "predicted", "measured"]
         assert list(entry["predicted"]) == list(entry["measured"]) == list(PRICE_KEYS)
-    for side, known in (
-        ("predicted", set(PRICE_KEYS)),
-        ("measured", {"messages", "sent_bytes", "latency_s"}),
-    ):
+    for side, known in (("predicted", set(PRICE_KEYS)), ("measured", {"messages", "sent_bytes", "latency_s"})):
         for key in PRICE_KEYS:
             parts = [entry[side][key] for entry in by_op]
             assert (sum(parts) if key in known else None) == total[side][key]
@@ -103,8 +101,7 @@ def test_json_has_every_key_and_sums(run, engine_stub):
 
 
 def test_seconds_of_another_ring_are_not_predicted(run, engine_stub):
-    code, out, _ = run("compare", "SM", *TINY, "--format", "json", "--fraction-bits", "15")
-    assert code == 0
+    out = run("compare", "SM", *TINY, "--format", "json", "--fraction-bits", "15")[1]
     predicted = json.loads(out)["total"]["predicted"]
     assert (predicted["compute_s"], predicted["network_s"], predicted["latency_s"]) == (None, None, None)
 
@@ -181,14 +178,8 @@ def test_csv_is_a_line_an_op(run, engine_stub):
 @pytest.mark.parametrize(
     ("protocol", "options"),
     [
-        ("semi2k", SECRET),
-        ("semi2k", AT_SERVER),
-        ("semi2k", EVERY_CHOICE),
-        ("aby3", SECRET),
-        ("aby3", AT_SERVER),
-        ("aby3", EVERY_CHOICE),
-        ("cheetah", AT_SERVER),
-        ("cheetah", EVERY_CHOICE),
+        *product(("semi2k", "aby3"), (SECRET, AT_SERVER, EVERY_CHOICE)),
+        *product(("cheetah",), (AT_SERVER, EVERY_CHOICE)),
     ],
 )
 def test_the_engine_agrees(run, protocol, options):
@@ -266,8 +257,8 @@ def test_a_lookup_finds_what_the_one_hot_tokens_select(graph_of):
     first = replace(hot.nodes[0], op=replace(hot.nodes[0].op, encoding="lookup"))
     weights = compare.drawn_weights(hot, np.random.default_rng(0))
     tokens = np.array([0, 39, 7, 7, 1, 20])
-    found = interpreter.execute(replace(hot, nodes=(first, *hot.nodes[1:])), weights, tokens)
-    np.testing.assert_array_equal(found, interpreter.execute(hot, weights, tokens))
+    logits = interpreter.execute(replace(hot, nodes=(first, *hot.nodes[1:])), weights, tokens)
+    np.testing.assert_array_equal(logits, interpreter.execute(hot, weights, tokens))
 
 
 @pytest.mark.parametrize(
