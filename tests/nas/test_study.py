@@ -70,6 +70,11 @@ def test_a_callback_that_raises_is_dropped_with_a_warning(make_record) -> None:
     assert [event for event, _ in seen.events] == ["ended", "ended"]
 
 
+def test_a_run_that_cannot_be_read_hides_no_other_error(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="callback Seen raised UserError in run_started"):
+        Calls([Seen()]).started(tmp_path)
+
+
 @pytest.mark.filterwarnings("ignore")  # of Ray and its workers, in this process
 @pytest.mark.usefixtures("one_ray")
 def test_a_search_tells_its_callbacks_and_goes_on(source_files: str, tmp_path: Path, capfd) -> None:

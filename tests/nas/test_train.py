@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from costmodel.config.strict_yaml import load_mapping
+from costmodel.errors import UserError
 from nas import export, train
 from nas.conversion.pretrained import read_export
 from nas.model.decoder import build
@@ -14,7 +15,7 @@ from nas.model.weights import load_deployed, load_stored
 from nas.prepare_export import training_export
 from nas.training import checkpoint, trainer
 from nas.training.batches import train_batch
-from nas.training.manifest import read_training
+from nas.training.manifest import TRAINING_FILE, read_training
 from nas.training.objective import Objective
 
 SMOKE = ("--base", "tiny", "--scale", "smoke", "--seq-len", "16", "--tokens", "1024")
@@ -130,6 +131,12 @@ def test_what_was_trained_is_exported_and_trained_on(source_files, tmp_path, cap
     assert read_training(tmp_path / "more").ngrams.tokens > 10 * 1024  # given weights may have seen all
     export.export(str(folder), fold=True, format="mpc")
     assert (folder / "exports" / f"{facts['arch_id']}-folded-mpc" / "graph.json").exists()
+
+
+def test_a_training_of_another_version_is_refused_in_a_line(tmp_path):
+    (tmp_path / TRAINING_FILE).write_text("seed: 0\nfloors: null\n")
+    with pytest.raises(UserError, match="`schema_version` must be 5, but got None; it was written by another version"):
+        read_training(tmp_path)
 
 
 def test_a_training_without_a_checkpoint_has_nothing_to_export(source_files, tmp_path):

@@ -7,7 +7,7 @@ from ray import tune
 
 from nas.run import ledger
 from nas.study import ray_tune
-from nas.study.ray_cluster import ray_session
+from nas.study.ray_cluster import cluster_nodes, ray_session
 from nas.study.ray_tune import run_trials
 from nas.study.resources import Resources
 from nas.study.trials import MAX_LOSSES, RunHaltedError, TrialEvent
@@ -86,3 +86,9 @@ def test_a_bug_in_this_process_keeps_its_type(session, trials, monkeypatch, call
     monkeypatch.setattr(trials, callback, broken)
     with pytest.raises(TypeError, match="here"):
         run_trials(trials, RESOURCES)
+
+
+def test_a_cluster_is_not_taken_for_the_one_that_this_process_is_connected_to(monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    with pytest.raises(RunHaltedError, match="connected to Ray already and cannot go to 127.0.0.1:1"):
+        cluster_nodes("127.0.0.1:1")
