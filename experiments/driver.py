@@ -22,6 +22,7 @@ from costmodel.errors import UserError
 from experiments.bars import Figure, cpu_s, figure_table, fresh_process
 from nas.api import load_run
 from nas.corpus.corpus import Corpus
+from nas.corpus.held_out import HeldOut
 from nas.recipe.candidate import candidate_id, trial_id
 from nas.run import ledger
 from nas.run.config import StudyConfig, study_candidate, study_recipe
@@ -47,6 +48,7 @@ CORPUS = Corpus(
     vocab_size=512,
     num_train_tokens=1 << 20,
     num_validation_tokens=1 << 16,
+    held_out=HeldOut(),
     unigram_loss=6.0,
 )
 

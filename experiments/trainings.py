@@ -183,7 +183,10 @@ def _parent(variant: Variant) -> Parent | None:
 
 def _corpus(plan: Plan, recipe: Recipe, parent: Parent | None) -> Corpus:
     vocab_size = recipe.scale.vocab_size or base_architecture(plan.base, plan.dimensions).vocab_size
-    return prepare(plan.data, vocab_size=vocab_size, tokenizer=parent and parent.model.tokenizer)
+    model = parent and parent.model
+    return prepare(
+        plan.data, vocab_size=vocab_size, tokenizer=model and model.tokenizer, of_parent=model and model.windows
+    )
 
 
 def training_pool() -> Executor:

@@ -4,6 +4,8 @@
                 trained.yaml         the architecture at the width it was trained at, which the weights belong to
                 weights.safetensors  the weights, named after the nodes of the op graph
                 tokenizer.json       of the corpus, as long as that is in the cache; needed to train on from here
+                trained-on.u32       hashes of windows of five lines of all text behind the weights, as long as it is
+                                     known and in the cache; what repeats them does not validate a model made from it
 --format hf     a model of transformers, with its tokenizer: GPT-2 or GPT-NeoX, or one with its code beside it,
                 `AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)`; this package is not needed
 --format mpc    architecture.yaml    of the weights; an ARCH of `python -m costmodel compare`
@@ -30,7 +32,7 @@ from costmodel.config.strict_yaml import dump
 from costmodel.config.units import format_seconds
 from costmodel.data_range import describe
 from costmodel.errors import UserError
-from nas.conversion.pretrained import TRAINED_FILE, write_checksums
+from nas.conversion.pretrained import TRAINED_FILE, WINDOWS_FILE, write_checksums
 from nas.corpus.sources import TOKENIZER_FILE
 from nas.model.weights import WEIGHTS_FILE
 from nas.prepare_export import Export, prepare_export, training_export
@@ -123,6 +125,8 @@ def _write_yaml(made: Export, target: Path) -> None:
     (target / TRAINED_FILE).write_text(dump_architecture(made.trained), encoding="utf-8")
     if made.tokenizer.is_file():
         (target / TOKENIZER_FILE).write_bytes(made.tokenizer.read_bytes())
+    if made.windows is not None:
+        (target / WINDOWS_FILE).write_bytes(made.windows.tobytes())
 
 
 def _write_mpc(made: Export, target: Path) -> None:

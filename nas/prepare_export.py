@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from costmodel.config.schema import decode
@@ -11,11 +12,15 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer, estimate_generation
 from costmodel.protocols import load_pricer
 from nas.conversion.fold import at_dimensions
+from nas.conversion.pretrained import read_windows
 from nas.conversion.verified_fold import VerifiedFold, check_tokens, fold_as_far_as
 from nas.corpus.corpus import known_corpus, tokenizer_file
+from nas.corpus.held_out import trained_on
+from nas.corpus.near_duplicates import KeptWindows
 from nas.recipe.candidate import Candidate, candidate_id, canonical_candidate
 from nas.report.model_card import Cost, Facts, Fold, Form, Provenance, Result, VerifiedPrice
 from nas.run.config import study_candidate
+from nas.run.folder import PARENT_FOLDER
 from nas.run.ledger import Record, architecture_of
 from nas.run.run import Run
 from nas.study.verify_fold import trained_weights
@@ -33,7 +38,7 @@ class Export:
     """The priced architecture, the trained one with its weights by node of the op graph, and what is known of them.
 
     tokenizer: path of a tokenizer.json, which is there as long as the corpus is in the cache. run: that it is a trial
-    of; None for what `nas.train` trained.
+    of; None for what `nas.train` trained. windows: of all text behind the weights, as far as that is known.
     """
 
     architecture: Architecture
@@ -43,6 +48,7 @@ class Export:
     seq_len: int
     tokenizer: Path
     run: Run | None = None
+    windows: KeptWindows | None = None
 
 
 def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
@@ -77,7 +83,9 @@ def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
     )
     export = _prepared(candidate, last, run.pricer, run.workload, result, provenance, fold=fold)
     verified = None if record.deployed is None else VerifiedPrice.of(record)
-    return replace(export, facts=replace(export.facts, verified=verified), run=run)
+    parents = [] if run.parent is None else [read_windows(run.folder / PARENT_FOLDER)]
+    windows = _windows(record.corpus, parents)
+    return replace(export, facts=replace(export.facts, verified=verified), run=run, windows=windows)
 
 
 def training_export(folder: Path, *, fold: bool = False) -> Export:
@@ -111,7 +119,17 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         versions=training.versions,
         cost_model_id=pricer.cost_model_id,
     )
-    return _prepared(candidate, last, pricer, Workload(prompt_len=scale.seq_len), result, provenance, fold=fold)
+    export = _prepared(candidate, last, pricer, Workload(prompt_len=scale.seq_len), result, provenance, fold=fold)
+    from_scratch = not {"--init-from", "--parent"}.intersection(training.command)
+    return replace(export, windows=_windows(training.corpus, [] if from_scratch else [None]))
+
+
+def _windows(corpus: str, parents: list[KeptWindows | None]) -> KeptWindows | None:
+    """Of the training text of a corpus that is in the cache and of the parents; None if one is not known."""
+    known = known_corpus(corpus)
+    parts = [None if known is None else trained_on(Path(known.folder)), *parents]
+    of_text = [part for part in parts if part is not None]
+    return np.unique(np.concatenate(of_text)) if len(of_text) == len(parts) else None
 
 
 def _prepared(

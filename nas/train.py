@@ -185,6 +185,7 @@ def _train(
             tokens=scale.tokens,
             log=console.print,
             tokenizer=source and source.tokenizer,
+            of_parent=source and source.windows,
         )
     )
     if source is not None:

@@ -246,5 +246,5 @@ def make_meta():
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Corpus:
     text = tmp_path_factory.mktemp("data") / "text.txt"
-    text.write_text("".join(f"value_{index % 7} = {index * index % 101}\n" for index in range(2_000)))
+    text.write_text("".join(f"value_{index % 7} = {index * index % 10_007}\n" for index in range(2_000)))
     return prepare(str(text), 300, tmp_path_factory.mktemp("cache"))

@@ -71,8 +71,8 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
 def scored_blocks(parent_name: str, layers: Iterable[Layer], scale: ScaleName, data: str) -> BlockScores:
     """Scores of the blocks of a parent, on the corpus that its candidates are trained on."""
-    parent = load_parent(parent_name)
-    corpus = prepare(data, vocab_size=SCALES[scale].vocab_size or 0, tokenizer=parent.model.tokenizer)
+    parent, vocab_size = load_parent(parent_name), SCALES[scale].vocab_size or 0
+    corpus = prepare(data, vocab_size, tokenizer=parent.model.tokenizer, of_parent=parent.model.windows)
     return block_scores(parent, layers, corpus)
 
 

@@ -12,7 +12,14 @@ from torch import Tensor
 from costmodel.errors import UserError
 from nas.conversion.huggingface import load_pretrained
 from nas.conversion.linear_fit import fitted_linears
-from nas.conversion.pretrained import Pretrained, is_export, read_export, require_checksums, write_pretrained
+from nas.conversion.pretrained import (
+    Pretrained,
+    is_export,
+    read_export,
+    read_windows,
+    require_checksums,
+    write_pretrained,
+)
 from nas.conversion.transfer import SAME, transferred
 from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import epoch_order, gather, num_sequences
@@ -37,7 +44,7 @@ def load_initial(path: str) -> Pretrained:
     if is_export(Path(path)):
         return read_export(Path(path))
     require_checksums(Path(path))
-    return load_pretrained(path)
+    return load_pretrained(path)._replace(windows=read_windows(Path(path)))
 
 
 class Parent(NamedTuple):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus
 from nas.corpus.documents import GivenTokenizer
+from nas.corpus.near_duplicates import KEPT_TYPE, KeptWindows
 from nas.corpus.sources import TOKENIZER_FILE
 from nas.corpus.tokenizer import END_OF_TEXT
 from nas.model.weights import WEIGHTS_FILE
@@ -24,17 +26,20 @@ from search_spaces.lower import lower
 
 TRAINED_FILE = "trained.yaml"
 CHECKSUMS_FILE = "checksums.json"
+WINDOWS_FILE = "trained-on.u32"
 
 
 class Pretrained(NamedTuple):
     """A model from elsewhere: its architecture, its deployed weights in single precision, and its tokenizer.
 
     No two weights share memory: a tied output table is written out.
+    windows: of the text that it was trained on (`nas.corpus.near_duplicates`); None where that is not known.
     """
 
     architecture: Architecture
     weights: dict[str, Tensor]
     tokenizer: GivenTokenizer | None
+    windows: KeptWindows | None = None
 
 
 def is_export(folder: Path) -> bool:
@@ -62,7 +67,20 @@ def read_export(folder: Path) -> Pretrained:
             if not weights[name].is_floating_point() or not weights[name].isfinite().all():
                 raise UserError(f"{path} must hold finite floating-point numbers, but {name!r} does not.")
     tokenizer = _tokenizer(folder / TOKENIZER_FILE)
-    return Pretrained(architecture, {name: value.float() for name, value in weights.items()}, tokenizer)
+    single = {name: value.float() for name, value in weights.items()}
+    return Pretrained(architecture, single, tokenizer, read_windows(folder))
+
+
+def read_windows(folder: Path) -> KeptWindows | None:
+    """The windows of what a model was trained on, where they lie beside its weights. Raises UserError if damaged."""
+    path = folder / WINDOWS_FILE
+    if not path.is_file():
+        return None
+    content = path.read_bytes()
+    windows = np.frombuffer(content[: len(content) // KEPT_TYPE.itemsize * KEPT_TYPE.itemsize], KEPT_TYPE)
+    if windows.nbytes < len(content) or (windows[1:] <= windows[:-1]).any():
+        raise UserError(f"{path} must be rising numbers of 32 bits, as nas.export writes them; restore or remove it.")
+    return windows
 
 
 def read_architecture(folder: Path) -> tuple[Architecture, GivenTokenizer | None]:
@@ -93,6 +111,8 @@ def write_pretrained(model: Pretrained, folder: Path) -> None:
     (folder / WEIGHTS_FILE).write_bytes(save(model.weights))
     if model.tokenizer is not None:
         (folder / TOKENIZER_FILE).write_text(model.tokenizer.json, encoding="utf-8")
+    if model.windows is not None:
+        (folder / WINDOWS_FILE).write_bytes(model.windows.tobytes())
     write_checksums(folder)
 
 

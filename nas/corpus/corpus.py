@@ -1,8 +1,9 @@
 """A corpus: token arrays of a train and a validation split, prepared once and cached by fingerprint.
 
 Perplexities are comparable only between runs with the same corpus fingerprint: it covers the texts, the split, how far
-they were prepared, how documents are cut into sequences, and the tokenizer: itself if it comes with the corpus, else
-its settings and the version of `tokenizers`, which may learn other merges from the same text.
+they were prepared, which text of a parent does not validate, how documents are cut into sequences, and the tokenizer:
+itself if it comes with the corpus, else its settings and the version of `tokenizers`, which may learn other merges from
+the same text.
 """
 
 import hashlib
@@ -23,6 +24,8 @@ from costmodel.config.bugs import default_cache_dir
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from nas.corpus.documents import VALIDATION_SHARE, DocumentSource, GivenTokenizer, Split
+from nas.corpus.held_out import HeldOut, hold_out
+from nas.corpus.near_duplicates import KeptWindows
 from nas.corpus.sources import TOKENIZER_FILE, open_source
 from nas.corpus.token_files import (
     PROGRESS_FILE,
@@ -47,7 +50,7 @@ from nas.storage import replace_file
 
 T = TypeVar("T")
 
-FORMAT = 1  # of the cache entry; part of the fingerprint
+FORMAT = 2  # of the cache entry; part of the fingerprint
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end of text
 COUNTED_TOKENS = 1 << 24  # counted at a time, which bounds memory
 
@@ -62,6 +65,7 @@ class Corpus:
     num_train_tokens: all there are, or the first so many of a larger source.
     unigram_loss: validation loss, nats per token, of the best model that ignores context: train frequencies with one
         added to every count. Its exponential is the reference point of the hypervolume.
+    held_out: the documents that validate, those that repeat what was trained on left out.
     chunk_len: None if documents follow one another; else each was cut alone into sequences of so many tokens, which
         are stored each with the token after it.
     """
@@ -75,12 +79,17 @@ class Corpus:
     num_train_tokens: int
     num_validation_tokens: int
     unigram_loss: float
+    held_out: HeldOut
     chunk_len: int | None = None
 
     def tokens(self, split: Split) -> NDArray[np.unsignedinteger[Any]]:
         """The token ids of a split, in order of documents, memory-mapped read-only."""
         length = self.num_train_tokens if split == "train" else self.num_validation_tokens
-        return np.memmap(Path(self.folder) / f"{split}.bin", dtype=id_type(self.vocab_size), mode="r", shape=(length,))
+        return np.memmap(self.file(split), dtype=id_type(self.vocab_size), mode="r", shape=(length,))
+
+    def file(self, split: Split) -> Path:
+        """Where the tokens of a split are."""
+        return Path(self.folder) / ("train.bin" if split == "train" else self.held_out.file)
 
 
 def prepare(
@@ -92,6 +101,7 @@ def prepare(
     tokens: int = 0,
     log: Log = lambda line: None,
     tokenizer: GivenTokenizer | None = None,
+    of_parent: KeptWindows | None = None,
 ) -> Corpus:
     """The corpus `data` (see `open_source`) in at most `vocab_size` tokens, from the cache if it is there.
 
@@ -101,9 +111,11 @@ def prepare(
         when a longer run asks for it. A preparation that was killed goes on where it was.
     log: is told, now and then, how far it is.
     tokenizer: instead of the corpus's own, for a model that knows another one.
+    of_parent: windows of the text that such a model was trained on (`near_duplicates.to_keep`), as far as they are
+        known; what repeats them does not validate.
 
-    Raises UserError for unknown or unreadable data, a vocabulary too small, or a split without tokens; OSError if the
-    cache cannot be written.
+    Raises UserError for unknown or unreadable data, a vocabulary too small, a split without tokens, or a validation
+    split of copies; OSError if the cache cannot be written.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise UserError(f"`vocab_size` must be at least {MIN_VOCAB_SIZE} (every byte), but got {vocab_size}.")
@@ -113,7 +125,7 @@ def prepare(
     chunk_len = seq_len if source.chunked else None
     given = tokenizer or source.tokenizer(vocab_size)
     encoder = None if given is None else given_encoder(given, vocab_size, chunk_len)
-    key = _key(source, given, vocab_size, chunk_len)
+    key = _key(source, given, vocab_size, chunk_len, of_parent)
     entry, level = (cache_dir or default_cache_dir()) / key, level_of(tokens)
     with suppress(UserError):  # torn: dealt with under the lock
         if corpus := _cached(entry, level):
@@ -128,7 +140,7 @@ def prepare(
             if not (entry / TOKENIZER_FILE).exists():
                 replace_file(entry / TOKENIZER_FILE, encoder.tokenizer.to_str())
             progress = extend(entry, source, encoder, progress, level, log)
-            return _described(entry, source, encoder, level, progress, key)
+            return _described(entry, source, encoder, level, progress, key, of_parent)
         except OSError as error:
             reason = f"{error.strerror or error}; remove the cause and run it again, it goes on from what it has"
             raise OSError(error.errno, reason, str(entry)) from None
@@ -166,11 +178,11 @@ def open_corpus(folder: Path, level: int | None = None) -> Corpus:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         corpus = decode(Corpus, {**facts, "folder": str(folder)}, str(path))
-        expected = {"train": corpus.num_train_tokens, "validation": corpus.num_validation_tokens}
         width = id_type(corpus.vocab_size).itemsize
-        for split, length in expected.items():
-            if (size := (folder / f"{split}.bin").stat().st_size) < length * width:
-                raise UserError(f"{folder / split}.bin must have {length * width} bytes, but has {size}.")
+        lengths: dict[Split, int] = {"train": corpus.num_train_tokens, "validation": corpus.num_validation_tokens}
+        for split, length in lengths.items():
+            if (size := (path := corpus.file(split)).stat().st_size) < length * width:
+                raise UserError(f"{path} must have {length * width} bytes, but has {size}.")
     except UserError:
         raise
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -193,7 +205,13 @@ def require_chunks(corpus: Corpus, seq_len: int) -> None:
             )
 
 
-def _key(source: DocumentSource, given: GivenTokenizer | None, vocab_size: int, chunk_len: int | None) -> str:
+def _key(
+    source: DocumentSource,
+    given: GivenTokenizer | None,
+    vocab_size: int,
+    chunk_len: int | None,
+    of_parent: KeptWindows | None,
+) -> str:
     """Name of the cache entry, which is the fingerprint of the whole source."""
     settings: list[object] = [FORMAT, source.fingerprint]
     if given is None:
@@ -202,6 +220,8 @@ def _key(source: DocumentSource, given: GivenTokenizer | None, vocab_size: int, 
         settings += [hashlib.sha256(given.json.encode()).hexdigest(), given.end_of_text]
     if chunk_len is not None:
         settings += ["chunks", chunk_len]
+    if of_parent is not None:
+        settings += ["parent", hashlib.sha256(of_parent.tobytes()).hexdigest()]
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
@@ -245,19 +265,28 @@ def _trained_tokenizer(entry: Path, source: DocumentSource, vocab_size: int, log
 
 
 def _described(
-    entry: Path, source: DocumentSource, encoder: Encoder, level: int, progress: PreparationProgress, key: str
+    entry: Path,
+    source: DocumentSource,
+    encoder: Encoder,
+    level: int,
+    progress: PreparationProgress,
+    key: str,
+    of_parent: KeptWindows | None,
 ) -> Corpus:
-    """Writes the facts of what is prepared, up to the level."""
+    """Writes the facts of what is prepared, up to the level, and what of it validates."""
     cut = progress.cuts.get(str(level))
+    held_out_file = "held-out.bin" if cut is None else f"held-out-{level}.bin"
+    held_out = hold_out(entry, progress.lengths if cut is None else cut, encoder.dtype, of_parent, held_out_file)
     corpus = Corpus(
         folder=str(entry),
         data=source.name,
         fingerprint=key if cut is None else _fingerprint(key, str(level)),
         tokenizer=encoder.name,
         vocab_size=encoder.vocab_size,
-        num_train_tokens=progress.tokens["train"] if cut is None else level,
-        num_validation_tokens=progress.tokens["validation"] if cut is None else cut,
+        num_train_tokens=progress.lengths["train"] if cut is None else level,
+        num_validation_tokens=sum(size for _, size in held_out.documents),
         unigram_loss=0.0,
+        held_out=held_out,
         chunk_len=encoder.seq_len,
     )
     corpus = replace(corpus, unigram_loss=_unigram_loss(corpus))

@@ -19,8 +19,11 @@ BATCH_CHARACTERS = 1 << 22  # bounds memory where documents are books
 
 
 class Document(NamedTuple):
+    """name: of its file, or of its row; empty where it has none."""
+
     split: Split
     text: str
+    name: str = ""
 
 
 class Batch(NamedTuple):
@@ -75,7 +78,7 @@ def texts(source: DocumentSource, split: Split) -> Iterator[str]:
         if stream.split in (None, split):
             with closing(stream.batches(None)) as batches:
                 for batch in batches:
-                    yield from (text for of_split, text in batch.documents if of_split == split)
+                    yield from (document.text for document in batch.documents if document.split == split)
 
 
 def in_batches(

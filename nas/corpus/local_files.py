@@ -137,8 +137,8 @@ def txt_source(name: str, path: Path) -> DocumentSource:
     def documents() -> Iterator[Document]:
         lines = _decoded(_read(path), path).splitlines(keepends=True)
         cut = len(lines) - round(VALIDATION_SHARE * len(lines))
-        yield Document("train", "".join(lines[:cut]))
-        yield Document("validation", "".join(lines[cut:]))
+        yield Document("train", "".join(lines[:cut]), path.name)
+        yield Document("validation", "".join(lines[cut:]), path.name)
 
     content = [".txt", hashlib.sha256(raw).hexdigest()]
     return DocumentSource(
@@ -226,9 +226,10 @@ def _stdlib_files(folder: Path) -> Iterator[Path]:
 def _file(path: Path, relative: str, split: Split | None) -> File:
     def documents() -> Iterator[Document]:
         if path.suffix in ROW_READERS:
-            yield from (Document(split or by_hash(text), text) for text in ROW_READERS[path.suffix](path))
+            rows = enumerate(ROW_READERS[path.suffix](path), 1)
+            yield from (Document(split or by_hash(text), text, f"{relative}:{row}") for row, text in rows)
         else:
-            yield Document(split or by_hash(relative), _decoded(_read(path), path))
+            yield Document(split or by_hash(relative), _decoded(_read(path), path), relative)
 
     return File(path.stat().st_size, documents)
 

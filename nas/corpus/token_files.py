@@ -1,5 +1,9 @@
 """Tokenising a source into files that grow: a preparation that was killed goes on from its last record.
 
+Beside the tokens of both splits, `train.bin` and `validation.bin`, are the windows of their texts
+(`nas.corpus.near_duplicates`) and, in `documents.bin`, a line of JSON for every validation document: its name, its
+tokens, its windows.
+
 Only whole batches up to the last `progress.json` count; what was written after it is cut off again.
 """
 
@@ -16,6 +20,7 @@ from typing import Any, BinaryIO
 from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
 from nas.corpus.documents import Batch, DocumentSource, Split, Stream
+from nas.corpus.near_duplicates import window_hashes
 from nas.corpus.tokenizer import Encoder
 from nas.storage import replace_file
 
@@ -25,6 +30,8 @@ VALIDATION_TOKENS = 1 << 22  # of a validation split of its own: as many as the 
 COMMIT_TOKENS = 1 << 20  # at most about this many are tokenised again after a kill: seconds
 LOG_EVERY_S = 5.0
 SPLITS: tuple[Split, ...] = ("train", "validation")
+FILES = (*SPLITS, "train-windows", "validation-windows", "documents")  # with .bin
+WINDOW_BYTES = 8
 
 Log = Callable[[str], None]
 
@@ -33,16 +40,21 @@ Log = Callable[[str], None]
 class PreparationProgress:
     """What there is of a corpus.
 
-    tokens: by split. positions: of each stream, after its last document; None before its first.
+    lengths: of each of FILES: tokens, windows, bytes. positions: of each stream, after its last document; None before
+        its first.
     ended: whether each stream has no document after that.
-    cuts: validation tokens there were when the training tokens reached a level, by that level. They make the corpus of
-        a level the same, whether it was prepared to that level or beyond.
+    cuts: the lengths there were when the training tokens reached a level, by that level. They make the corpus of a
+        level the same, whether it was prepared to that level or beyond.
     """
 
-    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    lengths: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FILES, 0))
     positions: list[Any]
     ended: list[bool]
-    cuts: dict[str, int] = field(default_factory=dict)
+    cuts: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.lengths[split] for split in SPLITS)
 
 
 def level_of(tokens: int) -> int:
@@ -70,12 +82,18 @@ def extend(
                     batch = next(batches, None)
                     progress = _after(progress, index, batch, _append(batch, encoder, files))
                     report(progress, batch)
-                    if sum(progress.tokens.values()) - sum(recorded.tokens.values()) >= COMMIT_TOKENS:
+                    if progress.num_tokens - recorded.num_tokens >= COMMIT_TOKENS:
                         _record(folder, files, progress)
                         recorded = progress
         _require_both(source, progress)
         _record(folder, files, progress)
     return progress
+
+
+def _bytes(progress: PreparationProgress, itemsize: int) -> dict[str, int]:
+    """Of each of FILES. itemsize: bytes of a token."""
+    units = dict.fromkeys(SPLITS, itemsize) | dict.fromkeys(FILES[2:4], WINDOW_BYTES)
+    return {name: progress.lengths[name] * units.get(name, 1) for name in FILES}
 
 
 def new_progress(source: DocumentSource) -> PreparationProgress:
@@ -88,9 +106,9 @@ def read_progress(folder: Path, source: DocumentSource, itemsize: int) -> Prepar
     path = folder / PROGRESS_FILE
     try:
         progress = PreparationProgress(**json.loads(path.read_text(encoding="utf-8")))
-        for split in SPLITS:
-            if (size := (folder / f"{split}.bin").stat().st_size) < (least := progress.tokens[split] * itemsize):
-                raise UserError(f"{split}.bin must have {least} bytes, but has {size}")
+        for name, least in _bytes(progress, itemsize).items():
+            if (size := (folder / f"{name}.bin").stat().st_size) < least:
+                raise UserError(f"{name}.bin must have {least} bytes, but has {size}")
     except FileNotFoundError:
         return new_progress(source)
     except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
@@ -121,23 +139,29 @@ def _require_both(source: DocumentSource, progress: PreparationProgress) -> None
     if source.chunked:
         rule = ": it has no document as long as a sequence; use longer documents or shorter sequences"
     for split in SPLITS:
-        if not progress.tokens[split]:
+        if not progress.lengths[split]:
             raise UserError(f"the {split} split of data {source.name!r} is empty{rule}.")
 
 
 def _suffices(stream: Stream, progress: PreparationProgress, level: int) -> bool:
     if stream.split == "validation":
-        return progress.tokens["validation"] >= VALIDATION_TOKENS
-    return progress.tokens["train"] >= level
+        return progress.lengths["validation"] >= VALIDATION_TOKENS
+    return progress.lengths["train"] >= level
 
 
-def _append(batch: Batch | None, encoder: Encoder, files: dict[Split, BinaryIO]) -> dict[str, int]:
-    """Writes the documents of a batch and returns how many token ids went to each split."""
-    added: dict[str, int] = dict.fromkeys(SPLITS, 0)
+def _append(batch: Batch | None, encoder: Encoder, files: dict[str, BinaryIO]) -> dict[str, int]:
+    """Writes the documents of a batch and returns by how much each file has grown."""
+    added = dict.fromkeys(FILES, 0)
     documents = batch.documents if batch else []
-    for (split, _), ids in zip(documents, encoder.encode([text for _, text in documents]), strict=True):
+    for document, ids in zip(documents, encoder.encode([document.text for document in documents]), strict=True):
+        windows, split = window_hashes(document.text), document.split
         files[split].write(ids.tobytes())
+        files[f"{split}-windows"].write(windows.tobytes())
         added[split] += len(ids)
+        added[f"{split}-windows"] += len(windows)
+        if split == "validation":
+            line = json.dumps([document.name, len(ids), len(windows)]) + "\n"
+            added["documents"] += files["documents"].write(line.encode())
     return added
 
 
@@ -147,26 +171,26 @@ def _after(
     """The progress after a batch of the stream with that index, or after its end for None."""
     if batch is None:
         return replace(progress, ended=[*progress.ended[:index], True, *progress.ended[index + 1 :]])
-    tokens = {split: progress.tokens[split] + num_added for split, num_added in added.items()}
+    lengths = {name: progress.lengths[name] + num_added for name, num_added in added.items()}
     cuts = dict(progress.cuts)
-    while tokens["train"] >= (level := LEVEL_TOKENS << len(cuts)):
-        cuts[str(level)] = tokens["validation"]
+    while lengths["train"] >= (level := LEVEL_TOKENS << len(cuts)):
+        cuts[str(level)] = lengths
     positions = [*progress.positions[:index], batch.position, *progress.positions[index + 1 :]]
-    return replace(progress, tokens=tokens, positions=positions, cuts=cuts)
+    return replace(progress, lengths=lengths, positions=positions, cuts=cuts)
 
 
 @contextmanager
-def _opened(folder: Path, progress: PreparationProgress, itemsize: int) -> Iterator[dict[Split, BinaryIO]]:
-    """The files of both splits, to append to what the progress records."""
+def _opened(folder: Path, progress: PreparationProgress, itemsize: int) -> Iterator[dict[str, BinaryIO]]:
+    """The files, to append to what the progress records."""
     with ExitStack() as stack:
-        files: dict[Split, BinaryIO] = {}
-        for split in SPLITS:
-            files[split] = stack.enter_context((folder / f"{split}.bin").open("ab"))
-            files[split].truncate(progress.tokens[split] * itemsize)
+        files: dict[str, BinaryIO] = {}
+        for name, size in _bytes(progress, itemsize).items():
+            files[name] = stack.enter_context((folder / f"{name}.bin").open("ab"))
+            files[name].truncate(size)
         yield files
 
 
-def _record(folder: Path, files: dict[Split, BinaryIO], progress: PreparationProgress) -> None:
+def _record(folder: Path, files: dict[str, BinaryIO], progress: PreparationProgress) -> None:
     for file in files.values():
         file.flush()
         os.fsync(file.fileno())
@@ -180,8 +204,8 @@ def _progress_log(source: DocumentSource, level: int, log: Log) -> Callable[[Pre
 
     def report(progress: PreparationProgress, batch: Batch | None) -> None:
         nonlocal began, last, start
-        tokens = sum(progress.tokens.values())
-        read = batch.share if batch and batch.share and progress.tokens["train"] else 0.0
+        tokens = progress.num_tokens
+        read = batch.share if batch and batch.share and progress.lengths["train"] else 0.0
         share = min(1.0, max(tokens / goal, read))
         now = time.monotonic()
         if not began:

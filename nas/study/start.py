@@ -63,6 +63,7 @@ def start_study(
         vocab_size=scale.vocab_size or base.vocab_size,
         seq_len=config.seq_len,
         tokenizer=parent and parent.model.tokenizer,
+        of_parent=parent and parent.model.windows,
         tokens=config.tokens or scale.tokens,
         log=log,
     )
@@ -104,6 +105,7 @@ def _new_run(
     meta = new_meta(config, feasible, corpus, parent, log)
     warm = read_warm_start(config, feasible, meta)
     log(start_line(meta))
+    log(validation_line(corpus, parent))
     if warm is not None:
         config = replace(config, warm_start=str(warm.folder))
         log(f"begins with {warm.num_trials} trials of {warm.folder}")
@@ -123,6 +125,18 @@ def _nodes(address: str | None) -> tuple[Node, ...]:
         return cluster_nodes(address)
     except RunHaltedError as error:
         raise StoppedError(f"{error}; start it, or give another --ray-address or none") from error
+
+
+def validation_line(corpus: Corpus, parent: Parent | None) -> str:
+    """Says what validates, what does not as it was trained on, and of whose text nothing is known."""
+    held_out = corpus.held_out
+    line = f"validation: {corpus.num_validation_tokens:,} tokens of {len(held_out.documents)} documents"
+    if held_out.num_left_out:
+        line += f", {held_out.num_left_out} ({held_out.tokens_left_out:,} tokens) left out as copies of training text"
+    line += f"; {held_out.repeated_share:.1%} of their windows of five lines were trained on"
+    if parent is not None and parent.model.windows is None:
+        line += f", not counting what parent {parent.name} was, of which nothing is known"
+    return line
 
 
 def start_line(meta: Meta) -> str:

@@ -90,7 +90,7 @@ def test_a_torn_entry_is_prepared_again(tmp_path: Path, damage: str) -> None:
         train.write_bytes(train.read_bytes()[:-3])
     elif damage == "record":
         facts.unlink()
-        (Path(first.folder) / "progress.json").write_text('{"tokens": 3}')
+        (Path(first.folder) / "progress.json").write_text('{"lengths": 3}')
     else:
         facts.write_bytes(b"\xff{")
     with pytest.warns(UserWarning, match="preparing the corpus anew"):

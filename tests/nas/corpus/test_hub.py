@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from nas.corpus.documents import Document
 from nas.corpus.hub import Repository, hub_stream, reach
 from nas.corpus.sources import PAPER_CORPORA, open_source
 
@@ -55,7 +56,7 @@ def test_a_hub_that_goes_away_while_it_is_read_is_one_line(monkeypatch: pytest.M
     monkeypatch.setattr("nas.corpus.hub._load", lambda repository: Rows())
     monkeypatch.setattr("nas.corpus.documents.BATCH_DOCUMENTS", 1)
     batches = hub_stream(Repository("some/data", "1", "wait"), "text", "train").batches(None)
-    assert next(batches).documents == [("train", "abc")]
+    assert next(batches).documents == [Document("train", "abc")]
     with pytest.raises(ValueError, match=r"some/data .* cannot be read \(ConnectionError\).*, or wait") as error:
         next(batches)
     assert "\n" not in str(error.value)
@@ -69,7 +70,7 @@ def test_a_stream_goes_on_at_its_position(monkeypatch: pytest.MonkeyPatch, tmp_p
         parquet.write_table(pa.table({"text": rows}), tmp_path / f"part-{index}.parquet", row_group_size=10)
     stream = hub_stream(Repository(str(tmp_path), "local", ""), "text", "train")
     batches = list(stream.batches(None))
-    assert [text for batch in batches for _, text in batch.documents][:30:24] == ["row 0 0", "row 0 24"]
+    assert [document.text for batch in batches for document in batch.documents][:30:24] == ["row 0 0", "row 0 24"]
     assert sum(len(batch.documents) for batch in batches) == 75
     for index in (0, 3, 6, 10):
         position = json.loads(json.dumps(batches[index].position))

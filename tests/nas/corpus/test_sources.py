@@ -20,7 +20,7 @@ LENGTHS = [1, 15, 16, 17, 32, 33, 50]  # tokens of a document, over and over
 
 def row(index: int) -> str:
     """A text of as many words, each a token."""
-    return " ".join(f"w{(index + place) % 50}" for place in range(LENGTHS[index % len(LENGTHS)]))
+    return " ".join(f"w{(index + place) % 397}" for place in range(LENGTHS[index % len(LENGTHS)]))
 
 
 def write_tokenizer(path: Path, end: str = "<|endoftext|>") -> None:
@@ -42,7 +42,7 @@ def write_rows(folder: Path, rows: list[str], *, column: str = "content", files:
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Three repositories in a folder, which `codeparrot` now names."""
     write_rows(tmp_path / "train", [row(index) for index in range(700)])
-    write_rows(tmp_path / "valid", [row(index) for index in range(70)])
+    write_rows(tmp_path / "valid", [row(index) for index in range(700, 770)])
     (tmp_path / "tokenizer").mkdir()
     write_tokenizer(tmp_path / "tokenizer" / "tokenizer.json")
     dataset = HubDataset(
@@ -70,7 +70,7 @@ def test_codeparrot_is_cut_into_whole_sequences_within_documents(hub: Path) -> N
         assert inputs[:, 1:].equal(targets[:, :-1])
         for sequence in inputs.tolist():
             words = [int(word[1:]) for word in tokenizer.decode(sequence).split()]
-            assert words == [(words[0] + place) % 50 for place in range(SEQ_LEN)]  # of one document
+            assert words == [(words[0] + place) % 397 for place in range(SEQ_LEN)]  # of one document
 
 
 @pytest.mark.needs_hf
@@ -140,7 +140,7 @@ def test_a_local_copy_gives_the_sequences_of_the_hub(hub: Path) -> None:
     copy = hub / "copy"
     write_rows(copy / "train", [row(index) for index in range(700)], files=1)
     (copy / "validation").mkdir()
-    lines = [json.dumps({"text": row(index)}) for index in range(70)]
+    lines = [json.dumps({"text": row(index)}) for index in range(700, 770)]
     (copy / "validation" / "rows.jsonl").write_text("\n".join(lines))
     write_tokenizer(copy / "tokenizer.json")
     one = prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)

@@ -22,7 +22,7 @@ def tokenizer(tmp_path_factory) -> GivenTokenizer:
     from nas.corpus.tokenizer import train_tokenizer
 
     text = tmp_path_factory.mktemp("data") / "text.txt"
-    text.write_text("".join(f"value_{index % 7} = {index * index % 101}\n" for index in range(2_000)))
+    text.write_text("".join(f"value_{index % 7} = {index * index % 10_007}\n" for index in range(2_000)))
     json = train_tokenizer(open_source(str(text)), 280)
     return GivenTokenizer(name="bpe", json=json, end_of_text=END_OF_TEXT)
 

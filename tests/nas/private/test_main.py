@@ -68,7 +68,7 @@ def test_perplexities_say_which_ring_breaks_the_model(run, export, tmp_path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "text").mkdir()
     for index in range(40):
-        (tmp_path / "text" / f"{index}.txt").write_text(f"value_{index % 7} = {index * index % 101}\n" * 20)
+        (tmp_path / "text" / f"{index}.txt").write_text(f"value_{index % 7} = {index * index % 10_007}\n" * 20)
     flags = ["--perplexity", "32", "--data", str(tmp_path / "text")]
     code, out, err = run(str(export), *flags, "--format", "json")
     found = json.loads(out)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nas.corpus.corpus import Corpus
+from nas.corpus.held_out import HeldOut
 from nas.recipe.distillation import DistillationSchedule
 from nas.run import ledger
 from nas.run.config import StudyConfig
@@ -23,6 +24,7 @@ CORPUS = Corpus(
     vocab_size=512,
     num_train_tokens=10_000,
     num_validation_tokens=1_000,
+    held_out=HeldOut(),
     unigram_loss=5.0,
 )
 

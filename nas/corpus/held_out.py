@@ -1,0 +1,89 @@
+"""The validation split as it is used: its documents without near-duplicates of what was trained on."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from costmodel.errors import UserError
+from nas.corpus.near_duplicates import KeptWindows, Windows, kept_documents, repeated, to_keep
+from nas.corpus.token_files import WINDOW_BYTES
+from nas.storage import replace_file
+
+MOST_GROUPS = 64  # documents whose losses are kept one by one: an error over 64 groups is as good as over thousands
+MOST_KEPT = 1 << 22  # windows kept with a model: 16 MiB, and 0.1 % of others are taken for one of them
+READ_WINDOWS = 1 << 22  # read at a time, which bounds memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOut:
+    """What validates, and what does not as it repeats text that was trained on.
+
+    file: of its tokens. documents: name and number of tokens of each, in order; of more than MOST_GROUPS, groups of
+        neighbours. num_left_out: documents; tokens_left_out: theirs.
+    repeated_share: of the windows of what validates, those that the candidates, or a parent as far as its text is
+        known, were trained on.
+    """
+
+    file: str = "held-out.bin"
+    documents: tuple[tuple[str, int], ...] = ()
+    num_left_out: int = 0
+    tokens_left_out: int = 0
+    repeated_share: float = 0.0
+
+
+def hold_out(
+    entry: Path, lengths: Mapping[str, int], dtype: np.dtype[Any], of_parent: KeptWindows | None, file: str
+) -> HeldOut:
+    """Writes the tokens that validate, of the first `lengths` of what is prepared in a folder, into a file there.
+
+    of_parent: windows of what a parent was trained on, as far as they are known. Raises UserError if no document is
+    left, OSError if the file cannot be written.
+    """
+    lines = (entry / "documents.bin").read_bytes()[: lengths["documents"]].splitlines()
+    names, num_tokens, num_windows = zip(*(json.loads(line) for line in lines), strict=True)
+    windows = np.fromfile(entry / "validation-windows.bin", dtype=np.uint64, count=lengths["validation-windows"])
+    found = repeated(windows, _parts(entry / "train-windows.bin", lengths["train-windows"]), of_parent)
+    owners = np.repeat(np.arange(len(names)), num_windows)
+    num_repeated = np.bincount(owners, found, len(names)).astype(np.int64)
+    kept = kept_documents(np.array(num_windows), num_repeated) & (np.array(num_tokens) > 0)
+    if not kept.any():
+        raise UserError(
+            f"the validation split must have a document that repeats nothing that was trained on, but each of its "
+            f"{len(names)} shares more than a tenth of its windows of five lines; use text with fewer copies."
+        )
+    tokens = np.fromfile(entry / "validation.bin", dtype=dtype, count=lengths["validation"])
+    replace_file(entry / file, tokens[np.repeat(kept, num_tokens)].tobytes())
+    of_documents = [(name, size) for name, size, keep in zip(names, num_tokens, kept, strict=True) if keep]
+    return HeldOut(
+        file=file,
+        documents=grouped(of_documents),
+        num_left_out=int((~kept & (np.array(num_tokens) > 0)).sum()),
+        tokens_left_out=int(np.array(num_tokens)[~kept].sum()),
+        repeated_share=float(num_repeated[kept].sum() / max(1, np.array(num_windows)[kept].sum())),
+    )
+
+
+def trained_on(entry: Path) -> KeptWindows | None:
+    """The windows of all training text that is prepared in a folder, to be kept with a model; None of too many."""
+    length = (entry / "train-windows.bin").stat().st_size // WINDOW_BYTES
+    return to_keep(np.concatenate([*_parts(entry / "train-windows.bin", length)])) if length <= MOST_KEPT else None
+
+
+def grouped(documents: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Documents, or MOST_GROUPS groups of neighbours, of as many documents each as can be."""
+    if len(documents) <= MOST_GROUPS:
+        return tuple(documents)
+    ends = [group * len(documents) // MOST_GROUPS for group in range(MOST_GROUPS + 1)]
+    groups = [documents[start:end] for start, end in pairwise(ends)]
+    return tuple((f"{group[0][0]} and {len(group) - 1} more", sum(size for _, size in group)) for group in groups)
+
+
+def _parts(path: Path, length: int) -> Iterator[Windows]:
+    """The first windows of a file."""
+    for start in range(0, length, READ_WINDOWS):
+        yield np.fromfile(path, np.uint64, min(READ_WINDOWS, length - start), offset=start * WINDOW_BYTES)
