@@ -1,6 +1,5 @@
 """A folder as a reader has it who has followed the pages: a run, a training, exports, files of their own."""
 
-import email
 import os
 import shutil
 import subprocess
@@ -36,9 +35,8 @@ def small_python() -> str:
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     pytest.importorskip("transformers", reason="needs the extra hf: pip install -e '.[hf]'")
     folder = tmp_path_factory.mktemp("docs")
-    shutil.copytree(
-        Path(email.__file__).parent, folder / "corpus", ignore=shutil.ignore_patterns("__pycache__", "*.txt")
-    )
+    # text that the builtin parent was not trained on
+    shutil.copytree(ROOT / "search_spaces", folder / "corpus", ignore=shutil.ignore_patterns("__pycache__"))
     for page in PAGES:
         for name, text in files(page.read_text()).items():
             (folder / name).write_text(text)
