@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -46,6 +47,7 @@ KINDS: dict[str, Kind] = {  # as an experiment's YAML states it
 }
 
 
+@cache
 def definitions() -> dict[str, Path]:
     """Every experiment by name: the YAML files here that state a kind."""
     paths = sorted(CONFIGS.rglob("*.yaml"))

@@ -3,12 +3,14 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # here and in processes that tests start
+# Here and in processes that tests start, which are not to compile every module anew.
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 import pytest
 from hypothesis import settings
@@ -24,6 +26,8 @@ from nas.corpus.ngrams import NgramBaseline
 from nas.recipe.papers import recipe_for
 from nas.run.folder import Meta
 from nas.run.ledger import Record
+from nas.study.trials import Trials
+from nas.study.worker import run_trial
 from search_spaces.bases import base_architecture
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
@@ -124,6 +128,28 @@ def ctrl_c() -> Iterator[None]:
 def warm_parties() -> Iterator[None]:
     """Processes of the MPC engine go from test to test, each with a fresh runtime, instead of importing it anew."""
     with kept_children():
+        yield
+
+
+@contextmanager
+def trials_here() -> Iterator[None]:
+    """Searches train one trial after another in this process; none starts Ray, or workers that import torch."""
+
+    def run_trials(trials: Trials, *resources: object, **settings: object) -> None:
+        while (spec := trials.next_spec()) is not None:
+            trials.started(spec)
+            for event in run_trial(spec):
+                trials.happened(spec, event)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nas.study.ray_tune.run_trials", run_trials)
+        yield
+
+
+@pytest.fixture
+def without_ray() -> Iterator[None]:
+    """As `trials_here`."""
+    with trials_here():
         yield
 
 

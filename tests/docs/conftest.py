@@ -1,14 +1,14 @@
 """A folder as a reader has it who has followed the pages: a run, a training, exports, files of their own."""
 
-import os
 import shutil
-import subprocess
-import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.conftest import trials_here
 from tests.docs.pages import PAGES, ROOT, blocks, files
 from tests.docs.program import run
 
@@ -40,13 +40,11 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     for page in PAGES:
         for name, text in files(page.read_text()).items():
             (folder / name).write_text(text)
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
-    command = [sys.executable, "-c", small_python()]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1100)
-    assert done.returncode == 0, done.stderr
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed, trials_here():
         patch.chdir(folder)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        exec(small_python(), {"__name__": "__main__"})
+        of_python = printed.getvalue()
         for asked in (
             "nas.train SM+LN+G --scale smoke --tokens 256 --data corpus --output-dir runs/my-training",
             "nas.train SM+LN+G --scale smoke --tokens 256 --data corpus",  # the latest
@@ -56,4 +54,4 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
         ):
             module, *args = asked.split()
             assert run(module, args) in (0, None), asked
-    return Workspace(folder, done.stdout)
+    return Workspace(folder, of_python)

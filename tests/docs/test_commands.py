@@ -16,12 +16,10 @@ pytestmark = pytest.mark.timeout(1200)  # the first test that is run makes the w
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\*?")
 OTHERS_FLAGS = {"--nproc-per-node"}  # of torchrun
 ENGINE = ("costmodel compare", "nas.private")
-
-
-def commands_to_run() -> list[str]:
-    """The first command of each rule that says so: those after it differ in flags, which are parsed."""
-    first = {rule: command for command in reversed(all_commands()) if (rule := rule_of(command))}
-    return [command for rule, command in first.items() if rule.how == "run"]
+COMMANDS = all_commands()
+FIRST = {rule: command for command in reversed(COMMANDS) if (rule := rule_of(command))}
+# The first command of each rule that says so: those after it differ in flags, which are parsed.
+TO_RUN = [command for rule, command in FIRST.items() if rule.how == "run"]
 
 
 def marked(command: str) -> object:
@@ -30,15 +28,16 @@ def marked(command: str) -> object:
 
 
 def test_every_command_has_a_rule() -> None:
-    assert [command for command in all_commands() if rule_of(command) is None] == []
+    assert [command for command in COMMANDS if rule_of(command) is None] == []
 
 
 def test_every_rule_has_a_command() -> None:
-    used = {rule_of(command) for command in all_commands()}
+    used = {rule_of(command) for command in COMMANDS}
     assert [rule.begins for rule in RULES if rule not in used] == []
 
 
-@pytest.mark.parametrize("command", list(map(marked, commands_to_run())))
+@pytest.mark.usefixtures("without_ray")
+@pytest.mark.parametrize("command", list(map(marked, TO_RUN)))
 def test_command_runs(
     command: str, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
@@ -54,7 +53,7 @@ def test_command_runs(
     assert out
 
 
-@pytest.mark.parametrize("command", [each for each in all_commands() if each not in commands_to_run()])
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each not in TO_RUN])
 def test_command_is_parsed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     parse(shlex.split(command))

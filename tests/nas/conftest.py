@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,3 @@ def some_tokens() -> Callable[..., Tensor]:
         return torch.randint(vocab_size, (2, length), generator=torch.Generator().manual_seed(seed))
 
     return draw
-
-
-@pytest.fixture(scope="module")
-def one_ray() -> Iterator[None]:
-    """A session of Ray's that the studies of a module use, each of which would start its own otherwise."""
-    from nas.study.ray_cluster import ray_session
-    from nas.study.resources import Resources
-
-    with ray_session(Resources(slots=2, max_concurrent=None), {}):
-        yield

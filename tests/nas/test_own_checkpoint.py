@@ -24,6 +24,7 @@ entropy_regularisation: [false]
 
 @pytest.mark.needs_hf
 @pytest.mark.needs_engine
+@pytest.mark.usefixtures("without_ray")
 def test_a_tied_checkpoint_is_searched_reported_exported_and_run_privately(
     source_files: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

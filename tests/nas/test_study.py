@@ -75,8 +75,7 @@ def test_a_run_that_cannot_be_read_hides_no_other_error(tmp_path: Path) -> None:
         Calls([Seen()]).started(tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore")  # of Ray and its workers, in this process
-@pytest.mark.usefixtures("one_ray")
+@pytest.mark.usefixtures("without_ray")
 def test_a_search_tells_its_callbacks_and_goes_on(source_files: str, tmp_path: Path, capfd) -> None:
     study = nas.Study(budget_latency="6.22s", data=source_files, num_trials=2, finalist_seeds=0, **SETTINGS)
     first, second = Seen(), Seen()
@@ -96,7 +95,6 @@ def test_a_search_tells_its_callbacks_and_goes_on(source_files: str, tmp_path: P
         study.run(output_dir=run.folder)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_callbacks_are_told_of_the_end_of_a_run_that_stops(source_files: str, tmp_path: Path, monkeypatch) -> None:
     def broken(*args: object, **settings: object) -> None:
         raise OSError(28, "No space left on device")
