@@ -16,10 +16,10 @@ import numpy as np
 from costmodel.config.schema import decode
 from nas.corpus.corpus import Corpus
 from nas.corpus.ngrams import NgramBaseline, kneser_ney
-from nas.corpus.sequences import epoch_order, gather, num_sequences, validation_indices
+from nas.corpus.sequences import epoch_order, gather, held_out_targets, mean_loss, num_sequences
 from nas.storage import replace_file
 
-FORMAT = 1  # of what is computed and cached; raised when numbers change
+FORMAT = 2  # of what is computed and cached; raised when numbers change
 COUNTED_TOKENS = 1 << 24  # training tokens that are counted at most: 1.5 GB of memory and a quarter of a minute
 
 
@@ -37,25 +37,27 @@ def ngram_baseline(
     tokens: training tokens that a candidate has seen, in whole sequences; None, or more than there are: all. At most
         2**24 are counted, which `NgramBaseline.tokens` tells; more would lower the n-grams.
     seed: of the training that draws a part of them; of 524,288 tokens the trigrams of four seeds differ by 4 %.
-    validation_tokens: of the scale. The ngrams are over the very targets that candidates are validated on (see
-        `validation_indices`), each with the tokens before it in its sequence as context, since perplexities of other
-        parts of a split cannot be compared.
+    validation_tokens: of the scale. The ngrams are over the very targets that candidates are validated on, of the same
+        shares (`held_out_targets`), each with the tokens before it in its sequence as context, since perplexities of
+        other parts of a split cannot be compared.
 
     Raises UserError if a split has no sequence.
     """
     count = num_sequences(corpus, "train", seq_len)
     counted = min(count if tokens is None else -(-tokens // seq_len), count, max(1, COUNTED_TOKENS // seq_len))
-    held_out = validation_indices(corpus, seq_len, validation_tokens)
+    held_out = held_out_targets(corpus, seq_len, validation_tokens)
     drawn = counted if counted == count else f"{counted}-of-seed-{seed}"
-    path = Path(corpus.folder) / f"ngrams-{FORMAT}-{corpus.fingerprint}-{seq_len}-{drawn}-{len(held_out)}.json"
+    path = Path(corpus.folder) / f"ngrams-{FORMAT}-{corpus.fingerprint}-{seq_len}-{drawn}-{len(held_out.indices)}.json"
     with suppress(OSError, ValueError, RecursionError):  # not there, or damaged
         return decode(NgramBaseline, json.loads(path.read_text(encoding="utf-8")), str(path))
     log(f"counting n-grams of {counted * seq_len:,} training tokens")
     order = np.arange(count) if counted == count else epoch_order(seed, 0, count)[:counted]
     orders = kneser_ney(
-        gather(corpus, "train", order, seq_len), gather(corpus, "validation", held_out, seq_len), corpus.vocab_size
+        gather(corpus, "train", order, seq_len),
+        gather(corpus, "validation", held_out.indices, seq_len),
+        corpus.vocab_size,
     )
-    losses = [-float(np.log(probabilities).mean()) for probabilities in orders]
+    losses = [mean_loss(held_out.by_document(-np.log(probabilities))) for probabilities in orders]
     ngrams = NgramBaseline(tokens=counted * seq_len, losses=tuple(losses))
     with suppress(OSError):  # a cache that only others may write to
         replace_file(path, json.dumps(asdict(ngrams)))

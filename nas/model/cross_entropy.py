@@ -30,6 +30,15 @@ def projected_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> 
     return loss
 
 
+def token_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """-ln softmax(hidden @ weight.T)[target] of each row, nats: what `projected_cross_entropy` is the mean of."""
+    parts = [
+        functional.cross_entropy(functional.linear(hidden[rows], weight).float(), targets[rows], reduction="none")
+        for rows in _chunks(hidden, weight)
+    ]
+    return torch.cat(parts)
+
+
 def distilled(
     hidden: Tensor, weight: Tensor, targets: Tensor, likely: Tensor, log_probabilities: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,8 @@ class Scale:
     batch: sequences per optimizer step; micro_batch: sequences per forward pass, a divisor of it.
     learning_rate: its peak, after warmup_share of the steps.
     rungs: shares of the tokens at which the model is validated, ending with 1.
-    validation_tokens: at most this many, evenly spread over the validation split.
+    validation_tokens: at the end at most this many, as many of one document as of another as far as they go
+        (`nas.corpus.sequences`); at the rungs before, a quarter.
 
     Raises UserError if a number is out of its range.
     """
@@ -86,6 +87,11 @@ class Scale:
         return tuple(sorted(set(steps)))
 
     @property
+    def rung_validation_tokens(self) -> int:
+        """Tokens that validate at a rung before the last, which compares trials at the same rung alone."""
+        return -(-self.validation_tokens // 4)
+
+    @property
     def warmup_steps(self) -> int:
         """Steps before the peak of the learning rate."""
         return math.ceil(self.warmup_share * self.num_steps)
@@ -116,7 +122,7 @@ SCALES: dict[ScaleName, Scale] = {
         batch=8,
         micro_batch=8,
         learning_rate=1.2e-2,
-        validation_tokens=16_384,
+        validation_tokens=65_536,  # nearly all that is left of five large files of the standard library
     ),
     # One GPU, under an hour a candidate by arithmetic; not measured yet.
     "gpu": Scale(

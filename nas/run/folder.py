@@ -7,7 +7,7 @@ report.html, what `nas.export` makes of it in exports/, and of the user's own ne
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from costmodel.protocols.primitives import EngineSetting
+from nas.corpus.held_out import HeldOut
 from nas.corpus.ngrams import NgramBaseline
 from nas.provenance import SCHEMA_VERSION
 from nas.recipe.recipe import Recipe
@@ -60,6 +61,7 @@ class Meta:
     recipe: what candidates are trained with (`nas.run.config.study_candidate`).
     parent: what the parent reaches, which is kept in PARENT_FOLDER; None without one.
     ngrams: what n-gram models reach of the training tokens that a candidate sees; None where that was not counted.
+    held_out: the documents that validate.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -78,6 +80,7 @@ class Meta:
     recipe: Recipe
     parent: ParentResult | None = None
     ngrams: NgramBaseline | None = None
+    held_out: HeldOut = field(default_factory=HeldOut)
 
 
 def new_folder(output_dir: Path | None) -> Path:

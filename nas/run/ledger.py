@@ -44,6 +44,8 @@ class Record:
         the same index, trained with another seed.
     rung: index of the fidelity rung a `rung` record belongs to.
     val_loss: nats per token of the named tokenizer and split; perplexity = exp(val_loss).
+    documents: of a completed trial, for each validation document that `meta.json` names its share in the loss, which
+        they add up to, and its nats per token.
     deployed_id, deployed: id and placement of what the trial deploys to: by rule, and once it is completed what its
         weights were verified to fold to. latency_s, sent_bytes, rounds: of that; predicted_latency_s and
         predicted_sent_bytes: by rule.
@@ -73,6 +75,7 @@ class Record:
     split: str
     val_loss: float | None = None
     perplexity: float | None = None
+    documents: tuple[tuple[float, float], ...] = ()
     protocol: str
     network: str | None
     cost_model_id: str
@@ -237,7 +240,7 @@ class Table(NamedTuple):
 def table(records: Sequence[Record], more: Mapping[str, Sequence[object]] | None = None) -> Table:
     """The scalar columns of the records. more: further columns by name, each with one value a record."""
     derived = more or {}
-    columns = [field.name for field in fields(Record) if field.name != "versions"]
+    columns = [field.name for field in fields(Record) if field.name not in ("versions", "documents")]
     rows = zip(records, *derived.values(), strict=True)
     return Table(
         columns=(*columns, *derived),

@@ -147,6 +147,7 @@ def new_meta(
         num_feasible=feasible.num_feasible,
         base=feasible.space.base,
         recipe=recipe,
+        held_out=corpus.held_out,
         parent=parent and parent_result(parent, corpus, scale, feasible),
         ngrams=ngram_baseline(
             corpus,

@@ -312,6 +312,7 @@ class Trials:
             split=setting.corpus.split,
             val_loss=measured.val_loss if measured else None,
             perplexity=measured.perplexity if measured else None,
+            documents=_rounded(measured.documents) if measured else (),
             protocol=self.pricer.protocol,
             network=self.pricer.network,
             cost_model_id=self.pricer.cost_model_id,
@@ -339,6 +340,11 @@ class Trials:
 def over_timeout(timeout_s: float) -> str:
     """Why a trial has failed that took too long."""
     return f"over --trial-timeout {format_seconds(timeout_s)}"
+
+
+def _rounded(documents: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    """To what a table of them is read for, which keeps the ledger short."""
+    return tuple((round(share, 6), round(loss, 6)) for share, loss in documents)
 
 
 def _finite(value: float) -> float | None:

@@ -10,8 +10,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nas.corpus.corpus import Corpus
-from nas.corpus.sequences import epoch_order, gather, num_sequences, validation_indices
-from nas.model.cross_entropy import projected_cross_entropy
+from nas.corpus.sequences import (
+    DocumentLoss,
+    epoch_order,
+    gather,
+    held_out_targets,
+    mean_loss,
+    num_sequences,
+    validation_indices,
+)
+from nas.model.cross_entropy import token_cross_entropies
 from nas.model.decoder import Decoder
 from nas.recipe.recipe import Scale
 
@@ -21,10 +29,13 @@ AHEAD = 2  # batches: one in the making while one waits
 
 
 class Validation(NamedTuple):
-    """loss: nats per token of the corpus' tokenizer. head_means: of each layer its heads' mean row entropies, nats."""
+    """documents: share of each in the loss, and its nats per token of the corpus' tokenizer. loss: of all, by shares.
+    head_means: of each layer its heads' mean row entropies, nats.
+    """
 
     loss: float
     head_means: tuple[Tensor, ...]
+    documents: tuple[DocumentLoss, ...] = ()
 
 
 def train_batch(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -40,10 +51,11 @@ def train_indices(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: 
     return [int(epoch_order(seed, place // count, count)[place % count]) for place in places]
 
 
-def validation_batches(corpus: Corpus, scale: Scale) -> list[tuple[Tensor, Tensor]]:
-    """Inputs and targets of about the scale's validation tokens, spread evenly over the validation split."""
+def validation_batches(corpus: Corpus, scale: Scale, tokens: int | None = None) -> list[tuple[Tensor, Tensor]]:
+    """Inputs and targets of about so many tokens, the scale's by default (`held_out_targets`)."""
     batch, seq_len = scale.micro_batch, scale.seq_len
-    sequences = gather(corpus, "validation", validation_indices(corpus, seq_len, scale.validation_tokens), seq_len)
+    indices = validation_indices(corpus, seq_len, tokens or scale.validation_tokens)
+    sequences = gather(corpus, "validation", indices, seq_len)
     return [_split(sequences[start : start + batch]) for start in range(0, len(sequences), batch)]
 
 
@@ -68,19 +80,21 @@ class Prefetched(Generic[T]):
 
 
 @torch.no_grad()
-def validate(model: Decoder, corpus: Corpus, scale: Scale) -> Validation:
-    """The model on the scale's validation tokens, the same for every model and seed."""
+def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = None) -> Validation:
+    """The model on about so many validation tokens, by default the scale's, the same for every model and seed."""
     device = model.embed.weight.device
-    loss, count = 0.0, 0
+    targets_of = held_out_targets(corpus, scale.seq_len, tokens or scale.validation_tokens)
+    losses: list[NDArray[np.float64]] = []
     sums: tuple[Tensor, ...] = tuple(torch.zeros((), dtype=torch.float64, device=device) for _ in model.layers)
-    for inputs, targets in validation_batches(corpus, scale):
+    for inputs, targets in validation_batches(corpus, scale, tokens):
         stream, rows = model.features(inputs.to(device), with_entropies=True)
         assert rows is not None
-        mean = projected_cross_entropy(stream.flatten(0, 1), model.logits.weight, targets.to(device).flatten())
-        loss += mean.item() * len(inputs)
+        nats = token_cross_entropies(stream.flatten(0, 1), model.logits.weight, targets.to(device).flatten())
+        losses.append(nats.double().cpu().numpy())
         sums = tuple(total + layer.double().mean(dim=-1).sum(dim=0) for total, layer in zip(sums, rows, strict=True))
-        count += len(inputs)
-    return Validation(loss / count, tuple((total / count).cpu() for total in sums))
+    documents = targets_of.by_document(np.concatenate(losses))
+    count = len(targets_of.indices)
+    return Validation(mean_loss(documents), tuple((total / count).cpu() for total in sums), documents)
 
 
 def _split(sequences: NDArray[np.unsignedinteger[Any]]) -> tuple[Tensor, Tensor]:

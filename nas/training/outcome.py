@@ -58,6 +58,7 @@ class RungRecord:
 
     val_loss: nats per token; perplexity = exp(val_loss).
     seconds: wall time spent on the trial so far, in all its processes.
+    documents: of the last rung, the share of each validation document in the loss, and its nats per token.
     """
 
     rung: int
@@ -68,6 +69,7 @@ class RungRecord:
     perplexity: float
     entropy: EntropySummary
     seconds: float
+    documents: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +89,7 @@ class Outcome:
     entropy: EntropySummary | None = None
     reason: str | None = None
     layer: str | None = None
+    documents: tuple[tuple[float, float], ...] = ()
 
 
 def completed(record: RungRecord) -> Outcome:
@@ -99,4 +102,5 @@ def completed(record: RungRecord) -> Outcome:
         val_loss=record.val_loss,
         perplexity=record.perplexity,
         entropy=record.entropy,
+        documents=record.documents,
     )

@@ -238,13 +238,15 @@ class TrainingRun:
         """A record if a rung ends with this step; the last one completes the run."""
         if self.progress.outcome or self.progress.step not in self.scale.rung_steps:
             return None
+        last = self.progress.step == self.scale.rung_steps[-1]
+        tokens = self.scale.validation_tokens if last else self.scale.rung_validation_tokens
         return self.end_rung(
-            self.team.broadcast_from_leader(lambda: validate(self.objective.model, self.corpus, self.scale))
+            self.team.broadcast_from_leader(lambda: validate(self.objective.model, self.corpus, self.scale, tokens))
         )
 
     def end_rung(self, validation: Validation) -> RungRecord | None:
         """The record of the rung that ends with this step; None if the validation shows that the run diverged."""
-        steps, (loss, head_means) = self.scale.rung_steps, validation
+        steps, (loss, head_means, documents) = self.scale.rung_steps, validation
         self._tick()
         if problem := self._validation_problem(loss, head_means):
             self._end_diverged(*problem)
@@ -259,6 +261,7 @@ class TrainingRun:
             perplexity=math.exp(loss),
             entropy=summarise(head_means, self.scale.seq_len),
             seconds=progress.seconds,
+            documents=documents if rung == len(steps) - 1 else (),
         )
         self.progress = replace(progress, rungs=(*progress.rungs, record))
         if rung == len(steps) - 1:

@@ -10,8 +10,8 @@ from search_spaces.notation import parse
 @pytest.mark.parametrize(
     ("name", "scale", "data", "expected"),
     [
-        ("SM+LN+G", "proxy", "stdlib", "03e971ba9d95"),
-        ("EReg(SM(t)+ScFuFFN_i6)", "proxy", "stdlib", "42695a511437"),
+        ("SM+LN+G", "proxy", "stdlib", "d245ef09f234"),
+        ("EReg(SM(t)+ScFuFFN_i6)", "proxy", "stdlib", "aa10b3f57313"),
         ("EReg(SM(t)+ScFuFFN)", "paper", "languini", "9a68ce2f740d"),
     ],
 )

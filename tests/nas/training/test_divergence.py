@@ -111,9 +111,9 @@ def test_the_largest_loss_with_a_perplexity_is_no_divergence(monkeypatch: pytest
 def test_a_validation_that_overflows_names_the_layer(monkeypatch: pytest.MonkeyPatch, corpus: Corpus) -> None:
     original = validate
 
-    def poisoned_validate(model, corpus, scale):
+    def poisoned_validate(model, corpus, scale, tokens):
         model.layers[1].ffn.up.weight.data[0, 0] = math.nan
-        return original(model, corpus, scale)
+        return original(model, corpus, scale, tokens)
 
     monkeypatch.setattr(trainer, "validate", poisoned_validate)
     (outcome,) = train(candidate(), corpus, seed=0)
