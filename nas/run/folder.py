@@ -7,7 +7,7 @@ report.html, what `nas.export` makes of it in exports/, and of the user's own ne
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class Meta:
     recipe: Recipe
     parent: ParentResult | None = None
     ngrams: NgramBaseline | None = None
-    held_out: HeldOut = field(default_factory=HeldOut)
+    held_out: HeldOut | None = None
 
 
 def new_folder(output_dir: Path | None) -> Path:
