@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
 
 from costmodel.config.schema import is_text
 from costmodel.errors import UserError
@@ -11,13 +12,17 @@ from costmodel.errors import UserError
 MAX_BYTES = 4_000_000  # far above any file of ours; a larger one is a mistake
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader without aliases and with unique keys."""
+class _StrictLoader(Composer, yaml.CSafeLoader):
+    """A safe loader without aliases and with unique keys: libyaml reads the text, and Python composes what it reads."""
+
+    def __init__(self, text: str) -> None:
+        yaml.CSafeLoader.__init__(self, text)
+        Composer.__init__(self)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            mark = self.get_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=mark)
+            event: Any = self.get_event()
+            raise yaml.MarkedYAMLError(problem="aliases are not allowed", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:

@@ -1,4 +1,4 @@
-"""New tokens one after the other: the sum of their runs, and what the engine sends for all of them."""
+"""New tokens one after the other: the sum of their runs. What the engine sends for them: test_session.py."""
 
 import csv
 import io
@@ -11,12 +11,9 @@ import pytest
 
 from costmodel.cost import total_price
 from costmodel.deployment.deploy import Deployment, generation
-from costmodel.engine import spu
-from costmodel.engine.compare import drawn_weights, predict
 from costmodel.estimate import estimate, estimate_generation
-from costmodel.execution import interpreter
 from costmodel.protocols import load_pricer
-from costmodel.protocols.primitives import EngineSetting, total_comm
+from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -69,27 +66,6 @@ def test_masks_that_are_kept_are_opened_in_the_first_run():
     num_weights = 12 * 16 * 16 + 2 * 50 * 16
     saved = estimate_generation(RUNS, fresh).whole.total.sent_bytes - found.whole.total.sent_bytes
     assert saved == (NEW - 1) * 2 * 8 * num_weights
-
-
-@pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
-def test_the_engine_sends_what_is_predicted_and_computes_the_same_logits(protocol):
-    """The prompt's run, and the last, which reads the keys and values of all tokens before it."""
-    pytest.importorskip("spu")
-    tokens = np.random.default_rng(1).integers(50, size=PROMPT + NEW - 1)
-    whole = lower(MODEL, len(tokens))
-    weights = drawn_weights(whole, np.random.default_rng(0))
-    clear = interpreter.values(whole, weights, tokens)
-    priced = estimate_generation(RUNS, load_pricer(protocol)).by_token
-    for index, read in ((0, tokens[:PROMPT]), (NEW - 1, tokens[-1:])):
-        graph = RUNS[index]
-        caches = interpreter.kv_cache(graph, clear)
-        done = spu.run(graph, weights, read, caches, protocol=protocol, setting=EngineSetting())
-        comm = total_comm(predict(graph, protocol, EngineSetting()))
-        sent = sum(cost.sent_bytes for _, cost in done.by_op)
-        assert sent == pytest.approx(comm.online_bytes + comm.setup_bytes, rel=1e-3 if protocol == "cheetah" else 0)
-        if protocol != "cheetah":  # whose estimate has shares of batches that a run makes whole
-            assert sent == priced[index].sent_bytes
-        np.testing.assert_allclose(done.logits[0], clear["logits"][PROMPT - 1 + index], atol=0.01)
 
 
 def estimated(run, *args):

@@ -179,7 +179,8 @@ def test_csv_is_a_line_an_op(run, engine_stub):
     ("protocol", "options"),
     [
         *product(("semi2k", "aby3"), (SECRET, AT_SERVER, EVERY_CHOICE)),
-        *product(("cheetah",), (AT_SERVER, EVERY_CHOICE)),
+        pytest.param("cheetah", AT_SERVER, marks=pytest.mark.slow),
+        ("cheetah", EVERY_CHOICE),
     ],
 )
 def test_the_engine_agrees(run, protocol, options):

@@ -36,9 +36,7 @@ CASES = [
     ("semi2k", "last of a batch"),
     ("semi2k", "vocabulary in halves"),
     ("aby3", "decode batch"),
-    ("cheetah", "batch"),
-    pytest.param("cheetah", "forms", marks=pytest.mark.slow),
-    pytest.param("cheetah", "decode rotary", marks=pytest.mark.slow),
+    *(pytest.param("cheetah", name, marks=pytest.mark.slow) for name in ("batch", "forms", "decode rotary")),
 ]
 
 

@@ -1,6 +1,7 @@
 """Models of transformers, tiny and of random weights: the traced graph in the clear is the model, and what it costs."""
 
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -56,14 +57,15 @@ MODELS = {
 }
 
 
-def made(name: str) -> Any:
-    """A model of random weights, all of them away from 0 and 1."""
+@cache
+def made(name: str) -> tuple[Any, OpGraph]:
+    """A model of random weights, all of them away from 0 and 1, and its traced graph."""
     torch.manual_seed(0)
     model = MODELS[name]().double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
-    return model
+    return model, trace(model, SEQ_LEN)
 
 
 def deployed(model: Any, graph: OpGraph) -> dict[str, np.ndarray]:
@@ -114,17 +116,15 @@ def output_of(model: Any, tokens: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_traced_graph_in_the_clear_is_the_model(name):
-    model = made(name)
-    graph = trace(model, SEQ_LEN)
+    model, graph = made(name)
     tokens = np.random.default_rng(0).integers(3, VOCAB, size=SEQ_LEN)  # the first three are padding and ends
     ours, theirs = execute(graph, deployed(model, graph), tokens), output_of(model, tokens)
     np.testing.assert_allclose(ours.reshape(theirs.shape), theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
 
 
-@pytest.mark.parametrize("name", ["granite", "gemma2", "gemma2, spelled out", "cohere", "openai gpt", "bert of masks"])
+@pytest.mark.parametrize("name", ["granite", "gemma2", "cohere", "openai gpt", "bert of masks"])
 def test_a_traced_model_has_the_same_last_logits_however_it_is_run(name):
-    model = made(name)
-    graph = trace(model, SEQ_LEN)
+    model, graph = made(name)
     weights, tokens = deployed(model, graph), np.random.default_rng(0).integers(3, VOCAB, size=SEQ_LEN)
     expected = execute(graph, weights, tokens)[-1:]
     for way in (
@@ -216,10 +216,10 @@ def test_position_ids_counted_from_tokens_are_one_table():
 LOGIT_TOLERANCE = 0.05  # of logits up to 3: fixed point, and a tanh of degree 17
 RUNS = [
     ("semi2k", "gemma2"),
-    ("semi2k", "granite with multipliers"),
     ("semi2k", "gpt2 of quick gelus"),
     ("aby3", "bert with a pooler"),
-    ("aby3", "cohere"),
+    pytest.param("semi2k", "granite with multipliers", marks=pytest.mark.slow),
+    pytest.param("aby3", "cohere", marks=pytest.mark.slow),
     pytest.param("cheetah", "gemma2", marks=pytest.mark.slow),
     pytest.param("cheetah", "bert with a pooler", marks=pytest.mark.slow),
 ]
@@ -228,8 +228,7 @@ RUNS = [
 @pytest.mark.needs_engine
 @pytest.mark.parametrize(("protocol", "name"), RUNS)
 def test_the_engine_computes_the_model_at_the_predicted_cost(protocol, name, engine_logits):
-    model = made(name)
-    graph = trace(model, SEQ_LEN)
+    model, graph = made(name)
     tokens = np.random.default_rng(0).integers(3, VOCAB, size=SEQ_LEN)
     logits, theirs = engine_logits(graph, deployed(model, graph), tokens, protocol=protocol), output_of(model, tokens)
     assert np.abs(logits.reshape(theirs.shape) - theirs).max() < LOGIT_TOLERANCE
