@@ -33,16 +33,17 @@ NUM_TRIALS = 4
 NUM_KILLS = 20
 
 
-@pytest.fixture
-def cluster(monkeypatch) -> Iterator[Cluster]:
-    """A head without cores, and two nodes of one core."""
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)  # a run on this machine alone leaves it off
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 100_000_000})
-    for _ in range(2):
-        made.add_node(num_cpus=1, object_store_memory=100_000_000)
-    yield made
-    made.shutdown()
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A head without cores, and two nodes of one core, of which the last test here takes one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)  # a run on this machine alone leaves it off
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 100_000_000})
+        for _ in range(2):
+            made.add_node(num_cpus=1, object_store_memory=100_000_000)
+        yield made
+        made.shutdown()
 
 
 @pytest.fixture
@@ -66,6 +67,18 @@ def dying(config):
     tune.report({"trial_event": TrialEvent(event="finished", status="completed", measured=outcome)})
 
 
+def test_nodes_with_other_code_are_left_out_before_any_trial(cluster, trials, monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(ray_tune, "question", lambda *args: replace(question(*args), sources="0" * 12))
+    resources = Resources(slots=2, max_concurrent=None, ray_address=cluster.address)
+    with pytest.raises(
+        RunHaltedError, match="no node is left to train on: node .* its copy of this package is another"
+    ):
+        run_trials(trials, resources, log=lines.append)
+    assert len(lines) == 2
+    assert "started" not in {one.event for one in trials.records}
+
+
 def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monkeypatch):
     monkeypatch.setattr(ray_tune, "_trainable", dying)
     sign = trials.setting.folder / "trials" / "take-the-node"
@@ -85,18 +98,6 @@ def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monk
     runs = {one.index: len(list((sign.parent / one.trial_id).iterdir())) for one in ends}
     assert runs == {0: 2, 1: 2, 2: 1, 3: 1}
     assert not list(trials.setting.folder.glob(".node-*"))
-
-
-def test_nodes_with_other_code_are_left_out_before_any_trial(cluster, trials, monkeypatch):
-    lines: list[str] = []
-    monkeypatch.setattr(ray_tune, "question", lambda *args: replace(question(*args), sources="0" * 12))
-    resources = Resources(slots=2, max_concurrent=None, ray_address=cluster.address)
-    with pytest.raises(
-        RunHaltedError, match="no node is left to train on: node .* its copy of this package is another"
-    ):
-        run_trials(trials, resources, log=lines.append)
-    assert len(lines) == 2
-    assert "started" not in {one.event for one in trials.records}
 
 
 def search(root: Path, *args: str) -> list[str]:

@@ -17,7 +17,7 @@ from costmodel.errors import UserError
 from nas.report.__main__ import report
 from nas.report.html.answer import rows_beside
 from nas.report.html.grid import price_grid
-from nas.report.html.page import ASSETS, SCRIPTS, write_report
+from nas.report.html.page import ASSETS, REPORT_FILE, SCRIPTS, write_report
 from nas.report.html.points import points_of
 from nas.run.run import Run
 from tests.nas.report.html.made_runs import TOKENS, record
@@ -63,8 +63,13 @@ def page_of(folder: Path) -> Page:
     return Page(write_report(Run.read(folder)).read_text(encoding="utf-8"))
 
 
-def test_the_answer_is_the_best_within_the_budget(run_folder: Path) -> None:
-    page, run = page_of(run_folder), Run.read(run_folder)
+@pytest.fixture(scope="module")
+def whole_page(whole_folder: Path) -> Page:
+    return Page((whole_folder / REPORT_FILE).read_text(encoding="utf-8"))
+
+
+def test_the_answer_is_the_best_within_the_budget(whole_page: Page, whole_folder: Path) -> None:
+    page, run = whole_page, Run.read(whole_folder)
     best = run.front[-1]
     assert best.notation == "10xlSlRo-2xooooo"
     answer = page.text[: page.text.index("The front")]
@@ -95,9 +100,9 @@ def test_a_row_of_the_papers_that_was_trained_is_one_row(make_run) -> None:
     assert next(iter(rows)) == "SM+LN+G"  # the most expensive
 
 
-def test_its_numbers_are_those_of_the_ledger(run_folder: Path) -> None:
+def test_its_numbers_are_those_of_the_ledger(whole_page: Page, whole_folder: Path) -> None:
     """Of every trained member, not rounded; the grid's own price of the same forms agrees to its digits."""
-    data, run = page_of(run_folder).data, Run.read(run_folder)
+    data, run = whole_page.data, Run.read(whole_folder)
     own = data["settings"][0]
     assert (own["protocol"], own["network"], own["seq_len"]) == ("published", None, 128)
     by_name = {member.notation: member for member in run.members}
@@ -115,8 +120,8 @@ def test_its_numbers_are_those_of_the_ledger(run_folder: Path) -> None:
     assert own["fronts"][2] is None
 
 
-def test_the_grid_has_every_protocol_network_and_prompt(run_folder: Path) -> None:
-    settings = page_of(run_folder).data["settings"]
+def test_the_grid_has_every_protocol_network_and_prompt(whole_page: Page) -> None:
+    settings = whole_page.data["settings"]
     names = [(setting["protocol"], setting["network"], setting["seq_len"]) for setting in settings]
     assert len(names) == len(set(names)) == 4 + 3 * 4 * 4
     longer, shorter = (settings[names.index(("aby3", "wan", seq_len))] for seq_len in (256, 128))
@@ -154,9 +159,9 @@ def test_a_folder_is_no_file_to_write(run_folder: Path, tmp_path: Path) -> None:
         report(str(run_folder), tmp_path / "nowhere" / "page.html")
 
 
-def test_only_our_scripts_may_run(run_folder: Path) -> None:
+def test_only_our_scripts_may_run(whole_page: Page) -> None:
     """By digest; what an injected script would be is refused by the browser, and nothing may be loaded."""
-    page = page_of(run_folder)
+    page = whole_page
     run = [one for one in page.scripts if not one.startswith("{") and one.strip()]
     assert run == [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
     digests = [f"'sha256-{b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in run]
@@ -179,8 +184,8 @@ def test_what_comes_from_a_run_is_escaped(make_run) -> None:
     assert page.data["points"][0]["name"] == evil
 
 
-def test_curves_are_thinned_and_rungs_kept(run_folder: Path) -> None:
-    data, run = page_of(run_folder).data, Run.read(run_folder)
+def test_curves_are_thinned_and_rungs_kept(whole_page: Page, whole_folder: Path) -> None:
+    data, run = whole_page.data, Run.read(whole_folder)
     (number,) = [place for place, one in enumerate(run.front, 1) if one.first.trial_id == "trial1-s0-a0"]
     training = [one for one in data["curves"] if one["series"] == "training"]
     assert {one["number"] for one in training} == {number}
@@ -203,16 +208,16 @@ def test_entropies_are_those_of_the_last_step(run_folder: Path, torn: str | None
         assert max(one["entropy"] for one in cells) == pytest.approx(0.5 + 0.2 * 5 + 0.1 * 11)
 
 
-def test_the_hypervolume_ends_where_the_run_does(run_folder: Path) -> None:
-    data, run = page_of(run_folder).data, Run.read(run_folder)
+def test_the_hypervolume_ends_where_the_run_does(whole_page: Page, whole_folder: Path) -> None:
+    data, run = whole_page.data, Run.read(whole_folder)
     last = data["hypervolumes"][-1]
     assert last["hypervolume"] == pytest.approx(run.summary.hypervolume)
     assert last["tokens"] == 512 + 8 * TOKENS
     assert len(data["hypervolumes"]) == 1 + 9
 
 
-def test_what_is_to_be_distrusted_is_said(run_folder: Path) -> None:
-    page = page_of(run_folder)
+def test_what_is_to_be_distrusted_is_said(whole_page: Page) -> None:
+    page = whole_page
     caveats = page.text[page.text.index("What to distrust") : page.text.index("How to do it again")]
     for words in (
         "width 96 instead of 768, 4,096 tokens a candidate",
@@ -276,9 +281,9 @@ def test_runs_priced_by_a_former_cost_model_have_a_page(
     assert "The ledger was priced by cost model" in page.text
 
 
-def test_the_licences_come_with_what_they_are_of(run_folder: Path) -> None:
+def test_the_licences_come_with_what_they_are_of(whole_page: Page) -> None:
     licences = (ASSETS / "LICENSES.txt").read_text(encoding="utf-8")
     for script in SCRIPTS:
         if found := re.fullmatch(r"(vega[a-z-]*)-([\d.]+)\.min\.js", script):
             assert f"{found[1]} {found[2]}" in licences
-    assert "University of Washington Interactive Data Lab" in page_of(run_folder).text
+    assert "University of Washington Interactive Data Lab" in whole_page.text

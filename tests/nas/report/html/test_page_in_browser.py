@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from costmodel.config.units import format_bytes, format_seconds
-from nas.report.html.page import write_report
+from nas.report.html.page import REPORT_FILE, write_report
 from nas.run.run import Run
-from tests.nas.report.html.made_runs import record, write_run, write_whole_run
+from tests.nas.report.html.made_runs import record, write_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ("--no-sandbox", "--disable-quic", "--disable-background-networking")
@@ -58,17 +58,14 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(Run.read(write_whole_run(tmp_path_factory.mktemp("browser") / "run")))
-
-
 @pytest.fixture
-def opened(browser: Any, path: Path) -> Iterator[Any]:
+def opened(browser: Any, whole_folder: Path) -> Iterator[Any]:
     """Opens the page, at another size or in dark if asked to; at the end nothing was loaded and nothing complained."""
     contexts, said, asked = [], [], []
 
-    def open_page(width: int = 1280, height: int = 800, scheme: str = "light", file: Path = path) -> Any:
+    def open_page(
+        width: int = 1280, height: int = 800, scheme: str = "light", file: Path = whole_folder / REPORT_FILE
+    ) -> Any:
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
