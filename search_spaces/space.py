@@ -6,6 +6,7 @@ Members are numbered from 0 to `num_members(space) - 1`, recipes of one architec
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import networkx as nx
 import numpy as np
@@ -52,6 +53,7 @@ def load_space(name_or_path: str) -> SearchSpace:
     return build_space(load_definition(name_or_path))
 
 
+@lru_cache(maxsize=8)  # half a second for GPT-2's
 def build_space(definition: Definition) -> SearchSpace:
     """The space of a definition. Raises UserError for an unknown base or member, or if nothing is left in it."""
     base = base_architecture(definition.base, definition.dimensions)

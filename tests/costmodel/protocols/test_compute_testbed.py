@@ -152,9 +152,9 @@ MOST = 0.7
 GROWN = (1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 3072, 6144)
 
 
-def falls(protocol: str, weights: str, op: Op) -> list[tuple[str, float, Op]]:
+def falls(testbed: ComputeTestbed, weights: str, op: Op) -> list[tuple[str, float, Op]]:
     """Dimension, share of the seconds lost and op, of every step up at which seconds fall."""
-    testbed, steps = load_compute(TESTBEDS / f"{protocol}.yaml"), []
+    steps = []
     for name in shape(op):
         for smaller, larger in pairwise(replace(op, **{name: value}) for value in GROWN):
             before, after = (seconds_of(sized, weights, testbed) for sized in (smaller, larger))
@@ -165,9 +165,10 @@ def falls(protocol: str, weights: str, op: Op) -> list[tuple[str, float, Op]]:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_seconds_grow_with_every_dimension_of_every_op(protocol: str) -> None:
+    testbed = load_compute(TESTBEDS / f"{protocol}.yaml")
     for series in plan(protocol):
         for op in (series.sizes[1], series.sizes[-1]):
-            for name, share, larger in falls(protocol, series.weights, op):
+            for name, share, larger in falls(testbed, series.weights, op):
                 assert protocol == "cheetah", larger
                 assert (type(op).__name__, name) in PACKED, larger
                 assert share < MOST, larger
@@ -175,11 +176,12 @@ def test_seconds_grow_with_every_dimension_of_every_op(protocol: str) -> None:
 
 def test_the_exceptions_are_needed() -> None:
     some = [series for series in plan("cheetah") if type(series.sizes[0]).__name__ in dict(PACKED)]
+    testbed = load_compute(TESTBEDS / "cheetah.yaml")
     found = {
         (type(op).__name__, name)
         for series in some
         for op in (series.sizes[1], series.sizes[-1])
-        for name, _, _ in falls("cheetah", series.weights, op)
+        for name, _, _ in falls(testbed, series.weights, op)
     }
     assert found == PACKED
 

@@ -183,7 +183,7 @@ print(type(model).__module__, out.shape[1] - tokens.shape[1], tokenizer.decode(o
 """
 
 
-@pytest.mark.parametrize("name", ["SM+ScFFN", "SM(t)+fLN+R"])
+@pytest.mark.parametrize("name", [pytest.param("SM+ScFFN", marks=pytest.mark.slow), "SM(t)+fLN+R"])
 def test_a_saved_model_generates_on_a_machine_without_this_package(name: str, tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
