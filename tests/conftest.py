@@ -46,8 +46,6 @@ EXTRAS = {
 # Under xdist the tests of a file run in one process, and so do those of these folders and files, which share what is
 # costly to start. The longest come first, so that the processes end together.
 GROUPS = {
-    "docs": ("docs/test_commands.py", "docs/test_python.py"),
-    "search": ("nas/test_search.py",),
     "engine": (
         "costmodel/engine",
         "costmodel/protocols/test_measured_bytes.py",
@@ -57,7 +55,9 @@ GROUPS = {
         "nas/conversion/test_folded_under_the_engine.py",
         "experiments/test_seconds.py",
     ),
-    "ray": ("nas/study", "nas/test_study.py", "nas/test_own_checkpoint.py"),
+    "search": ("nas/test_search.py",),
+    "ray": ("nas/study/test_cluster.py", "nas/study/test_ray_tune.py"),
+    "docs": ("docs/test_commands.py", "docs/test_python.py"),
 }
 SECONDS: dict[type, float] = {ops.Gelu: 9.0, ops.Relu: 3.0, ops.LayerNorm: 4.0, ops.Linear: 1.0}
 

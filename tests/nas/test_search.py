@@ -58,7 +58,7 @@ def command(*args: str) -> list[str]:
 @pytest.fixture(scope="module")
 def finished(root):
     """A run in the default folder that nobody disturbed: (folder, what it printed)."""
-    args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", str(NUM_TRIALS))
+    args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", str(NUM_TRIALS), "--max-concurrent", "1")
     done = subprocess.run(command(*args), cwd=root, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (folder,) = (root / "runs").iterdir()
