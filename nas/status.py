@@ -13,13 +13,13 @@ from costmodel.config.units import format_bytes, format_seconds
 from nas.report.progress import line
 from nas.report.summary import (
     IN_NOISE,
-    SPREAD,
     infeasible_lines,
     mark,
     ngram_lines,
     parent_lines,
     perplexity_text,
     price_line,
+    spread_words,
     unstable_lines,
 )
 from nas.report.terminal import table_console
@@ -70,7 +70,8 @@ def _traceback(folder: Path, record: Record) -> Path | None:
 
 def _front_table(run: Run) -> Table:
     marks = [mark(member.mean_loss, run.ngrams) for member in run.front]
-    table = Table(title=f"Pareto front; {SPREAD}; ~ {IN_NOISE}; * its price range crosses the budget")
+    title = ("Pareto front", spread_words(run.front), f"~ {IN_NOISE}", "* its price range crosses the budget")
+    table = Table(title="; ".join(filter(None, title)))
     headings = ["arch_id", "architecture", "runs as", "perplexity", "latency", "sent", "tokens"]
     for heading in headings + ["floor"] * any(marks):
         table.add_column(heading, overflow="fold")

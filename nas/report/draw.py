@@ -308,7 +308,7 @@ def _draw_ngrams(axes: Axes, ngrams: NgramLines) -> None:
 
 
 def _draw_group(axes: Axes, group: Group, *, color: str, marker: str, label: str) -> None:
-    """Full marks with error bars for means over seeds, hollow ones for one seed."""
+    """Full marks with error bars, hollow ones where no error is known."""
     if not group.names:
         return
     style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5, "linestyle": ""}
@@ -330,10 +330,13 @@ def _draw_group(axes: Axes, group: Group, *, color: str, marker: str, label: str
 
 
 def _explain_seeds(axes: Axes, groups: Iterable[Group]) -> None:
-    """Explains full and hollow marks, where both can be."""
-    if any(spread is not None for group in groups for spread in group.spread):
+    """Explains full and hollow marks, those that there are."""
+    spreads = [spread for group in groups for spread in group.spread]
+    if any(spread is not None for spread in spreads):
         axes.plot([], [], color="0.3", marker="|", markersize=9, linestyle="", label=f"mean over seeds, {ERRORS}")
-    axes.plot([], [], color="0.3", marker="o", markersize=5, linestyle="", markerfacecolor="white", label="one seed")
+    if None in spreads:
+        style: dict[str, Any] = {"color": "0.3", "marker": "o", "markersize": 5, "linestyle": ""}
+        axes.plot([], [], **style, markerfacecolor="white", label="one seed, no error known")
 
 
 def _label(axes: Axes, group: Group) -> None:

@@ -23,7 +23,7 @@ class Group(NamedTuple):
     """Members drawn alike, at the means over their seeds.
 
     latency_min: minutes. range_min: price range in minutes, or None. spread: perplexities two standard errors below and
-    above the mean loss, or None for one seed.
+    above the mean loss, or None where none is known.
     """
 
     names: tuple[str, ...]

@@ -14,7 +14,7 @@ from costmodel.ops import LayerId
 from costmodel.trust import Trust, described
 from costmodel.trust import facts as trust_facts
 from nas.corpus.ngrams import NgramBaseline
-from nas.report.summary import KNOWS_LESS, SPREAD, perplexity_text
+from nas.report.summary import KNOWS_LESS, perplexity_text, spread_words
 from nas.run.ledger import Record
 from nas.run.members import TrainedMember, in_noise
 from nas.run.run import Run
@@ -269,8 +269,7 @@ def _perplexity(facts: Facts, member: TrainedMember | None, run: Run | None) -> 
         f"{result.split})."
     )
     if member is not None:
-        spread = f"; {SPREAD}" if member.num_seeds > 1 else ", which shows no spread"
-        yield f"The architecture over seeds: {perplexity_text(member)}{spread}."
+        yield f"The architecture: {perplexity_text(member)}; {spread_words([member]) or 'no spread is known'}."
     else:
         yield "One seed: no spread is known."
     if run is not None and run.parent is not None:
@@ -292,7 +291,8 @@ def _front(run: Run, member: TrainedMember | None) -> list[str]:
             perplexity_text(neighbour) + (" ~" if noise else ""),
         )
         lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, "", f"{SPREAD}; ~ within noise of its cheaper neighbour."]
+    spread = spread_words(run.front)
+    return [*lines, "", f"{spread and f'{spread}; '}~ within noise of its cheaper neighbour."]
 
 
 def _caveats(facts: Facts, architecture: Architecture, member: TrainedMember | None, run: Run | None) -> Iterator[str]:

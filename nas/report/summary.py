@@ -17,13 +17,12 @@ from nas.corpus.ngrams import NgramBaseline
 from nas.run.folder import ParentResult
 from nas.run.front import crosses, found_infeasible, is_feasible, picked
 from nas.run.ledger import deployed_of
-from nas.run.members import TrainedMember, in_noise, verdict
+from nas.run.members import TrainedMember, difference_error, in_noise, verdict
 from nas.run.run import Run
 from search_spaces.budget.feasible import format_budget
 
 FEW = 4  # a front of fewer members is said to be one
 KNOWS_LESS = "knows less than a trigram"
-SPREAD = "± two standard errors of the mean over seeds"
 IN_NOISE = "within noise of its cheaper neighbour"
 
 
@@ -68,7 +67,7 @@ def mark(loss: float, ngrams: NgramBaseline | None) -> str:
 
 
 def perplexity_text(member: TrainedMember) -> str:
-    """`33.10 ± 0.42 (3 seeds)`, or `33.10 (1 seed)`: the exponential of the mean loss, half the width of its bounds."""
+    """`33.10 ± 0.42 (3 seeds)`: the exponential of the mean loss, half the width of its bounds, where it has some."""
     bounds = member.perplexity_bounds
     spread = "" if bounds is None else f" ± {(bounds[1] - bounds[0]) / 2:.2f}"
     return f"{member.perplexity:.2f}{spread} ({seeds_text(member)})"
@@ -80,6 +79,22 @@ def seeds_text(member: TrainedMember) -> str:
     if member.num_diverged:
         return f"{member.num_diverged} of {whole} seeds diverged"
     return f"{whole} seed{'s' if whole > 1 else ''}"
+
+
+def spread_words(trained: Sequence[TrainedMember]) -> str:
+    """What `±` is of, for these members; empty where none has any."""
+    seeds = any(member.seed_error is not None for member in trained)
+    documents = any(member.document_error is not None for member in trained)
+    over = " and ".join(["seeds"] * seeds + ["validation documents"] * documents)
+    return over and f"± two standard errors over {over}" + ("" if seeds else "; seeds not repeated")
+
+
+def compared(member: TrainedMember, other: TrainedMember) -> str:
+    """The verdict on a member beside another one, and what it rests on where that is not both."""
+    error, tested = difference_error(member, other), verdict(member, other)
+    if error is None:
+        return tested
+    return tested if member.seed_error is not None else f"{tested} over documents, seeds not repeated"
 
 
 def noise_marks(front: Sequence[TrainedMember]) -> list[str]:
@@ -151,9 +166,10 @@ def against_parent(parent: ParentResult, member: TrainedMember) -> str:
 def _seeds(trained: Sequence[TrainedMember]) -> str:
     """How many seeds there were, and what that allows to say."""
     most = max(member.num_seeds for member in trained)
-    if most == 1:
-        return "one seed, which shows no difference"
-    return f"1 to {most} seeds ({SPREAD}; better and worse: by more than two of the difference)"
+    seeds = "one seed" if most == 1 else f"1 to {most} seeds"
+    if not (words := spread_words(trained)):
+        return f"{seeds}, which shows no difference"
+    return f"{seeds} ({words}; better and worse: by more than two of the difference, paired by document)"
 
 
 def infeasible_lines(run: Run) -> list[str]:
@@ -193,7 +209,7 @@ def _knows(member: TrainedMember, ngrams: NgramBaseline | None) -> str:
 
 
 def _baseline_lines(run: Run) -> list[str]:
-    """Each baseline with the gap of the best candidate within budget, whatever its sign, and what seeds show of it."""
+    """Each baseline with the gap of the best candidate within budget, whatever its sign, and what is shown of it."""
     lines = []
     for baseline in (member for member in run.members if member.role == "baseline"):
         outside = "" if is_feasible(baseline.most_expensive, run.budget) else " outside the budget"
@@ -201,7 +217,7 @@ def _baseline_lines(run: Run) -> list[str]:
         if run.front:
             best = picked(run.front, "best")
             gap = best.perplexity / baseline.perplexity - 1
-            text += f"; best in budget is {gap:+.1%} in perplexity: {verdict(best, baseline)}"
+            text += f"; best in budget is {gap:+.1%} in perplexity: {compared(best, baseline)}"
         lines.append(text)
     return lines
 
@@ -220,7 +236,7 @@ def order_lines(run: Run) -> list[str]:
     if not swapped:
         return []
     verdicts = [verdict(members_of_rows[a], members_of_rows[b]) for a, b in swapped]
-    shown = len(verdicts) - verdicts.count("no difference shown")
+    shown = verdicts.count("better") + verdicts.count("worse")
     return [
         f"note: the order differs from the papers' in {len(swapped)} of {len(pairs)} pairs of published rows, "
         f"beyond noise in {shown}:",

@@ -1,34 +1,32 @@
 """Candidates over the seeds they were trained with: mean loss, its standard error, and who is better than whom.
 
 Losses are nats a token and perplexity is the exponential of their mean, so that seeds weigh alike in either. The first
-seed is the one that chose a member for the front, and its luck stays in the mean with its share of the seeds.
-
-Standard deviations are those of single trials over seeds, estimated from every member with two seeds or more:
-
-    pooled    s^2 = sum over members and seeds of (loss - mean of the member)^2 / sum over members of (seeds - 1)
-    error     max(s, own standard deviation, where a member has two seeds or more) / sqrt(seeds)
-    better    difference of means > 2 sqrt(error of the one ^2 + error of the other ^2)
-
-The larger of the two, since two or three seeds are often closer to one another than the next will be, and members that
-train unstably spread more than the rest. Two errors hold 95 % of a normal distribution, of few degrees of freedom less.
-Source: NIST/SEMATECH e-Handbook of Statistical Methods, section 1.3.5.3, two-sample t-test for equal means,
-https://www.itl.nist.gov/div898/handbook/eda/section3/eda353.htm, for pooling and for the error of a difference.
+seed is the one that chose a member for the front, and its luck stays in the mean with its share of the seeds. Errors
+are over seeds and validation documents (`nas.run.intervals`). One member is better than another if its mean is lower by
+more than two standard errors of the difference, by document; where no member has two seeds, over documents alone.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import variance
 from typing import Literal
 
 from nas.run import ledger
+from nas.run.intervals import (
+    ERRORS_APART,
+    Documents,
+    differences,
+    document_error,
+    joined,
+    mean_documents,
+    pooled_deviation,
+    seed_error,
+)
 from nas.run.ledger import Record, Role
 from nas.run.pareto import Point, point_of_seeds
 
-ERRORS_APART = 2.0  # standard errors of a difference beyond which it is said to be one
-
-Verdict = Literal["better", "worse", "no difference shown"]
+Verdict = Literal["better", "worse", "no difference shown", "not tested"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +34,12 @@ class TrainedMember:
     """A candidate or baseline with all its trials.
 
     trials: completed, by seed, at least one. num_diverged: how many seeds more did not come to an end.
-    standard_error: of the mean loss, nats; None where no member of the run has two seeds.
+    seed_error: standard error of the mean loss over seeds, nats; None where no member of the run has two.
     """
 
     trials: tuple[Record, ...]
     num_diverged: int
-    standard_error: float | None
+    seed_error: float | None
 
     @property
     def first(self) -> Record:
@@ -72,9 +70,24 @@ class TrainedMember:
         return math.exp(self.mean_loss)
 
     @property
+    def documents(self) -> Documents:
+        """Share and mean loss over seeds of each validation document; empty where they were not kept."""
+        return mean_documents([trial.documents for trial in self.trials])
+
+    @property
+    def document_error(self) -> float | None:
+        """Standard error of the mean loss over validation documents, nats; None where fewer than two are known."""
+        return document_error(self.documents)
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the mean loss, over seeds and documents as far as they are known, nats; None if neither is."""
+        return joined(self.seed_error, self.document_error)
+
+    @property
     def perplexity_bounds(self) -> tuple[float, float] | None:
-        """The perplexities ERRORS_APART standard errors below and above the mean loss, of two seeds or more."""
-        if self.standard_error is None or self.num_seeds < 2:
+        """The perplexities ERRORS_APART standard errors below and above the mean loss, where there is one."""
+        if self.standard_error is None:
             return None
         apart = ERRORS_APART * self.standard_error
         return math.exp(self.mean_loss - apart), math.exp(self.mean_loss + apart)
@@ -128,50 +141,35 @@ def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:
         TrainedMember(
             trials=tuple(trials),
             num_diverged=sum(trial.status == "diverged" for trial in groups[name]),
-            standard_error=standard_error([_loss(trial) for trial in trials], pooled),
+            seed_error=seed_error([_loss(trial) for trial in trials], pooled),
         )
         for name, trials in completed.items()
         if trials
     )
 
 
-def pooled_deviation(losses: Iterable[Sequence[float]]) -> float | None:
-    """Standard deviation of a trial over seeds, nats, from the losses of each member; None if none has two."""
-    repeated = [group for group in losses if len(group) >= 2]
-    if not repeated:
-        return None
-    freedom = sum(len(group) - 1 for group in repeated)
-    return math.sqrt(sum((len(group) - 1) * variance(group) for group in repeated) / freedom)
-
-
-def standard_error(losses: Sequence[float], pooled: float | None) -> float | None:
-    """Standard error of the mean of a member's losses, at least one, nats; None if no deviation is known."""
-    if pooled is None:
-        return None
-    deviation = math.sqrt(variance(losses)) if len(losses) >= 2 else 0.0
-    return max(pooled, deviation) / math.sqrt(len(losses))
+def difference_error(member: TrainedMember, other: TrainedMember) -> float | None:
+    """Standard error of the difference of two mean losses, paired by document, nats; None if nothing tests it."""
+    by_document = document_error(differences(member.documents, other.documents))
+    return joined(member.seed_error, other.seed_error, by_document)
 
 
 def better(member: TrainedMember, other: TrainedMember) -> bool:
-    """Whether `member` has a lower mean loss by more than seeds explain."""
-    if member.standard_error is None or other.standard_error is None:
-        return False
-    apart = ERRORS_APART * math.hypot(member.standard_error, other.standard_error)
-    return other.mean_loss - member.mean_loss > apart
+    """Whether `member` has a lower mean loss by more than seeds and documents explain."""
+    error = difference_error(member, other)
+    return error is not None and other.mean_loss - member.mean_loss > ERRORS_APART * error
 
 
 def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
-    """Compares `member` with `other`, as far as seeds allow."""
+    """Compares `member` with `other`, as far as seeds and documents allow."""
+    if difference_error(member, other) is None:
+        return "not tested"
     return "better" if better(member, other) else "worse" if better(other, member) else "no difference shown"
 
 
 def in_noise(front: Sequence[TrainedMember]) -> tuple[bool, ...]:
-    """For each member of a front, cheapest first, whether it is not better than the one before it.
-
-    All False where no member has two seeds: there, nothing is known of any difference.
-    """
-    known = any(member.standard_error is not None for member in front)
-    inside = [known and not better(costlier, cheaper) for cheaper, costlier in pairwise(front)]
+    """For each member of a front, cheapest first, whether it was tested against the one before it and is not better."""
+    inside = [verdict(costlier, cheaper) in ("worse", "no difference shown") for cheaper, costlier in pairwise(front)]
     return tuple([False][: len(front)] + inside)
 
 

@@ -25,8 +25,8 @@ def write_tables(run: Run) -> None:
 
 
 def trial_table(run: Run) -> Table:
-    """A row for every trial that ended. `standard_error` is of the mean loss, nats; low and high are two of it either
-    side; `knows_less_than_trigram`: by the `val_loss` of the row.
+    """A row for every trial that ended. Errors are of the mean loss, nats: `standard_error` over both, low and high are
+    two of it either side; `knows_less_than_trigram`: by the `val_loss` of the row.
     """
     by_candidate = {member.candidate_id: member for member in run.members}
     losses = [record.val_loss if record.status == "completed" else None for record in run.finished]
@@ -63,12 +63,14 @@ def _as_one(member: TrainedMember) -> Record:
 
 
 def _seed_columns(trained: Sequence[TrainedMember | None]) -> Mapping[str, Sequence[object]]:
-    """Means and spread over the seeds of each row's candidate; empty where none completed."""
+    """Means of each row's candidate over its seeds, and how far they may be off; empty where none completed."""
     known = [None if member is None else (member, member.perplexity_bounds or (None, None)) for member in trained]
     return {
         "num_seeds": [row and row[0].num_seeds for row in known],
         "num_diverged_seeds": [row and row[0].num_diverged for row in known],
         "mean_val_loss": [row and row[0].mean_loss for row in known],
+        "seed_error": [row and row[0].seed_error for row in known],
+        "document_error": [row and row[0].document_error for row in known],
         "standard_error": [row and row[0].standard_error for row in known],
         "perplexity_low": [row and row[1][0] for row in known],
         "perplexity_high": [row and row[1][1] for row in known],

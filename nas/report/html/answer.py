@@ -10,7 +10,7 @@ from nas.report.html.points import Point
 from nas.report.summary import IN_NOISE, against_parent, mark, noise_marks, perplexity_text
 from nas.run.front import crosses, picked
 from nas.run.ledger import architecture_of
-from nas.run.members import TrainedMember, better
+from nas.run.members import TrainedMember, verdict
 from nas.run.run import Run
 
 DRAWN_NGRAMS = ("5-gram", "trigram")  # orders that are worth a row
@@ -143,11 +143,10 @@ def _against_neighbour(run: Run, best: TrainedMember) -> str:
     place = run.front.index(best)
     if place == 0:
         return ""
-    if best.num_seeds < 2:
+    tested = verdict(best, run.front[place - 1])
+    if tested == "not tested":
         return "one seed, so no difference to other members is shown"
-    if better(best, run.front[place - 1]):
-        return "better than its cheaper neighbour beyond noise"
-    return IN_NOISE
+    return "better than its cheaper neighbour beyond noise" if tested == "better" else IN_NOISE
 
 
 def _cheaper(run: Run, best: TrainedMember) -> str:

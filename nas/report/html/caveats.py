@@ -6,7 +6,7 @@ from typing import NamedTuple
 from costmodel.config.units import format_seconds
 from costmodel.trust import described
 from nas.report.html.grid import Grid
-from nas.report.summary import SPREAD, infeasible_lines, order_lines, outside, unstable_lines
+from nas.report.summary import infeasible_lines, order_lines, outside, spread_words, unstable_lines
 from nas.run.members import in_noise
 from nas.run.run import Run
 
@@ -50,8 +50,8 @@ def _seeds(run: Run) -> list[str]:
     seeds = sorted({member.num_seeds for member in run.front})
     if seeds:
         words = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-        spread = f"; {SPREAD}" if seeds[-1] > 1 else ", which shows no difference"
-        lines.append(f"Members of the front have {words} seed{'' if seeds[-1] == 1 else 's'}{spread}.")
+        spread = spread_words(run.front) or "which shows no difference"
+        lines.append(f"Members of the front have {words} seed{'' if seeds[-1] == 1 else 's'}; {spread}.")
     inside = [number for number, noise in enumerate(in_noise(run.front), 1) if noise]
     if inside:
         lines.append(f"Within noise of their cheaper neighbour: no. {', '.join(map(str, inside))}.")

@@ -72,13 +72,13 @@ def test_a_range_narrower_than_its_marker_is_left_out(make_run, records) -> None
     assert data.dominated.range_min == (None,)  # 0.2 s of 270 s
 
 
-def test_means_have_a_spread_and_single_seeds_have_none(make_run, over_seeds) -> None:
+def test_means_have_a_spread_and_single_seeds_that_of_a_trial(make_run, over_seeds) -> None:
     records = [*over_seeds(0, 3.0, 3.2), *over_seeds(1, 2.0, latency_s=200.0), *over_seeds(2, 1.0, None)]
     data = front_figure(make_run(records, meta=GPT2), published_rows())
     assert data.front.perplexity == pytest.approx((math.exp(3.1), math.exp(2.0)))
     # two seeds 0.2 apart: a deviation of 0.2 / sqrt 2, an error of the mean of 0.1
     assert data.front.spread[0] == pytest.approx((math.exp(2.9), math.exp(3.3)))
-    assert data.front.spread[1] is None
+    assert data.front.spread[1] == pytest.approx(tuple(math.exp(2 + apart * 0.2 * math.sqrt(2)) for apart in (-1, 1)))
     assert (data.dominated.names, len(data.diverged_min)) == ((), 1)  # it has no mean
 
 

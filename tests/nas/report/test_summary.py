@@ -87,14 +87,23 @@ def test_members_have_their_seeds_and_what_is_within_noise_says_so(lines, over_s
     assert "a0 SM+ScFuFFN: perplexity 20.49 ± 0.47 (3 seeds), 1.67 min, 1.00 GB\n" in text
     assert "20.09 ± 0.40 (3 seeds), 1.83 min, 1.00 GB, within noise of its cheaper neighbour\n" in text
     assert "12.43 ± 0.29 (3 seeds), 2.00 min, 1.00 GB\n" in text
-    assert "11.02 (1 seed), 2.17 min, 1.00 GB\n" in text
+    assert "11.02 ± 0.38 (1 seed), 2.17 min, 1.00 GB\n" in text  # that of a trial, over the seeds of the others
     assert "best in budget is -10.4% in perplexity: better" in text
-    assert "1 to 3 seeds" in text
+    assert "1 to 3 seeds (± two standard errors over seeds; better and worse" in text
 
 
-def test_without_a_second_seed_no_difference_is_said(lines, over_seeds):
+def test_with_one_seed_documents_test_and_the_lines_say_so(lines, over_seeds):
+    here, there = (((0.5, loss - 0.02), (0.5, loss + 0.02)) for loss in (3.0, 2.9))
+    baseline = over_seeds(1, 2.9, documents=there, role="baseline", latency_s=500.0)
+    text = lines([*over_seeds(0, 3.0, documents=here), *baseline])
+    assert "best in budget is +10.5% in perplexity: worse over documents, seeds not repeated" in text
+    assert "perplexity 20.09 ± 0.80 (1 seed)" in text  # an error of 0.02
+    assert "one seed (± two standard errors over validation documents; seeds not repeated; better and worse" in text
+
+
+def test_where_nothing_tests_a_difference_that_is_said(lines, over_seeds):
     text = lines([*over_seeds(0, 3.0), *over_seeds(1, 1.0, role="baseline", latency_s=500.0)])
-    assert "in perplexity: no difference shown" in text
+    assert "in perplexity: not tested" in text
     assert "one seed, which shows no difference" in text
     assert "within noise" not in text
 
