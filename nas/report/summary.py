@@ -86,7 +86,8 @@ def spread_words(trained: Sequence[TrainedMember]) -> str:
     seeds = any(member.seed_error is not None for member in trained)
     documents = any(member.document_error is not None for member in trained)
     over = " and ".join(["seeds"] * seeds + ["validation documents"] * documents)
-    return over and f"± two standard errors over {over}" + ("" if seeds else "; seeds not repeated")
+    words = over and f"± two standard errors over {over}" + ("" if seeds else "; seeds not repeated")
+    return words + "; differences, document by document, are known better" * documents
 
 
 def compared(member: TrainedMember, other: TrainedMember) -> str:

@@ -3,11 +3,12 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from nas.corpus.ngrams import NgramBaseline
 from nas.run import ledger
 from nas.run.ledger import Record, Table
-from nas.run.members import TrainedMember, in_noise
+from nas.run.members import TrainedMember, difference_error, in_noise
 from nas.run.run import Run
 from search_spaces.architecture import dump_architecture
 
@@ -38,14 +39,19 @@ def front_table(run: Run) -> Table:
     """A row for every member of the front, cheapest first, with the columns of `trial_table`.
 
     A row: the trial of the first seed, price and form of the most expensive one, loss and perplexity of the mean.
-    `within_noise`: of its cheaper neighbour.
+    `within_noise`: of its cheaper neighbour; `nats_below_neighbour`: of its mean loss, with its standard error, by
+    document.
     """
+    front, neighbours = run.front, list(pairwise(run.front))
+    below = [cheaper.mean_loss - costlier.mean_loss for cheaper, costlier in neighbours]
     return ledger.table(
-        [_as_one(member) for member in run.front],
+        [_as_one(member) for member in front],
         {
-            **_seed_columns(run.front),
-            "within_noise": in_noise(run.front),
-            **_ngram_columns([member.mean_loss for member in run.front], run.ngrams),
+            **_seed_columns(front),
+            "within_noise": in_noise(front),
+            "nats_below_neighbour": [None, *below][: len(front)],
+            "neighbour_error": [None, *(difference_error(*both) for both in neighbours)][: len(front)],
+            **_ngram_columns([member.mean_loss for member in front], run.ngrams),
         },
     )
 

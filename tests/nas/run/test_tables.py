@@ -68,4 +68,7 @@ def test_tables_have_means_and_spread(tables, over_seeds):
     deviation = 0.1 / math.sqrt(2)
     assert [float(row["standard_error"]) for row in rows] == pytest.approx([deviation / math.sqrt(2), deviation])
     assert [row["within_noise"] for row in rows] == ["False", "True"]
+    assert rows[0]["nats_below_neighbour"] == rows[0]["neighbour_error"] == ""
+    assert float(rows[1]["nats_below_neighbour"]) == pytest.approx(0.1)
+    assert float(rows[1]["neighbour_error"]) == pytest.approx(deviation * math.sqrt(1.5))
     assert (rows[0]["trial_id"], rows[0]["perplexity_low"] < rows[0]["perplexity_high"]) == ("t0-s0-a0", True)
