@@ -7,7 +7,7 @@ from costmodel.engine.plan import GraphOf, Plan
 from costmodel.engine.runtimes import SERVER
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Weights
-from costmodel.protocols.derived import NUM_PARTIES
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 CLIENT = 0  # the rank that has the prompt, compiles, and sees the logits
@@ -36,12 +36,14 @@ class Assignment:
     wait_s: float = 60.0  # parties of one machine start at once, but it may be busy
 
     def __post_init__(self) -> None:
-        if self.protocol not in NUM_PARTIES:
-            raise UserError(f"an engine protocol must be one of {', '.join(NUM_PARTIES)}, but got {self.protocol!r}.")
+        if self.protocol not in ENGINE_PROTOCOLS:
+            raise UserError(
+                f"an engine protocol must be one of {', '.join(ENGINE_PROTOCOLS)}, but got {self.protocol!r}."
+            )
 
     @property
     def num_parties(self) -> int:
-        return NUM_PARTIES[self.protocol]
+        return ENGINE_PROTOCOLS[self.protocol].trust.num_parties
 
     @property
     def engine_addresses(self) -> tuple[str, ...]:

@@ -46,16 +46,10 @@ def predictions(
 
 def _comms(steps: Sequence[OpGraph], protocol: str, setting: EngineSetting) -> list[Comm]:
     """By step; preprocessing is in the step that needs it, masks that are kept are made in the first."""
-    known_protocol = ENGINE_PROTOCOLS.get(protocol)
-    if known_protocol is not None and known_protocol.in_order is not None:
-        predict(steps[0], protocol, setting)  # refuses what the protocol does not have
-        by_op = iter(known_protocol.walk([node.op for graph in steps for node in graph], setting))
-        return [total_comm(next(by_op) for _ in graph) for graph in steps]
-    known: dict[OpGraph, Comm] = {}
-    for graph in steps[1:]:
-        if graph not in known:
-            known[graph] = total_comm(predict(graph, protocol, setting))
-    return [total_comm(predict(steps[0], protocol, setting.of_first_run)), *(known[graph] for graph in steps[1:])]
+    first = total_comm(predict(steps[0], protocol, setting.of_first_run))
+    derived.check_setting(protocol, setting)
+    by_op = iter(ENGINE_PROTOCOLS[protocol].walk([node.op for graph in steps for node in graph], setting))
+    return [first, *[total_comm(next(by_op) for _ in graph) for graph in steps][1:]]
 
 
 def _seconds(graph: OpGraph, comm: Comm, pricer: Derived, *, starts: bool) -> float:

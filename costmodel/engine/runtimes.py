@@ -11,7 +11,7 @@ import numpy as np
 from costmodel.engine.programs import Program
 from costmodel.errors import UserError
 from costmodel.execution.op_functions import Array
-from costmodel.protocols.derived import NUM_PARTIES
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 INSTALL = "python3.11 -m pip install 'spu==0.9.5' 'numpy<2'"
@@ -85,7 +85,7 @@ def reconstruct(protocol: str, setting: EngineSetting, shares: Sequence[Any]) ->
 def _io(protocol: str, setting: EngineSetting) -> Any:
     from spu import api
 
-    return api.Io(NUM_PARTIES[protocol], configuration(protocol, setting))
+    return api.Io(ENGINE_PROTOCOLS[protocol].trust.num_parties, configuration(protocol, setting))
 
 
 def run_program(program: Program, runtime: Any) -> tuple[float, float]:

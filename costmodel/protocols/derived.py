@@ -34,8 +34,6 @@ from costmodel.trust import Trust
 TESTBEDS = Path(__file__).parents[1] / "testbeds"
 LATENCY_STEP_S = 2.0**-26  # seconds are multiples of it, so that sums are exact in any order below 4 years
 
-NUM_PARTIES = {name: protocol.trust.num_parties for name, protocol in ENGINE_PROTOCOLS.items()}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Derived(Pricer):

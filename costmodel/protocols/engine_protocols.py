@@ -4,7 +4,7 @@ Sources of trust: SecretFlow-SPU 0.9.5, docs/reference/mpc_status.rst (https://g
 configuration that runs are made with, and the protocols' own papers.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from costmodel.ops import Op
@@ -34,9 +34,12 @@ class EngineProtocol:
     matrix_work: Callable[[Calls], dict[str, int]] = matrix_work
     is_slow: bool = False
 
-    def walk(self, some: Iterable[Op], setting: EngineSetting) -> tuple[Comm, ...]:
+    def walk(self, some: Sequence[Op], setting: EngineSetting) -> tuple[Comm, ...]:
         """The cost of each op in a fresh run of all of them, in order."""
-        return tuple(self.comm(op, setting) for op in some) if self.in_order is None else self.in_order(some, setting)
+        if self.in_order is not None:
+            return self.in_order(some, setting)
+        costs = {op: self.comm(op, setting) for op in dict.fromkeys(some)}  # layers have most ops in common
+        return tuple(costs[op] for op in some)
 
 
 ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {

@@ -20,7 +20,7 @@ from costmodel.engine.runtimes import SERVER
 from costmodel.engine.session import Ready, Session, alone, on_this_machine
 from costmodel.engine.spu import check_installed
 from costmodel.errors import UserError
-from costmodel.protocols.derived import NUM_PARTIES
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from nas.private.answer import answer, answer_document, ready_lines, summary_lines, token_line
 from nas.private.fixed_point import (
     clear_perplexity,
@@ -76,7 +76,7 @@ def private(
     if perplexity is not None:
         _print_perplexities(asked, perplexity, data, as_json=as_json)
         return
-    num_parties = NUM_PARTIES[asked.protocol]
+    num_parties = ENGINE_PROTOCOLS[asked.protocol].trust.num_parties
     if party is not None and not 0 <= party < num_parties:
         raise UserError(f"--party must be from 0 to {num_parties - 1} under {asked.protocol}, but got {party}.")
     addresses = () if peers is None else parse_peers(peers, num_parties)

@@ -29,6 +29,16 @@ def write_export(folder: Path, name: str = "SM+LN+G", **changes: torch.Tensor) -
     return folder
 
 
+@pytest.fixture
+def gpt2(tmp_path: Path, source_files: str) -> Path:
+    """A small GPT-2 as transformers saves it, with a tokenizer of 300 tokens."""
+    from nas.conversion.huggingface import save_model
+
+    weights = deployed_weights(build(TINY, torch.Generator().manual_seed(0)))
+    save_model(TINY, weights, Path(prepare(source_files, vocab_size=300).folder, "tokenizer.json"), tmp_path / "gpt2")
+    return tmp_path / "gpt2"
+
+
 def test_an_export_is_read_back(tmp_path: Path) -> None:
     source = load_initial(str(write_export(tmp_path / "export")))
     assert source.architecture == TINY
@@ -64,54 +74,35 @@ def test_an_export_that_lost_its_architecture_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_hf
-def test_an_export_for_transformers_is_checked_and_read(tmp_path: Path, source_files: str) -> None:
-    from nas.conversion.huggingface import save_model
-
+def test_an_export_for_transformers_is_checked_and_read(gpt2: Path) -> None:
+    write_checksums(gpt2)
     weights = deployed_weights(build(TINY, torch.Generator().manual_seed(0)))
-    folder, tokenizer = tmp_path / "gpt2", Path(prepare(source_files, vocab_size=300).folder, "tokenizer.json")
-    save_model(TINY, weights, tokenizer, folder)
-    write_checksums(folder)
-    assert load_initial(str(folder)).weights["embed.weight"].equal(weights["embed.weight"])
-    (folder / "tokenizer.json").write_text("{}")
+    assert load_initial(str(gpt2)).weights["embed.weight"].equal(weights["embed.weight"])
+    (gpt2 / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer.json must be as it was written"):
-        load_initial(str(folder))
+        load_initial(str(gpt2))
 
 
 @pytest.mark.needs_hf
-def test_a_gpt2_is_linearised_and_fine_tuned(
-    tmp_path: Path, source_files: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "args",
+    [
+        "SM+ScFuFFN --init-from {gpt2} --scale smoke --tokens 512",
+        "1xlSlRo-1xooooo --parent {gpt2} --base tiny --scale paper --seq-len 16 --tokens 1024 "
+        "--recipe.scale.batch 4 --recipe.scale.micro-batch 4",
+    ],
+)
+def test_a_gpt2_is_fine_tuned_with_fewer_nonlinearities(
+    args: str, gpt2: Path, tmp_path: Path, source_files: str
 ) -> None:
-    """Its tokenizer goes with it, and the FFNs start as products of its linears."""
-    from nas.conversion.huggingface import save_model
-
-    model = build(TINY, torch.Generator().manual_seed(0))
-    prepared = prepare(source_files, vocab_size=300)
-    save_model(TINY, deployed_weights(model), Path(prepared.folder, "tokenizer.json"), tmp_path / "gpt2")
-    args = ["SM+ScFuFFN", "--init-from", str(tmp_path / "gpt2"), "--scale", "smoke", "--tokens", "512"]
-    assert train.main([*args, "--data", source_files, "--output-dir", str(tmp_path / "out")]) == 0, (
-        capsys.readouterr().err
-    )
-    assert "training SM+ScFuFFN at width 16" in capsys.readouterr().out
-
-
-@pytest.mark.needs_hf
-def test_a_gpt2_is_the_parent_of_candidates_at_its_own_size(
-    tmp_path: Path, source_files: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its vocabulary and context are those that are priced."""
-    from nas.conversion.huggingface import save_model
-
-    model = build(TINY, torch.Generator().manual_seed(0))
-    prepared = prepare(source_files, vocab_size=300)
-    save_model(TINY, deployed_weights(model), Path(prepared.folder, "tokenizer.json"), tmp_path / "gpt2")
-    args = ["1xlSlRo-1xooooo", "--parent", str(tmp_path / "gpt2"), "--base", "tiny", "--scale", "paper"]
-    args += ["--seq-len", "16", "--tokens", "1024", "--recipe.scale.batch", "4", "--recipe.scale.micro-batch", "4"]
+    """Its tokenizer goes with it; FFNs start as products of its linears, or it is the parent at its own size."""
     out = tmp_path / "out"
-    assert train.main([*args, "--data", source_files, "--output-dir", str(out)]) == 0, capsys.readouterr().err
+    flags = args.format(gpt2=gpt2).split()
+    assert train.main([*flags, "--data", source_files, "--output-dir", str(out)]) == 0
     made = read_training(out).candidate
     assert (made.architecture.vocab_size, made.architecture.context) == (300, 32)
-    assert made.recipe.route is not None
-    assert made.recipe.route.placement == "2xLSLGo"
+    assert (made.recipe.route is not None) == ("--parent" in args)
+    assert made.recipe.route is None or made.recipe.route.placement == "2xLSLGo"
 
 
 def test_weights_without_their_tokenizer_are_refused_and_with_it_are_trained(
