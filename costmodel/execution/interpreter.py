@@ -35,7 +35,7 @@ def values(
     weights: by `<node>.<suffix>`, as deployed (a temperature is t, a linear weight is out_features x in_features).
     tokens: integer array of as many tokens as the graph was lowered for; of several sequences, all first tokens, then
         all second ones, in the order of the rows of logits.
-    caches: the graph's inputs beside the tokens, by name, where it has any; see `kv_cache`.
+    caches: the graph's inputs beside the tokens, by name, where it has any.
 
     Raises UserError for a weight or cache that is missing or of another shape, tokens of another length or outside
     the vocabulary, or an op without a function.
@@ -58,21 +58,6 @@ def inputs(graph: OpGraph, tokens: Array, caches: Mapping[str, Array] | None = N
             raise UserError(f"cache {wanted.name!r} must have the shape {wanted.shape}, but has {value.shape}.")
         arrays[wanted.name] = value
     return arrays
-
-
-def kv_cache(graph: OpGraph, past: Mapping[str, Array]) -> dict[str, Array]:
-    """The caches of a graph of phase `decode`, from the `values` of a run of the same model over earlier tokens.
-
-    Raises UserError if that run was over fewer tokens than the graph has cached.
-    """
-    caches = {}
-    for node in graph:
-        if isinstance(node.op, ops.KeyValueCache) and node.op.past_len:
-            cache, source = node.inputs
-            if len(past[source]) < node.op.past_len:
-                raise UserError(f"{cache!r} keeps {node.op.past_len} tokens, but the run had {len(past[source])}.")
-            caches[cache] = past[source][: node.op.past_len, -node.op.features :]
-    return caches
 
 
 def encoded(graph: OpGraph, tokens: Array) -> Array:

@@ -15,6 +15,7 @@ from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
+from tests.costmodel.kv_cache import kv_cache
 
 GPT2 = base_architecture("tiny", Dimensions(vocab=40, context=16))
 PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40, context=16))
@@ -41,7 +42,7 @@ def test_each_sequence_has_the_logits_of_a_run_of_its_own(base, name, way):
     for index in range(BATCH):
         whole = lower(architecture, LENGTH)
         clear = interpreter.values(whole, weights, tokens[:, index])
-        caches = interpreter.kv_cache(one, clear)
+        caches = kv_cache(one, clear)
         past.update({(name, index): value for name, value in caches.items()})
         apart.append(interpreter.execute(one, weights, read[:, index], caches))
     side_by_side = {
@@ -58,7 +59,7 @@ def test_caches_of_a_batch_come_from_a_run_of_the_batch():
     tokens = np.random.default_rng(1).integers(40, size=(LENGTH, BATCH))
     clear = interpreter.values(lower(architecture, LENGTH, Deployment(batch=BATCH)), weights, tokens.reshape(-1))
     step = lower(architecture, LENGTH, Deployment(phase="decode", batch=BATCH))
-    found = interpreter.execute(step, weights, tokens[-1], interpreter.kv_cache(step, clear))
+    found = interpreter.execute(step, weights, tokens[-1], kv_cache(step, clear))
     np.testing.assert_allclose(found, clear["logits"][-BATCH:], rtol=1e-9, atol=1e-9)
 
 

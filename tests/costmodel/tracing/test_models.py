@@ -10,9 +10,10 @@ import torch
 
 from costmodel import ops
 from costmodel.deployment.deploy import Deployment, deploy
-from costmodel.execution.interpreter import execute, kv_cache, values
+from costmodel.execution.interpreter import execute, values
 from costmodel.ops import Node, OpGraph
 from costmodel.tracing.trace import trace
+from tests.costmodel.kv_cache import kv_cache
 from tests.costmodel.tracing.models import (
     HEAD_DIM,
     HEADS,
