@@ -19,6 +19,7 @@ from nas.report.summary import (
     parent_lines,
     perplexity_text,
     price_line,
+    second_text,
     spread_words,
     unstable_lines,
 )
@@ -73,7 +74,9 @@ def _front_table(run: Run) -> Table:
     title = ("Pareto front", spread_words(run.front), f"~ {IN_NOISE}", "* its price range crosses the budget")
     table = Table(title="; ".join(filter(None, title)))
     headings = ["arch_id", "architecture", "runs as", "perplexity", "latency", "sent", "tokens"]
-    for heading in headings + ["floor"] * any(marks):
+    second = run.meta.second
+    on_second = [] if second is None else [f"on {second.data}"]
+    for heading in headings + on_second + ["floor"] * any(marks):
         table.add_column(heading, overflow="fold")
     for member, inside, marked in zip(run.front, in_noise(run.front), marks, strict=True):
         table.add_row(
@@ -84,6 +87,7 @@ def _front_table(run: Run) -> Table:
             format_seconds(member.latency_s) + (" *" if crosses(member, run.budget) else ""),
             format_bytes(member.sent_bytes),
             f"{member.first.tokens:,}",
+            *([second_text(run, member)] if on_second else []),
             *([marked] if any(marks) else []),
         )
     return table

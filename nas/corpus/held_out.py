@@ -11,7 +11,7 @@ import numpy as np
 
 from costmodel.errors import UserError
 from nas.corpus.near_duplicates import KeptWindows, Windows, kept_documents, repeated, to_keep
-from nas.corpus.token_files import WINDOW_BYTES
+from nas.corpus.token_files import SPLITS, WINDOW_BYTES
 from nas.storage import replace_file
 
 MOST_GROUPS = 64  # documents whose losses are kept one by one: an error over 64 groups is as good as over thousands
@@ -72,6 +72,13 @@ def trained_on(entry: Path) -> KeptWindows | None:
     """The windows of all training text that is prepared in a folder, to be kept with a model; None of too many."""
     length = (entry / "train-windows.bin").stat().st_size // WINDOW_BYTES
     return to_keep(np.concatenate([*_parts(entry / "train-windows.bin", length)])) if length <= MOST_KEPT else None
+
+
+def stored_windows(entry: Path) -> Iterator[Windows]:
+    """The windows of all text of both splits that is prepared in a folder, in parts."""
+    for split in SPLITS:
+        path = entry / f"{split}-windows.bin"
+        yield from _parts(path, path.stat().st_size // WINDOW_BYTES)
 
 
 def grouped(documents: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

@@ -30,6 +30,7 @@ def ngram_baseline(
     validation_tokens: int,
     tokens: int | None = None,
     seed: int = 0,
+    second: Corpus | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> NgramBaseline:
     """The n-gram baseline of candidates trained and validated in sequences of seq_len tokens.
@@ -41,20 +42,24 @@ def ngram_baseline(
         shares (`held_out_targets`), each with the tokens before it in its sequence as context, since perplexities of
         other parts of a split cannot be compared.
 
+    second: another corpus in the same tokens, whose targets they are over instead.
+
     Raises UserError if a split has no sequence.
     """
     count = num_sequences(corpus, "train", seq_len)
     counted = min(count if tokens is None else -(-tokens // seq_len), count, max(1, COUNTED_TOKENS // seq_len))
-    held_out = held_out_targets(corpus, seq_len, validation_tokens)
+    scored = second or corpus
+    held_out = held_out_targets(scored, seq_len, validation_tokens)
     drawn = counted if counted == count else f"{counted}-of-seed-{seed}"
-    path = Path(corpus.folder) / f"ngrams-{FORMAT}-{corpus.fingerprint}-{seq_len}-{drawn}-{len(held_out.indices)}.json"
+    name = f"ngrams-{FORMAT}-{corpus.fingerprint}-{seq_len}-{drawn}-{len(held_out.indices)}"
+    path = Path(corpus.folder) / f"{name}{'' if second is None else f'-{second.fingerprint}'}.json"
     with suppress(OSError, ValueError, RecursionError):  # not there, or damaged
         return decode(NgramBaseline, json.loads(path.read_text(encoding="utf-8")), str(path))
     log(f"counting n-grams of {counted * seq_len:,} training tokens")
     order = np.arange(count) if counted == count else epoch_order(seed, 0, count)[:counted]
     orders = kneser_ney(
         gather(corpus, "train", order, seq_len),
-        gather(corpus, "validation", held_out.indices, seq_len),
+        gather(scored, "validation", held_out.indices, seq_len),
         corpus.vocab_size,
     )
     losses = [mean_loss(held_out.by_document(-np.log(probabilities))) for probabilities in orders]

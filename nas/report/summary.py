@@ -19,10 +19,12 @@ from nas.run.front import crosses, found_infeasible, is_feasible, picked
 from nas.run.ledger import deployed_of
 from nas.run.members import TrainedMember, difference_error, in_noise, verdict
 from nas.run.run import Run
+from nas.run.second import holds_on_first_alone, rank_correlation, second_perplexity
 from search_spaces.budget.feasible import format_budget
 
 FEW = 4  # a front of fewer members is said to be one
 KNOWS_LESS = "knows less than a trigram"
+FIRST_ALONE = "dominated there"
 IN_NOISE = "within noise of its cheaper neighbour"
 
 
@@ -34,8 +36,9 @@ def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
     ]
     for member, noise in zip(run.front, noise_marks(run.front), strict=True):
         crossing, knows = _crossing(member, run.budget), _knows(member, run.ngrams)
-        lines.append(f"  {_described(member)}{crossing}{noise and f', {noise}'}{knows}")
+        lines.append(f"  {_described(member)}{crossing}{noise and f', {noise}'}{knows}{_there(run, member)}")
     lines += ngram_lines(run.ngrams)
+    lines += second_lines(run)
     if len(run.front) < FEW:
         lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
     lines += infeasible_lines(run)
@@ -59,6 +62,24 @@ def ngram_lines(ngrams: NgramBaseline | None) -> list[str]:
         return []
     reached = ", ".join(f"{name} {perplexity:.4g}" for name, perplexity in ngrams.perplexities.items())
     return [f"floor, perplexity of n-gram models of {ngrams.tokens:,} training tokens: {reached}"]
+
+
+def second_lines(run: Run) -> list[str]:
+    """What the second corpus is, what n-grams reach on it, and whether the front is in the same order there."""
+    if (second := run.meta.second) is None:
+        return []
+    reached = ", ".join(f"{name} {perplexity:.4g}" for name, perplexity in second.ngrams.perplexities.items())
+    agreed = rank_correlation(run.front)
+    order = "too few to rank" if agreed is None else f"rank correlation of the front with the first {agreed:.2f}"
+    parent = "" if second.parent_loss is None else f"the parent {math.exp(second.parent_loss):.2f}, "
+    return [f"second corpus {second.data} (fingerprint {second.fingerprint}): {order}; {parent}n-grams: {reached}"]
+
+
+def second_text(run: Run, member: TrainedMember) -> str:
+    """`9.31`, on the second corpus, with what speaks against the member there; empty where nothing is known."""
+    if (perplexity := second_perplexity(member)) is None:
+        return ""
+    return f"{perplexity:.2f}" + (f", {FIRST_ALONE}" if holds_on_first_alone(member, run.front) else "")
 
 
 def mark(loss: float, ngrams: NgramBaseline | None) -> str:
@@ -193,6 +214,11 @@ def _described(member: TrainedMember) -> str:
         f"{member.arch_id} {member.notation}{runs_as}: perplexity {perplexity_text(member)}, "
         f"{format_seconds(member.latency_s)}, {format_bytes(member.sent_bytes)}"
     )
+
+
+def _there(run: Run, member: TrainedMember) -> str:
+    text = second_text(run, member)
+    return f"; on {run.meta.second.data} {text}" if text and run.meta.second is not None else ""
 
 
 def _crossing(member: TrainedMember, budget: Budget) -> str:

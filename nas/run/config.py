@@ -60,6 +60,9 @@ class StudyConfig:
             own, else none.
         data: stdlib, codeparrot (of the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
             text, jsonl or parquet file or folder.
+        also_validate: a second corpus that completed trials are validated on too: dependencies (the Python source of
+            packages that this one needs), a path as of --data, or none. By default dependencies with the builtin
+            parent on stdlib, else none.
         max_concurrent: trials at a time; by default one per core, or as many as share the GPUs. Changes no number.
         gpus_per_trial: share of a GPU that a trial takes, at most 1; by default 1 where there are GPUs. 0 trains on the
             CPU.
@@ -91,6 +94,7 @@ class StudyConfig:
     tokens: int | None = None
     parent: str | None = None
     data: str = "stdlib"
+    also_validate: str | None = None
     max_concurrent: int | None = None
     gpus_per_trial: float | None = None
     ray_address: str | None = None

@@ -53,6 +53,20 @@ class ParentResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SecondCorpus:
+    """The corpus that completed trials are validated on too. data: as `--also-validate` has it.
+
+    ngrams: of the training tokens of the first, over this one. parent_loss: nats per token; None without a parent.
+    """
+
+    data: str
+    fingerprint: str
+    held_out: HeldOut
+    ngrams: NgramBaseline
+    parent_loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Meta:
     """Everything a run was made with, beyond its configuration.
 
@@ -61,7 +75,7 @@ class Meta:
     recipe: what candidates are trained with (`nas.run.config.study_candidate`).
     parent: what the parent reaches, which is kept in PARENT_FOLDER; None without one.
     ngrams: what n-gram models reach of the training tokens that a candidate sees; None where that was not counted.
-    held_out: the documents that validate.
+    held_out: the documents that validate. second: None where trials are validated on one corpus alone.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -81,6 +95,7 @@ class Meta:
     parent: ParentResult | None = None
     ngrams: NgramBaseline | None = None
     held_out: HeldOut | None = None
+    second: SecondCorpus | None = None
 
 
 def new_folder(output_dir: Path | None) -> Path:

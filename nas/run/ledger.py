@@ -23,6 +23,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.notation import parse, parse_deployed
 
 FILE_NAME = "trials.jsonl"
+NO_COLUMNS = ("versions", "documents", "second_documents")  # of a table
 
 Event = Literal["proposed", "started", "rung", "finished"]
 Status = Literal["proposed", "running", "completed", "stopped", "diverged", "failed"]
@@ -45,7 +46,7 @@ class Record:
     rung: index of the fidelity rung a `rung` record belongs to.
     val_loss: nats per token of the named tokenizer and split; perplexity = exp(val_loss).
     documents: of a completed trial, for each validation document that `meta.json` names its share in the loss, which
-        they add up to, and its nats per token.
+        they add up to, and its nats per token; second_documents: the same on the second corpus.
     deployed_id, deployed: id and placement of what the trial deploys to: by rule, and once it is completed what its
         weights were verified to fold to. latency_s, sent_bytes, rounds: of that; predicted_latency_s and
         predicted_sent_bytes: by rule.
@@ -76,6 +77,7 @@ class Record:
     val_loss: float | None = None
     perplexity: float | None = None
     documents: tuple[tuple[float, float], ...] = ()
+    second_documents: tuple[tuple[float, float], ...] = ()
     protocol: str
     network: str | None
     cost_model_id: str
@@ -240,7 +242,7 @@ class Table(NamedTuple):
 def table(records: Sequence[Record], more: Mapping[str, Sequence[object]] | None = None) -> Table:
     """The scalar columns of the records. more: further columns by name, each with one value a record."""
     derived = more or {}
-    columns = [field.name for field in fields(Record) if field.name not in ("versions", "documents")]
+    columns = [field.name for field in fields(Record) if field.name not in NO_COLUMNS]
     rows = zip(records, *derived.values(), strict=True)
     return Table(
         columns=(*columns, *derived),

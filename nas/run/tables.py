@@ -10,6 +10,7 @@ from nas.run import ledger
 from nas.run.ledger import Record, Table
 from nas.run.members import TrainedMember, difference_error, in_noise
 from nas.run.run import Run
+from nas.run.second import holds_on_first_alone, second_error, second_perplexity
 from search_spaces.architecture import dump_architecture
 
 
@@ -52,8 +53,22 @@ def front_table(run: Run) -> Table:
             "nats_below_neighbour": [None, *below][: len(front)],
             "neighbour_error": [None, *(difference_error(*both) for both in neighbours)][: len(front)],
             **_ngram_columns([member.mean_loss for member in front], run.ngrams),
+            **_second_columns(run),
         },
     )
+
+
+def _second_columns(run: Run) -> Mapping[str, Sequence[object]]:
+    """What members of the front reach on the second corpus, and n-grams; none for a run without one."""
+    if (second := run.meta.second) is None:
+        return {}
+    floors = {f"second_floor_{name.replace('-', '')}": value for name, value in second.ngrams.perplexities.items()}
+    return {
+        "second_perplexity": [second_perplexity(member) for member in run.front],
+        "second_error": [second_error(member) for member in run.front],
+        "holds_on_first_alone": [holds_on_first_alone(member, run.front) for member in run.front],
+        **{name: [value] * len(run.front) for name, value in floors.items()},
+    }
 
 
 def _as_one(member: TrainedMember) -> Record:

@@ -38,6 +38,7 @@ def open_trials(
     folder: Path,
     *,
     blocks: BlockScores | None = None,
+    second: Corpus | None = None,
     on_end: Callable[[Record], None] = lambda record: None,
 ) -> Trials:
     """The trials of a run, its ledger replayed.
@@ -70,6 +71,7 @@ def open_trials(
         corpus=corpus,
         device="cuda" if config.gpus_per_trial > 0 else "cpu",
         versions=versions(),
+        second=second,
     )
     return Trials(schedule, feasible.priced.pricer, setting, records, on_end)
 

@@ -1,5 +1,6 @@
 """The start of a study: what it trains on and from, its folder, and its trials with the ledger replayed."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,16 +11,18 @@ from costmodel.errors import StoppedError
 from nas.attention.causal import has_native
 from nas.conversion.parent import NO_PARENT, Parent, keep_parent
 from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.ngrams import TRIGRAM
 from nas.recipe.recipe import SCALES
 from nas.run import ledger
 from nas.run.config import StudyConfig
-from nas.run.folder import PARENT_FOLDER, Meta, new_folder, read_meta, write_config, write_meta
+from nas.run.folder import PARENT_FOLDER, Meta, SecondCorpus, new_folder, read_meta, write_config, write_meta
 from nas.run.ledger import Record
 from nas.study.blocks import study_blocks
 from nas.study.nodes import Node
 from nas.study.open_run import checked_meta, new_meta, open_trials
 from nas.study.parent import run_parent, study_parent
 from nas.study.resources import Resources, resolved, resource_lines, study_resources, this_machine
+from nas.study.second_corpus import NO_SECOND, run_second, second_facts, study_second
 from nas.study.trials import RunHaltedError, Trials
 from nas.study.warm_start import WarmStart, begin_with, read_warm_start
 from search_spaces.budget.feasible import FeasibleSpace
@@ -37,6 +40,7 @@ class StartedStudy:
     resources: Resources
     parent: Parent | None
     corpus: Corpus
+    second: Corpus | None
     warm: WarmStart | None
 
 
@@ -70,12 +74,22 @@ def start_study(
     if not config.gpus_per_trial:
         has_native(scale.head_dim or base.head_dim)  # compiled or said here, once for all
     if folder is None:
-        folder, config, meta, warm = _new_run(config, feasible, corpus, parent, output_dir, log)
+        second = study_second(config, corpus, parent)
+        config = replace(config, also_validate=NO_SECOND if second is None else second.data)
+        folder, config, meta, warm = _new_run(config, feasible, corpus, second, parent, output_dir, log)
     else:
         meta = checked_meta(folder, config, feasible, corpus)
+        second = run_second(folder, meta, config, corpus, parent)
         warm = None if (folder / ledger.FILE_NAME).exists() else read_warm_start(config, feasible, meta)
     return StartedStudy(
-        folder=folder, config=config, meta=meta, resources=resources, parent=parent, corpus=corpus, warm=warm
+        folder=folder,
+        config=config,
+        meta=meta,
+        resources=resources,
+        parent=parent,
+        corpus=corpus,
+        second=second,
+        warm=warm,
     )
 
 
@@ -89,13 +103,16 @@ def start_trials(
     if started.warm is not None:
         begin_with(started.warm, folder, config)
     blocks = study_blocks(config, feasible, started.parent, corpus, folder, console)
-    return open_trials(config, feasible, corpus, started.meta, folder, blocks=blocks, on_end=on_end)
+    return open_trials(
+        config, feasible, corpus, started.meta, folder, blocks=blocks, second=started.second, on_end=on_end
+    )
 
 
 def _new_run(
     config: StudyConfig,
     feasible: FeasibleSpace,
     corpus: Corpus,
+    second: Corpus | None,
     parent: Parent | None,
     output_dir: Path | None,
     log: Callable[[str], None],
@@ -103,9 +120,13 @@ def _new_run(
     """The folder of a new run with its parent, its configuration and meta, and the run that it begins with."""
     config = replace(config, parent=NO_PARENT if parent is None else parent.name)
     meta = new_meta(config, feasible, corpus, parent, log)
+    if second is not None:
+        meta = replace(meta, second=second_facts(second, corpus, parent, meta.recipe.scale, config.seed, log))
     warm = read_warm_start(config, feasible, meta)
     log(start_line(meta))
     log(validation_line(corpus, parent))
+    if meta.second is not None:
+        log(second_line(meta.second))
     if warm is not None:
         config = replace(config, warm_start=str(warm.folder))
         log(f"begins with {warm.num_trials} trials of {warm.folder}")
@@ -137,6 +158,16 @@ def validation_line(corpus: Corpus, parent: Parent | None) -> str:
     if parent is not None and parent.model.windows is None:
         line += f", not counting what parent {parent.name} was, of which nothing is known"
     return line
+
+
+def second_line(second: SecondCorpus) -> str:
+    """Says what completed trials are validated on too."""
+    num_tokens = sum(size for _, size in second.held_out.documents)
+    return (
+        f"completed trials are validated on {second.data} too, {num_tokens:,} tokens of other text (fingerprint "
+        f"{second.fingerprint}): the trigram {second.ngrams.perplexity(TRIGRAM):.2f}"
+        + ("" if second.parent_loss is None else f", the parent {math.exp(second.parent_loss):.2f}")
+    )
 
 
 def start_line(meta: Meta) -> str:

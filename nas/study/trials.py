@@ -46,7 +46,7 @@ class TrialSpec:
 
     deployed: what the candidate deploys to by rule, or None where candidates are priced as written.
     price, latency_s_range: of that. rivals: results that may stop this trial early.
-    folder: where its checkpoints and metrics go. parent: folder of the parent, or None.
+    folder: where its checkpoints and metrics go. parent: folder of the parent, or None. second: the second corpus.
     timeout_s: most seconds it may take in one go, or None.
     """
 
@@ -62,6 +62,7 @@ class TrialSpec:
     device: Device
     rivals: tuple[Result, ...]
     parent: Path | None = None
+    second: Corpus | None = None
     timeout_s: float | None = None
 
 
@@ -72,6 +73,7 @@ class TrialEvent:
     elsewhere: of a failure, whether another node may do better.
     measured: what training reported by then; None if nothing.
     verified: what the weights of a completed trial fold to; None where nothing is folded.
+    second: losses by document of a completed trial on the second corpus.
     """
 
     event: Event | None
@@ -81,6 +83,7 @@ class TrialEvent:
     elsewhere: bool = False
     measured: RungRecord | Outcome | None = None
     verified: VerifiedForm | None = None
+    second: tuple[tuple[float, float], ...] = ()
 
     @property
     def rung(self) -> int | None:
@@ -97,6 +100,7 @@ class TrialSetting:
     corpus: Corpus
     device: Device
     versions: Mapping[str, str]
+    second: Corpus | None = None
 
 
 class Trials:
@@ -232,6 +236,7 @@ class Trials:
             folder=self.setting.folder / "trials" / name,
             rivals=self.schedule.rivals(proposal) if proposal.role == "candidate" else (),
             parent=None if self.setting.recipe.route is None else self.setting.folder / PARENT_FOLDER,
+            second=self.setting.second,
             timeout_s=self.setting.config.trial_timeout_s,
         )
 
@@ -313,6 +318,7 @@ class Trials:
             val_loss=measured.val_loss if measured else None,
             perplexity=measured.perplexity if measured else None,
             documents=_rounded(measured.documents) if measured else (),
+            second_documents=_rounded(event.second),
             protocol=self.pricer.protocol,
             network=self.pricer.network,
             cost_model_id=self.pricer.cost_model_id,

@@ -1,4 +1,4 @@
-"""Verifies a trained candidate: the form its weights really fold to, checked against the trained model."""
+"""What is done with a trained candidate: the form its weights really fold to, checked, and a second validation."""
 
 from pathlib import Path
 
@@ -9,9 +9,12 @@ from costmodel.errors import UserError
 from nas.conversion.fold import at_dimensions
 from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import Corpus
+from nas.corpus.sequences import DocumentLoss
+from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights, load_stored
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint
+from nas.training.batches import validate
 from nas.training.checkpoint import Checkpoint
 from nas.training.distillation.gates import Gates
 from nas.training.objective import Objective
@@ -45,6 +48,20 @@ def trained_weights(candidate: Candidate, trained: Checkpoint) -> dict[str, Tens
 
     Raises UserError for one on the way from a parent.
     """
+    model = trained_model(candidate, trained)
+    return {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}
+
+
+def second_documents(candidate: Candidate, second: Corpus, folder: Path) -> tuple[DocumentLoss, ...]:
+    """The losses by document of a completed trial on a second corpus. Raises UserError as `verified_form`."""
+    latest = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
+    if latest is None:
+        raise UserError(f"{folder} must have a whole checkpoint to validate, but has none; train the candidate again.")
+    return validate(trained_model(candidate, latest).eval(), second, candidate.recipe.scale).documents
+
+
+def trained_model(candidate: Candidate, trained: Checkpoint) -> Decoder:
+    """The model of a checkpoint. Raises UserError for one on the way from a parent."""
     model = Objective(candidate, torch.Generator()).model
     if candidate.recipe.route is not None:
         gates = Gates(model, candidate.trained, candidate.recipe.route)
@@ -55,4 +72,4 @@ def trained_weights(candidate: Candidate, trained: Checkpoint) -> dict[str, Tens
             f"{candidate.recipe.scale.num_steps}; train it to the end."
         )
     load_stored(model, trained.weights)
-    return {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}
+    return model

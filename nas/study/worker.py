@@ -13,12 +13,13 @@ import torch
 from costmodel.config.bugs import described, report, traceback_kept
 from costmodel.errors import UserError
 from nas.conversion.parent import kept_parent
+from nas.corpus.sequences import DocumentLoss
 from nas.malloc import keep_freed_memory
 from nas.run.config import THREADS_PER_TRIAL
 from nas.study.early_stop import dominated_at_rung
 from nas.study.parent import teacher_of
 from nas.study.trials import TrialEvent, TrialSpec, over_timeout
-from nas.study.verify_fold import verified_form
+from nas.study.verify_fold import second_documents, verified_form
 from nas.training import checkpoint
 from nas.training.outcome import Outcome, RungRecord
 from nas.training.trainer import TooLargeError, train
@@ -91,7 +92,12 @@ def _train(spec: TrialSpec, is_over: Callable[[], bool]) -> Iterator[TrialEvent]
             folds = spec.deployed is not None and record.status == "completed"
             verified = verified_form(spec.candidate, spec.corpus, spec.folder) if folds else None
             yield TrialEvent(
-                event="finished", status=record.status, reason=record.reason, measured=record, verified=verified
+                event="finished",
+                status=record.status,
+                reason=record.reason,
+                measured=record,
+                verified=verified,
+                second=_second_of(spec) if record.status == "completed" else (),
             )
             return
         yield TrialEvent(event="rung", status="running", measured=record)
@@ -102,6 +108,10 @@ def _train(spec: TrialSpec, is_over: Callable[[], bool]) -> Iterator[TrialEvent]
             return
     assert spec.timeout_s is not None
     yield TrialEvent(event="finished", status="failed", reason=over_timeout(spec.timeout_s))
+
+
+def _second_of(spec: TrialSpec) -> tuple[DocumentLoss, ...]:
+    return () if spec.second is None else second_documents(spec.candidate, spec.second, spec.folder)
 
 
 def _parent_of(spec: TrialSpec) -> dict[str, Any]:

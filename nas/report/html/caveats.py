@@ -6,7 +6,15 @@ from typing import NamedTuple
 from costmodel.config.units import format_seconds
 from costmodel.trust import described
 from nas.report.html.grid import Grid
-from nas.report.summary import infeasible_lines, order_lines, outside, spread_words, unstable_lines
+from nas.report.summary import (
+    infeasible_lines,
+    order_lines,
+    outside,
+    second_lines,
+    second_text,
+    spread_words,
+    unstable_lines,
+)
 from nas.run.members import in_noise
 from nas.run.run import Run
 
@@ -22,6 +30,7 @@ def caveats(run: Run, grid: Grid) -> list[Caveat]:
         ("Scale", _scale(run)),
         ("Order", order_lines(run)),
         ("Seeds", _seeds(run)),
+        ("Second corpus", _second(run)),
         ("Search", _search(run)),
         ("Prices", list(_prices(run))),
         ("Trust", [f"{run.pricer.protocol}: {described(run.pricer.trust)}"]),
@@ -59,6 +68,13 @@ def _seeds(run: Run) -> list[str]:
     if single:
         lines.append(f"{len(single)} more trained with one seed each: a lucky one may have been passed over.")
     return lines
+
+
+def _second(run: Run) -> list[str]:
+    """What of the front holds on the second corpus."""
+    known = [(number, text) for number, member in enumerate(run.front, 1) if (text := second_text(run, member))]
+    reached = "; ".join(f"no. {number}: {text}" for number, text in known)
+    return [*second_lines(run), *([f"Perplexities there: {reached}."] if known else [])]
 
 
 def _search(run: Run) -> list[str]:

@@ -3,13 +3,16 @@ import os
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
 from nas.study import worker
 from nas.study.finalists import Result
+from nas.study.second_corpus import run_second, second_facts, study_second
 from nas.study.worker import run_trial
+from tests.nas.study.conftest import ONE_TRIAL
 
 
 @pytest.fixture
@@ -112,3 +115,29 @@ def test_a_trial_that_hangs_ends_its_process(spec, monkeypatch):
     monkeypatch.setattr(worker, "train", lambda *args, **kwargs: iter([]) if ended.wait(10) else None)
     assert list(run_trial(replace(spec, timeout_s=0.05)))[-1].status == "failed"
     assert ended.is_set()
+
+
+def test_a_completed_trial_is_validated_on_the_second_corpus(spec):
+    """The corpus it was trained on, as a second one, has the losses that it ended with."""
+    *rungs, last = run_trial(replace(spec, second=spec.corpus))
+    assert np.array(last.second) == pytest.approx(np.array(last.measured.documents))
+    assert len(last.second) == len(spec.corpus.held_out.documents)
+    assert all(event.second == () for event in rungs)
+
+
+def test_a_second_corpus_is_the_users_or_that_of_the_builtin_parent(spec, source_files, make_meta, tmp_path):
+    config, corpus = replace(ONE_TRIAL, data=source_files), spec.corpus
+    assert study_second(config, corpus, None) is None
+    assert study_second(replace(config, also_validate="none"), corpus, None) is None
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a.py").write_text("".join(f"other_{index} = {index}\n" for index in range(200)))
+    named = replace(config, also_validate=str(tmp_path / "other"))
+    second = study_second(named, corpus, None)
+    assert second is not None
+    facts = second_facts(second, corpus, None, spec.candidate.recipe.scale, 0, lambda line: None)
+    assert (facts.data, facts.fingerprint, facts.parent_loss) == (named.also_validate, second.fingerprint, None)
+    meta = make_meta(second=facts)
+    assert run_second(tmp_path, meta, named, corpus, None) == second
+    (tmp_path / "other" / "a.py").write_text("".join(f"changed_{index} = {index}\n" for index in range(200)))
+    with pytest.raises(UserError, match="must be the one it was validated on, but its text has changed"):
+        run_second(tmp_path, meta, named, corpus, None)

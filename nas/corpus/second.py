@@ -1,0 +1,150 @@
+"""A second corpus, on which trained candidates are validated too: text of other authors, none of which trains anything.
+
+It is in the tokens of the first corpus, and all of it validates, but for what repeats the first one's text or the
+parent's. `dependencies` is Python that this package needs: of each of PACKAGES as installed the FILES_OF_EACH files
+whose paths have the lowest hashes, so that the choice is the same wherever the versions are.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from costmodel.config.bugs import default_cache_dir
+from costmodel.config.schema import decode
+from costmodel.errors import UserError
+from nas.corpus.corpus import Corpus, require_chunks
+from nas.corpus.documents import Document, DocumentSource, GivenTokenizer, fingerprint
+from nas.corpus.held_out import HeldOut, grouped, stored_windows
+from nas.corpus.local_files import digest
+from nas.corpus.near_duplicates import MOST_OF_A_DOCUMENT, KeptWindows, repeated, window_hashes
+from nas.corpus.sources import PAPER_CORPORA, TOKENIZER_FILE, open_source
+from nas.corpus.tokenizer import END_OF_TEXT, given_encoder
+from nas.storage import replace_file
+
+DEPENDENCIES = "dependencies"
+PACKAGES = ("jsonargparse", "matplotlib", "networkx", "numpy", "ray", "rich", "scipy", "torch")
+FILES_OF_EACH = 8  # 64 documents, whose losses are then kept one by one
+FILE_BYTES = range(2_000, 64_000)
+NOT_THEIRS = frozenset({"test", "tests", "testing", "_vendor", "vendor", "thirdparty_files", "_vendored"})
+READ_CHARACTERS = 1 << 22  # of another source, from its beginning
+A_COPY = 0.5  # of the windows of a document, from which on it counts as the same file
+
+
+class SecondSource(NamedTuple):
+    """fingerprint: of all documents that there are."""
+
+    fingerprint: str
+    documents: list[Document]
+
+
+def second_source(data: str) -> SecondSource:
+    """The documents of `dependencies`, or the first of a source as `--data` names it. Raises UserError as it does."""
+    if data == DEPENDENCIES:
+        return _dependencies()
+    source = open_source(data)
+    return SecondSource(source.fingerprint, list(_first_documents(source)))
+
+
+def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: KeptWindows | None) -> Corpus:
+    """What of a source validates beside `first`: the same corpus but for its validation split.
+
+    of_parent: as `nas.corpus.corpus.prepare` has it. Raises UserError if a file is in both, of `dependencies` if all
+    are, or nothing is as long as a sequence.
+    """
+    parent = b"" if of_parent is None else of_parent.tobytes()
+    key = hashlib.sha256(json.dumps([1, first.fingerprint, source.fingerprint]).encode() + parent).hexdigest()[:16]
+    entry = default_cache_dir() / f"second-{key}"
+    with suppress(OSError, ValueError):  # not there, or damaged
+        held_out = decode(HeldOut, json.loads((entry / "held-out.json").read_text(encoding="utf-8")), str(entry))
+        return _beside(first, data, key, entry, held_out)
+    kept = _without_copies(data, source.documents, first, of_parent)
+    encoder = given_encoder(_tokenizer_of(first), None, first.chunk_len)
+    ids = encoder.encode([document.text for document in kept])
+    sizes = [(document.name, len(each)) for document, each in zip(kept, ids, strict=True) if len(each)]
+    held_out = HeldOut(documents=grouped(sizes), num_left_out=len(source.documents) - len(kept))
+    found = _beside(first, data, key, entry, held_out)
+    entry.mkdir(parents=True, exist_ok=True)
+    replace_file(found.file("validation"), np.concatenate([*ids, np.zeros(0, encoder.dtype)]).tobytes())
+    replace_file(entry / "held-out.json", json.dumps(asdict(held_out)))
+    return found
+
+
+def require_sequences(second: Corpus, seq_len: int) -> None:
+    """Raises UserError unless n-grams can be looked up in it."""
+    if not second.held_out.documents or second.num_validation_tokens <= seq_len:
+        raise UserError(
+            f"--also-validate {second.data} must hold more than {seq_len} tokens for an n-gram baseline, but has "
+            f"{second.num_validation_tokens}; give more text, or none."
+        )
+    require_chunks(second, seq_len)
+
+
+def _beside(first: Corpus, data: str, key: str, entry: Path, held_out: HeldOut) -> Corpus:
+    num_tokens = sum(size for _, size in held_out.documents)
+    return replace(
+        first, folder=str(entry), data=data, fingerprint=key, num_validation_tokens=num_tokens, held_out=held_out
+    )
+
+
+def _without_copies(
+    data: str, documents: list[Document], first: Corpus, of_parent: KeptWindows | None
+) -> list[Document]:
+    """Raises UserError if a file is in both, unless nobody has asked for it."""
+    windows = [window_hashes(document.text) for document in documents]
+    found = repeated(np.concatenate(windows), stored_windows(Path(first.folder)), of_parent)
+    ends = np.cumsum([len(each) for each in windows])
+    shares = [float(part.mean()) if len(part) else 0.0 for part in np.split(found, ends[:-1])]
+    copies = [document.name for document, share in zip(documents, shares, strict=True) if share > A_COPY]
+    if copies and data != DEPENDENCIES:
+        raise UserError(
+            f"--also-validate {data} must be other text than --data {first.data} and what the parent was trained on, "
+            f"but shares {len(copies)} files with them, {copies[0]} first; give other files, or none."
+        )
+    return [document for document, share in zip(documents, shares, strict=True) if share <= MOST_OF_A_DOCUMENT]
+
+
+def _dependencies() -> SecondSource:
+    chosen = [path for package in PACKAGES for path in _files_of(package)]
+    documents = [Document("validation", path.read_text(encoding="utf-8"), name) for name, path in chosen]
+    return SecondSource(fingerprint([[name, digest(path)] for name, path in chosen]), documents)
+
+
+def _files_of(package: str) -> list[tuple[str, Path]]:
+    """Names and paths; none of a package that is not installed."""
+    try:
+        files = distribution(package).files or []
+    except PackageNotFoundError:
+        return []
+    named = {file.as_posix(): Path(str(file.locate())) for file in files if file.suffix == ".py"}
+    theirs = [name for name in named if not NOT_THEIRS.intersection(name.split("/"))]
+    ordered = sorted(theirs, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    sized = (name for name in ordered if named[name].is_file() and named[name].stat().st_size in FILE_BYTES)
+    return [(name, named[name]) for name, _ in zip(sized, range(FILES_OF_EACH), strict=False)]
+
+
+def _first_documents(source: DocumentSource) -> Iterator[Document]:
+    num_characters = 0
+    for stream in source.streams:
+        with closing(stream.batches(None)) as batches:
+            for batch in batches:
+                for document in batch.documents:
+                    if num_characters >= READ_CHARACTERS:
+                        return
+                    num_characters += len(document.text)
+                    yield document
+
+
+def _tokenizer_of(corpus: Corpus) -> GivenTokenizer:
+    text = (Path(corpus.folder) / TOKENIZER_FILE).read_text(encoding="utf-8")
+    ends = (END_OF_TEXT, *(known.end_of_text for known in PAPER_CORPORA.values()))
+    known = Tokenizer.from_str(text)
+    end = next(end for end in ends if known.token_to_id(end) is not None)
+    return GivenTokenizer(name="first", json=text, end_of_text=end)

@@ -1,0 +1,65 @@
+"""The second corpus of a study: found, checked, and what n-grams and the parent reach on it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from costmodel.errors import UserError
+from nas.conversion.parent import BUILTIN, Parent
+from nas.corpus.corpus import Corpus
+from nas.corpus.ngram_baseline import ngram_baseline
+from nas.corpus.second import DEPENDENCIES, require_sequences, second_corpus, second_source
+from nas.recipe.recipe import Scale
+from nas.run.config import StudyConfig
+from nas.run.folder import Meta, SecondCorpus
+from nas.training.batches import validate
+
+NO_SECOND = "none"
+
+
+def study_second(config: StudyConfig, corpus: Corpus, parent: Parent | None) -> Corpus | None:
+    """The second corpus that a new study asks for, or None.
+
+    Unless one is named, DEPENDENCIES beside the builtin parent's own corpus. Raises UserError if the one named is not
+    there, is the first one's text, or is too small.
+    """
+    usual = DEPENDENCIES if parent is not None and parent.name == BUILTIN and config.data == "stdlib" else NO_SECOND
+    if (data := config.also_validate or usual) == NO_SECOND:
+        return None
+    second = second_corpus(data, second_source(data), corpus, parent and parent.model.windows)
+    require_sequences(second, config.seq_len)
+    return second
+
+
+def run_second(folder: Path, meta: Meta, config: StudyConfig, corpus: Corpus, parent: Parent | None) -> Corpus | None:
+    """The second corpus of a run to resume. Raises UserError if it is not what it was."""
+    if meta.second is None:
+        return None
+    second = study_second(config, corpus, parent)
+    if second is None or second.fingerprint != meta.second.fingerprint:
+        raise UserError(
+            f"the second corpus of {folder}, {meta.second.data}, must be the one it was validated on, but its text has "
+            f"changed; restore it, or start a new run."
+        )
+    return second
+
+
+def second_facts(
+    second: Corpus, corpus: Corpus, parent: Parent | None, scale: Scale, seed: int, log: Callable[[str], None]
+) -> SecondCorpus:
+    """What a run says of its second corpus. The n-grams are of the training tokens of the first."""
+    ngrams = ngram_baseline(
+        corpus,
+        seq_len=scale.seq_len,
+        validation_tokens=scale.validation_tokens,
+        tokens=scale.seen_tokens if parent is None else None,
+        seed=seed,
+        second=second,
+        log=log,
+    )
+    return SecondCorpus(
+        data=second.data,
+        fingerprint=second.fingerprint,
+        held_out=second.held_out,
+        ngrams=ngrams,
+        parent_loss=None if parent is None else validate(parent.decoder(), second, scale).loss,
+    )
