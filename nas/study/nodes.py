@@ -84,7 +84,7 @@ class Fleet:
 class Question:
     """The needs of a run's trials, which a node is asked for; plain data.
 
-    sources: digest of the code that asks. device: cpu or cuda.
+    sources: digest of the code that asks. device: cpu or cuda. second: the second corpus, or None.
     """
 
     folder: Path
@@ -92,11 +92,14 @@ class Question:
     sources: str
     versions: dict[str, str]
     device: str
+    second: Corpus | None = None
 
 
-def question(folder: Path, corpus: Corpus, device: str) -> Question:
+def question(folder: Path, corpus: Corpus, device: str, second: Corpus | None = None) -> Question:
     """The question that this process, which runs the study, asks nodes."""
-    return Question(folder=folder, corpus=corpus, sources=source_digest(), versions=versions(), device=device)
+    return Question(
+        folder=folder, corpus=corpus, sources=source_digest(), versions=versions(), device=device, second=second
+    )
 
 
 def problem(asked: Question, node_id: str) -> str | None:
@@ -112,11 +115,13 @@ def problem(asked: Question, node_id: str) -> str | None:
         probe_file(asked.folder, node_id).write_text(node_id)
     except OSError as error:
         return f"run folder {asked.folder} cannot be read and written there: {error.strerror}"
+    corpus = asked.corpus
     try:
-        for split in ("train", "validation"):
-            int(asked.corpus.tokens(split)[-1])
+        int(corpus.tokens("train")[-1])
+        for corpus in filter(None, (asked.corpus, asked.second)):
+            int(corpus.tokens("validation")[-1])
     except (OSError, ValueError) as error:
-        return f"corpus {asked.corpus.folder} is not there: {error}"
+        return f"corpus {corpus.folder} is not there: {error}"
     return _gpu_problem() if asked.device == "cuda" else None
 
 

@@ -99,7 +99,8 @@ class _Places:
         self._began_s: dict[Key, float] = {}
         self._node: dict[Key, str] = {}
         if resources.ray_address is not None:
-            asked = question(trials.setting.folder, trials.setting.corpus, trials.setting.device)
+            setting = trials.setting
+            asked = question(setting.folder, setting.corpus, setting.device, setting.second)
             self._watch = NodeWatch(self.fleet, asked, resources.gpus_per_trial, log)
 
     def request(self, spec: TrialSpec) -> dict[str, Any]:

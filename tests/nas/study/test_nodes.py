@@ -87,6 +87,8 @@ def test_what_a_node_lacks_is_said(asked, tmp_path):
     )
     gone = replace(asked, corpus=replace(asked.corpus, folder=str(tmp_path)))
     assert f"corpus {tmp_path} is not there: [Errno 2] No such file" in problem(gone, "n1")
+    without_second = replace(asked, second=gone.corpus)
+    assert f"corpus {tmp_path} is not there: [Errno 2] No such file" in problem(without_second, "n1")
 
 
 def test_a_corpus_that_is_cut_off_is_not_there(asked):
