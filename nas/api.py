@@ -146,7 +146,7 @@ class Callback:
         """Before the first trial. A resumed run has records already."""
 
     def trial_ended(self, record: Record) -> None:
-        """After a trial is in the ledger: completed, stopped, diverged or failed."""
+        """After a trial is in the ledger: completed, paused, diverged or failed."""
 
     def run_ended(self, run: Run) -> None:
         """At the end, also of a run that was interrupted or stopped; `run` has all that is on disk."""

@@ -5,7 +5,7 @@ from scipy.stats import spearmanr
 
 from experiments.searchers.replay import Entry
 from nas.searchers.strategy import SearchProblem
-from nas.searchers.surrogate import features_of, fit
+from nas.searchers.surrogate import SEED_NOISE, Observations, features_of, fit
 from search_spaces.notation import Member
 from search_spaces.optima.stages import Floats, stages_of
 
@@ -27,9 +27,9 @@ def quality_lines(problem: SearchProblem, entries: dict[Member, Entry]) -> list[
         layers = stages.numbered([member.architecture.layers for member in members])
         scores = features.blocks[np.arange(layers.shape[1]), layers].sum(axis=(1, 2))
         lines.append(_line("block scores, summed", scores, losses, _left_out_r2(scores, losses)))
-    prior = rows @ features.prior(1.0)[0]
+    prior = rows @ features.mean
     lines.append(_line("prior of trellis", prior, losses, _r2(prior, losses)))
-    surrogate = fit(features, rows, list(range(len(members))), losses)
+    surrogate = fit(features, Observations(rows, losses, np.full(len(losses), SEED_NOISE**2)))
     lines.append(f"surrogate of trellis, with all other results: R^2 {surrogate.r2():.2f}")
     first = [entries[member].trainings[0] for member in members]
     for place, share in enumerate(rung.share for rung in first[0].rungs):

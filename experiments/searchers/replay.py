@@ -13,17 +13,19 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.trainings import Rung
+from nas.recipe.recipe import SCALES
+from nas.run.config import LOOKS
 from nas.run.ledger import Status
 from nas.run.pareto import Point, hypervolume, nondominated, ranks
 from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.searchers.uniform import Stratified
-from nas.study.early_stop import dominated_at_rung
 from nas.study.finalists import Result
 from nas.study.schedule import TrialSchedule
 from search_spaces.budget.feasible import FeasibleSpace, price_slices
 from search_spaces.notation import Member
 
 NUM_SLICES = 4
+FIRST_RUNG = SCALES["proxy"].rungs[0]  # share of the tokens that a look takes
 BRACKET = 8  # candidates of successive halving that begin together
 
 
@@ -60,51 +62,51 @@ class Curve(NamedTuple):
 
 def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry], num_trials: int, seed: int) -> Curve:
     """One search, until it has trained as many tokens as so many full trainings have, or all of the table."""
-    schedule = TrialSchedule(strategy=searcher_of(searcher)(problem), seed=seed, num_trials=len(entries))
+    strategy = searcher_of(searcher)(problem)
+    share = FIRST_RUNG * LOOKS + (1 - FIRST_RUNG) if strategy.takes_looks else 1.0  # of a training, for each that ends
+    schedule = TrialSchedule(
+        strategy=strategy,
+        seed=seed,
+        num_trials=round(num_trials / share),
+        num_looks=round(LOOKS * num_trials / share),
+        reference=reference_of(problem),
+        parent_loss=problem.parent_loss,
+    )
     rng, progress = np.random.default_rng([seed, 1]), Progress(problem, entries)
+    drawn: dict[int, Training] = {}
     most_tokens = budget_of(entries, num_trials)
     while progress.tokens < most_tokens and (proposal := schedule.ask()) is not None:
         entry = entries[proposal.member]
-        training = entry.trainings[int(rng.integers(len(entry.trainings)))]
-        stopped_at = _stopped_at(entry, training, schedule.rivals(proposal))
-        if stopped_at is None:
-            progress.add(entry, training)
+        begun = proposal.index in drawn
+        training = drawn.setdefault(proposal.index, entry.trainings[int(rng.integers(len(entry.trainings)))])
+        if proposal.is_look and training.rungs:
+            progress.stopped(training, FIRST_RUNG)
+            look = tuple(rung.loss for rung in training.rungs[:1])
+            result = Result(
+                index=proposal.index, status="paused", latency_s=entry.latency_s, log_perplexity=None, rung_losses=look
+            )
         else:
-            progress.stopped(training, training.rungs[stopped_at].share)
-        schedule.tell(_result(proposal.index, entry, training, stopped_at))
+            progress.add(entry, training, begun=begun)
+            result = _end(proposal.index, entry, training)
+        schedule.tell(result)
         progress.score()
     return progress.curve()
 
 
-def _result(index: int, entry: Entry, training: Training, stopped_at: int | None) -> Result:
-    """What a schedule is told. stopped_at: the number of a rung."""
-    rung_losses = tuple(rung.loss for rung in training.rungs)
-    if stopped_at is not None:
-        passed = rung_losses[: stopped_at + 1]
-        return Result(index=index, status="stopped", latency_s=entry.latency_s, log_perplexity=None, rung_losses=passed)
+def _end(index: int, entry: Entry, training: Training) -> Result:
     status: Status = "diverged" if training.loss is None else "completed"
     return Result(
         index=index,
         status=status,
         latency_s=entry.latency_s,
         log_perplexity=training.loss,
-        rung_losses=rung_losses,
+        rung_losses=tuple(rung.loss for rung in training.rungs),
     )
 
 
 def budget_of(entries: Mapping[Member, Entry], num_trials: int) -> int:
     """Tokens of so many full trainings."""
     return num_trials * max(training.tokens for entry in entries.values() for training in entry.trainings)
-
-
-def _stopped_at(entry: Entry, training: Training, rivals: Sequence[Result]) -> int | None:
-    """The rung at which a search would stop it, None if it goes on to its end."""
-    dominated = (
-        number
-        for number, rung in enumerate(training.rungs)
-        if dominated_at_rung(number, entry.latency_s, rung.loss, rivals)
-    )
-    return next(dominated, None)
 
 
 class Progress:
@@ -117,9 +119,9 @@ class Progress:
         self._seen: list[tuple[Entry, Point]] = []
         self._scored: list[tuple[int, float]] = []
 
-    def add(self, entry: Entry, training: Training) -> None:
-        """A training from its beginning to its end."""
-        self.tokens += training.tokens
+    def add(self, entry: Entry, training: Training, *, begun: bool = False) -> None:
+        """A training to its end. begun: from its first rung on."""
+        self.tokens += training.tokens - (round(training.tokens * FIRST_RUNG) if begun else 0)
         if training.loss is not None:
             self._seen.append((entry, (entry.latency_s, training.loss)))
 

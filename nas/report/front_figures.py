@@ -52,7 +52,7 @@ class FrontFigure(NamedTuple):
     front: Group
     dominated: Group
     baselines: Group
-    stopped_min: tuple[float, ...]
+    paused_min: tuple[float, ...]
     diverged_min: tuple[float, ...]
     published: Group
     published_title: str
@@ -99,7 +99,7 @@ def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
         front=_group(run.front),
         dominated=_group(behind),
         baselines=_group([member for member in whole if member.role == "baseline"]),
-        stopped_min=tuple(record.latency_s / 60 for record in ended if record.status == "stopped"),
+        paused_min=tuple(record.latency_s / 60 for record in ended if record.status == "paused"),
         diverged_min=tuple(record.latency_s / 60 for record in ended if record.status == "diverged"),
         published=Group(
             names=tuple(row.notation for row in same),

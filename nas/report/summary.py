@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
@@ -22,6 +23,7 @@ from nas.run.run import Run
 from nas.run.second import holds_on_first_alone, rank_correlation, second_perplexity
 from search_spaces.budget.feasible import format_budget
 
+LEAST_EXPECTED = 8  # candidates, before it is said how well they were expected
 FEW = 4  # a front of fewer members is said to be one
 KNOWS_LESS = "knows less than a trigram"
 FIRST_ALONE = "dominated there"
@@ -46,6 +48,7 @@ def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
     lines += parent_lines(run)
     lines += _baseline_lines(run)
     lines += order_lines(run)
+    lines += searcher_lines(run)
     example = run.completed[0]
     lines.append(
         f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens a candidate, "
@@ -270,6 +273,37 @@ def order_lines(run: Run) -> list[str]:
         f"  here:   {_ascending(ours)}",
         f"  papers: {_ascending({name: printed[name] for name in ours})}",
     ]
+
+
+def searcher_lines(run: Run) -> list[str]:
+    """Says how far the searcher's expectations came true, and what of the front it knew from another search."""
+    proposed = [one for one in run.records if one.event == "proposed" and one.expected_loss is not None]
+    ends = {trial.index: trial.val_loss for trial in run.completed if trial.role == "candidate"}
+    begun = {one.index for one in proposed if one.is_look}
+    stages = {
+        "when first proposed": [one for one in proposed if one.is_look or one.index not in begun],
+        "after a look": [one for one in proposed if not one.is_look and one.index in begun],
+    }
+    explained = []
+    for stage, records in stages.items():
+        pairs = [(one.expected_loss or 0.0, ends[one.index] or 0.0) for one in records if one.index in ends]
+        if len(pairs) >= LEAST_EXPECTED:
+            explained.append(f"R^2 {_explained(pairs):.2f} {stage} ({len(pairs)} candidates)")
+    lines = [f"{run.config.searcher}: of losses at the end it expected {', '.join(explained)}"] if explained else []
+    if run.config.knowledge == "shipped":
+        known = sum(member.first.is_known for member in run.front)
+        lines.append(
+            f"the searcher knew trainings of another search (--knowledge shipped); {known} of the {len(run.front)} "
+            f"members of the front are among them"
+        )
+    return lines
+
+
+def _explained(pairs: Sequence[tuple[float, float]]) -> float:
+    """R^2 of what was expected: one minus the squares of what it was off over those around the mean."""
+    mean = fmean(end for _, end in pairs)
+    around = sum((end - mean) ** 2 for _, end in pairs)
+    return 1 - sum((end - expected) ** 2 for expected, end in pairs) / around if around else 0.0
 
 
 def _ascending(perplexities: Mapping[str, float]) -> str:

@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from costmodel.config.units import parse_bytes, parse_seconds
 from costmodel.cost import Budget
@@ -18,9 +19,12 @@ from search_spaces.budget.priced_space import Accounting
 from search_spaces.notation import Member
 from search_spaces.workload import Workload
 
+Knowledge = Literal["shipped", "none"]
+
 RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
 
 
+LOOKS = 3  # for each candidate that is trained to its end: half of the tokens go into either
 THREADS_PER_TRIAL = 1  # of torch on a CPU, so that the numbers of a trial are always the same
 
 
@@ -45,14 +49,19 @@ class StudyConfig:
             gp, or module:Class of your own.
         generation_size: candidates that are chosen at a time; two generations are in training at once. By default 4,
             or half of what cores or GPUs can train at a time where the run is begun, up to a quarter of the trials.
-        num_trials: candidates to train, baselines not counted.
-        finalist_seeds: how many more seeds each member of the front is trained with once all candidates have ended.
+        num_trials: candidates to train to their end, baselines not counted.
+        num_looks: candidates to look at first, for the first rung's share of a training, by searchers that do so; by
+            default 3 for each that is trained to its end. 0 trains all to their end.
+        finalist_seeds: how many more seeds a member of the front is trained with at most, once all candidates have
+            ended; in all, half as many as candidates.
         time_budget: stop after this long, with a unit; the run can be resumed.
         trial_timeout: a trial that takes longer in one go has failed, with a unit, such as 20min.
         max_failures: stop once so many trials have failed for another reason than divergence; the run can be resumed.
         warm_start: another run, by folder or `latest`, with whose trained candidates this one begins: of the same
             dimensions, recipe, parent, corpus and seed. They do not count as trials; those within budget may be on the
             front.
+        knowledge: shipped lets the searcher know the trainings that come with the builtin parent, none does not; by
+            default shipped with the builtin parent at its own tokens and length, else none.
         scale: how large, how long and how fast a candidate is trained.
         tokens: training tokens of a candidate at full fidelity; by default the scale's, from a parent 5/8 of them.
         parent: a trained model that candidates start from: builtin, a folder of nas.export or of save_pretrained, an id
@@ -84,12 +93,14 @@ class StudyConfig:
     accounting: Accounting = "deployed"
     searcher: str = "trellis"
     generation_size: int | None = None
-    num_trials: int = 13  # with the baselines and more seeds of the front, a quarter of an hour on two cores
+    num_trials: int = 14  # with looks, the baselines and more seeds of the front, a quarter of an hour on two cores
+    num_looks: int | None = None
     finalist_seeds: int = 2  # the fewest that show a spread and a mean that one unlucky seed does not decide
     time_budget: str | None = None
     trial_timeout: str | None = None
     max_failures: int | None = None
     warm_start: str | None = None
+    knowledge: Knowledge | None = None
     scale: ScaleName = "proxy"
     tokens: int | None = None
     parent: str | None = None
@@ -104,8 +115,9 @@ class StudyConfig:
         for name in ("seq_len", "num_trials", "tokens", "max_concurrent", "generation_size", "max_failures"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{flag(name)} must be at least 1, but got {value}.")
-        if self.finalist_seeds < 0:
-            raise UserError(f"--finalist-seeds must not be negative, but got {self.finalist_seeds}.")
+        for name in ("finalist_seeds", "num_looks"):
+            if (value := getattr(self, name)) is not None and value < 0:
+                raise UserError(f"{flag(name)} must not be negative, but got {value}.")
         if not 0 <= self.seed <= MAX_SEED - self.finalist_seeds:
             raise UserError(f"--seed must be from 0 to {MAX_SEED - self.finalist_seeds}, but got {self.seed}.")
         if self.gpus_per_trial is not None and not 0 <= self.gpus_per_trial <= 1:
@@ -132,6 +144,16 @@ class StudyConfig:
     def workload(self) -> Workload:
         deployment = Deployment(embedding=self.embedding, projection=self.projection)
         return Workload(prompt_len=self.seq_len, new_tokens=self.new_tokens, deployment=deployment)
+
+    @property
+    def most_looks(self) -> int:
+        """Candidates to look at, by searchers that do so."""
+        return LOOKS * self.num_trials if self.num_looks is None else self.num_looks
+
+    @property
+    def most_replicates(self) -> int:
+        """Further seeds in all: a third of the tokens that candidates take with their looks."""
+        return math.ceil(self.num_trials / 2) if self.finalist_seeds else 0
 
     @property
     def time_budget_s(self) -> float | None:

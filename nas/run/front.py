@@ -8,8 +8,6 @@ from nas.run.ledger import Record
 from nas.run.members import TrainedMember, members
 from nas.run.pareto import knee, nondominated
 
-MOST_FINALISTS = 2  # so many times the first front's members get more seeds: one that leaves it is followed by another
-
 
 def crosses(member: TrainedMember, budget: Budget) -> bool:
     """Whether some coefficients consistent with the cost model's data put this member over the latency budget."""

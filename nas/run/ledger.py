@@ -26,7 +26,7 @@ FILE_NAME = "trials.jsonl"
 NO_COLUMNS = ("versions", "documents", "second_documents")  # of a table
 
 Event = Literal["proposed", "started", "rung", "finished"]
-Status = Literal["proposed", "running", "completed", "stopped", "diverged", "failed"]
+Status = Literal["proposed", "running", "completed", "paused", "diverged", "failed"]
 Role = Literal["candidate", "baseline", "replicate"]
 TrialKey: TypeAlias = tuple[int, int]  # index of a candidate, seed
 
@@ -41,6 +41,9 @@ class Record:
     notation: for people; placement: the layers, typed, which with the base of the run are the architecture.
     index, generation: place of the trial in the order of proposals, independent of arrival; a negative generation is
         of another run, whose results this one began with.
+    is_look: whether the trial is to pause at the first rung, where it is `paused` until it is asked for again.
+    expected_loss: at the end, nats, by the searcher that proposed it; None where it says nothing. is_known: whether the
+        searcher knew a training of it from another search.
     role: a `baseline` is trained for comparison only and may lie outside the budget; a `replicate` is the candidate of
         the same index, trained with another seed.
     rung: index of the fidelity rung a `rung` record belongs to.
@@ -68,6 +71,9 @@ class Record:
     reason: str | None = None
     scale: str
     width: int
+    is_look: bool = False
+    expected_loss: float | None = None
+    is_known: bool = False
     rung: int | None = None
     steps: int = 0
     tokens: int = 0
@@ -199,8 +205,9 @@ def completed(records: Iterable[Record]) -> tuple[Record, ...]:
 class LedgerIndex:
     """The records of a ledger, in order, and what is known of each trial, found without reading through it.
 
-    finished: the last end of every trial, by key. num_ends: how many there were, of all attempts.
-    rungs: of a trial, by number, as they were first reported. proposed: the indexes that were.
+    finished: the last end of every trial, by key. num_ends: how many there were, of all attempts, but for looks.
+    looks: the records of those that paused at a look, whether they went on or not.
+    rungs: of a trial, by number, as they were first reported. proposed: the indexes that were, and whether for a look.
     last_generation: of any record; -1 if there is none.
     """
 
@@ -209,7 +216,8 @@ class LedgerIndex:
         self.finished: dict[TrialKey, Record] = {}
         self.num_ends: Counter[TrialKey] = Counter()
         self.rungs: dict[str, dict[int | None, Record]] = {}
-        self.proposed: set[int] = set()
+        self.proposed: set[tuple[int, bool]] = set()
+        self.looks: dict[TrialKey, Record] = {}
         self.last_generation = -1
         for record in records:
             self.add(record)
@@ -220,11 +228,14 @@ class LedgerIndex:
         key = record.index, record.seed
         if record.event == "finished":
             self.finished[key] = record
-            self.num_ends[key] += 1
+            if record.status == "paused":
+                self.looks[key] = record
+            else:
+                self.num_ends[key] += 1
         elif record.event == "rung":
             self.rungs.setdefault(record.trial_id, {}).setdefault(record.rung, record)
         elif record.event == "proposed":
-            self.proposed.add(record.index)
+            self.proposed.add((record.index, record.is_look))
 
     def rung_losses(self, trial_id: str) -> tuple[float, ...]:
         """Nats per token, in the order in which rungs were reached."""

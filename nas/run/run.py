@@ -13,25 +13,29 @@ from nas.corpus.ngrams import NgramBaseline
 from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.run.folder import Meta, ParentResult, find_run, read_config, read_ledger, read_meta, run_pricer
-from nas.run.front import MOST_FINALISTS, front, picked
+from nas.run.front import front, picked
 from nas.run.ledger import Record, architecture_of, deployed_of
 from nas.run.members import TrainedMember, members
 from nas.run.pareto import hypervolume
 from search_spaces.architecture import Architecture
 from search_spaces.workload import Workload
 
+MOVES = ("started", "finished")  # events after which a trial is running, or not
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
     """Counts of candidates and baselines by how they ended, and what the completed ones within budget add up to.
 
-    running: trials, replicates too. replicates: that have ended. seeds_left: that the members of the front still lack.
+    running: trials, replicates too. paused: that were looked at and have not gone on, of looked_at in all.
+    replicates: that have ended. seeds_left: that are to be trained yet, if the front stays as it is.
     hypervolume: seconds x nats, see `nas.run.pareto.hypervolume`. best: lowest perplexity within budget, or None.
     """
 
     running: int
     completed: int
-    stopped: int
+    paused: int
+    looked_at: int
     diverged: int
     failed: int
     replicates: int
@@ -42,7 +46,8 @@ class Summary:
 
     @property
     def ended(self) -> int:
-        return self.completed + self.stopped + self.diverged + self.failed
+        """Trials that went to their end, whatever it was."""
+        return self.completed + self.diverged + self.failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +96,13 @@ class Run:
     @cached_property
     def summary(self) -> Summary:
         """Counts of trials by how they ended, the hypervolume (seconds x nats), the best member."""
-        running = {(record.index, record.seed) for record in self.records if record.event == "started"}
-        running -= {(record.index, record.seed) for record in self.finished}
+        last = {(record.index, record.seed): record.event for record in self.records if record.event in MOVES}
         firsts = Counter(record.status for record in self.finished if record.role != "replicate")
         return Summary(
-            running=len(running),
+            running=sum(event == "started" for event in last.values()),
             completed=firsts["completed"],
-            stopped=firsts["stopped"],
+            paused=firsts["paused"],
+            looked_at=len({record.index for record in self.records if record.is_look and record.event == "finished"}),
             diverged=firsts["diverged"],
             failed=firsts["failed"],
             replicates=len(self.finished) - firsts.total(),
@@ -109,17 +114,12 @@ class Run:
 
     @property
     def _seeds_left(self) -> int:
-        """Seeds that the members of the front lack, without those that MOST_FINALISTS leaves out."""
-        firsts = [record for record in self.finished if record.role != "replicate"]
+        """Seeds that the members of the front lack, as far as there are to be so many."""
         tried = Counter(record.index for record in self.finished)
-        room = MOST_FINALISTS * len(front(firsts, self.budget)) - sum(tried[record.index] > 1 for record in firsts)
-        left = 0
-        for member in self.front:
-            seeds = tried[member.first.index]
-            if seeds > 1 or room > 0:
-                left += max(0, 1 + self.config.finalist_seeds - seeds)
-                room -= seeds == 1
-        return left
+        wanted = 1 + self.config.finalist_seeds
+        lacking = sum(max(0, wanted - tried[member.first.index]) for member in self.front)
+        asked = sum(record.role == "replicate" for record in self.finished)
+        return max(0, min(lacking, self.config.most_replicates - asked))
 
     @property
     def num_planned(self) -> int:

@@ -26,7 +26,7 @@ from search_spaces.space import SearchSpace, contains, member_of
 MOST_ANCHORS = 9  # the rest of the default trials, a third, are offspring
 MOST_SHALLOW = 5  # of those, with fewer layers, each whole
 TRAININGS_FILE = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy-trainings.csv"
-TOKENS = 327_680  # that each of those was trained on
+TOKENS, SEQ_LEN = 327_680, 128  # that each of those was trained on, in sequences of so many
 FOLDING_NORMS: tuple[Norm, ...] = ("frozen-layernorm", "none")  # best first; the first that the space has
 
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -29,11 +29,38 @@ SEARCHERS: dict[str, str] = {  # by module and class, imported when they are fir
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """How a training of a member ended. log_perplexity: None if it did not complete."""
+    """How a training of a member ended, or how it stands after a look.
+
+    log_perplexity: at the end, or what is expected of it after a look; None if it diverged.
+    deviation: standard deviation of what is expected, nats; None at the end.
+    goes_on: whether what was looked at is being trained to its end.
+    """
 
     member: Member
     latency_s: float
     log_perplexity: float | None
+    deviation: float | None = None
+    goes_on: bool = False
+
+
+class Request(NamedTuple):
+    """A training to begin, or, of a member that was looked at, to take to its end.
+
+    is_look: to be trained up to the first rung only. expected: log-perplexity at the end, if the searcher says so.
+    is_known: whether it was trained before, in another search.
+    """
+
+    member: Member
+    is_look: bool = False
+    expected: float | None = None
+    is_known: bool = False
+
+
+class Room(NamedTuple):
+    """How many looks, and how many trainings to their end, a search may still ask for."""
+
+    looks: int
+    ends: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,7 +85,12 @@ class SearchProblem:
 
 
 class Strategy(ABC):
-    """Proposes the members of one generation. Made of a `SearchProblem`."""
+    """Proposes the members of one generation. Made of a `SearchProblem`.
+
+    takes_looks: whether it asks for trainings up to their first rung, rather than for all to their end.
+    """
+
+    takes_looks: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, problem: SearchProblem) -> None: ...
@@ -72,13 +104,15 @@ class Strategy(ABC):
         seen: every member that was proposed. trained: those of which results may be known, in a fixed order.
         """
 
-    def remark(self, trained: Sequence[Trained]) -> str | None:
-        """Says in a line how far the results bear the searcher out; None if there is nothing to say."""
-        return None
+    def requests(
+        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained], room: Room
+    ) -> list[Request]:
+        """At most `size` trainings; none if there is nothing left to ask for. By default all go to their end."""
+        return [Request(member) for member in self.propose(min(size, room.ends), rng, seen, trained)]
 
 
 def points_of(trained: Sequence[Trained]) -> list[tuple[Member, Point]]:
-    """The members that completed, with their points."""
+    """The members that did not diverge, with their points, of some expected ones."""
     return [
         (training.member, (training.latency_s, training.log_perplexity))
         for training in trained

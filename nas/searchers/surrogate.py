@@ -19,7 +19,7 @@ from itertools import product
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.linalg import block_diag, solve_triangular
 from scipy.sparse import csr_array
 
 from nas.recipe.distillation import spread_layers
@@ -107,18 +107,27 @@ class Features:
         layers = member.architecture.layers
         return spread_layers(layers) if self.from_parent else layers
 
-    def prior(self, worth: float) -> tuple[Floats, Floats]:
-        """Mean and covariance of the weights. worth: deviation of what a form is worth at a depth, in nats."""
+    @property
+    def _others(self) -> list[Prior]:
+        """Of what is no form of a sub-layer, in the order of `rows`."""
         blocks = () if self.blocks is None else BLOCK_FACTORS
-        others = [self.base, LIVE_NORM, REGULARISED, FIRST_FFN, *SCARCITY, *blocks]
-        smooth = smooth_covariance(len(self.stages.steps), SMOOTHNESS)
-        size = self.num_sub_layer_weights
-        covariance = np.zeros((size + len(others), size + len(others)))
-        covariance[:size, :size] = np.kron(np.eye(self.num_forms), worth**2 * smooth)
-        covariance[range(size, len(covariance)), range(size, len(covariance))] = [
-            prior.deviation**2 for prior in others
-        ]
-        return np.concatenate([np.zeros(size), [prior.mean for prior in others]]), covariance
+        return [self.base, LIVE_NORM, REGULARISED, FIRST_FFN, *SCARCITY, *blocks]
+
+    @property
+    def mean(self) -> Floats:
+        """The prior mean of the weights."""
+        return np.concatenate([np.zeros(self.num_sub_layer_weights), [prior.mean for prior in self._others]])
+
+    @property
+    def root(self) -> Floats:
+        """The Cholesky factor of the prior covariance of the weights, where a form is worth 1 nat at a depth."""
+        smooth = np.linalg.cholesky(smooth_covariance(len(self.stages.steps), SMOOTHNESS))
+        root: Floats = block_diag(*[smooth] * self.num_forms, np.diag([prior.deviation for prior in self._others]))
+        return root
+
+    def scales(self, worth: float) -> Floats:
+        """Factors of the columns of `root` where a form is worth so many nats at a depth (its deviation)."""
+        return np.concatenate([np.full(self.num_sub_layer_weights, worth), np.ones(len(self._others))])
 
     def additive(self, weights: Floats, kept: Sequence[float]) -> Scores:
         """Weights as scores that add up over layers, depth x layer.
@@ -180,18 +189,32 @@ def _norms(layer: Layer) -> tuple[str, str]:
     return layer.norm1, layer.norm2
 
 
+class Observations(NamedTuple):
+    """What is known of members, each once. rows: their features, members x features.
+
+    losses: nats. variances: of each around the member's own mean over seeds, nats^2.
+    """
+
+    rows: Floats
+    losses: Floats
+    variances: Floats
+
+
 class Posterior(NamedTuple):
-    """Posterior distribution of the weights: mean, covariance and a root of it; and the discrepancy of a member."""
+    """Posterior distribution of the weights, and the discrepancy of a member.
+
+    mean: features. root: of the covariance, features x features: the one that the Cholesky factors of prior and
+    precision give, both far from singular, so that draws do not depend on who computes them.
+    """
 
     mean: Floats
-    covariance: Floats
     root: Floats
     discrepancy: float
 
     def predict(self, rows: Floats) -> "PredictiveDistribution":
         """For members with these features."""
-        crossed = rows @ self.covariance
-        return PredictiveDistribution(rows, rows @ self.mean, (crossed * rows).sum(axis=1), crossed, self.discrepancy)
+        rooted = rows @ self.root
+        return PredictiveDistribution(rooted, rows @ self.mean, (rooted**2).sum(axis=1), rooted, self.discrepancy)
 
     def draws(self, num: int, rng: np.random.Generator) -> Floats:
         """Weights drawn from the posterior, num x features."""
@@ -202,10 +225,11 @@ class Posterior(NamedTuple):
 class PredictiveDistribution(NamedTuple):
     """Log-perplexities of given members by a posterior, without discrepancy and the noise of a seed.
 
-    rows: their features. mean, variance: of each. crossed: covariance with the weights, members x features.
+    rooted: their features times the root of the covariance. mean, variance: of each. crossed: the root times the
+    covariance of each with the weights, members x features.
     """
 
-    rows: Floats
+    rooted: Floats
     mean: Floats
     variance: Floats
     crossed: Floats
@@ -219,102 +243,95 @@ class PredictiveDistribution(NamedTuple):
 
     def condition_on(self, place: int) -> "PredictiveDistribution":
         """The distribution as it would be if this member came out as expected."""
-        shared = self.rows @ self.crossed[place]
+        shared = self.rooted @ self.crossed[place]
         gain = shared / (shared[place] + self.discrepancy**2 + SEED_NOISE**2)
         crossed = self.crossed - np.outer(gain, self.crossed[place])
         return self._replace(variance=self.variance - gain * shared, crossed=crossed)
 
+    def with_own(self, losses: Floats, variances: Floats) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of members whose own observations the posterior knows, discrepancies included.
+
+        losses, variances: of those observations; infinite variance for none. Given the weights, what a member is beyond
+        their sum is known from its own observation alone.
+        """
+        share = 1 / (1 + variances / self.discrepancy**2)  # of what is beyond the sum, that the observation shows
+        mean = self.mean + share * (losses - self.mean)
+        deviation = np.sqrt((1 - share) ** 2 * self.variance + (1 - share) * self.discrepancy**2)
+        return mean, deviation
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fit:
-    """losses: of each result. errors: of each, as all others predict it."""
+    """losses: of each observation. errors: of each, as all others predict it."""
 
     posterior: Posterior
     losses: Floats
     errors: Floats
 
     def r2(self, first: int = 0) -> float:
-        """R^2 of the results from this one on: one minus their squared errors over those of their mean."""
+        """R^2 of the observations from this one on: one minus their squared errors over those of their mean."""
         errors, losses = self.errors[first:], self.losses[first:]
         around = losses - losses.mean()
         return float(1 - errors @ errors / max(around @ around, 1e-12))
 
 
-def fit(features: Features, rows: Floats, members: list[int], losses: Floats) -> Fit:
-    """rows: of each result, its features. members: numbers that are equal for results of one member."""
-    if not len(losses):
-        mean, covariance = features.prior(USUAL[0])
-        return Fit(posterior=_posterior(mean, covariance, USUAL[1]), losses=losses, errors=losses)
-    if len(losses) > rows.shape[1] and len(set(members)) == len(members):
-        return _fit_of_many(features, rows, losses)
-    same = np.equal.outer(members, members).astype(float)
-    best = max(PAIRS, key=lambda pair: _log_posterior(features, rows, same, losses, *pair))
-    mean, covariance = features.prior(best[0])
-    crossed = covariance @ rows.T  # features x results
-    factor = cho_factor(rows @ crossed + best[1] ** 2 * same + SEED_NOISE**2 * np.eye(len(losses)))
-    solved = cho_solve(factor, losses - rows @ mean)
-    posterior = _posterior(mean + crossed @ solved, covariance - crossed @ cho_solve(factor, crossed.T), best[1])
-    inverse = cho_solve(factor, np.eye(len(losses)))
-    return Fit(posterior=posterior, losses=losses, errors=solved / inverse.diagonal())
+class _Whitened(NamedTuple):
+    """Observations in terms of weights = mean + root @ (normal ones of unit variance), where a form is worth 1 nat.
+
+    inner: the precision that the observations give those. seen: inner times where they draw them to. constant: the
+    part of the negative log-likelihood that no weight changes.
+    """
+
+    inner: Floats
+    seen: Floats
+    constant: float
 
 
-def _posterior(mean: Floats, covariance: Floats, discrepancy: float) -> Posterior:
-    values, vectors = np.linalg.eigh(covariance)  # some are next to 0, and less by rounding
-    return Posterior(mean, covariance, vectors * np.sqrt(values.clip(min=0)), discrepancy)
+def fit(features: Features, known: Observations) -> Fit:
+    """The posterior of the weights: by features rather than by observations, of which a long search has more."""
+    apart, root = known.losses - known.rows @ features.mean, features.root
+    projected = csr_array(known.rows) @ csr_array(root)  # members x features
+    whitened = {
+        discrepancy: _whitened(projected, apart, discrepancy**2 + known.variances) for discrepancy in DISCREPANCIES
+    }
+    scales = {worth: features.scales(worth) for worth in WORTHS}
+    worth, discrepancy = max(PAIRS, key=lambda pair: _log_posterior(whitened[pair[1]], scales[pair[0]], *pair))
+    inner, seen, _ = whitened[discrepancy]
+    scaled = root * scales[worth]
+    factor = _precision_factor(inner, scales[worth])
+    root = solve_triangular(factor, scaled.T, lower=True).T
+    explained = root @ solve_triangular(factor, scales[worth] * seen, lower=True)
+    variances = discrepancy**2 + known.variances
+    rooted = known.rows @ root
+    left = (1 - (rooted**2).sum(axis=1) / variances) / variances  # the diagonal of the inverse of their covariance
+    return Fit(
+        posterior=Posterior(features.mean + explained, root, discrepancy),
+        losses=known.losses,
+        errors=(apart - known.rows @ explained) / variances / left,
+    )
 
 
-def _log_posterior(
-    features: Features, rows: Floats, same: Floats, losses: Floats, worth: float, discrepancy: float
-) -> float:
-    mean, covariance = features.prior(worth)
-    kernel = rows @ covariance @ rows.T + discrepancy**2 * same + SEED_NOISE**2 * np.eye(len(losses))
-    factor, lower = cho_factor(kernel)
-    apart = losses - rows @ mean
-    likelihood = -apart @ cho_solve((factor, lower), apart) / 2 - np.log(factor.diagonal()).sum()
+def _whitened(projected: csr_array, apart: Floats, variances: Floats) -> _Whitened:
+    weighed = csr_array(projected.multiply(1 / variances[:, None]))
+    constant = apart @ (apart / variances) / 2 + np.log(variances).sum() / 2
+    return _Whitened((projected.T @ weighed).toarray(), weighed.T @ apart, float(constant))
+
+
+def _precision_factor(inner: Floats, scale: Floats) -> Floats:
+    """The Cholesky factor of the precision of normal ones whose weights have these scales."""
+    factor: Floats = np.linalg.cholesky(scale[:, None] * inner * scale + np.eye(len(inner)))
+    return factor
+
+
+def _log_posterior(whitened: _Whitened, scale: Floats, worth: float, discrepancy: float) -> float:
+    """Of what a form is worth and the discrepancy, but for a constant."""
+    inner, seen, constant = whitened
+    factor = _precision_factor(inner, scale)
+    explained = solve_triangular(factor, scale * seen, lower=True)
+    likelihood = explained @ explained / 2 - np.log(factor.diagonal()).sum() - constant
     return float(likelihood + _log_prior(worth, discrepancy))
 
 
 def _log_prior(worth: float, discrepancy: float) -> float:
     apart = sum(float(np.log(value / usual)) ** 2 for value, usual in zip((worth, discrepancy), USUAL, strict=True))
     return -apart / 2 / SPREAD**2
-
-
-def _fit_of_many(features: Features, rows: Floats, losses: Floats) -> Fit:
-    """The same where there are more results than features, all of different members: by features, not by results.
-
-    Weights are mean + root @ (standard normal ones); the precision of those is inner / noise + 1.
-    """
-    mean, _ = features.prior(USUAL[0])
-    apart, sparse = losses - rows @ mean, csr_array(rows)
-    gram, crossed = (sparse.T @ sparse).toarray(), rows.T @ apart
-    whitened = _whitened(features, gram)
-    best = max(PAIRS, key=lambda pair: _log_posterior_of_many(whitened[pair[0]], crossed, apart, *pair))
-    (root, inner), noise = whitened[best[0]], best[1] ** 2 + SEED_NOISE**2
-    root = solve_triangular(np.linalg.cholesky(inner / noise + np.eye(len(root))), root.T, lower=True).T
-    covariance = root @ root.T
-    weights = covariance @ crossed / noise
-    solved = (apart - rows @ weights) / noise
-    left = (1 - np.einsum("ij,ij->i", sparse @ covariance, rows) / noise) / noise  # the kernel's inverse's diagonal
-    return Fit(posterior=Posterior(mean + weights, covariance, root, best[1]), losses=losses, errors=solved / left)
-
-
-def _log_posterior_of_many(
-    whitened: tuple[Floats, Floats], crossed: Floats, apart: Floats, worth: float, discrepancy: float
-) -> float:
-    (root, inner), noise = whitened, discrepancy**2 + SEED_NOISE**2
-    factor, lower = cho_factor(inner / noise + np.eye(len(root)))
-    seen = root.T @ crossed
-    squares = (apart @ apart - seen @ cho_solve((factor, lower), seen) / noise) / noise
-    log_determinant = len(apart) * np.log(noise) / 2 + np.log(factor.diagonal()).sum()
-    return float(-squares / 2 - log_determinant + _log_prior(worth, discrepancy))
-
-
-def _whitened(features: Features, gram: Floats) -> dict[float, tuple[Floats, Floats]]:
-    """A root of the weights' covariance, and the gram matrix of features in its terms, by what forms are worth.
-
-    Only the weights of sub-layer forms scale with that.
-    """
-    root = np.linalg.cholesky(features.prior(1.0)[1])
-    inner, is_sub_layer = root.T @ gram @ root, np.arange(len(root)) < features.num_sub_layer_weights
-    scales = {worth: np.where(is_sub_layer, worth, 1.0) for worth in WORTHS}
-    return {worth: (root * scale, scale[:, None] * inner * scale) for worth, scale in scales.items()}

@@ -1,115 +1,121 @@
 """The searcher `trellis`: what adds up is drawn from a posterior and solved exactly, for every price at once.
 
-Per generation: weights are drawn from the posterior of the surrogate, given what has been trained in this search and,
-from the builtin parent, before it; the graph is solved for the whole frontier of price against each draw's scores; of
-all these members, some random ones, the anchors and what was trained before, those are taken one by one that are
-expected to add most to the front, times the probability that they complete, each as if those before it, and those in
-training, had come out as expected. A search that knows trainings of before begins with the best of them, since the
-optimum of what is fitted promises more than it keeps. Where results do not bear the surrogate out, members are drawn
-and bred instead.
+A search that knows nothing begins with looks at the anchors, which are spread over prices. Then, per generation:
+weights are drawn from the posterior of the surrogate, given what has been trained in this search and, where it knows
+any, in others before it; the graph is solved for the whole frontier of price against each draw's scores, and those of
+the mean; all these members, some random ones, the anchors and what was trained before are the candidates. Most get a
+look, a quarter of their training, which says nearly all of what the rest would: those that are expected to add most to
+the front, times the probability that they complete, each as if those before it, those in training, and all that could
+go on had come out as expected. Of what was looked at, or trained before, those go on to their end that are expected to
+add most to the front of what has ended. Once there are a few looks to choose from, looks and ends keep pace, so that
+there is a front at any time.
 """
 
-from collections.abc import Collection, Sequence
-from typing import final
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, final
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit, ndtr
 
 from nas.run.pareto import Point
-from nas.searchers.evolution import Evolution
-from nas.searchers.strategy import SearchProblem, Strategy, Trained, points_of
-from nas.searchers.surrogate import Fit, features_of, fit
+from nas.searchers.draws import Draws
+from nas.searchers.strategy import Request, Room, SearchProblem, Strategy, Trained, points_of
+from nas.searchers.surrogate import SEED_NOISE, Features, Fit, Observations, features_of, fit
 from search_spaces.notation import Member
 from search_spaces.optima.optima import frontier, member_of_optimum
 from search_spaces.optima.stages import Floats, stages_of
 
-BEYOND = 0.25  # of the range of prices: how far the reference is beyond the budget, where else nothing would count
+BEYOND = 0.1  # of the range of prices: how far the reference is beyond the budget, where else nothing would count
 NUM_DRAWS = 16  # of weights, each solved for every price: seconds a generation
 NUM_RANDOM = 16  # members drawn evenly over prices, in case all solutions agree in an error
-LEAST_R2 = 0.3  # of results left out one by one; below it the surrogate says next to nothing
-LEAST_RESULTS = 8  # before that is asked
 KNOWN_NOISE = 0.02  # nats: of a training of before, on another corpus
+LOOKS_PER_END = 3.0  # what was looked at goes on while no more looks than so many for each end but the last are left
 PRIOR_LOGIT = 3.0  # 19 of 20 complete
 PRIOR_DEVIATION = 5.0  # of the weights of counts per layer, and of the logit
+
+
+class Own(NamedTuple):
+    """What was observed of a member itself. loss: nats. variance: of that around its mean over seeds, nats^2."""
+
+    loss: float
+    variance: float
 
 
 @final
 class Trellis(Strategy):
     """Expected improvement of the front, over members that are optimal for draws from a posterior."""
 
+    takes_looks = True
+
     def __init__(self, problem: SearchProblem) -> None:
         self.problem, self.feasible = problem, problem.feasible
         self.stages = stages_of(problem.feasible)
         self.features = features_of(self.stages, problem)
-        self.known_losses = {member: loss for member, (_, loss) in points_of(problem.known)}
-        self.evolution = Evolution(problem)
-        self.draws = self.evolution.draws
+        self.draws = Draws(problem.feasible)
         edges = [edge for part in self.draws.slices for edge in part.latency_s_bounds]
         self.reference = (max(edges) + BEYOND * (max(edges) - min(edges)), problem.reference_loss)
 
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
     ) -> list[Member]:
-        fitted = self._fit(trained)
-        if not self._is_borne_out(fitted, trained):
-            return self.evolution.propose(size, rng, seen, trained)
-        members = self._candidates(fitted, rng, seen)
-        if not members:
-            return self.draws.filled([], size, rng, seen)
-        pending = self._pending(seen, trained)
-        everyone = [*members, *pending]
-        latency_s = np.array([self.draws.place_of(member).latency_s for member in everyone])
-        predicted = fitted.posterior.predict(self.features.rows(everyone))
-        known = np.array([self.known_losses.get(member, np.nan) for member in members] + [np.nan] * len(pending))
-        mean = np.where(np.isnan(known), predicted.mean, known)  # what was trained before comes out so again
-        completes = self._completion(members, trained)
-        points = [point for _, point in points_of(trained)]
-        for place in range(len(members), len(everyone)):
-            points.append((float(latency_s[place]), float(mean[place])))
-            predicted = predicted.condition_on(place)
-        chosen: list[int] = []
-        while len(chosen) < min(size, len(members)):
-            deviation = np.where(np.isnan(known), predicted.deviation, KNOWN_NOISE)
-            improvement = expected_improvement(latency_s, mean, deviation, points, self.reference)
-            worth = completes * improvement[: len(members)]
-            worth[chosen] = -1.0
-            best = int(np.argmax(worth))
-            chosen.append(best)
-            points.append((float(latency_s[best]), float(mean[best])))
-            predicted = predicted.condition_on(best)
-        return self.draws.filled([members[number] for number in chosen], size, rng, seen)
+        return [request.member for request in self.requests(size, rng, seen, trained, Room(looks=0, ends=size))]
 
-    def remark(self, trained: Sequence[Trained]) -> str | None:
-        if len(points_of(trained)) < LEAST_RESULTS:
-            return None
-        fitted = self._fit(trained)
-        others = f"all others and {len(self.problem.known)} trainings of before" if self.problem.known else "all others"
-        quality = f"trellis: each result predicted from {others} with R^2 {self._r2(fitted):.2f}"
-        if self._is_borne_out(fitted, trained):
-            return quality
-        return f"{quality}, too little: members were bred from the front instead"
+    def requests(
+        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained], room: Room
+    ) -> list[Request]:
+        own = self._own(trained)
+        fitted = self._fit(own)
+        new = self._new(fitted, rng, seen)
+        begun = {training.member: training for training in trained}
+        standing = [one.member for one in trained if one.deviation is not None and not one.goes_on]
+        standing = [member for member in standing if self.draws.place_of(member).fits]
+        standing += [member for member in new if member in own]  # trained before: as good as looked at
+        new = [member for member in new if member not in own]
+        pending = [member for member in seen if member not in begun or begun[member].goes_on]
+        pending = sorted((member for member in pending if self.draws.place_of(member).fits), key=repr)
+        if not new and not standing:
+            return []
+        auction = Auction(
+            members=[*new, *standing, *pending],
+            latency_s=[self.draws.place_of(member).latency_s for member in (*new, *standing, *pending)],
+            fitted=fitted,
+            features=self.features,
+            own=own,
+            completes=self._completion([*new, *standing, *pending], trained),
+            known=frozenset(training.member for training in self.problem.known),
+            ended=[point for _, point in points_of([one for one in trained if one.deviation is None])],
+            reference=self.reference,
+        )
+        return auction.requests(size, num_new=len(new), num_standing=len(standing), room=room)
 
-    def _fit(self, trained: Sequence[Trained]) -> Fit:
-        completed = points_of([*self.problem.known, *trained])
-        members, losses = [member for member, _ in completed], np.array([loss for _, (_, loss) in completed])
-        numbers: dict[Member, int] = {}
-        of_member = [numbers.setdefault(member, len(numbers)) for member in members]
-        rows = self.features.rows(members) if members else np.zeros((0, 0))
-        return fit(self.features, rows, of_member, losses)
+    def _own(self, trained: Sequence[Trained]) -> dict[Member, Own]:
+        """What was observed of every member, once; those of this search last."""
+        own: dict[Member, Own] = {}
+        results = [(training, KNOWN_NOISE) for training in self.problem.known]
+        results += [(training, training.deviation or SEED_NOISE) for training in trained]
+        for training, noise in results:
+            if training.log_perplexity is None:
+                continue
+            loss, variance = own.pop(training.member, Own(0.0, math.inf))
+            precision = 1 / variance + 1 / noise**2
+            mean = (loss / variance + training.log_perplexity / noise**2) / precision
+            own[training.member] = Own(mean, 1 / precision)
+        return own
 
-    def _pending(self, seen: Collection[Member], trained: Sequence[Trained]) -> list[Member]:
-        """Members that are in training, in a fixed order."""
-        pending = set(seen).difference(training.member for training in trained)
-        return sorted((member for member in pending if self.draws.place_of(member).fits), key=repr)
+    def _fit(self, own: Mapping[Member, Own]) -> Fit:
+        rows = self.features.rows(list(own)) if own else np.zeros((0, len(self.features.mean)))
+        losses, variances = np.array(list(own.values()), dtype=float).reshape(-1, 2).T
+        return fit(self.features, Observations(rows, losses, variances))
 
-    def _candidates(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member]) -> list[Member]:
+    def _new(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member]) -> list[Member]:
         """Members that may be trained, each deployed form once."""
         members = [*self.problem.anchors, *(training.member for training in self.problem.known)]
-        if self.problem.known and not any(map(self.feasible.fits, seen)):  # baselines are beyond the budget
-            return self._drawn(self.draws.new_of(members, seen))
+        if not self.problem.known and (anchors := self.draws.new_of(self.problem.anchors, seen)):
+            return anchors
         depth, recipes = len(self.stages.steps), self.feasible.space.recipes
-        for weights in fitted.posterior.draws(NUM_DRAWS, rng):
+        for weights in (fitted.posterior.mean, *fitted.posterior.draws(NUM_DRAWS, rng)):
             kept = rng.integers(1, depth + 1, size=2)
             recipe = recipes[int(rng.integers(len(recipes)))]
             optima = frontier(self.stages, self.features.additive(weights, list(kept)))
@@ -119,10 +125,8 @@ class Trellis(Strategy):
                 if self.draws.slice_at(optimum.cost) is not None
             ]
         members += self.draws.filled([], NUM_RANDOM, rng, seen)
-        return self._drawn(self.draws.new_of(members, seen))
-
-    def _drawn(self, members: Sequence[Member]) -> list[Member]:
-        return [member for member in members if self.draws.place_of(member).slice is not None]
+        new = self.draws.new_of(members, seen)
+        return [member for member in new if self.draws.place_of(member).slice is not None] or new
 
     def _completion(self, members: Sequence[Member], trained: Sequence[Trained]) -> Floats:
         results = [*self.problem.known, *trained]
@@ -138,12 +142,65 @@ class Trellis(Strategy):
         kept = self.features.is_kept[layers].mean(axis=1)
         return np.column_stack([np.ones(len(members)), self.features.live_norms[layers].mean(axis=1), kept])
 
-    def _r2(self, fitted: Fit) -> float:
-        """How much of the results of this search alone is predicted."""
-        return fitted.r2(len(self.problem.known))
 
-    def _is_borne_out(self, fitted: Fit, trained: Sequence[Trained]) -> bool:
-        return len(points_of(trained)) < LEAST_RESULTS or self._r2(fitted) >= LEAST_R2
+class Auction:
+    """Members that bid for a generation's trainings with what they are expected to add to a front.
+
+    members: new ones, then those that stand at a look or are known from before, then those in training. latency_s: of
+    each. own: what was observed of any. completes: the probability of each. known: those that were trained before.
+    ended: points of what has.
+    """
+
+    def __init__(
+        self,
+        *,
+        members: Sequence[Member],
+        latency_s: Sequence[float],
+        fitted: Fit,
+        features: Features,
+        own: Mapping[Member, Own],
+        completes: Floats,
+        known: Collection[Member],
+        ended: Sequence[Point],
+        reference: Point,
+    ) -> None:
+        self.members, self.latency_s, self.completes = members, np.array(latency_s), completes
+        self.predicted = fitted.posterior.predict(features.rows(members))
+        observed = [own.get(member, Own(0.0, math.inf)) for member in members]
+        self.losses, self.variances = np.array(observed, dtype=float).T
+        self.mean, _ = self.predicted.with_own(self.losses, self.variances)
+        self.known, self.points, self.reference = known, list(ended), reference
+
+    def requests(self, size: int, *, num_new: int, num_standing: int, room: Room) -> list[Request]:
+        """The winners, in turn."""
+        new, standing = list(range(num_new)), list(range(num_new, num_new + num_standing))
+        for place in range(num_new + num_standing, len(self.members)):
+            self._take(place)
+        requests: list[Request] = []
+        while len(requests) < size and room.ends > 0 and (new or standing):
+            is_end = bool(standing) and room.looks <= LOOKS_PER_END * (room.ends - 1)
+            if not is_end and not (new and room.looks > 0):
+                standing, new, is_end = standing + new, [], True  # what nobody has looked at goes to its end too
+            bidders = standing if is_end else new
+            virtual = [] if is_end else [(float(self.latency_s[at]), float(self.mean[at])) for at in standing]
+            worth = self._worth(virtual)
+            best = max(bidders, key=lambda at: worth[at])
+            member = self.members[best]
+            requests.append(Request(member, not is_end, float(self.mean[best]), member in self.known))
+            self._take(best)
+            bidders.remove(best)
+            room = Room(room.looks - (not is_end), room.ends - is_end)
+        return requests
+
+    def _worth(self, virtual: Sequence[Point]) -> Floats:
+        _, deviation = self.predicted.with_own(self.losses, self.variances)
+        points = [*self.points, *virtual]
+        return self.completes * expected_improvement(self.latency_s, self.mean, deviation, points, self.reference)
+
+    def _take(self, place: int) -> None:
+        """Goes on as if a member came out as expected."""
+        self.points.append((float(self.latency_s[place]), float(self.mean[place])))
+        self.predicted = self.predicted.condition_on(place)
 
 
 def expected_improvement(

@@ -1,25 +1,34 @@
 """Which members of the front are trained with one more seed next: a function of results alone.
 
-Perplexity is noisy over seeds, and a front picks what was lucky. So each of its members gets one more seed, cheapest
-first; then the front of the means is another, and its members that have fewer seeds get the next one; and so on until
-all have as many as asked for. A member that was unlucky at first and comes to the front late is trained too, as long as
-no more than MOST_FINALISTS times as many are as the first front had.
+Perplexity is noisy over seeds, and a front picks what was lucky. A further seed is worth what the front is expected to
+gain by it: as its mean moves, a member is found better than it seemed, or another one takes its place. That is most
+where members are close to their neighbours and have few seeds, and less than what any new candidate is worth as long as
+neighbours differ by more than seeds do; so seeds come last, and no more of them than half as many as candidates were
+trained to their end.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from nas.run.front import MOST_FINALISTS
+import numpy as np
+
 from nas.run.ledger import Status
-from nas.run.pareto import nondominated, point_of_seeds
+from nas.run.pareto import Point, nondominated, point_of_seeds
+from nas.searchers.surrogate import SEED_NOISE
+from nas.searchers.trellis import expected_improvement
 
 Key: TypeAlias = tuple[int, int]  # index of a candidate, and how many seeds after the run's own
+
+TINY = 1e-12  # nats: a deviation of next to nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """How a trial ended. log_perplexity is None unless it completed; rung_losses are nats per token, by rung.
+    """How a trial ended, `paused` after a look. log_perplexity is None unless it completed; rung_losses are nats per
+    token, by rung.
 
     latency_s: verified, if it completed. feasible: whether its folded form holds and is within the budget.
     replicate: how many seeds after the run's own.
@@ -38,37 +47,61 @@ class Result:
         return self.index, self.replicate
 
 
-def next_round(results: Sequence[Result], asked: Collection[Key], finalist_seeds: int) -> list[Key]:
-    """The replicates to train next, one for each member of the front that lacks a seed, cheapest first.
+def next_round(
+    results: Sequence[Result], asked: Collection[Key], *, seeds: int, most: int, size: int, reference: Point
+) -> list[Key]:
+    """The replicates to train next, at most `size`, those that are worth most first; empty if none is wanted.
 
-    results: of candidates and replicates that have ended. asked: the replicates there were. Empty if none is lacking.
+    results: of candidates and replicates that have ended. asked: the replicates there were. seeds: that a member may
+    have more than its first. most: replicates in all. reference: of the hypervolume.
     """
-    most = MOST_FINALISTS * len(finalists(result for result in results if not result.replicate))
-    chosen = {index for index, _ in asked}
-    keys: list[Key] = []
-    for index in finalists(results):
-        replicate = 1 + sum(replicated == index for replicated, _ in asked)
-        if replicate <= finalist_seeds and len(chosen | {index}) <= max(most, len(chosen)):
-            chosen.add(index)
-            keys.append((index, replicate))
-    return keys
+    points = _means(results)
+    tried = Counter(index for index, _ in asked)
+    worths = {
+        index: _worth_of_a_seed(index, points, 1 + tried[index], reference)
+        for index in finalists(results)
+        if tried[index] < seeds
+    }
+    best = sorted(worths, key=lambda index: (-worths[index], index))[: min(size, most - len(asked))]
+    return [(index, 1 + tried[index]) for index in best]
+
+
+def _worth_of_a_seed(index: int, points: Mapping[int, Point], num_seeds: int, reference: Point) -> float:
+    """Hypervolume that the front is expected to gain by one more seed of a member, seconds x nats.
+
+    The mean over n seeds moves by a normal variable of variance s^2 / n - s^2 / (n + 1).
+    Source: Frazier, Powell and Dayanik 2009, https://doi.org/10.1287/ijoc.1080.0314, for the value of an observation.
+    """
+    latency_s, loss = points[index]
+    others = [point for other, point in points.items() if other != index]
+    moves = SEED_NOISE * math.sqrt(1 / num_seeds - 1 / (num_seeds + 1))
+    known, expected = (
+        expected_improvement(np.array([latency_s]), np.array([loss]), np.array([deviation]), others, reference)[0]
+        for deviation in (TINY, moves)
+    )
+    return float(expected - known)
 
 
 def finalists(results: Iterable[Result]) -> list[int]:
     """The candidates on the front of the means over seeds, cheapest first, as `nas.run.front.front` has it."""
+    points = _means(results)
+    ordered = sorted(points, key=lambda index: (points[index], index))
+    kept = nondominated([points[index] for index in ordered])
+    return [index for index, keep in zip(ordered, kept, strict=True) if keep]
+
+
+def _means(results: Iterable[Result]) -> dict[int, Point]:
+    """The points of the candidates that may be on the front, by index."""
     by_index: dict[int, list[Result]] = {}
     for result in results:
         by_index.setdefault(result.index, []).append(result)
-    points = {
+    return {
         index: point_of_seeds(
             [(trial.latency_s, trial.log_perplexity) for trial in trials if trial.log_perplexity is not None]
         )
         for index, trials in by_index.items()
         if _may_be_on_the_front(trials)
     }
-    ordered = sorted(points, key=lambda index: (points[index], index))
-    kept = nondominated([points[index] for index in ordered])
-    return [index for index, keep in zip(ordered, kept, strict=True) if keep]
 
 
 def _may_be_on_the_front(trials: Sequence[Result]) -> bool:

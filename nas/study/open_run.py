@@ -14,11 +14,12 @@ from nas.corpus.ngram_baseline import ngram_baseline
 from nas.corpus.ngrams import TRIGRAM
 from nas.provenance import versions
 from nas.recipe.distillation import parent_architecture
+from nas.recipe.recipe import Recipe
 from nas.run import ledger
 from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import Meta, read_meta
 from nas.run.ledger import Record, architecture_of
-from nas.searchers.anchors import TOKENS, anchors, known_trainings, published_members
+from nas.searchers.anchors import SEQ_LEN, TOKENS, anchors, known_trainings, published_members
 from nas.searchers.block_scores import BlockScores
 from nas.searchers.strategy import SearchProblem, Trained, searcher_of
 from nas.study.parent import parent_result
@@ -56,11 +57,15 @@ def open_trials(
         raise UserError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
     published = published_members(feasible.space)
     schedule = TrialSchedule(
-        strategy=searcher_of(config.searcher)(search_problem(feasible, meta, published, blocks)),
+        strategy=searcher_of(config.searcher)(search_problem(config, feasible, meta, published, blocks)),
         seed=config.seed,
         num_trials=config.num_trials,
+        num_looks=config.most_looks,
         baselines=[member for member in published if not feasible.fits(member) and _is_baseline(member, meta)],
         finalist_seeds=config.finalist_seeds,
+        most_replicates=config.most_replicates,
+        reference=meta.reference,
+        parent_loss=None if meta.parent is None else meta.parent.val_loss,
         known=proposals_of(records, feasible.space.base),
         generation_size=config.generation_size,
     )
@@ -76,8 +81,21 @@ def open_trials(
     return Trials(schedule, feasible.priced.pricer, setting, records, on_end)
 
 
+def with_knowledge(config: StudyConfig, parent: Parent | None, recipe: Recipe) -> StudyConfig:
+    """The configuration with `knowledge` resolved. Raises UserError for trainings of another parent or recipe."""
+    is_builtin = parent is not None and parent.name == BUILTIN
+    fits = is_builtin and (recipe.scale.tokens, recipe.scale.seq_len) == (TOKENS, SEQ_LEN)
+    if config.knowledge == "shipped" and not fits:
+        raise UserError(
+            f"--knowledge shipped is of the builtin parent, trained on {TOKENS:,} tokens in sequences of {SEQ_LEN}, "
+            f"but candidates start from {'nothing' if parent is None else parent.name}, on {recipe.scale.tokens:,} in "
+            f"sequences of {recipe.scale.seq_len}; leave it out."
+        )
+    return replace(config, knowledge=config.knowledge or ("shipped" if fits else "none"))
+
+
 def search_problem(
-    feasible: FeasibleSpace, meta: Meta, published: Sequence[Member], blocks: BlockScores | None
+    config: StudyConfig, feasible: FeasibleSpace, meta: Meta, published: Sequence[Member], blocks: BlockScores | None
 ) -> SearchProblem:
     """Everything a searcher may know before anything is trained.
 
@@ -86,7 +104,7 @@ def search_problem(
     route, parent = meta.recipe.route, meta.parent
     ngrams = None if route is None else meta.ngrams
     known: tuple[Trained, ...] = ()
-    if parent is not None and parent.name == BUILTIN and meta.recipe.scale.tokens == TOKENS:
+    if config.knowledge == "shipped" and parent is not None:
         known = known_trainings(feasible.space, parent.val_loss)
     return SearchProblem(
         feasible=feasible,
@@ -101,15 +119,18 @@ def search_problem(
 
 def proposals_of(records: Sequence[Record], base: Architecture) -> list[Proposal]:
     """Proposals of a ledger, in order."""
-    proposed = {record.index: record for record in records if record.event == "proposed"}
     return [
         Proposal(
-            index=index,
+            index=record.index,
             generation=record.generation,
             role=record.role,
             member=Member(architecture=architecture_of(record, base), entropy_regularised=record.entropy_regularised),
+            is_look=record.is_look,
+            expected=record.expected_loss,
+            is_known=record.is_known,
         )
-        for index, record in sorted(proposed.items())
+        for record in records
+        if record.event == "proposed"
     ]
 
 

@@ -1,5 +1,8 @@
 """The schedule of trials: candidates in generations, then more seeds for the front, behind ask and tell.
 
+A candidate is looked at, which trains it up to the first rung, or trained to its end; what was looked at can be asked
+for again, and goes on from its checkpoint.
+
 Reproducible by construction: proposals come in generations of a fixed size, and generation g depends only on the
 seed, on g and on the results of generations up to g - 2. The lag of one generation keeps every worker busy while
 a generation finishes, and arrival order never matters. Rounds of replicates (`nas.study.finalists`) are two
@@ -12,20 +15,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from nas.run.ledger import Role
-from nas.searchers.strategy import Strategy, Trained
-from nas.study.early_stop import expected_ends
+from nas.run.pareto import Point
+from nas.searchers.strategy import Request, Room, Strategy, Trained
 from nas.study.finalists import Key, Result, next_round
+from nas.study.looks import ends_after_looks
 from search_spaces.notation import Member
 
-GENERATION_SIZE = 4  # two workers finish a generation in two rounds; larger ones learn later, smaller ones idle
+GENERATION_SIZE = 2  # two workers finish a generation in one round; larger ones learn later
 LAG = 2  # generation g sees the results of generations up to g - LAG
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """A candidate to train. `index` numbers candidates and baselines in order; baselines are for comparison only.
+    """A training of a candidate. `index` numbers candidates and baselines in order; baselines are for comparison only.
 
-    replicate: how many seeds after the run's own; a replicate has the index of its candidate.
+    replicate: how many seeds after the run's own; a replicate has the index of its candidate. is_look: up to the first
+    rung. expected: log-perplexity at the end, by the searcher. is_known: to it, from another search.
     """
 
     index: int
@@ -33,16 +38,26 @@ class Proposal:
     role: Role
     member: Member
     replicate: int = 0
+    is_look: bool = False
+    expected: float | None = None
+    is_known: bool = False
 
     @property
     def key(self) -> Key:
         return self.index, self.replicate
 
+    @property
+    def request(self) -> Request:
+        return Request(self.member, self.is_look, self.expected, self.is_known)
+
 
 class TrialSchedule:
     """Ask for the next proposal, tell how it ended; knows the generations and the lag.
 
-    finalist_seeds: how many more seeds the front is trained with, once all candidates have ended.
+    num_trials: candidates that are trained to their end; num_looks: candidates that are looked at.
+    finalist_seeds: how many more seeds a member of the front is trained with at most, once all candidates have ended;
+        most_replicates: how many those are in all.
+    reference: of the hypervolume. parent_loss: nats, of what candidates start from.
     known: what a ledger says was proposed, by index. It stands, also where this version would propose otherwise: a
         generation that is there as a whole is not proposed again. Those of a negative generation are results of
         another run, which count for all but `num_trials`.
@@ -55,33 +70,39 @@ class TrialSchedule:
         strategy: Strategy,
         seed: int,
         num_trials: int,
+        num_looks: int = 0,
         baselines: Sequence[Member] = (),
         finalist_seeds: int = 0,
+        most_replicates: int = 0,
+        reference: Point,
+        parent_loss: float | None = None,
         known: Sequence[Proposal] = (),
         generation_size: int = GENERATION_SIZE,
     ) -> None:
         self.strategy = strategy
         self.seed = seed
-        self.num_trials = num_trials
-        self.finalist_seeds = finalist_seeds
+        self.room = Room(looks=num_looks, ends=num_trials)
+        self.finalist_seeds, self.most_replicates = finalist_seeds, most_replicates
+        self.reference, self.parent_loss = reference, parent_loss
         self.generation_size = generation_size
         self.proposals: list[Proposal] = []
-        self.results: dict[Key, Result] = {}
-        self.num_candidates = 0  # of this run, proposed so far
+        self.looks: dict[int, Result] = {}
+        self.results: dict[Key, Result] = {}  # of what was trained to its end, or diverged or failed on the way
         self._untold: dict[Key, int] = {}  # generation of what has not ended yet
         self._asked = 0
         self._generation = 0
         self._exhausted = False
-        self._replicated = finalist_seeds == 0
-        self._rivals: tuple[int, tuple[Result, ...]] = (-1, ())
-        self._known: dict[int, list[Member]] = {}
+        self._replicated = 0 in (finalist_seeds, most_replicates)
+        self._known: dict[int, list[Request]] = {}
+        self._indexes: dict[Member, int] = {}
         for proposal in known:
             if proposal.generation < 0 or proposal.role == "baseline":
                 self._add(proposal)
             else:
-                self._known.setdefault(proposal.generation, []).append(proposal.member)
+                self._known.setdefault(proposal.generation, []).append(proposal.request)
         if all(proposal.generation < 0 for proposal in known):
-            self._add_all(0, "baseline", [member for member in baselines if member not in self._members()])
+            requests = [Request(member) for member in baselines if member not in self._indexes]
+            self._add_all(0, "baseline", requests)
 
     def ask(self) -> Proposal | None:
         """The next proposal, or None: nothing until more results are told, or nothing at all (`finished`)."""
@@ -92,7 +113,10 @@ class TrialSchedule:
         return proposal
 
     def tell(self, result: Result) -> None:
-        self.results[result.key] = result
+        if result.status == "paused":
+            self.looks[result.index] = result
+        else:
+            self.results[result.key] = result
         self._untold.pop(result.key, None)
 
     @property
@@ -100,22 +124,10 @@ class TrialSchedule:
         """Whether every trial there will ever be has been asked for."""
         return self._asked == len(self.proposals) and self._all_proposed and self._replicated
 
-    def rivals(self, proposal: Proposal) -> tuple[Result, ...]:
-        """The results an early stop of this trial may depend on: candidates of generations it may see."""
-        generation, rivals = self._rivals
-        if generation != proposal.generation:
-            rivals = tuple(
-                self.results[earlier.key]
-                for earlier in self.proposals
-                if earlier.role == "candidate" and earlier.generation <= proposal.generation - LAG
-            )
-            self._rivals = proposal.generation, rivals
-        return rivals
-
     @property
     def _all_proposed(self) -> bool:
         """Whether there will be no more candidates."""
-        return self._exhausted or self.num_candidates >= self.num_trials
+        return self._exhausted or self.room.ends <= 0
 
     def _extend(self) -> bool:
         """Proposes the next generation if there is to be one and it may be known; says whether it did."""
@@ -125,35 +137,38 @@ class TrialSchedule:
         return not self._replicated and self._visible(generation) and self._extend_replicates(generation)
 
     def _extend_candidates(self) -> bool:
-        begun, left = self._known.get(self._generation, []), self.num_trials - self.num_candidates
-        members = begun
-        if len(begun) < min(self.generation_size, left):
-            members = self._completed_generation(begun)
-            self._exhausted = len(members) < self.generation_size
-        self._add_all(self._generation, "candidate", members[:left])
+        requests = self._known.get(self._generation, [])
+        if len(requests) < self.generation_size:
+            requests = self._completed_generation(requests)
+            self._exhausted = len(requests) < self.generation_size
+        self._add_all(self._generation, "candidate", requests)
         self._generation += 1
-        return bool(members) or self._extend()
+        return bool(requests) or self._extend()
 
-    def _completed_generation(self, begun: list[Member]) -> list[Member]:
+    def _completed_generation(self, begun: list[Request]) -> list[Request]:
         """A generation as proposed now, but for what the ledger has of it."""
         rng = np.random.default_rng([self.seed, self._generation])
-        known = self.trained(self._generation - LAG)
-        members = self.strategy.propose(self.generation_size, rng, self._members(), known)
-        return [*begun, *(member for member in members if member not in begun)][: self.generation_size]
+        trained, size = self.trained(self._generation - LAG), self.generation_size
+        requests = self.strategy.requests(size, rng, self._indexes.keys(), trained, self.room)
+        members = {request.member for request in begun}
+        return [*begun, *(request for request in requests if request.member not in members)][:size]
 
     def _extend_replicates(self, generation: int) -> bool:
         candidates = {proposal.index: proposal.member for proposal in self.proposals if proposal.role == "candidate"}
         asked = [proposal.key for proposal in self.proposals if proposal.role == "replicate"]
-        results = [self.results[proposal.key] for proposal in self.proposals if proposal.role != "baseline"]
-        for index, replicate in (keys := next_round(results, asked, self.finalist_seeds)):
+        results = [result for key, result in sorted(self.results.items()) if key[0] in candidates]
+        keys = next_round(
+            results,
+            asked,
+            seeds=self.finalist_seeds,
+            most=self.most_replicates,
+            size=self.generation_size,
+            reference=self.reference,
+        )
+        for index, replicate in keys:
+            member = candidates[index]
             self._add(
-                Proposal(
-                    index=index,
-                    generation=generation,
-                    role="replicate",
-                    member=candidates[index],
-                    replicate=replicate,
-                )
+                Proposal(index=index, generation=generation, role="replicate", member=member, replicate=replicate)
             )
         self._replicated = not keys
         return bool(keys)
@@ -163,31 +178,49 @@ class TrialSchedule:
         return min(self._untold.values(), default=generation) > generation - LAG
 
     def trained(self, generation: int | None = None) -> list[Trained]:
-        """How candidates ended, of generations up to this one, in the order in which they were proposed.
-
-        What was stopped at a rung counts as if it had ended as those that completed say it would have.
-        """
-        ended = [
-            (proposal.member, result)
-            for proposal in self.proposals
-            if proposal.role == "candidate" and (generation is None or proposal.generation <= generation)
-            if (result := self.results.get(proposal.key)) is not None
-        ]
-        losses = expected_ends([result for _, result in ended])
+        """How candidates of generations up to this one ended, or stand, in the order in which they were proposed."""
+        asked: dict[int, list[Proposal]] = {}
+        for proposal in self.proposals:
+            if proposal.role == "candidate":
+                asked.setdefault(proposal.index, []).append(proposal)
+        states: list[tuple[Member, Result, bool]] = []
+        for index, proposals in asked.items():
+            seen = [one for one in proposals if generation is None or one.generation <= generation]
+            ended = self.results.get((index, 0)) if len(seen) == len(proposals) else None
+            result = ended or (self.looks.get(index) if any(one.is_look for one in seen) else None)
+            if result is not None:
+                states.append((proposals[0].member, result, ended is None and len(proposals) > 1))
+        ends = ends_after_looks([result for _, result, _ in states], self.parent_loss)
         return [
-            Trained(member=member, latency_s=result.latency_s, log_perplexity=loss)
-            for (member, result), loss in zip(ended, losses, strict=True)
-            if result.status in ("completed", "diverged") or loss is not None
+            Trained(
+                member=member,
+                latency_s=result.latency_s,
+                log_perplexity=end.mean if end else result.log_perplexity,
+                deviation=end and end.deviation,
+                goes_on=goes_on,
+            )
+            for (member, result, goes_on), end in zip(states, ends, strict=True)
+            if result.status != "failed"
         ]
 
-    def _members(self) -> frozenset[Member]:
-        return frozenset(proposal.member for proposal in self.proposals)
-
-    def _add_all(self, generation: int, role: Role, members: Sequence[Member]) -> None:
-        for member in members:
-            self._add(Proposal(index=len(self.proposals), generation=generation, role=role, member=member))
+    def _add_all(self, generation: int, role: Role, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._add(
+                Proposal(
+                    index=self._indexes.get(request.member, len(self._indexes)),
+                    generation=generation,
+                    role=role,
+                    member=request.member,
+                    is_look=request.is_look,
+                    expected=request.expected,
+                    is_known=request.is_known,
+                )
+            )
 
     def _add(self, proposal: Proposal) -> None:
         self.proposals.append(proposal)
         self._untold[proposal.key] = proposal.generation
-        self.num_candidates += proposal.role == "candidate" and proposal.generation >= 0
+        self._indexes.setdefault(proposal.member, proposal.index)
+        if proposal.role == "candidate" and proposal.generation >= 0:
+            looks, ends = self.room
+            self.room = Room(looks - proposal.is_look, ends - (not proposal.is_look))

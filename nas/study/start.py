@@ -1,10 +1,12 @@
 """The start of a study: what it trains on and from, its folder, and its trials with the ledger replayed."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from costmodel.errors import StoppedError
@@ -14,12 +16,12 @@ from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngrams import TRIGRAM
 from nas.recipe.recipe import SCALES
 from nas.run import ledger
-from nas.run.config import StudyConfig
+from nas.run.config import THREADS_PER_TRIAL, StudyConfig, study_recipe
 from nas.run.folder import PARENT_FOLDER, Meta, SecondCorpus, new_folder, read_meta, write_config, write_meta
 from nas.run.ledger import Record
 from nas.study.blocks import study_blocks
 from nas.study.nodes import Node
-from nas.study.open_run import checked_meta, new_meta, open_trials
+from nas.study.open_run import checked_meta, new_meta, open_trials, with_knowledge
 from nas.study.parent import run_parent, study_parent
 from nas.study.resources import Resources, resolved, resource_lines, study_resources, this_machine
 from nas.study.second_corpus import NO_SECOND, run_second, second_facts, study_second
@@ -76,7 +78,8 @@ def start_study(
     if folder is None:
         second = study_second(config, corpus, parent)
         config = replace(config, also_validate=NO_SECOND if second is None else second.data)
-        folder, config, meta, warm = _new_run(config, feasible, corpus, second, parent, output_dir, log)
+        with _threads(THREADS_PER_TRIAL):
+            folder, config, meta, warm = _new_run(config, feasible, corpus, second, parent, output_dir, log)
     else:
         meta = checked_meta(folder, config, feasible, corpus)
         second = run_second(folder, meta, config, corpus, parent)
@@ -102,7 +105,8 @@ def start_trials(
     write_config(folder, config)
     if started.warm is not None:
         begin_with(started.warm, folder, config)
-    blocks = study_blocks(config, feasible, started.parent, corpus, folder, console)
+    with _threads(THREADS_PER_TRIAL):
+        blocks = study_blocks(config, feasible, started.parent, corpus, folder, console)
     return open_trials(
         config, feasible, corpus, started.meta, folder, blocks=blocks, second=started.second, on_end=on_end
     )
@@ -119,6 +123,7 @@ def _new_run(
 ) -> tuple[Path, StudyConfig, Meta, WarmStart | None]:
     """The folder of a new run with its parent, its configuration and meta, and the run that it begins with."""
     config = replace(config, parent=NO_PARENT if parent is None else parent.name)
+    config = with_knowledge(config, parent, study_recipe(config, parent and parent.route))
     meta = new_meta(config, feasible, corpus, parent, log)
     if second is not None:
         meta = replace(meta, second=second_facts(second, corpus, parent, meta.recipe.scale, config.seed, log))
@@ -134,6 +139,17 @@ def _new_run(
     if parent is not None:
         keep_parent(parent, folder / PARENT_FOLDER)
     return folder, config, meta, warm
+
+
+@contextmanager
+def _threads(num: int) -> Iterator[None]:
+    """As many for torch, so that what a search begins with is the same on any machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _nodes(address: str | None) -> tuple[Node, ...]:

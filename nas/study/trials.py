@@ -45,7 +45,7 @@ class TrialSpec:
     """Everything a worker needs to train one candidate; plain data.
 
     deployed: what the candidate deploys to by rule, or None where candidates are priced as written.
-    price, latency_s_range: of that. rivals: results that may stop this trial early.
+    price, latency_s_range: of that. is_look: it pauses at the first rung.
     folder: where its checkpoints and metrics go. parent: folder of the parent, or None. second: the second corpus.
     timeout_s: most seconds it may take in one go, or None.
     """
@@ -60,7 +60,7 @@ class TrialSpec:
     corpus: Corpus
     folder: Path
     device: Device
-    rivals: tuple[Result, ...]
+    is_look: bool = False
     parent: Path | None = None
     second: Corpus | None = None
     timeout_s: float | None = None
@@ -150,11 +150,12 @@ class Trials:
         while (proposal := self.schedule.ask()) is not None:
             self._log_proposals()
             record = self._index.finished.get((proposal.index, self._seed(proposal)))
-            if record is None or self._is_retried(record):
+            if record is None or self._is_retried(record) or (record.status == "paused" and not proposal.is_look):
                 return self._handed_out(self._spec(proposal))
             if not self.schedule.results:
                 self._check_same(proposal, record)
-            self.schedule.tell(self._result(record))
+            look = self._index.looks.get((proposal.index, self._seed(proposal)))
+            self.schedule.tell(self._result(look if proposal.is_look and look else record))
         return None
 
     def started(self, spec: TrialSpec) -> None:
@@ -205,7 +206,7 @@ class Trials:
         new = [
             self._record(self._spec(proposal), event)
             for proposal in proposals
-            if proposal.role != "replicate" and proposal.index not in self._index.proposed
+            if proposal.role != "replicate" and (proposal.index, proposal.is_look) not in self._index.proposed
         ]
         if new:
             self._write(*new)
@@ -234,7 +235,7 @@ class Trials:
             corpus=self.setting.corpus,
             device=self.setting.device,
             folder=self.setting.folder / "trials" / name,
-            rivals=self.schedule.rivals(proposal) if proposal.role == "candidate" else (),
+            is_look=proposal.is_look,
             parent=None if self.setting.recipe.route is None else self.setting.folder / PARENT_FOLDER,
             second=self.setting.second,
             timeout_s=self.setting.config.trial_timeout_s,
@@ -262,7 +263,7 @@ class Trials:
             status=record.status,
             latency_s=record.latency_s,
             log_perplexity=log_perplexity,
-            rung_losses=self._index.rung_losses(record.trial_id) if record.status in ("completed", "stopped") else (),
+            rung_losses=self._index.rung_losses(record.trial_id) if record.status in ("completed", "paused") else (),
             replicate=record.seed - self.setting.config.seed,
             feasible=is_feasible(record, self.setting.config.budget),
         )
@@ -305,6 +306,9 @@ class Trials:
             index=spec.proposal.index,
             generation=spec.proposal.generation,
             role=spec.proposal.role,
+            is_look=spec.is_look,
+            expected_loss=spec.proposal.expected,
+            is_known=spec.proposal.is_known,
             status=event.status,
             reason=event.reason,
             scale=spec.candidate.recipe.scale.name,

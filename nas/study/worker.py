@@ -1,4 +1,4 @@
-"""One trial in a worker process: trains a candidate, stops it early where it is dominated, reports events."""
+"""One trial in a worker process: trains a candidate, to its end or up to a look, and reports events."""
 
 import errno
 import os
@@ -16,11 +16,9 @@ from nas.conversion.parent import kept_parent
 from nas.corpus.sequences import DocumentLoss
 from nas.malloc import keep_freed_memory
 from nas.run.config import THREADS_PER_TRIAL
-from nas.study.early_stop import dominated_at_rung
 from nas.study.parent import teacher_of
 from nas.study.trials import TrialEvent, TrialSpec, over_timeout
 from nas.study.verify_fold import second_documents, verified_form
-from nas.training import checkpoint
 from nas.training.outcome import Outcome, RungRecord
 from nas.training.trainer import TooLargeError, train
 
@@ -101,10 +99,9 @@ def _train(spec: TrialSpec, is_over: Callable[[], bool]) -> Iterator[TrialEvent]
             )
             return
         yield TrialEvent(event="rung", status="running", measured=record)
-        if record.share < 1 and dominated_at_rung(record.rung, spec.price.latency_s, record.val_loss, spec.rivals):
+        if spec.is_look and record.share < 1:
             records.close()
-            checkpoint.finish(spec.folder)
-            yield _stopped(record)
+            yield _looked_at(record)
             return
     assert spec.timeout_s is not None
     yield TrialEvent(event="finished", status="failed", reason=over_timeout(spec.timeout_s))
@@ -126,6 +123,6 @@ def _parent_of(spec: TrialSpec) -> dict[str, Any]:
     }
 
 
-def _stopped(record: RungRecord) -> TrialEvent:
-    reason = f"dominated in price and loss at rung {record.rung}, after {record.share:.0%} of the tokens"
-    return TrialEvent(event="finished", status="stopped", reason=reason, measured=record)
+def _looked_at(record: RungRecord) -> TrialEvent:
+    reason = f"looked at, after {record.share:.0%} of the tokens"
+    return TrialEvent(event="finished", status="paused", reason=reason, measured=record)

@@ -12,7 +12,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +78,6 @@ def save(trial: Path, checkpoint: Checkpoint) -> None:
     for other in _by_age(trial):  # a run goes on from its newest whole checkpoint, so what is newer is damaged
         if other != final and (ended or other not in older[: NUM_KEPT - 1]):
             shutil.rmtree(other, ignore_errors=True)
-
-
-def finish(trial: Path) -> None:
-    """Keeps the weights of the last whole checkpoint, for a trial that will not go on (say, it was stopped early).
-
-    Does nothing without a checkpoint. Raises OSError.
-    """
-    saved = load_latest(trial)
-    if saved is not None:
-        save(trial, replace(saved, optimizer=None))
 
 
 def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Checkpoint | None:

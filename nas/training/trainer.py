@@ -78,8 +78,8 @@ def train(
     team: processes that call this alike and train one model; all read the folder, the leader writes it.
     stop: asked after every step; once it says so, the run is saved and ends without an outcome.
 
-    Raises UserError if corpus, recipe and team do not fit or the folder holds another run, or one that
-    `checkpoint.finish` ended on the way; OSError if it cannot be written; TooLargeError.
+    Raises UserError if corpus, recipe and team do not fit or the folder holds another run; OSError if it cannot be
+    written; TooLargeError.
     """
     with _raise_out_of_memory(candidate, device):
         run = TrainingRun(
@@ -114,8 +114,6 @@ def _records(
     run: "TrainingRun", folder: Path | None, stop: Callable[[], bool]
 ) -> Generator[RungRecord | Outcome, None, None]:
     yield from run.progress.rungs
-    if run.ended and run.progress.outcome is None:
-        raise UserError(f"the run in {folder} was stopped for good at step {run.progress.step}; use another folder.")
     log = MetricsLog(run.folder, last_step=run.progress.step) if run.folder and not run.progress.outcome else None
     saved_s = run.progress.seconds
     try:
@@ -173,7 +171,6 @@ class TrainingRun:
         self.optimizers = optimizers(self.objective, candidate.recipe)
         self.progress = TrainingProgress()
         self.diagnosis: Diagnosis | None = None  # of the last step, if it was looked into
-        self.ended = False  # found so on disk: its weights are not loaded
         on_cuda = torch.device(device).type == "cuda"
         self._prefetched = Prefetched(self._pinned_batch) if on_cuda else None
         if folder and (saved := checkpoint.load_latest(folder, self.identity)):
@@ -286,8 +283,7 @@ class TrainingRun:
 
     def _restore(self, saved: Checkpoint) -> None:
         self.progress = decode(TrainingProgress, saved.progress, "the progress of a checkpoint")
-        if saved.optimizer is None:
-            self.ended = True
+        if saved.optimizer is None:  # it has ended, and nothing needs its weights
             return
         if self._gates is not None:
             self._gates.move(step=saved.step, num_steps=self.scale.num_steps)

@@ -33,7 +33,7 @@ from nas.run.run import Run
 from search_spaces.architecture import arch_id, load_architecture
 
 SPACE = ("--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3")
-ARGS = ("--budget-latency", "6.22s", *SPACE, "--finalist-seeds", "1")
+ARGS = ("--budget-latency", "6.22s", *SPACE, "--finalist-seeds", "1", "--num-looks", "9")
 SMALL = "--budget-latency 6.22s"
 NUM_TRIALS = 6
 
@@ -155,7 +155,7 @@ def test_a_killed_run_resumes_to_the_same_numbers(finished, root, search_here):
     await_finished(folder, 2)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert 2 <= num_finished(folder) < NUM_TRIALS
+    assert 2 <= num_finished(folder) < num_finished(whole)
     with (folder / ledger.FILE_NAME).open("ab") as file:
         file.write(b'{"schema_version":1,"event":"fin')
     assert "torn last line" in search_here("--resume", str(folder)).err
@@ -178,8 +178,8 @@ def test_a_finished_run_is_extended(finished, search_here):
     before = results(folder)
     search_here("--resume", str(folder), "--num-trials", str(NUM_TRIALS + 2), "--max-concurrent", "1")
     after = results(folder)
-    assert after[:NUM_TRIALS] == before[:NUM_TRIALS]
-    assert set(before) <= set(after)
+    assert [name for name, *_ in after][:NUM_TRIALS] == [name for name, *_ in before][:NUM_TRIALS]
+    assert {one for one in before if one[1] == "completed"} <= set(after)  # what was paused may go on
     assert len(candidates(folder)) == NUM_TRIALS + 2
     assert read_config(folder).num_trials == NUM_TRIALS + 2
 
@@ -198,7 +198,7 @@ def test_a_run_begins_with_what_another_has_trained(finished, root, search_here,
         (after[name].val_loss, after[name].latency_s) == (record.val_loss, record.latency_s)
         for name, record in before.items()
     )
-    num_known = sum(record.role in ("candidate", "replicate") for record in finished_records(whole))
+    num_known = sum(one.role != "baseline" for one in ledger.completed(finished_records(whole)))
     assert f"begins with {num_known} trials of {whole}" in printed
     status.status(str(folder))
     assert "nothing is running" not in capsys.readouterr().out
@@ -213,7 +213,8 @@ def finished_records(folder: Path) -> tuple[ledger.Record, ...]:
 
 
 def candidates(folder: Path) -> list[ledger.Record]:
-    return [record for record in finished_records(folder) if record.role == "candidate"]
+    """Those that were trained to their end."""
+    return [one for one in ledger.completed(finished_records(folder)) if one.role == "candidate"]
 
 
 def test_status_shows_why_a_trial_failed_and_where_its_traceback_is(finished, tmp_path, capsys):
@@ -422,7 +423,7 @@ def test_a_dry_run_writes_nothing_and_loads_neither_torch_nor_ray(tmp_path):
 def test_only_completed_candidates_within_budget_reach_the_front(make_record):
     inside, outside = make_record(0, latency_s=90.0), make_record(1, latency_s=110.0, val_loss=0.1, perplexity=1.1)
     baseline = make_record(2, latency_s=50.0, role="baseline", val_loss=0.1)
-    stopped = make_record(3, latency_s=50.0, status="stopped", val_loss=0.1)
+    stopped = make_record(3, latency_s=50.0, status="paused", val_loss=0.1)
     found = front([inside, outside, baseline, stopped], Budget(latency_s=100.0))
     assert [member.first for member in found] == [inside]
 

@@ -79,7 +79,7 @@ def _second(run: Run) -> list[str]:
 
 def _search(run: Run) -> list[str]:
     ended = [record for record in run.finished if record.role == "candidate"]
-    early = {status: sum(record.status == status for record in ended) for status in ("stopped", "diverged", "failed")}
+    early = {status: sum(record.status == status for record in ended) for status in ("paused", "diverged", "failed")}
     counts = ", ".join(f"{count} {status}" for status, count in early.items() if count)
     lines = [
         f"{len(ended)} of {_count(run.meta.num_feasible)} members within the budget were tried "

@@ -184,8 +184,8 @@ def _why_nothing(run: Run) -> list[str]:
         return ["No trial was trained to completion: none has been started yet."]
     counts = run.summary
     lines = [
-        f"No trial was trained to completion: {counts.stopped} stopped, {counts.diverged} diverged, {counts.failed} "
-        f"failed, {counts.running} unfinished."
+        f"No trial was trained to completion: {counts.paused} paused at a look, {counts.diverged} diverged, "
+        f"{counts.failed} failed, {counts.running} unfinished."
     ]
     ended = run.finished
     reasons = dict.fromkeys(f"{record.notation}: {record.status}, {record.reason}" for record in ended if record.reason)

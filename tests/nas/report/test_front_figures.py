@@ -31,7 +31,7 @@ def records(make_record):
         make_record(1, latency_s=240.0, val_loss=2.0, perplexity=math.exp(2.0), latency_s_range=None),
         make_record(2, latency_s=270.0, val_loss=2.5, perplexity=math.exp(2.5), latency_s_range=(269.9, 270.1)),
         make_record(3, latency_s=480.0, val_loss=1.0, perplexity=math.e, role="baseline", notation="SM+LN+G"),
-        make_record(4, latency_s=60.0, val_loss=0.5, status="stopped"),
+        make_record(4, latency_s=60.0, val_loss=0.5, status="paused"),
         make_record(5, latency_s=30.0, val_loss=None, perplexity=None, status="diverged"),
     ]
 
@@ -43,7 +43,7 @@ def test_every_trial_is_in_its_group(make_run, records) -> None:
     assert data.front.perplexity == pytest.approx((math.exp(3.0), math.exp(2.0)))
     assert data.dominated.latency_min == (4.5,)
     assert (data.baselines.names, data.baselines.latency_min) == (("SM+LN+G",), (8.0,))
-    assert (data.stopped_min, data.diverged_min) == ((1.0,), (0.5,))
+    assert (data.paused_min, data.diverged_min) == ((1.0,), (0.5,))
 
 
 def test_the_parent_is_drawn_beside_them(make_run, records) -> None:

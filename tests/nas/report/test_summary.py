@@ -1,9 +1,19 @@
 import math
+from dataclasses import replace
 
 import pytest
 
 from costmodel.protocols import load_pricer
-from nas.report.summary import KNOWS_LESS, against_parent, closing_lines, mark, outside, parent_lines, price_line
+from nas.report.summary import (
+    KNOWS_LESS,
+    against_parent,
+    closing_lines,
+    mark,
+    outside,
+    parent_lines,
+    price_line,
+    searcher_lines,
+)
 from nas.run.folder import ParentResult
 from nas.run.members import members
 from search_spaces.bases import Dimensions, base_architecture
@@ -201,3 +211,15 @@ def test_only_a_loss_above_the_trigram_is_marked(ngrams) -> None:
     assert mark(math.log(18) + 1e-9, ngrams) == KNOWS_LESS
     assert mark(math.log(18), ngrams) == ""
     assert mark(9.0, None) == ""
+
+
+def test_says_how_well_ends_were_expected_and_what_of_the_front_was_known(make_run, make_record):
+    records = []
+    for index in range(9):
+        end = make_record(index, latency_s=100.0 + index, val_loss=3.0 - index / 10, is_known=index == 0)
+        proposed = replace(end, event="proposed", status="proposed", val_loss=None, expected_loss=3.1 - index / 10)
+        records += [replace(proposed, is_look=True, expected_loss=2.0), proposed, end]
+    first, known = searcher_lines(make_run(records, knowledge="shipped"))
+    assert "R^2 -5.40 when first proposed (9 candidates), R^2 0.85 after a look (9 candidates)" in first
+    assert "1 of the 9 members of the front are among them" in known
+    assert searcher_lines(make_run(records[:12])) == []

@@ -69,7 +69,7 @@ def test_only_the_last_word_on_a_trial_counts_and_only_completed_ones_are_ranked
         make_record(1, status="diverged", val_loss=None, perplexity=None, reason="loss is NaN"),
         make_record(0, event="started", status="running"),
         make_record(0),
-        make_record(2, status="stopped"),
+        make_record(2, status="paused"),
     ]
     assert [record.index for record in ledger.finished(records)] == [0, 1, 2]
     assert [record.index for record in ledger.completed(records)] == [0]

@@ -38,7 +38,7 @@ TRIALS = [
 
 @pytest.fixture
 def records(make_record):
-    """Trials at the prices of `published`, T=128; a stopped one, which is never on a front, is much the best."""
+    """Trials at the prices of `published`, T=128; a paused one, which is never on a front, is much the best."""
 
     def record(index: int, name: str, role: str, loss: float, **changes):
         named = parse(name, SPACE.base)
@@ -57,7 +57,7 @@ def records(make_record):
         )
 
     done = [record(index, *trial) for index, trial in enumerate(TRIALS)]
-    return [*done, record(9, "SM+ScFuFFN_i4", "candidate", 0.1, status="stopped")]
+    return [*done, record(9, "SM+ScFuFFN_i4", "candidate", 0.1, status="paused")]
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_tables_have_the_floor_in_every_row_and_judge_a_member_by_its_mean(table
 
 
 def test_a_trial_that_was_stopped_is_not_judged(tables, make_record, ngrams, tmp_path) -> None:
-    trials, front = tables([make_record(0, val_loss=9.0, status="stopped")], ngrams)
+    trials, front = tables([make_record(0, val_loss=9.0, status="paused")], ngrams)
     assert [row["knows_less_than_trigram"] for row in trials] == [""]
     assert front == []
     header = (tmp_path / "pareto.csv").read_text()

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from functools import partial
+from typing import final
 
 import numpy as np
 import pytest
@@ -7,9 +8,9 @@ import pytest
 from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
 from nas.searchers.draws import IDLE_SHARE, NUM_SLICES, Draws
-from nas.searchers.strategy import SEARCHERS, SearchProblem, searcher_of
+from nas.searchers.strategy import SEARCHERS, Request, SearchProblem, Strategy, searcher_of
 from nas.study.finalists import Result
-from nas.study.schedule import GENERATION_SIZE, LAG, Proposal, TrialSchedule
+from nas.study.schedule import LAG, Proposal, TrialSchedule
 from search_spaces.bases import base_architecture
 from search_spaces.budget.feasible import num_deployed, price_slices, within_budget
 from search_spaces.budget.priced_space import cheapest, price_of, price_space
@@ -18,10 +19,20 @@ from search_spaces.notation import parse
 from search_spaces.space import load_space
 from tests.nas.study.conftest import run_schedule
 
+GENERATION_SIZE = 4
+
 
 def schedule(feasible, searcher="evolution", num_trials=12, seed=0, anchors=(), baselines=(), known=()):
     strategy = searcher_of(searcher)(SearchProblem(feasible=feasible, anchors=tuple(anchors), reference_loss=6.0))
-    return TrialSchedule(strategy=strategy, seed=seed, num_trials=num_trials, baselines=baselines, known=known)
+    return TrialSchedule(
+        strategy=strategy,
+        seed=seed,
+        num_trials=num_trials,
+        baselines=baselines,
+        known=known,
+        reference=(40.0, 6.0),
+        generation_size=GENERATION_SIZE,
+    )
 
 
 def proposed(members):
@@ -142,7 +153,6 @@ def test_results_of_another_run_are_known_from_the_start_and_do_not_count(feasib
     first = plan.ask()
     assert (first.index, first.generation) == (9, 0)
     assert len(plan.trained(-LAG)) == 9
-    assert [rival.index for rival in plan.rivals(first)] == list(range(9))
     rest = run(feasible, plan) if plan.tell(outcome(feasible, first)) is None else []
     assert len(rest) == len(set(rest)) == 9 + 12
 
@@ -156,15 +166,63 @@ def test_diverged_trials_have_no_offspring(feasible):
     assert plan.ask() is not None  # a random member: there is no parent to mutate
 
 
-def test_rivals_are_candidates_of_generations_that_may_be_seen(feasible):
-    plan = schedule(feasible, num_trials=20, baselines=[parse("SM+LN+G", feasible.space.base)])
-    asked: list[Proposal] = []
-    while len(asked) < 1 + 4 * GENERATION_SIZE and (proposal := plan.ask()) is not None:
-        asked.append(proposal)
-        plan.tell(outcome(feasible, proposal))
-    generations = {proposal.generation: proposal for proposal in asked}
-    assert plan.rivals(generations[1]) == ()
-    assert [rival.index for rival in plan.rivals(generations[3])] == [1, 2, 3, 4, 5, 6, 7, 8]  # no baseline
+@final
+class Looking(Strategy):
+    """Looks at three and takes the first that stands to its end."""
+
+    takes_looks = True
+
+    def __init__(self, problem):
+        self.draws = Draws(problem.feasible)
+
+    def propose(self, size, rng, seen, trained):
+        return self.draws.filled([], size, rng, seen)
+
+    def requests(self, size, rng, seen, trained, room):
+        standing = [one.member for one in trained if one.deviation is not None and not one.goes_on]
+        ends = [Request(member) for member in standing[:1] if room.looks < 3 * room.ends]
+        looks = self.propose(min(size - len(ends), room.looks), rng, seen, trained)
+        return [*ends, *(Request(member, is_look=True, expected=5.0) for member in looks)]
+
+
+def looking(feasible, known=()):
+    strategy = Looking(SearchProblem(feasible=feasible, reference_loss=6.0))
+    return TrialSchedule(
+        strategy=strategy, seed=0, num_trials=4, num_looks=12, reference=(40.0, 6.0), known=known, generation_size=3
+    )
+
+
+def looked_at(feasible, proposal):
+    end = outcome(feasible, proposal)
+    if not proposal.is_look:
+        return replace(end, rung_losses=(end.log_perplexity + 0.5,))
+    return replace(end, status="paused", log_perplexity=None, rung_losses=(end.log_perplexity + 0.5,))
+
+
+@pytest.mark.parametrize("kept", [0, 3, 7, 16])
+def test_looks_go_on_under_their_index_whatever_arrives_first(feasible, kept):
+    told = partial(looked_at, feasible)
+    whole = run_schedule(looking(feasible), told, lambda count: 0)
+    assert run_schedule(looking(feasible), told, lambda count: count - 1) == whole
+    looks = {proposal.index: proposal for proposal in whole if proposal.is_look}
+    ends = [proposal for proposal in whole if not proposal.is_look]
+    assert (len(looks), len(ends)) == (12, 4)
+    assert all(looks[end.index].member == end.member for end in ends)
+    assert all(looks[end.index].generation <= end.generation - LAG for end in ends)
+    assert run_schedule(looking(feasible, known=whole[:kept]), told, lambda count: 0) == whole
+
+
+def test_what_stands_at_a_look_is_known_with_its_deviation_until_it_ends(feasible):
+    plan = looking(feasible)
+    run_schedule(plan, partial(looked_at, feasible), lambda count: 0)
+    trained = plan.trained()
+    assert sum(one.deviation is None for one in trained) == 4
+    ends = {one.index for one in plan.proposals if not one.is_look}
+    last = max(one.generation for one in plan.proposals if one.index in ends and one.is_look)
+    earlier = plan.trained(last)
+    assert sum(one.goes_on for one in earlier) == sum(
+        one.generation > last for one in plan.proposals if not one.is_look
+    )
 
 
 def slice_counts(feasible, members):

@@ -1,5 +1,8 @@
 """The parts of `trellis` against what defines them, and the whole on losses that are made up."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +12,9 @@ from costmodel.cost import Budget
 from nas.run.pareto import hypervolume
 from nas.searchers import surrogate
 from nas.searchers.draws import Draws
-from nas.searchers.strategy import SearchProblem, Trained
-from nas.searchers.surrogate import SEED_NOISE, features_of, fit
-from nas.searchers.trellis import LEAST_RESULTS, Trellis, completion, completion_weights, expected_improvement
+from nas.searchers.strategy import Room, SearchProblem, Trained, points_of
+from nas.searchers.surrogate import SEED_NOISE, Observations, features_of, fit
+from nas.searchers.trellis import Trellis, completion, completion_weights, expected_improvement
 from nas.searchers.uniform import Stratified
 from search_spaces.bases import Dimensions
 from search_spaces.budget.feasible import within_budget
@@ -20,6 +23,7 @@ from search_spaces.definition import load_definition
 from search_spaces.notation import Member
 from search_spaces.optima.stages import stages_of
 from search_spaces.space import build_space, members, sample
+from tests.nas.searchers import proposals
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +44,12 @@ def loss_of(member) -> float:
     layers = enumerate(member.architecture.layers)
     gained = sum(worth[layer.ffn] * (1 + depth / 5) + 0.05 * (layer.norm1 == "layernorm") for depth, layer in layers)
     return 5.0 - gained + 0.3 * all(layer.ffn in ("fused", "none") for layer in member.architecture.layers)
+
+
+def prior(features, worth):
+    """Mean and covariance of the weights."""
+    root = features.root * features.scales(worth)
+    return features.mean, root @ root.T
 
 
 def trained(problem, members):
@@ -70,58 +80,66 @@ def test_a_fit_is_the_normal_distribution_given_the_results(features, problem):
     rng = np.random.default_rng(1)
     members = [sample(problem.feasible.space, rng) for _ in range(12)]
     losses = np.array([loss_of(member) for member in members[:-1]])
-    rows = features.rows(members)
-    posterior = fit(features, rows[:-1], list(range(11)), losses).posterior
-    worths = [0.005, 0.01, 0.02, 0.05, 0.1]
+    rows, noise = features.rows(members), np.linspace(0.005, 0.05, 11)
+    posterior = fit(features, Observations(rows[:-1], losses, noise**2)).posterior
     means = []
-    for worth in worths:
-        mean, covariance = features.prior(worth)
+    for worth in surrogate.WORTHS:
+        mean, covariance = prior(features, worth)
         joint = rows @ covariance @ rows.T + posterior.discrepancy**2 * np.eye(12)
-        gain = joint[-1, :-1] @ np.linalg.inv(joint[:-1, :-1] + SEED_NOISE**2 * np.eye(11))
+        gain = joint[-1, :-1] @ np.linalg.inv(joint[:-1, :-1] + np.diag(noise**2))
         means.append((rows[-1] @ mean + gain @ (losses - rows[:-1] @ mean), joint[-1, -1] - gain @ joint[:-1, -1]))
     predicted = posterior.predict(rows[-1:])
     found, deviation = float(predicted.mean[0]), float(predicted.deviation[0])
     assert any(found == pytest.approx(m, rel=1e-6) and deviation**2 == pytest.approx(v, rel=1e-6) for m, v in means)
 
 
-def test_many_results_are_fitted_by_features_to_the_same(features, problem, monkeypatch):
+def test_errors_and_likelihood_are_those_of_the_kernel_of_results(features, problem):
     rng = np.random.default_rng(3)
-    members = list({sample(problem.feasible.space, rng): None for _ in range(120)})
+    members = list({sample(problem.feasible.space, rng): None for _ in range(60)})
     rows, losses = features.rows(members), np.array([loss_of(member) for member in members])
-    assert len(members) > rows.shape[1]
-    fast = fit(features, rows, list(range(len(members))), losses)
-    monkeypatch.setattr(surrogate, "_fit_of_many", None)  # would raise
-    slow = fit(features, rows, [0, 0, *range(2, len(members))], losses)
-    assert slow.r2() != fast.r2()  # two results of one member go the other way
-    monkeypatch.undo()
-    whole = np.equal.outer(range(len(members)), range(len(members))).astype(float)
-    gram, crossed = rows.T @ rows, rows.T @ (losses - rows @ features.prior(0.02)[0])
-    apart = losses - rows @ features.prior(0.02)[0]
-    ways = [
-        [surrogate._log_posterior(features, rows, whole, losses, *pair) for pair in surrogate.PAIRS],
-        [
-            surrogate._log_posterior_of_many(surrogate._whitened(features, gram)[pair[0]], crossed, apart, *pair)
-            for pair in surrogate.PAIRS
-        ],
-    ]
-    assert ways[0] == pytest.approx(ways[1], rel=1e-6)
-    mean, covariance = features.prior(surrogate.PAIRS[int(np.argmax(ways[0]))][0])
-    kernel = rows @ covariance @ rows.T + (fast.posterior.discrepancy**2 + SEED_NOISE**2) * whole
-    gain = covariance @ rows.T @ np.linalg.inv(kernel)
-    assert fast.posterior.mean == pytest.approx(mean + gain @ apart, abs=1e-6)
-    assert fast.posterior.covariance == pytest.approx(covariance - gain @ rows @ covariance, abs=1e-8)
-    inverse = np.linalg.inv(kernel)
-    errors = inverse @ apart / inverse.diagonal()
-    assert fast.r2() == pytest.approx(1 - errors @ errors / ((losses - losses.mean()) ** 2).sum(), abs=1e-6)
+    noise = rng.uniform(0.005, 0.05, size=len(members))
+    fitted = fit(features, Observations(rows, losses, noise**2))
+    apart, likelihoods = losses - rows @ features.mean, {}
+    for worth, discrepancy in surrogate.PAIRS:
+        kernel = rows @ prior(features, worth)[1] @ rows.T + np.diag(discrepancy**2 + noise**2)
+        likelihood = -apart @ np.linalg.solve(kernel, apart) / 2 - np.linalg.slogdet(kernel)[1] / 2
+        likelihoods[worth, discrepancy] = likelihood + surrogate._log_prior(worth, discrepancy)
+    worth, discrepancy = max(likelihoods, key=likelihoods.__getitem__)
+    covariance = prior(features, worth)[1]
+    inverse = np.linalg.inv(rows @ covariance @ rows.T + np.diag(discrepancy**2 + noise**2))
+    assert fitted.posterior.discrepancy == discrepancy
+    gain = covariance @ rows.T @ inverse
+    assert fitted.posterior.mean == pytest.approx(features.mean + gain @ apart, abs=1e-6)
+    root = fitted.posterior.root
+    assert root @ root.T == pytest.approx(covariance - gain @ rows @ covariance, abs=1e-8)
+    assert fitted.errors == pytest.approx(inverse @ apart / inverse.diagonal(), abs=1e-6)
+
+
+def test_what_was_observed_of_a_member_itself_counts_beyond_its_features(features, problem):
+    """By the block formula for conditional normals, on the member's own mean beside the observations."""
+    rng = np.random.default_rng(8)
+    rows = features.rows([sample(problem.feasible.space, rng) for _ in range(9)])
+    losses, noise = rng.normal(4, 0.3, size=8), rng.uniform(0.01, 0.3, size=8)
+    posterior = fit(features, Observations(rows[:8], losses, noise**2)).posterior
+    given = np.append(losses, 0.0), np.append(noise**2, np.inf)
+    mean, deviation = posterior.predict(rows).with_own(*given)
+    found = []
+    for worth in surrogate.WORTHS:
+        centre, covariance = prior(features, worth)
+        joint = rows @ covariance @ rows.T + posterior.discrepancy**2 * np.eye(9)
+        gain = joint[:, :8] @ np.linalg.inv(joint[:8, :8] + np.diag(noise**2))
+        means = rows @ centre + gain @ (losses - rows[:8] @ centre)
+        found.append((means, (joint - gain @ joint[:8]).diagonal()))
+    assert any(np.allclose(mean, m, atol=1e-6) and np.allclose(deviation**2, v, atol=1e-8) for m, v in found)
 
 
 def test_what_is_left_out_is_predicted_from_the_rest(features, problem):
     rng = np.random.default_rng(2)
     members = [sample(problem.feasible.space, rng) for _ in range(20)]
     losses = np.array([loss_of(member) for member in members])
-    rows = features.rows(members)
-    assert fit(features, rows, list(range(20)), losses).r2() > 0.5
-    assert fit(features, rows, list(range(20)), rng.permutation(losses)).r2() < 0.3
+    rows, variances = features.rows(members), np.full(20, SEED_NOISE**2)
+    assert fit(features, Observations(rows, losses, variances)).r2() > 0.5
+    assert fit(features, Observations(rows, rng.permutation(losses), variances)).r2() < 0.3
 
 
 def test_scores_that_add_up_are_the_surrogate_but_for_what_is_scarce(features, problem):
@@ -142,7 +160,7 @@ def test_scores_that_add_up_are_the_surrogate_but_for_what_is_scarce(features, p
 def test_a_member_that_came_out_as_expected_makes_others_like_it_more_certain(features, problem):
     rng = np.random.default_rng(4)
     rows = features.rows([sample(problem.feasible.space, rng) for _ in range(6)])
-    posterior = fit(features, rows[:0], [], np.zeros(0)).posterior
+    posterior = fit(features, Observations(rows[:0], np.zeros(0), np.zeros(0))).posterior
     before = posterior.predict(rows)
     after = before.condition_on(0)
     assert after.mean == pytest.approx(before.mean)
@@ -150,10 +168,11 @@ def test_a_member_that_came_out_as_expected_makes_others_like_it_more_certain(fe
     assert after.deviation[0] < 0.7 * before.deviation[0]
     both = after.condition_on(3)  # by the formula for conditional normals
     noise = (posterior.discrepancy**2 + SEED_NOISE**2) * np.eye(2)
-    seen = rows[[0, 3]] @ posterior.covariance
-    left = posterior.covariance - seen.T @ np.linalg.inv(seen @ rows[[0, 3]].T + noise) @ seen
+    covariance = posterior.root @ posterior.root.T
+    seen = rows[[0, 3]] @ covariance
+    left = covariance - seen.T @ np.linalg.inv(seen @ rows[[0, 3]].T + noise) @ seen
     assert both.variance == pytest.approx(((rows @ left) * rows).sum(axis=1), rel=1e-9)
-    assert both.crossed == pytest.approx(rows @ left, abs=1e-12)
+    assert both.crossed @ posterior.root.T == pytest.approx(rows @ left, abs=1e-12)
 
 
 def test_what_diverges_is_learned():
@@ -186,17 +205,37 @@ def test_it_finds_more_than_draws_over_prices_do(problem):
     assert np.mean(ours) > np.mean(theirs)
 
 
-def test_it_says_when_results_do_not_bear_it_out(problem):
-    rng = np.random.default_rng(5)
-    strategy = Trellis(problem)
-    members = [sample(problem.feasible.space, rng) for _ in range(2 * LEAST_RESULTS)]
-    sound = trained(problem, members)
-    assert "bred" not in (strategy.remark(sound) or "")
-    assert "R^2" in (strategy.remark(sound) or "")
-    noise = [replace(one, log_perplexity=float(rng.normal(4, 0.5))) for one in sound]
-    assert "bred from the front instead" in (strategy.remark(noise) or "")
-    assert strategy.remark(sound[:2]) is None
-    assert len(strategy.propose(4, rng, members, noise)) == 4
+def test_looks_come_first_then_keep_pace_and_the_best_of_them_go_on(problem):
+    """With three looks for each end; those that are asked for in full were looked at, and are good for their price."""
+    strategy, rng, room = Trellis(problem), np.random.default_rng(0), Room(looks=12, ends=4)
+    looks: dict[Member, Trained] = {}
+    ends: list[Member] = []
+    while room.ends:
+        (request,) = strategy.requests(1, rng, [*looks], [*looks.values()], room)
+        (end,) = trained(problem, [request.member])
+        room = Room(room.looks - request.is_look, room.ends - (not request.is_look))
+        if request.is_look:
+            looks[request.member] = replace(end, deviation=0.02)
+        else:
+            assert request.member in looks
+            looks[request.member] = end
+            ends.append(request.member)
+            assert len(looks) >= 3 * len(ends)
+    assert (len(looks), len(ends)) == (12, 4)
+    points = dict(points_of([*looks.values()]))
+    whole = hypervolume(list(points.values()), (40.0, 6.0))
+    assert hypervolume([points[member] for member in ends], (40.0, 6.0)) > 0.97 * whole
+
+
+def test_what_goes_on_is_not_asked_for_again(problem):
+    strategy, rng = Trellis(problem), np.random.default_rng(0)
+    members = [sample(problem.feasible.space, rng) for _ in range(6)]
+    members = [member for member in dict.fromkeys(members) if problem.feasible.fits(member)]
+    looks = [replace(one, deviation=0.02) for one in trained(problem, members)]
+    (first,) = strategy.requests(1, rng, members, looks, Room(looks=0, ends=4))
+    assert first.member in members
+    looks = [replace(one, goes_on=one.member == first.member) for one in looks]
+    assert strategy.requests(1, rng, members, looks, Room(looks=0, ends=3))[0].member != first.member
 
 
 def most_expensive(problem) -> Member:
@@ -207,19 +246,19 @@ def most_expensive(problem) -> Member:
 
 
 def test_trainings_of_before_are_known_but_are_no_results(problem):
-    """It begins with the best of them; its own results alone say whether what is fitted holds."""
+    """The best of them are as good as looked at; looks go to what may be better than they are."""
     rng = np.random.default_rng(7)
     known = [sample(problem.feasible.space, rng) for _ in range(40)]
     before = trained(problem, known)
     told = Trellis(replace(problem, known=tuple(before)))
-    first = told.propose(4, rng, [most_expensive(problem)], [])
-    assert set(first) <= set(known)
+    ends = told.requests(4, rng, [most_expensive(problem)], [], Room(looks=0, ends=8))
+    assert {request.member for request in ends} <= set(known)
     fitting = [one for one in before if told.draws.place_of(one.member).slice is not None]
     best = min(fitting, key=lambda one: one.log_perplexity)
-    assert best.log_perplexity in {one.log_perplexity for one in before if one.member in first}
-    noise = [replace(one, log_perplexity=float(rng.normal(4, 0.5))) for one in trained(problem, known[:16])]
-    assert "40 trainings of before" in (told.remark(noise) or "")
-    assert "bred from the front instead" in (told.remark(noise) or "")
+    assert best.log_perplexity in {one.log_perplexity for one in before if one.member in [end[0] for end in ends]}
+    looks = told.requests(4, rng, [most_expensive(problem)], [], Room(looks=32, ends=8))
+    assert not {request.member for request in looks} & set(known)
+    assert [request.is_known for request in (*ends, *looks)] == [True] * 4 + [False] * 4
 
 
 def test_what_is_in_training_counts_as_if_it_had_come_out(problem):
@@ -230,3 +269,18 @@ def test_what_is_in_training_counts_as_if_it_had_come_out(problem):
     alone = strategy.propose(4, rng(0), members[:8], results)
     assert strategy.propose(4, rng(0), [*members[:8], alone[0]], results)[0] != alone[0]
     assert strategy.propose(4, rng(0), [*members[:8], alone[0]], results)[0] == alone[1]
+
+
+def test_proposals_do_not_depend_on_the_threads_of_blas():
+    found = [
+        subprocess.run(
+            [sys.executable, "-m", "tests.nas.searchers.proposals"],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        for threads in (1, 2, 8)
+    ]
+    assert len(found[0]) == proposals.NUM_LOOKS + proposals.NUM_ENDS
+    assert found[0] == found[1] == found[2]

@@ -73,7 +73,10 @@ def make_trials(feasible) -> Callable[..., Trials]:
             strategy=searcher(SearchProblem(feasible=feasible, anchors=members, reference_loss=6.0)),
             seed=config.seed,
             num_trials=config.num_trials,
+            num_looks=config.most_looks,
             finalist_seeds=config.finalist_seeds,
+            most_replicates=config.most_replicates,
+            reference=(40.0, 6.0),
             known=proposals_of(records, feasible.space.base),
         )
         setting = TrialSetting(

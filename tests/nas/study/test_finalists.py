@@ -23,14 +23,29 @@ CHEAP, MIDDLE, DEAR = (result(index, 3.0 - index, latency_s=10.0 + index) for in
 DOMINATED = result(3, 2.5, latency_s=13.0)
 
 
-def test_the_front_gets_a_seed_cheapest_first_then_the_next():
-    results = [DEAR, DOMINATED, CHEAP, MIDDLE]
-    assert next_round(results, [], 2) == [(0, 1), (1, 1), (2, 1)]
-    again = [replace(one, replicate=1) for one in (CHEAP, MIDDLE, DEAR)]
-    asked = [(0, 1), (1, 1), (2, 1)]
-    assert next_round([*results, *again], asked, 2) == [(0, 2), (1, 2), (2, 2)]
-    assert next_round([*results, *again], asked, 1) == []
-    assert next_round(results, [], 0) == []
+def wanted(results, asked=(), *, seeds=2, most=99, size=99):
+    return next_round(results, asked, seeds=seeds, most=most, size=size, reference=(20.0, 5.0))
+
+
+def test_members_whose_order_is_in_doubt_come_first():
+    close = result(1, 2.999, latency_s=11.0)
+    assert {index for index, _ in wanted([DEAR, DOMINATED, CHEAP, close], size=2)} == {0, 1}
+    assert {index for index, _ in wanted([DEAR, DOMINATED, CHEAP, MIDDLE])} == {0, 1, 2}
+
+
+def test_there_are_no_more_than_asked_for_of_a_member_in_a_round_and_in_all():
+    results = [DEAR, CHEAP, MIDDLE]
+    assert len(wanted(results, size=2)) == 2
+    assert len(wanted(results, [(0, 1), (1, 1)], most=3)) == 1
+    assert wanted(results, [(0, 1), (1, 1), (2, 1)], most=3) == []
+    assert sorted(wanted(results, [(0, 1), (1, 1), (2, 1)], seeds=2)) == [(0, 2), (1, 2), (2, 2)]
+    assert wanted(results, [(0, 1), (1, 1), (2, 1)], seeds=1) == []
+
+
+def test_a_second_seed_of_one_is_worth_more_than_a_third_of_another():
+    level = [result(index, 3.0 - index * 0.01, latency_s=10.0 + index) for index in range(3)]
+    again = [replace(level[0], replicate=1), replace(level[2], replicate=1)]
+    assert wanted([*level, *again], [(0, 1), (2, 1)])[0] == (1, 1)
 
 
 def test_who_comes_to_the_front_late_gets_its_seeds_too():
@@ -39,26 +54,17 @@ def test_who_comes_to_the_front_late_gets_its_seeds_too():
     rest = [result(index, 3.0 - index, latency_s=10.0 + index, replicate=1) for index in (0, 1)]
     assert finalists([*results, *rest, unlucky]) == [0, 1]
     better = result(1, 4.5, latency_s=11.0, replicate=1)  # a mean of 3.25: the cheapest dominates it, not number 3
-    assert next_round([*results, rest[0], better, unlucky], [(0, 1), (1, 1), (2, 1)], 2) == [(0, 2), (3, 1)]
-
-
-def test_no_more_than_twice_the_first_front_are_trained_again():
-    results = [result(index, loss, latency_s=10.0) for index, loss in enumerate((1.0, 1.9, 1.8, 1.7))]
-    assert next_round(results, [], 1) == [(0, 1)]
-    results.append(result(0, None, latency_s=10.0, replicate=1))
-    assert next_round(results, [(0, 1)], 1) == [(3, 1)]
-    results.append(result(3, None, latency_s=10.0, replicate=1))
-    assert finalists(results) == [2]
-    assert next_round(results, [(0, 1), (3, 1)], 1) == []
+    late = wanted([*results, rest[0], better, unlucky], [(0, 1), (1, 1), (2, 1)])
+    assert sorted(late) == [(0, 2), (3, 1)]
 
 
 def test_a_divergence_or_an_unearned_price_ends_it_a_failure_does_not():
     diverged = [CHEAP, result(0, None, latency_s=10.0, replicate=1)]
-    assert next_round(diverged, [(0, 1)], 2) == []
+    assert wanted(diverged, [(0, 1)]) == []
     dear = [CHEAP, result(0, 3.0, latency_s=99.0, replicate=1, feasible=False)]
-    assert next_round(dear, [(0, 1)], 2) == []
+    assert wanted(dear, [(0, 1)]) == []
     failed = [CHEAP, result(0, None, latency_s=10.0, replicate=1, status="failed")]
-    assert next_round(failed, [(0, 1)], 2) == [(0, 2)]
+    assert wanted(failed, [(0, 1)]) == [(0, 2)]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -86,7 +92,14 @@ def outcome(proposal: Proposal) -> Result:
 
 def run(feasible, order, *, num_trials: int = 12, finalist_seeds: int = 2):
     strategy = searcher_of("evolution")(SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0))
-    plan = TrialSchedule(strategy=strategy, seed=0, num_trials=num_trials, finalist_seeds=finalist_seeds)
+    plan = TrialSchedule(
+        strategy=strategy,
+        seed=0,
+        num_trials=num_trials,
+        finalist_seeds=finalist_seeds,
+        most_replicates=num_trials,
+        reference=(40.0, 6.0),
+    )
     return run_schedule(plan, outcome, order)
 
 

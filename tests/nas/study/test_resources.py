@@ -62,7 +62,9 @@ def test_what_does_not_fit_is_refused(shapes, settings, message):
         resources(*shapes, **settings)
 
 
-@pytest.mark.parametrize(("slots", "num_trials", "size"), [(2, 13, 4), (8, 100, 4), (64, 1000, 32), (64, 40, 10)])
+@pytest.mark.parametrize(
+    ("slots", "num_trials", "size"), [(2, 13, 2), (4, 13, 2), (8, 100, 4), (64, 1000, 32), (64, 40, 10)]
+)
 def test_two_generations_fill_a_cluster_but_leave_something_to_learn(slots, num_trials, size):
     config = StudyConfig(budget_latency="5min", num_trials=num_trials, ray_address=CLUSTER)
     assert resolved(config, study_resources(config, nodes((slots, 0)))).generation_size == size

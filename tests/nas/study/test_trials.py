@@ -12,10 +12,13 @@ from nas.corpus.held_out import HeldOut
 from nas.recipe.distillation import DistillationSchedule
 from nas.run import ledger
 from nas.run.config import StudyConfig
+from nas.study.schedule import GENERATION_SIZE
 from nas.study.trials import MAX_LOSSES, TrialEvent, Trials, TrialSpec
 from nas.training.outcome import EntropySummary, Outcome, RungRecord
 
-CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=6, finalist_seeds=0)
+CONFIG = StudyConfig(
+    budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=6, num_looks=0, finalist_seeds=0
+)
 CORPUS = Corpus(
     folder="corpus",
     data="stdlib",
@@ -110,27 +113,67 @@ def test_a_rung_reported_again_by_a_resumed_trial_is_recorded_once(trials_in, tm
     assert events(trials) == ["started", "rung"]
 
 
-def test_rivals_reach_later_trials_with_their_rungs(trials_in, tmp_path):
-    trials = trials_in(tmp_path, config=replace(CONFIG, num_trials=16))
-    run_until(trials, 12)
-    spec = next_spec(trials)
-    assert [rival.rung_losses for rival in spec.rivals] == [(4.0,)] * 8
+LOOKING = replace(CONFIG, num_trials=2, num_looks=None)
+LOOKED_AT = TrialEvent(event="finished", status="paused", reason="looked at", measured=rung_record(0, 4.0))
+
+
+def run_looking(trials: Trials, stop_after: int) -> list[tuple[str, bool]]:
+    """Runs trials one at a time; returns ids and whether each was a look."""
+    handed: list[tuple[str, bool]] = []
+    while len(handed) < stop_after and (spec := trials.next_spec()) is not None:
+        handed.append((spec.trial_id, spec.is_look))
+        loss = 3.0 + spec.proposal.index / 10
+        trials.started(spec)
+        trials.happened(spec, rung(0, loss))
+        trials.happened(spec, replace(LOOKED_AT, measured=rung_record(0, loss)) if spec.is_look else DONE)
+    return handed
+
+
+def test_what_was_looked_at_goes_on_as_the_same_trial_after_any_kill(trials_in, tmp_path):
+    whole = run_looking(trials_in(tmp_path / "whole", config=LOOKING), 100)
+    looks = [name for name, is_look in whole if is_look]
+    ends = [name for name, is_look in whole if not is_look]
+    assert (len(set(looks)), len(set(ends))) == (6, 2)
+    assert set(ends) < set(looks)
+    for stop_after in range(1, len(whole)):
+        first = trials_in(tmp_path / str(stop_after), config=LOOKING)
+        before = run_looking(first, stop_after)
+        interrupted = next_spec(first)
+        first.started(interrupted)
+        first.happened(interrupted, rung(0, 3.0 + interrupted.proposal.index / 10))
+        resumed = trials_in(tmp_path / str(stop_after), ledger.recover(first.path), config=LOOKING)
+        assert before + run_looking(resumed, 100) == whole
+        assert resumed.finished
+
+
+def test_a_look_is_told_from_an_end_in_the_ledger(trials_in, tmp_path):
+    trials = trials_in(tmp_path, config=LOOKING)
+    run_looking(trials, 100)
+    statuses = [one.status for one in ledger.finished(ledger.read(trials.path))]
+    assert statuses.count("paused") == 4
+    assert statuses.count("completed") == 2
+    proposed = [one for one in ledger.read(trials.path) if one.event == "proposed"]
+    assert [one.is_look for one in proposed].count(False) == 2
+    assert all(one.expected_loss is not None for one in proposed)
 
 
 def test_what_is_proposed_is_in_the_ledger_before_it_is_started(trials_in, tmp_path):
     trials = trials_in(tmp_path)
     first = next_spec(trials)
-    assert [(one.event, one.index) for one in ledger.read(trials.path)] == [("proposed", index) for index in range(4)]
+    assert [(one.event, one.index) for one in ledger.read(trials.path)] == [
+        ("proposed", index) for index in range(GENERATION_SIZE)
+    ]
     assert ledger.read(trials.path)[0].trial_id == first.trial_id
     trials.started(first)
     next_spec(trials_in(tmp_path, ledger.read(trials.path)))
-    assert [one.event for one in ledger.read(trials.path)] == ["proposed"] * 4 + ["started"]
+    assert [one.event for one in ledger.read(trials.path)] == ["proposed"] * GENERATION_SIZE + ["started"]
 
 
 def test_proposals_of_another_version_stand_on_resume(trials_in, tmp_path):
     whole = trials_in(tmp_path / "whole", config=replace(CONFIG, seed=7))
     handed = run_until(whole, 100)
-    records = [replace(one, seed=0) for one in ledger.read(whole.path)[:4]]  # as if seed 0 had proposed them
+    proposed = [one for one in ledger.read(whole.path) if one.event == "proposed"]
+    records = [replace(one, seed=0) for one in proposed[:4]]  # as if seed 0 had proposed them
     trials = trials_in(tmp_path, records)
     resumed = run_until(trials, 100)
     assert [name.replace("-s0", "-s7") for name in resumed[:4]] == handed[:4]
@@ -302,11 +345,10 @@ def test_a_run_killed_among_its_replicates_trains_the_same_ones(trials_in, tmp_p
         assert ends(killed.path) == ends(whole.path)
 
 
-def test_replicates_have_no_rivals_and_their_own_seed(trials_in, tmp_path):
+def test_replicates_have_their_own_seed(trials_in, tmp_path):
     trials = trials_in(tmp_path, config=replace(SEEDED, num_trials=12))
     specs = run_all(trials)
     replicates = [spec for spec in specs if spec.proposal.role == "replicate"]
-    assert all(spec.rivals == () for spec in replicates)
     assert {spec.seed for spec in replicates} == {1, 2}
     by_index = {spec.proposal.index: spec.candidate for spec in specs[:12]}
     assert all(spec.candidate == by_index[spec.proposal.index] for spec in replicates)

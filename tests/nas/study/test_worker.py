@@ -9,7 +9,6 @@ import pytest
 from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
 from nas.study import worker
-from nas.study.finalists import Result
 from nas.study.second_corpus import run_second, second_facts, study_second
 from nas.study.worker import run_trial
 from tests.nas.study.conftest import ONE_TRIAL
@@ -20,16 +19,6 @@ def spec(make_trials, source_files, tmp_path):
     return make_trials(tmp_path, prepare(source_files, vocab_size=512)).next_spec()
 
 
-def with_rivals(spec, latency_s):
-    """Eight completed trials of that price, far better at every rung and at the end, in one order."""
-    losses = [index / 100 for index in range(8)]
-    rivals = tuple(
-        Result(index=index, status="completed", latency_s=latency_s, log_perplexity=loss, rung_losses=(loss,) * 3)
-        for index, loss in enumerate(losses)
-    )
-    return replace(spec, rivals=rivals)
-
-
 def test_a_trial_reports_its_rungs_and_its_end(spec):
     events = list(run_trial(spec))
     assert [event.event for event in events] == ["rung", "rung", "rung", "finished"]
@@ -37,16 +26,15 @@ def test_a_trial_reports_its_rungs_and_its_end(spec):
     assert events[-1].measured.tokens == 1024
 
 
-def test_a_dominated_trial_is_stopped_at_its_first_rung_and_keeps_only_weights(spec):
-    events = list(run_trial(with_rivals(spec, 0.0)))
-    assert [event.status for event in events] == ["running", "stopped"]
-    assert "dominated in price and loss at rung 0, after 25% of the tokens" in events[-1].reason
-    assert not list(spec.folder.rglob("optimizer.safetensors"))
-    assert list(run_trial(with_rivals(spec, 0.0)))[-1] == events[-1]  # resumed: the same decision again
-
-
-def test_a_dearer_rival_stops_nothing(spec):
-    assert list(run_trial(with_rivals(spec, 1e9)))[-1].status == "completed"
+def test_a_look_pauses_at_the_first_rung_and_ends_as_if_it_had_not(spec, tmp_path):
+    whole = list(run_trial(replace(spec, folder=tmp_path / "whole")))
+    look = replace(spec, is_look=True)
+    events = list(run_trial(look))
+    assert [event.status for event in events] == ["running", "paused"]
+    assert events[-1].reason == "looked at, after 25% of the tokens"
+    assert events[-1].measured.val_loss == events[0].measured.val_loss
+    assert list(run_trial(look))[-1] == events[-1]  # asked for again before it was written down
+    assert list(run_trial(spec))[-1].measured.val_loss == whole[-1].measured.val_loss
 
 
 def raising(error):

@@ -250,16 +250,6 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus: Corpus, tmp_p
     assert timeless(again) == timeless(whole)
 
 
-def test_a_damaged_newest_checkpoint_never_outlives_the_one_before(corpus: Corpus, tmp_path: Path) -> None:
-    run = train(candidate(), corpus, seed=0, folder=tmp_path)
-    assert [next(run).steps, next(run).steps] == [4, 8]
-    run.close()
-    (tmp_path / "checkpoints" / "step-000000008" / "state.json").write_text("{")
-    with pytest.warns(UserWarning, match="is damaged and passed over"):
-        checkpoint.finish(tmp_path)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000004-end"]
-
-
 def files_left(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
@@ -276,26 +266,6 @@ def test_a_completed_run_keeps_one_checkpoint_without_optimizer_state(
     assert (kept.step, kept.optimizer) == (16, None)
     assert kept.weights["embed.weight"].shape == (300, candidate().trained.d_model)
     assert list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path)) == first
-
-
-def test_a_run_stopped_for_good_keeps_its_weights_and_rungs_and_cannot_go_on(corpus: Corpus, tmp_path: Path) -> None:
-    checkpoint.finish(tmp_path)  # nothing there yet
-    run = train(candidate(), corpus, seed=0, folder=tmp_path)
-    rungs = [next(run), next(run)]
-    run.close()
-    before = checkpoint.load_latest(tmp_path)
-    for _ in range(2):
-        checkpoint.finish(tmp_path)
-        assert files_left(tmp_path / "checkpoints") == [
-            "step-000000008-end/state.json",
-            "step-000000008-end/weights.safetensors",
-        ]
-    after = checkpoint.load_latest(tmp_path)
-    assert all(torch.equal(after.weights[name], before.weights[name]) for name in before.weights)
-    again = train(candidate(), corpus, seed=0, folder=tmp_path)
-    assert [next(again), next(again)] == rungs
-    with pytest.raises(ValueError, match="was stopped for good at step 8; use another folder"):
-        next(again)
 
 
 def test_drafts_of_killed_processes_are_removed(corpus: Corpus, tmp_path: Path) -> None:

@@ -241,7 +241,8 @@ def test_a_run_without_a_completed_trial_says_so_and_why(make_run) -> None:
     proposed = record(2, "SM+LN+G", "candidate", 0, None, event="proposed", status="proposed")  # is not unfinished
     page = page_of(make_run([failed, started, proposed]))
     assert (
-        "No model yet No trial was trained to completion: 0 stopped, 0 diverged, 1 failed, 1 unfinished." in page.text
+        "No model yet No trial was trained to completion: 0 paused at a look, 0 diverged, 1 failed, 1 unfinished."
+        in page.text
     )
     assert "SM+LN+R: failed, no memory left" in page.text
     assert "How to do it again" in page.text

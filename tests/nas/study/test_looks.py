@@ -1,0 +1,54 @@
+"""Ends that are expected after a look: by the prior alone, and as results move it."""
+
+import numpy as np
+import pytest
+
+from nas.study.finalists import Result
+from nas.study.looks import AROUND_LINE, LINE_DEVIATION, LINE_MEAN, ends_after_looks
+
+
+def look(loss: float) -> Result:
+    return Result(index=0, status="paused", latency_s=1.0, log_perplexity=None, rung_losses=(loss,))
+
+
+def end(at_rung: float, at_end: float) -> Result:
+    return Result(index=1, status="completed", latency_s=1.0, log_perplexity=at_end, rung_losses=(at_rung, at_end))
+
+
+def test_without_results_the_prior_says_it():
+    (known, expected) = ends_after_looks([end(2.5, 2.1), look(2.5)][1:] * 2, 1.9)
+    assert known == expected
+    assert known.mean == pytest.approx(1.9 + LINE_MEAN[0] + LINE_MEAN[1] * 0.6)
+    variance = LINE_DEVIATION[0] ** 2 + (0.6 * LINE_DEVIATION[1]) ** 2 + AROUND_LINE**2
+    assert known.deviation == pytest.approx(variance**0.5)
+
+
+def test_results_move_the_line_to_themselves():
+    results = [end(2.0 + step / 10, 2.0 + step / 20) for step in range(20)]
+    ends = ends_after_looks([*results, look(3.0)], 1.9)
+    assert ends[:-1] == [None] * 20
+    assert ends[-1].mean == pytest.approx(2.5, abs=0.02)
+    assert AROUND_LINE < ends[-1].deviation < 1.2 * AROUND_LINE
+
+
+def test_it_is_the_normal_distribution_given_the_results():
+    """By the block formula for conditional normals."""
+    pairs = np.array([(2.4, 2.2), (2.9, 2.5), (3.3, 2.6)])
+    terms = np.column_stack([np.ones(4), [*(pairs[:, 0] - 1.9), 2.6 - 1.9]])
+    joint = terms @ np.diag(LINE_DEVIATION**2) @ terms.T + AROUND_LINE**2 * np.eye(4)
+    mean = terms @ LINE_MEAN + 1.9
+    gain = joint[3, :3] @ np.linalg.inv(joint[:3, :3])
+    expected = ends_after_looks([*(end(*pair) for pair in pairs), look(2.6)], 1.9)[-1]
+    assert expected.mean == pytest.approx(mean[3] + gain @ (pairs[:, 1] - mean[:3]))
+    assert expected.deviation**2 == pytest.approx(joint[3, 3] - gain @ joint[:3, 3])
+
+
+def test_from_scratch_the_best_look_is_what_others_are_measured_by():
+    best, other = ends_after_looks([look(4.0), look(5.0)], None)
+    assert best.mean < other.mean
+    assert best.deviation > ends_after_looks([look(4.0)], 4.0)[0].deviation
+
+
+def test_what_failed_has_no_end():
+    failed = Result(index=2, status="failed", latency_s=1.0, log_perplexity=None)
+    assert ends_after_looks([failed], 1.9) == [None]
