@@ -28,7 +28,7 @@ from nas.run import ledger
 from nas.run.config import StudyConfig, study_candidate, study_recipe
 from nas.run.folder import Meta, write_config, write_meta
 from nas.run.ledger import Record
-from nas.searchers.strategy import searcher_of
+from nas.searchers.strategy import Request, Room, searcher_of
 from nas.study.open_run import open_trials
 from nas.study.priced_study import price_study
 from nas.study.schedule import GENERATION_SIZE
@@ -94,6 +94,7 @@ def measured(settings: Settings, bars: Bars) -> list[Figure]:
         searcher=settings.searcher,
         seed=settings.seed,
         num_trials=bars.trials + GENERATION_SIZE,
+        num_looks=0,
         finalist_seeds=0,
         generation_size=GENERATION_SIZE,
         gpus_per_trial=0.0,
@@ -128,21 +129,22 @@ def timed_resume(folder: Path, config: StudyConfig, feasible: FeasibleSpace, met
     begin_s = time.process_time()
     trials = open_trials(config, feasible, CORPUS, meta, folder)
     schedule = trials.schedule
-    propose = schedule.strategy.propose
+    ask = schedule.strategy.requests
 
-    def timed_propose(*args: Any) -> list[Member]:
+    def timed_requests(*args: Any) -> list[Request]:
         before_s = time.process_time()
-        members = propose(*args)
+        requests = ask(*args)
         taken_s.append(time.process_time() - before_s)
-        return members
+        return requests
 
-    schedule.strategy.propose = timed_propose  # type: ignore[assignment, method-assign]
+    schedule.strategy.requests = timed_requests  # type: ignore[assignment, method-assign]
     spec = trials.next_spec()
     whole_s = time.process_time() - begin_s
     assert spec is not None
     assert spec.proposal.index == config.num_trials - GENERATION_SIZE
     seen = frozenset(proposal.member for proposal in schedule.proposals)
-    timed_propose(GENERATION_SIZE, np.random.default_rng(config.seed), seen, schedule.trained())
+    room = Room(looks=0, ends=GENERATION_SIZE)
+    timed_requests(GENERATION_SIZE, np.random.default_rng(config.seed), seen, schedule.trained(), room)
     return whole_s - taken_s[0], taken_s[0], taken_s[1]
 
 

@@ -27,11 +27,11 @@ from search_spaces.notation import Member
 from search_spaces.optima.optima import frontier, member_of_optimum
 from search_spaces.optima.stages import Floats, stages_of
 
-BEYOND = 0.1  # of the range of prices: how far the reference is beyond the budget, where else nothing would count
+BEYOND = 0.15  # of the range of prices: how far the reference is beyond the budget, where else nothing would count
 NUM_DRAWS = 16  # of weights, each solved for every price: seconds a generation
 NUM_RANDOM = 16  # members drawn evenly over prices, in case all solutions agree in an error
 KNOWN_NOISE = 0.02  # nats: of a training of before, on another corpus
-LOOKS_PER_END = 3.0  # what was looked at goes on while no more looks than so many for each end but the last are left
+LOOKS_PER_END = 2.6  # what was looked at goes on while no more looks than so many for each end but the last are left
 PRIOR_LOGIT = 3.0  # 19 of 20 complete
 PRIOR_DEVIATION = 5.0  # of the weights of counts per layer, and of the logit
 

@@ -17,8 +17,6 @@ import numpy as np
 
 from nas.run.ledger import Status
 from nas.run.pareto import Point, nondominated, point_of_seeds
-from nas.searchers.surrogate import SEED_NOISE
-from nas.searchers.trellis import expected_improvement
 
 Key: TypeAlias = tuple[int, int]  # index of a candidate, and how many seeds after the run's own
 
@@ -72,6 +70,9 @@ def _worth_of_a_seed(index: int, points: Mapping[int, Point], num_seeds: int, re
     The mean over n seeds moves by a normal variable of variance s^2 / n - s^2 / (n + 1).
     Source: Frazier, Powell and Dayanik 2009, https://doi.org/10.1287/ijoc.1080.0314, for the value of an observation.
     """
+    from nas.searchers.surrogate import SEED_NOISE  # scipy, which a study waits for later
+    from nas.searchers.trellis import expected_improvement
+
     latency_s, loss = points[index]
     others = [point for other, point in points.items() if other != index]
     moves = SEED_NOISE * math.sqrt(1 / num_seeds - 1 / (num_seeds + 1))

@@ -14,5 +14,5 @@ def test_a_made_up_run_is_resumed_proposed_from_and_plotted() -> None:
 
 
 def test_only_whole_generations_are_made_up() -> None:
-    with pytest.raises(ValueError, match="`trials` must be a multiple of 4, but got 13"):
+    with pytest.raises(ValueError, match="`trials` must be a multiple of 2, but got 13"):
         settings_of("driver", bars=[{"trials": 13, "load_s": 1.0, "propose_s": 1.0}])
