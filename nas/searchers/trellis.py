@@ -1,6 +1,6 @@
 """The searcher `trellis`: what adds up is drawn from a posterior and solved exactly, for every price at once.
 
-A search that knows nothing begins with looks at the anchors, which are spread over prices. Then, per generation:
+A search begins with looks at the anchors, which are spread over prices. Then, per generation:
 weights are drawn from the posterior of the surrogate, given what has been trained in this search and, where it knows
 any, in others before it; the graph is solved for the whole frontier of price against each draw's scores, and those of
 the mean; all these members, some random ones, the anchors and what was trained before are the candidates. Most get a
@@ -111,9 +111,9 @@ class Trellis(Strategy):
 
     def _new(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member]) -> list[Member]:
         """Members that may be trained, each deployed form once."""
-        members = [*self.problem.anchors, *(training.member for training in self.problem.known)]
-        if not self.problem.known and (anchors := self.draws.new_of(self.problem.anchors, seen)):
-            return anchors
+        members = [training.member for training in self.problem.known]
+        if anchors := self.draws.new_of(self.problem.anchors, seen):
+            return self._drawn([*anchors, *self.draws.new_of(members, [*seen, *anchors])])
         depth, recipes = len(self.stages.steps), self.feasible.space.recipes
         for weights in (fitted.posterior.mean, *fitted.posterior.draws(NUM_DRAWS, rng)):
             kept = rng.integers(1, depth + 1, size=2)
@@ -125,8 +125,11 @@ class Trellis(Strategy):
                 if self.draws.slice_at(optimum.cost) is not None
             ]
         members += self.draws.filled([], NUM_RANDOM, rng, seen)
-        new = self.draws.new_of(members, seen)
-        return [member for member in new if self.draws.place_of(member).slice is not None] or new
+        return self._drawn(self.draws.new_of(members, seen))
+
+    def _drawn(self, members: Sequence[Member]) -> list[Member]:
+        """Those of prices that are drawn from, if there are any."""
+        return [member for member in members if self.draws.place_of(member).slice is not None] or list(members)
 
     def _completion(self, members: Sequence[Member], trained: Sequence[Trained]) -> Floats:
         results = [*self.problem.known, *trained]
