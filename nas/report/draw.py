@@ -333,7 +333,7 @@ def _explain_seeds(axes: Axes, groups: Iterable[Group]) -> None:
     """Explains full and hollow marks, those that there are."""
     spreads = [spread for group in groups for spread in group.spread]
     if any(spread is not None for spread in spreads):
-        axes.plot([], [], color="0.3", marker="|", markersize=9, linestyle="", label=f"mean over seeds, {ERRORS}")
+        axes.plot([], [], color="0.3", marker="|", markersize=9, linestyle="", label=f"mean, {ERRORS} over seeds and files")
     if None in spreads:
         style: dict[str, Any] = {"color": "0.3", "marker": "o", "markersize": 5, "linestyle": ""}
         axes.plot([], [], **style, markerfacecolor="white", label="one seed, no error known")
