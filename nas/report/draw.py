@@ -16,7 +16,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-ERRORS = "± two standard errors"
+ERRORS = "± two standard errors over seeds and files"
 LABELLED = 12  # front members named in the legend; the rest are in pareto.csv
 # Okabe and Ito 2008, https://jfly.uni-koeln.de/color/: told apart by the colour-blind
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
@@ -333,7 +333,7 @@ def _explain_seeds(axes: Axes, groups: Iterable[Group]) -> None:
     """Explains full and hollow marks, those that there are."""
     spreads = [spread for group in groups for spread in group.spread]
     if any(spread is not None for spread in spreads):
-        axes.plot([], [], color="0.3", marker="|", markersize=9, linestyle="", label=f"mean, {ERRORS} over seeds and files")
+        axes.plot([], [], color="0.3", marker="|", markersize=9, linestyle="", label=f"mean, {ERRORS}")
     if None in spreads:
         style: dict[str, Any] = {"color": "0.3", "marker": "o", "markersize": 5, "linestyle": ""}
         axes.plot([], [], **style, markerfacecolor="white", label="one seed, no error known")
