@@ -237,6 +237,13 @@ class LedgerIndex:
         elif record.event == "proposed":
             self.proposed.add((record.index, record.is_look))
 
+    def end_of(self, key: TrialKey, *, is_look: bool) -> Record | None:
+        """How a trial ended, or paused at its look if that is what is asked for; None if it has not."""
+        record = self.finished.get(key)
+        if is_look:
+            return self.looks.get(key, record)
+        return None if record is not None and record.status == "paused" else record
+
     def rung_losses(self, trial_id: str) -> tuple[float, ...]:
         """Nats per token, in the order in which rungs were reached."""
         losses = (record.val_loss for record in self.rungs.get(trial_id, {}).values())

@@ -57,10 +57,18 @@ class Request(NamedTuple):
 
 
 class Room(NamedTuple):
-    """How many looks, and how many trainings to their end, a search may still ask for."""
+    """How many looks, and how many trainings to their end, a search may still ask for.
+
+    per_end: looks for each end, of all there are to be.
+    """
 
     looks: int
     ends: int
+    per_end: float = 3.0
+
+    def after(self, *, is_look: bool) -> "Room":
+        """What is left once one more has been asked for."""
+        return self._replace(looks=self.looks - is_look, ends=self.ends - (not is_look))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -31,7 +31,7 @@ BEYOND = 0.15  # of the range of prices: how far the reference is beyond the bud
 NUM_DRAWS = 16  # of weights, each solved for every price: seconds a generation
 NUM_RANDOM = 16  # members drawn evenly over prices, in case all solutions agree in an error
 KNOWN_NOISE = 0.02  # nats: of a training of before, on another corpus
-LOOKS_PER_END = 2.6  # what was looked at goes on while no more looks than so many for each end but the last are left
+PACE = 13 / 15  # of an even pace: the first looks come before any end
 PRIOR_LOGIT = 3.0  # 19 of 20 complete
 PRIOR_DEVIATION = 5.0  # of the weights of counts per layer, and of the logit
 
@@ -181,7 +181,7 @@ class Auction:
             self._take(place)
         requests: list[Request] = []
         while len(requests) < size and room.ends > 0 and (new or standing):
-            is_end = bool(standing) and room.looks <= LOOKS_PER_END * (room.ends - 1)
+            is_end = bool(standing) and room.looks <= PACE * room.per_end * (room.ends - 1)
             if not is_end and not (new and room.looks > 0):
                 standing, new, is_end = standing + new, [], True  # what nobody has looked at goes to its end too
             bidders = standing if is_end else new
@@ -192,7 +192,7 @@ class Auction:
             requests.append(Request(member, not is_end, float(self.mean[best]), member in self.known))
             self._take(best)
             bidders.remove(best)
-            room = Room(room.looks - (not is_end), room.ends - is_end)
+            room = room.after(is_look=not is_end)
         return requests
 
     def _worth(self, virtual: Sequence[Point]) -> Floats:

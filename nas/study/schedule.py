@@ -81,7 +81,7 @@ class TrialSchedule:
     ) -> None:
         self.strategy = strategy
         self.seed = seed
-        self.room = Room(looks=num_looks, ends=num_trials)
+        self.room = Room(looks=num_looks, ends=num_trials, per_end=num_looks / num_trials)
         self.finalist_seeds, self.most_replicates = finalist_seeds, most_replicates
         self.reference, self.parent_loss = reference, parent_loss
         self.generation_size = generation_size
@@ -222,5 +222,4 @@ class TrialSchedule:
         self._untold[proposal.key] = proposal.generation
         self._indexes.setdefault(proposal.member, proposal.index)
         if proposal.role == "candidate" and proposal.generation >= 0:
-            looks, ends = self.room
-            self.room = Room(looks - proposal.is_look, ends - (not proposal.is_look))
+            self.room = self.room.after(is_look=proposal.is_look)

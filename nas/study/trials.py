@@ -149,13 +149,12 @@ class Trials:
             return self._handed_out(self._again.pop(0))
         while (proposal := self.schedule.ask()) is not None:
             self._log_proposals()
-            record = self._index.finished.get((proposal.index, self._seed(proposal)))
-            if record is None or self._is_retried(record) or (record.status == "paused" and not proposal.is_look):
+            record = self._index.end_of((proposal.index, self._seed(proposal)), is_look=proposal.is_look)
+            if record is None or self._is_retried(record):
                 return self._handed_out(self._spec(proposal))
             if not self.schedule.results:
                 self._check_same(proposal, record)
-            look = self._index.looks.get((proposal.index, self._seed(proposal)))
-            self.schedule.tell(self._result(look if proposal.is_look and look else record))
+            self.schedule.tell(self._result(record))
         return None
 
     def started(self, spec: TrialSpec) -> None:

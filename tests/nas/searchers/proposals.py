@@ -30,7 +30,7 @@ def asked_for() -> list[str]:
             trained[member] = Trained(
                 member=member, latency_s=latency_s, log_perplexity=loss, deviation=0.03 if is_look else None
             )
-            room = Room(room.looks - is_look, room.ends - (not is_look))
+            room = room.after(is_look=is_look)
             lines.append(f"{name_of(member.architecture)} {member.entropy_regularised} {is_look}")
     return lines
 

@@ -213,7 +213,7 @@ def test_looks_come_first_then_keep_pace_and_the_best_of_them_go_on(problem):
     while room.ends:
         (request,) = strategy.requests(1, rng, [*looks], [*looks.values()], room)
         (end,) = trained(problem, [request.member])
-        room = Room(room.looks - request.is_look, room.ends - (not request.is_look))
+        room = room.after(is_look=request.is_look)
         if request.is_look:
             looks[request.member] = replace(end, deviation=0.02)
         else:
@@ -225,6 +225,18 @@ def test_looks_come_first_then_keep_pace_and_the_best_of_them_go_on(problem):
     points = dict(points_of([*looks.values()]))
     whole = hypervolume(list(points.values()), (40.0, 6.0))
     assert hypervolume([points[member] for member in ends], (40.0, 6.0)) > 0.97 * whole
+
+
+def test_more_looks_for_each_end_do_not_put_the_ends_off(problem):
+    strategy, rng, room = Trellis(problem), np.random.default_rng(0), Room(looks=40, ends=4, per_end=10.0)
+    looks: dict[Member, Trained] = {}
+    while True:
+        (request,) = strategy.requests(1, rng, [*looks], [*looks.values()], room)
+        if not request.is_look:
+            break
+        room = room.after(is_look=True)
+        looks[request.member] = replace(trained(problem, [request.member])[0], deviation=0.02)
+    assert 10 <= len(looks) <= 15
 
 
 def test_what_goes_on_is_not_asked_for_again(problem):

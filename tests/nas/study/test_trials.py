@@ -146,6 +146,22 @@ def test_what_was_looked_at_goes_on_as_the_same_trial_after_any_kill(trials_in, 
         assert resumed.finished
 
 
+def test_a_look_stands_where_its_end_failed(trials_in, tmp_path):
+    trials = trials_in(tmp_path, config=LOOKING)
+    while True:
+        spec = next_spec(trials)
+        trials.started(spec)
+        trials.happened(spec, rung(0, 3.0))
+        trials.happened(spec, LOOKED_AT if spec.is_look else FAILED)
+        if not spec.is_look:
+            break
+    resumed = trials_in(tmp_path, ledger.read(trials.path), config=LOOKING)
+    again = next_spec(resumed)
+    while again.proposal.index != spec.proposal.index:
+        again = next_spec(resumed)
+    assert not again.is_look
+
+
 def test_a_look_is_told_from_an_end_in_the_ledger(trials_in, tmp_path):
     trials = trials_in(tmp_path, config=LOOKING)
     run_looking(trials, 100)
