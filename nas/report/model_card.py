@@ -14,7 +14,7 @@ from costmodel.ops import LayerId
 from costmodel.trust import Trust, described
 from costmodel.trust import facts as trust_facts
 from nas.corpus.ngrams import NgramBaseline
-from nas.report.summary import KNOWS_LESS, perplexity_text, spread_words
+from nas.report.summary import KNOWS_LESS, on_second, perplexity_text, spread_words
 from nas.run.ledger import Record
 from nas.run.members import TrainedMember, in_noise
 from nas.run.run import Run
@@ -288,7 +288,7 @@ def _front(run: Run, member: TrainedMember | None) -> list[str]:
             f"`{neighbour.deployed}`" if neighbour.deployed else "as written",
             format_seconds(neighbour.latency_s),
             format_bytes(neighbour.sent_bytes),
-            perplexity_text(neighbour) + (" ~" if noise else ""),
+            perplexity_text(neighbour) + (" ~" if noise else "") + on_second(run, neighbour),
         )
         lines.append(f"| {' | '.join(cells)} |")
     spread = spread_words(run.front)

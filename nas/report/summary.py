@@ -17,6 +17,7 @@ from costmodel.trust import caption
 from nas.corpus.ngrams import NgramBaseline
 from nas.run.folder import ParentResult
 from nas.run.front import crosses, found_infeasible, is_feasible, picked
+from nas.run.intervals import ERRORS_APART, differences, document_error, joined
 from nas.run.ledger import deployed_of
 from nas.run.members import TrainedMember, difference_error, in_noise, verdict
 from nas.run.run import Run
@@ -38,7 +39,7 @@ def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
     ]
     for member, noise in zip(run.front, noise_marks(run.front), strict=True):
         crossing, knows = _crossing(member, run.budget), _knows(member, run.ngrams)
-        lines.append(f"  {_described(member)}{crossing}{noise and f', {noise}'}{knows}{_there(run, member)}")
+        lines.append(f"  {_described(member)}{crossing}{noise and f', {noise}'}{knows}{on_second(run, member)}")
     lines += ngram_lines(run.ngrams)
     lines += second_lines(run)
     if len(run.front) < FEW:
@@ -83,6 +84,12 @@ def second_text(run: Run, member: TrainedMember) -> str:
     if (perplexity := second_perplexity(member)) is None:
         return ""
     return f"{perplexity:.2f}" + (f", {FIRST_ALONE}" if holds_on_first_alone(member, run.front) else "")
+
+
+def on_second(run: Run, member: TrainedMember) -> str:
+    """`; on dependencies 9.31`, behind a perplexity of the first corpus; empty where nothing is known."""
+    text = second_text(run, member)
+    return f"; on {run.meta.second.data} {text}" if text and run.meta.second is not None else ""
 
 
 def mark(loss: float, ngrams: NgramBaseline | None) -> str:
@@ -182,10 +189,13 @@ def parent_lines(run: Run) -> list[str]:
 
 
 def against_parent(parent: ParentResult, member: TrainedMember) -> str:
-    """Such as `+7.7% in perplexity, 37% less time`."""
+    """Such as `+7.7% ± 1.2% in perplexity, 37% less time`; the half width is of two errors, paired by document."""
     less = 1 - member.latency_s / parent.latency_s
     time = f"{less:.0%} less time" if less >= 0 else f"{-less:.0%} more time"
-    return f"{member.perplexity / parent.perplexity - 1:+.1%} in perplexity, {time}"
+    by_document = document_error(differences(parent.documents, member.documents))
+    error, ratio = joined(member.seed_error, by_document), member.perplexity / parent.perplexity
+    spread = "" if error is None else f" ± {ratio * math.sinh(ERRORS_APART * error):.1%}"
+    return f"{ratio - 1:+.1%}{spread} in perplexity, {time}"
 
 
 def _seeds(trained: Sequence[TrainedMember]) -> str:
@@ -217,11 +227,6 @@ def _described(member: TrainedMember) -> str:
         f"{member.arch_id} {member.notation}{runs_as}: perplexity {perplexity_text(member)}, "
         f"{format_seconds(member.latency_s)}, {format_bytes(member.sent_bytes)}"
     )
-
-
-def _there(run: Run, member: TrainedMember) -> str:
-    text = second_text(run, member)
-    return f"; on {run.meta.second.data} {text}" if text and run.meta.second is not None else ""
 
 
 def _crossing(member: TrainedMember, budget: Budget) -> str:

@@ -24,6 +24,7 @@ from nas.provenance import SCHEMA_VERSION
 from nas.recipe.recipe import Recipe
 from nas.run import ledger
 from nas.run.config import StudyConfig
+from nas.run.intervals import Documents
 from nas.run.ledger import Record
 from nas.storage import RUNS, newest, replace_file
 from search_spaces.architecture import Architecture, canonical
@@ -40,12 +41,14 @@ class ParentResult:
     """The unmodified parent of a run's candidates, validated and priced as they are.
 
     name: as the user gave it. notation: of its placement. val_loss: nats per token. latency_s: seconds per token.
+    documents: share in the loss, and loss, of each validation document; empty where they were not kept.
     """
 
     name: str
     notation: str
     val_loss: float
     latency_s: float
+    documents: Documents = ()
 
     @property
     def perplexity(self) -> float:

@@ -51,11 +51,13 @@ def parent_result(parent: Parent, corpus: Corpus, scale: Scale, feasible: Feasib
     priced = feasible.priced
     architecture = parent_architecture(parent.route, priced.space.base)
     cost = price_architecture(architecture, priced.pricer, priced.workload, priced.accounting)
+    validation = validate(parent.decoder(), corpus, scale)
     return ParentResult(
         name=parent.name,
         notation=name_of(architecture),
-        val_loss=validate(parent.decoder(), corpus, scale).loss,
+        val_loss=validation.loss,
         latency_s=cost.price.latency_s,
+        documents=validation.documents,
     )
 
 

@@ -11,7 +11,6 @@ from nas.report.summary import (
     order_lines,
     outside,
     second_lines,
-    second_text,
     spread_words,
     unstable_lines,
 )
@@ -30,7 +29,7 @@ def caveats(run: Run, grid: Grid) -> list[Caveat]:
         ("Scale", _scale(run)),
         ("Order", order_lines(run)),
         ("Seeds", _seeds(run)),
-        ("Second corpus", _second(run)),
+        ("Second corpus", second_lines(run)),
         ("Search", _search(run)),
         ("Prices", list(_prices(run))),
         ("Trust", [f"{run.pricer.protocol}: {described(run.pricer.trust)}"]),
@@ -68,13 +67,6 @@ def _seeds(run: Run) -> list[str]:
     if single:
         lines.append(f"{len(single)} more trained with one seed each: a lucky one may have been passed over.")
     return lines
-
-
-def _second(run: Run) -> list[str]:
-    """What of the front holds on the second corpus."""
-    known = [(number, text) for number, member in enumerate(run.front, 1) if (text := second_text(run, member))]
-    reached = "; ".join(f"no. {number}: {text}" for number, text in known)
-    return [*second_lines(run), *([f"Perplexities there: {reached}."] if known else [])]
 
 
 def _search(run: Run) -> list[str]:

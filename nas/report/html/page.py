@@ -24,7 +24,7 @@ from nas.report.html.embedded import embedded
 from nas.report.html.grid import Grid, price_grid
 from nas.report.html.placements import layer_map
 from nas.report.html.points import Point, perplexity_words, points_of, rows_of
-from nas.report.summary import ngram_lines
+from nas.report.summary import ngram_lines, on_second
 from nas.run.ledger import Record, architecture_of
 from nas.run.run import Run
 from nas.storage import replace_file
@@ -91,6 +91,7 @@ def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
         "beside": rows_beside(run, points, grid.settings[0]) if points else [],
         "panels": [_panel(run, point, totals) for point, totals in zip(points, _totals(grid), strict=True)],
         "marks": marks_of(run),
+        "there": [on_second(run, member) for member in run.front],
         "sources": ", ".join(dict.fromkeys(_ARXIV.findall(" ".join(row.source for row in rows_of(run))))),
         "caveats": caveats(run, grid),
         "ngram_lines": ngram_lines(run.ngrams),

@@ -63,6 +63,10 @@ def test_says_what_the_parent_reaches_and_how_far_behind_the_best_member_is(line
     assert "in perplexity, 25% less time" in text
     (dear,) = members([make_record(0, latency_s=600.0, val_loss=math.log(10.0), perplexity=10.0)])
     assert against_parent(PARENT, dear) == "+25.0% in perplexity, 50% more time"
+    paired = replace(PARENT, documents=((0.5, math.log(8.0)), (0.5, math.log(8.0))))
+    (unlike,) = members([replace(dear.first, documents=((0.5, math.log(9.0)), (0.5, math.log(10.0**2 / 9))))])
+    # two documents, half as much each, ln(10/9) from the mean: an error of sqrt(2 * 2 * 0.25) ln(10/9)
+    assert against_parent(paired, unlike).startswith(f"+25.0% ± {1.25 * math.sinh(2 * math.log(10 / 9)):.1%} in")
     assert "best in budget" not in "".join(parent_lines(make_run(meta={"parent": PARENT})))
     assert "\nparent" not in lines([make_record(0)])
 

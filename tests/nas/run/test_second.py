@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nas.corpus.held_out import HeldOut
+from nas.report.html.page import page
 from nas.report.summary import closing_lines
 from nas.run.folder import SecondCorpus
 from nas.run.members import members
@@ -57,6 +58,7 @@ def test_lines_and_tables_have_the_second_corpus(records, make_run, ngrams):
         "second corpus other (fingerprint f): rank correlation of the front with the first 0.50; the parent 9.00"
         in text
     )
+    assert "; on other 40.45, dominated there" in page(run)
     write_tables(run)
     rows = list(csv.DictReader((run.folder / "pareto.csv").read_text().splitlines()))
     assert [row["holds_on_first_alone"] for row in rows] == ["False", "False", "True"]
