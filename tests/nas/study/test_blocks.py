@@ -18,13 +18,8 @@ from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import from_parent
 from nas.searchers.block_scores import BlockScores, SubLayer, from_csv, sub_layers_of, to_csv
-from nas.study.blocks import (
-    BlockwiseDistillation,
-    block_scores,
-    distillation_error,
-    scored_tokens,
-    trained_alternatives,
-)
+from nas.study.blocks import block_scores, scored_tokens
+from nas.study.library import BlockwiseDistillation, distillation_error, trained_blocks
 from search_spaces.architecture import Layer
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -36,7 +31,8 @@ LAYERS = [
     Layer(attention="none", norm2="none", ffn="identity", stabiliser="scaled"),
     Layer(norm1="none", attention="softmax-half", ffn="none"),
 ]
-SETTINGS = BlockwiseDistillation(tokens=1024, batch=2)
+SETTINGS = BlockwiseDistillation(tokens=1024, batch=2, least_steps=4)
+SEQ_LEN = 32
 
 
 @pytest.fixture
@@ -63,7 +59,7 @@ def test_sub_layers_are_what_a_layer_is_trained_as(parent: Parent):
 
 
 def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent: Parent, corpus: Corpus):
-    scores = block_scores(parent, LAYERS, corpus, SETTINGS).divergences
+    scores = block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN).divergences
     own = parent.model.architecture
     assert {half for half, value in scores.items() if value == 0} == {
         half for depth in range(2) for half in sub_layers_of(own, depth, LAYERS[0])
@@ -84,15 +80,16 @@ def test_training_brings_alternatives_nearer_to_the_parents_layer(parent: Parent
     errors = []
     for rate in (0.0, 1e-3):
         settings = BlockwiseDistillation(tokens=16_384, batch=4, learning_rate=rate)
-        (alternative,) = trained_alternatives(parent, [half], corpus, settings, lambda share: None)
-        with torch.no_grad():
-            made, _ = alternative.model.layers[0](read_stream, False)
+        (trained,) = trained_blocks(
+            parent, [half], corpus, settings, seq_len=SEQ_LEN, then=lambda _, block: block.requires_grad_(False)
+        )
+        made, _ = trained[half](read_stream, False)
         errors.append(float(distillation_error(made, read_stream, left)))
     assert errors[1] < 0.9 * errors[0]
 
 
 def test_a_linear_in_place_of_an_ffn_is_better_than_none(parent: Parent, corpus: Corpus):
-    scores = block_scores(parent, LAYERS, corpus, SETTINGS).divergences
+    scores = block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN).divergences
     for depth in range(2):
         assert (
             scores[SubLayer(depth, "ffn", "frozen-layernorm", "fused")] < scores[SubLayer(depth, "ffn", "none", "none")]
@@ -101,20 +98,20 @@ def test_a_linear_in_place_of_an_ffn_is_better_than_none(parent: Parent, corpus:
 
 def test_scores_are_kept_beside_the_corpus(parent: Parent, corpus: Corpus):
     shares: list[float] = []
-    first = block_scores(parent, LAYERS, corpus, SETTINGS, shares.append)
+    first = block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN, on_progress=shares.append)
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     (path,) = Path(corpus.folder).glob("blocks-*.csv")
     again: list[float] = []
-    assert block_scores(parent, LAYERS, corpus, SETTINGS, again.append) == first
+    assert block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN, on_progress=again.append) == first
     assert again == []
     whole = path.read_text()
     path.write_text("\n".join(whole.splitlines()[:3]) + "\n")  # cut off at the end of a line
-    assert block_scores(parent, LAYERS, corpus, SETTINGS) == first
+    assert block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN) == first
     assert path.read_text() == whole
     path.write_text("depth,part\n1,attention\n")
     with pytest.raises(UserError, match=f"{path.name} must be a table of block scores"):
-        block_scores(parent, LAYERS, corpus, SETTINGS)
+        block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN)
 
 
 def test_a_table_is_read_as_it_was_written():

@@ -174,6 +174,7 @@ def killed_run(
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "train_batch", train_batch)
         patch.setattr(trainer, "CHECKPOINT_INTERVAL_S", every_s)
+        patch.setattr(trainer, "CHECKPOINT_SHARE", math.inf)
         with pytest.raises(Killed):
             list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=folder))
 
