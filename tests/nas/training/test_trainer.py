@@ -359,3 +359,38 @@ def test_another_error_keeps_its_type(monkeypatch: pytest.MonkeyPatch, corpus: C
     monkeypatch.setattr(Objective, "backward", broken)
     with pytest.raises(RuntimeError, match="^shapes do not fit$"):
         list(train(candidate(), corpus, seed=0))
+
+
+@pytest.mark.parametrize("name", ["SM+fLN+R", "SM(t)+ScFuFFN"])
+def test_layers_computed_again_for_their_gradients_change_no_number(corpus: Corpus, tmp_path: Path, name: str) -> None:
+    for recompute in (False, True):
+        made = candidate(name, entropy=REGULARISED, recompute=recompute)
+        list(train(made, corpus, seed=0, folder=tmp_path / str(recompute)))
+    assert curve(tmp_path / "True") == curve(tmp_path / "False")
+    ends = [checkpoint.load_latest(tmp_path / name).weights for name in ("True", "False")]
+    assert all(value.equal(ends[1][key]) for key, value in ends[0].items())  # deviations of norms with them
+
+
+def test_checkpoints_take_a_few_percent_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
+) -> None:
+    now_s, saves = 0.0, []
+
+    def step_s(self):
+        nonlocal now_s
+        now_s += 10.0
+        return step(self)
+
+    def save_s(self):
+        nonlocal now_s
+        saves.append(self.progress.step)
+        now_s += 0.57  # 3 % of 19 s
+        save(self)
+
+    step, save = trainer.TrainingRun.step, trainer.TrainingRun.save
+    monkeypatch.setattr(trainer.TrainingRun, "step", step_s)
+    monkeypatch.setattr(trainer.TrainingRun, "save", save_s)
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(trainer, "CHECKPOINT_INTERVAL_S", 10.0)
+    list(train(candidate(scale=replace(SCALE, rungs=(1.0,))), corpus, seed=0, folder=tmp_path))
+    assert saves == [1, 3, 5, 7, 9, 11, 13, 15, 16]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nas.model.decoder import Decoder, build
+from nas.training.distillation import teacher
 from nas.training.distillation.teacher import RECORD, Predictions, Teacher
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -59,11 +60,22 @@ def test_records_that_are_not_whole_are_computed_anew(model: Decoder, tmp_path: 
 
 
 def test_a_disk_that_takes_nothing_costs_only_time(model: Decoder, tmp_path: Path) -> None:
-    teacher = Teacher(model, 16, tmp_path / "missing" / "kept")
-    assert equal(teacher.predictions([0], INPUTS[:1]), Teacher(model, 16).predictions([0], INPUTS[:1]))
+    made = Teacher(model, 16, tmp_path / "missing" / "kept")
+    assert equal(made.predictions([0], INPUTS[:1]), Teacher(model, 16).predictions([0], INPUTS[:1]))
 
 
 def test_a_small_vocabulary_has_fewer_tokens_to_name() -> None:
     architecture = parse("SM+LN+G", BASES["tiny"]).architecture
     made = Decoder(architecture)
     assert Teacher(made, 16).most_likely == min(16, architecture.vocab_size - 1)
+
+
+def test_sequences_are_predicted_together_as_far_as_memory_says(model: Decoder, monkeypatch) -> None:
+    plain = Teacher(model, 16).predictions([0, 1, 2], INPUTS)
+    for logits, sizes in ((1 << 22, [3]), (2 * 8 * model.architecture.vocab_size, [2, 1]), (1, [1, 1, 1])):
+        monkeypatch.setitem(teacher.LOGITS_AT_A_TIME, "cpu", logits)
+        seen: list[int] = []
+        hook = model.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(len(inputs[0])))
+        assert equal(Teacher(model, 16).predictions([0, 1, 2], INPUTS), plain)
+        hook.remove()
+        assert seen == sizes
