@@ -7,6 +7,7 @@ import math
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -390,7 +391,7 @@ def test_checkpoints_take_a_few_percent_of_the_time(
     step, save = trainer.TrainingRun.step, trainer.TrainingRun.save
     monkeypatch.setattr(trainer.TrainingRun, "step", step_s)
     monkeypatch.setattr(trainer.TrainingRun, "save", save_s)
-    monkeypatch.setattr(trainer.time, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
     monkeypatch.setattr(trainer, "CHECKPOINT_INTERVAL_S", 10.0)
     list(train(candidate(scale=replace(SCALE, rungs=(1.0,))), corpus, seed=0, folder=tmp_path))
     assert saves == [1, 3, 5, 7, 9, 11, 13, 15, 16]

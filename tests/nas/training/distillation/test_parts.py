@@ -47,7 +47,7 @@ def candidate(name: str, **route) -> Candidate:
 def test_the_parts_that_are_trained(name: str, trainable, expected: list[str] | None) -> None:
     made = candidate(name)
     parts = trained_parts(made.trained, parse("4xLSLGo", made.trained).architecture, trainable)
-    assert (parts and [f"{part.layer}{part.kind[0]}" for part in parts]) == expected
+    assert (None if parts is None else [f"{part.layer}{part.kind[0]}" for part in parts]) == expected
 
 
 def test_parameters_of_other_parts_have_no_gradient() -> None:
