@@ -30,6 +30,7 @@ from nas.recipe.overrides import RecipeChanges, changed
 from nas.recipe.papers import recipe_at
 from nas.recipe.recipe import Normalisation, Recipe, ScaleName, SlopeSharing
 from nas.storage import replace_file
+from nas.study.library import initial_weights
 from nas.study.parent import teacher_of
 from nas.study.worker import worker_env
 from nas.training.outcome import Outcome, RungRecord
@@ -162,8 +163,8 @@ def training(plan: Plan, job: Job, folder: Path) -> Ended:
     corpus = _corpus(plan, candidate.recipe, parent)
     more: dict[str, Any] = {}
     if parent is not None:
-        teacher = teacher_of(parent, corpus, candidate.recipe.scale, "cpu")
-        more = {"initial": parent.start(candidate, corpus), "teacher": teacher}
+        teacher = teacher_of(parent, corpus, candidate.recipe, "cpu")
+        more = {"initial": initial_weights(parent, candidate, corpus), "teacher": teacher}
     place = training_folder(plan, job, folder)
     *records, outcome = train(candidate, corpus, seed=job.seed, folder=place, **more)
     assert isinstance(outcome, Outcome)

@@ -15,8 +15,11 @@ from typing import Any
 from rich.console import Console
 
 from costmodel.config import cli
+from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from nas.api import Run, Study, load_run
+from nas.recipe.flags import add_recipe_flags
+from nas.recipe.overrides import RecipeChanges
 from nas.run.config import StudyConfig
 from nas.study.priced_study import price_study
 from search_spaces.budget.feasible import check_feasible
@@ -37,20 +40,24 @@ def parse(args: Sequence[str]) -> Request:
     parser = cli.Parser(prog="python -m nas.search", description=__doc__)
     parser.add_argument("--config", action="config")
     parser.add_argument("--budget_latency", type=str, help="most seconds per token, with a unit, such as 5min")
-    parser.add_class_arguments(StudyConfig, skip={"budget_latency"})
+    parser.add_class_arguments(StudyConfig, skip={"budget_latency", "recipe"})
+    add_recipe_flags(parser, skip={"head_dim", "vocab_size"})
     parser.add_argument("--output_dir", type=str, help="folder of the run (default: runs/<UTC time>)")
     parser.add_argument("--resume", type=str, help="continue this run: its folder, or `latest`")
     parser.add_argument("--dry_run", action="store_true", help="price the space and stop; writes nothing")
     given = cli.given(parser, args)
     output_dir, resume, dry_run = given.pop("output_dir", None), given.pop("resume", None), given.pop("dry_run", False)
     given.pop("config", None)
+    stated = given.as_dict()
+    if "recipe" in stated:
+        stated["recipe"] = decode(RecipeChanges, stated["recipe"], "the configuration")
     if resume is not None:
         if output_dir is not None:
             raise UserError("--output-dir does not go with --resume: a resumed run stays in its folder.")
-        return Request(given=given.as_dict(), run=load_run(resume), output_dir=None, dry_run=dry_run)
+        return Request(given=stated, run=load_run(resume), output_dir=None, dry_run=dry_run)
     if "budget_latency" not in given:
         raise UserError("--budget-latency is required, with a unit, such as --budget-latency 5min.")
-    return Request(given=given.as_dict(), run=None, output_dir=output_dir and Path(output_dir), dry_run=dry_run)
+    return Request(given=stated, run=None, output_dir=output_dir and Path(output_dir), dry_run=dry_run)
 
 
 def search(request: Request, console: Console) -> None:

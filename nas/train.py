@@ -34,15 +34,8 @@ from nas.model.decoder import Decoder
 from nas.model.weight_normalisation import chosen_linears
 from nas.provenance import versions
 from nas.recipe.candidate import Candidate, candidate_at
-from nas.recipe.overrides import (
-    DistillationChanges,
-    EntropyChanges,
-    FoldableChanges,
-    FreezingChanges,
-    RecipeChanges,
-    ScaleChanges,
-    changed,
-)
+from nas.recipe.flags import add_recipe_flags
+from nas.recipe.overrides import RecipeChanges, changed
 from nas.recipe.recipe import (
     MAX_SEED,
     SCALES,
@@ -54,9 +47,12 @@ from nas.recipe.recipe import (
 )
 from nas.report.summary import mark, ngram_lines
 from nas.storage import RUNS, locked, newest, replace_file
+from nas.study.blocks import progress
+from nas.study.library import initial_weights
 from nas.study.parent import teacher_of
 from nas.training.distributed import Team, joined
 from nas.training.manifest import TrainingManifest, is_training, read_training, write_training
+from nas.training.memory import available_bytes, require_memory, training_memory
 from nas.training.outcome import Outcome, RungRecord
 from nas.training.trainer import TooLargeError, check, train
 from search_spaces.bases import base_architecture
@@ -64,12 +60,6 @@ from search_spaces.resolve import resolve
 
 CONFIG_FILE = "train.yaml"
 BASE = "gpt2-small"
-RECIPE_PARTS: dict[str, type] = {
-    "entropy": EntropyChanges,
-    "foldable": FoldableChanges,
-    "freezing": FreezingChanges,
-    "route": DistillationChanges,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,10 +115,7 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
     parser.add_argument("--config", action="config")
     parser.add_argument("ARCH", nargs="?", type=str, help="notation such as 'EReg(SM(t)+ScFuFFN)', or a .yaml file")
     parser.add_class_arguments(TrainConfig, skip={"arch", "recipe"})
-    parser.add_class_arguments(RecipeChanges, "recipe", skip={"scale", *RECIPE_PARTS})
-    parser.add_class_arguments(ScaleChanges, "recipe.scale")
-    for name, part in RECIPE_PARTS.items():
-        parser.add_class_arguments(part, f"recipe.{name}")
+    add_recipe_flags(parser)
     parser.add_argument("--output_dir", type=str, help="folder of the training (default: runs/train-<UTC time>)")
     parser.add_argument("--resume", type=str, help="continue the training in this folder, or `latest`; no other flag")
     given = cli.given(parser, args).as_dict()
@@ -176,6 +163,8 @@ def _train(
         model = Decoder(candidate.trained)
     if candidate.recipe.normalisation is not None:
         chosen_linears(model, candidate.recipe.normalisation)
+    memory = training_memory(candidate)
+    require_memory(memory, available_bytes(device))
     scale = candidate.recipe.scale
     corpus = team.broadcast_from_leader(
         lambda: prepare(
@@ -197,12 +186,14 @@ def _train(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
         f"{corpus.tokenizer}, {corpus.split}"
     )
+    console.print(memory.line)
     initial: dict[str, torch.Tensor] | None = None
     if parent is not None:
-        initial = parent.start(candidate, corpus)
+        with progress(console, "training the sub-layers of the candidate") as on_progress:
+            initial = initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
     elif source is not None:
         initial = transferred(source.architecture, source.weights, candidate.initial_architecture)
-    teacher = None if parent is None else teacher_of(parent, corpus, scale, device)
+    teacher = None if parent is None else teacher_of(parent, corpus, candidate.recipe, device)
     records = partial(
         train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
     )

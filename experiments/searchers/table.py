@@ -73,7 +73,7 @@ def scored_blocks(parent_name: str, layers: Iterable[Layer], scale: ScaleName, d
     """Scores of the blocks of a parent, on the corpus that its candidates are trained on."""
     parent, vocab_size = load_parent(parent_name), SCALES[scale].vocab_size or 0
     corpus = prepare(data, vocab_size, tokenizer=parent.model.tokenizer, of_parent=parent.model.windows)
-    return block_scores(parent, layers, corpus)
+    return block_scores(parent, layers, corpus, seq_len=SCALES[scale].seq_len)
 
 
 def table_space(part: TablePart) -> SearchSpace:

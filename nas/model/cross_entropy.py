@@ -5,7 +5,9 @@ twice. What is kept for the backward pass is as large as the inputs.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +16,21 @@ from torch.nn import functional
 
 CHUNK_SIZE = {"cpu": 1 << 20, "cuda": 1 << 26}  # logits in a chunk: 4 MiB of fp32 (smaller chunks are slower), 256 MiB
 
+LEAST_ROWS = 128  # in a chunk: with fewer, adding up the gradient of a large vocabulary's table takes most of the time
 LEAST_LEFT = 1e-6  # of a probability of one that single precision adds up to
+
+# Of a chunk's logits and rows: sums over the rows, of which the first is differentiated; leaves its gradient in logits.
+RowLosses: TypeAlias = Callable[[Tensor, slice], Tensor]
+
+
+class Distilled(NamedTuple):
+    """Means over rows, in nats. loss: of the other two by their shares; where logits come in chunks it alone carries
+    gradients. cross_entropy: of the targets. divergence: KL(p || model) from the predictions p of another model.
+    """
+
+    loss: Tensor
+    cross_entropy: Tensor
+    divergence: Tensor
 
 
 def projected_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -22,12 +38,9 @@ def projected_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> 
 
     hidden: rows x d_model. weight: vocab x d_model. targets: rows, int64. Under autocast the products are in its dtype.
     """
-    kind = hidden.device.type
-    if len(hidden) * len(weight) <= CHUNK_SIZE[kind]:  # in one piece torch's own is as fast
+    if _in_one_piece(hidden, weight):  # where torch's own is as fast
         return functional.cross_entropy(functional.linear(hidden, weight).float(), targets)
-    lowered = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    loss: Tensor = _Projected.apply(hidden.to(lowered), weight, targets)  # type: ignore[no-untyped-call]
-    return loss
+    return _projected(hidden, weight, partial(_cross_entropy, targets))[0]
 
 
 def token_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -40,54 +53,103 @@ def token_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor) -> Te
 
 
 def distilled(
-    hidden: Tensor, weight: Tensor, targets: Tensor, likely: Tensor, log_probabilities: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Two means over all rows, in nats: the cross-entropy of the targets, as `projected_cross_entropy`, and the
-    divergence KL(p || softmax(hidden @ weight.T)) from predictions p of another model.
+    hidden: Tensor, weight: Tensor, targets: Tensor, likely: Tensor, log_probabilities: Tensor, share: float
+) -> Distilled:
+    """Cross-entropy, as `projected_cross_entropy`, and divergence from p, which has `share` in the loss.
 
     likely, log_probabilities: rows x n, the tokens that p holds most likely; the rest of the vocabulary counts as one.
     Source: Hinton et al. 2015, arXiv 1503.02531, at temperature 1.
     """
+    left = (1 - log_probabilities.exp().sum(dim=1, keepdim=True)).clamp(min=LEAST_LEFT)
+    theirs = torch.cat((log_probabilities, left.log()), dim=1)
+    if not _in_one_piece(hidden, weight):
+        return Distilled(*_projected(hidden, weight, partial(_divergence, targets, likely, theirs, share)))
     logits = functional.linear(hidden, weight).float()
     total = logits.logsumexp(dim=1, keepdim=True)
     cross_entropy = (total - logits.gather(1, targets[:, None])).mean()
     rest = logits.scatter(1, likely, -math.inf).logsumexp(dim=1, keepdim=True)
     ours = torch.cat((logits.gather(1, likely), rest), dim=1) - total
-    left = (1 - log_probabilities.exp().sum(dim=1, keepdim=True)).clamp(min=LEAST_LEFT)
-    theirs = torch.cat((log_probabilities, left.log()), dim=1)
-    return cross_entropy, functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+    divergence = functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+    return Distilled((1 - share) * cross_entropy + share * divergence, cross_entropy, divergence)
+
+
+def _cross_entropy(targets: Tensor, logits: Tensor, rows: slice) -> Tensor:
+    picked = targets[rows].unsqueeze(1)
+    lse = logits.logsumexp(dim=1, keepdim=True)
+    total = (lse - logits.gather(1, picked)).sum()
+    logits.sub_(lse).exp_().scatter_add_(1, picked, -torch.ones_like(lse))
+    return total[None]
+
+
+def _divergence(targets: Tensor, likely: Tensor, theirs: Tensor, share: float, logits: Tensor, rows: slice) -> Tensor:
+    """theirs: ln p of the likely tokens and, last, of all others together.
+
+    With q of the model, q_r and p_r of the others, and P = sum p, d KL / d logit_j is P q_j - p_j of a likely token and
+    (P - p_r / q_r) q_j of another.
+    """
+    picked, known, log_p = targets[rows].unsqueeze(1), likely[rows], theirs[rows].to(logits.dtype)
+    lse = logits.logsumexp(dim=1, keepdim=True)
+    cross_entropy = (lse - logits.gather(1, picked)).sum()
+    log_q = logits.gather(1, known) - lse
+    logits.sub_(lse).exp_().scatter_(1, known, 0.0)
+    q_rest = logits.sum(dim=1, keepdim=True).clamp(min=torch.finfo(logits.dtype).tiny)
+    p = log_p.exp()
+    divergence = (p * (log_p - torch.cat((log_q, q_rest.log()), dim=1))).sum()
+    whole = p.sum(dim=1, keepdim=True)
+    logits.mul_(1 - share + share * (whole - p[:, -1:] / q_rest))
+    logits.scatter_(1, known, log_q.exp() * (1 - share + share * whole) - share * p[:, :-1])
+    logits.scatter_add_(1, picked, torch.full_like(lse, share - 1))
+    return torch.stack(((1 - share) * cross_entropy + share * divergence, cross_entropy, divergence))
+
+
+def _in_one_piece(hidden: Tensor, weight: Tensor) -> bool:
+    return len(hidden) * len(weight) <= CHUNK_SIZE[hidden.device.type]
+
+
+def _projected(hidden: Tensor, weight: Tensor, losses: RowLosses) -> tuple[Tensor, ...]:
+    """Means over rows; the first carries gradients."""
+    kind = hidden.device.type
+    lowered = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    means: Tensor = _Projected.apply(hidden.to(lowered), weight, losses)  # type: ignore[no-untyped-call]
+    return means[0], *means[1:].detach()
 
 
 class _Projected(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, losses: RowLosses) -> Tensor:
         wanted = any(ctx.needs_input_grad[:2])
         matrix, num_rows = weight.to(hidden.dtype), len(hidden)
-        hidden_grad, weight_grad = torch.empty_like(hidden), torch.zeros_like(weight)
-        total = hidden.new_zeros((), dtype=torch.float64)
+        hidden_grad, weight_grad = (
+            torch.empty_like(hidden),
+            torch.zeros_like(weight) if ctx.needs_input_grad[1] else None,
+        )
+        total: Tensor | int = 0
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _chunks(hidden, weight):
                 logits = (hidden[rows] @ matrix.T).to(torch.promote_types(hidden.dtype, torch.float32))
-                picked = targets[rows].unsqueeze(1)
-                lse = logits.logsumexp(dim=1, keepdim=True)
-                total += (lse - logits.gather(1, picked)).sum()
+                total = total + losses(logits, rows).double()
                 if wanted:
-                    logits.sub_(lse).exp_().scatter_add_(1, picked, -torch.ones_like(lse)).div_(num_rows)
-                    residual = logits.to(hidden.dtype)
+                    residual = logits.div_(num_rows).to(hidden.dtype)
                     torch.mm(residual, matrix, out=hidden_grad[rows])
-                    _accumulate(weight_grad, residual, hidden[rows])
+                    if weight_grad is not None:
+                        _accumulate(weight_grad, residual, hidden[rows])
+        assert isinstance(total, Tensor)
         ctx.save_for_backward(hidden_grad, weight_grad)
         return (total / num_rows).to(torch.promote_types(hidden.dtype, torch.float32))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, loss_grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         hidden_grad, weight_grad = ctx.saved_tensors
-        return hidden_grad * loss_grad.to(hidden_grad.dtype), weight_grad * loss_grad, None
+        return (
+            hidden_grad * grads[0].to(hidden_grad.dtype),
+            weight_grad if weight_grad is None else weight_grad * grads[0],
+            None,
+        )
 
 
 def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
-    num_rows = max(1, CHUNK_SIZE[hidden.device.type] // len(weight))
+    num_rows = max(LEAST_ROWS, CHUNK_SIZE[hidden.device.type] // len(weight))
     return [slice(start, start + num_rows) for start in range(0, len(hidden), num_rows)]
 
 

@@ -5,13 +5,15 @@ weights of node `layers.3.attention.qkv`. Linear weights are out_features x in_f
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from costmodel.errors import UserError
 from costmodel.ops import GeluForm
@@ -44,12 +46,13 @@ class Decoder(nn.Module):
         super().__init__()
         d_model, vocab_size = architecture.d_model, architecture.vocab_size
         self.architecture = architecture
+        self.recompute = False  # layers again for their gradients, instead of keeping what they need
         self.embed = nn.Embedding(vocab_size, d_model)
         self.position = (
             nn.Embedding(architecture.context, d_model) if "position" in architecture.block_facts.tables else None
         )
         self.layers = nn.ModuleList(
-            _Block(architecture, index, temperature_init) for index in range(architecture.num_layers)
+            Block(architecture, index, temperature_init) for index in range(architecture.num_layers)
         )
         self.final_norm = norm_of(architecture.final_norm, d_model)
         self.logits = nn.Linear(d_model, vocab_size, bias=False)
@@ -66,22 +69,44 @@ class Decoder(nn.Module):
 
     def features(self, tokens: Tensor, *, with_entropies: bool) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """The stream that logits are a projection of, batch x T x d_model, and the entropies; else as `forward`."""
+        stream = self.embedded(tokens)  # batch x T x d_model
+        entropies = []
+        for layer in self.layers:
+            run = partial(_recomputed, layer) if self.recompute and torch.is_grad_enabled() else layer
+            stream, entropy = run(stream, with_entropies)
+            entropies.append(entropy)  # batch x heads x T
+        return self.final_norm(stream), tuple(entropies) if with_entropies else None
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """The stream that the first layer reads; else as `forward`."""
         if tokens.shape[1] > self.architecture.context:
             raise UserError(
                 f"a sequence must not be longer than the model's context, but got {tokens.shape[1]} tokens, "
                 f"context={self.architecture.context}."
             )
-        stream = self.embed(tokens)  # batch x T x d_model
-        if self.position is not None:
-            stream = stream + self.position.weight[: tokens.shape[1]]
-        entropies = []
-        for layer in self.layers:
-            stream, entropy = layer(stream, with_entropies)
-            entropies.append(entropy)  # batch x heads x T
-        return self.final_norm(stream), tuple(entropies) if with_entropies else None
+        stream: Tensor = self.embed(tokens)
+        return stream if self.position is None else stream + self.position.weight[: tokens.shape[1]]
 
 
-class _Block(nn.Module):
+def _recomputed(layer: nn.Module, stream: Tensor, with_entropy: bool) -> Any:
+    """A layer that keeps nothing for its gradients but what it reads."""
+    return checkpoint(
+        layer, stream, with_entropy, use_reentrant=False, context_fn=lambda: (nullcontext(), _observed(layer))
+    )
+
+
+@contextmanager
+def _observed(layer: nn.Module) -> Iterator[None]:
+    """The second time a norm that is to be frozen has seen the stream already."""
+    was_training = layer.training
+    layer.eval()
+    try:
+        yield
+    finally:
+        layer.train(was_training)
+
+
+class Block(nn.Module):
     """Attention and FFN of one layer, joined as `search_spaces.block` says; what a layer lacks adds nothing."""
 
     def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:

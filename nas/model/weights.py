@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import chain
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from costmodel.errors import UserError
@@ -14,7 +14,7 @@ from nas.model.norms import frozen_norms
 WEIGHTS_FILE = "weights.safetensors"
 
 
-def deployed_weights(model: Decoder) -> dict[str, Tensor]:
+def deployed_weights(model: nn.Module) -> dict[str, Tensor]:
     """Detached weights by `<node>.<suffix>`, as an executor of the op graph reads them.
 
     These are the state dict's tensors but for the temperatures, of which the state dict holds ln t and this t, for
@@ -35,7 +35,7 @@ def deployed_weights(model: Decoder) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_deployed(model: Decoder, weights: Mapping[str, Tensor]) -> None:
+def load_deployed(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Sets weights from their deployed form, the inverse of `deployed_weights`; those that are not given stay.
 
     A norm that is to be frozen is so from now on, if its weight is given, unless `<norm>.frozen` is given as 0: the

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from costmodel.errors import UserError
@@ -61,16 +62,22 @@ def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
         del recipe["freezing"]
     if candidate.recipe.foldable is None or not layers_kept_foldable(architecture):
         del recipe["foldable"]
-    if candidate.recipe.optimizer == "adamw":
-        del recipe["optimizer"]
+    _leave_out_defaults(recipe, candidate.recipe, ("optimizer", "recompute"))
     if (route := candidate.recipe.route) is None:
         del recipe["route"]
     else:
+        _leave_out_defaults(recipe["route"], route, ("most_likely", "trainable", "blockwise_tokens"))
         if not fitted_layers(architecture, parent_architecture(route, architecture)):
             del recipe["route"]["linear_fit_tokens"]
         if not route.spread or spread_layers(candidate.architecture.layers) == candidate.architecture.layers:
             del recipe["route"]["spread"]
     return {"architecture": canonical(candidate.architecture), "recipe": recipe}
+
+
+def _leave_out_defaults(data: dict[str, Any], settings: Any, names: Sequence[str]) -> None:
+    for field in fields(settings):
+        if field.name in names and getattr(settings, field.name) == field.default:
+            del data[field.name]
 
 
 def candidate_id(candidate: Candidate) -> str:

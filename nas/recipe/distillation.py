@@ -16,7 +16,12 @@ from search_spaces.deployed import LINEAR_FFNS, deployed
 from search_spaces.notation import parse
 
 PartKind = Literal["attention", "ffn"]
+Trainable = Literal["all", "changed", "neighbours"]
 
+KINDS: dict[PartKind, tuple[str, ...]] = {  # with the fields of a layer that it consists of
+    "attention": ("norm1", "attention"),
+    "ffn": ("norm2", "ffn", "stabiliser"),
+}
 EMPTY = Layer(attention="none", ffn="none")
 FROZEN: dict[Norm, Norm] = {"layernorm": "frozen-layernorm", "rmsnorm": "frozen-rmsnorm"}
 
@@ -31,6 +36,11 @@ class DistillationSchedule:
     spread: whether layers before a tail of empty ones take the weights of the parent's evenly over its depth (see
         `spread_layers`), or those of its first ones.
     linear_fit_tokens: of training, over which a linear FFN is fitted to the parent's (`nas.conversion.linear_fit`).
+    most_likely: tokens of each of the parent's predictions; the rest of the vocabulary counts as one more.
+    trainable: what of the model is trained: all; `changed`, the attention, FFNs and final norm that are not the
+        parent's, with the neighbours of those that go; `neighbours`, these with what is just before and after each.
+    blockwise_tokens: over which each sub-layer that is not the parent's is first trained by itself on the parent's
+        streams (`nas.study.library`); 0 to start from the parent's weights.
 
     Raises UserError if a number is out of its range.
     """
@@ -42,6 +52,9 @@ class DistillationSchedule:
     distillation: float = 0.95
     spread: bool = False
     linear_fit_tokens: int = 8_192  # the divergence of a layer falls by a sixth from 1,024 on, and no further
+    most_likely: int = 16
+    trainable: Trainable = "all"
+    blockwise_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_share < self.end_share <= 1:
@@ -51,8 +64,9 @@ class DistillationSchedule:
             )
         if not 0 <= self.distillation <= 1:
             raise UserError(f"`distillation` of a schedule must be from 0 to 1, but got {self.distillation}.")
-        if self.linear_fit_tokens < 1:
-            raise UserError(f"`linear_fit_tokens` of a schedule must be at least 1, but got {self.linear_fit_tokens}.")
+        for name, least in (("linear_fit_tokens", 1), ("most_likely", 1), ("blockwise_tokens", 0)):
+            if (value := getattr(self, name)) < least:
+                raise UserError(f"`{name}` of a schedule must be at least {least}, but got {value}.")
 
     def gate_at(self, step: int, num_steps: int) -> float:
         """The share of the removed parts that is left after step 0, 1, ..., num_steps."""
@@ -127,6 +141,20 @@ def removed_parts(trained: Architecture, parent: Architecture) -> Iterator[Part]
             yield Part(index, "attention")
         if layer.ffn == "none" != theirs.ffn:
             yield Part(index, "ffn")
+
+
+def trained_parts(trained: Architecture, parent: Architecture, trainable: Trainable) -> list[Part] | None:
+    """The attention and FFNs that are trained, in order; None for all of the model, also where nothing is changed."""
+    places = [Part(index, kind) for index in range(parent.num_layers) for kind in KINDS]
+    reach = dict.fromkeys(removed_parts(trained, parent), 1)  # what goes leaves its neighbours to heal
+    for part in places:
+        ours, theirs = trained.layers[part.layer], parent.layers[part.layer]
+        if any(getattr(ours, name) != getattr(theirs, name) for name in KINDS[part.kind]):
+            reach.setdefault(part, int(trainable == "neighbours"))
+    if trainable == "all" or not (reach or trained.final_norm != parent.final_norm):
+        return None
+    near = {at for part, far in reach.items() for at in range(places.index(part) - far, places.index(part) + far + 1)}
+    return [part for at, part in enumerate(places) if at in near]
 
 
 def fitted_layers(trained: Architecture, parent: Architecture) -> list[int]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
 from costmodel.errors import UserError
+from nas.recipe.distillation import Trainable
 from nas.recipe.recipe import EntropyMaximum, Foldable, OptimizerName, PenaltyForm, Precision, RateSchedule, Recipe
 
 
@@ -86,12 +87,18 @@ class DistillationChanges:
         end_share: share of the steps before they have gone.
         distillation: share of the parent's predictions in what the loss compares with.
         spread: whether layers before a tail of empty ones start as the parent's evenly over its depth, or as its first.
+        most_likely: tokens of each of the parent's predictions that are kept.
+        trainable: all of the model, what is changed, or with that its neighbours.
+        blockwise_tokens: over which each sub-layer that is not the parent's is trained by itself first; 0 for none.
     """
 
     start_share: float | None = None
     end_share: float | None = None
     distillation: float | None = None
     spread: bool | None = None
+    most_likely: int | None = None
+    trainable: Trainable | None = None
+    blockwise_tokens: int | None = None
 
 
 Changes: TypeAlias = ScaleChanges | EntropyChanges | FoldableChanges | FreezingChanges | DistillationChanges
@@ -111,7 +118,8 @@ class RecipeChanges:
         weight_decay: of the weights of linears and tables.
         clip_norm: largest norm of the whole gradient.
         temperature_init: first value of every learned softmax temperature.
-        precision: of products; what is stored stays in single precision.
+        precision: of products; what is stored stays in single precision. tf32 is for GPUs.
+        recompute: compute layers again for their gradients, which takes less memory and a third more time.
     """
 
     scale: ScaleChanges = ScaleChanges()
@@ -129,6 +137,7 @@ class RecipeChanges:
     clip_norm: float | None = None
     temperature_init: float | None = None
     precision: Precision | None = None
+    recompute: bool | None = None
 
 
 def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:

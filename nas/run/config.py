@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from costmodel.config.units import parse_bytes, parse_seconds
@@ -13,6 +13,7 @@ from costmodel.ops import Encoding
 from costmodel.protocols.primitives import Holder
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
+from nas.recipe.overrides import RecipeChanges, changed
 from nas.recipe.papers import recipe_at
 from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, layers_kept_foldable
 from search_spaces.budget.priced_space import Accounting
@@ -77,6 +78,7 @@ class StudyConfig:
             CPU.
         ray_address: an existing Ray cluster whose nodes share the run folder.
         seed: the same seed gives the same trials and, on a CPU, the same numbers. Finalists take the seeds after it.
+        recipe: changes to the recipe that scale and data come with.
     """
 
     budget_latency: str
@@ -110,6 +112,7 @@ class StudyConfig:
     gpus_per_trial: float | None = None
     ray_address: str | None = None
     seed: int = 0
+    recipe: RecipeChanges = field(default_factory=RecipeChanges)
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "num_trials", "tokens", "max_concurrent", "generation_size", "max_failures"):
@@ -133,6 +136,9 @@ class StudyConfig:
                 f"--trial-timeout must be at most the --time-budget, {self.time_budget}, of the whole run, but got "
                 f"{self.trial_timeout}."
             )
+        for name in ("head_dim", "vocab_size"):
+            if getattr(self.recipe.scale, name) is not None:
+                raise UserError(f"--recipe.scale.{flag(name)[2:]} is that of --scale in a search; leave it out.")
         _ = self.budget, self.workload
 
     @property
@@ -182,7 +188,8 @@ def study_recipe(config: StudyConfig, route: DistillationSchedule | None) -> Rec
         seq_len=config.seq_len,
         tokens=config.tokens,
     )
-    return replace(recipe, foldable=Foldable() if config.accounting == "deployed" else None)
+    recipe = changed(recipe, config.recipe)
+    return replace(recipe, foldable=recipe.foldable or (Foldable() if config.accounting == "deployed" else None))
 
 
 def study_candidate(recipe: Recipe, member: Member) -> Candidate:

@@ -58,6 +58,15 @@ def sub_layers_of(parent: Architecture, depth: int, layer: Layer) -> tuple[SubLa
     """The sub-layers that a layer is trained as, on the way from a parent."""
     alone = replace(parent, layers=(layer,)), replace(parent, layers=(parent.layers[depth],))
     (trained,) = student_architecture(*alone, spread=False).layers
+    return _sub_layers(depth, trained)
+
+
+def trained_sub_layers(trained: Architecture) -> set[SubLayer]:
+    """The sub-layers of what is trained."""
+    return {sub_layer for depth, layer in enumerate(trained.layers) for sub_layer in _sub_layers(depth, layer)}
+
+
+def _sub_layers(depth: int, trained: Layer) -> tuple[SubLayer, SubLayer]:
     return (
         SubLayer(depth, "attention", trained.norm1, ALIKE.get(trained.attention, trained.attention)),
         SubLayer(depth, "ffn", trained.norm2, ALIKE.get(trained.ffn, trained.ffn)),

@@ -14,6 +14,7 @@ from nas.corpus.ngram_baseline import ngram_baseline
 from nas.corpus.ngrams import TRIGRAM
 from nas.provenance import versions
 from nas.recipe.distillation import parent_architecture
+from nas.recipe.overrides import RecipeChanges
 from nas.recipe.recipe import Recipe
 from nas.run import ledger
 from nas.run.config import StudyConfig, study_recipe
@@ -84,12 +85,13 @@ def open_trials(
 def with_knowledge(config: StudyConfig, parent: Parent | None, recipe: Recipe) -> StudyConfig:
     """The configuration with `knowledge` resolved. Raises UserError for trainings of another parent or recipe."""
     is_builtin = parent is not None and parent.name == BUILTIN
-    fits = is_builtin and (recipe.scale.tokens, recipe.scale.seq_len) == (TOKENS, SEQ_LEN)
+    usual = (recipe.scale.tokens, recipe.scale.seq_len) == (TOKENS, SEQ_LEN) and config.recipe == RecipeChanges()
+    fits = is_builtin and usual
     if config.knowledge == "shipped" and not fits:
         raise UserError(
-            f"--knowledge shipped is of the builtin parent, trained on {TOKENS:,} tokens in sequences of {SEQ_LEN}, "
-            f"but candidates start from {'nothing' if parent is None else parent.name}, on {recipe.scale.tokens:,} in "
-            f"sequences of {recipe.scale.seq_len}; leave it out."
+            f"--knowledge shipped is of the builtin parent, trained on {TOKENS:,} tokens in sequences of {SEQ_LEN} by "
+            f"its own recipe, but candidates start from {'nothing' if parent is None else parent.name}, on "
+            f"{recipe.scale.tokens:,} in sequences of {recipe.scale.seq_len}; leave it out."
         )
     return replace(config, knowledge=config.knowledge or ("shipped" if fits else "none"))
 
@@ -147,6 +149,7 @@ def new_meta(
     corpus: Corpus,
     parent: Parent | None,
     log: Callable[[str], None],
+    device: str = "cpu",
 ) -> Meta:
     """The meta of a new run. Raises UserError if a split of the corpus has no sequence.
 
@@ -171,7 +174,7 @@ def new_meta(
         base=feasible.space.base,
         recipe=recipe,
         held_out=corpus.held_out,
-        parent=parent and parent_result(parent, corpus, scale, feasible),
+        parent=parent and parent_result(parent, corpus, scale, feasible, device),
         ngrams=ngram_baseline(
             corpus,
             seq_len=scale.seq_len,

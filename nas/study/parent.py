@@ -2,22 +2,23 @@
 
 from dataclasses import replace
 from pathlib import Path
+from shutil import disk_usage
 
 from costmodel.errors import UserError
 from nas.conversion.parent import BUILTIN, NO_PARENT, Parent, kept_parent, load_parent, require_fit
 from nas.corpus.corpus import Corpus
 from nas.recipe.distillation import parent_architecture
-from nas.recipe.recipe import SCALES, Scale, trained_architecture
+from nas.recipe.recipe import SCALES, Recipe, Scale, trained_architecture
 from nas.run.config import StudyConfig
 from nas.run.folder import PARENT_FOLDER, Meta, ParentResult
 from nas.training.batches import validate
-from nas.training.distillation.teacher import Teacher
+from nas.training.distillation.teacher import RECORD, Teacher
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import name_of
 from search_spaces.pricing import price_architecture
 
-MOST_KEPT_TOKENS = 1 << 24  # 2 GiB of predictions
+MOST_KEPT_SHARE = 1 / 4  # of what is free on the disk, by the predictions of a training
 
 
 def study_parent(config: StudyConfig, base: Architecture) -> Parent | None:
@@ -46,12 +47,14 @@ def run_parent(folder: Path, meta: Meta) -> Parent | None:
     return kept_parent(folder / PARENT_FOLDER, meta.parent.name, route.parent)
 
 
-def parent_result(parent: Parent, corpus: Corpus, scale: Scale, feasible: FeasibleSpace) -> ParentResult:
+def parent_result(
+    parent: Parent, corpus: Corpus, scale: Scale, feasible: FeasibleSpace, device: str = "cpu"
+) -> ParentResult:
     """The parent validated on the tokens that validate its candidates, and priced at the size of the space."""
     priced = feasible.priced
     architecture = parent_architecture(parent.route, priced.space.base)
     cost = price_architecture(architecture, priced.pricer, priced.workload, priced.accounting)
-    validation = validate(parent.decoder(), corpus, scale)
+    validation = validate(parent.decoder().to(device), corpus, scale)
     return ParentResult(
         name=parent.name,
         notation=name_of(architecture),
@@ -61,8 +64,11 @@ def parent_result(parent: Parent, corpus: Corpus, scale: Scale, feasible: Feasib
     )
 
 
-def teacher_of(parent: Parent, corpus: Corpus, scale: Scale, device: str) -> Teacher:
+def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> Teacher:
     """The parent as what candidates learn from; its predictions are kept beside the corpus, unless they are many."""
-    name = f"predictions-{parent.digest}-{scale.seq_len}-{device.partition(':')[0]}.bin"
-    path = Path(corpus.folder) / name if scale.tokens <= MOST_KEPT_TOKENS else None
-    return Teacher(parent.decoder().to(device), path)
+    assert recipe.route is not None
+    most_likely, folder = recipe.route.most_likely, Path(corpus.folder)
+    name = f"predictions-{parent.digest}-{recipe.scale.seq_len}-{most_likely}-{device.partition(':')[0]}.bin"
+    needed = recipe.scale.seen_tokens * most_likely * RECORD.itemsize
+    fits = (folder / name).exists() or needed <= MOST_KEPT_SHARE * disk_usage(folder).free
+    return Teacher(parent.decoder().to(device), most_likely, folder / name if fits else None)

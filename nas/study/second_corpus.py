@@ -44,7 +44,13 @@ def run_second(folder: Path, meta: Meta, config: StudyConfig, corpus: Corpus, pa
 
 
 def second_facts(
-    second: Corpus, corpus: Corpus, parent: Parent | None, scale: Scale, seed: int, log: Callable[[str], None]
+    second: Corpus,
+    corpus: Corpus,
+    parent: Parent | None,
+    scale: Scale,
+    seed: int,
+    log: Callable[[str], None],
+    device: str = "cpu",
 ) -> SecondCorpus:
     """What a run says of its second corpus. The n-grams are of the training tokens of the first."""
     ngrams = ngram_baseline(
@@ -61,5 +67,5 @@ def second_facts(
         fingerprint=second.fingerprint,
         held_out=second.held_out,
         ngrams=ngrams,
-        parent_loss=None if parent is None else validate(parent.decoder(), second, scale).loss,
+        parent_loss=None if parent is None else validate(parent.decoder().to(device), second, scale).loss,
     )

@@ -14,6 +14,7 @@ from nas.attention.causal import has_native
 from nas.conversion.parent import NO_PARENT, Parent, keep_parent
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngrams import TRIGRAM
+from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES
 from nas.run import ledger
 from nas.run.config import THREADS_PER_TRIAL, StudyConfig, study_recipe
@@ -27,6 +28,7 @@ from nas.study.resources import Resources, resolved, resource_lines, study_resou
 from nas.study.second_corpus import NO_SECOND, run_second, second_facts, study_second
 from nas.study.trials import RunHaltedError, Trials
 from nas.study.warm_start import WarmStart, begin_with, read_warm_start
+from nas.training.memory import available_bytes, require_memory, training_memory
 from search_spaces.budget.feasible import FeasibleSpace
 
 FEW_TOKENS = 1 << 23  # proxies from scratch pass the trigram between 2 and 6 million tokens, the 5-gram later
@@ -79,7 +81,7 @@ def start_study(
         second = study_second(config, corpus, parent)
         config = replace(config, also_validate=NO_SECOND if second is None else second.data)
         with _threads(THREADS_PER_TRIAL):
-            folder, config, meta, warm = _new_run(config, feasible, corpus, second, parent, output_dir, log)
+            folder, config, meta, warm = _new_run(config, feasible, corpus, second, parent, resources, output_dir, log)
     else:
         meta = checked_meta(folder, config, feasible, corpus)
         second = run_second(folder, meta, config, corpus, parent)
@@ -106,7 +108,9 @@ def start_trials(
     if started.warm is not None:
         begin_with(started.warm, folder, config)
     with _threads(THREADS_PER_TRIAL):
-        blocks = study_blocks(config, feasible, started.parent, corpus, folder, console)
+        blocks = study_blocks(
+            config, feasible, started.parent, started.meta.recipe, corpus, folder, console, _device(config)
+        )
     return open_trials(
         config, feasible, corpus, started.meta, folder, blocks=blocks, second=started.second, on_end=on_end
     )
@@ -118,15 +122,20 @@ def _new_run(
     corpus: Corpus,
     second: Corpus | None,
     parent: Parent | None,
+    resources: Resources,
     output_dir: Path | None,
     log: Callable[[str], None],
 ) -> tuple[Path, StudyConfig, Meta, WarmStart | None]:
     """The folder of a new run with its parent, its configuration and meta, and the run that it begins with."""
     config = replace(config, parent=NO_PARENT if parent is None else parent.name)
-    config = with_knowledge(config, parent, study_recipe(config, parent and parent.route))
-    meta = new_meta(config, feasible, corpus, parent, log)
+    recipe = study_recipe(config, parent and parent.route)
+    _check_memory(Candidate(architecture=feasible.space.base, recipe=recipe), config, resources, log)
+    config = with_knowledge(config, parent, recipe)
+    meta = new_meta(config, feasible, corpus, parent, log, _device(config))
     if second is not None:
-        meta = replace(meta, second=second_facts(second, corpus, parent, meta.recipe.scale, config.seed, log))
+        meta = replace(
+            meta, second=second_facts(second, corpus, parent, meta.recipe.scale, config.seed, log, _device(config))
+        )
     warm = read_warm_start(config, feasible, meta)
     log(start_line(meta))
     log(validation_line(corpus, parent))
@@ -139,6 +148,22 @@ def _new_run(
     if parent is not None:
         keep_parent(parent, folder / PARENT_FOLDER)
     return folder, config, meta, warm
+
+
+def _device(config: StudyConfig) -> str:
+    """Where this process scores and validates the parent: as trials are trained, if it can."""
+    return "cuda" if config.gpus_per_trial and torch.cuda.is_available() else "cpu"
+
+
+def _check_memory(candidate: Candidate, config: StudyConfig, resources: Resources, log: Callable[[str], None]) -> None:
+    """Says what a trial takes that has all of the space's base. Raises UserError if this machine does not hold those
+    that run at a time; of a cluster's nodes nothing is known.
+    """
+    memory, device = training_memory(candidate), _device(config)
+    log(f"{memory.line}, each trial at most about that")
+    if resources.ray_address is None:
+        on_one = int(1 / resources.gpus_per_trial) if device == "cuda" else resources.at_a_time
+        require_memory(memory, available_bytes(device), on_one)
 
 
 @contextmanager

@@ -52,12 +52,14 @@ def trained_weights(candidate: Candidate, trained: Checkpoint) -> dict[str, Tens
     return {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}
 
 
-def second_documents(candidate: Candidate, second: Corpus, folder: Path) -> tuple[DocumentLoss, ...]:
+def second_documents(
+    candidate: Candidate, second: Corpus, folder: Path, device: str = "cpu"
+) -> tuple[DocumentLoss, ...]:
     """The losses by document of a completed trial on a second corpus. Raises UserError as `verified_form`."""
     latest = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
     if latest is None:
         raise UserError(f"{folder} must have a whole checkpoint to validate, but has none; train the candidate again.")
-    return validate(trained_model(candidate, latest).eval(), second, candidate.recipe.scale).documents
+    return validate(trained_model(candidate, latest).eval().to(device), second, candidate.recipe.scale).documents
 
 
 def trained_model(candidate: Candidate, trained: Checkpoint) -> Decoder:

@@ -16,6 +16,7 @@ from nas.conversion.parent import kept_parent
 from nas.corpus.sequences import DocumentLoss
 from nas.malloc import keep_freed_memory
 from nas.run.config import THREADS_PER_TRIAL
+from nas.study.library import initial_weights
 from nas.study.parent import teacher_of
 from nas.study.trials import TrialEvent, TrialSpec, over_timeout
 from nas.study.verify_fold import second_documents, verified_form
@@ -108,7 +109,7 @@ def _train(spec: TrialSpec, is_over: Callable[[], bool]) -> Iterator[TrialEvent]
 
 
 def _second_of(spec: TrialSpec) -> tuple[DocumentLoss, ...]:
-    return () if spec.second is None else second_documents(spec.candidate, spec.second, spec.folder)
+    return () if spec.second is None else second_documents(spec.candidate, spec.second, spec.folder, spec.device)
 
 
 def _parent_of(spec: TrialSpec) -> dict[str, Any]:
@@ -118,8 +119,8 @@ def _parent_of(spec: TrialSpec) -> dict[str, Any]:
         return {}
     parent = kept_parent(spec.parent, str(spec.parent), route.parent)
     return {
-        "initial": parent.start(spec.candidate, spec.corpus),
-        "teacher": teacher_of(parent, spec.corpus, spec.candidate.recipe.scale, spec.device),
+        "initial": initial_weights(parent, spec.candidate, spec.corpus, device=spec.device),
+        "teacher": teacher_of(parent, spec.corpus, spec.candidate.recipe, spec.device),
     }
 
 

@@ -56,18 +56,16 @@ def save(trial: Path, checkpoint: Checkpoint) -> None:
     draft.mkdir(parents=True)
     try:
         # Through bytes: safetensors' own file writer turns a full disk into an error that is no OSError.
-        files = {WEIGHTS_FILE: safetensors.torch.save(dict(checkpoint.weights))}
-        if checkpoint.optimizer is not None:
-            files[OPTIMIZER_FILE] = safetensors.torch.save(dict(checkpoint.optimizer))
+        # A file at a time, as each is in memory twice.
+        files = {WEIGHTS_FILE: checkpoint.weights, OPTIMIZER_FILE: checkpoint.optimizer}
+        digests = {name: _write(draft / name, tensors) for name, tensors in files.items() if tensors is not None}
         state = {
             "step": checkpoint.step,
             "identity": dict(checkpoint.identity),
             "progress": dict(checkpoint.progress),
-            "sha256": {name: hashlib.sha256(raw).hexdigest() for name, raw in files.items()},
+            "sha256": digests,
         }
-        files[STATE_FILE] = json.dumps(state, allow_nan=False).encode()
-        for name, raw in files.items():
-            write_through(draft / name, raw)
+        write_through(draft / STATE_FILE, json.dumps(state, allow_nan=False).encode())
         shutil.rmtree(final, ignore_errors=True)
         draft.rename(final)
         _flush_folder(folder)
@@ -98,6 +96,13 @@ def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Check
     if _by_age(trial):
         warnings.warn(f"{trial} has no whole checkpoint left", stacklevel=2)
     return None
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of the file that is written."""
+    raw = safetensors.torch.save(dict(tensors))
+    write_through(path, raw)
+    return hashlib.sha256(raw).hexdigest()
 
 
 def _read(folder: Path) -> Checkpoint:

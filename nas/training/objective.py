@@ -9,6 +9,7 @@ from nas.model.cross_entropy import distilled, projected_cross_entropy
 from nas.model.decoder import build
 from nas.model.weight_normalisation import normalise
 from nas.recipe.candidate import Candidate
+from nas.training.distillation.parts import train_parts
 from nas.training.distillation.teacher import Predictions
 from nas.training.entropy import EntropyPenalty
 from search_spaces.architecture import num_heads
@@ -39,6 +40,9 @@ class Objective(nn.Module):
         self.model = build(architecture, generator, temperature_init=recipe.temperature_init, slopes=recipe.slopes)
         if recipe.normalisation is not None:
             normalise(self.model, recipe.normalisation, generator)
+        if (route := recipe.route) is not None:
+            train_parts(self.model, candidate.trained, route)
+        self.model.recompute = recipe.recompute
         self.penalty: EntropyPenalty | None = None
         most_heads = max(
             0 if layer.attention == "none" else num_heads(architecture, layer) for layer in architecture.layers
@@ -46,22 +50,28 @@ class Objective(nn.Module):
         if recipe.entropy is not None and most_heads:  # without any attention there is nothing to regularise
             self.penalty = EntropyPenalty(recipe.entropy, num_layers=architecture.num_layers, num_heads=most_heads)
         self.lowered = recipe.precision == "bfloat16"
-        self.distillation = 0.0 if recipe.route is None else recipe.route.distillation
+        self.distillation = 0.0 if route is None else route.distillation
 
-    def forward(self, inputs: Tensor, targets: Tensor, predictions: Predictions | None = None) -> Losses:
-        """inputs, targets: batch x T. predictions: the parent's, which distillation needs."""
+    def forward(self, inputs: Tensor, targets: Tensor, predictions: Predictions | None = None) -> tuple[Tensor, Losses]:
+        """What of the loss compares predictions, to be differentiated with the penalty; and the losses.
+
+        inputs, targets: batch x T. predictions: the parent's, which distillation needs.
+        """
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
             stream, entropies = self.model.features(inputs, with_entropies=self.penalty is not None)
             hidden, weight = stream.flatten(0, 1), self.model.logits.weight
             if self.distillation:
                 assert predictions is not None
-                likely = [part.flatten(0, 1) for part in predictions]
-                cross_entropy, distillation = distilled(hidden, weight, targets.flatten(), *likely)
+                likely, log_probabilities = (part.flatten(0, 1) for part in predictions)
+                loss, *parts = distilled(
+                    hidden, weight, targets.flatten(), likely, log_probabilities, self.distillation
+                )
             else:
-                cross_entropy = projected_cross_entropy(hidden, weight, targets.flatten())
-                distillation = cross_entropy.new_zeros(())
+                loss = projected_cross_entropy(hidden, weight, targets.flatten())
+                parts = [loss, loss.new_zeros(())]
+        cross_entropy, distillation = parts
         penalty = cross_entropy.new_zeros(()) if self.penalty is None else self.penalty(entropies)
-        return Losses(cross_entropy, penalty, distillation)
+        return loss, Losses(cross_entropy, penalty, distillation)
 
     def backward(
         self,
@@ -77,12 +87,10 @@ class Objective(nn.Module):
         total = torch.zeros(3, dtype=torch.float64, device=inputs.device)
         taught = [None] * num_parts if predictions is None else _chunks(predictions, num_parts)
         for part in zip(inputs.chunk(num_parts), targets.chunk(num_parts), taught, strict=True):
-            losses = self(*part)
+            loss, losses = self(*part)
+            torch.autograd.backward(loss * (1 / num_parts) + penalty_weight * (losses.penalty * penalty_share))
             shares = (1 / num_parts, penalty_share, 1 / num_parts)
-            scaled = torch.stack([loss * share for loss, share in zip(losses, shares, strict=True)])
-            weights = (1 - self.distillation, penalty_weight, self.distillation)
-            torch.autograd.backward(sum(weight * loss for weight, loss in zip(weights, scaled, strict=True)))
-            total += scaled.detach()
+            total += torch.stack([value.detach() * share for value, share in zip(losses, shares, strict=True)])
         return Losses(*total)
 
 

@@ -17,7 +17,7 @@ def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer
     """AdamW over every parameter or, if the recipe says `muon`, over all but the weights of the layers' linears."""
     if recipe.optimizer == "adamw":
         return (adamw(module, recipe),)
-    named = dict(module.named_parameters())
+    named = dict(_trained(module))
     linears = {name: weight for name, weight in named.items() if ".layers." in f".{name}" and decays(name, weight)}
     linears = {name: weight for name, weight in linears.items() if weight.shape[1] > 1}  # no lengths of normalised rows
     rest = adamw_over([(value, decays(name, value)) for name, value in named.items() if name not in linears], recipe)
@@ -37,8 +37,11 @@ def adamw(module: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
 
     Source: arXiv 2410.13060's training code, which decays neither biases nor norms nor gains.
     """
-    named = list(module.named_parameters())
-    return adamw_over([(value, decays(name, value)) for name, value in named], recipe)
+    return adamw_over([(value, decays(name, value)) for name, value in _trained(module)], recipe)
+
+
+def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, value) for name, value in module.named_parameters() if value.requires_grad]
 
 
 def decays(name: str, parameter: Tensor) -> bool:

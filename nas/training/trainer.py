@@ -34,7 +34,8 @@ from nas.training.objective import Objective
 from nas.training.optimizer import learning_rate, load_state_tensors, optimizers, state_tensors
 from nas.training.outcome import Outcome, RungRecord, completed
 
-CHECKPOINT_INTERVAL_S = 30.0  # the work a kill may cost
+CHECKPOINT_INTERVAL_S = 30.0  # the work a kill may cost,
+CHECKPOINT_SHARE = 0.03  # or more, so that checkpoints take no more of the time than this
 
 
 class TooLargeError(StoppedError):
@@ -115,7 +116,7 @@ def _records(
 ) -> Generator[RungRecord | Outcome, None, None]:
     yield from run.progress.rungs
     log = MetricsLog(run.folder, last_step=run.progress.step) if run.folder and not run.progress.outcome else None
-    saved_s = run.progress.seconds
+    saved_s, interval_s = run.progress.seconds, CHECKPOINT_INTERVAL_S
     try:
         while run.progress.outcome is None:
             metrics = run.step()
@@ -125,11 +126,13 @@ def _records(
                 log.add(replace(metrics, val_loss=record.val_loss if record else None))
                 if run.diagnosis:
                     log.add_diagnosis(run.diagnosis)
-                due = run.progress.seconds - saved_s >= CHECKPOINT_INTERVAL_S
+                due = run.progress.seconds - saved_s >= interval_s
                 if record or run.progress.outcome or due or stopping:
+                    since_s = time.perf_counter()
                     log.flush()
                     run.save()
                     saved_s = run.progress.seconds
+                    interval_s = max(CHECKPOINT_INTERVAL_S, (time.perf_counter() - since_s) / CHECKPOINT_SHARE)
             if record:
                 yield record
             if stopping:
@@ -172,6 +175,8 @@ class TrainingRun:
         self.progress = TrainingProgress()
         self.diagnosis: Diagnosis | None = None  # of the last step, if it was looked into
         on_cuda = torch.device(device).type == "cuda"
+        if on_cuda:
+            torch.set_float32_matmul_precision("high" if self.recipe.precision == "tf32" else "highest")
         self._prefetched = Prefetched(self._pinned_batch) if on_cuda else None
         if folder and (saved := checkpoint.load_latest(folder, self.identity)):
             self._restore(saved)

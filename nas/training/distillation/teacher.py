@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from nas.model.decoder import Decoder
 
-MOST_LIKELY = 16  # tokens of each prediction; the rest of the vocabulary counts as one more
+LOGITS_AT_A_TIME = {"cpu": 1 << 22, "cuda": 1 << 28}  # at least one sequence's: 16 MiB of fp32, 1 GiB
 RECORD = np.dtype([("token", "<u4"), ("log_probability", "<f4")])  # token plus one, so that 0 is a record never written
 
-Records: TypeAlias = NDArray[np.void]  # T x tokens
+Records: TypeAlias = NDArray[np.void]  # T x tokens, of one sequence
 
 
 class Predictions(NamedTuple):
@@ -28,35 +28,41 @@ class Predictions(NamedTuple):
 
 
 class Teacher:
-    """A parent that predicts. Its numbers do not depend on what is kept, nor on the batch that a sequence is in.
+    """A parent that predicts. On a CPU its numbers do not depend on what is kept, nor on the batch of a sequence.
 
+    most_likely: tokens of each prediction; the rest of the vocabulary counts as one more.
     path: file of the predictions so far, at the place of each sequence; None to keep none.
     """
 
-    def __init__(self, model: Decoder, path: Path | None = None) -> None:
+    def __init__(self, model: Decoder, most_likely: int, path: Path | None = None) -> None:
         self.model, self.path = model, path
-        self.most_likely = min(MOST_LIKELY, model.architecture.vocab_size - 1)
+        self.most_likely = min(most_likely, model.architecture.vocab_size - 1)
 
     def predictions(self, indices: Sequence[int], inputs: Tensor) -> Predictions:
         """inputs: batch x T, the sequences with these numbers in the corpus."""
         shape = (inputs.shape[1], self.most_likely)
-        rows = []
-        for index, sequence in zip(indices, inputs, strict=True):
-            row = self._read(index, shape)
-            if row is None:
-                row = self._computed(sequence)
-                self._write(index, row)
-            rows.append(row)
-        records = np.stack(rows)
+        kept = {index: self._read(index, shape) for index in indices}
+        missing = [place for place, index in enumerate(indices) if kept[index] is None]
+        if missing:
+            for place, row in zip(missing, self._computed(inputs[missing]), strict=True):
+                self._write(indices[place], row)
+                kept[indices[place]] = row
+        records = np.stack([row for index in indices if (row := kept[index]) is not None])
         return Predictions(
             torch.from_numpy(records["token"].astype(np.int64) - 1).to(inputs.device),
             torch.from_numpy(records["log_probability"].copy()).to(inputs.device),
         )
 
     @torch.no_grad()
-    def _computed(self, sequence: Tensor) -> Records:
-        logits = self.model(sequence[None], with_entropies=False).logits[0].float()  # T x vocab
-        values, tokens = functional.log_softmax(logits, dim=1).topk(self.most_likely, dim=1)
+    def _computed(self, inputs: Tensor) -> Records:
+        """inputs: sequences x T; the records: sequences x T x tokens."""
+        vocab_size = self.model.architecture.vocab_size
+        num = max(1, LOGITS_AT_A_TIME[inputs.device.type] // (inputs.shape[1] * vocab_size))
+        parts = []
+        for some in torch.split(inputs, num):
+            logits = self.model(some, with_entropies=False).logits.float()  # sequences x T x vocab
+            parts.append(functional.log_softmax(logits, dim=-1).topk(self.most_likely, dim=-1))
+        values, tokens = (torch.cat(list(part)) for part in zip(*parts, strict=True))
         records = np.empty(tokens.shape, dtype=RECORD)
         records["token"], records["log_probability"] = tokens.cpu().numpy() + 1, values.cpu().numpy()
         return records

@@ -1,8 +1,12 @@
 """Ids of candidates name folders and ledgers, so they stay whatever becomes of the code."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from nas.recipe.candidate import candidate_at, candidate_id, trial_id
+from nas.recipe.distillation import DistillationSchedule
 from search_spaces.bases import base_architecture
 from search_spaces.notation import parse
 
@@ -28,3 +32,15 @@ def test_negative_numbers_name_no_trial(seed: int, attempt: int) -> None:
     member = parse("SM", base_architecture("tiny"))
     with pytest.raises(ValueError, match="must not be negative"):
         trial_id(candidate_at(member, "smoke", seq_len=None, tokens=None, data="stdlib"), seed=seed, attempt=attempt)
+
+
+@pytest.mark.parametrize("stated", [{"most_likely": 64}, {"trainable": "changed"}, {"blockwise_tokens": 1024}])
+def test_what_a_schedule_states_beyond_its_defaults_makes_another_candidate(stated: dict[str, Any]) -> None:
+    member = parse("SM+R", base_architecture("gpt2-small"))
+    route = DistillationSchedule(parent="p", placement="12xLSLGo")
+    ids = [
+        candidate_id(candidate_at(member, "proxy", data="stdlib", route=made))
+        for made in (route, replace(route, **stated))
+    ]
+    assert ids[0] == "b58bb1ed8781"
+    assert ids[1] != ids[0]

@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from costmodel.errors import UserError
 from nas.recipe.candidate import candidate_at, candidate_id
+from nas.recipe.overrides import FoldableChanges, RecipeChanges, ScaleChanges
 from nas.recipe.recipe import Foldable
 from nas.run.config import StudyConfig, study_candidate, study_recipe
+from nas.search import parse as parse_search
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
 
@@ -27,3 +30,13 @@ def test_ffns_whose_price_is_that_of_nothing_are_kept_foldable(name: str, foldab
     assert (candidate_id(study_candidate(study_recipe(CONFIG, None), member)) == candidate_id(plain)) == (
         foldable is None
     )
+
+
+def test_a_search_takes_changes_of_the_recipe() -> None:
+    given = parse_search(["--budget-latency=25s", "--recipe.scale.batch=16", "--recipe.weight-decay=0.5"]).given
+    recipe = study_recipe(StudyConfig(**given), None)
+    assert (recipe.scale.batch, recipe.weight_decay, recipe.foldable) == (16, 0.5, Foldable())
+    kept = study_recipe(replace(CONFIG, recipe=RecipeChanges(foldable=FoldableChanges(floor=0.3))), None)
+    assert kept.foldable == Foldable(floor=0.3)
+    with pytest.raises(UserError, match=r"--recipe\.scale\.head-dim is that of --scale in a search"):
+        replace(CONFIG, recipe=RecipeChanges(scale=ScaleChanges(head_dim=8)))

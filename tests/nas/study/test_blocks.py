@@ -17,14 +17,17 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import from_parent
-from nas.searchers.block_scores import BlockScores, SubLayer, from_csv, sub_layers_of, to_csv
-from nas.study.blocks import (
+from nas.searchers.block_scores import BlockScores, SubLayer, from_csv, sub_layers_of, to_csv, trained_sub_layers
+from nas.study import library
+from nas.study.blocks import block_scores, scored_tokens
+from nas.study.library import (
     BlockwiseDistillation,
-    block_scores,
     distillation_error,
-    scored_tokens,
-    trained_alternatives,
+    initial_weights,
+    parent_streams,
+    trained_blocks,
 )
+from nas.training.batches import train_batch
 from search_spaces.architecture import Layer
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -36,7 +39,8 @@ LAYERS = [
     Layer(attention="none", norm2="none", ffn="identity", stabiliser="scaled"),
     Layer(norm1="none", attention="softmax-half", ffn="none"),
 ]
-SETTINGS = BlockwiseDistillation(tokens=1024, batch=2)
+SETTINGS = BlockwiseDistillation(tokens=1024, batch=2, least_steps=4)
+SEQ_LEN = 32
 
 
 @pytest.fixture
@@ -63,7 +67,7 @@ def test_sub_layers_are_what_a_layer_is_trained_as(parent: Parent):
 
 
 def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent: Parent, corpus: Corpus):
-    scores = block_scores(parent, LAYERS, corpus, SETTINGS).divergences
+    scores = block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN).divergences
     own = parent.model.architecture
     assert {half for half, value in scores.items() if value == 0} == {
         half for depth in range(2) for half in sub_layers_of(own, depth, LAYERS[0])
@@ -84,15 +88,16 @@ def test_training_brings_alternatives_nearer_to_the_parents_layer(parent: Parent
     errors = []
     for rate in (0.0, 1e-3):
         settings = BlockwiseDistillation(tokens=16_384, batch=4, learning_rate=rate)
-        (alternative,) = trained_alternatives(parent, [half], corpus, settings, lambda share: None)
-        with torch.no_grad():
-            made, _ = alternative.model.layers[0](read_stream, False)
+        (trained,) = trained_blocks(
+            parent, [half], corpus, settings, seq_len=SEQ_LEN, then=lambda _, block: block.requires_grad_(False)
+        )
+        made, _ = trained[half](read_stream, False)
         errors.append(float(distillation_error(made, read_stream, left)))
     assert errors[1] < 0.9 * errors[0]
 
 
 def test_a_linear_in_place_of_an_ffn_is_better_than_none(parent: Parent, corpus: Corpus):
-    scores = block_scores(parent, LAYERS, corpus, SETTINGS).divergences
+    scores = block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN).divergences
     for depth in range(2):
         assert (
             scores[SubLayer(depth, "ffn", "frozen-layernorm", "fused")] < scores[SubLayer(depth, "ffn", "none", "none")]
@@ -101,20 +106,20 @@ def test_a_linear_in_place_of_an_ffn_is_better_than_none(parent: Parent, corpus:
 
 def test_scores_are_kept_beside_the_corpus(parent: Parent, corpus: Corpus):
     shares: list[float] = []
-    first = block_scores(parent, LAYERS, corpus, SETTINGS, shares.append)
+    first = block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN, on_progress=shares.append)
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     (path,) = Path(corpus.folder).glob("blocks-*.csv")
     again: list[float] = []
-    assert block_scores(parent, LAYERS, corpus, SETTINGS, again.append) == first
+    assert block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN, on_progress=again.append) == first
     assert again == []
     whole = path.read_text()
     path.write_text("\n".join(whole.splitlines()[:3]) + "\n")  # cut off at the end of a line
-    assert block_scores(parent, LAYERS, corpus, SETTINGS) == first
+    assert block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN) == first
     assert path.read_text() == whole
     path.write_text("depth,part\n1,attention\n")
     with pytest.raises(UserError, match=f"{path.name} must be a table of block scores"):
-        block_scores(parent, LAYERS, corpus, SETTINGS)
+        block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN)
 
 
 def test_a_table_is_read_as_it_was_written():
@@ -155,3 +160,87 @@ def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(pa
         with torch.no_grad():
             errors.append(float(distillation_error(model.layers[0](read_stream, False)[0], read_stream, left)))
     assert errors[1] < 0.7 * errors[0]
+
+
+def test_steps_at_any_length_are_as_many():
+    settings = BlockwiseDistillation()
+    sizes = [(settings.num_steps(length), settings.batch_of(length)) for length in (32, 128, 512, 1024, 2048)]
+    assert sizes == [(128, 8), (32, 8), (32, 2), (32, 1), (32, 1)]
+
+
+def test_streams_of_layers_are_those_of_the_whole_parent(parent: Parent, corpus: Corpus):
+    found = {
+        depth: [stream.clone() for stream in streams]
+        for depth, streams in parent_streams(parent, (0, 1), corpus, SETTINGS, seq_len=SEQ_LEN)
+    }
+    inputs, _ = train_batch(corpus, step=3, batch=2, seq_len=SEQ_LEN, seed=0)
+    expected = streams_of(parent.decoder(), inputs)
+    for depth in (0, 1):
+        assert [stream[3].equal(whole) for stream, whole in zip(found[depth], expected[depth:], strict=False)] == [
+            True,
+            True,
+        ]
+
+
+def test_a_large_stream_is_in_a_file_that_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(library, "MOST_IN_MEMORY", 5)
+    made = library.room((2, 3), tmp_path)
+    made.copy_(torch.arange(6.0).view(2, 3))
+    assert made.sum() == 15
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_library_that_was_killed_goes_on_with_the_layer_it_was_at(
+    parent: Parent, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+):
+    whole = block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN)
+    (path,) = Path(corpus.folder).glob("blocks-*.csv")
+    path.unlink()
+    trained, once = [], library.trained_block
+
+    def killed(parent, sub_layer, *rest):
+        trained.append(sub_layer)
+        if sub_layer.depth == 1 and len({half.depth for half in trained}) == 2 and not done:
+            raise KeyboardInterrupt
+        return once(parent, sub_layer, *rest)
+
+    done: list[bool] = []
+    monkeypatch.setattr(library, "trained_block", killed)
+    with pytest.raises(KeyboardInterrupt):
+        block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN, keep=True)
+    done.append(True)
+    trained.clear()
+    assert block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN, keep=True) == whole
+    assert {half.depth for half in trained} == {1}
+    trained.clear()
+    assert block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN, keep=True) == whole
+    assert trained == []
+
+
+@pytest.mark.parametrize("name", ["1xlSLFo-1xLHLRs", "1xLSLRo-1xLSooo", "1xLTLRo-1xooLGo"])
+def test_a_candidate_starts_from_trained_sub_layers(parent: Parent, corpus: Corpus, name: str):
+    route = DistillationSchedule(parent="p", placement="2xLSLGo", blockwise_tokens=4096)
+    recipe = from_parent(recipe_for("smoke", "", entropy_regularised=False), route)
+    made = Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=recipe)
+    tokens = scored_tokens(corpus, SEQ_LEN)
+    streams = streams_of(parent.decoder(), tokens)
+    errors = []
+    for weights in (parent.start(made, corpus), initial_weights(parent, made, corpus)):
+        model = Decoder(made.initial_architecture)
+        load_deployed(model, weights)
+        with torch.no_grad():
+            errors.append(
+                [
+                    float(distillation_error(model.layers[depth](streams[depth], False)[0], *streams[depth:][:2]))
+                    for depth in (0, 1)
+                ]
+            )
+    assert sum(errors[1]) < sum(errors[0])
+    assert [after == before for before, after in zip(*errors, strict=True)] == [
+        all(
+            half in trained_sub_layers(parent.model.architecture)
+            for half in trained_sub_layers(made.initial_architecture)
+            if half.depth == depth
+        )
+        for depth in (0, 1)
+    ]

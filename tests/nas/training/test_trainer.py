@@ -7,6 +7,7 @@ import math
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from nas.corpus.corpus import Corpus
+from nas.model.norms import frozen_norms
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training import batches, checkpoint, trainer
@@ -174,6 +176,7 @@ def killed_run(
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "train_batch", train_batch)
         patch.setattr(trainer, "CHECKPOINT_INTERVAL_S", every_s)
+        patch.setattr(trainer, "CHECKPOINT_SHARE", math.inf)
         with pytest.raises(Killed):
             list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=folder))
 
@@ -358,3 +361,45 @@ def test_another_error_keeps_its_type(monkeypatch: pytest.MonkeyPatch, corpus: C
     monkeypatch.setattr(Objective, "backward", broken)
     with pytest.raises(RuntimeError, match="^shapes do not fit$"):
         list(train(candidate(), corpus, seed=0))
+
+
+@pytest.mark.parametrize("name", ["SM+fLN+R", "SM(t)+ScFuFFN"])
+def test_layers_computed_again_for_their_gradients_change_no_number(corpus: Corpus, tmp_path: Path, name: str) -> None:
+    for recompute in (False, True):
+        made = candidate(name, entropy=REGULARISED, recompute=recompute)
+        list(train(made, corpus, seed=0, folder=tmp_path / str(recompute)))
+    assert curve(tmp_path / "True") == curve(tmp_path / "False")
+    ends = [checkpoint.load_latest(tmp_path / name).weights for name in ("True", "False")]
+    assert all(value.equal(ends[1][key]) for key, value in ends[0].items())  # deviations of norms with them
+
+
+def test_a_norm_sees_a_layer_that_is_computed_again_once() -> None:
+    objective = Objective(candidate("SM+fLN+R", recompute=True), torch.Generator().manual_seed(0))
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    objective.backward(tokens, tokens, num_parts=1, penalty_weight=0.0)
+    assert [len(norm._seen) for name, norm in frozen_norms(objective).items() if "layers" in name] == [1] * 4
+
+
+def test_checkpoints_take_a_few_percent_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
+) -> None:
+    now_s, saves = 0.0, []
+
+    def step_s(self):
+        nonlocal now_s
+        now_s += 10.0
+        return step(self)
+
+    def save_s(self):
+        nonlocal now_s
+        saves.append(self.progress.step)
+        now_s += 0.57  # 3 % of 19 s
+        save(self)
+
+    step, save = trainer.TrainingRun.step, trainer.TrainingRun.save
+    monkeypatch.setattr(trainer.TrainingRun, "step", step_s)
+    monkeypatch.setattr(trainer.TrainingRun, "save", save_s)
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(trainer, "CHECKPOINT_INTERVAL_S", 10.0)
+    list(train(candidate(scale=replace(SCALE, rungs=(1.0,))), corpus, seed=0, folder=tmp_path))
+    assert saves == [1, 3, 5, 7, 9, 11, 13, 15, 16]

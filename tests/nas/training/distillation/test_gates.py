@@ -17,7 +17,7 @@ from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.recipe import EntropyRegularisation, Recipe, from_parent
 from nas.training import checkpoint
 from nas.training.distillation.gates import Gates
-from nas.training.distillation.teacher import MOST_LIKELY, Teacher
+from nas.training.distillation.teacher import Teacher
 from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -48,7 +48,7 @@ def gated(parent: Decoder, made: Candidate, end_share: float = 0.6) -> tuple[Dec
 
 
 def taught_run(parent: Decoder, made: Candidate, corpus: Corpus) -> TrainingRun:
-    weights, teacher = start(parent, made), Teacher(parent)
+    weights, teacher = start(parent, made), Teacher(parent, 16)
     return TrainingRun(made, corpus, seed=0, folder=None, device="cpu", initial=weights, teacher=teacher)
 
 
@@ -97,7 +97,7 @@ def test_a_run_ends_with_the_weights_of_what_is_trained(
     corpus: Corpus, parent: Decoder, tmp_path: Path, name: str
 ) -> None:
     made = candidate(name, entropy=EntropyRegularisation())
-    *_, outcome = train(made, corpus, seed=0, folder=tmp_path, initial=start(parent, made), teacher=Teacher(parent))
+    *_, outcome = train(made, corpus, seed=0, folder=tmp_path, initial=start(parent, made), teacher=Teacher(parent, 16))
     assert outcome.status == "completed"
     load_stored(Decoder(made.trained), checkpoint.load_latest(tmp_path).weights)
     attentions = [layer.attention != "none" for layer in made.trained.layers]
@@ -110,7 +110,7 @@ def test_a_stopped_run_resumes_to_the_same_numbers(
     corpus: Corpus, parent: Decoder, tmp_path: Path, stopped_after: int, optimizer: str
 ) -> None:
     made = candidate("1xooLFs-1xlSooo", entropy=EntropyRegularisation(), optimizer=optimizer)
-    run = partial(train, made, corpus, seed=0, initial=start(parent, made), teacher=Teacher(parent))
+    run = partial(train, made, corpus, seed=0, initial=start(parent, made), teacher=Teacher(parent, 16))
     assert_resumes(run, tmp_path, stopped_after=stopped_after)
 
 
@@ -125,7 +125,7 @@ def test_the_loss_is_shared_between_the_next_token_and_the_parent(parent: Decode
     model.zero_grad()
     ours, theirs = (net(inputs).logits.flatten(0, 1).softmax(1) for net in (model, parent))
     cross_entropy = -ours.gather(1, targets.flatten()[:, None]).log().mean()
-    likely = theirs.topk(MOST_LIKELY).indices
+    likely = theirs.topk(16).indices
     ours, theirs = (
         torch.cat((shares.gather(1, likely), shares.scatter(1, likely, 0.0).sum(1, keepdim=True)), dim=1)
         for shares in (ours, theirs)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from nas.model.decoder import Decoder, build
-from nas.training.distillation.teacher import MOST_LIKELY, RECORD, Predictions, Teacher
+from nas.training.distillation import teacher
+from nas.training.distillation.teacher import RECORD, Predictions, Teacher
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
 
@@ -31,39 +32,50 @@ def equal(one: Predictions, other: Predictions) -> bool:
 
 
 def test_the_most_likely_tokens_with_their_log_probabilities(model: Decoder) -> None:
-    found = Teacher(model).predictions([0, 1, 2], INPUTS)
-    expected = model(INPUTS).logits.log_softmax(-1).topk(MOST_LIKELY)
+    found = Teacher(model, 16).predictions([0, 1, 2], INPUTS)
+    expected = model(INPUTS).logits.log_softmax(-1).topk(16)
     assert found.tokens.equal(expected.indices)
     torch.testing.assert_close(found.log_probabilities, expected.values)
 
 
 def test_what_was_computed_is_read_back_in_any_batch(model: Decoder, tmp_path: Path) -> None:
-    plain = Teacher(model).predictions([5, 0, 9], INPUTS)
-    first = Teacher(model, tmp_path / "kept").predictions([5, 0, 9], INPUTS)
-    read = Teacher(Refusing(model.architecture), tmp_path / "kept")
+    plain = Teacher(model, 16).predictions([5, 0, 9], INPUTS)
+    first = Teacher(model, 16, tmp_path / "kept").predictions([5, 0, 9], INPUTS)
+    read = Teacher(Refusing(model.architecture), 16, tmp_path / "kept")
     assert equal(first, plain)
     assert equal(read.predictions([5, 0, 9], INPUTS), plain)
     alone = read.predictions([0], INPUTS[1:2])
     assert alone.tokens.equal(plain.tokens[1:2])
-    assert equal(Teacher(model).predictions([0], INPUTS[1:2]), alone)
+    assert equal(Teacher(model, 16).predictions([0], INPUTS[1:2]), alone)
 
 
 def test_records_that_are_not_whole_are_computed_anew(model: Decoder, tmp_path: Path) -> None:
     path = tmp_path / "kept"
-    plain = Teacher(model, path).predictions([0, 1], INPUTS[:2])
+    plain = Teacher(model, 16, path).predictions([0, 1], INPUTS[:2])
     raw = bytearray(path.read_bytes())
     raw[100 * RECORD.itemsize : 101 * RECORD.itemsize] = bytes(RECORD.itemsize)  # of sequence 0
     path.write_bytes(raw[: -3 * RECORD.itemsize])  # the end of sequence 1
-    assert equal(Teacher(model, path).predictions([0, 1], INPUTS[:2]), plain)
-    assert equal(Teacher(Refusing(model.architecture), path).predictions([0, 1], INPUTS[:2]), plain)
+    assert equal(Teacher(model, 16, path).predictions([0, 1], INPUTS[:2]), plain)
+    assert equal(Teacher(Refusing(model.architecture), 16, path).predictions([0, 1], INPUTS[:2]), plain)
 
 
 def test_a_disk_that_takes_nothing_costs_only_time(model: Decoder, tmp_path: Path) -> None:
-    teacher = Teacher(model, tmp_path / "missing" / "kept")
-    assert equal(teacher.predictions([0], INPUTS[:1]), Teacher(model).predictions([0], INPUTS[:1]))
+    made = Teacher(model, 16, tmp_path / "missing" / "kept")
+    assert equal(made.predictions([0], INPUTS[:1]), Teacher(model, 16).predictions([0], INPUTS[:1]))
 
 
 def test_a_small_vocabulary_has_fewer_tokens_to_name() -> None:
     architecture = parse("SM+LN+G", BASES["tiny"]).architecture
     made = Decoder(architecture)
-    assert Teacher(made).most_likely == min(MOST_LIKELY, architecture.vocab_size - 1)
+    assert Teacher(made, 16).most_likely == min(16, architecture.vocab_size - 1)
+
+
+def test_sequences_are_predicted_together_as_far_as_memory_says(model: Decoder, monkeypatch) -> None:
+    plain = Teacher(model, 16).predictions([0, 1, 2], INPUTS)
+    for logits, sizes in ((1 << 22, [3]), (2 * 8 * model.architecture.vocab_size, [2, 1]), (1, [1, 1, 1])):
+        monkeypatch.setitem(teacher.LOGITS_AT_A_TIME, "cpu", logits)
+        seen: list[int] = []
+        hook = model.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(len(inputs[0])))
+        assert equal(Teacher(model, 16).predictions([0, 1, 2], INPUTS), plain)
+        hook.remove()
+        assert seen == sizes

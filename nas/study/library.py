@@ -1,0 +1,281 @@
+"""The block library: every sub-layer that is wanted in place of a parent's, trained alone on the parent's streams.
+
+Blockwise distillation goes layer by layer. The parent's streams are computed once, each layer's from the one before, so
+that memory holds what one layer reads and leaves, and the alternatives that are in training: as many as there are
+threads, each on one. Alternatives do not see one another, so their number, order and threads change nothing.
+
+Source: Bercovich et al. 2024, "Puzzle", arXiv 2411.19146, section 3: a library of blocks trained apart.
+"""
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from nas.conversion.linear_fit import fit_linear, weights_by_position
+from nas.conversion.parent import Parent
+from nas.conversion.transfer import transferred
+from nas.corpus.corpus import Corpus
+from nas.model.decoder import Block
+from nas.model.norms import followed_deviations, frozen_norms
+from nas.model.weights import deployed_weights, load_deployed
+from nas.recipe.candidate import Candidate
+from nas.recipe.distillation import parent_architecture
+from nas.recipe.recipe import Recipe
+from nas.searchers.block_scores import SubLayer, trained_sub_layers
+from nas.storage import replace_file
+from nas.training.batches import train_batch
+from nas.training.distillation.parts import MODULES, modules_of
+
+T = TypeVar("T")
+
+FORMAT = 2  # of what is computed and kept; raised when numbers change
+MOST_IN_MEMORY = 1 << 28  # numbers, 1 GiB; more are in a file that the system keeps in memory as far as it can
+FIT_ROWS = 8  # tokens that a linear in place of an FFN is fitted to, for each of its rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockwiseDistillation:
+    """How alternatives are trained: by AdamW at a constant rate; norms freeze after their share of the steps.
+
+    batch: sequences a step; fewer where they are so long that the tokens would not do for `least_steps`.
+    """
+
+    tokens: int = 32_768
+    batch: int = 8
+    least_steps: int = 32  # with 4 the order of scores on the proxy agrees with that of trainings by 0.44, not 0.64
+    learning_rate: float = 1e-3
+    freezing_share: float = 0.25
+
+    def batch_of(self, seq_len: int) -> int:
+        return max(1, min(self.batch, self.tokens // (self.least_steps * seq_len)))
+
+    def num_steps(self, seq_len: int) -> int:
+        return max(self.least_steps, self.tokens // (self.batch_of(seq_len) * seq_len))
+
+
+DEFAULT = BlockwiseDistillation()
+
+
+class Streams(NamedTuple):
+    """What a layer of the parent reads and leaves, each steps x batch x T x d_model."""
+
+    read: Tensor
+    left: Tensor
+
+
+def trained_blocks(
+    parent: Parent,
+    wanted: Iterable[SubLayer],
+    corpus: Corpus,
+    settings: BlockwiseDistillation,
+    *,
+    seq_len: int,
+    device: str = "cpu",
+    then: Callable[[SubLayer, Block], T],
+) -> Iterator[dict[SubLayer, T]]:
+    """What `then` makes of every trained sub-layer, in the layer around it; layer by layer, of those that have one.
+
+    then: is called by several threads. Numbers are those of torch's threads, as they are set here.
+    """
+    by_depth: dict[int, list[SubLayer]] = {}
+    for sub_layer in wanted:
+        by_depth.setdefault(sub_layer.depth, []).append(sub_layer)
+    num_threads = torch.get_num_threads()
+    at_a_time = max(1, len(os.sched_getaffinity(0)) // num_threads) if device == "cpu" else 1
+
+    def made(streams: Streams, sub_layer: SubLayer) -> T:
+        return then(sub_layer, trained_block(parent, sub_layer, streams, settings, device))
+
+    with ThreadPoolExecutor(at_a_time, initializer=torch.set_num_threads, initargs=(num_threads,)) as threads:
+        for depth, streams in parent_streams(parent, by_depth, corpus, settings, seq_len=seq_len, device=device):
+            yield dict(zip(by_depth[depth], threads.map(partial(made, streams), by_depth[depth]), strict=True))
+
+
+def parent_streams(
+    parent: Parent,
+    depths: Collection[int],
+    corpus: Corpus,
+    settings: BlockwiseDistillation,
+    *,
+    seq_len: int,
+    device: str = "cpu",
+) -> Iterator[tuple[int, Streams]]:
+    """The streams of these depths in order, good until the next are asked for; the parent runs once."""
+    if not depths:
+        return
+    model, batch = parent.decoder().to(device), settings.batch_of(seq_len)
+    shape = (settings.num_steps(seq_len), batch, seq_len, parent.model.architecture.d_model)
+    read, left = (room(shape, Path(corpus.folder)) for _ in range(2))
+    for step, stream in enumerate(read):
+        inputs, _ = train_batch(corpus, step=step, batch=batch, seq_len=seq_len, seed=0)
+        with torch.no_grad():
+            stream.copy_(model.embedded(inputs.to(device)))
+    for depth in range(max(depths) + 1):
+        for source, stream in zip(read, left, strict=True):
+            with torch.no_grad():
+                stream.copy_(model.layers[depth](source.to(device), False)[0])
+        if depth in depths:
+            yield depth, Streams(read, left)
+        read, left = left, read
+
+
+def room(shape: tuple[int, ...], folder: Path) -> Tensor:
+    """A tensor to be filled: in memory or, if it is large, in a file of this folder that goes when the tensor does."""
+    size = math.prod(shape)
+    if size <= MOST_IN_MEMORY:
+        return torch.empty(shape)
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        return torch.from_file(file.name, shared=True, size=size).view(shape)
+
+
+def trained_block(
+    parent: Parent, sub_layer: SubLayer, streams: Streams, settings: BlockwiseDistillation, device: str = "cpu"
+) -> Block:
+    """The parent's layer with another sub-layer, trained to leave what the parent's does. A linear in place of an FFN
+    starts at the least squares of the first steps, others as a candidate would.
+    """
+    block = _untrained(parent, sub_layer).to(device)
+    num_steps, tokens_a_step = len(streams.read), streams.read[0, :, :, 0].numel()
+    if sub_layer.form == "fused":
+        num_fit = -(-FIT_ROWS * streams.read.shape[-1] // tokens_a_step)
+        fit_linear(block, *(stream[:num_fit].flatten(0, 1).to(device) for stream in streams))
+    block.requires_grad_(False)
+    moved = [value for part in modules_of(block, sub_layer.part) for value in part.requires_grad_().parameters()]
+    if not moved:
+        return block
+    optimizer = torch.optim.AdamW(moved, lr=settings.learning_rate, weight_decay=0.0)
+    for step, (read, left) in enumerate(zip(*streams, strict=True)):
+        if step >= settings.freezing_share * num_steps:
+            for norm in frozen_norms(block).values():
+                if not norm.is_frozen:
+                    norm.set_frozen()
+        source = read.to(device)
+        error = distillation_error(block(source, False)[0], source, left.to(device))
+        optimizer.zero_grad()
+        torch.autograd.backward(error)
+        optimizer.step()
+        followed_deviations(block)
+    return block
+
+
+def _untrained(parent: Parent, sub_layer: SubLayer) -> Block:
+    source, depth = parent.model.architecture, sub_layer.depth
+    layers = list(source.layers)
+    norm, form = MODULES[sub_layer.part]
+    layers[depth] = replace(layers[depth], **{norm: sub_layer.norm, form: sub_layer.form})  # type: ignore[arg-type]
+    target = replace(source, layers=tuple(layers))
+    block, prefix = Block(target, depth, 1.0), f"layers.{depth}."
+    weights = transferred(source, parent.model.weights, target)
+    load_deployed(block, {n.removeprefix(prefix): value for n, value in weights.items() if n.startswith(prefix)})
+    return block
+
+
+def distillation_error(made: Tensor, read: Tensor, left: Tensor) -> Tensor:
+    """Squared error of what a layer leaves over the square of what the parent's adds, at each position on the mean.
+
+    made, read, left: batch x T x d_model. Positions count alike, since the first one's numbers are far larger.
+    """
+    return ((made - left).square().mean(dim=(0, 2)) * weights_by_position(read, left)).mean()
+
+
+def settings_of(recipe: Recipe) -> BlockwiseDistillation:
+    """How a recipe has sub-layers trained."""
+    tokens = recipe.route.blockwise_tokens if recipe.route else 0
+    return replace(DEFAULT, tokens=tokens) if tokens else DEFAULT
+
+
+def initial_weights(
+    parent: Parent,
+    candidate: Candidate,
+    corpus: Corpus,
+    *,
+    device: str = "cpu",
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> dict[str, Tensor]:
+    """The deployed weights that training of a candidate begins with: of its parent and, if its recipe says so, of the
+    block library, whose norms are frozen where they are to be. on_progress: gets the share of the library that is done.
+
+    Raises UserError if the candidate does not fit, or the corpus holds no sequence.
+    """
+    weights, recipe = parent.start(candidate, corpus), candidate.recipe
+    if recipe.route is None or not recipe.route.blockwise_tokens:
+        return weights
+    library = Library(parent, corpus, settings_of(recipe), seq_len=recipe.scale.seq_len, device=device)
+    trained = library.start(candidate, on_progress)
+    frozen = {name.removesuffix("weight") + "frozen" for name in trained}
+    return {name: value for name, value in weights.items() if name not in frozen} | trained
+
+
+class Library:
+    """Trained sub-layers on disk beside the corpus, for candidates to start from; one that is missing is trained."""
+
+    def __init__(
+        self, parent: Parent, corpus: Corpus, settings: BlockwiseDistillation, *, seq_len: int, device: str = "cpu"
+    ) -> None:
+        self.parent, self.corpus, self.settings, self.seq_len, self.device = parent, corpus, settings, seq_len, device
+        digest = sha256(repr((settings, seq_len)).encode()).hexdigest()[:12]
+        self.folder = Path(corpus.folder) / f"library-{FORMAT}-{parent.digest}-{corpus.fingerprint}-{digest}"
+
+    def keep(self, sub_layer: SubLayer, block: Block) -> None:
+        """Writes what a candidate needs of a trained sub-layer. Raises OSError."""
+        weights = {
+            f"layers.{sub_layer.depth}.{name}": value.cpu().contiguous()
+            for name, value in deployed_weights(block).items()
+            if name.startswith(MODULES[sub_layer.part])
+        }
+        self.folder.mkdir(exist_ok=True)
+        replace_file(self._path(sub_layer), safetensors.torch.save(weights))
+
+    def start(
+        self, candidate: Candidate, on_progress: Callable[[float], None] = lambda share: None
+    ) -> dict[str, Tensor]:
+        """Weights of the candidate's sub-layers that are not the parent's, by node. on_progress: as `block_scores`."""
+        route = candidate.recipe.route
+        assert route is not None
+        own = parent_architecture(route, candidate.trained)
+        wanted = trained_sub_layers(candidate.initial_architecture) - trained_sub_layers(own)
+        found = {sub_layer: weights for sub_layer in wanted if (weights := self._read(sub_layer)) is not None}
+        missing = sorted(wanted - found.keys())
+        trained = trained_blocks(
+            self.parent,
+            missing,
+            self.corpus,
+            self.settings,
+            seq_len=self.seq_len,
+            device=self.device,
+            then=self.keep,
+        )
+        num_done = 0
+        for layer in trained:
+            num_done += len(layer)
+            on_progress(num_done / len(missing))
+        for sub_layer in missing:
+            weights = self._read(sub_layer)
+            assert weights is not None
+            found[sub_layer] = weights
+        return {name: value for weights in found.values() for name, value in weights.items()}
+
+    def holds(self, sub_layer: SubLayer) -> bool:
+        return self._path(sub_layer).exists()
+
+    def _read(self, sub_layer: SubLayer) -> dict[str, Tensor] | None:
+        """None for one that is missing or damaged."""
+        with suppress(OSError, SafetensorError):
+            return dict(safetensors.torch.load(self._path(sub_layer).read_bytes()))
+        return None
+
+    def _path(self, sub_layer: SubLayer) -> Path:
+        return self.folder / f"{sub_layer.depth:03d}-{sub_layer.part}-{sub_layer.norm}-{sub_layer.form}.safetensors"

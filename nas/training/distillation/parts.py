@@ -1,0 +1,27 @@
+"""The parts of a model that a distillation schedule trains; the others stay the parent's."""
+
+from torch import nn
+
+from nas.model.decoder import Decoder
+from nas.recipe.distillation import DistillationSchedule, PartKind, parent_architecture, trained_parts
+from search_spaces.architecture import Architecture
+
+MODULES: dict[PartKind, tuple[str, str]] = {"attention": ("norm1", "attention"), "ffn": ("norm2", "ffn")}
+
+
+def train_parts(model: Decoder, trained: Architecture, route: DistillationSchedule) -> None:
+    """Has only the parameters of what the schedule trains require gradients, if it does not train all."""
+    parent = parent_architecture(route, trained)
+    parts = trained_parts(trained, parent, route.trainable)
+    if parts is None:
+        return
+    model.requires_grad_(False)
+    model.final_norm.requires_grad_(trained.final_norm != parent.final_norm)
+    for part in parts:
+        for module in modules_of(model.layers[part.layer], part.kind):
+            module.requires_grad_()
+
+
+def modules_of(layer: nn.Module, kind: PartKind) -> list[nn.Module]:
+    """The norm and the attention or FFN of a layer, as far as it has them."""
+    return [module for name in MODULES[kind] if isinstance(module := getattr(layer, name), nn.Module)]

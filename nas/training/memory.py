@@ -1,0 +1,108 @@
+"""How much memory a training takes, counted on tensors without data, before there is one with."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+
+from costmodel.config.units import format_bytes
+from costmodel.errors import UserError
+from nas.recipe.candidate import Candidate
+from nas.training.distillation.teacher import Predictions
+from nas.training.objective import Objective
+from nas.training.optimizer import optimizers
+
+MEMINFO = Path("/proc/meminfo")
+MOMENTS = {"AdamW": 2, "Muon": 1}  # numbers that an optimizer keeps of each that it moves
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """The largest tensors of a training, bytes; not what an allocator, a product or a checkpoint in the making adds.
+
+    parent: its parameters, if it teaches. activations: what a micro-batch keeps for its gradients, the gradient of the
+    projection to the vocabulary with it.
+    """
+
+    parameters: int
+    parent: int
+    gradients: int
+    moments: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.parent + self.gradients + self.moments + self.activations
+
+    @property
+    def line(self) -> str:
+        """Says what takes how much."""
+        parts = [("parameters", self.parameters), ("parent", self.parent), ("gradients", self.gradients)]
+        parts += [("moments", self.moments), ("activations", self.activations)]
+        return (
+            f"memory: {format_bytes(self.total)} ({', '.join(f'{name} {format_bytes(n)}' for name, n in parts if n)})"
+        )
+
+
+def training_memory(candidate: Candidate) -> Memory:
+    """Of one training, on a device of any kind. Counts attention as it is kept without entropies."""
+    scale = candidate.recipe.scale
+    with FakeTensorMode():
+        objective = Objective(candidate, torch.Generator())
+        objective.penalty = None
+        own = {value.untyped_storage()._cdata for value in objective.parameters()}
+        tokens = torch.zeros(min(scale.micro_batch, scale.batch), scale.seq_len, dtype=torch.int64)
+        predictions = None
+        if (route := candidate.recipe.route) is not None:
+            shape = (*tokens.shape, min(route.most_likely, candidate.trained.vocab_size - 1))
+            predictions = Predictions(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape))
+        kept: dict[int, Tensor] = {}
+
+        def keep(value: Tensor) -> Tensor:
+            kept[value.untyped_storage()._cdata] = value
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+            result = objective(tokens, tokens, predictions)
+        activations = _size(value for storage, value in kept.items() if storage not in own)
+        del result
+        parameters = _size(objective.parameters())
+        moved = list(optimizers(objective, candidate.recipe))
+        moments = sum(
+            MOMENTS[type(optimizer).__name__] * _size(group["params"])
+            for optimizer in moved
+            for group in optimizer.param_groups
+        )
+        gradients = _size(value for value in objective.parameters() if value.requires_grad)
+    return Memory(
+        parameters=parameters,
+        parent=0 if predictions is None else parameters,
+        gradients=gradients,
+        moments=moments,
+        activations=activations,
+    )
+
+
+def require_memory(memory: Memory, available: int, num_trials: int = 1) -> None:
+    """Raises UserError if so many trainings at a time need more bytes than there are."""
+    if num_trials * memory.total > available:
+        at_a_time = f" for each of {num_trials} trials at a time" if num_trials > 1 else ""
+        raise UserError(
+            f"training needs {memory.line.removeprefix('memory: ')}{at_a_time}, but {format_bytes(available)} are "
+            f"free; lower --recipe.scale.micro-batch, or give --recipe.recompute or --recipe.route.trainable changed."
+        )
+
+
+def available_bytes(device: str) -> int:
+    """Free memory of a device, for a CPU of this machine."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+def _size(tensors: Iterable[Tensor | nn.Parameter]) -> int:
+    return sum(value.untyped_storage().nbytes() for value in tensors)
