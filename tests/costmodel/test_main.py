@@ -26,6 +26,7 @@ PRICE_KEYS = [
     "compute_s",
     "network_s",
     "latency_s",
+    "key_bytes",
 ]
 
 
@@ -45,7 +46,8 @@ def test_json_has_every_key_and_sums_exactly(run):
     assert (code, err) == (0, "")
     document = json.loads(out)
     head = ["architecture", "base", "seq_len", "protocol", "network", "trust"]
-    assert list(document) == [*head, "total", "by_layer", "by_op", "setting", "deployed", "tokens", "memory", "egress"]
+    rest = ["setting", "deployed", "tokens", "memory", "keys", "egress"]
+    assert list(document) == [*head, "total", "by_layer", "by_op", *rest]
     assert (document["architecture"], document["base"], document["seq_len"]) == ("SM+ScFuFFN_i6", "gpt2-small", 128)
     assert (document["protocol"], document["network"]) == ("published", None)
     total = document["total"]
@@ -353,7 +355,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "SM", "--base", "gpt5"], "base must be one of gpt2-small"),
         (
             ["estimate", "SM", "--protocol", "x"],
-            "protocol must be one of published, semi2k, aby3, cheetah, but got 'x'",
+            "protocol must be one of published, semi2k, aby3, cheetah, sigma, but got 'x'",
         ),
         (["estimate", "SM", "--network", "lan"], "protocol published has its network fitted in"),
         (["estimate", "SM", "--rtt", "4ms"], "protocol published has its network fitted in, but got network 'lan 4ms'"),
@@ -364,9 +366,12 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "SM", "--egress-price=-1"], "--egress-price must be at least 0 and finite"),
         (["compare", "SM", "--protocol=aby3", "--rtt", "4"], "--rtt must be a number of at least 0 with a unit (ms, s"),
         (["diff", "SM"], "arguments are required"),
-        (["diff", "SM", "SM", "--versus", "x"], "protocol must be one of published, semi2k, aby3, cheetah, but got"),
+        (
+            ["diff", "SM", "SM", "--versus", "x"],
+            "protocol must be one of published, semi2k, aby3, cheetah, sigma, but got",
+        ),
         (["estimate", "SM", "--protocol", "aby3", "--network", ""], "or a .yaml file, but got ''"),
-        (["estimate", "SM", "--weights", "server"], "its weights fitted in, but got weights 'server'; leave it out"),
+        (["estimate", "SM", "--weights", "server"], "its weights fitted in, but got --weights server; leave it out"),
         (["estimate", "SM", "--weights", "client"], "--weights must be one of 'secret', 'server', null. Got value: cl"),
         (
             ["estimate", "SM", "--protocol", "cheetah", "--vocab", "1000000000000"],
@@ -387,7 +392,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "SM", "--format", "xml"], "--format must be one of ['table', 'json', 'csv']. Got value: xml"),
         (["estimate", "SM", "--depth", "3"], "unrecognized arguments: --depth 3"),
         (["estimate", "SM", "--config", "absent.yaml"], "absent.yaml cannot be read: No such file or directory"),
-        (["validate", "--protocol", "x"], "--protocol must be one of ['published']. Got value: x"),
+        (["validate", "--protocol", "x"], "--protocol must be one of ['published', 'sigma']. Got value: x"),
         (["calibrate", "--output", "absent/x.yaml"], "--output absent/x.yaml cannot be written"),
         (["calibrate", "--protocol", "aby3"], "--protocol aby3 must be fitted with --engine spu"),
         (["calibrate", "--protocol", "aby3", "--engine", "spu"], "--output is required for protocol aby3"),
