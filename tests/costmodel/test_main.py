@@ -251,6 +251,37 @@ def test_money_for_bytes(run):
     assert "\negress: 2.279 per token at 0.09 a GB" in out  # 25.32 GB
 
 
+def test_keys_of_a_dealer_are_a_column_and_a_line(run):
+    document = estimated(run, "SM+LN+G", "--protocol", "sigma", "--bandwidth", "1Gbps")
+    total, keys = document["total"], document["keys"]
+    for parts in (document["by_layer"], document["by_op"]):
+        assert sum(entry["key_bytes"] for entry in parts) == total["key_bytes"]
+    assert keys == {
+        "party_bytes": total["key_bytes"],
+        "sent_bytes": 2 * total["key_bytes"],
+        "network_s": pytest.approx(total["key_bytes"] * 8 / 1e9),
+    }
+    assert total["sent_bytes"] == total["online_bytes"] < keys["party_bytes"] / 10
+    assert document["setting"]["formulas_of"] == "SIGMA, mpc-msri/EzPC f24bf3e"
+    assert (document["setting"]["ring_bits"], document["setting"]["fraction_bits"]) == (50, 12)
+    wider = estimated(run, "SM+LN+G", "--protocol", "sigma", "--ring-bits", "51")["total"]
+    assert wider["sent_bytes"] > total["sent_bytes"]
+    _, out, _ = run("estimate", "SM+LN+G", "--protocol", "sigma", "--egress-price", "0.09", "--budget-keys", "30GB")
+    assert "keys a party" in out
+    assert "\nkeys 20.49 GB a party for this run alone, from the dealer beforehand: 40.99 GB to send, 2.73 min" in out
+    assert "all parties' bytes; the dealer's keys 3.689 more" in out
+    assert estimated(run, "SM+LN+G", "--protocol", "semi2k")["keys"] is None
+
+
+def test_keys_that_a_party_cannot_keep_are_infeasible(run):
+    code, out, err = run("estimate", "SM+LN+G", "--protocol", "sigma", "--budget-keys", "8GB")
+    assert (code, out) == (3, "")
+    assert err == (
+        "error: SM+LN+G takes 20.49 GB of keys a party under sigma, but --budget-keys is 8.00 GB; shorten the "
+        "prompt or take a cheaper placement.\n"
+    )
+
+
 def test_formulas_say_which_engine_they_are_of(run):
     assert "\nformulas and seconds of SecretFlow-SPU 0.9.5\n" in run("estimate", "SM", "--protocol", "aby3")[1]
     assert "SecretFlow-SPU 0.9.5" not in run("estimate", "SM")[1]
@@ -421,6 +452,14 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
             "`threads` must be at least 1, but got 0",
         ),
         (["estimate", "SM", "--threads", "2"], "protocol published has its threads fitted in, but got --threads 2"),
+        (["estimate", "SM", "--ring-bits", "32"], "protocol published has its ring-bits fitted in"),
+        (["estimate", "SM", "--budget-keys", "1GB"], "--budget-keys is of a dealer's keys, but protocol published has"),
+        (["estimate", "SM", "--protocol", "sigma", "--seq-len", "100"], "but got 100; pad the prompt to 128 tokens"),
+        (["estimate", "SM", "--protocol", "sigma", "--ring-bits", "20"], "`ring_bits` must be from 27 to 64"),
+        (
+            ["compare", "SM", "--protocol", "sigma"],
+            "protocol sigma has no engine to compare with; choose one of semi2k",
+        ),
         (["estimate", "SM", "--protocol", "aby3", "--threads", "2"], "aby3.yaml must be 2, but got 1; calibrate one"),
     ],
 )
