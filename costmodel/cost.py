@@ -2,7 +2,7 @@
 
 round: one wait of a party for a message, on the program's critical path.
 message: what an engine counts as a send.
-sent_bytes: bytes put on the wire, summed over all parties, online and setup.
+sent_bytes: bytes that parties put on the wire, summed over all of them, online and setup; a dealer is no party.
 
 Everything is in SI base units (bytes, seconds); minutes and GB (1e9 bytes) exist only in parsing and printing.
 None means not known, never zero: a sum with an unknown part is unknown.
@@ -21,6 +21,7 @@ class Price:
 
     latency_s: seconds from prompt to token; compute_s and network_s are its parts where they can be told apart.
     sent_bytes: online_bytes and setup_bytes are its parts where they can be told apart.
+    key_bytes: that each party receives from a dealer ahead of the run, and keeps until it; in no other field.
     rounds, messages: whole numbers, but for a mean over several new tokens.
     """
 
@@ -32,6 +33,7 @@ class Price:
     setup_bytes: float | None = None
     compute_s: float | None = None
     network_s: float | None = None
+    key_bytes: float | None = None
 
 
 def total_price(prices: Iterable[Price]) -> Price:

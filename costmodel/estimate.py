@@ -42,8 +42,15 @@ class Pricer(ABC):
         """Least and greatest latency over all coefficients consistent with the data, or None if exact."""
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        """What of a graph lies outside the data that the prices were fitted on, in words; nothing unless overridden."""
-        return ()
+        """What of a graph lies outside the data that the prices were fitted on, in words.
+
+        Unless overridden: kinds of op that do more than any that was measured, and how many times.
+        """
+        multiples: dict[str, float] = {}
+        for op in dict.fromkeys(node.op for node in graph):
+            name = type(op).__name__
+            multiples[name] = max(multiples.get(name, 1.0), self.extrapolation(op) or 1.0)
+        return tuple(f"{name} {times:.1f}x" for name, times in multiples.items() if times > 1)
 
     @abstractmethod
     def prior_share(self, graph: Iterable[Node]) -> float | None:

@@ -77,6 +77,18 @@ NETWORKS: dict[str, Network] = {
             source="Lu et al. 2025, BumbleBee, https://eprint.iacr.org/2023/1678, WAN of the evaluation",
         ),
         Network(
+            name="sigma-lan",
+            bandwidth_bits_per_s=9.4e9,
+            rtt_s=0.05e-3,
+            source="Gupta et al. 2024, SIGMA, https://eprint.iacr.org/2023/1269, LAN of the evaluation",
+        ),
+        Network(
+            name="sigma-wan",
+            bandwidth_bits_per_s=305e6,
+            rtt_s=60e-3,
+            source="Gupta et al. 2024, SIGMA, https://eprint.iacr.org/2023/1269, WAN of the evaluation",
+        ),
+        Network(
             name="aero-stated",
             bandwidth_bits_per_s=100e6,
             rtt_s=80e-3,

@@ -382,7 +382,7 @@ class KeyValueCache(Op):
 class AttentionScores(OnScores):
     """Per head, `queries x head_dim` times `head_dim x keys`, with a public factor if `scaled`.
 
-    factor: the public factor; None for 1/sqrt(head_dim).
+    factor: the public factor; None for 1/sqrt(head_dim). causal: whether a query's scores of later keys are not used.
     The queries are those of the last tokens: with fewer queries than keys, the keys come from a `KeyValueCache`, or
     rows of one.
     """
@@ -393,6 +393,7 @@ class AttentionScores(OnScores):
     head_dim: int
     scaled: bool = True
     factor: float | None = None
+    causal: bool = True
     sequences: int = 1
 
     @property

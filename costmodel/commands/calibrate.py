@@ -1,7 +1,7 @@
 """`calibrate`: a testbed fitted on the printed rows, or on what the engine takes on this machine."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,10 @@ from costmodel.calibration.fit_compute import fit_testbed as fit_compute
 from costmodel.calibration.fit_memory import dump_memory, measured_memory
 from costmodel.calibration.fit_published import calibrate as fit_published
 from costmodel.calibration.fit_published import dump_testbed
+from costmodel.calibration.fit_sigma import dump_sigma
+from costmodel.calibration.fit_sigma import fit as fit_sigma
 from costmodel.calibration.model_testbed import measured_model
+from costmodel.calibration.sigma_rows import sigma_rows
 from costmodel.calibration.timed_run import check_engine, timed_run, timings_file
 from costmodel.commands.output import console, print_blocks
 from costmodel.commands.validate import row_graph
@@ -20,7 +23,7 @@ from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
 from costmodel.pricing.asked import USUAL_FLAGS, AskedModel, asked_model
-from costmodel.protocols import published
+from costmodel.protocols import published, sigma
 from costmodel.protocols.compute_testbed import ComputeTestbed, dump_compute
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, Holder
@@ -42,8 +45,24 @@ MEMORY_SIZES = {
 }  # fmt: skip
 
 
+def _published() -> str:
+    rows = published_rows()
+    return dump_testbed(fit_published(rows, {row.name: row_graph(row) for row in rows}))
+
+
+def _sigma() -> str:
+    return dump_sigma(fit_sigma([row for row in sigma_rows() if row.fitted]))
+
+
+# protocol that no engine here is measured for -> its committed testbed, and the text of what its rows give
+FITTED: dict[str, tuple[Path, Callable[[], str]]] = {
+    "published": (published.TESTBED, _published),
+    "sigma": (sigma.TESTBED, _sigma),
+}
+
+
 def calibrate(
-    protocol: Literal["published", "semi2k", "aby3", "cheetah"] = "published",
+    protocol: Literal["published", "semi2k", "aby3", "cheetah", "sigma"] = "published",
     engine: Literal["spu"] | None = None,
     output: Path | None = None,
     for_: str | None = None,
@@ -52,7 +71,7 @@ def calibrate(
     memory: bool = False,
     **model: Any,
 ) -> None:
-    """Fit a testbed and write it: on the printed rows, or on what the engine takes on this machine.
+    """Fit a testbed and write it: on the printed or logged rows, or on what the engine takes on this machine.
 
     All kinds of op are measured twice, minutes apart, and the faster runs count. With --for, every op of one model is
     measured once, at its full size, and the testbed prices these alone. A calibration that was stopped goes on where it
@@ -60,8 +79,8 @@ def calibrate(
 
     Args:
         protocol: the protocol whose testbed is fitted.
-        engine: spu to measure a protocol of the engine; none for published.
-        output: the file to write; for published, by default the committed one.
+        engine: spu to measure a protocol of the engine; none for published and sigma.
+        output: the file to write; for published and sigma, by default the committed one.
         for_: the model to measure, as `estimate` takes it; all other flags but --threads are of it.
         weights: secret-shared, or held by the server alone.
         threads: that each party computes with.
@@ -69,16 +88,15 @@ def calibrate(
     """
     if for_ is None and (USUAL_FLAGS | model, weights) != (USUAL_FLAGS, "secret"):
         raise UserError("flags of a model need --for ARCH, the model to measure; give it or leave them out.")
-    if (protocol == "published") != (engine is None):
+    if (protocol in FITTED) != (engine is None):
         raise UserError(f"--protocol {protocol} must be fitted with{'out' if engine else ''} --engine spu.")
     if engine is None:
         if (for_, threads, memory) != (None, 1, False):
             raise UserError(
                 "--for, --threads and --memory are of an engine; give --engine spu and its --protocol with them."
             )
-        rows = published_rows()
-        fitted = fit_published(rows, {row.name: row_graph(row) for row in rows})
-        return write(output or published.TESTBED, dump_testbed(fitted))
+        path, fitted = FITTED[protocol]
+        return write(output or path, fitted())
     if memory:
         if (for_, weights, threads) != (None, "secret", 1):
             raise UserError("--memory is measured of models of its own, on one thread; leave all other flags out.")

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from costmodel.commands.output import print_blocks, print_csv
-from costmodel.errors import UserError
+from costmodel.config.units import format_bytes, parse_bytes
+from costmodel.errors import InfeasibleError, UserError
 from costmodel.pricing.asked import asked_model
 from costmodel.pricing.price import price
+from costmodel.pricing.priced import PricedModel
 from costmodel.protocols.primitives import Holder, WeightMasks
 
 
@@ -22,6 +24,9 @@ def estimate(
     weights: Holder | None = None,
     weight_masks: WeightMasks | None = None,
     threads: int | None = None,
+    ring_bits: int | None = None,
+    fraction_bits: int | None = None,
+    budget_keys: str | None = None,
     egress_price: float | None = None,
     new_tokens: int | None = None,
     format: Literal["table", "json", "csv"] = "table",
@@ -34,9 +39,9 @@ def estimate(
     Args:
         arch: an existing .yaml file, the folder of an export, module:factory (an Architecture, or a torch module of
             token ids, which is traced), or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
-        protocol: published, semi2k, aby3 or cheetah.
-        network: loopback, lan (the default), wan, cheetah-lan, bumblebee-wan, aero-stated or a .yaml file; `published`
-            has its own fitted in and takes none.
+        protocol: published, semi2k, aby3, cheetah or sigma.
+        network: loopback, lan (the default), wan, another preset (cheetah-lan, bumblebee-wan, aero-stated, sigma-lan,
+            sigma-wan) or a .yaml file; `published` has its own fitted in and takes none.
         bandwidth: of the link, with a unit, such as 1Gbps, instead of the network's.
         rtt: of the link, with a unit, such as 4ms, instead of the network's.
         testbed: compute seconds from `calibrate`, instead of the committed ones.
@@ -44,6 +49,9 @@ def estimate(
         weight_masks: of semi2k, made anew in every run, or kept from an earlier one (a token after the first); of new
             tokens, from the first.
         threads: of each party, for a testbed that was measured so (default 1).
+        ring_bits: of a number; 64, or 50 under sigma. A testbed is of one ring, but for sigma's.
+        fraction_bits: of it behind the point; 18, or 12 under sigma.
+        budget_keys: most bytes of a dealer's keys that a party can keep, with a unit, such as 8GB; more is refused.
         egress_price: money for each GB (1e9 bytes) that leaves a party, such as 0.09; by default none is counted.
         new_tokens: price so many, the first from the prompt, of which the last logits alone are read then, each other
             one by a run of its own against the keys and values of all before it.
@@ -61,8 +69,12 @@ def estimate(
         weights=weights,
         weight_masks=weight_masks,
         threads=threads,
+        ring_bits=ring_bits,
+        fraction_bits=fraction_bits,
         new_tokens=new_tokens,
     )
+    if budget_keys is not None:
+        check_keys(priced, parse_bytes(budget_keys, "--budget-keys"))
     if format == "json":
         print(json.dumps(priced.to_dict(egress_price=egress_price), allow_nan=False))
     elif format == "csv":
@@ -75,3 +87,15 @@ def check_egress_price(per_gigabyte: float | None) -> None:
     """Raises UserError for a price that is below 0 or not finite."""
     if per_gigabyte is not None and not 0 <= per_gigabyte < math.inf:
         raise UserError(f"--egress-price must be at least 0 and finite, money for each GB, but got {per_gigabyte}.")
+
+
+def check_keys(priced: PricedModel, most: float) -> None:
+    """Raises UserError for a protocol without keys, InfeasibleError if a run's are more than a party keeps."""
+    key_bytes, protocol = priced.total.key_bytes, priced.estimate.protocol
+    if key_bytes is None:
+        raise UserError(f"--budget-keys is of a dealer's keys, but protocol {protocol} has none; leave it out.")
+    if key_bytes > most:
+        raise InfeasibleError(
+            f"{priced.name} takes {format_bytes(key_bytes)} of keys a party under {protocol}, but --budget-keys is "
+            f"{format_bytes(most)}; shorten the prompt or take a cheaper placement."
+        )

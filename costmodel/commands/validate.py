@@ -1,6 +1,6 @@
 """`python -m costmodel validate`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from rich.table import Table
@@ -8,7 +8,6 @@ from rich.table import Table
 from costmodel.calibration.second_opinion import Opinion, opinions
 from costmodel.calibration.validate_published import (
     NOTES,
-    Check,
     RowCounts,
     RowFlops,
     checks,
@@ -18,7 +17,9 @@ from costmodel.calibration.validate_published import (
     held_out_checks,
     left_out_group_checks,
 )
+from costmodel.commands.checks import checks_table, verdict
 from costmodel.commands.output import console
+from costmodel.commands.validate_sigma import validate_sigma
 from costmodel.config import cli
 from costmodel.config.units import format_bytes
 from costmodel.ops import OpGraph
@@ -34,14 +35,18 @@ from search_spaces.notation import parse
 MENTIONED_SHARE = 0.005  # what rounds to less than 1 % is left out
 
 
-def validate(protocol: Literal["published"] = "published") -> int:
-    """Compare every printed row with its prediction, refit without each row, and check the bars.
+def validate(protocol: Literal["published", "sigma"] = "published") -> int:
+    """Compare every printed or logged row with its prediction, and check the bars; refit `published` without each row.
 
     Rows that are held out were never fitted, and are not by this command.
 
     Args:
         protocol: the protocol whose testbed is checked.
     """
+    return VALIDATIONS[protocol]()
+
+
+def _published() -> int:
     testbed = load_testbed(published.TESTBED)
     pricer = published.load()
     rows = published_rows()
@@ -61,11 +66,11 @@ def validate(protocol: Literal["published"] = "published") -> int:
     parts: list[Table | str] = [
         _rows_table(rows, counts, flops, pricer),
         "",
-        _checks_table(figures),
+        checks_table(figures),
         "\nheld out, never fitted:",
         _rows_table(held_out, held_out_counts, _flops(held_out), pricer),
         "",
-        _checks_table(unfitted),
+        checks_table(unfitted),
         *(f"- {note}" for note in NOTES),
         "\nfirst principles (protocol cheetah, GPT-2 small at T=128):",
         _derived_table(pricer.sent_bytes),
@@ -136,22 +141,6 @@ def _rows_table(
     return table(["row"], numbers, lines)
 
 
-def _checks_table(figures: Iterable[Check]) -> Table:
-    """Figures with their bars: pass, FAIL, or reported only."""
-    return table(
-        ["figure"],
-        ["value", "bar", "verdict"],
-        [
-            (check.name, f"{check.value:.2%}", "" if check.bar is None else f"{check.bar:.1%}", _verdict(check))
-            for check in figures
-        ],
-    )
-
-
-def _verdict(check: Check) -> str:
-    return "" if check.bar is None else "pass" if check.passed else "FAIL"
-
-
 def _derived_table(sent_bytes: Mapping[str, float]) -> Table:
     """Fitted bytes per unit beside those of the formulas, and which primitives send the latter."""
     lines = []
@@ -176,8 +165,12 @@ def _opinions_table(second: Iterable[Opinion]) -> Table:
                 format_bytes(opinion.own_bytes),
                 f"{opinion.own_bytes / opinion.other_bytes:.2f}",
                 "" if opinion.bar is None else f"{opinion.bar:.0%}",
-                _verdict(opinion.check),
+                verdict(opinion.check),
             )
             for opinion in second
         ],
     )
+
+
+# protocol -> what prints how its testbed does, and gives the exit code
+VALIDATIONS: dict[str, Callable[[], int]] = {"published": _published, "sigma": validate_sigma}

@@ -16,9 +16,9 @@ from costmodel.execution.memory import PeakMemory, alive_bytes, committed, held_
 from costmodel.ops import LayerId, Op, OpGraph
 from costmodel.ops import shape as dimensions
 from costmodel.pricing.asked import AskedModel
+from costmodel.protocols import Setting
 from costmodel.protocols.derived import Derived
-from costmodel.protocols.identity import ENGINE
-from costmodel.protocols.primitives import EngineSetting
+from costmodel.protocols.sigma import Sigma
 from costmodel.randomness import GeneratorCost, alternatives
 from costmodel.report.estimates import (
     estimate_tables,
@@ -28,6 +28,7 @@ from costmodel.report.estimates import (
     total_document,
     unusual,
 )
+from costmodel.report.keys import DealtKeys, dealt_keys, keys_line
 from costmodel.report.tokens import Tokens, token_records, tokens_document, tokens_line, tokens_table
 from costmodel.report.trust import made_table, trust_document
 from costmodel.trust import Trust, described
@@ -155,9 +156,9 @@ class PricedModel:
         return self.estimate.by_layer
 
     @property
-    def setting(self) -> EngineSetting | None:
-        """What of the engine is priced; None where a protocol has it fitted in."""
-        return self.pricer.setting if isinstance(self.pricer, Derived) else None
+    def setting(self) -> Setting | None:
+        """What of numbers and weights is priced; None where a protocol has it fitted in."""
+        return self.pricer.setting if isinstance(self.pricer, Derived | Sigma) else None
 
     @property
     def rows(self) -> tuple[PricedOp, ...]:
@@ -195,6 +196,14 @@ class PricedModel:
             return ()
         return alternatives([node.op for run in self.runs for node in run], self.pricer.setting, self.pricer.link)
 
+    @property
+    def keys(self) -> DealtKeys | None:
+        """What a dealer's keys take; None where no dealer sends any, or they are not counted."""
+        if self.total.key_bytes is None or not isinstance(self.pricer, Sigma):
+            return None
+        parties, bandwidth = self.trust.num_parties, self.pricer.link.bandwidth_bits_per_s
+        return dealt_keys(self.total.key_bytes, num_parties=parties, bandwidth_bits_per_s=bandwidth)
+
     def to_dict(self, *, egress_price: float | None = None) -> dict[str, Any]:
         """The JSON document of `python -m costmodel estimate --format json`. egress_price: money for each GB sent.
 
@@ -203,7 +212,9 @@ class PricedModel:
         """
         deployed = self.deployed
         egress = (
-            None if egress_price is None else {"price_per_gigabyte": egress_price, "price": self._egress(egress_price)}
+            None
+            if egress_price is None
+            else {"price_per_gigabyte": egress_price, "price": self.sent_bytes / BYTES["GB"] * egress_price}
         )
         return {
             "architecture": self.name,
@@ -225,12 +236,9 @@ class PricedModel:
             },
             "tokens": self.tokens and tokens_document(self.tokens),
             "memory": self.memory and asdict(self.memory),
+            "keys": self.keys and asdict(self.keys),
             "egress": egress,
         }
-
-    def _egress(self, price_per_gigabyte: float) -> float:
-        """Money for all bytes sent, of every party, what a dealer makes left out."""
-        return self.sent_bytes / BYTES["GB"] * price_per_gigabyte
 
     @property
     def _ops(self) -> list[Op]:
@@ -254,7 +262,7 @@ class PricedModel:
         ]
 
     def to_pandas(self) -> Any:
-        """`to_records` as a pandas.DataFrame, num_ops x 14, or num_new_tokens x 10.
+        """`to_records` as a pandas.DataFrame, num_ops x 15, or num_new_tokens x 11.
 
         Raises UserError if pandas is not installed.
         """
@@ -285,14 +293,20 @@ class PricedModel:
                 f"set-up {format_bytes(self.total.setup_bytes or 0)}"
                 f"{' between them, what a dealer makes not counted' if self.trust.dealer else ''}"
             )
+        if self.keys is not None:
+            lines.append(keys_line(self.keys))
         if self.memory is not None:
             lines.append(_memory_line(self.memory))
         if egress_price is not None:
-            money = self._egress(egress_price) / (self.asked.deployment.batch * (self.new_tokens or 1))
-            lines.append(f"egress: {money:.4g} per token at {egress_price:g} a GB, all parties' bytes")
+            tokens_out = self.asked.deployment.batch * (self.new_tokens or 1)
+            money = egress_price / BYTES["GB"] / tokens_out
+            dealt = f"; the dealer's keys {self.keys.sent_bytes * money:.4g} more" if self.keys else ""
+            lines.append(
+                f"egress: {self.sent_bytes * money:.4g} per token at {egress_price:g} a GB, all parties' bytes{dealt}"
+            )
         lines.append(f"trust: {described(self.trust)}")
         if self.setting is not None:
-            lines.append(f"formulas and seconds of {ENGINE}")
+            lines.append(f"formulas and seconds of {self.setting.formulas_of}")
         if priced.latency_s_range is not None:
             low, high = map(format_seconds, priced.latency_s_range)
             lines.append(f"latency range, {priced.range_over}: {low} to {high}")

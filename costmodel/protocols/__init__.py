@@ -1,41 +1,82 @@
 """The protocols a model can be priced under, by the names the command line knows."""
 
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.network import Network
-from costmodel.protocols import derived, published
+from costmodel.protocols import derived, published, sigma
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
+from costmodel.protocols.sigma_setting import SigmaSetting
 from costmodel.trust import Trust
 
-PROTOCOLS = ("published", *ENGINE_PROTOCOLS)
-TRUST: dict[str, Trust] = {
-    "published": published.TRUST,
-    **{name: protocol.trust for name, protocol in ENGINE_PROTOCOLS.items()},
-}
+Setting: TypeAlias = EngineSetting | SigmaSetting
+Loader: TypeAlias = Callable[[str | Network | None, Path | None, Any], Pricer]
 
 
-def load_pricer(
-    protocol: str = "published",
-    network: str | Network | None = None,
-    testbed: Path | None = None,
-    setting: EngineSetting | None = None,
-) -> Pricer:
-    """The pricer of a protocol; None is the protocol's own network, testbed and setting.
-
-    Raises UserError for an unknown protocol, or a network, testbed or setting that the protocol cannot take.
-    """
-    if protocol not in PROTOCOLS:
-        raise UserError(f"protocol must be one of {', '.join(PROTOCOLS)}, but got {protocol!r}.")
-    if protocol != "published":
-        return derived.load(protocol, network, testbed, setting)
+def _published(network: str | Network | None, testbed: Path | None, setting: Setting | None) -> Pricer:
+    """Raises UserError for anything that is given."""
     named = network.name if isinstance(network, Network) else network
-    given = {"network": named, "testbed": testbed, "weights": setting and setting.weights}
+    given = {"network": named, "testbed": testbed, "setting": setting}
     for name, value in given.items():
         if value is not None:
             raise UserError(
                 f"protocol published has its {name} fitted in, but got {name} {str(value)!r}; leave it out."
             )
     return published.load()
+
+
+LOADERS: dict[str, Loader] = {
+    "published": _published,
+    **{name: partial(derived.load, name) for name in ENGINE_PROTOCOLS},
+    "sigma": sigma.load,
+}
+PROTOCOLS = tuple(LOADERS)
+TRUST: dict[str, Trust] = {
+    "published": published.TRUST,
+    **{name: protocol.trust for name, protocol in ENGINE_PROTOCOLS.items()},
+    "sigma": sigma.TRUST,
+}
+# protocol -> what of a setting may be said of it; `published` has all of it fitted in
+SETTINGS: dict[str, type[Setting]] = {**dict.fromkeys(ENGINE_PROTOCOLS, EngineSetting), "sigma": SigmaSetting}
+
+
+def load_pricer(
+    protocol: str = "published",
+    network: str | Network | None = None,
+    testbed: Path | None = None,
+    setting: Setting | None = None,
+) -> Pricer:
+    """The pricer of a protocol; None is the protocol's own network, testbed and setting.
+
+    Raises UserError for an unknown protocol, or a network, testbed or setting that the protocol cannot take.
+    """
+    _check(protocol)
+    return LOADERS[protocol](network, testbed, setting)
+
+
+def setting_of(protocol: str, **flags: Any) -> Setting | None:
+    """What is said of a protocol's setting; None if nothing is.
+
+    Raises UserError for an unknown protocol, or a flag or value that the protocol does not have.
+    """
+    _check(protocol)
+    given = {name: value for name, value in flags.items() if value is not None}
+    kind = SETTINGS.get(protocol)
+    known = {field.name for field in fields(kind)} if kind else set()
+    if unknown := [name for name in given if name not in known]:
+        flag = unknown[0].replace("_", "-")
+        raise UserError(
+            f"protocol {protocol} has its {flag} fitted in, but got --{flag} {given[unknown[0]]}; leave it out."
+        )
+    return kind(**given) if kind and given else None
+
+
+def _check(protocol: str) -> None:
+    if protocol not in LOADERS:
+        raise UserError(f"protocol must be one of {', '.join(PROTOCOLS)}, but got {protocol!r}.")

@@ -64,7 +64,7 @@ class Derived(Pricer):
         compute_s = seconds_of(op, self.setting.weights, self.testbed)
         if isinstance(op, ops.TokenEmbedding):
             compute_s += self.testbed.start_s
-        compute_s, wire_s = _on_grid(compute_s), _on_grid(self.wire_s(comm))
+        compute_s, wire_s = on_grid(compute_s), on_grid(self.wire_s(comm))
         return Price(
             latency_s=compute_s + wire_s,
             sent_bytes=sent_bytes,
@@ -93,13 +93,6 @@ class Derived(Pricer):
 
     def extrapolation(self, op: Op) -> float:
         return extrapolation_of(op, self.setting.weights, self.testbed)
-
-    def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        """Kinds of op that do more than any that was measured, and how many times."""
-        multiples: dict[str, float] = {}
-        for op in dict.fromkeys(node.op for node in graph):
-            multiples[type(op).__name__] = max(multiples.get(type(op).__name__, 1.0), self.extrapolation(op))
-        return tuple(f"{name} {times:.1f}x" for name, times in multiples.items() if times > 1)
 
     def prior_share(self, graph: Iterable[Node]) -> None:
         """Nothing rests on priors: bytes and rounds are derived, seconds measured."""
@@ -162,7 +155,7 @@ def check_setting(protocol: str, setting: EngineSetting) -> None:
         raise UserError(f"`weight_masks` kept is of protocol {keeping}, but got protocol {protocol}; leave it out.")
 
 
-def _on_grid(seconds: float) -> float:
+def on_grid(seconds: float) -> float:
     """Raises UserError for seconds beyond all numbers."""
     if not math.isfinite(steps := seconds / LATENCY_STEP_S):
         raise UserError(f"an op takes {seconds:g} s on this testbed and network; correct their numbers.")

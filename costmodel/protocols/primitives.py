@@ -6,9 +6,10 @@ its size alone. Calls follow one another: no call starts before the one before i
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from costmodel.errors import UserError
+from costmodel.protocols.identity import ENGINE
 
 # primitive -> what it does to secret-shared integers of the ring
 #   multiply, square: element-wise products; matmul: a matrix product
@@ -42,6 +43,8 @@ class EngineSetting:
     Raises UserError for a ring the engine does not have, or too small for the fraction, no thread, or masks of weights
     that the server holds, which the engine shares anew in every run.
     """
+
+    formulas_of: ClassVar[str] = ENGINE
 
     ring_bits: int = 64
     fraction_bits: int = 18
@@ -99,6 +102,7 @@ class Comm:
 
     waited_bytes: of all bytes, preprocessing included, those that follow one another where each pair of parties has a
     full-duplex link of its own: what is under way at once counts once.
+    key_bytes: that each party has from a dealer; in no other field.
     """
 
     rounds: int
@@ -106,6 +110,7 @@ class Comm:
     online_bytes: int
     setup_bytes: int = 0
     waited_bytes: int
+    key_bytes: int = 0
 
 
 NOTHING = Comm(rounds=0, messages=0, online_bytes=0, waited_bytes=0)
@@ -126,19 +131,21 @@ def price_calls(calls: Iterable[Call], setting: EngineSetting, prices: Prices) -
 
 def total_comm(parts: Iterable[Comm]) -> Comm:
     """What steps that wait for one another cost together."""
-    rounds = messages = online_bytes = setup_bytes = waited_bytes = 0
+    rounds = messages = online_bytes = setup_bytes = waited_bytes = key_bytes = 0
     for part in parts:
         rounds += part.rounds
         messages += part.messages
         online_bytes += part.online_bytes
         setup_bytes += part.setup_bytes
         waited_bytes += part.waited_bytes
+        key_bytes += part.key_bytes
     return Comm(
         rounds=rounds,
         messages=messages,
         online_bytes=online_bytes,
         setup_bytes=setup_bytes,
         waited_bytes=waited_bytes,
+        key_bytes=key_bytes,
     )
 
 

@@ -12,8 +12,7 @@ from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Price, total_price
 from costmodel.estimate import Estimate
 from costmodel.ops import LayerId, Op, shape
-from costmodel.protocols.identity import ENGINE
-from costmodel.protocols.primitives import EngineSetting
+from costmodel.protocols import Setting
 from costmodel.report.tables import table
 
 PUBLIC = ("temperatures", "scalars of shaped attention", "causal mask", "rotary angles")
@@ -44,6 +43,7 @@ PRICE_KEYS = (
     "compute_s",
     "network_s",
     "latency_s",
+    "key_bytes",
 )
 
 
@@ -71,12 +71,10 @@ def total_document(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def setting_document(
-    priced: Sequence[Op], setting: EngineSetting | None, deployment: DeploymentFacts
-) -> dict[str, Any]:
+def setting_document(priced: Sequence[Op], setting: Setting | None, deployment: DeploymentFacts) -> dict[str, Any]:
     """What was priced or run, as JSON data: the numbers, who holds what, the deployment, and the ops' forms."""
     return {
-        "formulas_of": setting and ENGINE,
+        "formulas_of": setting and setting.formulas_of,
         "ring_bits": setting and setting.ring_bits,
         "fraction_bits": setting and setting.fraction_bits,
         "inputs": "secret",
@@ -94,7 +92,7 @@ def _forms(priced: Sequence[Op], kind: type[ops.Gelu] | type[ops.Softmax]) -> st
     return "+".join(dict.fromkeys(op.form for op in priced if isinstance(op, kind))) or None
 
 
-def unusual(priced: Sequence[Op], setting: EngineSetting | None, deployment: DeploymentFacts) -> str:
+def unusual(priced: Sequence[Op], setting: Setting | None, deployment: DeploymentFacts) -> str:
     """Whatever a reader might not expect, such as `, phase decode`."""
     stated = setting_document(priced, setting, deployment)
     other = {key: stated[key] for key, usual in USUAL.items() if stated[key] not in (None, usual)}
@@ -140,10 +138,13 @@ def _prices(title: str, lines: Iterable[tuple[str, str, Price]], whole: Price) -
         "latency": format_seconds(whole.latency_s),
         "communication": format_bytes(whole.sent_bytes),
     }
+    keys = {} if whole.key_bytes is None else {"keys a party": format_bytes(whole.key_bytes)}
     rows = []
     for name, count, price in lines:
         share = f"{price.latency_s / whole.latency_s:.1%}" if whole.latency_s else ""
-        rows.append([name, count, format_seconds(price.latency_s), share, format_bytes(price.sent_bytes)])
-    shown = table([title], ["count", "latency", "share", "communication"], rows, footers=footers)
+        kept = [] if price.key_bytes is None else [format_bytes(price.key_bytes)]
+        rows.append([name, count, format_seconds(price.latency_s), share, format_bytes(price.sent_bytes), *kept])
+    numbers = ["count", "latency", "share", "communication", *keys]
+    shown = table([title], numbers, rows, footers=footers | keys)
     shown.columns[0].no_wrap = False  # what is said of an op may be long; numbers stay whole
     return shown

@@ -186,8 +186,9 @@ def _attention(
     else:
         scaled = factor is not None
     causal = causal or _hides(scores) or num_keys == 1
+    scored = ops.AttentionScores(**square, head_dim=head_dim, scaled=scaled, factor=factor, causal=causal)
     chain: list[tuple[str, Op, FxNode]] = [
-        ("scores", ops.AttentionScores(**square, head_dim=head_dim, scaled=scaled, factor=factor), node),
+        ("scores", scored, node),
         *(_score_step(each, square, node) for each in rest),
         ("softmax", ops.Softmax(**square, causal=causal), node),
     ]

@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from costmodel.engine.assignment import Assignment, holds, role
 from costmodel.engine.plan import GraphOf, Plan, graphs
 from costmodel.engine.predicted import Prediction, predictions
+from costmodel.errors import UserError
 from costmodel.network import Network, link, load_network
 from costmodel.ops import GeluForm, OpGraph
 from costmodel.protocols import TRUST
 from costmodel.protocols.derived import check_setting
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
 from costmodel.report.trust import trust_document
@@ -60,7 +62,7 @@ def asked_setup(
     pick: str,
     *,
     weights_here: bool,
-    protocol: Literal["semi2k", "aby3", "cheetah"] = "semi2k",
+    protocol: str = "semi2k",
     weights: Holder = "secret",
     weight_masks: WeightMasks = "fresh",
     ring_bits: int = 64,
@@ -87,6 +89,9 @@ def asked_setup(
         gelu: tanh, exact or piecewise instead of the form that GELU was trained in, in the clear too; see --perplexity
             for what the engine makes of tanh.
     """
+    if protocol not in ENGINE_PROTOCOLS:
+        known = ", ".join(ENGINE_PROTOCOLS)
+        raise UserError(f"no engine here runs protocol {protocol!r}; choose one of {known}.")
     fraction = FRACTION_BITS.get(ring_bits, 1) if fraction_bits is None else fraction_bits
     setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction, weights=weights, weight_masks=weight_masks)
     check_setting(protocol, setting)

@@ -38,7 +38,7 @@ class StudyConfig:
         budget_comm: most bytes all parties together may send per token, with a unit, such as 8GB.
         space: a shipped search space or the path of a space's YAML file.
         seq_len: tokens in the prompt, for pricing and for training.
-        protocol: the MPC protocol that prices a model: published, semi2k, aby3 or cheetah.
+        protocol: the MPC protocol that prices a model: published, semi2k, aby3, cheetah or sigma.
         network: between the parties, for protocols other than published: lan, wan, another preset or a .yaml file.
         testbed: a .yaml file of compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
         projection: logits of all tokens of the prompt, as the papers run it, or of the last one alone.

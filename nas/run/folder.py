@@ -16,8 +16,7 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.protocols import load_pricer
-from costmodel.protocols.primitives import EngineSetting
+from costmodel.protocols import load_pricer, setting_of
 from nas.corpus.held_out import HeldOut
 from nas.corpus.ngrams import NgramBaseline
 from nas.provenance import SCHEMA_VERSION
@@ -158,7 +157,7 @@ def run_pricer(
         config.protocol,
         network or own_file(folder, config, "network"),
         testbed or (None if kept is None else Path(kept)),
-        None if config.weights is None else EngineSetting(weights=config.weights),
+        setting_of(config.protocol, weights=config.weights),
     )
 
 

@@ -14,8 +14,7 @@ from costmodel.config.units import parse_bytes, parse_seconds
 from costmodel.cost import Budget, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.protocols import load_pricer
-from costmodel.protocols.primitives import EngineSetting
+from costmodel.protocols import SETTINGS, load_pricer, setting_of
 from nas.run.folder import run_pricer
 from nas.run.front import front_of, is_eligible
 from nas.run.ledger import Record, deployed_of
@@ -83,7 +82,7 @@ def reprice(
 
     Args:
         run: any with a completed trial.
-        protocol: price under published, semi2k, aby3 or cheetah, instead of the run's.
+        protocol: price under published, semi2k, aby3, cheetah or sigma, instead of the run's.
         network: loopback, lan (the default), wan or a .yaml file; by default the run's, if the protocol is the run's.
         testbed: compute seconds from `python -m costmodel calibrate`; by default likewise.
         seq_len: tokens of the prompt, instead of the run's.
@@ -100,7 +99,7 @@ def reprice(
     if protocol in (None, config.protocol):
         pricer = run_pricer(run.folder, config, network, testbed)
     else:
-        setting = None if config.weights is None or protocol == "published" else EngineSetting(weights=config.weights)
+        setting = setting_of(protocol, weights=config.weights) if protocol in SETTINGS else None
         pricer = load_pricer(protocol, network, testbed, setting)
     workload = run.workload if seq_len is None else replace(run.workload, prompt_len=seq_len)
     return what_if(run, pricer, workload, budget)

@@ -33,8 +33,9 @@ UNITS_PER_S = 2.0**38
 UNITS_PER_BYTE = 2.0**4
 EMPTY_LAYER = Layer(attention="none", ffn="none")
 FREE = Price(
-    latency_s=0.0, sent_bytes=0.0, rounds=0, messages=0, online_bytes=0, setup_bytes=0, compute_s=0, network_s=0
-)
+    latency_s=0.0, sent_bytes=0.0, rounds=0, messages=0, online_bytes=0, setup_bytes=0, compute_s=0, network_s=0,
+    key_bytes=0,
+)  # fmt: skip
 RELATIVE_TOLERANCE = 1e-9  # of a path's price against the op graph's: what summing in another order may change
 
 

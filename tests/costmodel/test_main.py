@@ -26,6 +26,7 @@ PRICE_KEYS = [
     "compute_s",
     "network_s",
     "latency_s",
+    "key_bytes",
 ]
 
 
@@ -45,7 +46,8 @@ def test_json_has_every_key_and_sums_exactly(run):
     assert (code, err) == (0, "")
     document = json.loads(out)
     head = ["architecture", "base", "seq_len", "protocol", "network", "trust"]
-    assert list(document) == [*head, "total", "by_layer", "by_op", "setting", "deployed", "tokens", "memory", "egress"]
+    rest = ["setting", "deployed", "tokens", "memory", "keys", "egress"]
+    assert list(document) == [*head, "total", "by_layer", "by_op", *rest]
     assert (document["architecture"], document["base"], document["seq_len"]) == ("SM+ScFuFFN_i6", "gpt2-small", 128)
     assert (document["protocol"], document["network"]) == ("published", None)
     total = document["total"]
@@ -249,6 +251,37 @@ def test_money_for_bytes(run):
     assert "\negress: 2.279 per token at 0.09 a GB" in out  # 25.32 GB
 
 
+def test_keys_of_a_dealer_are_a_column_and_a_line(run):
+    document = estimated(run, "SM+LN+G", "--protocol", "sigma", "--bandwidth", "1Gbps")
+    total, keys = document["total"], document["keys"]
+    for parts in (document["by_layer"], document["by_op"]):
+        assert sum(entry["key_bytes"] for entry in parts) == total["key_bytes"]
+    assert keys == {
+        "party_bytes": total["key_bytes"],
+        "sent_bytes": 2 * total["key_bytes"],
+        "network_s": pytest.approx(total["key_bytes"] * 8 / 1e9),
+    }
+    assert total["sent_bytes"] == total["online_bytes"] < keys["party_bytes"] / 10
+    assert document["setting"]["formulas_of"] == "SIGMA, mpc-msri/EzPC f24bf3e"
+    assert (document["setting"]["ring_bits"], document["setting"]["fraction_bits"]) == (50, 12)
+    wider = estimated(run, "SM+LN+G", "--protocol", "sigma", "--ring-bits", "51")["total"]
+    assert wider["sent_bytes"] > total["sent_bytes"]
+    _, out, _ = run("estimate", "SM+LN+G", "--protocol", "sigma", "--egress-price", "0.09", "--budget-keys", "30GB")
+    assert "keys a party" in out
+    assert "\nkeys 20.49 GB a party for this run alone, from the dealer beforehand: 40.99 GB to send, 2.73 min" in out
+    assert "all parties' bytes; the dealer's keys 3.689 more" in out
+    assert estimated(run, "SM+LN+G", "--protocol", "semi2k")["keys"] is None
+
+
+def test_keys_that_a_party_cannot_keep_are_infeasible(run):
+    code, out, err = run("estimate", "SM+LN+G", "--protocol", "sigma", "--budget-keys", "8GB")
+    assert (code, out) == (3, "")
+    assert err == (
+        "error: SM+LN+G takes 20.49 GB of keys a party under sigma, but --budget-keys is 8.00 GB; shorten the "
+        "prompt or take a cheaper placement.\n"
+    )
+
+
 def test_formulas_say_which_engine_they_are_of(run):
     assert "\nformulas and seconds of SecretFlow-SPU 0.9.5\n" in run("estimate", "SM", "--protocol", "aby3")[1]
     assert "SecretFlow-SPU 0.9.5" not in run("estimate", "SM")[1]
@@ -353,7 +386,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "SM", "--base", "gpt5"], "base must be one of gpt2-small"),
         (
             ["estimate", "SM", "--protocol", "x"],
-            "protocol must be one of published, semi2k, aby3, cheetah, but got 'x'",
+            "protocol must be one of published, semi2k, aby3, cheetah, sigma, but got 'x'",
         ),
         (["estimate", "SM", "--network", "lan"], "protocol published has its network fitted in"),
         (["estimate", "SM", "--rtt", "4ms"], "protocol published has its network fitted in, but got network 'lan 4ms'"),
@@ -364,9 +397,12 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "SM", "--egress-price=-1"], "--egress-price must be at least 0 and finite"),
         (["compare", "SM", "--protocol=aby3", "--rtt", "4"], "--rtt must be a number of at least 0 with a unit (ms, s"),
         (["diff", "SM"], "arguments are required"),
-        (["diff", "SM", "SM", "--versus", "x"], "protocol must be one of published, semi2k, aby3, cheetah, but got"),
+        (
+            ["diff", "SM", "SM", "--versus", "x"],
+            "protocol must be one of published, semi2k, aby3, cheetah, sigma, but got",
+        ),
         (["estimate", "SM", "--protocol", "aby3", "--network", ""], "or a .yaml file, but got ''"),
-        (["estimate", "SM", "--weights", "server"], "its weights fitted in, but got weights 'server'; leave it out"),
+        (["estimate", "SM", "--weights", "server"], "its weights fitted in, but got --weights server; leave it out"),
         (["estimate", "SM", "--weights", "client"], "--weights must be one of 'secret', 'server', null. Got value: cl"),
         (
             ["estimate", "SM", "--protocol", "cheetah", "--vocab", "1000000000000"],
@@ -387,7 +423,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "SM", "--format", "xml"], "--format must be one of ['table', 'json', 'csv']. Got value: xml"),
         (["estimate", "SM", "--depth", "3"], "unrecognized arguments: --depth 3"),
         (["estimate", "SM", "--config", "absent.yaml"], "absent.yaml cannot be read: No such file or directory"),
-        (["validate", "--protocol", "x"], "--protocol must be one of ['published']. Got value: x"),
+        (["validate", "--protocol", "x"], "--protocol must be one of ['published', 'sigma']. Got value: x"),
         (["calibrate", "--output", "absent/x.yaml"], "--output absent/x.yaml cannot be written"),
         (["calibrate", "--protocol", "aby3"], "--protocol aby3 must be fitted with --engine spu"),
         (["calibrate", "--protocol", "aby3", "--engine", "spu"], "--output is required for protocol aby3"),
@@ -416,6 +452,14 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
             "`threads` must be at least 1, but got 0",
         ),
         (["estimate", "SM", "--threads", "2"], "protocol published has its threads fitted in, but got --threads 2"),
+        (["estimate", "SM", "--ring-bits", "32"], "protocol published has its ring-bits fitted in"),
+        (["estimate", "SM", "--budget-keys", "1GB"], "--budget-keys is of a dealer's keys, but protocol published has"),
+        (["estimate", "SM", "--protocol", "sigma", "--seq-len", "100"], "but got 100; pad the prompt to 128 tokens"),
+        (["estimate", "SM", "--protocol", "sigma", "--ring-bits", "20"], "`ring_bits` must be from 27 to 64"),
+        (
+            ["compare", "SM", "--protocol", "sigma"],
+            "protocol sigma has no engine to compare with; choose one of semi2k",
+        ),
         (["estimate", "SM", "--protocol", "aby3", "--threads", "2"], "aby3.yaml must be 2, but got 1; calibrate one"),
     ],
 )

@@ -14,12 +14,13 @@ from costmodel.calibration.microbenchmark import plan
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.execution import op_functions
 from costmodel.ops import OP_TYPES, Op
-from costmodel.protocols import op_programs, published
+from costmodel.protocols import op_programs, published, sigma_programs
 from costmodel.protocols.compute_testbed import POOL
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 
 ROOT = Path(__file__).parents[2]
 LOCAL = {each.__name__: "it is local" for each in OP_TYPES if each.is_local}
+NOT_TABLED = dict.fromkeys(("Sigmoid", "Tanh"), "the code of SIGMA has no table for it")
 NOT_PRINTED = dict.fromkeys(
     ("RmsNorm", "Square", "Silu", "Sigmoid", "Tanh", "Multiply", "Scale"), "no printed row has one"
 )
@@ -80,6 +81,13 @@ def tables() -> list[Table]:
         table("costmodel/protocols/op_programs.py", "PROGRAMS", "the calls it makes", programs, LOCAL),
         table(
             "costmodel/protocols/published.py", "COUNTS", "how many terms it has", published.COUNTS, NOT_PRINTED | LOCAL
+        ),
+        table(
+            "costmodel/protocols/sigma_programs.py",
+            "PROGRAMS",
+            "its steps under sigma",
+            sigma_programs.PROGRAMS,
+            NOT_TABLED | LOCAL,
         ),
         *map(of_testbed, ENGINE_PROTOCOLS),
         *map(of_measured, ENGINE_PROTOCOLS),

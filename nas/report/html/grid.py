@@ -12,8 +12,7 @@ from costmodel.cost import Budget, Price, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.ops import Op, OpGraph
-from costmodel.protocols import PROTOCOLS, load_pricer
-from costmodel.protocols.primitives import EngineSetting
+from costmodel.protocols import PROTOCOLS, SETTINGS, load_pricer, setting_of
 from costmodel.trust import caption
 from nas.report.cost_figures import kind_of
 from nas.report.html.points import Point
@@ -80,12 +79,12 @@ def price_grid(run: Run, points: Sequence[Point]) -> Grid:
 def _pricers(run: Run, left_out: list[str]) -> Iterator[Pricer]:
     """The run's own first, so that a testbed of the user's is not taken for the committed one."""
     yield run.pricer
-    setting = None if run.config.weights is None else EngineSetting(weights=run.config.weights)
     for protocol in PROTOCOLS:
         for network in (None,) if protocol == "published" else NETWORKS:
             if (protocol, network) != (run.pricer.protocol, run.pricer.network):
                 try:
-                    yield load_pricer(protocol, network, None, None if protocol == "published" else setting)
+                    setting = setting_of(protocol, weights=run.config.weights) if protocol in SETTINGS else None
+                    yield load_pricer(protocol, network, None, setting)
                 except UserError as error:
                     left_out.append(f"{protocol}: {error}")
 

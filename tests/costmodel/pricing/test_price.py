@@ -130,7 +130,7 @@ def test_records_become_a_table():
     priced = costmodel.price("SM+LN+R", base="tiny", protocol="cheetah", seq_len=8)
     table = priced.to_pandas()
     assert isinstance(table, pandas.DataFrame)
-    assert table.shape == (len(priced.rows), 14)
+    assert table.shape == (len(priced.rows), 15)
     assert table.sent_bytes.sum() == priced.sent_bytes
     assert list(table.name) == [row.name for row in priced.rows]
 

@@ -272,8 +272,10 @@ def test_cost_model_id_changes_with_the_coefficients(tmp_path, monkeypatch):
 
 
 def test_protocols_by_name():
-    assert PROTOCOLS == ("published", "semi2k", "aby3", "cheetah")
-    with pytest.raises(ValueError, match="protocol must be one of published, semi2k, aby3, cheetah, but got 'semi9k'"):
+    assert PROTOCOLS == ("published", "semi2k", "aby3", "cheetah", "sigma")
+    with pytest.raises(
+        ValueError, match="protocol must be one of published, semi2k, aby3, cheetah, sigma, but got 'semi9k'"
+    ):
         load_pricer(protocol="semi9k")
     with pytest.raises(ValueError, match="has its network fitted in, but got network 'lan'"):
         load_pricer(network="lan")

@@ -45,8 +45,8 @@ def causal(scores):
     return scores.masked_fill(LOWER == 0, -math.inf)
 
 
-def scored(factor):
-    return ops.AttentionScores(**SQUARE, head_dim=HEAD_DIM, scaled=factor is not None, factor=factor)
+def scored(factor, *, causal=True):
+    return ops.AttentionScores(**SQUARE, head_dim=HEAD_DIM, scaled=factor is not None, factor=factor, causal=causal)
 
 
 MASKS = {
@@ -63,7 +63,10 @@ MASKS = {
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_cost_nothing_and_say_whether_attention_is_causal(name):
     mask, is_causal = MASKS[name]
-    assert between(lambda q, k: mask(product(q, k))) == [scored(None), ops.Softmax(**SQUARE, causal=is_causal)]
+    assert between(lambda q, k: mask(product(q, k))) == [
+        scored(None, causal=is_causal),
+        ops.Softmax(**SQUARE, causal=is_causal),
+    ]
 
 
 @pytest.mark.parametrize(

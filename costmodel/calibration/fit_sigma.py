@@ -1,0 +1,87 @@
+"""The fit behind the seconds of protocol `sigma`: logged runs in, the text of its testbed file out.
+
+A run's seconds of a class, less those that it waited for bytes (by its share of them), are to be its rounds, key bytes
+and weights times coefficients of at least 0, with the least relative errors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import numpy as np
+
+from costmodel.calibration.sigma_rows import SigmaRow, by_class
+from costmodel.config import strict_yaml
+from costmodel.errors import UserError
+from costmodel.protocols.primitives import total_comm
+from costmodel.protocols.sigma_programs import comm
+from costmodel.protocols.sigma_testbed import CLASSES, UNITS, Class, ClassSeconds, SigmaTestbed, Unit, class_of, work
+
+MACHINE = "2 x NVIDIA RTX PRO 6000 Blackwell in one machine, a party each, over loopback; published, not measured here"
+SIGNIFICANT_DIGITS = 4
+SIZES: tuple[Unit, ...] = ("key_bytes", "weights")  # what ops have more or less of; rounds go with their kind
+
+
+def fit(rows: Sequence[SigmaRow]) -> SigmaTestbed:
+    """Raises UserError for a row that is held out, or has no seconds of classes."""
+    if unfit := [row.name for row in rows if not row.fitted or not row.class_s]:
+        raise UserError(f"a held-out row must not be fitted, but got {', '.join(unfit)}; leave it to `validate`.")
+    return SigmaTestbed(
+        protocol="sigma",
+        machine=MACHINE,
+        source=rows[0].source,
+        rows=tuple(row.name for row in rows),
+        classes={name: _class_seconds(name, rows) for name in CLASSES},
+    )
+
+
+def dump_sigma(testbed: SigmaTestbed) -> str:
+    return strict_yaml.dump({**asdict(testbed), "rows": list(testbed.rows)})
+
+
+def compute_s_of(row: SigmaRow) -> dict[Class, float]:
+    """Seconds that a logged run computed, by class; what the log does not name is linear."""
+    assert row.latency_s is not None
+    assert row.comm_s is not None
+    seconds = {**row.class_s, "linear": row.latency_s - sum(row.class_s.values())}
+    costs = by_class(row)
+    all_bytes = total_comm(costs.values()).online_bytes
+    return {name: seconds[name] - row.comm_s * costs[name].online_bytes / all_bytes for name in CLASSES}
+
+
+def class_work(row: SigmaRow, name: Class) -> dict[Unit, int]:
+    """What the ops of a class do in a row."""
+    parts = [work(op, comm(op, row.setting)) for op in row.ops if class_of(op) == name]
+    return {unit: sum(part[unit] for part in parts) for unit in UNITS}
+
+
+def _class_seconds(name: Class, rows: Sequence[SigmaRow]) -> ClassSeconds:
+    per_unit_s = _coefficients(name, rows)
+    left_out = [(_coefficients(name, [other for other in rows if other is not row]), row) for row in rows]
+    each = [work(op, comm(op, row.setting)) for row in rows for op in set(row.ops) if class_of(op) == name]
+    sizes = {unit: [part[unit] for part in each if part[unit]] for unit in SIZES}
+    return ClassSeconds(
+        per_unit_s={unit: _rounded(value) for unit, value in per_unit_s.items()},
+        least={unit: min(found) for unit, found in sizes.items() if found},
+        greatest={unit: max(found) for unit, found in sizes.items() if found},
+        worst_error=_rounded(max(_error(name, row, per_unit_s) for row in rows)),
+        held_out_error=_rounded(max(_error(name, row, others) for others, row in left_out)),
+    )
+
+
+def _coefficients(name: Class, rows: Sequence[SigmaRow]) -> dict[Unit, float]:
+    from scipy.optimize import nnls  # scipy is for fits, not for prices
+
+    seconds = np.array([compute_s_of(row)[name] for row in rows])
+    counts = np.array([[class_work(row, name)[unit] for unit in UNITS] for row in rows])
+    scale = np.maximum(1, counts.max(axis=0))  # units differ by ten powers of ten
+    values, _ = nnls(counts / scale / seconds[:, None], np.ones(len(rows)))
+    return dict(zip(UNITS, (values / scale).tolist(), strict=True))
+
+
+def _error(name: Class, row: SigmaRow, per_unit_s: dict[Unit, float]) -> float:
+    predicted = sum(per_unit_s[unit] * count for unit, count in class_work(row, name).items())
+    return abs(predicted / compute_s_of(row)[name] - 1)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")

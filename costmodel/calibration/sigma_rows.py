@@ -1,0 +1,161 @@
+"""What is published of runs of SIGMA, as data: bytes, keys, rounds and seconds of the blocks of models.
+
+No embedding, final norm or vocabulary projection is in them; the output's mask is in the keys, and the keys of a run
+are padded to a page. A row has what its source has, and None for the rest.
+
+Sources: logs of https://github.com/ponyyuhan/SUF_new, commit 36d6e59, folder `results`, of the code unchanged on two
+GPUs of one machine, seconds the medians of 3 to 6 runs; tables of the same repository; Gupta et al. 2024, SIGMA,
+https://eprint.iacr.org/2023/1269, tables of the evaluation, as printed (Llama-2-13B of the abstract).
+"""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from costmodel import ops
+from costmodel.ops import Op
+from costmodel.protocols.primitives import Comm, total_comm
+from costmodel.protocols.sigma_programs import comm
+from costmodel.protocols.sigma_setting import SigmaSetting
+from costmodel.protocols.sigma_testbed import CLASSES, Class, class_of
+
+ROWS = Path(__file__).parents[1] / "testbeds" / "sigma_rows.csv"
+RUN_BYTES = 2  # of both parties, who meet once: sigma.cu, `peer->sync`
+WHOLE = ("num_layers", "num_heads", "d_model", "d_ff", "ring_bits", "seq_len")
+PAGE = 4096  # backend/sigma.h, SIGMAKeygen::close
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """What blocks of a family are: whether a token sees later ones, scores have a factor, and FFNs are gated."""
+
+    causal: bool = True
+    scaled: bool = True
+    gated: bool = False
+
+
+FAMILIES = {
+    "gpt2": Family(),
+    "gpt-neo": Family(scaled=False),
+    "bert": Family(causal=False),
+    "llama": Family(gated=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SigmaRow:
+    """One run, or the median of several.
+
+    latency_s: of the parties online; comm_s of it waiting for bytes; class_s: of classes of op, waiting included.
+    sent_bytes, class_bytes: of both parties. key_bytes: of one. gpu_rounds: as its source counts them, without those
+    of 1/sqrt on the CPU. fitted: whether seconds are fitted on it.
+    """
+
+    source: str
+    model: str
+    family: str
+    num_layers: int
+    num_heads: int
+    d_model: int
+    d_ff: int
+    ring_bits: int
+    seq_len: int
+    network: str | None
+    fitted: bool
+    latency_s: float | None
+    comm_s: float | None
+    class_s: dict[Class, float]
+    sent_bytes: int | None
+    class_bytes: dict[Class, int]
+    key_bytes: int | None
+    sent_gibibytes: str | None
+    key_gibibytes: str | None
+    gpu_rounds: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} T={self.seq_len}{'' if self.network is None else f' {self.network}'}"
+
+    @property
+    def setting(self) -> SigmaSetting:
+        return SigmaSetting(ring_bits=self.ring_bits)
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """Of all blocks. Queries, keys and values are one linear, as the code has them."""
+        return block_ops(self) * self.num_layers
+
+
+def sigma_rows(path: Path = ROWS) -> tuple[SigmaRow, ...]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(_row(record) for record in csv.DictReader(file))
+
+
+def block_ops(row: SigmaRow) -> tuple[Op, ...]:
+    """Of one block; additions left out, which are local."""
+    family, tokens, width = FAMILIES[row.family], row.seq_len, row.d_model
+    head_dim = width // row.num_heads
+    square: dict[str, Any] = {"heads": row.num_heads, "queries": tokens, "keys": tokens}
+    norm: Op = (ops.RmsNorm if family.gated else ops.LayerNorm)(rows=tokens, features=width)
+    turned = [ops.Rotary(rows=tokens, heads=row.num_heads, rotary_dim=head_dim)] if family.gated else []
+    inner = {"rows": tokens, "features": row.d_ff}
+    up = _linear(tokens, width, row.d_ff)
+    ffn: list[Op] = [up, up, ops.Silu(**inner), ops.Multiply(**inner)] if family.gated else [up, _gelu(**inner)]
+    return (
+        norm,
+        _linear(tokens, width, 3 * width),
+        *turned,
+        ops.AttentionScores(**square, head_dim=head_dim, scaled=family.scaled, causal=family.causal),
+        ops.Softmax(**square, causal=family.causal),
+        ops.AttentionMix(**square, head_dim=head_dim),
+        _linear(tokens, width, width),
+        norm,
+        *ffn,
+        _linear(tokens, row.d_ff, width),
+    )
+
+
+def whole(row: SigmaRow) -> Comm:
+    """What the ops of a row cost by formula, without what is of a run."""
+    return total_comm(comm(op, row.setting) for op in row.ops)
+
+
+def by_class(row: SigmaRow) -> dict[Class, Comm]:
+    return {name: total_comm(comm(op, row.setting) for op in row.ops if class_of(op) == name) for name in CLASSES}
+
+
+def run_bytes(row: SigmaRow) -> int:
+    """Of a whole run, both parties."""
+    return whole(row).online_bytes + RUN_BYTES
+
+
+def run_key_bytes(row: SigmaRow) -> int:
+    """Of a whole run, a party: with the mask of the output, and at least a byte up to the next page."""
+    keys = whole(row).key_bytes + 8 * row.seq_len * row.d_model
+    return (keys // PAGE + 1) * PAGE
+
+
+def _linear(rows: int, in_features: int, out_features: int) -> Op:
+    return ops.Linear(rows=rows, in_features=in_features, out_features=out_features, bias=True)
+
+
+def _gelu(rows: int, features: int) -> Op:
+    return ops.Gelu(rows=rows, features=features, form="exact")
+
+
+def _row(record: dict[str, str]) -> SigmaRow:
+    given = {name: value or None for name, value in record.items()}
+    values: dict[str, Any] = {name: given[name] for name in record if name in SigmaRow.__slots__}
+    values |= {name: int(record[name]) for name in WHOLE}
+    values |= {name: _number(given[name], int) for name in ("sent_bytes", "key_bytes", "gpu_rounds")}
+    values |= {name: _number(given[name], float) for name in ("latency_s", "comm_s")}
+    return SigmaRow(
+        **values | {"fitted": record["fitted"] == "yes"},
+        class_s={name: float(value) for name in CLASSES if (value := given.get(f"{name}_s")) is not None},
+        class_bytes={name: int(value) for name in CLASSES if (value := given.get(f"{name}_bytes")) is not None},
+    )
+
+
+def _number(text: str | None, kind: Any) -> Any:
+    return None if text is None else kind(text)

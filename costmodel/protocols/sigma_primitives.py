@@ -1,0 +1,178 @@
+"""What the steps of protocol `sigma` cost: what two parties open to each other, and the keys a dealer makes for it.
+
+All numbers are opened masked: the parties compute on what both see, and a key turns it into shares of what comes next,
+masked anew. So a step sends what comes out of it, whatever its size before, and its price is mostly its key.
+
+Source of every formula: the code of Gupta et al. 2024, SIGMA, https://eprint.iacr.org/2023/1269: mpc-msri/EzPC, folder
+GPU-MPC, commit f24bf3e; the files that functions name are of its folder `fss` where no other is named. Bytes and keys
+are equal to those of its public logs, to the byte (`costmodel/testbeds/sigma_rows.csv`).
+"""
+
+from dataclasses import replace
+
+from costmodel.protocols.primitives import NOTHING, Comm, total_comm
+
+NUM_PARTIES = 2
+WORD_BITS = 64  # of a number of the ring where it is kept or put into a key, however narrow the ring
+HEADER = 4  # bytes of a number that a key states about itself
+BLOCK = 16  # bytes of a seed, of AES
+TREE_BITS = 7  # a block's bits are the leaves of the tree's last levels; a function of so few bits is a table
+BATCH_BYTES = 24 * 2**30  # gpu_dpf.cu: keys of a function are made in batches of so many bytes at most
+ROOT_INPUT_BITS = 13  # fixtobfloat16.cpp: 6 bits of exponent and 7 of mantissa
+SYNC_BYTES = 1  # comms.cpp, SocketBuf::sync
+
+
+def opened(elements: int, bits: int, word_bits: int = WORD_BITS) -> Comm:
+    """Both parties send their shares of so many numbers, at once; packed, unless a number fills its word.
+
+    Source: gpu_comms.h and sigma_comms.cpp of `utils`, compressMem and getMemSz.
+    """
+    if bits <= 2:
+        sent = packed_bytes(elements * bits)
+    elif bits < word_bits:
+        sent = 8 * _ceil(elements * bits, 64)
+    else:
+        sent = elements * word_bits // 8
+    return _exchanged(sent)
+
+
+def packed_bytes(bits: int) -> int:
+    """Of single bits, in words of 32."""
+    return 4 * _ceil(bits, 32)
+
+
+def key(num_bytes: int) -> Comm:
+    """A part of a key by itself, which nothing is sent for."""
+    return replace(NOTHING, key_bytes=num_bytes)
+
+
+def comparison_key(elements: int, bits: int) -> int:
+    """Bytes of keys of comparisons of numbers of so many bits with secret ones.
+
+    Source: gpu_dpf.cu, gpuKeyGenDCF, gpuKeyGenBatchedDPF and doDpfTreeKeyGen; gpu_sstab.h, genSSTable.
+    """
+    if bits <= TREE_BITS:
+        return 2 * HEADER + (elements << max(0, bits - 3))
+    levels = bits - TREE_BITS
+    batch = BATCH_BYTES // ((levels + 2) * BLOCK) // 32 * 32
+    sizes = [min(batch, elements - start) for start in range(0, elements, batch)]
+    return 3 * HEADER + sum(
+        3 * HEADER + size * BLOCK * (levels + 2) + packed_bytes(size) * levels for size in sizes
+    )  # fmt: skip
+
+
+def looked_up(elements: int, bits: int, ring_bits: int, *, is_opened: bool = True) -> Comm:
+    """The entry of a public table of 2^bits numbers; is_opened: or left as shares, to be added up first.
+
+    A point function is evaluated everywhere; its sign and value are opened, one after the other, and one is selected by
+    the other. Source: gpu_lut.cu, gpuKeyGenLUT and gpuDpfLUT.
+    """
+    point = 2 * 3 * HEADER + elements * (BLOCK * (bits - TREE_BITS + 2) + 4)
+    keys = HEADER + point + packed_bytes(elements) + _selection_key(elements)
+    last = [opened(elements, ring_bits)] if is_opened else []
+    return total_comm([opened(elements, 1), opened(elements, ring_bits), *last, key(keys)])
+
+
+def truncated(elements: int, bits: int, shift: int) -> Comm:
+    """The number without its `shift` lowest bits, rounded down; first in a smaller ring, then back in that of `bits`.
+
+    Each step opens a carry or a sign, and then the number. Source: gpu_truncate.cu, TrFloor.
+    """
+    keys = 4 * HEADER + comparison_key(elements, shift) + comparison_key(elements, bits - shift)
+    return total_comm(
+        [
+            *(opened(elements, 1), opened(elements, bits - shift), opened(elements, 1), opened(elements, bits)),
+            key(keys + 2 * packed_bytes(elements) + 2 * 2 * 8 * elements),
+        ]
+    )
+
+
+def truncated_small(elements: int, shift: int, to_bits: int, word_bits: int = WORD_BITS) -> Comm:
+    """The same of numbers that leave the ring's highest bit free, straight to a ring of `to_bits`.
+
+    Source: gpu_truncate.cu, TrWithSlack.
+    """
+    keys = 4 * HEADER + comparison_key(elements, shift) + packed_bytes(elements) + 3 * word_bits // 8 * elements
+    return total_comm([opened(elements, 1), opened(elements, to_bits, word_bits), key(keys)])
+
+
+def positive_part(elements: int, bits: int, to_bits: int, word_bits: int = WORD_BITS) -> Comm:
+    """max(x, 0) of numbers of so many bits: its sign is opened, and x or 0 selected. Source: gpu_relu.cu, gpuRelu."""
+    keys = 3 * HEADER + comparison_key(elements, bits - 1) + packed_bytes(elements)
+    return total_comm(
+        [opened(elements, 1), opened(elements, to_bits, word_bits), key(keys + _selection_key(elements, word_bits))]
+    )
+
+
+def gated(elements: int, ring_bits: int, fraction_bits: int, table_bits: int) -> Comm:
+    """max(x, 0), less what a table of 2^table_bits numbers says of |x| with 6 fraction bits, clipped to the table.
+
+    table_bits: 8 for GELU, 10 for SiLU. Source: gpu_gelu.cu, gpuKeyGenGelu and gpuGelu; sigma.h of `backend`.
+    """
+    bits, word_bits = ring_bits - 2 * fraction_bits + 7, 8 if table_bits <= 8 else 16
+    signs = replace(_exchanged(2 * packed_bytes(elements)), key_bytes=HEADER + comparison_key(elements, bits - 1))
+    clipped = replace(opened(elements, table_bits, word_bits), key_bytes=8 * word_bits // 8 * elements)
+    return total_comm(
+        [
+            truncated_small(elements, fraction_bits - 6, bits),
+            *(signs, key(2 * packed_bytes(elements)), clipped),
+            looked_up(elements, table_bits, ring_bits, is_opened=False),
+            *(opened(elements, ring_bits), key(_selection_key(elements))),
+        ]
+    )
+
+
+def multiplied(elements: int, factors: int, ring_bits: int) -> Comm:
+    """Products, by Beaver: only they are opened. factors: of the other operand, each for as many elements as it takes.
+
+    Source: gpu_mul.cu, gpuMul; gpu_window.cu, windowMul.
+    """
+    return replace(opened(elements, ring_bits), key_bytes=8 * (2 * elements + factors))
+
+
+def squared(elements: int, ring_bits: int, sums: int | None = None) -> Comm:
+    """Squares, or so many sums of them, which are all that is opened. Source: gpu_layernorm.cu, gpuLayerNorm."""
+    return replace(opened(elements if sums is None else sums, ring_bits), key_bytes=2 * 8 * elements)
+
+
+def matrix_product(operands: int, outputs: int, ring_bits: int) -> Comm:
+    """Products of matrices, by Beaver: both factors are in the key, only the result is opened.
+
+    operands: elements of both. outputs: those of the result that are used. Source: gpu_matmul.cu, gpuMatmul.
+    """
+    return replace(opened(outputs, ring_bits), key_bytes=8 * (operands + outputs))
+
+
+def inverse_root(rows: int, ring_bits: int) -> Comm:
+    """1/sqrt(x), on the CPU: to an exponent and a mantissa, then a table of both; 5 openings and 3 empty messages.
+
+    Source: api.cpp, fixtobfloat16.cpp and src/llama/comms.cpp of ext/sytorch/ext/llama: Rsqrt, F2BF16, LUT_dfpet,
+    reconstructRT and Select.
+    """
+    number, narrow, levels = _stored(ring_bits), _stored(ROOT_INPUT_BITS), ROOT_INPUT_BITS - TREE_BITS
+    sent = rows * (5 * number + narrow) + _ceil(rows, 8) + 3 * SYNC_BYTES
+    highest_bit = BLOCK * (ring_bits + 1) + number * (ring_bits + 1) + 8
+    cut = (BLOCK + 1) * (ring_bits - 7) + 8
+    table = BLOCK * (levels + 2) + 2 * narrow + 8 + number + 1
+    shares, selection = 5 * number + narrow, 5 * number
+    exchanged = _exchanged(sent, rounds=5 + 3)
+    return replace(exchanged, key_bytes=rows * (highest_bit + cut + shares + table + selection))
+
+
+def _selection_key(elements: int, word_bits: int = WORD_BITS) -> int:
+    """Of one of two numbers by a bit. Source: gpu_select.cu, gpuKeyGenSelect."""
+    return 5 * word_bits // 8 * elements
+
+
+def _exchanged(sent: int, rounds: int = 1) -> Comm:
+    """Each party sends the other so many bytes, at once; in so many rounds."""
+    return Comm(rounds=rounds, messages=NUM_PARTIES * rounds, online_bytes=NUM_PARTIES * sent, waited_bytes=sent)
+
+
+def _stored(bits: int) -> int:
+    """Bytes of a number of so many bits in what the CPU sends and reads. Source: src/llama/comms.cpp, send_ge."""
+    return next(num_bytes for num_bytes in (1, 2, 4, 8) if bits <= 8 * num_bytes)
+
+
+def _ceil(count: int, of: int) -> int:
+    return -(-count // of)

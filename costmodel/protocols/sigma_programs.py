@@ -1,0 +1,274 @@
+"""Op -> steps of protocol `sigma`: what its code does for the op, or, for an op that it lacks, would by the same steps.
+
+The code runs the blocks of GPT-2, GPT-Neo, BERT and Llama 2. What goes beyond it, by assumption:
+
+- Embedding and vocabulary projection are products with a secret table, of one-hot tokens that the client shares; a
+  lookup of secret tokens has no formula. The code starts at the first block and ends with the last.
+- ReLU and rotations of part of a head are steps of the code; the square, leaky ReLU, scaled additions, frozen norms and
+  public factors are composed of its products and truncations. So are scores by a factor that is no power of two.
+- A query against cached keys is priced by the same steps, in a rectangle of scores; the code runs whole prompts alone.
+
+Weights are secret: products with them are those of two secrets. Their shares are not counted, as elsewhere; their masks
+are, in the keys. Masked numbers are public to both parties, so sums and products with public integers are local.
+A causal softmax and its scores leave out what the mask hides. `peer->sync`, 2 bytes a run, is in no op.
+
+Source: as of `sigma_primitives.py`; files of `fss`, and `backend/sigma.h` for the order of truncations.
+"""
+
+from collections.abc import Callable
+from math import inf, log2
+from typing import Any, TypeAlias
+
+from costmodel import ops
+from costmodel.errors import UnpricedOpError, UserError
+from costmodel.ops import Op
+from costmodel.protocols.primitives import NOTHING, Comm, total_comm
+from costmodel.protocols.sigma_primitives import (
+    gated,
+    inverse_root,
+    key,
+    looked_up,
+    matrix_product,
+    multiplied,
+    positive_part,
+    squared,
+    truncated,
+    truncated_small,
+)
+from costmodel.protocols.sigma_setting import SigmaSetting
+
+OTHERS = "choose protocol semi2k, aby3 or cheetah"
+EXPONENT_BITS = 16  # gpu_nexp.cu: of what is left of a score below the maximum, 12 of them after the point
+TABLE_BITS = 8  # of each of the two tables that make an exponential
+SUM_SHIFT = 6  # gpu_inverse.cu: fraction bits that a row's sum loses ahead of its table
+INVERSE_BITS = (8, 16)  # gpu_inverse.cu and gpu_lut.h: least and most bits of that table
+SUM_FRACTION_BITS = 12  # gpu_inverse.cu: the only fraction that it takes
+GELU_TABLE_BITS, SILU_TABLE_BITS = 8, 10  # sigma.h
+
+Formula: TypeAlias = Callable[[Any, SigmaSetting], Comm]
+
+
+def comm(op: Op, setting: SigmaSetting) -> Comm:
+    """Rounds, messages, bytes and keys of one op. Raises UserError for an op, form or length it has no formula for."""
+    if op.is_local:
+        return NOTHING
+    if type(op) not in PROGRAMS:
+        raise _unpriced(op, "its code has no table for it")
+    return PROGRAMS[type(op)](op, setting)
+
+
+def _unpriced(op: Op, why: str) -> UnpricedOpError:
+    return UnpricedOpError(f"protocol sigma has no formula for {type(op).__name__}: {why}; {OTHERS}.")
+
+
+def _matmul(m: int, k: int, n: int, setting: SigmaSetting) -> Comm:
+    """Of a weight: a product, and a truncation of the result."""
+    ring_bits = setting.ring_bits
+    product = matrix_product(m * k + k * n, m * n, ring_bits)
+    return total_comm([product, truncated(m * n, ring_bits, setting.fraction_bits)])
+
+
+def _embed(op: ops.TokenEmbedding, setting: SigmaSetting) -> Comm:
+    if op.encoding != "one-hot":
+        raise _unpriced(op, "with `encoding` lookup, secret tokens are compared with the vocabulary")
+    return _matmul(op.tokens, op.vocab, op.features, setting)
+
+
+def _normalised(elements: int, rows: int, features: int, setting: SigmaSetting, *, affine: bool) -> list[Comm]:
+    """By the root of the mean square: its sum is opened, and turned to an inverse; then a gain, and a bias for free.
+
+    Source: gpu_layernorm.cu.
+    """
+    ring_bits = setting.ring_bits
+    gain = [_by_factors(elements, features, setting)] if affine else []
+    return [
+        squared(elements, ring_bits, rows),
+        inverse_root(rows, ring_bits),
+        _by_factors(elements, rows, setting),
+        *gain,
+    ]
+
+
+def _by_factors(elements: int, factors: int, setting: SigmaSetting) -> Comm:
+    """Times secret factors, each of as many elements. Source: gpu_window.cu, windowMul."""
+    cut = truncated_small(elements, setting.fraction_bits, setting.ring_bits)
+    return total_comm([multiplied(elements, factors, setting.ring_bits), cut])
+
+
+def _means(rows: int, features: int, setting: SigmaSetting) -> Comm:
+    """Of rows, by a public factor; by a shift where it is a power of two."""
+    return _scaled(rows, 1 / features, setting)
+
+
+def _scaled(elements: int, factor: float, setting: SigmaSetting) -> Comm:
+    """Times a public factor: nothing for a whole power of two, else a truncation, by that where 1/factor is one."""
+    shift = -log2(abs(factor))
+    if shift <= 0 and shift.is_integer():
+        return NOTHING
+    is_cut = shift.is_integer() and shift < setting.ring_bits
+    return truncated(elements, setting.ring_bits, int(shift) if is_cut else setting.fraction_bits)
+
+
+def _layer_norm(op: ops.LayerNorm, setting: SigmaSetting) -> Comm:
+    parts = _normalised(op.rows * op.features, op.rows, op.features, setting, affine=op.affine)
+    return total_comm([_means(op.rows, op.features, setting), *parts])
+
+
+def _rms_norm(op: ops.RmsNorm, setting: SigmaSetting) -> Comm:
+    return total_comm(_normalised(op.rows * op.features, op.rows, op.features, setting, affine=op.affine))
+
+
+def _frozen_norm(op: ops.FrozenNorm, setting: SigmaSetting) -> Comm:
+    means = [_means(op.rows, op.features, setting)] if op.centred else []
+    return total_comm([*means, _by_factors(op.rows * op.features, op.features, setting)])
+
+
+def _rotary(op: ops.Rotary, setting: SigmaSetting) -> Comm:
+    """Queries, then keys, by public angles of 3 bits less than the fraction. Source: gpu_mha.cu, gpuRotEmb."""
+    each = op.rows * op.rotary_dim
+    heads = (op.heads, op.key_heads or op.heads)
+    return total_comm(truncated_small(each * some, setting.fraction_bits - 3, setting.ring_bits) for some in heads)
+
+
+def _num_scores(op: ops.OnScores, *, causal: bool = True) -> int:
+    """Scores that are computed: of a whole prompt, none that the mask hides."""
+    per_head = op.queries * (op.queries + 1) // 2 if causal and op.queries == op.keys else op.queries * op.keys
+    return op.heads * per_head
+
+
+def _scores(op: ops.AttentionScores, setting: SigmaSetting) -> Comm:
+    """A factor that is a power of two is part of the truncation; another one costs a second. Source: gpu_mha.cu."""
+    elements = _num_scores(op, causal=op.causal)
+    factor = 1 if not op.scaled else op.head_dim**-0.5 if op.factor is None else op.factor
+    shift = -log2(factor) if factor > 0 else inf
+    is_cut = shift.is_integer() and 0 < setting.fraction_bits + shift < setting.ring_bits
+    cut = truncated(elements, setting.ring_bits, setting.fraction_bits + (int(shift) if is_cut else 0))
+    rest = [] if is_cut else [truncated(elements, setting.ring_bits, setting.fraction_bits)]
+    operands = op.heads * op.head_dim * (op.queries + op.keys)
+    return total_comm([matrix_product(operands, elements, setting.ring_bits), cut, *rest])
+
+
+def _mix(op: ops.AttentionMix, setting: SigmaSetting) -> Comm:
+    outputs = op.heads * op.queries * op.head_dim
+    operands = op.heads * op.keys * (op.queries + op.head_dim)
+    product = matrix_product(operands, outputs, setting.ring_bits)
+    return total_comm([product, truncated(outputs, setting.ring_bits, setting.fraction_bits)])
+
+
+def _on_scores(op: ops.OnScores, setting: SigmaSetting) -> Comm:
+    """Public factors, one for a row or a head: a truncation a score."""
+    return truncated(_num_scores(op), setting.ring_bits, setting.fraction_bits)
+
+
+def _softmax(op: ops.Softmax, setting: SigmaSetting) -> Comm:
+    """Exponentials of scores, by form; a row's sum, a table of its inverse, and a product. Source: gpu_softmax.cu."""
+    if op.form not in EXPONENTIALS:
+        raise _unpriced(op, f"with `form` {op.form}, sums are beyond its table of inverses")
+    ring_bits, sum_bits = setting.ring_bits, _sum_bits(op.keys, setting)
+    rows = op.heads * op.queries
+    table = [
+        truncated_small(rows, SUM_SHIFT, sum_bits - SUM_SHIFT, word_bits=16),
+        looked_up(rows, sum_bits - SUM_SHIFT, ring_bits),
+    ]
+    elements = _num_scores(op, causal=op.causal)
+    return total_comm([*EXPONENTIALS[op.form](op, setting), *table, _by_factors(elements, rows, setting)])
+
+
+def _sum_bits(keys: int, setting: SigmaSetting) -> int:
+    """Of a row's sum. Raises UserError for a fraction or a number of keys that the code does not take."""
+    if setting.fraction_bits != SUM_FRACTION_BITS:
+        raise UserError(
+            f"`fraction_bits` must be {SUM_FRACTION_BITS} for softmax under protocol sigma, whose table of inverses is "
+            f"made for it, but got {setting.fraction_bits}."
+        )
+    bits = setting.fraction_bits + (keys - 1).bit_length()
+    least, most = (2 ** (bound + SUM_SHIFT - SUM_FRACTION_BITS) for bound in INVERSE_BITS)
+    if keys & (keys - 1) or not least <= keys <= most:
+        padded = min(most, max(least, 1 << (keys - 1).bit_length()))
+        raise UserError(
+            f"protocol sigma runs softmax over {least} to {most} keys, a power of two, but got {keys}; pad the prompt "
+            f"to {padded} tokens."
+        )
+    return bits
+
+
+def _exact(op: ops.Softmax, setting: SigmaSetting) -> list[Comm]:
+    """The maximum by a tree, in the bits that scores have and two more; then exponentials of what is below it."""
+    score_bits, levels = setting.ring_bits - setting.fraction_bits, (op.keys - 1).bit_length()
+    compared = [_num_compared(op, level) for level in range(1, levels + 1)]
+    tree = [positive_part(elements, score_bits + 1, score_bits + 2) for elements in compared]
+    return [key(4), *tree, *_exponentials(_num_scores(op, causal=op.causal), setting)]
+
+
+def _num_compared(op: ops.Softmax, level: int) -> int:
+    """Pairs at a level of the tree. Source: gpu_maxpool.cu, keygenMaxpoolLogHelper."""
+    if op.causal and op.queries == op.keys:
+        return op.heads * ((op.keys**2 >> (level + 1)) + op.keys // 2)
+    return op.heads * op.queries * (op.keys >> level)
+
+
+def _exponentials(elements: int, setting: SigmaSetting) -> list[Comm]:
+    """exp(-x) by tables of the upper and the lower half of x's lowest bits, clipped. Source: gpu_nexp.cu, gpuNExp."""
+    ring_bits, score_bits = setting.ring_bits, setting.ring_bits - setting.fraction_bits
+    return [
+        positive_part(elements, score_bits + 2, EXPONENT_BITS, word_bits=16),
+        looked_up(elements, TABLE_BITS, ring_bits),
+        truncated_small(elements, TABLE_BITS, EXPONENT_BITS - TABLE_BITS, word_bits=8),
+        looked_up(elements, TABLE_BITS, ring_bits),
+        _by_factors(elements, elements, setting),
+    ]
+
+
+# form of softmax -> the steps from scores to numbers from 0 to 1
+EXPONENTIALS: dict[str, Callable[[ops.Softmax, SigmaSetting], list[Comm]]] = {"exact": _exact}
+
+
+def _gelu(op: ops.Gelu, setting: SigmaSetting) -> Comm:
+    if op.form not in ("tanh", "exact"):
+        raise _unpriced(op, f"with `form` {op.form}, it has a table of its own that the code lacks")
+    return gated(op.rows * op.features, setting.ring_bits, setting.fraction_bits, GELU_TABLE_BITS)
+
+
+def _product(op: ops.Multiply, setting: SigmaSetting) -> Comm:
+    elements = op.rows * op.features
+    product = multiplied(elements, elements, setting.ring_bits)
+    return total_comm([product, truncated(elements, setting.ring_bits, setting.fraction_bits)])
+
+
+def _square(op: ops.Square, setting: SigmaSetting) -> Comm:
+    elements = op.rows * op.features
+    return total_comm(
+        [squared(elements, setting.ring_bits), truncated(elements, setting.ring_bits, setting.fraction_bits)]
+    )
+
+
+def _relu(op: ops.OnRows, setting: SigmaSetting) -> Comm:
+    return positive_part(op.rows * op.features, setting.ring_bits, setting.ring_bits)
+
+
+# op type -> its steps; an absent type that is not local is an error
+PROGRAMS: dict[type, Formula] = {
+    ops.TokenEmbedding: _embed,
+    ops.PositionEmbedding: lambda op, setting: NOTHING,
+    ops.LayerNorm: _layer_norm,
+    ops.RmsNorm: _rms_norm,
+    ops.FrozenNorm: _frozen_norm,
+    ops.Linear: lambda op, setting: _matmul(op.rows, op.in_features, op.out_features, setting),
+    ops.Rotary: _rotary,
+    ops.AttentionScores: _scores,
+    ops.Temperature: _on_scores,
+    ops.Softmax: _softmax,
+    ops.ShapedAttention: _on_scores,
+    ops.AttentionMix: _mix,
+    ops.Gelu: _gelu,
+    ops.Relu: _relu,
+    ops.LeakyRelu: lambda op, setting: total_comm([_relu(op, setting), _by_factors(op.rows * op.features, 1, setting)]),
+    ops.Square: _square,
+    ops.Silu: lambda op, setting: gated(
+        op.rows * op.features, setting.ring_bits, setting.fraction_bits, SILU_TABLE_BITS
+    ),
+    ops.Multiply: _product,
+    ops.Scale: lambda op, setting: _scaled(op.rows * op.features, op.factor, setting),
+    ops.ScaledAdd: lambda op, setting: total_comm([_by_factors(op.rows * op.features, 1, setting)] * 2),
+    ops.VocabProjection: lambda op, setting: _matmul(op.rows, op.features, op.vocab, setting),
+}

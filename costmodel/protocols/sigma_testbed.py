@@ -1,0 +1,106 @@
+"""Seconds that parties compute under protocol `sigma`: by class of op, affine in rounds, key bytes and weights.
+
+    seconds of an op = sum over units of per_unit_s of its class x count
+
+A key is moved to the GPU before it is used, and is what a step works through, so it takes most of the seconds. A round
+has kernels to start; on the CPU, in norms, threads. Weights of matrices are moved to the GPU too. What a product of
+matrices multiplies does not show beside that. Coefficients are at least 0, so seconds never fall as work grows.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from costmodel import ops
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import load_mapping
+from costmodel.errors import UserError
+from costmodel.ops import Op
+from costmodel.protocols.primitives import Comm
+
+Class = Literal["activation", "softmax", "norm", "linear"]
+CLASSES: tuple[Class, ...] = get_args(Class)
+Unit = Literal["rounds", "key_bytes", "weights"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
+
+# what is timed apart in the logs; all else is in what is left of a run, which products take
+CLASS_OF: dict[type, Class] = {
+    **dict.fromkeys((ops.Gelu, ops.Silu, ops.Relu, ops.LeakyRelu), "activation"),
+    ops.Softmax: "softmax",
+    **dict.fromkeys((ops.LayerNorm, ops.RmsNorm, ops.FrozenNorm), "norm"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassSeconds:
+    """The fit of one class.
+
+    per_unit_s: seconds per unit. least, greatest: of the ops that it is fitted on, by unit of those that an op has more
+        or less of; what is beyond them is extrapolated.
+    worst_error: greatest relative error on a run it is fitted on; held_out_error: on one that was left out of the fit.
+    """
+
+    per_unit_s: dict[Unit, float]
+    least: dict[Unit, int]
+    greatest: dict[Unit, int]
+    worst_error: float
+    held_out_error: float
+
+    def __post_init__(self) -> None:
+        if set(self.per_unit_s) != set(UNITS):
+            raise UserError(
+                f"`per_unit_s` must have the units {', '.join(UNITS)}, but has {', '.join(self.per_unit_s)}."
+            )
+        for name, value in self.per_unit_s.items():
+            if not 0 <= value < math.inf:
+                raise UserError(f"seconds per {name} must be finite and at least 0, but got {value}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SigmaTestbed:
+    """machine: of the runs; source: where their logs are; rows: those of them that it is fitted on."""
+
+    protocol: Literal["sigma"]
+    machine: str
+    source: str
+    rows: tuple[str, ...]
+    classes: dict[str, ClassSeconds]
+
+    def __post_init__(self) -> None:
+        if set(self.classes) != set(CLASSES):
+            raise UserError(f"`classes` must be {', '.join(CLASSES)}, but got {', '.join(self.classes)}.")
+
+
+def load_sigma(path: Path) -> SigmaTestbed:
+    """The testbed in a YAML file. Raises UserError, naming the file."""
+    return decode(SigmaTestbed, load_mapping(path), str(path))
+
+
+def class_of(op: Op) -> Class:
+    return CLASS_OF.get(type(op), "linear")
+
+
+def work(op: Op, comm: Comm) -> dict[Unit, int]:
+    """What an op does, by unit."""
+    weights = math.prod(op.weight_shapes["weight"]) if op.is_product and op.weight_shapes else 0
+    return {"rounds": comm.rounds, "key_bytes": comm.key_bytes, "weights": weights}
+
+
+def seconds_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
+    per_unit_s = testbed.classes[class_of(op)].per_unit_s
+    return sum(per_unit_s[unit] * count for unit, count in work(op, comm).items())
+
+
+def extrapolation_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
+    """How many times more an op does, of the unit that it exceeds the most, than any that was fitted; 1 within."""
+    fitted, counts = testbed.classes[class_of(op)], work(op, comm)
+    return max(1.0, *(counts[unit] / most for unit, most in fitted.greatest.items()))
+
+
+def error_s_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
+    """How far off the seconds may be: the held-out error, as much again for every doubling above or below the fit."""
+    fitted, counts = testbed.classes[class_of(op)], work(op, comm)
+    below = [least / counts[unit] for unit, least in fitted.least.items() if counts[unit]]
+    doublings = math.log2(max(extrapolation_of(op, comm, testbed), *below, 1.0))
+    return seconds_of(op, comm, testbed) * fitted.held_out_error * (1 + doublings)
