@@ -21,8 +21,10 @@ from costmodel.errors import UserError
 LayerId: TypeAlias = int | Literal["embed", "head"]
 Shape: TypeAlias = tuple[int, ...]
 Encoding = Literal["one-hot", "lookup"]
-SoftmaxForm = Literal["exact", "2quad", "relu"]
+SoftmaxForm = Literal["exact", "2quad", "relu", "bounded"]
 GeluForm = Literal["tanh", "exact", "piecewise"]
+RMSNORM_EPSILON = 1e-6  # the default of transformers' Llama; 18 fraction bits cannot tell it from 1e-5
+ROTARY_BASE = 10_000.0  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,6 +211,8 @@ class LayerNorm(OnRows):
 class RmsNorm(OnRows):
     """Divides each row by its root mean square, then applies a gain unless it is folded away.
 
+    epsilon: added to the mean of squares.
+
     Source: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467, equation 4.
     """
 
@@ -217,6 +221,7 @@ class RmsNorm(OnRows):
     works_on_rows = True
 
     affine: bool = True
+    epsilon: float = RMSNORM_EPSILON
 
     @property
     def weight_shapes(self) -> dict[str, Shape]:
@@ -300,6 +305,7 @@ class Rotary(Op):
     """Rotates the first `rotary_dim` features of every query and key head by public angles, `past_len` tokens on.
 
     key_heads: heads of the keys, and of the values behind them, where there are fewer than of the queries.
+    base: of the angles; pair f of a head turns by position x base^(-2 f / rotary_dim).
     It reads heads of any width, and its shapes are those of the least; `output_shapes` of a graph knows the others.
 
     Local where products with public numbers are; in a fixed-point engine each costs a truncation.
@@ -312,6 +318,7 @@ class Rotary(Op):
     rotary_dim: int
     past_len: int = 0
     key_heads: int | None = None
+    base: float = ROTARY_BASE
     sequences: int = 1
 
     @property
@@ -427,10 +434,26 @@ class Temperature(OnScores):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreBound(OnScores):
+    """Takes a learned, public bound of each head from its scores, in the place of every row's maximum (local)."""
+
+    label = "bound"
+    weights = "public"
+    is_local = True
+
+    sequences: int = 1
+
+    @property
+    def weight_shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.heads // self.sequences,)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Softmax(OnScores):
     """Softmax over each row of `heads x queries x keys` scores, or what stands in for it.
 
-    form: `exact`; `2quad`, (x + c)^2 over its row sum; `relu`, max(x, 0) over its row sum. The mask is public in
+    form: `exact`; `2quad`, (x + c)^2 over its row sum; `relu`, max(x, 0) over its row sum; `bounded`, exp(x) over its
+    row sum of scores that a `ScoreBound` has brought below 0, equal to `exact` where it has. The mask is public in
     every form, and what it hides adds nothing to a sum. causal: whether a query sees no later key; else it sees all.
 
     Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452 (2Quad, and 2ReLU as a baseline).
@@ -666,8 +689,9 @@ class VocabProjection(OnRows):
 
 OP_TYPES: tuple[type[Op], ...] = (
     TokenEmbedding, PositionEmbedding, LayerNorm, RmsNorm, FrozenNorm, Linear, PackHeads, Rotary, RepeatHeads,
-    KeyValueCache, AttentionScores, Temperature, Softmax, ShapedAttention, AttentionMix, Gelu, Relu, LeakyRelu, Square,
-    Silu, Sigmoid, Tanh, Multiply, Scale, Add, ScaledAdd, TakeRows, JoinRows, JoinColumns, VocabProjection,
+    KeyValueCache, AttentionScores, Temperature, ScoreBound, Softmax, ShapedAttention, AttentionMix, Gelu, Relu,
+    LeakyRelu, Square, Silu, Sigmoid, Tanh, Multiply, Scale, Add, ScaledAdd, TakeRows, JoinRows, JoinColumns,
+    VocabProjection,
 )  # fmt: skip
 USUAL = {"past_len": 0, "first": 0, "sequences": 1}  # what an op says nothing of
 

@@ -20,6 +20,7 @@ from search_spaces.budget.feasible import (
     FeasibleSpace,
     check_feasible,
     format_budget,
+    format_left_out,
     format_price,
     num_deployed,
     within_budget,
@@ -44,7 +45,7 @@ def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) ->
     """Print the size of a space, its feasible share, its cheapest and its most expensive member.
 
     Args:
-        space: gpt2-small, gpt2-papers, gpt2-forms, ladder, tiny or a .yaml file.
+        space: gpt2-small, gpt2-papers, gpt2-forms, smollm2-135m, ladder, tiny or a .yaml file.
         format: lines for people or one JSON document in SI units.
     """
     feasible = _feasible(space, **asked)
@@ -70,7 +71,7 @@ def list_members(space: str, limit: int = 20, format: Literal["text", "json"] = 
     """Print members of a space, those within the budget where there is one: name, id and price.
 
     Args:
-        space: gpt2-small, gpt2-papers, gpt2-forms, ladder, tiny or a .yaml file.
+        space: gpt2-small, gpt2-papers, gpt2-forms, smollm2-135m, ladder, tiny or a .yaml file.
         limit: how many members to print at most.
         format: lines for people or one JSON document in SI units.
     """
@@ -93,7 +94,7 @@ def show(space: str, format: Literal["text", "json"] = "text") -> None:
     """Print what a space is made of: base, choices or members, constraints, recipes and the size of its graph.
 
     Args:
-        space: gpt2-small, gpt2-papers, gpt2-forms, ladder, tiny or a .yaml file.
+        space: gpt2-small, gpt2-papers, gpt2-forms, smollm2-135m, ladder, tiny or a .yaml file.
         format: lines for people or one JSON document.
     """
     loaded = load_space(space)
@@ -162,6 +163,7 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
         "num_architectures": num_architectures(priced.space),
         "num_members": num_members(priced.space),
         "num_feasible": feasible.num_feasible,
+        "tolerance": feasible.tolerance,
     }
 
 
@@ -199,7 +201,7 @@ def _within(feasible: FeasibleSpace) -> str:
     budget = "no budget" if feasible.budget == Budget() else f"within {format_budget(feasible.budget)}"
     return (
         f"{budget} per token at T={feasible.priced.seq_len}, protocol {pricer.protocol}{network}: "
-        f"{num:,} members ({100 * num / size:.3g} %)"
+        f"{num:,} members ({100 * num / size:.3g} %){format_left_out(feasible)}"
     )
 
 

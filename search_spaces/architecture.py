@@ -6,20 +6,24 @@ optimizer) belong to a recipe, not here; two models with equal `arch_id` cost th
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.errors import UserError
-from costmodel.ops import GeluForm, SoftmaxForm
+from costmodel.ops import RMSNORM_EPSILON, ROTARY_BASE, GeluForm, SoftmaxForm
 from search_spaces.block import BLOCKS, Block, BlockName
 
 Norm = Literal["layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "none"]
-Attention = Literal["softmax", "softmax-temperature", "softmax-half", "2quad", "relu", "none"]
-Ffn = Literal["gelu", "gelu-exact", "gelu-piecewise", "relu", "leaky-relu", "square", "identity", "fused", "none"]
+Attention = Literal["softmax", "softmax-temperature", "softmax-half", "2quad", "relu", "bounded", "none"]
+Ffn = Literal[
+    "gelu", "gelu-exact", "gelu-piecewise", "relu", "leaky-relu", "square", "identity", "fused",
+    "swiglu", "reglu", "bilinear", "none",
+]  # fmt: skip
 Stabiliser = Literal["none", "scaled"]
 
 
@@ -30,9 +34,11 @@ class Layer:
     norm1, norm2: normalisation before attention and before the feed-forward network (FFN). A `frozen-` norm is trained
         with its deviation frozen at a constant late in training, so that it is linear from then on.
     attention: softmax; `softmax-temperature`, with a learned temperature per head and query position; `softmax-half`,
-        with half of the heads; `2quad` and `relu`, forms that are cheaper in private; `none` removes the attention.
+        with half of the groups of heads that share a key and a value head, one at least; `2quad`, `relu` and `bounded`,
+        forms that are cheaper in private; `none` removes the attention.
     ffn: the activation between two linears, `gelu` in the architecture's form; `fused` is one trained d x d linear;
-        `none` removes the FFN.
+        `swiglu`, `reglu` and `bilinear` are gated: two linears side by side, one of them through SiLU, ReLU or nothing
+        but a bias, multiplied; `none` removes the FFN.
     stabiliser: `scaled` gives the FFN sub-block `beta * A + FFN(A) / alpha` with one learned pair.
 
     Raises UserError if attention or FFN is removed but its norm or stabiliser is kept.
@@ -62,20 +68,26 @@ class Architecture:
     """A decoder-only language model, in elements and counts.
 
     block: its name in `search_spaces.block.BLOCKS`, whose facts are `block_facts`.
+    num_kv_heads: heads of keys and of values, each shared by a group of query heads; None for as many as those.
+    head_size: features of a head; None for d_model / num_heads.
     context: longest sequence the position table (or rotary cache) covers, in tokens.
     final_norm: norm before the vocabulary projection.
-    bias: whether linears carry a bias.
+    bias: whether linears carry a bias; those that do anyway are told by `has_bias`.
+    rotary_base: of the angles of rotary positions, where the block has them.
+    norm_epsilon: what RMSNorms add to a mean square; LayerNorms have a constant of their own.
     gelu: which form GELU is computed in, wherever a layer has one.
     softmax: the attention's normalisation, in every layer: softmax itself, or a form that is cheaper in private.
 
     folded: whether the linears have taken up the gains and biases of the blocks' LayerNorms and the factor
         1/sqrt(head_dim) of the scores.
 
-    Raises UserError if a dimension is below 1 or `num_heads` does not divide `d_model`.
+    Raises UserError if a dimension is below 1, heads do not divide what they share, or the block lacks what is chosen.
     """
 
     block: BlockName = "gpt2"
     num_heads: int
+    num_kv_heads: int | None = None
+    head_size: int | None = None
     d_model: int
     d_ff: int
     vocab_size: int
@@ -85,20 +97,40 @@ class Architecture:
     tied_embeddings: bool = True
     gelu: GeluForm = "tanh"
     softmax: SoftmaxForm = "exact"
+    rotary_base: float = ROTARY_BASE
+    norm_epsilon: float = RMSNORM_EPSILON
     folded: bool = False
     layers: tuple[Layer, ...]
 
     def __post_init__(self) -> None:
-        for name in ("num_heads", "d_model", "d_ff", "vocab_size", "context"):
-            if (value := getattr(self, name)) < 1:
+        for name in ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"`{name}` must be at least 1, but got {value}.")
+        for name, least in (("rotary_base", 1.0), ("norm_epsilon", 0.0)):
+            if not least < (number := getattr(self, name)) < math.inf:
+                raise UserError(f"`{name}` must be finite and above {least:g}, but got {number}.")
         if not self.layers:
             raise UserError("an architecture needs at least one layer, but `layers` is empty.")
-        if self.d_model % self.num_heads:
+        if self.head_size is None and self.d_model % self.num_heads:
             raise UserError(
                 f"`num_heads` must divide `d_model`, but got num_heads={self.num_heads}, d_model={self.d_model}."
             )
-
+        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
+            raise UserError(
+                f"`num_kv_heads` must divide `num_heads`, but got num_kv_heads={self.num_kv_heads}, "
+                f"num_heads={self.num_heads}."
+            )
+        norms = {self.final_norm, *(norm for layer in self.layers for norm in (layer.norm1, layer.norm2))}
+        if not self.block_facts.has_centred_norms and (centred := sorted(norms.intersection(CENTRED_NORMS))):
+            raise UserError(
+                f"block {self.block!r} has norms without a mean and bias, but got {centred[0]!r}; "
+                "use 'rmsnorm', 'frozen-rmsnorm' or 'none'."
+            )
+        if self.block_facts.is_shaped and (self.num_kv_heads, self.head_size) != (None, None):
+            raise UserError(
+                f"block {self.block!r} passes slices of the stream on, so its heads are d_model / num_heads wide and "
+                "have keys of their own; leave `num_kv_heads` and `head_size` out."
+            )
         if self.block_facts.is_shaped and any(layer.attention in ("none", "softmax-half") for layer in self.layers):
             raise UserError(
                 f"block {self.block!r} passes the stream on through all its heads, so no layer of it can have "
@@ -115,7 +147,7 @@ class Architecture:
 
     @property
     def head_dim(self) -> int:
-        return self.d_model // self.num_heads
+        return self.head_size or self.d_model // self.num_heads
 
 
 NORM_RANK: dict[Norm, int] = {"none": 0, "frozen-rmsnorm": 1, "frozen-layernorm": 2, "rmsnorm": 3, "layernorm": 4}
@@ -159,9 +191,22 @@ def has_frozen_norms(architecture: Architecture) -> bool:
     return not norms.isdisjoint(FROZEN_NORMS)
 
 
+def num_kv_heads(architecture: Architecture, layer: Layer) -> int:
+    """Key heads of a layer, as many as value heads: all of them, or half, at least one."""
+    whole = architecture.num_kv_heads or architecture.num_heads
+    return max(1, whole // 2) if layer.attention == "softmax-half" else whole
+
+
 def num_heads(architecture: Architecture, layer: Layer) -> int:
-    """Attention heads of a layer: all of them, or half, at least one."""
-    return max(1, architecture.num_heads // 2) if layer.attention == "softmax-half" else architecture.num_heads
+    """Attention heads of a layer: as many for each of its key heads as the architecture has."""
+    whole = architecture.num_kv_heads or architecture.num_heads
+    return num_kv_heads(architecture, layer) * (architecture.num_heads // whole)
+
+
+def has_bias(architecture: Architecture, layer: Layer, linear: str) -> bool:
+    """Whether a linear of a layer, `ffn.up` for one, carries a bias; a gate of no activation does in any block."""
+    is_open_gate = linear == "ffn.gate" and layer.ffn == "bilinear"
+    return architecture.bias or is_open_gate or linear in architecture.block_facts.biases
 
 
 def rotary_dim(architecture: Architecture) -> int:
@@ -182,7 +227,7 @@ def rotary_dim(architecture: Architecture) -> int:
 
 def softmax_form(architecture: Architecture, layer: Layer) -> SoftmaxForm:
     """The form of a layer's softmax: its own, or the architecture's."""
-    return layer.attention if layer.attention in ("2quad", "relu") else architecture.softmax
+    return layer.attention if layer.attention in ("2quad", "relu", "bounded") else architecture.softmax
 
 
 def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:
@@ -191,18 +236,21 @@ def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:
     return forms.get(layer.ffn)
 
 
+# fields from after there were ids
+SINCE = ("softmax", "folded", "num_kv_heads", "head_size", "rotary_base", "norm_epsilon")
+
+
 def canonical(architecture: Architecture) -> dict[str, Any]:
-    """The architecture as plain data: a GELU form only where a layer has a GELU, no exact softmax, no false `folded`.
+    """The architecture as plain data: a GELU form only where a layer has a GELU, and nothing of `SINCE` at its default.
 
     What is left out keeps the `arch_id` of every architecture from before there were these fields.
     """
     data = asdict(architecture)
     if all(layer.ffn != "gelu" for layer in architecture.layers):
         del data["gelu"]
-    if architecture.softmax == "exact":
-        del data["softmax"]
-    if not architecture.folded:
-        del data["folded"]
+    for field in fields(architecture):
+        if field.name in SINCE and data[field.name] == field.default:
+            del data[field.name]
     data["layers"] = [asdict(layer) for layer in architecture.layers]
     return data
 
@@ -214,9 +262,16 @@ def arch_id(architecture: Architecture) -> str:
 
 
 def scaled(architecture: Architecture, *, d_model: int, vocab_size: int, context: int) -> Architecture:
-    """The same placement at another width, as a proxy trains it; d_ff keeps its ratio to d_model."""
-    d_ff = max(1, architecture.d_ff * d_model // architecture.d_model)
-    return replace(architecture, d_model=d_model, d_ff=d_ff, vocab_size=vocab_size, context=context)
+    """The same placement at another width, as a proxy trains it; d_ff and heads keep their ratio to d_model."""
+
+    def resized(width: int) -> int:
+        return max(1, width * d_model // architecture.d_model)
+
+    head_size = None if architecture.head_size is None else resized(architecture.head_size)
+    d_ff = resized(architecture.d_ff)
+    return replace(
+        architecture, d_model=d_model, d_ff=d_ff, head_size=head_size, vocab_size=vocab_size, context=context
+    )
 
 
 def load_architecture(path: Path) -> Architecture:

@@ -1,4 +1,4 @@
-"""The base models whose placements are searched: dimensions and block, with GPT-2's choices in every layer."""
+"""The base models whose placements are searched: dimensions and block, with the choices of each in every layer."""
 
 from dataclasses import dataclass, replace
 
@@ -9,6 +9,7 @@ from search_spaces.block import BLOCKS, BlockName
 
 MAX_LAYERS = 500  # several times the deepest decoders in use, and as deep as members are listed, by recursion
 GPT2_LAYER = Layer(norm1="layernorm", norm2="layernorm", ffn="gelu")
+LLAMA_LAYER = Layer(norm1="rmsnorm", norm2="rmsnorm", ffn="swiglu")
 
 
 def _base(
@@ -41,6 +42,21 @@ BASES: dict[str, Architecture] = {
     "gpt2-18l": _base(block="gpt2", layers=18, heads=12, d_model=768, vocab=50_000, context=1024, tied=True),
     # Biderman et al. 2023, Pythia-70M.
     "pythia-70m": _base(block="pythia", layers=6, heads=8, d_model=512, vocab=50_304, context=2048, tied=False),
+    # Allal et al. 2025, SmolLM2, arXiv 2502.02737; configuration of HuggingFaceTB/SmolLM2-135M.
+    "smollm2-135m": Architecture(
+        block="llama",
+        num_heads=9,
+        num_kv_heads=3,
+        d_model=576,
+        d_ff=1536,
+        vocab_size=49_152,
+        context=8192,
+        final_norm="rmsnorm",
+        bias=False,
+        rotary_base=100_000.0,
+        norm_epsilon=1e-5,
+        layers=(LLAMA_LAYER,) * 30,
+    ),
     # Small enough to train, enumerate and price in a test.
     "tiny": _base(block="gpt2", layers=2, heads=2, d_model=16, vocab=512, context=128, tied=True),
 }
@@ -48,10 +64,12 @@ BASES: dict[str, Architecture] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dimensions:
-    """Free dimensions and forms that override a base's; None keeps the base's. d_ff is 4 * d_model unless given."""
+    """Free dimensions and forms that override a base's; None keeps the base's; of d_ff, its ratio to d_model."""
 
     layers: int | None = None
     heads: int | None = None
+    kv_heads: int | None = None
+    head_size: int | None = None
     d_model: int | None = None
     d_ff: int | None = None
     vocab: int | None = None
@@ -74,10 +92,12 @@ def base_architecture(name: str, dimensions: Dimensions = Dimensions()) -> Archi
     d_model = base.d_model if dimensions.d_model is None else dimensions.d_model
     return replace(
         base,
-        layers=(GPT2_LAYER,) * num_layers,
+        layers=base.layers[:1] * num_layers,
         num_heads=base.num_heads if dimensions.heads is None else dimensions.heads,
+        num_kv_heads=base.num_kv_heads if dimensions.kv_heads is None else dimensions.kv_heads,
+        head_size=base.head_size if dimensions.head_size is None else dimensions.head_size,
         d_model=d_model,
-        d_ff=4 * d_model if dimensions.d_ff is None else dimensions.d_ff,
+        d_ff=base.d_ff * d_model // base.d_model if dimensions.d_ff is None else dimensions.d_ff,
         vocab_size=base.vocab_size if dimensions.vocab is None else dimensions.vocab,
         context=base.context if dimensions.context is None else dimensions.context,
         gelu=base.gelu if dimensions.gelu is None else dimensions.gelu,

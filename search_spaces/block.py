@@ -4,12 +4,13 @@ Lowering, decoder, folding and transformers' layout read these facts; none of th
 residual stream, A what the FFN's result is added to, Y what leaves the layer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from costmodel.ops import GeluForm
 
-BlockName = Literal["gpt2", "pythia", "sas"]
+BlockName = Literal["gpt2", "pythia", "sas", "llama", "qwen2"]
+QUERIES_KEYS_VALUES = ("attention.q", "attention.k", "attention.v")  # linears, where they are three
 Join = Literal["sequential", "parallel", "shaped"]
 
 
@@ -21,6 +22,9 @@ class Block:
         FFN(Norm2(X)); `shaped` is A = shaped MHA(Norm1(X)) without a skip, its V and O the identity but for layer 0's
         V, and Y = A + FFN(Norm2(A)).
     rotary_share: positions are rotations of one in so many features of a head; None has a learned table of positions.
+    packs_qkv: whether queries, keys and values are one linear, or three.
+    biases: the linears that carry a bias although the architecture has none.
+    has_centred_norms: whether a norm may take the mean away; its bias, folded, gives one to every linear.
     gelu: the form that its base models have.
     keeps_final_norm: whether a norm follows the last layer where the layers have one, unless a name says otherwise.
     wrapper: what notation puts around the names of its placements, for a block that a base model does not have.
@@ -30,6 +34,9 @@ class Block:
 
     join: Join
     rotary_share: int | None = None
+    packs_qkv: bool = True
+    biases: tuple[str, ...] = ()
+    has_centred_norms: bool = True
     gelu: GeluForm = "exact"
     keeps_final_norm: bool = True
     wrapper: str | None = None
@@ -51,7 +58,9 @@ class Block:
     @property
     def queries(self) -> str:
         """The linear whose first rows are the queries."""
-        return "attention.qk" if self.is_shaped else "attention.qkv"
+        if self.is_shaped:
+            return "attention.qk"
+        return "attention.qkv" if self.packs_qkv else "attention.q"
 
     def passes_values(self, depth: int) -> bool:
         """Whether attention reads its values from the norm before it without a linear between."""
@@ -65,9 +74,13 @@ class Block:
         """The linears that take up the norm before attention; none where it is read without a linear, too."""
         if self.passes_values(depth):
             return ()
+        if not self.packs_qkv:
+            return QUERIES_KEYS_VALUES
         return (self.queries, "attention.v") if self.is_shaped else (self.queries,)
 
 
+# Touvron et al. 2023, arXiv 2302.13971, section 2.2: RMSNorm, rotary of every feature, gated FFN; no bias anywhere.
+LLAMA = Block(join="sequential", rotary_share=1, packs_qkv=False, has_centred_norms=False)
 BLOCKS: dict[BlockName, Block] = {
     # Radford et al. 2019, GPT-2.
     "gpt2": Block(join="sequential", gelu="tanh"),
@@ -75,5 +88,8 @@ BLOCKS: dict[BlockName, Block] = {
     "pythia": Block(join="parallel", rotary_share=4),
     # He and Hofmann 2024, arXiv 2311.01906, section 4; the gain is of its published configuration `skipless`.
     "sas": Block(join="shaped", keeps_final_norm=False, wrapper="HH", first_norm="layernorm", branch_gain=0.1),
+    "llama": LLAMA,
+    # Yang et al. 2024, arXiv 2407.10671, section 2.2.1: Llama's, with biases of queries, keys and values.
+    "qwen2": replace(LLAMA, biases=QUERIES_KEYS_VALUES),
 }
 WRAPPERS: dict[str, BlockName] = {block.wrapper: name for name, block in BLOCKS.items() if block.wrapper}

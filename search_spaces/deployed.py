@@ -72,10 +72,15 @@ def deployed(architecture: Architecture) -> Architecture:
             ],
         ),
         final_norm="none" if folds_final_norm(architecture) else architecture.final_norm,
-        bias=True,
+        bias=deploys_biases(architecture),
         tied_embeddings=False,
         folded=True,
     )
+
+
+def deploys_biases(architecture: Architecture) -> bool:
+    """Whether every linear carries a bias once a norm may have left its own; else those that did before."""
+    return architecture.bias or architecture.block_facts.has_centred_norms
 
 
 def deployed_id(architecture: Architecture) -> str:

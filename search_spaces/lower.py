@@ -12,24 +12,37 @@ from costmodel import ops
 from costmodel.deployment.deploy import Deployment, deploy
 from costmodel.errors import UserError
 from costmodel.ops import LayerId, Node, Op, OpGraph
-from search_spaces.architecture import Architecture, Ffn, Layer, Norm, gelu_form, num_heads, rotary_dim, softmax_form
-from search_spaces.block import Block
+from search_spaces.architecture import (
+    Architecture,
+    Ffn,
+    Layer,
+    Norm,
+    gelu_form,
+    has_bias,
+    num_heads,
+    num_kv_heads,
+    rotary_dim,
+    softmax_form,
+)
+from search_spaces.block import QUERIES_KEYS_VALUES, Block
 
 WHOLE_PROMPT = Deployment()
 
 
-# norm -> its op, of rows, features and whether gain and bias are its own
-NORM_OPS: dict[Norm, Callable[[int, int, bool], Op]] = {
-    "layernorm": lambda rows, features, affine: ops.LayerNorm(rows=rows, features=features, affine=affine),
-    "rmsnorm": lambda rows, features, affine: ops.RmsNorm(rows=rows, features=features, affine=affine),
-    "frozen-layernorm": lambda rows, features, affine: ops.FrozenNorm(rows=rows, features=features, centred=True),
-    "frozen-rmsnorm": lambda rows, features, affine: ops.FrozenNorm(rows=rows, features=features, centred=False),
+# norm -> its op, of rows and features, the epsilon of RMSNorms and whether gain and bias are its own
+NORM_OPS: dict[Norm, Callable[[dict[str, Any], float, bool], Op]] = {
+    "layernorm": lambda size, epsilon, affine: ops.LayerNorm(**size, affine=affine),
+    "rmsnorm": lambda size, epsilon, affine: ops.RmsNorm(**size, affine=affine, epsilon=epsilon),
+    "frozen-layernorm": lambda size, epsilon, affine: ops.FrozenNorm(**size, centred=True),
+    "frozen-rmsnorm": lambda size, epsilon, affine: ops.FrozenNorm(**size, centred=False),
 }
 ACTIVATION_OPS: dict[Ffn, Callable[..., Op]] = {
     "relu": ops.Relu,
     "leaky-relu": ops.LeakyRelu,
     "square": ops.Square,
 }
+# gated FFN -> what its gate goes through before the product
+GATE_OPS: dict[Ffn, Callable[..., Op] | None] = {"swiglu": ops.Silu, "reglu": ops.Relu, "bilinear": None}
 
 
 @dataclass(kw_only=True)
@@ -57,7 +70,8 @@ class _Builder:
         return full
 
     def linear(self, name: str, source: str, in_features: int, out_features: int) -> str:
-        op = ops.Linear(rows=self.rows, in_features=in_features, out_features=out_features, bias=self.architecture.bias)
+        bias = has_bias(self.architecture, self.architecture.layers[int(self.layer)], name)
+        op = ops.Linear(rows=self.rows, in_features=in_features, out_features=out_features, bias=bias)
         return self.add(name, op, source)
 
     def norm(self, name: str, kind: Norm, source: str) -> str:
@@ -65,7 +79,8 @@ class _Builder:
             return source
         value_source = name == "norm1" and self.block.passes_values(int(self.layer))
         affine = not self.architecture.folded or self.layer == "head" or value_source  # else linears take them up
-        return self.add(name, NORM_OPS[kind](self.rows, self.architecture.d_model, affine), source)
+        size = {"rows": self.rows, "features": self.architecture.d_model}
+        return self.add(name, NORM_OPS[kind](size, self.architecture.norm_epsilon, affine), source)
 
 
 def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHOLE_PROMPT) -> OpGraph:
@@ -128,20 +143,36 @@ def _shaped_attention(builder: _Builder, layer: Layer, source: str) -> str:
 
 
 def _self_attention(builder: _Builder, layer: Layer, source: str) -> str:
-    """Queries, keys and values are as wide as the layer's heads together."""
-    d_model, head_dim = builder.architecture.d_model, builder.architecture.head_dim
-    width = num_heads(builder.architecture, layer) * head_dim
-    packed = builder.linear("attention.qkv", source, d_model, 3 * width)
+    """Queries are as wide as the layer's heads together; keys and values that heads share are repeated for it."""
+    architecture, rows = builder.architecture, builder.rows
+    heads, key_heads, head_dim = (
+        num_heads(architecture, layer),
+        num_kv_heads(architecture, layer),
+        architecture.head_dim,
+    )
+    fewer = key_heads if key_heads < heads else None
+    packed = _queries_keys_values(builder, source, heads * head_dim, key_heads * head_dim)
     if builder.block.rotary_share is not None:
-        packed = _rotate(builder, layer, packed)
+        turned, base = rotary_dim(architecture), architecture.rotary_base
+        rotary = ops.Rotary(rows=rows, heads=heads, rotary_dim=turned, key_heads=fewer, base=base)
+        packed = builder.add("attention.rotary", rotary, packed)
+    if fewer is not None:
+        repeat = ops.RepeatHeads(rows=rows, heads=heads, key_heads=fewer, head_dim=head_dim)
+        packed = builder.add("attention.repeat", repeat, packed)
     mix = ops.AttentionMix(**_heads(builder, layer), head_dim=head_dim)
     mixed = builder.add("attention.mix", mix, _attention_weights(builder, layer, packed), packed)
-    return builder.linear("attention.out", mixed, width, d_model)
+    return builder.linear("attention.out", mixed, heads * head_dim, architecture.d_model)
 
 
-def _rotate(builder: _Builder, layer: Layer, packed: str) -> str:
-    heads, turned = num_heads(builder.architecture, layer), rotary_dim(builder.architecture)
-    return builder.add("attention.rotary", ops.Rotary(rows=builder.rows, heads=heads, rotary_dim=turned), packed)
+def _queries_keys_values(builder: _Builder, source: str, width: int, key_width: int) -> str:
+    """Side by side: of one linear, or of three."""
+    d_model = builder.architecture.d_model
+    if builder.block.packs_qkv:
+        return builder.linear("attention.qkv", source, d_model, width + 2 * key_width)
+    widths = zip(QUERIES_KEYS_VALUES, (width, key_width, key_width), strict=True)
+    parts = [builder.linear(name, source, d_model, its_width) for name, its_width in widths]
+    pack = ops.PackHeads(rows=builder.rows, query_features=width, key_features=key_width)
+    return builder.add("attention.packed", pack, *parts)
 
 
 def _attention_weights(builder: _Builder, layer: Layer, packed: str) -> str:
@@ -151,9 +182,9 @@ def _attention_weights(builder: _Builder, layer: Layer, packed: str) -> str:
     scores = builder.add("attention.scores", op, packed)
     if layer.attention == "softmax-temperature":
         scores = builder.add("attention.temperature", ops.Temperature(**heads), scores)
-    return builder.add(
-        "attention.softmax", ops.Softmax(**heads, form=softmax_form(builder.architecture, layer)), scores
-    )
+    if (form := softmax_form(builder.architecture, layer)) == "bounded":
+        scores = builder.add("attention.bound", ops.ScoreBound(**heads), scores)
+    return builder.add("attention.softmax", ops.Softmax(**heads, form=form), scores)
 
 
 def _heads(builder: _Builder, layer: Layer) -> dict[str, Any]:
@@ -165,12 +196,23 @@ def _ffn(builder: _Builder, layer: Layer, source: str) -> str:
     d_model, d_ff = builder.architecture.d_model, builder.architecture.d_ff
     if layer.ffn == "fused":
         return builder.linear("ffn.fused", source, d_model, d_model)
+    if layer.ffn in GATE_OPS:
+        return builder.linear("ffn.down", _gated(builder, layer, source), d_ff, d_model)
     hidden = builder.linear("ffn.up", source, d_model, d_ff)
     if (form := gelu_form(builder.architecture, layer)) is not None:
         hidden = builder.add("ffn.activation", ops.Gelu(rows=builder.rows, features=d_ff, form=form), hidden)
     elif layer.ffn != "identity":
         hidden = builder.add("ffn.activation", ACTIVATION_OPS[layer.ffn](rows=builder.rows, features=d_ff), hidden)
     return builder.linear("ffn.down", hidden, d_ff, d_model)
+
+
+def _gated(builder: _Builder, layer: Layer, source: str) -> str:
+    d_model, size = builder.architecture.d_model, {"rows": builder.rows, "features": builder.architecture.d_ff}
+    gate = builder.linear("ffn.gate", source, d_model, size["features"])
+    if (activation := GATE_OPS[layer.ffn]) is not None:
+        gate = builder.add("ffn.activation", activation(**size), gate)
+    up = builder.linear("ffn.up", source, d_model, size["features"])
+    return builder.add("ffn.product", ops.Multiply(**size), gate, up)
 
 
 def _join(builder: _Builder, name: str, stream: str, branch: str) -> str:

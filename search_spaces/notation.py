@@ -5,13 +5,14 @@
     SM or SM(t)               softmax attention, optionally with a learned temperature
     +LN +RMS +fLN +fRMS       LayerNorm or RMSNorm before attention and before the FFN; `f` freezes its deviation
     +G +R +LR +SQ             FFN with GELU, ReLU, leaky ReLU, square; without any of these the FFN is two linears
+    +SwiGLU +ReGLU +Bilinear  gated FFN: two linears multiplied, one of them through SiLU, ReLU or nothing
     +ScFFN +ScFuFFN           two linears, or one fused linear, with the scaled residual
     _i6                       the FFN of the 6 deepest layers removed
     6xLSLGo-6xoSoFs           a placement: five letters a layer (norm1, attention, norm2, FFN, stabiliser), tiled
                               over the layers: L LayerNorm, M RMSNorm, l m the same frozen; S softmax, T softmax with
-                              temperature, H half the heads, Q 2quad, U ReLU in softmax's place; G GELU, E exact and
-                              P piecewise GELU, R ReLU, K leaky ReLU, X square, I identity, F fused linear; s scaled;
-                              o none
+                              temperature, H half the heads, Q 2quad, U ReLU in softmax's place, B bounded softmax; G
+                              GELU, E exact and P piecewise GELU, R ReLU, K leaky ReLU, X square, I identity, F fused
+                              linear, W SwiGLU, V ReGLU, B bilinear; s scaled; o none
     12xLSLRo-l                a last group of one letter is the final norm, where it is not the one that the layers
                               imply: that of highest rank among them
 
@@ -26,6 +27,7 @@ from typing import TypeVar
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, Stabiliser, default_final_norm
 from search_spaces.block import BLOCKS, WRAPPERS, BlockName
+from search_spaces.deployed import deploys_biases
 
 NORM_LETTERS: dict[Norm, str] = {
     "layernorm": "L",
@@ -40,6 +42,7 @@ ATTENTION_LETTERS: dict[Attention, str] = {
     "softmax-half": "H",
     "2quad": "Q",
     "relu": "U",
+    "bounded": "B",
     "none": "o",
 }
 FFN_LETTERS: dict[Ffn, str] = {
@@ -51,6 +54,9 @@ FFN_LETTERS: dict[Ffn, str] = {
     "square": "X",
     "identity": "I",
     "fused": "F",
+    "swiglu": "W",
+    "reglu": "V",
+    "bilinear": "B",
     "none": "o",
 }
 STABILISER_LETTERS: dict[Stabiliser, str] = {"scaled": "s", "none": "o"}
@@ -63,6 +69,9 @@ FFN_NAMES: dict[str, tuple[Ffn, Stabiliser]] = {
     "+SQ": ("square", "none"),
     "+ScFFN": ("identity", "scaled"),
     "+ScFuFFN": ("fused", "scaled"),
+    "+SwiGLU": ("swiglu", "none"),
+    "+ReGLU": ("reglu", "none"),
+    "+Bilinear": ("bilinear", "none"),
 }
 
 NORM_NAMES: dict[str, Norm] = {
@@ -76,7 +85,7 @@ NORM_NAMES: dict[str, Norm] = {
 Choice = TypeVar("Choice", bound=str)
 
 _NAME = re.compile(
-    r"(?P<attention>SM(?:\(t\))?)(?P<norm>\+(?:LN|RMS|fLN|fRMS))?(?P<ffn>\+(?:G|R|LR|SQ|ScFFN|ScFuFFN))?(?:_i(?P<pruned>[0-9]{1,4}))?"
+    r"(?P<attention>SM(?:\(t\))?)(?P<norm>\+(?:LN|RMS|fLN|fRMS))?(?P<ffn>\+(?:G|R|LR|SQ|ScFFN|ScFuFFN|SwiGLU|ReGLU|Bilinear))?(?:_i(?P<pruned>[0-9]{1,4}))?"
 )
 _GROUP = re.compile(r"(?:(?P<count>[0-9]{1,4})x)?(?P<letters>[A-Za-z]{5})")
 
@@ -122,7 +131,7 @@ def parse_deployed(text: str, base: Architecture) -> Architecture:
     if not num_layers:
         raise UserError(f"a deployed architecture must be a placement like 6xLSLGo-6xoSoFs, but got {text!r:.80}.")
     sized = replace(base, layers=base.layers[:1] * num_layers)
-    return replace(parse(text, sized).architecture, folded=True, bias=True, tied_embeddings=False)
+    return replace(parse(text, sized).architecture, folded=True, bias=deploys_biases(sized), tied_embeddings=False)
 
 
 def name_of(architecture: Architecture, *, entropy_regularised: bool = False) -> str:
@@ -244,9 +253,12 @@ def _paper_name(architecture: Architecture) -> str | None:
         return None
     pruned = sum(layer.ffn == "none" for layer in architecture.layers)
     suffix = f"_i{pruned}" if pruned else ""
+    first_norm = architecture.block_facts.first_norm if architecture.block_facts.wrapper else None
     for norm in NORM_NAMES:
         for ffn in FFN_NAMES:
             name = f"{attention}{norm}{ffn}{suffix}"
-            if parse(_wrapped(name, architecture), architecture).architecture.layers == architecture.layers:
+            match = _NAME.fullmatch(name)
+            assert match is not None
+            if _named_layers(name, match, architecture.num_layers, first_norm) == architecture.layers:
                 return name
     return None

@@ -19,9 +19,7 @@ from costmodel.ops import Op
 Array: TypeAlias = Any  # numpy.ndarray, or whatever the array library at hand traces
 Weights: TypeAlias = Mapping[str, Array]
 
-RMSNORM_EPSILON = 1e-6  # the default of transformers' Llama; 18 fraction bits cannot tell it from 1e-5
 LAYERNORM_EPSILON = 1e-5  # Radford et al. 2019, GPT-2, and torch's default
-ROTARY_BASE = 10_000.0  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
 QUAD_SHIFT = 5.0  # c of (x + c)^2. Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452
 RELU_SUM_OFFSET = 2.0**-10  # keeps a row without a positive score finite; a multiple of what 18 fraction bits can hold
 GELU_TANH_CUBIC = 0.044715  # Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2
@@ -73,7 +71,7 @@ def _layer_norm(op: ops.LayerNorm, library: Library, weights: Weights, source: A
 
 def _rms_norm(op: ops.RmsNorm, library: Library, weights: Weights, source: Array) -> Array:
     mean_square = library.numpy.square(source).sum(axis=-1, keepdims=True) * (1 / op.features)  # rows x 1
-    normed = source * library.rsqrt(mean_square + RMSNORM_EPSILON)
+    normed = source * library.rsqrt(mean_square + op.epsilon)
     return normed * weights["weight"] if op.affine else normed
 
 
@@ -91,7 +89,7 @@ def _linear(op: ops.Linear, library: Library, weights: Weights, source: Array) -
 
 def _rotary(op: ops.Rotary, library: Library, weights: Weights, packed: Array) -> Array:
     """Pair (f, f + rotary_dim / 2) of queries and keys at position p turns by p * base^(-2 f / rotary_dim)."""
-    rates = ROTARY_BASE ** -(np.arange(0, op.rotary_dim, 2) / op.rotary_dim)
+    rates = op.base ** -(np.arange(0, op.rotary_dim, 2) / op.rotary_dim)
     positions = np.arange(op.past_len, op.past_len + op.rows // op.sequences).repeat(op.sequences)
     angles = positions[:, None] * rates  # rows x rotary_dim / 2
     cosines, sines = (np.tile(table(angles), 2)[:, None, :].astype(packed.dtype) for table in (np.cos, np.sin))
@@ -138,6 +136,10 @@ def _temper(op: ops.Temperature, library: Library, weights: Weights, scores: Arr
     return scores * library.numpy.tile(weights["weight"], (op.sequences, 1))[:, :, None]
 
 
+def _bound(op: ops.ScoreBound, library: Library, weights: Weights, scores: Array) -> Array:
+    return scores - library.numpy.tile(weights["weight"], op.sequences)[:, None, None]
+
+
 def _softmax(op: ops.Softmax, library: Library, weights: Weights, scores: Array) -> Array:
     last_seen = op.keys - op.queries if op.causal else op.keys
     seen = np.tri(op.queries, op.keys, last_seen, dtype=bool)  # public
@@ -149,6 +151,10 @@ def _softmax(op: ops.Softmax, library: Library, weights: Weights, scores: Array)
 def _powers(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
     scores = library.numpy.where(seen, scores, scores[..., :1])  # seen by every query, so the maximum is the row's own
     return library.numpy.exp(scores - scores.max(axis=-1, keepdims=True)), 0.0
+
+
+def _bounded_powers(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
+    return library.numpy.exp(scores), 0.0
 
 
 def _squares(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
@@ -164,6 +170,7 @@ SOFTMAX_FORMS: dict[str, Callable[[Library, Array, Array], tuple[Array, float]]]
     "exact": _powers,
     "2quad": _squares,
     "relu": _positives,
+    "bounded": _bounded_powers,
 }
 
 
@@ -253,6 +260,7 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.KeyValueCache: _keep,
     ops.AttentionScores: _scores,
     ops.Temperature: _temper,
+    ops.ScoreBound: _bound,
     ops.Softmax: _softmax,
     ops.ShapedAttention: _shape,
     ops.AttentionMix: _mix,

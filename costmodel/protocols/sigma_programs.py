@@ -6,6 +6,8 @@ The code runs the blocks of GPT-2, GPT-Neo, BERT and Llama 2. What goes beyond i
   lookup of secret tokens has no formula. The code starts at the first block and ends with the last.
 - ReLU and rotations of part of a head are steps of the code; the square, leaky ReLU, scaled additions, frozen norms and
   public factors are composed of its products and truncations. So are scores by a factor that is no power of two.
+- Bounded softmax is that of the code without its tree for the maximum. The table of inverses keeps 6 fraction bits of a
+  row's sum, which is no longer at least 1, so bounds must lie close to the maxima.
 - A query against cached keys is priced by the same steps, in a rectangle of scores; the code runs whole prompts alone.
 
 Weights are secret: products with them are those of two secrets. Their shares are not counted, as elsewhere; their masks
@@ -197,7 +199,7 @@ def _exact(op: ops.Softmax, setting: SigmaSetting) -> list[Comm]:
     score_bits, levels = setting.ring_bits - setting.fraction_bits, (op.keys - 1).bit_length()
     compared = [_num_compared(op, level) for level in range(1, levels + 1)]
     tree = [positive_part(elements, score_bits + 1, score_bits + 2) for elements in compared]
-    return [key(4), *tree, *_exponentials(_num_scores(op, causal=op.causal), setting)]
+    return [key(4), *tree, *_exponentials(op, setting)]
 
 
 def _num_compared(op: ops.Softmax, level: int) -> int:
@@ -207,8 +209,9 @@ def _num_compared(op: ops.Softmax, level: int) -> int:
     return op.heads * op.queries * (op.keys >> level)
 
 
-def _exponentials(elements: int, setting: SigmaSetting) -> list[Comm]:
+def _exponentials(op: ops.Softmax, setting: SigmaSetting) -> list[Comm]:
     """exp(-x) by tables of the upper and the lower half of x's lowest bits, clipped. Source: gpu_nexp.cu, gpuNExp."""
+    elements = _num_scores(op, causal=op.causal)
     ring_bits, score_bits = setting.ring_bits, setting.ring_bits - setting.fraction_bits
     return [
         positive_part(elements, score_bits + 2, EXPONENT_BITS, word_bits=16),
@@ -220,7 +223,10 @@ def _exponentials(elements: int, setting: SigmaSetting) -> list[Comm]:
 
 
 # form of softmax -> the steps from scores to numbers from 0 to 1
-EXPONENTIALS: dict[str, Callable[[ops.Softmax, SigmaSetting], list[Comm]]] = {"exact": _exact}
+EXPONENTIALS: dict[str, Callable[[ops.Softmax, SigmaSetting], list[Comm]]] = {
+    "exact": _exact,
+    "bounded": _exponentials,
+}
 
 
 def _gelu(op: ops.Gelu, setting: SigmaSetting) -> Comm:

@@ -15,7 +15,7 @@ from costmodel.ops import LayerId, Op, shape
 from costmodel.protocols import Setting
 from costmodel.report.tables import table
 
-PUBLIC = ("temperatures", "scalars of shaped attention", "causal mask", "rotary angles")
+PUBLIC = ("temperatures", "bounds of scores", "scalars of shaped attention", "causal mask", "rotary angles")
 # What a summary does not mention, since it is so unless asked for.
 USUAL = {
     "weights": "secret",

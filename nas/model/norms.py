@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from costmodel.execution.op_functions import LAYERNORM_EPSILON, RMSNORM_EPSILON
+from costmodel.execution.op_functions import LAYERNORM_EPSILON
+from costmodel.ops import RMSNORM_EPSILON
 from nas.recipe.recipe import Freezing
 from search_spaces.architecture import Norm
 

@@ -18,7 +18,7 @@ from costmodel.estimate import Pricer
 from costmodel.ops import LayerId, Op
 from search_spaces.architecture import LIVE_NORMS, Architecture, Layer, Norm
 from search_spaces.budget.cost_counts import Cost
-from search_spaces.deployed import Region, deployed, deployed_layer
+from search_spaces.deployed import Region, deployed, deployed_layer, deploys_biases
 from search_spaces.graph import SINK, Choice, Head, Vertex, after, source
 from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, member_at, member_of, num_members, path_of, path_of_member
@@ -108,7 +108,8 @@ class LayerPrices:
     """The prices of the ops of embedding, layers and head, each lowered once."""
 
     def __init__(self, base: Architecture, pricer: Pricer, workload: Workload, accounting: Accounting) -> None:
-        self.base = replace(base, folded=True, bias=True, tied_embeddings=False) if accounting == "deployed" else base
+        folded = replace(base, folded=True, bias=deploys_biases(base), tied_embeddings=False)
+        self.base = folded if accounting == "deployed" else base
         self.workload = workload
         self.price_op = _remembered(pricer)
         self._known: dict[tuple[Layer, Norm], dict[LayerId, list[Price]]] = {}

@@ -21,20 +21,27 @@ from search_spaces.architecture import (
     scaled,
 )
 from search_spaces.bases import BASES, Dimensions, base_architecture
+from search_spaces.block import BlockName
 from search_spaces.notation import parse
 from tests.search_spaces.conftest import drawn_layers
 
 NORMS: st.SearchStrategy[Norm] = st.sampled_from(get_args(Norm))
-LAYERS = drawn_layers(get_args(Norm), ("softmax", "softmax-temperature", "2quad", "relu"), get_args(Ffn))
+LAYERS = drawn_layers(get_args(Norm), ("softmax", "softmax-temperature", "2quad", "bounded"), get_args(Ffn))
 
 
 @st.composite
 def architectures(draw: st.DrawFn) -> Architecture:
     layers = tuple(draw(st.lists(LAYERS, min_size=1, max_size=5)))
-    num_heads = draw(st.integers(1, 4))
+    kv_heads, shared_by = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    num_heads = kv_heads * shared_by
+    block: BlockName = draw(st.sampled_from(["gpt2", "pythia", "sas"]))
     return Architecture(
-        block=draw(st.sampled_from(["gpt2", "pythia", "sas"])),
+        block=block,
         num_heads=num_heads,
+        num_kv_heads=kv_heads if shared_by > 1 and block != "sas" else None,
+        head_size=None if block == "sas" else draw(st.sampled_from([None, 1, 6])),
+        rotary_base=draw(st.sampled_from([1e4, 1e5])),
+        norm_epsilon=draw(st.sampled_from([1e-6, 1e-5])),
         d_model=num_heads * draw(st.integers(1, 8)),
         d_ff=draw(st.integers(1, 64)),
         vocab_size=draw(st.integers(1, 1000)),
@@ -43,7 +50,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
         bias=draw(st.booleans()),
         tied_embeddings=draw(st.booleans()),
         gelu=draw(st.sampled_from(["tanh", "exact", "piecewise"])),
-        softmax=draw(st.sampled_from(["exact", "2quad", "relu"])),
+        softmax=draw(st.sampled_from(["exact", "2quad", "bounded"])),
         layers=layers,
     )
 
@@ -66,6 +73,7 @@ def test_yaml_gives_back_the_same_id(architecture: Architecture, tmp_path_factor
         ("gpt2-small", "HH(SM+ScFuFFN)", "a3cc8e8dc667"),
         ("pythia-70m", "SM+LN+R", "7df190e7675c"),
         ("tiny", "oSoFs-LToGo", "1b816da00a2b"),
+        ("smollm2-135m", "SM+RMS+SwiGLU", "06554d417526"),
     ],
 )
 def test_ids_never_change(base: str, name: str, expected: str) -> None:
@@ -139,7 +147,9 @@ def test_forms_override_those_of_the_base() -> None:
 
 
 def test_unknown_base_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"base must be one of gpt2-small, gpt2-18l, pythia-70m, tiny, but got 'gpt5'"):
+    with pytest.raises(
+        ValueError, match=r"base must be one of gpt2-small, gpt2-18l, pythia-70m, smollm2-135m, tiny, but got 'gpt5'"
+    ):
         base_architecture("gpt5")
 
 
@@ -164,14 +174,20 @@ def test_simplified_blocks_keep_all_their_heads(attention: Attention) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("block: gpt2", "block: gpt3"), "`block` of PATH must be one of gpt2, pythia, sas, but got 'gpt3'."),
+        (
+            ("block: gpt2", "block: gpt3"),
+            "`block` of PATH must be one of gpt2, pythia, sas, llama, qwen2, but got 'gpt3'.",
+        ),
         (("d_ff: 64\n", ""), "PATH lacks the key 'd_ff'."),
         (("d_ff: 64", "d_ff: '64'"), "`d_ff` of PATH must be of type int, but got '64'."),
         (("d_ff: 64", "d_ff: true"), "`d_ff` of PATH must be of type int, but got True."),
         (("d_ff: 64", "d_ff: 64\nd_ff: 65"), "PATH is not valid YAML: key 'd_ff' appears twice, line 5."),
         (("d_ff: 64", "d_ff: 64\nwidth: 3"), "PATH has the unknown key 'width'; known keys are block, num_heads, "),
         (("num_heads: 2", "num_heads: 3"), "PATH: `num_heads` must divide `d_model`, but got num_heads=3, d_model=16."),
-        (("bias: true", "softmax: quad"), "`softmax` of PATH must be one of exact, 2quad, relu, but got 'quad'."),
+        (
+            ("bias: true", "softmax: quad"),
+            "`softmax` of PATH must be one of exact, 2quad, relu, bounded, but got 'quad'.",
+        ),
         (
             ("ffn: gelu", "ffn: swish"),
             "`ffn` of item 0 of `layers` of PATH must be one of gelu, gelu-exact, gelu-piecewise, ",

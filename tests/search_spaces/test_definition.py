@@ -52,6 +52,7 @@ def test_a_removed_ffn_takes_norm_and_stabiliser_with_it(tmp_path: Path) -> None
         ("gpt2-small", (3 * 3 + 1) * (3 * 5 * 2 + 1)),
         ("gpt2-papers", (2 * 2 + 0) * (2 * 5 * 2 + 1)),
         ("gpt2-forms", (3 * 3 + 1) * (3 * 4 * 1 + 1)),
+        ("smollm2-135m", (3 * 3 + 1) * (3 * 4 * 1 + 1)),
     ],
 )
 def test_alphabets_of_the_large_spaces(name: str, size: int) -> None:
@@ -73,7 +74,10 @@ def test_removed_attention_takes_its_norm_with_it() -> None:
         (CHOICES + "colour: red\n", "PATH has the unknown key 'colour'; known keys are name, base, dimensions, "),
         (CHOICES.replace("name: mine\n", ""), "PATH lacks the key 'name'."),
         (CHOICES + "name: again\n", "PATH is not valid YAML: key 'name' appears twice, line 9."),
-        (CHOICES.replace("base: tiny", "base: huge"), "base must be one of gpt2-small, gpt2-18l, pythia-70m, tiny, "),
+        (
+            CHOICES.replace("base: tiny", "base: huge"),
+            "base must be one of gpt2-small, gpt2-18l, pythia-70m, smollm2-135m, tiny, ",
+        ),
         (CHOICES.replace("base: tiny", "base: 3"), "`base` of PATH must be of type str, but got 3."),
         (
             CHOICES.replace("[gelu, none]", "[gelu, swish]"),

@@ -17,6 +17,9 @@ from tests.search_spaces.conftest import drawn_layers
 
 GPT2 = BASES["gpt2-small"]
 NORMS: tuple[Norm, ...] = ("layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "none")
+FFNS: tuple[Ffn, ...] = (
+    "gelu", "gelu-exact", "gelu-piecewise", "relu", "square", "identity", "fused", "swiglu", "bilinear", "none",
+)  # fmt: skip
 
 
 def sized(text: str, num_layers: int, block: BlockName = "gpt2") -> Architecture:
@@ -31,8 +34,11 @@ def deployed_placement(text: str, num_layers: int, block: BlockName = "gpt2") ->
 
 def layers(block: BlockName) -> st.SearchStrategy[Layer]:
     removable: tuple[Attention, ...] = ("none", "softmax-half") if block != "sas" else ()
-    ffns: list[Ffn] = ["gelu", "gelu-exact", "gelu-piecewise", "relu", "square", "identity", "fused", "none"]
-    return drawn_layers(NORMS, ("softmax", "softmax-temperature", "2quad", "relu", *removable), ffns)
+    return drawn_layers(norms_of(block), ("softmax", "softmax-temperature", "2quad", "bounded", *removable), FFNS)
+
+
+def norms_of(block: BlockName) -> tuple[Norm, ...]:
+    return NORMS if BLOCKS[block].has_centred_norms else ("rmsnorm", "frozen-rmsnorm", "none")
 
 
 @st.composite
@@ -44,7 +50,9 @@ def architectures(draw: st.DrawFn) -> Architecture:
         "gelu": draw(st.sampled_from(["tanh", "exact"])),
         "softmax": draw(st.sampled_from(["exact", "2quad"])),
     }
-    return replace(BASES["tiny"], block=block, layers=placed, final_norm=draw(st.sampled_from(NORMS)), **forms)
+    final_norm = draw(st.sampled_from(norms_of(block)))
+    bias = BLOCKS[block].has_centred_norms or draw(st.booleans())
+    return replace(BASES["tiny"], block=block, layers=placed, final_norm=final_norm, bias=bias, **forms)
 
 
 @pytest.mark.parametrize("name", ["SM+ScFuFFN", "SM+ScFuFFN_i9", "SM+ScFFN", "SM_i12", "SM", "SM+fLN", "SM+fRMS_i3"])
@@ -169,7 +177,7 @@ def test_ids_are_equal_iff_deployed_forms_are(block: BlockName, data: st.DataObj
     found = [
         deployed(replace(BASES["tiny"], block=block, layers=word, final_norm=norm))
         for word in product(alphabet, repeat=2)
-        for norm in ("layernorm", "frozen-rmsnorm", "none")
+        for norm in (norms_of(block)[0], "frozen-rmsnorm", "none")
     ]
     assert len({*found}) == len({arch_id(one) for one in found}) == len({(arch_id(one), one) for one in found})
     assert len({*found}) < len(found)  # a frozen final norm is none

@@ -1,14 +1,18 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel import ops
 from costmodel.deployment.deploy import Deployment, Phase
+from costmodel.engine.compare import drawn_weights
 from costmodel.errors import UserError
+from costmodel.execution import interpreter
 from costmodel.ops import GeluForm, SoftmaxForm
+from search_spaces.architecture import Architecture
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -261,3 +265,56 @@ def test_the_first_token_is_decoded_as_a_prompt_of_one() -> None:
 def test_sequence_length_must_fit_the_context(seq_len: int) -> None:
     with pytest.raises(ValueError, match=rf"`seq_len` must be between 1 and the context 128, but got {seq_len}\."):
         lower(TINY, seq_len)
+
+
+LLAMA = base_architecture("smollm2-135m", Dimensions(layers=3, heads=4, kv_heads=2, head_size=6, d_model=16, vocab=20))
+
+
+def test_a_llama_has_three_linears_and_a_gated_ffn() -> None:
+    graph = lower(parse("1xMSMWo-1xMHMVo-1xoBmBo", LLAMA).architecture, 8)
+    found = {node.name.removeprefix("layers."): node.op for node in graph}
+    widths = [found[f"0.attention.{part}"].output_shape[1] for part in ("q", "k", "v", "packed", "repeat")]
+    assert widths == [4 * 6, 2 * 6, 2 * 6, 8 * 6, 12 * 6]
+    assert [name for name in found if name.startswith("0.ffn")] == [
+        f"0.ffn.{part}" for part in ("gate", "activation", "up", "product", "down", "residual")
+    ]
+    assert [found[f"1.attention.{part}"].output_shape[1] for part in "qk"] == [2 * 6, 6]  # one group of two heads
+    assert [type(found[f"{depth}.ffn.activation"]) for depth in (0, 1)] == [ops.Silu, ops.Relu]
+    assert "2.ffn.activation" not in found
+    assert found["2.attention.bound"] == ops.ScoreBound(heads=4, queries=8, keys=8)
+    assert found["0.norm1"] == ops.RmsNorm(rows=8, features=16, epsilon=1e-5)
+    biased = {name for name, op in found.items() if isinstance(op, ops.Linear) and op.bias}
+    assert biased == {"2.ffn.gate"}  # in the place of an activation's offset
+    with_biases = lower(replace(LLAMA, block="qwen2"), 8)
+    biased = {node.name for node in with_biases if isinstance(node.op, ops.Linear) and node.op.bias}
+    assert biased == {f"layers.{depth}.attention.{part}" for depth in range(3) for part in "qkv"}
+
+
+@pytest.mark.parametrize("base", [replace(TINY, num_heads=4, num_kv_heads=2, head_size=6), LLAMA])
+def test_a_bound_changes_nothing_in_the_clear(base: Architecture) -> None:
+    """Whatever it is, as each row is divided by its sum; and shared key heads are those that are repeated."""
+    bounded = lower(replace(base, softmax="bounded"), 8)
+    weights = drawn_weights(bounded, np.random.default_rng(0))
+    tokens = np.arange(8)
+    logits = interpreter.execute(lower(base, 8), weights, tokens)
+    np.testing.assert_allclose(interpreter.execute(bounded, weights, tokens), logits, atol=1e-12)
+    spread = {name: value + 3 if name.endswith("bound.weight") else value for name, value in weights.items()}
+    np.testing.assert_allclose(interpreter.execute(bounded, spread, tokens), logits, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_kv_heads": 3}, r"`num_kv_heads` must divide `num_heads`, but got num_kv_heads=3, num_heads=4\."),
+        ({"head_size": 0}, "`head_size` must be at least 1, but got 0"),
+        ({"final_norm": "layernorm"}, "block 'llama' has norms without a mean and bias, but got 'layernorm'; use 'rms"),
+        ({"rotary_base": 1.0}, "`rotary_base` must be finite and above 1, but got 1.0"),
+        (
+            {"block": "sas", "num_kv_heads": None},
+            "block 'sas' passes slices of the stream on, so its heads are d_model",
+        ),
+    ],
+)
+def test_what_a_llama_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        replace(LLAMA, **changes)

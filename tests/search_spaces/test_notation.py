@@ -26,9 +26,9 @@ from search_spaces.space import load_space, members, sample
 GPT2 = BASES["gpt2-small"]
 LARGE = load_space("gpt2-small")
 NORMS = st.sampled_from("LMlmo")
-ATTENTIONS = st.one_of(st.builds("".join, st.tuples(NORMS, st.sampled_from("STHQU"))), st.just("oo"))
+ATTENTIONS = st.one_of(st.builds("".join, st.tuples(NORMS, st.sampled_from("STHQUB"))), st.just("oo"))
 FFNS = st.one_of(
-    st.builds("".join, st.tuples(NORMS, st.sampled_from("GEPRKXIF"), st.sampled_from("so"))), st.just("ooo")
+    st.builds("".join, st.tuples(NORMS, st.sampled_from("GEPRKXIFWVB"), st.sampled_from("so"))), st.just("ooo")
 )
 LETTERS = st.builds("".join, st.tuples(ATTENTIONS, FFNS))
 SIMPLIFIED = LETTERS.filter(

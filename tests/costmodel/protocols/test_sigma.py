@@ -16,6 +16,9 @@ from costmodel.protocols.primitives import NOTHING, total_comm
 from costmodel.protocols.sigma_primitives import comparison_key, inverse_root, opened
 from costmodel.protocols.sigma_programs import PROGRAMS, comm
 from costmodel.protocols.sigma_setting import SigmaSetting
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import lower
+from search_spaces.notation import parse
 
 N, F = 50, 12
 SETTING = SigmaSetting()
@@ -132,6 +135,9 @@ def test_softmax_is_its_comparisons_scores_and_rows(causal: bool) -> None:
     cost = comm(ops.Softmax(**SQUARE, causal=causal), SETTING)
     assert cost.online_bytes == 2 * bits // 8
     assert cost.rounds == 2 * 7 + 16 + 5
+    bounded = comm(ops.Softmax(**SQUARE, causal=causal, form="bounded"), SETTING)
+    assert cost.online_bytes - bounded.online_bytes == 2 * compared * (N - F + 3) // 8
+    assert bounded.rounds == 16 + 5
 
 
 def test_scores_by_a_power_of_two_are_cut_once_and_leave_out_what_is_hidden() -> None:
@@ -244,12 +250,14 @@ def test_held_out_seconds_are_within_the_bar_or_their_range() -> None:
     assert not all(check.passed for check in sigma_checks([replace(each, sent_bytes=1) for each in found]))
 
 
-def test_the_lowered_graph_is_that_of_the_code() -> None:
-    """GPT-2's own op graph, without embedding and head, sends what the log of GPT-2 has."""
-    from search_spaces.bases import base_architecture
-    from search_spaces.lower import lower
-    from search_spaces.notation import parse
-
-    graph = lower(parse("SM+LN+G", base_architecture("gpt2-small")).architecture, 128)
-    blocks = total_comm(comm(node.op, SETTING) for node in graph if isinstance(node.layer, int))
-    assert blocks.online_bytes + 2 == 885_146_258
+def test_lowered_graphs_are_those_of_the_code() -> None:
+    """Op graphs of GPT-2 and of Llama 2's dimensions, without embedding and head, send what is logged of each."""
+    small = parse("SM+LN+G", base_architecture("gpt2-small")).architecture
+    blocks = [node.op for node in lower(small, 128) if isinstance(node.layer, int)]
+    assert total_comm(comm(op, SETTING) for op in blocks).online_bytes + 2 == 885_146_258
+    row = row_named("Llama-2-7B T=128 sigma-lan")
+    heads = Dimensions(layers=row.num_layers, heads=row.num_heads, kv_heads=row.num_heads, d_model=row.d_model)
+    large = replace(base_architecture("smollm2-135m", heads), d_ff=row.d_ff)
+    blocks = [node.op for node in lower(large, row.seq_len) if isinstance(node.layer, int)]
+    ring = SigmaSetting(ring_bits=row.ring_bits)
+    assert total_comm(comm(op, ring) for op in blocks).online_bytes + 2 == run_bytes(row)
