@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from costmodel.errors import UserError
+from nas.conversion.gguf_file import is_gguf, load_gguf
 from nas.conversion.huggingface import load_pretrained
 from nas.conversion.linear_fit import fitted_linears
 from nas.conversion.pretrained import (
@@ -37,12 +38,14 @@ BUILTIN_FOLDER = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy"
 
 
 def load_initial(path: str) -> Pretrained:
-    """The model in a folder of `nas.export` or of transformers' `save_pretrained`, or of an id on the hub.
+    """The model in a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or of an id on the hub.
 
     Raises UserError if there is none, a file is not as it was written, or its weights are not whole and finite.
     """
     if is_export(Path(path)):
         return read_export(Path(path))
+    if is_gguf(path):
+        return load_gguf(path)
     require_checksums(Path(path))
     return load_pretrained(path)._replace(windows=read_windows(Path(path)))
 
@@ -89,7 +92,7 @@ class Parent(NamedTuple):
 
 
 def load_parent(name: str) -> Parent:
-    """`builtin`, a folder of `nas.export` or of transformers' `save_pretrained`, or an id on the hub.
+    """`builtin`, a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or an id on the hub.
 
     Raises UserError if there is none, a file of it is missing or was edited, or it has no tokenizer.
     """

@@ -128,7 +128,8 @@ def _new_run(
     if second is not None:
         meta = replace(meta, second=second_facts(second, corpus, parent, meta.recipe.scale, config.seed, log))
     warm = read_warm_start(config, feasible, meta)
-    log(start_line(meta))
+    for line in (start_line(meta), *(() if parent is None else parent.model.notes)):
+        log(line)
     log(validation_line(corpus, parent))
     if meta.second is not None:
         log(second_line(meta.second))
