@@ -197,7 +197,8 @@ def _plain_activation(family: Family, architecture: Architecture) -> str | None:
         bias=family.bias,
         softmax="exact",
         folded=False,
-        **{name: None for name in ("num_kv_heads", "head_size") if name not in family.sizes.values()},
+        num_kv_heads=architecture.num_kv_heads if "num_kv_heads" in family.sizes.values() else None,
+        head_size=architecture.head_size if "head_size" in family.sizes.values() else None,
     )
     if architecture != plain:
         return None
@@ -221,7 +222,7 @@ def architecture_of(config: Any, path: str) -> Architecture:
     if activation not in family.activations:
         raise UserError(f"the activation of {path!r} must be one of {known}, but is {activation!r}.")
     ffn, form = family.activations[activation]
-    sizes = {ours: getattr(config, theirs, None) for theirs, ours in family.sizes.items()}
+    sizes: dict[str, Any] = {ours: getattr(config, theirs, None) for theirs, ours in family.sizes.items()}
     sizes["d_ff"] = sizes["d_ff"] or 4 * sizes["d_model"]  # GPT-2's is None where it is that
     layers = (replace(family.layer, ffn=ffn),) * sizes.pop("num_layers")
     return usual_heads(

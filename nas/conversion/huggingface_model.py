@@ -170,8 +170,9 @@ class _SelfAttention(_Attention):
 
     def forward(self, source: Tensor, past: _Past) -> Tensor:
         first = past.num_positions
-        parts = self.qkv(source).split([*self.widths.values()], dim=-1) if self.packs else None
-        queries, keys, values = map(self.heads, parts or (self.q(source), self.k(source), self.v(source)))
+        made = [self.get_submodule(name)(source) for name in (["qkv"] if self.packs else self.widths)]
+        parts = made[0].split([*self.widths.values()], dim=-1) if self.packs else made
+        queries, keys, values = map(self.heads, parts)
         if self.rotary_share is not None:
             queries, keys = (_rotated(part, first, self.rotary_share, self.rotary_base) for part in (queries, keys))
         keys, values = past.joined(keys, values)
