@@ -44,7 +44,7 @@ def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) ->
     """Print the size of a space, its feasible share, its cheapest and its most expensive member.
 
     Args:
-        space: gpt2-small, gpt2-papers, gpt2-forms, ladder, tiny or a .yaml file.
+        space: gpt2-small, gpt2-papers, gpt2-forms, smollm2-135m, ladder, tiny or a .yaml file.
         format: lines for people or one JSON document in SI units.
     """
     feasible = _feasible(space, **asked)
@@ -70,7 +70,7 @@ def list_members(space: str, limit: int = 20, format: Literal["text", "json"] = 
     """Print members of a space, those within the budget where there is one: name, id and price.
 
     Args:
-        space: gpt2-small, gpt2-papers, gpt2-forms, ladder, tiny or a .yaml file.
+        space: gpt2-small, gpt2-papers, gpt2-forms, smollm2-135m, ladder, tiny or a .yaml file.
         limit: how many members to print at most.
         format: lines for people or one JSON document in SI units.
     """
@@ -93,7 +93,7 @@ def show(space: str, format: Literal["text", "json"] = "text") -> None:
     """Print what a space is made of: base, choices or members, constraints, recipes and the size of its graph.
 
     Args:
-        space: gpt2-small, gpt2-papers, gpt2-forms, ladder, tiny or a .yaml file.
+        space: gpt2-small, gpt2-papers, gpt2-forms, smollm2-135m, ladder, tiny or a .yaml file.
         format: lines for people or one JSON document.
     """
     loaded = load_space(space)

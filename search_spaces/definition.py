@@ -11,7 +11,7 @@ from search_spaces.architecture import Attention, Ffn, Layer, Norm, Stabiliser
 from search_spaces.bases import Dimensions
 from search_spaces.graph import ConstraintName
 
-SHIPPED = ("gpt2-small", "gpt2-papers", "gpt2-forms", "ladder", "tiny")
+SHIPPED = ("gpt2-small", "gpt2-papers", "gpt2-forms", "smollm2-135m", "ladder", "tiny")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

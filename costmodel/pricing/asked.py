@@ -30,6 +30,8 @@ class ModelFlags(TypedDict, total=False):
     base: str | None
     layers: int | None
     heads: int | None
+    kv_heads: int | None
+    head_size: int | None
     d_model: int | None
     d_ff: int | None
     vocab: int | None
@@ -111,6 +113,8 @@ def asked_model(
     base: str | None = None,
     layers: int | None = None,
     heads: int | None = None,
+    kv_heads: int | None = None,
+    head_size: int | None = None,
     d_model: int | None = None,
     d_ff: int | None = None,
     vocab: int | None = None,
@@ -136,8 +140,10 @@ def asked_model(
         base: the model whose dimensions a name is placed on (gpt2-small unless given).
         layers: number of layers, instead of the base's.
         heads: attention heads per layer, instead of the base's.
+        kv_heads: heads of keys and of values that those share, instead of the base's.
+        head_size: features of a head, instead of the base's (d_model / heads unless that says otherwise).
         d_model: features of the residual stream, instead of the base's.
-        d_ff: features inside the FFN (4 * d_model unless given).
+        d_ff: features inside the FFN (as many times d_model as the base has unless given: 4, GPT-2).
         vocab: tokens in the vocabulary, instead of the base's.
         gelu: the form of every GELU, instead of the base's.
         softmax: softmax in every layer, or a form that takes its place, instead of the base's.
@@ -151,7 +157,15 @@ def asked_model(
         vocab_blocks: blocks of entries that the vocabulary projection is computed in, such as 2 for halves.
     """
     dimensions = Dimensions(
-        layers=layers, heads=heads, d_model=d_model, d_ff=d_ff, vocab=vocab, gelu=gelu, softmax=softmax
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        d_model=d_model,
+        d_ff=d_ff,
+        vocab=vocab,
+        gelu=gelu,
+        softmax=softmax,
     )
     deployment = Deployment(
         embedding=embedding,

@@ -1,8 +1,9 @@
 """Op -> calls: what every function of `execution.op_functions` does to secrets, step by step.
 
-Everything is secret but what `execution.interpreter` calls public: the temperatures, the scalars of shaped attention,
-the causal mask and the rotary angles. The other weights are shared, or held by the server alone, as the setting says.
-The client shares its tokens one-hot, or as they are where they are looked up; the logits stay shared.
+Everything is secret but what `execution.interpreter` calls public: the temperatures, the bounds of scores, the
+scalars of shaped attention, the causal mask and the rotary angles. The other weights are shared, or held by the server
+alone, as the setting says. The client shares its tokens one-hot, or as they are where they are looked up; the logits
+stay shared.
 A step that no call stands for is local. The engine's compiler drops products with a constant 1 and reductions over one
 element, which is why some shapes of size 1 have programs of their own.
 """
@@ -162,12 +163,14 @@ def _scores(op: ops.AttentionScores, setting: EngineSetting, share_bytes: int) -
 def _softmax(op: ops.Softmax, setting: EngineSetting, share_bytes: int) -> Calls:
     """Numbers of at least 0 for the scores, by form; then row sum, its reciprocal, and one product."""
     rows = op.heads * op.queries
-    if op.keys == 1 and op.form == "exact":  # what is left of x / x is x
+    if op.keys == 1 and op.form in ("exact", "bounded"):  # what is left of x / x is x
         return on(rows, fixed_point.exponential(setting))
     start = () if op.keys == 1 else SHARED
     maxima = on(rows, fixed_point.reduction(op.keys, fixed_point.maximum(setting)))
+    powers = on(rows * op.keys, fixed_point.exponential(setting))
     forms = {
-        "exact": start + maxima + on(rows * op.keys, fixed_point.exponential(setting)),
+        "exact": start + maxima + powers,
+        "bounded": powers,
         "2quad": on(rows * op.keys, fixed_point.product(setting)),
         "relu": on(rows * op.keys, fixed_point.maximum(setting)),
     }

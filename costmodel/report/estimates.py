@@ -16,7 +16,7 @@ from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.report.tables import table
 
-PUBLIC = ("temperatures", "scalars of shaped attention", "causal mask", "rotary angles")
+PUBLIC = ("temperatures", "bounds of scores", "scalars of shaped attention", "causal mask", "rotary angles")
 # What a summary does not mention, since it is so unless asked for.
 USUAL = {
     "weights": "secret",

@@ -95,6 +95,7 @@ CASES = {
     "a batch, its vocabulary in halves": Case(notation="HH(SM(t)+G)", deployment=Deployment(batch=3, vocab_blocks=2)),
     "frozen norms and half the heads": Case(notation="6xlSmGo-6xmHoRo"),
     "choices folded": Case(notation="6xMSoPo-6xoHMXo", folded=True),
+    "llama": Case(notation="6xMSMWo-3xMBmBo-3xmHMVo", base="smollm2-135m", forms=Dimensions(kv_heads=2)),
 }
 HOLDERS: tuple[Holder, ...] = get_args(Holder)
 SETTINGS: dict[str, tuple[str, Holder | None]] = {
@@ -105,7 +106,7 @@ SETTINGS: dict[str, tuple[str, Holder | None]] = {
 
 def graph_of(case: Case, size: str) -> OpGraph:
     dimensions, seq_len = SIZES[size]
-    shape = replace(dimensions, gelu=case.forms.gelu, softmax=case.forms.softmax)
+    shape = replace(dimensions, gelu=case.forms.gelu, softmax=case.forms.softmax, kv_heads=case.forms.kv_heads)
     architecture = parse(case.notation, base_architecture(case.base, shape)).architecture
     return lower(replace(architecture, folded=case.folded), seq_len, case.deployment)
 
@@ -140,7 +141,8 @@ def traced_graphs(size: str, rows: int, features: int) -> dict[str, OpGraph]:
         ops.TakeRows(rows=rows, features=features, taken=1),
         ops.Linear(rows=1, in_features=features, out_features=features, bias=True),
     )
-    some = {"grouped heads": grouped_heads, "gated": gated, "scaled": scaled, "pooled": pooled}
+    bounded = of_ops(ops.ScoreBound(heads=4, queries=rows, keys=rows))
+    some = {"grouped heads": grouped_heads, "gated": gated, "scaled": scaled, "pooled": pooled, "bounded": bounded}
     return {f"{name}, {size}": graph for name, graph in some.items()}
 
 

@@ -127,7 +127,7 @@ def test_json_says_which_setting_was_priced(run):
         "inputs": "secret",
         "weights": "secret",
         "weight_masks": "fresh",
-        "public": ["temperatures", "scalars of shaped attention", "causal mask", "rotary angles"],
+        "public": ["temperatures", "bounds of scores", "scalars of shaped attention", "causal mask", "rotary angles"],
         "embedding": "one-hot",
         "projection": "all",
         "phase": "prefill",

@@ -31,6 +31,7 @@ from search_spaces.space import (
         ("gpt2-small", 310**12),  # layers as counted in test_definition
         ("gpt2-papers", 84**12),
         ("gpt2-forms", 130**12),
+        ("smollm2-135m", 130**30),
         ("ladder", 4 + 11 + 2 + 11),
         ("tiny", (2 * (3 * 2 + 1)) ** 2),  # norm1 2 x (3 FFNs x 2 stabilisers + no FFN), two layers
     ],

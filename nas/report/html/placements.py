@@ -24,6 +24,7 @@ ATTENTION_WORDS: dict[Attention, str] = {
     "softmax-half": "softmax attention with half of the heads",
     "2quad": "2Quad attention",
     "relu": "ReLU attention",
+    "bounded": "softmax attention with a bound",
     "none": "no attention",
 }
 FFN_WORDS: dict[Ffn, str] = {
@@ -35,6 +36,9 @@ FFN_WORDS: dict[Ffn, str] = {
     "square": "square FFN",
     "identity": "linear FFN",
     "fused": "fused linear FFN",
+    "swiglu": "SwiGLU FFN",
+    "reglu": "ReGLU FFN",
+    "bilinear": "bilinear FFN",
     "none": "no FFN",
 }
 ABSENT = "·"

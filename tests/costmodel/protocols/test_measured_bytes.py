@@ -11,14 +11,14 @@ import sys
 from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from costmodel import ops
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.engine import spu
-from costmodel.ops import Op
+from costmodel.ops import Op, SoftmaxForm
 from costmodel.protocols import aby3, cheetah, semi2k
 from costmodel.protocols.primitives import EngineSetting, Holder
 
@@ -150,6 +150,17 @@ def some_in_a_batch(sequences: int, tokens: int, features: int) -> list[Op]:
     ]
 
 
+def some_bounded(heads: int, keys: int) -> list[Op]:
+    """Softmax without a maximum, and the bound in its place: of one sequence and of as many as there are heads."""
+    square: Any = {"heads": heads, "queries": keys, "keys": keys}
+    last: Any = {"heads": heads, "queries": 1, "keys": keys}
+    return [
+        *(ops.Softmax(**shape, form="bounded") for shape in (square, last)),
+        ops.ScoreBound(**square),
+        ops.ScoreBound(**last, sequences=heads),
+    ]
+
+
 def some_weighted(rows: int, features: int, vocab: int) -> list[Op]:
     """Every op whose weights the server may hold."""
     return [
@@ -205,6 +216,7 @@ PLAN: dict[str, list[Op]] = {
         *chain(*OF_TRANSFORMERS),
         *some_in_blocks(**ODD, vocab=9),
         *some_in_a_batch(sequences=3, tokens=7, features=12),
+        *dict.fromkeys(op for heads, keys in ((2, 64), (3, 33), (1, 1)) for op in some_bounded(heads, keys)),
     ],
     "odd fraction": OTHER_RING,
     "wide ring": OTHER_RING,
@@ -260,6 +272,7 @@ def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: st
     drawn += some_of_llama(sizes["rows"], sizes["features"], key_heads=draw(1, 3))
     drawn += some_choices(sizes["rows"], sizes["features"])
     drawn += some_of_transformers(**sizes)
+    drawn += some_bounded(sizes["heads"], sizes["keys"])
     assert isinstance(drawn[0], ops.TokenEmbedding)
     drawn.append(replace(drawn[0], encoding="lookup"))
     for op, cost in zip(drawn, spu.measure(drawn, protocol=protocol, setting=setting), strict=True):
@@ -282,7 +295,7 @@ def test_cheetah_is_predicted_on_large_shapes_nobody_chose(weights: Holder) -> N
         ops.LayerNorm(**size),
         ops.Linear(rows=rows, in_features=draw(64, 512), out_features=features, bias=False),
         ops.AttentionScores(**square, head_dim=draw(32, 64)),
-        ops.Softmax(**square, form=("exact", "2quad", "relu")[draw(0, 2)]),
+        ops.Softmax(**square, form=get_args(SoftmaxForm)[draw(0, 3)]),
         ops.Gelu(**size, form=("tanh", "piecewise")[draw(0, 1)]),
         ops.Relu(**size),
         ops.ScaledAdd(**size),

@@ -15,6 +15,7 @@ from search_spaces.notation import parse
 
 LOGIT_TOLERANCE = 0.02
 DECODE, LAST = Deployment(phase="decode"), Deployment(projection="last")
+LLAMA = "1xMSMWo-1xMBmBo-1xmHMVo", "smollm2-135m", Dimensions(layers=3, heads=4, kv_heads=2, head_size=4)
 VARIANTS = {
     "forms": ("SM+G", "tiny", Dimensions(softmax="2quad", gelu="piecewise"), Deployment()),
     "last": ("SM+LN+R", "tiny", Dimensions(softmax="relu"), LAST),
@@ -25,6 +26,8 @@ VARIANTS = {
     "decode batch": ("SM+LN+R", "pythia-70m", Dimensions(layers=2), replace(DECODE, batch=3)),
     "last of a batch": ("HH(SM)", "tiny", Dimensions(layers=2), replace(LAST, rows="needed", batch=3)),
     "vocabulary in halves": ("SM+LN+R", "tiny", Dimensions(), Deployment(vocab_blocks=2)),
+    "llama": (*LLAMA, Deployment()),
+    "llama decode batch": (*LLAMA, replace(DECODE, batch=2)),
 }
 CASES = [
     ("semi2k", "forms"),
@@ -36,13 +39,15 @@ CASES = [
     ("semi2k", "last of a batch"),
     ("semi2k", "vocabulary in halves"),
     ("aby3", "decode batch"),
-    *(pytest.param("cheetah", name, marks=pytest.mark.slow) for name in ("batch", "forms", "decode rotary")),
+    ("semi2k", "llama"),
+    ("aby3", "llama decode batch"),
+    *(pytest.param("cheetah", name, marks=pytest.mark.slow) for name in ("batch", "forms", "decode rotary", "llama")),
 ]
 
 
 def graph_of(variant: str, seq_len: int) -> OpGraph:
     name, base, forms, deployment = VARIANTS[variant]
-    small = replace(forms, layers=forms.layers or 1, vocab=30, heads=2, d_model=8, d_ff=16)
+    small = replace(forms, layers=forms.layers or 1, vocab=30, heads=forms.heads or 2, d_model=8, d_ff=16)
     return lower(parse(name, base_architecture(base, small)).architecture, seq_len, deployment)
 
 

@@ -76,3 +76,8 @@ def pythia(**changes):
 def llama(**changes):
     config = transformers.LlamaConfig(**{**SHARED_HEADS, **changes}, **NO_SPECIAL)
     return transformers.LlamaForCausalLM(config)
+
+
+def qwen2(**changes):
+    config = transformers.Qwen2Config(**{**SIZE, "num_key_value_heads": 2, **changes}, **NO_SPECIAL)
+    return transformers.Qwen2ForCausalLM(config)

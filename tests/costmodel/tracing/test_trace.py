@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections import Counter
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,10 @@ from costmodel import ops
 from costmodel.protocols import aby3, published, semi2k
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.tracing.trace import trace
-from tests.costmodel.tracing.models import SEQ_LEN, VOCAB, gpt2, llama, pythia
+from search_spaces.architecture import Architecture
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import lower
+from tests.costmodel.tracing.models import SEQ_LEN, SIZE, VOCAB, gpt2, llama, pythia, qwen2
 
 
 class Small(nn.Module):
@@ -60,6 +64,30 @@ def test_transformers_models_cost_what_ours_do(graph_of, make, base, gelu, atten
     assert published.graph_counts(traced) == published.graph_counts(ours)
     for comm in (semi2k.comm, aby3.comm):
         assert sent(traced, comm) == sent(ours, comm)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("make", "block", "sizes"),
+    [
+        (llama, "llama", {"num_kv_heads": 2}),
+        (partial(llama, head_dim=6), "llama", {"num_kv_heads": 2, "head_size": 6}),
+        (partial(llama, num_key_value_heads=4), "llama", {"num_kv_heads": None}),
+        (qwen2, "qwen2", {"num_kv_heads": 2}),
+    ],
+)
+def test_llamas_of_transformers_are_ours_op_for_op(make, block, sizes, attention):
+    """In order; a trace does not read what has no price, the epsilon of norms and the base of angles."""
+    base = base_architecture(
+        "smollm2-135m", Dimensions(layers=2, heads=4, kv_heads=2, d_model=32, d_ff=48, vocab=VOCAB)
+    )
+    known = {
+        field.name: field.default for field in fields(Architecture) if field.name in ("rotary_base", "norm_epsilon")
+    }
+    assert SIZE["intermediate_size"] == base.d_ff
+    ours = lower(replace(base, block=block, **sizes, **known), SEQ_LEN)
+    traced = trace(make(attn_implementation=attention), SEQ_LEN)
+    assert [(node.layer, node.op) for node in traced] == [(node.layer, node.op) for node in ours]
 
 
 def test_shared_key_heads_are_repeated_after_their_rotation():
