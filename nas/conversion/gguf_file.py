@@ -9,6 +9,7 @@ https://github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py (`LlamaModel.permut
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,16 +85,19 @@ def load_gguf(path: str) -> Pretrained:
     be read, is larger than memory, has no tokenizer that can be read, or gguf is not installed.
     """
     gguf = _gguf()
-    reader = _read(gguf, path)
-    settings = Settings(path, {name: field.contents() for name, field in reader.fields.items()})
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    settings, tensors = _read(path)
     architecture = _architecture(settings, tensors)
     require_memory(architecture, path)
     tokenizer = tokenizer_of(settings.values, Path(path))
-    forms = Counter(tensor.tensor_type.name for tensor in reader.tensors)
+    forms = Counter(tensor.tensor_type.name for tensor in tensors.values())
     listed = ", ".join(f"{count} {name}" for name, count in forms.most_common())
     note = f"{path}: {listed} tensors, dequantised to single precision by gguf {metadata.version('gguf')}"
     return Pretrained(architecture, _weights(gguf, settings, architecture, tensors), tokenizer, notes=(note,))
+
+
+def read_gguf_architecture(path: str) -> Architecture:
+    """Of the model in a file. Raises UserError as `load_gguf` does of its settings."""
+    return _architecture(*_read(path))
 
 
 def _architecture(settings: Settings, tensors: Mapping[str, Any]) -> Architecture:
@@ -187,11 +191,21 @@ def _halves(value: Tensor, head_dim: int) -> Tensor:
     return value.view(-1, head_dim // 2, 2, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
 
 
-def _read(gguf: Any, path: str) -> Any:
+def _read(path: str) -> tuple[Settings, dict[str, Any]]:
+    """Settings and tensors by name."""
     if not Path(path).is_file():
         raise UserError(f"{path!r} must be a GGUF file, but there is none.")
+    return _read_at(path, Path(path).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)  # a large vocabulary takes seconds
+def _read_at(path: str, modified_ns: int) -> tuple[Settings, dict[str, Any]]:
     try:
-        return gguf.GGUFReader(path)
+        reader = _gguf().GGUFReader(path)
+        settings = Settings(path, {name: field.contents() for name, field in reader.fields.items()})
+        return settings, {tensor.name: tensor for tensor in reader.tensors}
+    except UserError:
+        raise
     except Exception as error:  # whatever a foreign file provokes is the user's bad input
         raise UserError(f"{path!r} must be a GGUF file that can be read, but: {error!s:.200}.") from None
 

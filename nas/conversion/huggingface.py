@@ -31,26 +31,38 @@ def load_pretrained(path: str) -> Pretrained:
     Raises UserError if there is none, the hub cannot be reached, its kind is unknown, its weights are incomplete, of
     other shapes, not floating point or not finite, larger than memory, or transformers is not installed.
     """
-    transformers = _transformers()
-    what = f"{path!r} must be a folder of save_pretrained or a model id on the Hugging Face hub"
-    if os.path.exists(path) and not os.path.isfile(Path(path, "config.json")):
-        raise UserError(f"{what}, but the folder has no config.json.")
-    config = _read(what, lambda: transformers.AutoConfig.from_pretrained(path))
-    ours = config.model_type == OUR_TYPE
-    architecture = _decoded(config.architecture) if ours else architecture_of(config, path)
+    config, architecture = _read_config(path)
     require_memory(architecture, path)  # before a model of any size is made
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    model, info = _read(what, lambda: load(path, config=config, output_loading_info=True))
+    load = _transformers().AutoModelForCausalLM.from_pretrained
+    model, info = _read(_what(path), lambda: load(path, config=config, output_loading_info=True))
     if missing := sorted(info["missing_keys"]) + [str(key) for key in info["mismatched_keys"]]:
         raise UserError(f"{path!r} must hold all weights of its config.json, but lacks or misshapes {missing[0]}.")
     if bad := [name for name, value in model.state_dict().items() if not _is_finite(value)]:
         raise UserError(f"weights must be finite floating-point numbers, but {bad[0]!r} of {path!r} is not.")
-    if ours:
+    if config.model_type == OUR_TYPE:
         weights = model.decoder.state_dict()
     else:
         weights = from_theirs(FAMILIES[config.model_type], architecture, model.state_dict())
     copies = {name: value.float().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     return Pretrained(architecture, copies, _tokenizer(path))
+
+
+def read_pretrained_architecture(path: str) -> Architecture:
+    """Of what `load_pretrained` loads. Raises UserError as that does of its configuration."""
+    return _read_config(path)[1]
+
+
+def _read_config(path: str) -> tuple[Any, Architecture]:
+    transformers = _transformers()
+    if os.path.exists(path) and not os.path.isfile(Path(path, "config.json")):
+        raise UserError(f"{_what(path)}, but the folder has no config.json.")
+    config = _read(_what(path), lambda: transformers.AutoConfig.from_pretrained(path))
+    ours = config.model_type == OUR_TYPE
+    return config, _decoded(config.architecture) if ours else architecture_of(config, path)
+
+
+def _what(path: str) -> str:
+    return f"{path!r} must be a folder of save_pretrained or a model id on the Hugging Face hub"
 
 
 def _decoded(architecture: Any) -> Architecture:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from costmodel.errors import UserError
-from nas.conversion.gguf_file import is_gguf, load_gguf
-from nas.conversion.huggingface import load_pretrained
+from nas.conversion.gguf_file import is_gguf, load_gguf, read_gguf_architecture
+from nas.conversion.huggingface import load_pretrained, read_pretrained_architecture
 from nas.conversion.linear_fit import fitted_linears
 from nas.conversion.pretrained import (
     Pretrained,
     is_export,
+    read_architecture,
     read_export,
     read_windows,
     require_checksums,
@@ -48,6 +49,13 @@ def load_initial(path: str) -> Pretrained:
         return load_gguf(path)
     require_checksums(Path(path))
     return load_pretrained(path)._replace(windows=read_windows(Path(path)))
+
+
+def read_parent_architecture(name: str) -> Architecture:
+    """Of what `load_parent` loads, without its weights. Raises UserError if it cannot be read."""
+    if name == BUILTIN or is_export(Path(name)):
+        return read_architecture(BUILTIN_FOLDER if name == BUILTIN else Path(name))[0]
+    return read_gguf_architecture(name) if is_gguf(name) else read_pretrained_architecture(name)
 
 
 class Parent(NamedTuple):

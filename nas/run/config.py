@@ -24,6 +24,7 @@ Knowledge = Literal["shipped", "none"]
 RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
 
 
+USUAL_SPACE = "gpt2-small"
 LOOKS = 3  # for each candidate that is trained to its end: half of the tokens go into either
 THREADS_PER_TRIAL = 1  # of torch on a CPU, so that the numbers of a trial are always the same
 
@@ -35,7 +36,8 @@ class StudyConfig:
     Args:
         budget_latency: most seconds a model may take per token, with a unit, such as 5min.
         budget_comm: most bytes all parties together may send per token, with a unit, such as 8GB.
-        space: a shipped search space or the path of a space's YAML file.
+        space: a shipped search space, the path of a space's YAML file, or parent: the layers of --parent, each with
+            what can be had in its place. By default gpt2-small, or parent where that is of another block.
         seq_len: tokens in the prompt, for pricing and for training.
         protocol: the MPC protocol that prices a model: published, semi2k, aby3 or cheetah.
         network: between the parties, for protocols other than published: lan, wan, another preset or a .yaml file.
@@ -81,7 +83,7 @@ class StudyConfig:
 
     budget_latency: str
     budget_comm: str | None = None
-    space: str = "gpt2-small"
+    space: str = USUAL_SPACE
     seq_len: int = 128
     protocol: str = "published"
     network: str | None = None
