@@ -20,6 +20,7 @@ from search_spaces.budget.feasible import (
     FeasibleSpace,
     check_feasible,
     format_budget,
+    format_left_out,
     format_price,
     num_deployed,
     within_budget,
@@ -162,6 +163,7 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
         "num_architectures": num_architectures(priced.space),
         "num_members": num_members(priced.space),
         "num_feasible": feasible.num_feasible,
+        "tolerance": feasible.tolerance,
     }
 
 
@@ -199,7 +201,7 @@ def _within(feasible: FeasibleSpace) -> str:
     budget = "no budget" if feasible.budget == Budget() else f"within {format_budget(feasible.budget)}"
     return (
         f"{budget} per token at T={feasible.priced.seq_len}, protocol {pricer.protocol}{network}: "
-        f"{num:,} members ({100 * num / size:.3g} %)"
+        f"{num:,} members ({100 * num / size:.3g} %){format_left_out(feasible)}"
     )
 
 

@@ -11,7 +11,14 @@ from nas.run.folder import read_meta, run_pricer, run_space
 from nas.run.own_space import OWN
 from nas.searchers.strategy import check_searcher, searcher_of
 from search_spaces.architecture import Architecture
-from search_spaces.budget.feasible import FeasibleSpace, format_budget, format_price, num_deployed, within_budget
+from search_spaces.budget.feasible import (
+    FeasibleSpace,
+    format_budget,
+    format_left_out,
+    format_price,
+    num_deployed,
+    within_budget,
+)
 from search_spaces.budget.priceable import priceable
 from search_spaces.budget.priced_space import cheapest, extrapolated, most_expensive, price_of, price_space
 from search_spaces.notation import name_of
@@ -125,6 +132,7 @@ def overview(feasible: FeasibleSpace) -> list[str]:
         f"{format_budget(feasible.budget)} per token at T={priced.seq_len}, protocol {priced.pricer.protocol}"
         + (f" on {priced.pricer.network}" if priced.pricer.network else "")
         + (f", per token of {priced.workload.new_tokens}" if priced.workload.new_tokens > 1 else "")
+        + format_left_out(feasible)
     ]
     if priced.accounting == "deployed":
         whole, num_within = num_deployed(feasible)

@@ -2,6 +2,9 @@
 
 Costs are compared as integers (see `priced_space`); half a unit an op, what rounding can add, is granted on
 top of the budget, so no member within it is ever left out. A measure without a bound is not counted.
+
+Of a space deeper than `EXACT_LAYERS` the sums are too many to tabulate: costs are rounded up to steps of the budget, so
+that what is counted and drawn is within it, and members that cost up to `tolerance` less than it may be left out.
 """
 
 import math
@@ -31,6 +34,8 @@ from search_spaces.graph import Vertex, completions, source
 from search_spaces.notation import Member, name_of
 from search_spaces.space import SearchSpace, member_of, path_of, path_of_member, random_below
 
+EXACT_LAYERS = 18  # a million distinct sums in half of 12 layers of GPT-2 small's choices, which are the most of any
+STEPS = 2**14  # a budget has, where costs are rounded
 MAX_UNITS = 2.0**62  # what a sum in 64 bits can hold: 194 days, 288 PB
 
 
@@ -38,13 +43,19 @@ MAX_UNITS = 2.0**62  # what a sum in 64 bits can hold: 194 days, 288 PB
 class FeasibleSpace:
     """The members of a priced space within a budget, or in a slice of it; made by `within_budget`. It may be empty.
 
-    costs: of the priced vertices, in integer units, 0 for a measure without a bound.
+    costs: of the priced vertices, in steps of so many integer units, 0 for a measure without a bound.
     """
 
     priced: PricedSpace
     budget: Budget
     costs: dict[Vertex, Cost] = field(repr=False)
     paths: BoundedPaths = field(repr=False)
+    step: int = 1
+
+    @property
+    def tolerance(self) -> float:
+        """The share of the budget that a member may cost less, and yet be left out."""
+        return 0.0 if self.step == 1 else (self.space.base.num_layers + 2) / STEPS
 
     @property
     def space(self) -> SearchSpace:
@@ -61,12 +72,12 @@ class FeasibleSpace:
         return cost is not None and self.holds(cost)
 
     def cost_of(self, member: Member) -> Cost | None:
-        """Of its path, in integer units; None if it is no member of the space."""
+        """Of its path, in steps; None if it is no member of the space."""
         path = path_of_member(self.space, member)
         return None if path is None else self.cost_of_path(path)
 
     def cost_of_path(self, path: Iterable[Vertex]) -> Cost:
-        """Of the vertices of a member, in integer units."""
+        """Of the vertices of a member, in steps."""
         costs = [cost for vertex in path if (cost := self.costs.get(vertex))]
         return sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
 
@@ -78,7 +89,8 @@ class FeasibleSpace:
     @property
     def latency_s_bounds(self) -> tuple[float, float]:
         """The latencies between which members lie, the first one excluded; the budget may have no bound of latency."""
-        return max(0, self.paths.above) / UNITS_PER_S, self.paths.limit[0] / UNITS_PER_S
+        above, limit = max(0, self.paths.above) * self.step, self.paths.limit[0] * self.step
+        return above / UNITS_PER_S, limit / UNITS_PER_S
 
     def members(self) -> Iterator[Member]:
         """Every member within the budget once, in an order that is always the same."""
@@ -95,15 +107,23 @@ class FeasibleSpace:
 
 def within_budget(priced: PricedSpace, budget: Budget) -> FeasibleSpace:
     """The members within the budget. Raises UserError if their costs are too many or too large to tabulate."""
+    num_layers = priced.space.base.num_layers
     costs = {vertex: _bounded(cost, budget) for vertex, cost in priced.costs.items()}
-    if (priced.space.base.num_layers + 2) * max(map(max, costs.values())) > MAX_UNITS:
+    if (num_layers + 2) * max(map(max, costs.values())) > MAX_UNITS:
         raise UserError(
             f"members of space {priced.space.name!r} must cost less than 194 days and 288 PB to be counted."
         )
     slack = priced.num_ops / 2
     limit = (_units(budget.latency_s, UNITS_PER_S, slack), _units(budget.sent_bytes, UNITS_PER_BYTE, slack))
-    paths = bounded_paths(priced.space.graph, costs, limit)
-    return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths)
+    if num_layers > EXACT_LAYERS and min(limit):
+        raise UserError(
+            f"a space of more than {EXACT_LAYERS} layers must have one budget, but {priced.space.name!r} has "
+            f"{num_layers} and got {format_budget(budget)}; give the tighter one."
+        )
+    step = max(1, max(limit) // STEPS) if num_layers > EXACT_LAYERS else 1
+    costs = {vertex: _stepped(cost, step) for vertex, cost in costs.items()}
+    paths = bounded_paths(priced.space.graph, costs, (limit[0] // step, limit[1] // step))
+    return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths, step=step)
 
 
 def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0) -> tuple[FeasibleSpace, ...]:
@@ -111,7 +131,8 @@ def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0
 
     left_out: share of the range, at its cheap end, that is in no slice. Slices without a member are left out.
     """
-    paths, slack = feasible.paths, feasible.priced.num_ops  # of two members of one price, rounding may favour either
+    paths = feasible.paths  # of two members of one price, rounding may favour either
+    slack = feasible.priced.num_ops if feasible.step == 1 else feasible.space.base.num_layers + 2
     least, most = (
         feasible.cost_of_path(path_of(feasible.space, end(feasible.priced).architecture.layers))[0]
         for end in (cheapest, most_expensive)
@@ -128,7 +149,7 @@ def num_deployed(feasible: FeasibleSpace) -> tuple[int, int]:
     priced = feasible.priced
     graph = deployed_graph(priced.space)
     costs = deployed_costs(priced, graph)
-    bounded = {vertex: _bounded(cost, feasible.budget) for vertex, cost in costs.items()}
+    bounded = {vertex: _stepped(_bounded(cost, feasible.budget), feasible.step) for vertex, cost in costs.items()}
     within = bounded_paths(graph, bounded, feasible.paths.limit).num_paths
     return completions(graph)[source(graph)], within
 
@@ -162,9 +183,20 @@ def format_budget(budget: Budget) -> str:
     return " and ".join(latency + sent) or "nothing"
 
 
+def format_left_out(feasible: FeasibleSpace) -> str:
+    """What a count of the members within the budget may leave out, if anything."""
+    share = 100 * feasible.tolerance
+    return f"; members up to {share:.1g} % below it may be left out" if share else ""
+
+
 def _bounded(cost: Cost, budget: Budget) -> Cost:
     """0 for a measure without a bound."""
     return cost[0] * (budget.latency_s is not None), cost[1] * (budget.sent_bytes is not None)
+
+
+def _stepped(cost: Cost, step: int) -> Cost:
+    """Rounded up."""
+    return -(-cost[0] // step), -(-cost[1] // step)
 
 
 def _name(member: Member) -> str:

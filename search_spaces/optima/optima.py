@@ -60,5 +60,5 @@ def member_of_optimum(stages: Stages, optimum: Optimum, *, entropy_regularised: 
 def _optimum(stages: Stages, levels: Sequence[Labels], index: int) -> Optimum:
     last = levels[-1]
     layers = tuple(stages.layers[number] for number in layers_to(levels, index))
-    latency, sent = (int(units) for units in last.cost[index])
+    latency, sent = (int(steps) * stages.feasible.step for steps in last.cost[index])
     return Optimum(layers=layers, score=float(last.score[index]), cost=(latency, sent))

@@ -25,8 +25,8 @@ class Edges(NamedTuple):
     """The choices of one depth, one entry each, ordered by `start`.
 
     start, stop: numbers of the boundaries before and after, within their levels. layer, form: numbers of what is
-    chosen, in `Stages.layers`, and of what is priced of it. cost: latency and bytes, edges x 2, in the units of
-    `search_spaces.budget`; the embedding's is in the first depth's, the head's in the last one's.
+    chosen, in `Stages.layers`, and of what is priced of it. cost: latency and bytes, edges x 2, in steps of the
+    budget; the embedding's is in the first depth's, the head's in the last one's.
     """
 
     start: Index

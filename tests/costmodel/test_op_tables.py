@@ -131,7 +131,8 @@ def test_a_missing_an_exempt_and_an_unknown_op_are_told() -> None:
 def test_weights_have_a_holder() -> None:
     timed = [op for series in plan("semi2k") for op in series.sizes]
     assert all((op.weights != "none") == bool(op.weight_shapes) for op in timed)
-    assert {type(op).__name__ for op in timed if op.weights == "public"} == {"Temperature", "ShapedAttention"}
+    public = {type(op).__name__ for op in timed if op.weights == "public"}
+    assert public == {"Temperature", "ScoreBound", "ShapedAttention"}
 
 
 def test_matrices_of_weights_are_drawn_by_their_size() -> None:

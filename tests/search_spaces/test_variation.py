@@ -19,7 +19,7 @@ def differing(first: Member, second: Member) -> int:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_offspring_are_members_and_mutants_differ(name: str) -> None:
     space, rng = load_space(name), np.random.default_rng(0)
-    for _ in range(100):
+    for _ in range(720 // space.base.num_layers):
         first, second = sample(space, rng), sample(space, rng)
         mutant = mutate(space, first, rng)
         assert contains(space, mutant)

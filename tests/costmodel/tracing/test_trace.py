@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn import functional
 
 from costmodel import ops
+from costmodel.ops import RMSNORM_EPSILON, ROTARY_BASE
 from costmodel.protocols import aby3, published, semi2k
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.tracing.trace import trace
-from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from tests.costmodel.tracing.models import SEQ_LEN, SIZE, VOCAB, gpt2, llama, pythia, qwen2
@@ -81,11 +81,9 @@ def test_llamas_of_transformers_are_ours_op_for_op(make, block, sizes, attention
     base = base_architecture(
         "smollm2-135m", Dimensions(layers=2, heads=4, kv_heads=2, d_model=32, d_ff=48, vocab=VOCAB)
     )
-    known = {
-        field.name: field.default for field in fields(Architecture) if field.name in ("rotary_base", "norm_epsilon")
-    }
     assert SIZE["intermediate_size"] == base.d_ff
-    ours = lower(replace(base, block=block, **sizes, **known), SEQ_LEN)
+    base = replace(base, rotary_base=ROTARY_BASE, norm_epsilon=RMSNORM_EPSILON)
+    ours = lower(replace(base, block=block, **sizes), SEQ_LEN)
     traced = trace(make(attn_implementation=attention), SEQ_LEN)
     assert [(node.layer, node.op) for node in traced] == [(node.layer, node.op) for node in ours]
 

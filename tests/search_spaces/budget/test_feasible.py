@@ -1,6 +1,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -9,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.cost import Budget, Price
-from costmodel.errors import InfeasibleError
+from costmodel.errors import InfeasibleError, UserError
 from costmodel.estimate import Pricer
+from costmodel.protocols import load_pricer
 from search_spaces.bases import MAX_LAYERS, Dimensions
-from search_spaces.budget.feasible import FeasibleSpace, check_feasible, price_slices, within_budget
+from search_spaces.budget import feasible as feasible_module
+from search_spaces.budget.feasible import FeasibleSpace, check_feasible, num_deployed, price_slices, within_budget
 from search_spaces.budget.priced_space import Measure, PricedSpace, cheapest, most_expensive, price_of, price_space
-from search_spaces.definition import Definition
+from search_spaces.definition import Definition, load_definition
 from search_spaces.notation import parse
 from search_spaces.space import SearchSpace, build_space, load_space, members, num_members
 
@@ -209,3 +212,32 @@ def test_members_of_the_deepest_space_are_listed(pricer: Pricer) -> None:
     deepest = Definition(name="deepest", base="tiny", dimensions=Dimensions(layers=MAX_LAYERS), members=members)
     feasible = within_budget(price_space(build_space(deepest), pricer, 8), Budget(latency_s=1e6))
     assert next(feasible.members()).architecture.num_layers == MAX_LAYERS
+
+
+@pytest.mark.parametrize("measure", ["latency_s", "sent_bytes"])
+def test_deep_spaces_are_counted_in_steps_of_the_budget(
+    small_space: SearchSpace, sizes: Pricer, measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never beyond the budget, and all that is below it by the tolerance."""
+    priced = price_space(small_space, sizes, 8)
+    bound = getattr(price_of(priced, most_expensive(priced, measure)), measure)
+    exact = within_budget(priced, Budget(**{measure: bound}))
+    monkeypatch.setattr(feasible_module, "EXACT_LAYERS", 0)
+    monkeypatch.setattr(feasible_module, "STEPS", 64)
+    found = within_budget(priced, Budget(**{measure: bound}))
+    assert (exact.tolerance, found.tolerance) == (0.0, 5 / 64)
+    surely = {one for one in members(small_space) if getattr(price_of(priced, one), measure) <= bound * (1 - 5 / 64)}
+    listed = set(found.members())
+    assert surely <= listed <= set(exact.members())
+    assert len(listed) == found.num_feasible < exact.num_feasible
+    assert num_deployed(found)[1] <= num_deployed(exact)[1]
+    assert sum(part.num_feasible for part in price_slices(found, 4)) == found.num_feasible
+
+
+def test_a_deep_space_has_one_budget() -> None:
+    deep = build_space(replace(load_definition("tiny"), dimensions=Dimensions(layers=19)))
+    priced = price_space(deep, load_pricer("semi2k"), 8)
+    with pytest.raises(
+        UserError, match="a space of more than 18 layers must have one budget, but 'tiny' has 19 and got"
+    ):
+        within_budget(priced, Budget(latency_s=1.0, sent_bytes=1e6))
