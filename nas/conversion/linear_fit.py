@@ -98,22 +98,25 @@ def fit_gate(layer: nn.Module, theirs: nn.Module, read: Tensor) -> None:
     the gate's x (without a gate that of `up`), the product's other factor u and what the parent has there, h:
     least squares of h - (a x + c) u. The weights of a parent's gate take up a and c.
     """
-    seen: list[tuple[Tensor, Tensor]] = []
+    seen: list[Tensor] = []
+    ours, parents = layer.ffn, theirs.ffn
+    assert isinstance(ours, FeedForward)
+    assert isinstance(parents, FeedForward)
+    assert ours.gate is not None
     hooks = [
-        theirs.ffn.register_forward_pre_hook(lambda _, inputs: seen.append(inputs)),
-        theirs.ffn.down.register_forward_pre_hook(lambda _, inputs: seen.append((inputs[0], inputs[0]))),
+        part.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])) for part in (parents, parents.down)
     ]
     theirs(read, False)
     for hook in hooks:
         hook.remove()
-    (source, _), (hidden, _) = seen
-    ours, their_gate = layer.ffn, theirs.ffn.up if theirs.ffn.gate is None else theirs.ffn.gate
-    factor, gate = (linear(source).flatten(0, 1).double() for linear in (theirs.ffn.up, their_gate))
+    source, hidden = seen
+    linear = parents.up if parents.gate is None else parents.gate
+    factor, gate = (part(source).flatten(0, 1).double() for part in (parents.up, linear))
     columns = torch.stack((gate * factor, factor), dim=-1)  # rows x d_ff x 2
     squares = torch.einsum("rfi,rfj->fij", columns, columns)
     ridge = RIDGE * squares.diagonal(dim1=1, dim2=2).mean(dim=1).clamp(min=LEAST)
     products = torch.einsum("rfi,rf->fi", columns, hidden.flatten(0, 1).double())
     slope, shift = torch.linalg.solve(squares + torch.diag_embed(ridge[:, None].expand(-1, 2)), products).unbind(dim=-1)
-    bias = 0.0 if their_gate.bias is None else their_gate.bias.double()
-    ours.gate.weight.copy_(slope[:, None] * their_gate.weight.double())
-    ours.gate.bias.copy_(slope * bias + shift)
+    bias = torch.zeros(()) if linear.bias is None else linear.bias
+    ours.gate.weight.copy_(slope[:, None] * linear.weight.double())
+    ours.gate.bias.copy_(slope * bias.double() + shift)

@@ -30,12 +30,15 @@ class _Observer:
 
     def __init__(self, attention: Any) -> None:
         self.attention, self.attend = attention, attention.attend
-        self.least, self.largest = torch.inf, -torch.inf  # then a number for each head
+        self.least, self.largest = torch.tensor(torch.inf), torch.tensor(-torch.inf)  # then a number for each head
         attention.attend = self
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, **settings: Any) -> Attended:
         sums = log_sums(queries, keys, settings["temperature"]).transpose(0, 1).flatten(1)  # heads x rows
-        self.least, self.largest = sums.amin(dim=1).clamp(max=self.least), sums.amax(dim=1).clamp(min=self.largest)
+        self.least, self.largest = (
+            torch.minimum(sums.amin(dim=1), self.least),
+            torch.maximum(sums.amax(dim=1), self.largest),
+        )
         attended: Attended = self.attend(queries, keys, values, **settings)
         return attended
 

@@ -73,7 +73,7 @@ def _strongest_heads(
     kept = _strengths(source, layer, theirs, weights).topk(ours).indices.sort().values
     if linear == "out":
         return value.view(len(value), theirs, -1)[:, kept].flatten(1) if suffix == "weight" else value
-    parts = value.split(_widths(source, theirs)) if linear == "qkv" else [value]
+    parts = torch.split(value, _widths(source, theirs)) if linear == "qkv" else [value]
     return torch.cat([part.view(theirs, -1, *part.shape[1:])[kept].flatten(0, 1) for part in parts])
 
 
@@ -89,7 +89,7 @@ def _strengths(source: Architecture, layer: str, key_heads: int, weights: Mappin
     if f"{attention}.v.weight" in weights:
         values = weights[f"{attention}.v.weight"].double()
     else:
-        values = weights[f"{attention}.qkv.weight"].double().split(_widths(source, key_heads))[2]
+        values = torch.split(weights[f"{attention}.qkv.weight"].double(), _widths(source, key_heads))[2]
     out = weights[f"{attention}.out.weight"].double()
     gain = weights.get(f"{layer}.norm1.weight", torch.ones(values.shape[1])).double()
     values = (values * gain).view(key_heads, source.head_dim, -1)  # key heads x head_dim x d

@@ -1,0 +1,83 @@
+"""A Llama of transformers from its folder to a private answer: search, fold, export, parties."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import nas.private.__main__ as private
+from nas import search
+from nas.conversion.huggingface import save_model
+from nas.corpus.corpus import prepare, tokenizer_file
+from nas.model.decoder import build
+from nas.model.weights import deployed_weights
+from search_spaces.bases import Dimensions, base_architecture
+
+# what scale `smoke` makes of a Llama of 4 heads
+SIZE = {"layers": 3, "heads": 4, "kv_heads": 2, "d_model": 16, "d_ff": 40, "vocab": 512, "context": 32}
+PRICES = ("--protocol", "semi2k", "--network", "lan", "--budget-latency", "1h")
+TRAININGS = ("--scale", "smoke", "--seq-len", "32", "--num-trials", "2", "--num-looks", "0", "--finalist-seeds", "0")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    (folder / "corpus").mkdir()
+    for path in sorted(Path(os.__file__).parent.joinpath("email").glob("*.py")):
+        (folder / "corpus" / path.name).write_text(path.read_text())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        yield folder / "corpus"
+
+
+@pytest.fixture(scope="module")
+def parent(corpus: Path) -> Path:
+    """A folder of `LlamaForCausalLM`, untied, trained for a hundred steps."""
+    architecture = replace(base_architecture("smollm2-135m", Dimensions(**SIZE)), tied_embeddings=False)
+    made = prepare(str(corpus), vocab_size=512, seq_len=32)
+    model = build(architecture, torch.Generator().manual_seed(0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    tokens = torch.from_numpy(made.tokens("train")[: 100 * 8 * 32].astype("int64")).view(100, 8, 32)
+    for batch in tokens:
+        logits = model(batch, with_entropies=False).logits
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    folder = corpus.parent / "parent"
+    save_model(architecture, deployed_weights(model), tokenizer_file(made.fingerprint), folder)
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    return folder
+
+
+def test_a_dry_run_says_what_a_search_would(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--parent", str(parent), *PRICES, "--dry-run"]
+    assert search.main([*arguments, "--scale", "smoke", "--seq-len", "32"]) == 0
+    assert "space parent: " in capsys.readouterr().out
+    assert search.main([*arguments, "--seq-len", "32"]) == 2
+    assert "must have the `d_model` that candidates are trained with, 32, but has 16" in capsys.readouterr().err
+    assert search.main(["--space", "parent", *PRICES, "--dry-run"]) == 2
+    assert "--space parent is of the layers of a trained model; give --parent" in capsys.readouterr().err
+
+
+@pytest.mark.needs_engine
+def test_a_llama_answers_privately(
+    parent: Path, corpus: Path, without_ray: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = corpus.parent / "run"
+    given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(run), "--searcher", "uniform"]
+    assert search.main([*PRICES, *TRAININGS, *given]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    for protocol in ("semi2k", "aby3"):
+        arguments = [str(run), "--prompt", "def f(", "--new-tokens", "2", "--protocol", protocol, "--format", "json"]
+        with pytest.raises(SystemExit) as end:
+            private.main(arguments)
+        assert end.value.code == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["agreement"]["top1"] == 1.0
+        assert answer["total"]["measured"]["sent_bytes"] == answer["total"]["predicted"]["sent_bytes"]
