@@ -38,8 +38,11 @@ class _Family(NamedTuple):
     pairs_neighbours: bool
 
 
-# by `general.architecture`
-FAMILIES = {"llama": _Family("llama", pairs_neighbours=True), "qwen2": _Family("qwen2", pairs_neighbours=False)}
+# by `general.architecture`, which calls these as we call their blocks
+FAMILIES: dict[str, _Family] = {
+    family.block: family
+    for family in (_Family("llama", pairs_neighbours=True), _Family("qwen2", pairs_neighbours=False))
+}
 NAMES = {
     "embed": "token_embd",
     "layers.{}.norm1": "blk.{}.attn_norm",

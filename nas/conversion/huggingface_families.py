@@ -91,6 +91,7 @@ LLAMA = Family(
         "lm_head": "logits",
     },
 )
+QWEN2 = replace(LLAMA, block="qwen2", config="Qwen2Config", fixed={"use_sliding_window": False})
 # By `model_type`; of those with one block the first is written. Source: transformers' models.gpt2, models.gpt_neox,
 # whose lm_head is `embed_out` and whose `rope_parameters` are `rotary_pct` and `rotary_emb_base` before version 5,
 # models.llama, models.mistral and models.qwen2, whose `rope_parameters` are `rope_theta` and `rope_scaling` before it.
@@ -159,9 +160,9 @@ FAMILIES: dict[str, Family] = {
         },
         interleaved=True,
     ),
-    "llama": LLAMA,
+    LLAMA.block: LLAMA,  # types that are named as our blocks
+    QWEN2.block: QWEN2,
     "mistral": replace(LLAMA, config="MistralConfig", fixed={"sliding_window": None}),
-    "qwen2": replace(LLAMA, block="qwen2", config="Qwen2Config", fixed={"use_sliding_window": False}),
 }
 
 

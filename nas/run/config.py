@@ -66,9 +66,9 @@ class StudyConfig:
             default shipped with the builtin parent at its own tokens and length, else none.
         scale: how large, how long and how fast a candidate is trained.
         tokens: training tokens of a candidate at full fidelity; by default the scale's, from a parent 5/8 of them.
-        parent: a trained model that candidates start from: builtin, a folder of nas.export or of save_pretrained, an id
-            on the Hugging Face hub, or none to train from scratch. By default builtin where scale and space are its
-            own, else none.
+        parent: a trained model that candidates start from: builtin, a folder of nas.export or of save_pretrained, a
+            .gguf file, an id on the Hugging Face hub, or none to train from scratch. By default builtin where scale and
+            space are its own, else none.
         data: stdlib, codeparrot (of the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
             text, jsonl or parquet file or folder.
         also_validate: a second corpus that completed trials are validated on too: dependencies (the Python source of

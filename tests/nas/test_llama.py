@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,15 +12,16 @@ import torch
 pytest.importorskip("transformers")
 
 import nas.private.__main__ as private
-from nas import search
-from nas.conversion.huggingface import save_model
+from nas import export, search
+from nas.conversion.huggingface import load_pretrained, save_model, to_transformers
 from nas.corpus.corpus import prepare, tokenizer_file
-from nas.model.decoder import build
-from nas.model.weights import deployed_weights
+from nas.model.decoder import Decoder, build
+from nas.model.weights import deployed_weights, load_deployed
 from search_spaces.bases import Dimensions, base_architecture
+from tests.conftest import trials_here
 
 # what scale `smoke` makes of a Llama of 4 heads
-SIZE = {"layers": 3, "heads": 4, "kv_heads": 2, "d_model": 16, "d_ff": 40, "vocab": 512, "context": 32}
+SIZE: Any = {"layers": 3, "heads": 4, "kv_heads": 2, "d_model": 16, "d_ff": 40, "vocab": 512, "context": 32}
 PRICES = ("--protocol", "semi2k", "--network", "lan", "--budget-latency", "1h")
 TRAININGS = ("--scale", "smoke", "--seq-len", "32", "--num-trials", "2", "--num-looks", "0", "--finalist-seeds", "0")
 
@@ -65,19 +67,44 @@ def test_a_dry_run_says_what_a_search_would(parent: Path, capsys: pytest.Capture
     assert "--space parent is of the layers of a trained model; give --parent" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def run(parent: Path, corpus: Path) -> Path:
+    """A search of two candidates from it."""
+    folder = corpus.parent / "run"
+    given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--searcher", "uniform"]
+    with trials_here():
+        assert search.main([*PRICES, *TRAININGS, *given]) == 0
+    return folder
+
+
 @pytest.mark.needs_engine
-def test_a_llama_answers_privately(
-    parent: Path, corpus: Path, without_ray: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = corpus.parent / "run"
-    given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(run), "--searcher", "uniform"]
-    assert search.main([*PRICES, *TRAININGS, *given]) == 0, capsys.readouterr().err
-    capsys.readouterr()
-    for protocol in ("semi2k", "aby3"):
-        arguments = [str(run), "--prompt", "def f(", "--new-tokens", "2", "--protocol", protocol, "--format", "json"]
-        with pytest.raises(SystemExit) as end:
-            private.main(arguments)
-        assert end.value.code == 0
-        answer = json.loads(capsys.readouterr().out)
-        assert answer["agreement"]["top1"] == 1.0
-        assert answer["total"]["measured"]["sent_bytes"] == answer["total"]["predicted"]["sent_bytes"]
+@pytest.mark.parametrize("protocol", ["semi2k", pytest.param("aby3", marks=pytest.mark.slow)])
+def test_a_llama_answers_privately(run: Path, protocol: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        private.main([str(run), "--prompt", "def f(", "--new-tokens", "2", "--protocol", protocol, "--format", "json"])
+    assert end.value.code == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["agreement"]["top1"] == 1.0
+    assert answer["total"]["measured"]["sent_bytes"] == answer["total"]["predicted"]["sent_bytes"]
+
+
+def test_its_export_is_a_model_of_transformers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folded pick from its folder: the logits of our decoder, and the same tokens with a cache and without."""
+    with pytest.raises(SystemExit) as end:
+        export.main([str(run), "--fold", "--format", "hf", "--output-dir", str(run / "hf")])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert "its most likely token agrees on 100.00%" in said
+    source = load_pretrained(str(run / "hf"))
+    ours = Decoder(source.architecture)
+    load_deployed(ours, source.weights)
+    theirs = to_transformers(source.architecture, source.weights)
+    prompt = torch.randint(512, (2, 9), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        logits = ours(prompt).logits
+        torch.testing.assert_close(theirs(prompt).logits, logits, rtol=1e-4, atol=1e-4 * logits.abs().max())
+    tokens = [
+        theirs.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0, use_cache=use)
+        for use in (True, False)
+    ]
+    assert torch.equal(*tokens)

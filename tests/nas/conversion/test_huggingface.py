@@ -244,7 +244,7 @@ def saved(tmp_path: Path) -> Path:
         (
             "model_type",
             "opt",
-            "must be a model of type gpt2, gpt_neox, llama, mistral, qwen2 or an export of ours, but is",
+            "must be a model of type gpt2, gpt_neox, llama, qwen2, mistral or an export of ours, but is",
         ),
         (
             "model_type",
