@@ -39,13 +39,12 @@ class DecoderConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         self, architecture: dict[str, Any] | None = None, block: dict[str, Any] | None = None, **settings: Any
     ) -> None:
         self.architecture, self.block = architecture, block
-        usual: dict[str, Any] = {}
         if architecture is not None:
             self.vocab_size, self.hidden_size = architecture["vocab_size"], architecture["d_model"]
             self.num_attention_heads, self.num_hidden_layers = architecture["num_heads"], len(architecture["layers"])
             self.max_position_embeddings = architecture["context"]
-            usual = {"tie_word_embeddings": architecture["tied_embeddings"]}
-        super().__init__(**{**usual, "use_cache": True, **settings})
+            settings = {"tie_word_embeddings": architecture["tied_embeddings"], **settings}
+        super().__init__(**{"use_cache": True, **settings})
 
 
 class _Past:
@@ -93,8 +92,6 @@ NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
     "frozen-rmsnorm": lambda features, *_: _FrozenNorm(features, centred=False),
     "none": lambda *_: nn.Identity(),
 }
-
-
 # in place of softmax: a number of at least 0 for every score, and what is added to their sum over a row
 FORMS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "2quad": (lambda scores: (scores + QUAD_SHIFT).square(), 0.0),
@@ -137,8 +134,8 @@ class _Attention(nn.Module):
         self.num_heads = self.num_key_heads * (made["num_heads"] // whole)
         self.head_dim = made.get("head_size") or made["d_model"] // made["num_heads"]
         self.form = kind if kind in ("2quad", "relu", "bounded") else made.get("softmax", "exact")
-        self.folded, self.rotary_share = made.get("folded", False), made["block"]["rotary_share"]
-        self.rotary_base = made.get("rotary_base", ROTARY_BASE)
+        self.rotary = made["block"]["rotary_share"], made.get("rotary_base", ROTARY_BASE)
+        self.folded = made.get("folded", False)
         self.bound = _Weight(self.num_heads) if self.form == "bounded" else None
         self.temperature = _Weight(self.num_heads, made["context"]) if kind == "softmax-temperature" else None
 
@@ -173,8 +170,8 @@ class _SelfAttention(_Attention):
         made = [self.get_submodule(name)(source) for name in (["qkv"] if self.packs else self.widths)]
         parts = made[0].split([*self.widths.values()], dim=-1) if self.packs else made
         queries, keys, values = map(self.heads, parts)
-        if self.rotary_share is not None:
-            queries, keys = (_rotated(part, first, self.rotary_share, self.rotary_base) for part in (queries, keys))
+        if self.rotary[0] is not None:
+            queries, keys = (_rotated(part, first, *self.rotary) for part in (queries, keys))
         keys, values = past.joined(keys, values)
         mixed: Tensor = self.out(self.mixed(queries, keys, values, first).transpose(1, 2).flatten(2))
         return mixed
@@ -213,12 +210,7 @@ def _piecewise_gelu(source: Tensor) -> Tensor:
     return torch.where(source < low, 0.0, torch.where(source < high, below_high, source))
 
 
-# what the gate of a gated FFN goes through
-GATES: dict[str, Callable[[Tensor], Tensor]] = {
-    "swiglu": functional.silu,
-    "reglu": functional.relu,
-    "bilinear": lambda x: x,
-}
+GATES: dict[str, Any] = {"swiglu": functional.silu, "reglu": functional.relu, "bilinear": lambda source: source}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu-tanh": partial(functional.gelu, approximate="tanh"),
     "gelu-exact": functional.gelu,
@@ -226,7 +218,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "square": torch.square,
     "identity": lambda source: source,
-    **GATES,
+    **GATES,  # of gated ones, what the gate goes through
 }
 
 
@@ -272,13 +264,13 @@ class _FeedForward(nn.Module):
         self.residual = _ScaledAdd() if layer["stabiliser"] == "scaled" else None
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:
-        if self.fused is not None:
-            branch: Tensor = self.fused(source)
-        else:
-            active = self.activation(self.up(source) if self.gate is None else self.gate(source))
-            branch = self.down(active if self.gate is None else active * self.up(source))
+        branch = self.fused(source) if self.fused is not None else self.down(self._hidden(self.up(source), source))
         joined: Tensor = stream + branch if self.residual is None else self.residual(stream, branch)
         return joined
+
+    def _hidden(self, up: Tensor, source: Tensor) -> Tensor:
+        hidden: Tensor = self.activation(up) if self.gate is None else self.activation(self.gate(source)) * up
+        return hidden
 
 
 class _Block(nn.Module):
