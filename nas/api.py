@@ -16,7 +16,7 @@ from nas.run.ledger import Record, Table
 from nas.run.reprice import WhatIf, reprice
 from nas.run.run import Run as PlainRun
 from nas.run.tables import front_table, trial_table
-from nas.study.priced_study import PricedStudy, price_study
+from nas.study.priced_study import PricedStudy, check_parent, price_study, with_own_space
 from search_spaces.budget.feasible import check_feasible
 
 # A resumed run keeps what its results depend on; only these may differ from one process to the next.
@@ -197,7 +197,9 @@ class Study(StudyConfig):
 
     def priced(self) -> PricedStudy:
         """The whole space with its prices; nothing is trained or written. Raises UserError as `run` does."""
-        return price_study(self)
+        priced = price_study(with_own_space(self))
+        check_parent(self, priced.feasible.space.base)
+        return priced
 
     def run(
         self,
@@ -228,6 +230,7 @@ def _train(
 ) -> Path:
     """The folder of the run when it has ended. folder: of the run to go on with, or None for one in `output_dir`."""
     console = console or Console(quiet=True)
+    config = with_own_space(config) if folder is None else config
     priced = price_study(config, folder)
     for line in priced.lines:
         console.print(line, soft_wrap=True, highlight=False)

@@ -143,9 +143,10 @@ def _prepared(
     fold: bool,
 ) -> Export:
     architecture, trained, folding = candidate.architecture, candidate.trained, None
-    weights, seq_len = trained_weights(candidate, last), candidate.recipe.scale.seq_len
+    seq_len = candidate.recipe.scale.seq_len
+    kind, tokens = check_tokens(known_corpus(provenance.corpus), trained.vocab_size, seq_len)
+    weights = trained_weights(candidate, last, tokens)
     if fold:
-        kind, tokens = check_tokens(known_corpus(provenance.corpus), trained.vocab_size, seq_len)
         form = fold_as_far_as(trained, weights, tokens)
         trained, weights = form.folded.architecture, form.folded.weights
         architecture, folding = at_dimensions(trained, architecture), _fold(form, kind)

@@ -264,7 +264,9 @@ def _candidate(config: TrainConfig, parent: Parent | None, source: Pretrained | 
     Raises UserError if the parent does not fit.
     """
     base = base_architecture(config.base or BASE)
-    if parent is not None:
+    if parent is not None and config.base is None and parent.model.architecture.block != base.block:
+        base = parent.model.architecture
+    elif parent is not None:
         base = parent.tables_on(base, SCALES[config.scale])
     elif source is not None and config.base is None:
         base = source.architecture

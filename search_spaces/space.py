@@ -54,9 +54,12 @@ def load_space(name_or_path: str) -> SearchSpace:
 
 
 @lru_cache(maxsize=8)  # half a second for GPT-2's
-def build_space(definition: Definition) -> SearchSpace:
-    """The space of a definition. Raises UserError for an unknown base or member, or if nothing is left in it."""
-    base = base_architecture(definition.base, definition.dimensions)
+def build_space(definition: Definition, base: Architecture | None = None) -> SearchSpace:
+    """The space of a definition, on a base of one's own if it is given.
+
+    Raises UserError for an unknown base or member, or if nothing is left in it.
+    """
+    base = base or base_architecture(definition.base, definition.dimensions)
     if definition.choices is not None:
         graph = free_graph(base.num_layers, base.block_facts, alphabet(definition.choices), definition.constraints)
     else:

@@ -70,12 +70,23 @@ def attention_reference(
     A weight that underflows to 0 adds 0 to the entropy and to its gradient.
     """
     queries, keys, values = _upcast(queries, keys, values)
+    scores, mask = _causal_scores(queries, keys, temperature)
+    log_weights = functional.log_softmax(scores, dim=-1).masked_fill(~mask, 0.0)
+    weights = log_weights.exp() * mask
+    return Attended(weights @ values, _bounded(-(weights * log_weights).sum(dim=-1)))
+
+
+def log_sums(queries: Tensor, keys: Tensor, temperature: Tensor | None) -> Tensor:
+    """Logarithm of what a softmax divides each row by, batch x heads x T."""
+    return _causal_scores(queries, keys, temperature)[0].logsumexp(dim=-1)
+
+
+def _causal_scores(queries: Tensor, keys: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Scores, batch x heads x T x T, and which of them are seen; the others are minus infinity."""
     length, head_dim = queries.shape[-2:]
     mask = torch.ones(length, length, dtype=torch.bool, device=queries.device).tril()
     scores = scale_by_temperature(queries, temperature) @ keys.mT / math.sqrt(head_dim)
-    log_weights = functional.log_softmax(scores.masked_fill(~mask, -math.inf), dim=-1).masked_fill(~mask, 0.0)
-    weights = log_weights.exp() * mask
-    return Attended(weights @ values, _bounded(-(weights * log_weights).sum(dim=-1)))
+    return scores.masked_fill(~mask, -math.inf), mask
 
 
 def scale_by_temperature(queries: Tensor, temperature: Tensor | None) -> Tensor:

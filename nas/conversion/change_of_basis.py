@@ -18,6 +18,7 @@ from torch import Tensor
 
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.deployed import absorbs, regions
+from search_spaces.lower import GATE_OPS
 
 Weights = dict[str, Tensor]
 
@@ -188,7 +189,8 @@ def _move(architecture: Architecture, weights: Weights, start: int, steps: list[
         at = start + index
         layer = architecture.layers[at]
         if layer.ffn != "none" and not step.absorbed:
-            change_input(weights, first_linear(at, layer), before.axes, origin)
+            for linear in first_linears(at, layer):
+                change_input(weights, linear, before.axes, origin)
             change_output(weights, last_linear(at, layer), after.inverse)
         if layer.attention != "none":
             _move_attention(architecture, weights, at, origin, before, after, step)
@@ -208,7 +210,8 @@ def _move_attention(
     if architecture.block_facts.is_shaped:
         _move_shaped_attention(weights, index, before)
         return
-    change_input(weights, f"{attention}.qkv", before.axes, origin)
+    for linear in architecture.block_facts.norm1_readers(index):
+        change_input(weights, f"layers.{index}.{linear}", before.axes, origin)
     into = before.inverse
     if architecture.block_facts.join == "parallel":
         beta = weights.get(f"layers.{index}.ffn.residual.beta", torch.ones((), dtype=torch.float64))
@@ -284,8 +287,9 @@ def last_writer(architecture: Architecture, num_layers: int) -> str | None:
     return None
 
 
-def first_linear(index: int, layer: Layer) -> str:
-    return f"layers.{index}.ffn.{'fused' if layer.ffn == 'fused' else 'up'}"
+def first_linears(index: int, layer: Layer) -> list[str]:
+    names = ["fused"] if layer.ffn == "fused" else ["gate", "up"] if layer.ffn in GATE_OPS else ["up"]
+    return [f"layers.{index}.ffn.{name}" for name in names]
 
 
 def last_linear(index: int, layer: Layer) -> str:

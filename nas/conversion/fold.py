@@ -25,13 +25,13 @@ from nas.conversion.change_of_basis import (
     add_constant,
     change_input,
     change_output,
-    first_linear,
+    first_linears,
     last_linear,
     rebase,
     scale_rows,
 )
 from search_spaces.architecture import LIVE_NORMS, Architecture, Layer, Norm, num_heads
-from search_spaces.deployed import Region, deployed_layer, folds_final_norm, joined_layers
+from search_spaces.deployed import Region, deployed_layer, deploys_biases, folds_final_norm, joined_layers
 from search_spaces.lower import lower
 
 MAX_CONDITION = 1e8  # of the bases of the stream, half of the digits of double precision
@@ -78,7 +78,7 @@ def fold(
 
 def at_dimensions(folded: Architecture, priced: Architecture) -> Architecture:
     """The folded architecture at the dimensions of another, such as those that are priced."""
-    dimensions = ("num_heads", "d_model", "d_ff", "vocab_size", "context")
+    dimensions = ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context")
     return replace(folded, **{name: getattr(priced, name) for name in dimensions})
 
 
@@ -195,7 +195,7 @@ def _readers(architecture: Architecture) -> Iterator[tuple[str, Norm, list[str]]
         if layer.norm1 != "none" and (linears := architecture.block_facts.norm1_readers(index)):
             yield f"{name}.norm1", layer.norm1, [f"{name}.{linear}" for linear in linears]
         if layer.norm2 != "none":
-            yield f"{name}.norm2", layer.norm2, [first_linear(index, layer)]
+            yield f"{name}.norm2", layer.norm2, first_linears(index, layer)
 
 
 def _taken_up(weights: Weights, norm: str, kind: Norm) -> tuple[Tensor, Tensor]:
@@ -220,10 +220,10 @@ def _without_frozen(layer: Layer, keeps_norm1: bool) -> Layer:
 
 
 def _with_biases(architecture: Architecture, weights: Weights) -> Architecture:
-    """The same model, with biases of 0 if it has none."""
-    if architecture.bias:
+    """The same model, with biases of 0 if it has none and what is folded may leave some."""
+    if architecture.bias or not deploys_biases(architecture):
         return architecture
     for node in lower(architecture, 1):
-        if isinstance(node.op, ops.Linear):
+        if isinstance(node.op, ops.Linear) and not node.op.bias:
             weights[f"{node.name}.bias"] = torch.zeros(node.op.out_features, dtype=torch.float64)
     return replace(architecture, bias=True)

@@ -29,7 +29,8 @@ class DecoderConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
     """architecture: dimensions and the choices of every layer, as plain data. block: facts of its block.
 
     join: `sequential` attention, then the FFN of their sum; `parallel` both read the stream; `shaped` attention has no
-        skip. rotary_share: one in so many features of a head is rotated; None has a table of positions.
+        skip. rotary_share: one in so many features of a head is rotated; None has a table of positions. packs_qkv:
+        whether queries, keys and values are one linear. biases: linears with a bias where others have none.
     """
 
     model_type = "private-inference-decoder"
@@ -38,13 +39,12 @@ class DecoderConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         self, architecture: dict[str, Any] | None = None, block: dict[str, Any] | None = None, **settings: Any
     ) -> None:
         self.architecture, self.block = architecture, block
-        usual: dict[str, Any] = {}
         if architecture is not None:
             self.vocab_size, self.hidden_size = architecture["vocab_size"], architecture["d_model"]
             self.num_attention_heads, self.num_hidden_layers = architecture["num_heads"], len(architecture["layers"])
             self.max_position_embeddings = architecture["context"]
-            usual = {"tie_word_embeddings": architecture["tied_embeddings"]}
-        super().__init__(**{**usual, "use_cache": True, **settings})
+            settings = {"tie_word_embeddings": architecture["tied_embeddings"], **settings}
+        super().__init__(**{"use_cache": True, **settings})
 
 
 class _Past:
@@ -85,12 +85,12 @@ class _FrozenNorm(_Weight):
         return torch.addcmul(self.bias, source - source.mean(dim=-1, keepdim=True), self.weight)
 
 
-NORMS: dict[str, Callable[[int, bool], nn.Module]] = {
-    "layernorm": lambda features, affine: nn.LayerNorm(features, LAYERNORM_EPSILON, elementwise_affine=affine),
-    "rmsnorm": lambda features, affine: nn.RMSNorm(features, RMSNORM_EPSILON, elementwise_affine=affine),
-    "frozen-layernorm": lambda features, affine: _FrozenNorm(features, centred=True),
-    "frozen-rmsnorm": lambda features, affine: _FrozenNorm(features, centred=False),
-    "none": lambda features, affine: nn.Identity(),
+NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
+    "layernorm": lambda features, _, affine: nn.LayerNorm(features, LAYERNORM_EPSILON, elementwise_affine=affine),
+    "rmsnorm": lambda features, epsilon, affine: nn.RMSNorm(features, epsilon, elementwise_affine=affine),
+    "frozen-layernorm": lambda features, *_: _FrozenNorm(features, centred=True),
+    "frozen-rmsnorm": lambda features, *_: _FrozenNorm(features, centred=False),
+    "none": lambda *_: nn.Identity(),
 }
 # in place of softmax: a number of at least 0 for every score, and what is added to their sum over a row
 FORMS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
@@ -103,7 +103,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, form: str) -> Tensor:
     """Causal attention of the last T positions; queries: batch x heads x T x head_dim, keys and values over all."""
     length, total = queries.shape[-2], keys.shape[-2]
     seen = torch.ones(length, total, dtype=torch.bool, device=queries.device).tril(total - length)
-    if form == "exact":
+    if form not in FORMS:  # a bound cancels out of a softmax
         return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=seen)
     scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])
     positive_of, offset = FORMS[form]
@@ -111,11 +111,11 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, form: str) -> Tensor:
     return positive / (positive.sum(dim=-1, keepdim=True) + offset) @ values
 
 
-def _rotated(heads: Tensor, first: int, share: int) -> Tensor:
+def _rotated(heads: Tensor, first: int, share: int, base: float) -> Tensor:
     """Positions from `first` on, their first features, one in `share`, turned by angles that grow with the position."""
     length, head_dim = heads.shape[-2:]
     width = max(2, head_dim // share)
-    rates = ROTARY_BASE ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    rates = base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(first, first + length, dtype=torch.float64)[:, None] * rates  # T x width / 2
     cosines, sines = (table.repeat(1, 2).to(heads) for table in (angles.cos(), angles.sin()))
     turned, kept = heads[..., :width], heads[..., width:]
@@ -129,15 +129,19 @@ class _Attention(nn.Module):
     def __init__(self, made: dict[str, Any], layer: dict[str, Any]) -> None:
         super().__init__()
         kind = layer["attention"]
-        self.num_heads = max(1, made["num_heads"] // 2) if kind == "softmax-half" else made["num_heads"]
-        self.head_dim = made["d_model"] // made["num_heads"]
-        self.form = kind if kind in ("2quad", "relu") else made.get("softmax", "exact")
-        self.folded, self.rotary_share = made.get("folded", False), made["block"]["rotary_share"]
+        whole = made.get("num_kv_heads") or made["num_heads"]
+        self.num_key_heads = max(1, whole // 2) if kind == "softmax-half" else whole
+        self.num_heads = self.num_key_heads * (made["num_heads"] // whole)
+        self.head_dim = made.get("head_size") or made["d_model"] // made["num_heads"]
+        self.form = kind if kind in ("2quad", "relu", "bounded") else made.get("softmax", "exact")
+        self.rotary = made["block"]["rotary_share"], made.get("rotary_base", ROTARY_BASE)
+        self.folded = made.get("folded", False)
+        self.bound = _Weight(self.num_heads) if self.form == "bounded" else None
         self.temperature = _Weight(self.num_heads, made["context"]) if kind == "softmax-temperature" else None
 
-    def heads(self, packed: Tensor, parts: int) -> Tensor:
-        """batch x T x (parts * heads * head_dim) as parts x batch x heads x T x head_dim."""
-        return packed.view(*packed.shape[:2], parts, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+    def heads(self, part: Tensor) -> Tensor:
+        """batch x T x (heads * head_dim) as batch x heads x T x head_dim."""
+        return part.view(*part.shape[:2], -1, self.head_dim).transpose(1, 2)
 
     def mixed(self, queries: Tensor, keys: Tensor, values: Tensor, first: int) -> Tensor:
         """Returns what the positions from `first` on attend to."""
@@ -146,21 +150,28 @@ class _Attention(nn.Module):
         if self.temperature is not None:
             rows = self.temperature.weight[:, first : first + queries.shape[-2]]  # heads x T
             queries = queries * rows.reciprocal().unsqueeze(-1)
+        keys, values = (part.repeat_interleave(self.num_heads // self.num_key_heads, dim=1) for part in (keys, values))
         return _attend(queries, keys, values, self.form)
 
 
 class _SelfAttention(_Attention):
     def __init__(self, made: dict[str, Any], layer: dict[str, Any]) -> None:
         super().__init__(made, layer)
-        width = self.num_heads * self.head_dim
-        self.qkv = nn.Linear(made["d_model"], 3 * width, bias=made["bias"])
-        self.out = nn.Linear(width, made["d_model"], bias=made["bias"])
+        d_model, bias, biases = made["d_model"], made["bias"], made["block"].get("biases", ())
+        width, key_width = self.num_heads * self.head_dim, self.num_key_heads * self.head_dim
+        self.widths = {"q": width, "k": key_width, "v": key_width}
+        self.packs = made["block"].get("packs_qkv", True)
+        for name, features in {"qkv": width + 2 * key_width}.items() if self.packs else self.widths.items():
+            setattr(self, name, nn.Linear(d_model, features, bias=bias or f"attention.{name}" in biases))
+        self.out = nn.Linear(width, d_model, bias=bias)
 
     def forward(self, source: Tensor, past: _Past) -> Tensor:
         first = past.num_positions
-        queries, keys, values = self.heads(self.qkv(source), 3)
-        if self.rotary_share is not None:
-            queries, keys = (_rotated(heads, first, self.rotary_share) for heads in (queries, keys))
+        made = [self.get_submodule(name)(source) for name in (["qkv"] if self.packs else self.widths)]
+        parts = made[0].split([*self.widths.values()], dim=-1) if self.packs else made
+        queries, keys, values = map(self.heads, parts)
+        if self.rotary[0] is not None:
+            queries, keys = (_rotated(part, first, *self.rotary) for part in (queries, keys))
         keys, values = past.joined(keys, values)
         mixed: Tensor = self.out(self.mixed(queries, keys, values, first).transpose(1, 2).flatten(2))
         return mixed
@@ -179,8 +190,8 @@ class _ShapedSelfAttention(_Attention):
 
     def forward(self, source: Tensor, past: _Past) -> Tensor:
         first, length = past.num_positions, source.shape[1]
-        queries, keys = self.heads(self.qk(source), 2)
-        passed = self.heads(self.v(source), 1)[0]
+        queries, keys = map(self.heads, self.qk(source).chunk(2, dim=-1))
+        passed = self.heads(self.v(source))
         keys, values = past.joined(keys, passed)
         counts = torch.arange(1, values.shape[-2] + 1, device=values.device, dtype=values.dtype)
         running_mean = (values.cumsum(dim=-2) / counts.unsqueeze(-1))[..., -length:, :]
@@ -199,6 +210,7 @@ def _piecewise_gelu(source: Tensor) -> Tensor:
     return torch.where(source < low, 0.0, torch.where(source < high, below_high, source))
 
 
+GATES: dict[str, Any] = {"swiglu": functional.silu, "reglu": functional.relu, "bilinear": lambda source: source}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu-tanh": partial(functional.gelu, approximate="tanh"),
     "gelu-exact": functional.gelu,
@@ -206,6 +218,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "square": torch.square,
     "identity": lambda source: source,
+    **GATES,  # of gated ones, what the gate goes through
 }
 
 
@@ -236,22 +249,28 @@ class _ScaledAdd(nn.Module):
 
 
 class _FeedForward(nn.Module):
-    """Two linears around an activation, or one fused linear, added to the stream."""
+    """Two linears around an activation, two of them gated, or one fused linear, added to the stream."""
 
     def __init__(self, made: dict[str, Any], layer: dict[str, Any]) -> None:
         super().__init__()
         d_model, d_ff, bias = made["d_model"], made["d_ff"], made["bias"]
         self.fused = nn.Linear(d_model, d_model, bias=bias) if layer["ffn"] == "fused" else None
         if self.fused is None:
+            gate_bias = bias or layer["ffn"] == "bilinear"
+            self.gate = nn.Linear(d_model, d_ff, bias=gate_bias) if layer["ffn"] in GATES else None
             self.up = nn.Linear(d_model, d_ff, bias=bias)
             self.activation = _Activation(layer["ffn"], made.get("gelu", "tanh"))
             self.down = nn.Linear(d_ff, d_model, bias=bias)
         self.residual = _ScaledAdd() if layer["stabiliser"] == "scaled" else None
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:
-        branch: Tensor = self.down(self.activation(self.up(source))) if self.fused is None else self.fused(source)
+        branch = self.fused(source) if self.fused is not None else self.down(self._hidden(self.up(source), source))
         joined: Tensor = stream + branch if self.residual is None else self.residual(stream, branch)
         return joined
+
+    def _hidden(self, up: Tensor, source: Tensor) -> Tensor:
+        hidden: Tensor = self.activation(up) if self.gate is None else self.activation(self.gate(source)) * up
+        return hidden
 
 
 class _Block(nn.Module):
@@ -261,13 +280,14 @@ class _Block(nn.Module):
         super().__init__()
         layer, folded, self.join = made["layers"][index], made.get("folded", False), made["block"]["join"]
         reads_values = self.join == "shaped" and index > 0  # no linear there takes up a gain
-        self.norm1 = NORMS[layer["norm1"]](made["d_model"], not folded or reads_values)
+        size = made["d_model"], made.get("norm_epsilon", RMSNORM_EPSILON)
+        self.norm1 = NORMS[layer["norm1"]](*size, not folded or reads_values)
         self.attention: nn.Module | None = None
         if self.join == "shaped":
             self.attention = _ShapedSelfAttention(made, layer, index)
         elif layer["attention"] != "none":
             self.attention = _SelfAttention(made, layer)
-        self.norm2 = NORMS[layer["norm2"]](made["d_model"], not folded)
+        self.norm2 = NORMS[layer["norm2"]](*size, not folded)
         self.ffn = None if layer["ffn"] == "none" else _FeedForward(made, layer)
 
     def forward(self, stream: Tensor, past: _Past) -> Tensor:
@@ -291,7 +311,7 @@ class Decoder(nn.Module):
         self.position = nn.Embedding(self.context, d_model) if made["block"]["rotary_share"] is None else None
         self.layers = nn.ModuleList(_Block(made, index) for index in range(len(made["layers"])))
         self.counts_alone = all(layer.attention is None for layer in self.layers)
-        self.final_norm = NORMS[made["final_norm"]](d_model, True)
+        self.final_norm = NORMS[made["final_norm"]](d_model, made.get("norm_epsilon", RMSNORM_EPSILON), True)
         self.logits = nn.Linear(d_model, vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, cache: Any | None = None) -> Tensor:

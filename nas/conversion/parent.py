@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from costmodel.errors import UserError
-from nas.conversion.huggingface import load_pretrained
+from nas.conversion.gguf_file import is_gguf, load_gguf, read_gguf_architecture
+from nas.conversion.huggingface import load_pretrained, read_pretrained_architecture
 from nas.conversion.linear_fit import fitted_linears
 from nas.conversion.pretrained import (
     Pretrained,
     is_export,
+    read_architecture,
     read_export,
     read_windows,
     require_checksums,
@@ -37,14 +39,23 @@ BUILTIN_FOLDER = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy"
 
 
 def load_initial(path: str) -> Pretrained:
-    """The model in a folder of `nas.export` or of transformers' `save_pretrained`, or of an id on the hub.
+    """The model in a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or of an id on the hub.
 
     Raises UserError if there is none, a file is not as it was written, or its weights are not whole and finite.
     """
     if is_export(Path(path)):
         return read_export(Path(path))
+    if is_gguf(path):
+        return load_gguf(path)
     require_checksums(Path(path))
     return load_pretrained(path)._replace(windows=read_windows(Path(path)))
+
+
+def read_parent_architecture(name: str) -> Architecture:
+    """Of what `load_parent` loads, without its weights. Raises UserError if it cannot be read."""
+    if name == BUILTIN or is_export(Path(name)):
+        return read_architecture(BUILTIN_FOLDER if name == BUILTIN else Path(name))[0]
+    return read_gguf_architecture(name) if is_gguf(name) else read_pretrained_architecture(name)
 
 
 class Parent(NamedTuple):
@@ -89,7 +100,7 @@ class Parent(NamedTuple):
 
 
 def load_parent(name: str) -> Parent:
-    """`builtin`, a folder of `nas.export` or of transformers' `save_pretrained`, or an id on the hub.
+    """`builtin`, a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or an id on the hub.
 
     Raises UserError if there is none, a file of it is missing or was edited, or it has no tokenizer.
     """

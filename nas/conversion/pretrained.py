@@ -34,12 +34,14 @@ class Pretrained(NamedTuple):
 
     No two weights share memory: a tied output table is written out.
     windows: of the text that it was trained on (`nas.corpus.near_duplicates`); None where that is not known.
+    notes: to say of how it was read.
     """
 
     architecture: Architecture
     weights: dict[str, Tensor]
     tokenizer: GivenTokenizer | None
     windows: KeptWindows | None = None
+    notes: tuple[str, ...] = ()
 
 
 def is_export(folder: Path) -> bool:

@@ -5,6 +5,7 @@ removed attention or FFN) is dropped, and half of the heads are those that write
 that the target is to freeze starts with the gain and bias of a live one and normalises each row until its turn; of a
 frozen one it stays frozen. A fused FFN starts as the product of the two linears, a temperature at 1, which is what the
 source computes without one; scalars of a scaled residual, slopes and norms that the source lacks start as they would.
+In a bilinear FFN an activation starts as what of it is odd, or, of one without a gate, as a square beside that.
 """
 
 from collections.abc import Mapping
@@ -15,11 +16,22 @@ from torch import Tensor
 from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import Node
-from search_spaces.architecture import FROZEN_NORMS, Architecture, num_heads
+from search_spaces.architecture import FROZEN_NORMS, Architecture, num_kv_heads
+from search_spaces.deployed import LINEAR_FFNS
 from search_spaces.lower import lower
 
-HEADS = (".qkv", ".out")  # linears with a slice for every head
-SAME = ("block", "num_layers", "num_heads", "d_model", "vocab_size", "bias", "tied_embeddings", "folded")
+HEADS = (
+    ".attention.qkv",
+    ".attention.q",
+    ".attention.k",
+    ".attention.v",
+    ".attention.out",
+)  # linears with a slice for every head
+SAME = (
+    "block", "num_layers", "num_heads", "num_kv_heads", "d_model", "head_dim", "vocab_size", "bias", "tied_embeddings",
+    "rotary_base", "norm_epsilon", "folded",
+)  # fmt: skip
+ODD_PART = 0.5  # of x that GELU(x), SiLU(x) and ReLU(x) have but for an even function of it
 
 
 def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Architecture) -> dict[str, Tensor]:
@@ -36,7 +48,8 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
     started: dict[str, Tensor] = {}
     for node in lower(target, target.context):
         for suffix, shape in node.op.weight_shapes.items():
-            value = _value(node, suffix, weights)
+            opens = _opens_gate(source, target, node)
+            value = (_opened if opens else _value)(node, suffix, weights)
             if value is not None and node.name.endswith(HEADS):
                 value = _strongest_heads(source, target, node, suffix, value, weights)
             if value is not None and value.shape != shape:
@@ -51,25 +64,56 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
 def _strongest_heads(
     source: Architecture, target: Architecture, node: Node, suffix: str, value: Tensor, weights: Mapping[str, Tensor]
 ) -> Tensor:
-    """The slices of a packed or an output linear for the heads that the target keeps, in their order."""
+    """The slices of a linear for the heads that the target keeps, with all heads of a key head, in their order."""
     assert isinstance(node.layer, int)
-    theirs, ours = (num_heads(model, model.layers[node.layer]) for model in (source, target))
+    theirs, ours = (num_kv_heads(model, model.layers[node.layer]) for model in (source, target))
     if ours >= theirs:
         return value
     layer, _, linear = node.name.rpartition(".attention.")
-    kept = _strengths(layer, theirs, weights).topk(ours).indices.sort().values
-    if linear == "qkv":
-        return value.view(3, theirs, source.head_dim, -1)[:, kept].reshape(-1, *value.shape[1:])
-    return value.view(-1, theirs, source.head_dim)[:, kept].flatten(1) if suffix == "weight" else value
+    kept = _strengths(source, layer, theirs, weights).topk(ours).indices.sort().values
+    if linear == "out":
+        return value.view(len(value), theirs, -1)[:, kept].flatten(1) if suffix == "weight" else value
+    parts = torch.split(value, _widths(source, theirs)) if linear == "qkv" else [value]
+    return torch.cat([part.view(theirs, -1, *part.shape[1:])[kept].flatten(0, 1) for part in parts])
 
 
-def _strengths(layer: str, heads: int, weights: Mapping[str, Tensor]) -> Tensor:
-    """By head, the squared Frobenius norm of what takes a normalised row to what it writes: O V diag(gain)."""
-    packed, out = (weights[f"{layer}.attention.{linear}.weight"].double() for linear in ("qkv", "out"))
-    gain = weights.get(f"{layer}.norm1.weight", torch.ones(packed.shape[1])).double()
-    values = packed.view(3, heads, -1, packed.shape[1])[2] * gain  # heads x head_dim x d
-    written = out.view(len(out), heads, -1).transpose(0, 1) @ values  # heads x d x d
-    return written.square().sum(dim=(1, 2))
+def _widths(source: Architecture, key_heads: int) -> list[int]:
+    """Rows of queries, keys and values in the packed linear of a layer with so many key heads."""
+    heads = key_heads * source.num_heads // (source.num_kv_heads or source.num_heads)
+    return [heads * source.head_dim, key_heads * source.head_dim, key_heads * source.head_dim]
+
+
+def _strengths(source: Architecture, layer: str, key_heads: int, weights: Mapping[str, Tensor]) -> Tensor:
+    """By key head, the squared Frobenius norm of what takes a normalised row to what it writes: O V diag(gain)."""
+    attention = f"{layer}.attention"
+    if f"{attention}.v.weight" in weights:
+        values = weights[f"{attention}.v.weight"].double()
+    else:
+        values = torch.split(weights[f"{attention}.qkv.weight"].double(), _widths(source, key_heads))[2]
+    out = weights[f"{attention}.out.weight"].double()
+    gain = weights.get(f"{layer}.norm1.weight", torch.ones(values.shape[1])).double()
+    values = (values * gain).view(key_heads, source.head_dim, -1)  # key heads x head_dim x d
+    read = out.view(len(out), key_heads, -1, source.head_dim).permute(1, 2, 0, 3).flatten(1, 2)
+    return (read @ values).square().sum(dim=(1, 2))
+
+
+def _opens_gate(source: Architecture, target: Architecture, node: Node) -> bool:
+    """Whether a node is the gate of a bilinear FFN where the source has an activation."""
+    if not isinstance(node.layer, int) or not node.name.endswith(".ffn.gate"):
+        return False
+    theirs = source.layers[node.layer].ffn
+    return target.layers[node.layer].ffn == "bilinear" and theirs not in ("bilinear", "none", *LINEAR_FFNS)
+
+
+def _opened(node: Node, suffix: str, weights: Mapping[str, Tensor]) -> Tensor:
+    """Half of the gate; without one, half of x + 1, where x is what the linear before the activation gives."""
+    ffn = node.name.removesuffix(".gate")
+    linear = f"{ffn}.gate" if f"{ffn}.gate.weight" in weights else f"{ffn}.up"
+    constant = 0.0 if linear.endswith(".gate") else ODD_PART
+    if suffix == "bias":
+        weight = weights[f"{linear}.weight"]
+        return ODD_PART * weights.get(f"{linear}.bias", weight.new_zeros(len(weight))) + constant
+    return ODD_PART * weights[f"{linear}.{suffix}"]
 
 
 def _is_frozen(source: Architecture, node: Node) -> bool:

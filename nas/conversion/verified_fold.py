@@ -32,6 +32,7 @@ MAX_FIXED_RATIO = 2.0  # folding may cost one bit of the engine's precision
 CHECK_POSITIONS = 4096  # so that a share of 99.9 % is told from all
 CHECK_LOGITS = 1 << 26  # at most so many are compared, which bounds memory
 RESOLUTION = 2.0**-FRACTION_BITS
+MAX_LOG_SUM = 8.0  # either way of a bounded softmax's row: its weights then have seven digits in binary, or more
 LIMIT = 2.0 ** (RING_BITS - 1 - 2 * FRACTION_BITS)  # a product has twice the fraction bits before it is truncated
 
 Tokens = NDArray[np.integer[Any]]
@@ -48,7 +49,7 @@ class FoldCheck:
         double precision. fixed_agreement: share of their positions where the folded model's most likely token is right;
         it has no bar, since they are few.
     resolution: the least number of fixed point, as such an error.
-    fits: whether no value of the folded model overflows the ring.
+    fits: whether no value of the folded model overflows the ring, and no row of a bounded softmax its bound.
     """
 
     positions: int
@@ -101,10 +102,14 @@ DOUBLE, SINGLE, FIXED = _Numbers(np.asarray, np.asarray), _Numbers(_single, _sin
 
 
 class _Run(NamedTuple):
-    """Logits, positions x vocabulary, and the largest number on the way to them."""
+    """Logits, positions x vocabulary, the largest number on the way to them, and what a bounded row is furthest off 1.
+
+    log_sum: of the sum that such a row is divided by, the largest absolute logarithm.
+    """
 
     logits: Array
     largest: float
+    log_sum: float
 
 
 def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens) -> VerifiedFold:
@@ -164,7 +169,7 @@ class Reference(NamedTuple):
             trained_fixed_error=_difference(self.fixed, self.exact) / largest,
             fixed_agreement=_agreement(fixed.logits, self.exact),
             resolution=RESOLUTION / largest,
-            fits=fixed.largest < LIMIT,
+            fits=fixed.largest < LIMIT and fixed.log_sum <= MAX_LOG_SUM,
         )
 
 
@@ -184,7 +189,7 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
         node.name: {suffix: numbers.operand(value) for suffix, value in interpreter.operands(node, arrays).items()}
         for node in graph
     }
-    logits, largest = [], 0.0
+    logits, largest, log_sum = [], 0.0, 0.0
     for sequence in tokens:
         known: dict[str, Array] = {}
         for node in graph:
@@ -194,5 +199,13 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
                 value = evaluate(node.op, library, operands[node.name], *(known[name] for name in node.inputs))
             known[node.name] = numbers.result(value)
             largest = max(largest, float(np.abs(known[node.name]).max()))
+            if isinstance(node.op, ops.ScoreBound):
+                log_sum = max(log_sum, _largest_log_sum(known[node.name]))
         logits.append(known[graph.nodes[-1].name])
-    return _Run(np.concatenate(logits), largest)
+    return _Run(np.concatenate(logits), largest, log_sum)
+
+
+def _largest_log_sum(scores: Array) -> float:
+    """Of the rows of scores, heads x T x T, less their bounds: the largest absolute logarithm of a sum of powers."""
+    seen = np.tri(scores.shape[-1], dtype=bool)
+    return float(np.abs(np.logaddexp.reduce(np.where(seen, scores, -np.inf), axis=-1)).max())

@@ -21,7 +21,8 @@ from nas.model.mpc_friendly import PiecewiseGelu
 from nas.model.norms import norm_of
 from nas.model.self_attention import SelfAttention, ShapedSelfAttention
 from nas.recipe.recipe import SlopeSharing
-from search_spaces.architecture import Architecture, Ffn, Layer, softmax_form
+from search_spaces.architecture import Architecture, Ffn, Layer, has_bias, softmax_form
+from search_spaces.lower import GATE_OPS
 
 INIT_STD = 0.02  # Radford et al. 2019, GPT-2, at its smallest width
 INIT_WIDTH = 768
@@ -54,7 +55,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(
             Block(architecture, index, temperature_init) for index in range(architecture.num_layers)
         )
-        self.final_norm = norm_of(architecture.final_norm, d_model)
+        self.final_norm = norm_of(architecture.final_norm, architecture)
         self.logits = nn.Linear(d_model, vocab_size, bias=False)
         if architecture.tied_embeddings:
             self.logits.weight = self.embed.weight
@@ -113,10 +114,10 @@ class Block(nn.Module):
         super().__init__()
         layer, self.block = architecture.layers[index], architecture.block_facts
         affine = not architecture.folded or self.block.passes_values(index)  # else linears take gain and bias up
-        self.norm1 = norm_of(layer.norm1, architecture.d_model, affine=affine)
+        self.norm1 = norm_of(layer.norm1, architecture, affine=affine)
         attention = ShapedSelfAttention if self.block.is_shaped else SelfAttention
         self.attention = None if layer.attention == "none" else attention(architecture, index, temperature_init)
-        self.norm2 = norm_of(layer.norm2, architecture.d_model, affine=not architecture.folded)
+        self.norm2 = norm_of(layer.norm2, architecture, affine=not architecture.folded)
         self.ffn = None if layer.ffn == "none" else FeedForward(architecture, layer)
 
     def forward(self, stream: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -132,23 +133,34 @@ class Block(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linears around an activation, or one fused linear, and how the result joins the residual stream."""
+    """Two linears around an activation, two of them gated, or one fused linear; and how the result joins the stream."""
 
     def __init__(self, architecture: Architecture, layer: Layer) -> None:
         super().__init__()
-        d_model, d_ff, bias = architecture.d_model, architecture.d_ff, architecture.bias
-        self.fused = nn.Linear(d_model, d_model, bias=bias) if layer.ffn == "fused" else None
+        d_model, d_ff = architecture.d_model, architecture.d_ff
+
+        def linear(name: str, in_features: int, out_features: int) -> nn.Linear:
+            return nn.Linear(in_features, out_features, bias=has_bias(architecture, layer, f"ffn.{name}"))
+
+        self.fused = linear("fused", d_model, d_model) if layer.ffn == "fused" else None
+        self.gate = linear("gate", d_model, d_ff) if layer.ffn in GATE_OPS else None
         if self.fused is None:
-            self.up = nn.Linear(d_model, d_ff, bias=bias)
+            self.up = linear("up", d_model, d_ff)
             self.activation = ACTIVATIONS[layer.ffn](architecture)
-            self.down = nn.Linear(d_ff, d_model, bias=bias)
+            self.down = linear("down", d_ff, d_model)
         self.residual = _ScaledAdd(architecture.block_facts.branch_gain) if layer.stabiliser == "scaled" else None
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:
         """source: what the branch reads; stream: what its result is added to; both batch x T x d_model."""
-        branch: Tensor = self.down(self.activation(self.up(source))) if self.fused is None else self.fused(source)
+        branch: Tensor = self.down(self._hidden(source)) if self.fused is None else self.fused(source)
         joined: Tensor = stream + branch if self.residual is None else self.residual(stream, branch)
         return joined
+
+    def _hidden(self, source: Tensor) -> Tensor:
+        """batch x T x d_ff."""
+        up: Tensor = self.up(source)
+        hidden: Tensor = self.activation(up) if self.gate is None else self.activation(self.gate(source)) * up
+        return hidden
 
 
 class _ScaledAdd(nn.Module):
@@ -194,6 +206,9 @@ ACTIVATIONS: dict[Ffn, Callable[[Architecture], nn.Module]] = {
     "leaky-relu": lambda _: _LeakyRelu(),
     "square": lambda _: _Square(),
     "identity": lambda _: nn.Identity(),
+    "swiglu": lambda _: nn.SiLU(),  # of gated ones, what the gate goes through
+    "reglu": lambda _: nn.ReLU(),
+    "bilinear": lambda _: nn.Identity(),
 }
 
 

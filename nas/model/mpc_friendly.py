@@ -23,8 +23,8 @@ FORMS: dict[SoftmaxForm, tuple[Callable[[Tensor], Tensor], float]] = {
 
 
 def attention_of(form: SoftmaxForm) -> Attention:
-    """Causal attention under a form of softmax, with the entropy of its rows."""
-    return causal_attention if form == "exact" else partial(normalised_attention, form=form)
+    """Causal attention under a form of softmax, with the entropy of its rows. A bound cancels out of a softmax."""
+    return partial(normalised_attention, form=form) if form in FORMS else causal_attention
 
 
 def normalised_attention(

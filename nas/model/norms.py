@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from costmodel.execution.op_functions import LAYERNORM_EPSILON
-from costmodel.ops import RMSNORM_EPSILON
 from nas.recipe.recipe import Freezing
-from search_spaces.architecture import Norm
+from search_spaces.architecture import Architecture, Norm
 
 MEMORY = 0.9  # of the running mean: a training step moves it by a tenth of the way to the mean of its batch
 
@@ -23,7 +22,7 @@ class FrozenNorm(nn.Module):
     from that of the others in trained decoders. A validation moves nothing.
 
     sigma: the running mean, 0 before there is one. frozen: 1 or 0, with the weights in every file; `is_frozen` is the
-    same where no device has to be asked.
+    same where no device has to be asked. epsilon: added to the mean square of each row.
 
     Source: Baroni et al. 2025, arXiv 2507.02559, for frozen deviations and the first position.
     """
@@ -31,8 +30,9 @@ class FrozenNorm(nn.Module):
     sigma: Tensor
     frozen: Tensor
 
-    def __init__(self, features: int, *, centred: bool) -> None:
+    def __init__(self, features: int, epsilon: float, *, centred: bool) -> None:
         super().__init__()
+        self.epsilon = epsilon
         self.weight = nn.Parameter(torch.ones(features))
         self.bias = nn.Parameter(torch.zeros(features)) if centred else None
         self.register_buffer("sigma", torch.zeros(()))
@@ -70,8 +70,8 @@ class FrozenNorm(nn.Module):
         if self.training and torch.is_grad_enabled():
             self._observe(source.detach())
         if self.bias is None:
-            return functional.rms_norm(source, self.weight.shape, self.weight, RMSNORM_EPSILON)
-        return functional.layer_norm(source, self.weight.shape, self.weight, self.bias, LAYERNORM_EPSILON)
+            return functional.rms_norm(source, self.weight.shape, self.weight, self.epsilon)
+        return functional.layer_norm(source, self.weight.shape, self.weight, self.bias, self.epsilon)
 
     @torch.no_grad()
     def _observe(self, source: Tensor) -> None:
@@ -85,19 +85,19 @@ class FrozenNorm(nn.Module):
             self.is_frozen = bool(state_dict[f"{prefix}frozen"])
 
 
-# norm -> its module, of its features and whether gain and bias are its own
-NORMS: dict[Norm, Callable[[int, bool], nn.Module]] = {
-    "layernorm": lambda features, affine: nn.LayerNorm(features, LAYERNORM_EPSILON, elementwise_affine=affine),
-    "rmsnorm": lambda features, affine: nn.RMSNorm(features, RMSNORM_EPSILON, elementwise_affine=affine),
-    "frozen-layernorm": lambda features, affine: FrozenNorm(features, centred=True),
-    "frozen-rmsnorm": lambda features, affine: FrozenNorm(features, centred=False),
-    "none": lambda features, affine: nn.Identity(),
+# norm -> its module, of its features, the epsilon of RMSNorms, and whether gain and bias are its own
+NORMS: dict[Norm, Callable[[int, float, bool], nn.Module]] = {
+    "layernorm": lambda features, _, affine: nn.LayerNorm(features, LAYERNORM_EPSILON, elementwise_affine=affine),
+    "rmsnorm": lambda features, epsilon, affine: nn.RMSNorm(features, epsilon, elementwise_affine=affine),
+    "frozen-layernorm": lambda features, *_: FrozenNorm(features, LAYERNORM_EPSILON, centred=True),
+    "frozen-rmsnorm": lambda features, epsilon, _: FrozenNorm(features, epsilon, centred=False),
+    "none": lambda *_: nn.Identity(),
 }
 
 
-def norm_of(kind: Norm, features: int, *, affine: bool = True) -> nn.Module:
-    """A norm of rows of so many features; what a frozen one multiplies and adds is always its own."""
-    return NORMS[kind](features, affine)
+def norm_of(kind: Norm, architecture: Architecture, *, affine: bool = True) -> nn.Module:
+    """A norm of rows of the stream; what a frozen one multiplies and adds is always its own."""
+    return NORMS[kind](architecture.d_model, architecture.norm_epsilon, affine)
 
 
 def frozen_norms(model: nn.Module) -> dict[str, FrozenNorm]:

@@ -1,40 +1,62 @@
 """Attention of a decoder's layers, module for module as `search_spaces.lower` states it."""
 
 import math
+from functools import cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nas.model.mpc_friendly import attention_of
-from search_spaces.architecture import Architecture, Layer, num_heads, rotary_dim, softmax_form
-
-ROTARY_BASE = 10_000  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
+from search_spaces.architecture import Architecture, Layer, has_bias, num_heads, num_kv_heads, rotary_dim, softmax_form
+from search_spaces.block import QUERIES_KEYS_VALUES
 
 
 class SelfAttention(nn.Module):
-    """Packed query, key and value linear, causal softmax per head, output linear."""
+    """Queries, keys and values of one linear or of three, causal softmax per head, output linear.
+
+    A key and a value head serve as many query heads, side by side.
+    """
 
     def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
         super().__init__()
         d_model, layer = architecture.d_model, architecture.layers[index]
         self.num_heads, self.head_dim = num_heads(architecture, layer), architecture.head_dim
-        self.folded = architecture.folded
-        self.attend = attention_of(softmax_form(architecture, layer))
-        width = self.num_heads * self.head_dim
-        self.qkv = nn.Linear(d_model, 3 * width, bias=architecture.bias)
+        self.num_key_heads, self.folded = num_kv_heads(architecture, layer), architecture.folded
+        form = softmax_form(architecture, layer)
+        self.attend = attention_of(form)
+        width, key_width = self.num_heads * self.head_dim, self.num_key_heads * self.head_dim
+        self.widths = [width, key_width, key_width]
+        if architecture.block_facts.packs_qkv:
+            self.qkv = nn.Linear(d_model, sum(self.widths), bias=architecture.bias)
+        else:
+            self.q, self.k, self.v = (
+                nn.Linear(d_model, features, bias=has_bias(architecture, layer, name))
+                for name, features in zip(QUERIES_KEYS_VALUES, self.widths, strict=True)
+            )
         self.rotary = nn.Identity() if architecture.block_facts.rotary_share is None else _Rotary(architecture)
         self.temperature = _temperature(architecture, layer, temperature_init)
+        self.bound = ScoreBound(self.num_heads) if form == "bounded" else None
         self.out = nn.Linear(width, d_model, bias=architecture.bias)
 
     def forward(self, source: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
-        batch, length, _ = source.shape
-        packed = self.qkv(source).view(batch, length, 3, self.num_heads, self.head_dim)
-        queries, keys, values = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
-        queries, keys = self.rotary(queries), self.rotary(keys)
-        queries = _rescaled(queries) if self.folded else queries
-        temperature = None if self.temperature is None else self.temperature(length)
+        queries, keys, values = self.heads(source)
+        temperature = None if self.temperature is None else self.temperature(source.shape[1])
         mixed, entropy = self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
         return self.out(mixed.transpose(1, 2).flatten(2)), entropy
+
+    def heads(self, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as attention takes them, each batch x heads x T x head_dim."""
+        batch, length, _ = source.shape
+        linears = (self.q, self.k, self.v) if hasattr(self, "q") else ()
+        parts = [linear(source) for linear in linears] or self.qkv(source).split(self.widths, dim=-1)
+        queries, keys, values = (part.view(batch, length, -1, self.head_dim).transpose(1, 2) for part in parts)
+        queries, keys = self.rotary(queries), self.rotary(keys)
+        queries = _rescaled(queries) if self.folded else queries
+        if (group := self.num_heads // self.num_key_heads) > 1:
+            keys, values = (part.repeat_interleave(group, dim=1) for part in (keys, values))
+        return queries, keys, values
 
 
 class ShapedSelfAttention(nn.Module):
@@ -44,7 +66,9 @@ class ShapedSelfAttention(nn.Module):
         super().__init__()
         d_model = architecture.d_model
         self.num_heads, self.head_dim, self.folded = architecture.num_heads, architecture.head_dim, architecture.folded
-        self.attend = attention_of(softmax_form(architecture, architecture.layers[index]))
+        form = softmax_form(architecture, architecture.layers[index])
+        self.attend = attention_of(form)
+        self.bound = ScoreBound(self.num_heads) if form == "bounded" else None
         self.qk = nn.Linear(d_model, 2 * d_model, bias=architecture.bias)
         self.v = nn.Linear(d_model, d_model, bias=architecture.bias) if index == 0 else nn.Identity()
         self.temperature = _temperature(architecture, architecture.layers[index], temperature_init)
@@ -59,6 +83,19 @@ class ShapedSelfAttention(nn.Module):
         temperature = None if self.temperature is None else self.temperature(length)
         mixed, entropy = self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
         return self.shaped(values, mixed).transpose(1, 2).reshape(batch, length, d_model), entropy
+
+
+class ScoreBound(nn.Module):
+    """What a bounded softmax takes from the scores of each head; a softmax is the same whatever that is.
+
+    Private inference is not: `nas.conversion.score_bounds` sets it.
+    """
+
+    weight: Tensor
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(num_heads))
 
 
 class _Shaped(nn.Module):
@@ -105,9 +142,9 @@ class _Rotary(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.rotary_dim = rotary_dim(architecture)
-        cosines, sines = rotary_tables(architecture.context, self.rotary_dim)
-        self.register_buffer("cosines", cosines, persistent=False)
-        self.register_buffer("sines", sines, persistent=False)
+        cosines, sines = rotary_tables(architecture.context, self.rotary_dim, architecture.rotary_base)
+        self.register_buffer("cosines", torch.from_numpy(cosines), persistent=False)
+        self.register_buffer("sines", torch.from_numpy(sines), persistent=False)
 
     def forward(self, heads: Tensor) -> Tensor:
         """heads: batch x heads x T x head_dim."""
@@ -118,11 +155,16 @@ class _Rotary(nn.Module):
         return torch.cat((turned * self.cosines[:length] + crossed * self.sines[:length], kept), dim=-1)
 
 
-def rotary_tables(context: int, rotary_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angle of every position and rotated feature, each context x rotary_dim."""
-    rates = ROTARY_BASE ** -(torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
-    angles = torch.arange(context, dtype=torch.float64)[:, None] * rates  # context x rotary_dim / 2
-    return angles.cos().repeat(1, 2).float(), angles.sin().repeat(1, 2).float()
+@cache  # all layers of a model share them
+def rotary_tables(context: int, rotary_dim: int, base: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Cosines and sines of the angle of every position and rotated feature, each context x rotary_dim.
+
+    Of numpy, so that a model that is counted without data leaves none of its tensors in the cache.
+    """
+    rates = base ** -(np.arange(0, rotary_dim, 2) / rotary_dim)
+    angles = np.arange(context)[:, None] * rates  # context x rotary_dim / 2
+    cosines, sines = (np.tile(table(angles), 2).astype(np.float32) for table in (np.cos, np.sin))
+    return cosines, sines
 
 
 def _temperature(architecture: Architecture, layer: Layer, initial: float) -> _Temperature | None:

@@ -18,13 +18,16 @@ FIRST_ITERATIONS = 15  # of the power method, as torch.nn.utils.parametrizations
 
 PACKED = 3  # matrices in a packed linear
 
+QK = {"attention.qkv": 2, "attention.q": 1, "attention.k": 1}
+QKV = {"attention.qkv": 3, "attention.q": 1, "attention.k": 1, "attention.v": 1}
+FFN = {"ffn.gate": 1, "ffn.up": 1, "ffn.down": 1, "ffn.fused": 1}
 # Linears of a block, and how many of the three matrices of the packed one, by set.
 LINEARS: dict[NormalisedLinears, dict[str, int]] = {
-    "qk": {"attention.qkv": 2},
-    "ffn": {"ffn.up": 1, "ffn.down": 1, "ffn.fused": 1},
-    "qk+ffn": {"attention.qkv": 2, "ffn.up": 1, "ffn.down": 1, "ffn.fused": 1},
-    "qkv+ffn": {"attention.qkv": 3, "ffn.up": 1, "ffn.down": 1, "ffn.fused": 1},
-    "qkvo+ffn": {"attention.qkv": 3, "attention.out": 1, "ffn.up": 1, "ffn.down": 1, "ffn.fused": 1},
+    "qk": QK,
+    "ffn": FFN,
+    "qk+ffn": QK | FFN,
+    "qkv+ffn": QKV | FFN,
+    "qkvo+ffn": QKV | FFN | {"attention.out": 1},
 }
 
 

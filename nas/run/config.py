@@ -25,6 +25,7 @@ Knowledge = Literal["shipped", "none"]
 RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
 
 
+USUAL_SPACE = "gpt2-small"
 LOOKS = 3  # for each candidate that is trained to its end: half of the tokens go into either
 THREADS_PER_TRIAL = 1  # of torch on a CPU, so that the numbers of a trial are always the same
 
@@ -36,7 +37,8 @@ class StudyConfig:
     Args:
         budget_latency: most seconds a model may take per token, with a unit, such as 5min.
         budget_comm: most bytes all parties together may send per token, with a unit, such as 8GB.
-        space: a shipped search space or the path of a space's YAML file.
+        space: a shipped search space, the path of a space's YAML file, or parent: the layers of --parent, each with
+            what can be had in its place. By default gpt2-small, or parent where that is of another block.
         seq_len: tokens in the prompt, for pricing and for training.
         protocol: the MPC protocol that prices a model: published, semi2k, aby3, cheetah or sigma.
         network: between the parties, for protocols other than published: lan, wan, another preset or a .yaml file.
@@ -65,9 +67,9 @@ class StudyConfig:
             default shipped with the builtin parent at its own tokens and length, else none.
         scale: how large, how long and how fast a candidate is trained.
         tokens: training tokens of a candidate at full fidelity; by default the scale's, from a parent 5/8 of them.
-        parent: a trained model that candidates start from: builtin, a folder of nas.export or of save_pretrained, an id
-            on the Hugging Face hub, or none to train from scratch. By default builtin where scale and space are its
-            own, else none.
+        parent: a trained model that candidates start from: builtin, a folder of nas.export or of save_pretrained, a
+            .gguf file, an id on the Hugging Face hub, or none to train from scratch. By default builtin where scale and
+            space are its own, else none.
         data: stdlib, codeparrot (of the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
             text, jsonl or parquet file or folder.
         also_validate: a second corpus that completed trials are validated on too: dependencies (the Python source of
@@ -83,7 +85,7 @@ class StudyConfig:
 
     budget_latency: str
     budget_comm: str | None = None
-    space: str = "gpt2-small"
+    space: str = USUAL_SPACE
     seq_len: int = 128
     protocol: str = "published"
     network: str | None = None

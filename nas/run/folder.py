@@ -25,6 +25,7 @@ from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.run.intervals import Documents
 from nas.run.ledger import Record
+from nas.run.own_space import OWN, own_space
 from nas.storage import RUNS, newest, replace_file
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.definition import load_definition
@@ -140,7 +141,14 @@ def write_config(folder: Path, config: StudyConfig) -> None:
 
 
 def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | None = None) -> SearchSpace:
-    """The space of a run; None is a run to be. tables: whose vocabulary and context its base has instead of its own."""
+    """The space of a run; None is a run to be.
+
+    tables: whose vocabulary and context its base has instead of its own, and whose own the space `parent` is.
+    """
+    if config.space == OWN:
+        if tables is None:
+            raise UserError(f"--space {OWN} is of the layers of a trained model; give --parent.")
+        return own_space(tables)
     definition = load_definition(own_file(folder, config, "space") or config.space)
     if tables is not None:
         dimensions = replace(definition.dimensions, vocab=tables.vocab_size, context=tables.context)

@@ -11,12 +11,13 @@ most of the training has them.
 import csv
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from costmodel.protocols.published_rows import published_rows
 from nas.searchers.draws import IDLE_SHARE
 from nas.searchers.strategy import Trained
-from search_spaces.architecture import Attention, Layer, Norm
+from search_spaces.architecture import Attention, Ffn, Layer, Norm
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import cheapest, most_expensive, price_of
 from search_spaces.deployed import deployed_id
@@ -27,11 +28,15 @@ MOST_ANCHORS = 9  # the rest of the default trials, a third, are offspring
 MOST_SHALLOW = 5  # of those, with fewer layers, each whole
 TRAININGS_FILE = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy-trainings.csv"
 TOKENS, SEQ_LEN = 327_680, 128  # that each of those was trained on, in sequences of so many
-FOLDING_NORMS: tuple[Norm, ...] = ("frozen-layernorm", "none")  # best first; the first that the space has
+# best first; the first that the space has
+FOLDING_NORMS: tuple[Norm, ...] = ("frozen-layernorm", "frozen-rmsnorm", "none")
+CHEAP_FFNS: tuple[Ffn, ...] = ("relu", "bilinear")
 
 
 def published_members(space: SearchSpace) -> tuple[Member, ...]:
     """The papers' rows of this depth that the space holds, in the papers' order, each once."""
+    if not space.base.block_facts.has_centred_norms:  # the papers' rows have LayerNorm
+        return ()
     notations = [row.notation for row in published_rows() if row.num_layers == space.base.num_layers]
     members = [parse(notation, space.base) for notation in dict.fromkeys(notations)]
     return tuple(member for member in members if contains(space, member))
@@ -85,13 +90,15 @@ def _ffn_counts(num_layers: int) -> list[int]:
 def _first_layers(
     space: SearchSpace, num_attention: int, num_ffns: int, attention: Attention = "softmax"
 ) -> Member | None:
-    """Attention in the first layers and a ReLU FFN in the first of those; None if the space has no such member."""
-    for norm in FOLDING_NORMS:
+    """Attention in the first layers and a cheap FFN in the first of those; None if the space has no such member."""
+    for norm, ffn in product(FOLDING_NORMS, CHEAP_FFNS):
         alone = Layer(norm1=norm, attention=attention, ffn="none")
-        both = replace(alone, norm2=norm, ffn="relu")
+        both = replace(alone, norm2=norm, ffn=ffn)
         empty = Layer(attention="none", ffn="none")
         layers = (both,) * num_ffns + (alone,) * (num_attention - num_ffns)
         layers += (empty,) * (space.base.num_layers - num_attention)
+        if not set(layers).issubset(space.layers):
+            continue
         member = member_of(space, layers, entropy_regularised=space.recipes[0])
         if contains(space, member):
             return member

@@ -1,7 +1,7 @@
 """Sub-layers, attention or an FFN with the norm before it, and what each does to a parent by itself.
 
-Forms that start as the same function and train alike share a score: a softmax with and without temperature, a leaky
-ReLU and a ReLU, one linear and two, an FFN with and without learned scalars.
+Forms that start as the same function and train alike share a score: a softmax with and without temperature or bounds, a
+leaky ReLU and a ReLU, one linear and two, an FFN with and without learned scalars.
 """
 
 import csv
@@ -21,7 +21,7 @@ from search_spaces.optima.stages import Floats, Stages
 Part = Literal["attention", "ffn"]
 PARTS: dict[str, Part] = {"attention": "attention", "ffn": "ffn"}
 
-ALIKE = {"softmax-temperature": "softmax", "leaky-relu": "relu", "identity": "fused"}
+ALIKE = {"softmax-temperature": "softmax", "bounded": "softmax", "leaky-relu": "relu", "identity": "fused"}
 
 
 class SubLayer(NamedTuple):

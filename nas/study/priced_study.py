@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from costmodel.data_range import describe
-from nas.recipe.recipe import SCALES
-from nas.run.config import StudyConfig
+from nas.recipe.recipe import SCALES, trained_architecture
+from nas.run.config import USUAL_SPACE, StudyConfig
 from nas.run.folder import read_meta, run_pricer, run_space
+from nas.run.own_space import OWN
 from nas.searchers.strategy import check_searcher, searcher_of
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import (
@@ -21,7 +22,7 @@ from search_spaces.budget.feasible import (
 from search_spaces.budget.priceable import priceable
 from search_spaces.budget.priced_space import cheapest, extrapolated, most_expensive, price_of, price_space
 from search_spaces.notation import name_of
-from search_spaces.space import num_members
+from search_spaces.space import load_space, num_members
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,13 +67,41 @@ def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
 
 def _tables(config: StudyConfig, folder: Path | None) -> Architecture | None:
     """The parent, whose vocabulary and context are priced at full size; None where those of space and scale are."""
-    if SCALES[config.scale].vocab_size is not None or config.parent in (None, "none"):
+    is_own = config.space == OWN
+    if config.parent in (None, "none") or (SCALES[config.scale].vocab_size is not None and not is_own):
         return None
     if folder is not None:
         return read_meta(folder).base
-    from nas.conversion.parent import load_parent  # needs torch
+    return _parent_architecture(config.parent)
 
-    return load_parent(config.parent).model.architecture
+
+def with_own_space(config: StudyConfig) -> StudyConfig:
+    """The configuration of a new study, on the layers of its parent where those are not of the default space's kind.
+
+    Raises UserError for a parent that cannot be read.
+    """
+    if config.parent in (None, "none", "builtin") or config.space != USUAL_SPACE:
+        return config
+    has_own = _parent_architecture(config.parent).block != load_space(config.space).base.block
+    return replace(config, space=OWN) if has_own else config
+
+
+def check_parent(config: StudyConfig, base: Architecture) -> None:
+    """Raises UserError, as a search would, if candidates of a space cannot start from the parent that is named."""
+    if config.parent in (None, "none"):
+        return
+    from nas.conversion.parent import Parent, read_parent_architecture, require_fit
+    from nas.conversion.pretrained import Pretrained
+
+    scale = replace(SCALES[config.scale], seq_len=config.seq_len)
+    parent = Parent(config.parent, Pretrained(read_parent_architecture(config.parent), {}, None), "")
+    require_fit(parent, trained_architecture(base, scale))
+
+
+def _parent_architecture(name: str) -> Architecture:
+    from nas.conversion.parent import read_parent_architecture  # needs torch
+
+    return read_parent_architecture(name)
 
 
 def _extrapolated(feasible: FeasibleSpace) -> list[str]:

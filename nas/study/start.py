@@ -137,7 +137,8 @@ def _new_run(
             meta, second=second_facts(second, corpus, parent, meta.recipe.scale, config.seed, log, _device(config))
         )
     warm = read_warm_start(config, feasible, meta)
-    log(start_line(meta))
+    for line in (start_line(meta), *(() if parent is None else parent.model.notes)):
+        log(line)
     log(validation_line(corpus, parent))
     if meta.second is not None:
         log(second_line(meta.second))

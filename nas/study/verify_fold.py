@@ -7,7 +7,8 @@ from torch import Tensor
 
 from costmodel.errors import UserError
 from nas.conversion.fold import at_dimensions
-from nas.conversion.verified_fold import check_tokens, fold_as_far_as
+from nas.conversion.score_bounds import set_bounds
+from nas.conversion.verified_fold import Tokens, check_tokens, fold_as_far_as
 from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import DocumentLoss
 from nas.model.decoder import Decoder
@@ -31,7 +32,7 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path) -> Verifie
         raise UserError(f"{folder} must have a whole checkpoint to fold, but has none; train the candidate again.")
     trained = candidate.trained
     _, tokens = check_tokens(corpus, trained.vocab_size, candidate.recipe.scale.seq_len)
-    folded, check = fold_as_far_as(trained, trained_weights(candidate, latest), tokens)
+    folded, check = fold_as_far_as(trained, trained_weights(candidate, latest, tokens), tokens)
     return VerifiedForm(
         architecture=at_dimensions(folded.architecture, candidate.architecture),
         left=folded.left,
@@ -43,12 +44,13 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path) -> Verifie
     )
 
 
-def trained_weights(candidate: Candidate, trained: Checkpoint) -> dict[str, Tensor]:
+def trained_weights(candidate: Candidate, trained: Checkpoint, tokens: Tokens) -> dict[str, Tensor]:
     """The weights of a checkpoint by node of the op graph, a tied output table written out.
 
-    Raises UserError for one on the way from a parent.
+    tokens: sequences x T, that bounds of softmaxes are set by. Raises UserError for one on the way from a parent.
     """
     model = trained_model(candidate, trained)
+    set_bounds(model, torch.from_numpy(tokens))
     return {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}
 
 

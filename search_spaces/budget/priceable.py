@@ -42,7 +42,7 @@ def priceable(space: SearchSpace, pricer: Pricer, workload: Workload, accounting
             )
     if not left_out:
         return Priceable(space, {})
-    return Priceable(build_space(replace(space.definition, choices=Choices(**kept))), left_out)
+    return Priceable(build_space(replace(space.definition, choices=Choices(**kept)), space.base), left_out)
 
 
 def _reason(prices: LayerPrices, kind: str, choice: str, accounting: Accounting) -> str | None:

@@ -28,29 +28,37 @@ from search_spaces.notation import ATTENTION_LETTERS, FFN_LETTERS, NORM_LETTERS,
 TINY: Any = {"layers": 3, "heads": 2, "vocab": 24, "context": 6}
 GPT2 = base_architecture("tiny", Dimensions(**TINY, d_model=16, d_ff=24))
 PYTHIA = base_architecture("pythia-70m", Dimensions(**TINY, d_model=16, d_ff=24))
+LLAMA = base_architecture("smollm2-135m", Dimensions(**TINY | {"heads": 4}, kv_heads=2, d_model=16, d_ff=24))
+BASES = {
+    "gpt2": GPT2,
+    "pythia": PYTHIA,
+    "sas": GPT2,
+    "llama": LLAMA,
+    "qwen2": replace(LLAMA, block="qwen2", head_size=6),
+}
 TOKENS = np.random.default_rng(5).integers(24, size=6)
 NORMS, ATTENTIONS, FFNS = ("".join(table.values()) for table in (NORM_LETTERS, ATTENTION_LETTERS, FFN_LETTERS))
-FFNS = FFNS.translate(dict.fromkeys(map(ord, "WVB")))  # gated ones are not folded yet
 
 
 @st.composite
-def layers(draw: st.DrawFn, attentions: str) -> str:
+def layers(draw: st.DrawFn, attentions: str, norms: str) -> str:
     attention, ffn = draw(st.sampled_from(attentions)), draw(st.sampled_from(FFNS + 3 * "F"))
-    norm1 = draw(st.sampled_from(NORMS)) if attention != "o" else "o"
-    norm2, stabiliser = (draw(st.sampled_from(letters)) if ffn != "o" else "o" for letters in (NORMS + "oo", "so"))
+    norm1 = draw(st.sampled_from(norms)) if attention != "o" else "o"
+    norm2, stabiliser = (draw(st.sampled_from(letters)) if ffn != "o" else "o" for letters in (norms + "oo", "so"))
     return norm1 + attention + norm2 + ffn + stabiliser
 
 
 @st.composite
 def architectures(draw: st.DrawFn) -> Architecture:
     """Any placement on any block, with as few norms as often as with many."""
-    block = draw(st.sampled_from(("gpt2", "pythia", "sas")))
-    attentions = "STQU" if block == "sas" else ATTENTIONS
-    letters = [draw(layers(attentions)) for _ in range(3)]
+    block = draw(st.sampled_from(list(BASES)))
+    attentions = "STQUB" if block == "sas" else ATTENTIONS
+    norms = NORMS if BASES[block].block_facts.has_centred_norms else "Mmo"
+    letters = [draw(layers(attentions, norms)) for _ in range(3)]
     if draw(st.booleans()):
         letters = [f"o{one[1]}o{one[3:]}" for one in letters]
-    text = "-".join(["1x" + one for one in letters] + draw(st.sampled_from(([], *([letter] for letter in NORMS)))))
-    base = replace(PYTHIA if block == "pythia" else GPT2, bias=draw(st.booleans()), tied_embeddings=draw(st.booleans()))
+    text = "-".join(["1x" + one for one in letters] + draw(st.sampled_from(([], *([letter] for letter in norms)))))
+    base = replace(BASES[block], bias=draw(st.booleans()), tied_embeddings=draw(st.booleans()))
     return parse(f"HH({text})" if block == "sas" else text, base).architecture
 
 
@@ -92,6 +100,9 @@ def member(notation: str, base: Architecture = GPT2) -> Architecture:
 @example(member("1xMSoFs-1xoSMXs-1xoooFs-m"), 0)  # ahead of, between and behind live norms
 @example(member("HH(1xlSlGs-1xlSmFs-1xoSoIo-m)", replace(GPT2, bias=False)), 0)
 @example(member("1xoooFo-1xoHoRs-1xoooFs", PYTHIA), 0)
+@example(member("1xMSMWo-1xmBmBs-1xMHMVo", LLAMA), 0)
+@example(member("1xmSmFs-1xmHmBs-1xoBmWo-m", BASES["qwen2"]), 0)
+@example(member("1xlBlBs-1xLSLWo-1xoSoFs", replace(GPT2, bias=False, num_kv_heads=1)), 0)
 def test_weights_fold_as_the_rule_says_and_the_function_stays(architecture: Architecture, seed: int) -> None:
     weights = weights_of(architecture, seed)
     before = {name: value.clone() for name, value in weights.items()}

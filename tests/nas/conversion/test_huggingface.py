@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,32 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
+from nas.conversion import checkpoint_memory  # noqa: E402
 from nas.conversion.huggingface import load_pretrained, save_model, to_transformers  # noqa: E402
 from nas.model.decoder import Decoder, build  # noqa: E402
 from nas.model.norms import frozen_norms  # noqa: E402
 from nas.model.weights import deployed_weights  # noqa: E402
-from search_spaces.architecture import Architecture  # noqa: E402
+from search_spaces.architecture import Architecture, canonical  # noqa: E402
 from search_spaces.bases import Dimensions, base_architecture  # noqa: E402
 from search_spaces.notation import parse  # noqa: E402
 
 GPT2 = base_architecture("tiny", Dimensions(vocab=40, context=16))
 PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40, context=16))
+LLAMA = base_architecture(
+    "smollm2-135m", Dimensions(layers=2, heads=4, kv_heads=2, head_size=6, d_model=16, d_ff=20, vocab=40, context=16)
+)
+QWEN2 = replace(LLAMA, block="qwen2", head_size=None, tied_embeddings=False)
 PLAIN = [
+    (LLAMA, "SM+RMS+SwiGLU", "LlamaForCausalLM"),
+    (replace(LLAMA, tied_embeddings=False, num_kv_heads=None), "SM+RMS+ReGLU", "LlamaForCausalLM"),
+    (QWEN2, "SM+RMS+SwiGLU", "Qwen2ForCausalLM"),
     (GPT2, "SM+LN+G", "GPT2LMHeadModel"),
     (GPT2, "SM+LN+R", "GPT2LMHeadModel"),
     (PYTHIA, "SM+LN+G", "GPTNeoXForCausalLM"),
     (PYTHIA, "SM+LN+R", "GPTNeoXForCausalLM"),
 ]
 OTHERS = [(GPT2, "SM+ScFuFFN_i1"), (GPT2, "HH(SM(t)+ScFFN)"), (PYTHIA, "SM(t)+R"), (GPT2, "1xLSoGo-1xoSLKs")]
+OTHERS += [(LLAMA, "1xMBMBo-1xmHmVs"), (QWEN2, "1xMHoWo-1xooMFo"), (replace(GPT2, num_kv_heads=1), "2xLBLBo")]
 OTHERS += [(GPT2, "1xlHmXo-1xooMPo-l"), (PYTHIA, "1xmQlEo-1xMUooo"), (PYTHIA, "2xooLRo"), (GPT2, "SM+RMS+R")]
 
 
@@ -63,7 +73,7 @@ def test_models_are_those_of_transformers_or_of_our_own_class_both_ways(
     assert_same_logits(theirs, model, some_tokens())
     theirs.save_pretrained(tmp_path)
     source = load_pretrained(str(tmp_path))
-    assert source.architecture.layers == model.architecture.layers
+    assert canonical(source.architecture) == canonical(model.architecture)
     assert set(source.weights) == set(expected)
     for key, value in source.weights.items():
         torch.testing.assert_close(value, expected[key], rtol=0, atol=0)
@@ -143,15 +153,16 @@ def test_a_tied_table_is_one_tensor(base: Architecture, tmp_path: Path) -> None:
 
 
 def test_constants_are_those_of_this_package() -> None:
+    from costmodel import ops
     from costmodel.execution import op_functions, piecewise_gelu
     from nas.conversion import huggingface_model as copied
-    from nas.model.self_attention import ROTARY_BASE
 
-    for name in ("LAYERNORM_EPSILON", "RMSNORM_EPSILON", "QUAD_SHIFT", "RELU_SUM_OFFSET"):
+    for name in ("LAYERNORM_EPSILON", "QUAD_SHIFT", "RELU_SUM_OFFSET"):
         assert getattr(copied, name) == getattr(op_functions, name)
     for name in ("THRESHOLDS", "CUBIC", "EVEN"):
         assert getattr(copied, name) == getattr(piecewise_gelu, name)
-    assert copied.ROTARY_BASE == ROTARY_BASE
+    for name in ("RMSNORM_EPSILON", "ROTARY_BASE"):
+        assert getattr(copied, name) == getattr(ops, name)
 
 
 LOAD_AND_GENERATE = """
@@ -230,10 +241,22 @@ def saved(tmp_path: Path) -> Path:
         ("layer_norm_epsilon", 1e-6, "`layer_norm_epsilon` of .* must be 1e-05, but is 1e-06"),
         ("n_embd", 32, "that can be read, but"),
         ("n_layer", 3, "must hold all weights of its config.json"),
-        ("model_type", "llama", "must be a model of type gpt2, gpt_neox or an export of ours, but is 'llama'"),
+        (
+            "model_type",
+            "opt",
+            "must be a model of type gpt2, gpt_neox, llama, qwen2, mistral or an export of ours, but is",
+        ),
+        (
+            "model_type",
+            "llama",
+            "has 6,476,599,296 weights, which take 51.81 GB to load .* 50.00 GB of memory are free",
+        ),
     ],
 )
-def test_models_that_are_not_ours_are_refused(tmp_path: Path, setting: str, value: object, message: str) -> None:
+def test_models_that_are_not_ours_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, value: object, message: str
+) -> None:
+    monkeypatch.setattr(checkpoint_memory, "free_bytes", lambda: 50 * 10**9)
     folder = saved(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {setting: value}))

@@ -106,6 +106,36 @@ def test_half_of_the_heads_are_those_that_write_most(strongest: int) -> None:
     assert torch.equal(after["layers.0.attention.out.bias"], before["layers.0.attention.out.bias"])
 
 
+LLAMA = base_architecture(
+    "smollm2-135m", Dimensions(layers=2, heads=4, kv_heads=2, d_model=32, d_ff=48, vocab=40, context=16)
+)
+
+
+@pytest.mark.parametrize("strongest", [0, 1])
+def test_half_of_the_key_heads_keep_all_of_their_query_heads(strongest: int) -> None:
+    source = build(LLAMA, torch.Generator().manual_seed(0))  # 2 key heads of 8 features, 2 query heads each
+    group = slice(16 * strongest, 16 * strongest + 16)
+    with torch.no_grad():
+        source.get_parameter("layers.0.attention.out.weight")[:, group] *= 3
+    target = parse("2xMHMWo", LLAMA).architecture
+    before = deployed_weights(source)
+    after = transferred(LLAMA, before, target)
+    keys = slice(8 * strongest, 8 * strongest + 8)
+    for linear, kept in (("q", group), ("k", keys), ("v", keys)):
+        name = f"layers.0.attention.{linear}.weight"
+        assert torch.equal(after[name], before[name][kept])
+    assert torch.equal(after["layers.0.attention.out.weight"], before["layers.0.attention.out.weight"][:, group])
+
+
+@pytest.mark.parametrize("name", ["SM+RMS+ReGLU", "2xMBMWo", "1xmSmVo-1xMBoWo"])
+def test_gated_linears_are_kept_whatever_their_activation(name: str) -> None:
+    before = deployed_weights(build(LLAMA, torch.Generator().manual_seed(0)))
+    after = transferred(LLAMA, before, parse(name, LLAMA).architecture)
+    assert all(torch.equal(before[key], value) for key, value in after.items() if key in before)
+    model = Decoder(parse(name, LLAMA).architecture)
+    load_deployed(model, after)
+
+
 def test_an_attention_that_is_missing_is_dropped() -> None:
     source = made("SM+LN+G")
     weights = deployed_weights(started("1xooLGo-1xLSLGo", source))
@@ -118,6 +148,7 @@ def test_an_attention_that_is_missing_is_dropped() -> None:
     [
         ("SM+LN+G", "SM", {"vocab_size": 41}, "`vocab_size` must be that of the weights, 40, but is 41"),
         ("SM+LN+G", "SM", {"d_model": 32}, "`d_model` must be that of the weights"),
+        ("SM+LN+G", "SM", {"num_kv_heads": 1}, "`num_kv_heads` must be that of the weights, None, but is 1"),
         ("SM+LN+G", "SM", {"d_ff": 32}, "must have the shape"),
         ("SM+LN+G", "SM", {"context": 17}, "`context` must be at most that of the weights, 16, but is 17"),
         ("SM+LN+G", "HH(SM+ScFFN)", {}, "`block` must be that of the weights, 'gpt2', but is 'sas'"),

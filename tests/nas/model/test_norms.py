@@ -16,6 +16,7 @@ from search_spaces.notation import parse
 Drawn = TypeVar("Drawn", bound=nn.Module)
 FROZEN: dict[Norm, Norm] = {"layernorm": "frozen-layernorm", "rmsnorm": "frozen-rmsnorm"}
 TINY = base_architecture("tiny", Dimensions(vocab=40, context=16))
+EIGHT_WIDE, EPSILON = base_architecture("tiny", Dimensions(d_model=8)), 1e-5
 STREAM = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randint(40, (2, 9), generator=torch.Generator().manual_seed(1))
 
@@ -34,13 +35,13 @@ def decoder(name: str = "SM+fLN+R") -> Decoder:
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
 def test_until_it_is_frozen_it_is_the_norm_it_stands_for(kind: Literal["layernorm", "rmsnorm"]) -> None:
-    frozen, live = drawn(norm_of(FROZEN[kind], 8)), drawn(norm_of(kind, 8))
+    frozen, live = (drawn(norm_of(norm, EIGHT_WIDE)) for norm in (FROZEN[kind], kind))
     torch.testing.assert_close(frozen(STREAM), live(STREAM))
 
 
 @pytest.mark.parametrize("centred", [True, False])
 def test_once_frozen_it_divides_every_position_by_the_running_mean(centred: bool) -> None:
-    norm = drawn(FrozenNorm(8, centred=centred))
+    norm = drawn(FrozenNorm(8, EPSILON, centred=centred))
     norm(STREAM)
     norm.follow()
     norm.set_frozen()
@@ -54,7 +55,7 @@ def test_once_frozen_it_divides_every_position_by_the_running_mean(centred: bool
 
 
 def test_the_running_mean_forgets_and_a_validation_moves_nothing() -> None:
-    norm = FrozenNorm(8, centred=True)
+    norm = FrozenNorm(8, EPSILON, centred=True)
     norm(STREAM)
     norm.follow()
     first = norm.deviation
@@ -69,7 +70,7 @@ def test_the_running_mean_forgets_and_a_validation_moves_nothing() -> None:
 
 
 def test_a_single_position_is_seen_too() -> None:
-    norm = FrozenNorm(8, centred=True)
+    norm = FrozenNorm(8, EPSILON, centred=True)
     norm(STREAM[:, :1])
     norm.follow()
     assert norm.deviation != 1

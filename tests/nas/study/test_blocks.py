@@ -1,6 +1,7 @@
 """Scores of sub-layers: against the parent with that sub-layer replaced by hand; and what is kept of them."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from nas.study.library import (
     distillation_error,
     initial_weights,
     parent_streams,
+    trained_block,
     trained_blocks,
 )
 from nas.training.batches import train_batch
@@ -162,6 +164,21 @@ def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(pa
     assert errors[1] < 0.7 * errors[0]
 
 
+def test_a_bilinear_gate_starts_nearest_to_the_parents_activation(parent: Parent, corpus: Corpus):
+    own, still = parent.model.architecture, replace(SETTINGS, learning_rate=0.0)
+    target = replace(own, layers=(replace(own.layers[0], ffn="bilinear"), own.layers[1]))
+    started = Decoder(target)
+    load_deployed(started, transferred(own, parent.model.weights, target))
+    ((_, streams),) = parent_streams(parent, (0,), corpus, still, seq_len=SEQ_LEN)
+    fitted = trained_block(parent, SubLayer(0, "ffn", "layernorm", "bilinear"), streams, still)
+    with torch.no_grad():
+        errors = [
+            float(distillation_error(block(streams.read[0], False)[0], streams.read[0], streams.left[0]))
+            for block in (started.layers[0], fitted)
+        ]
+    assert errors[1] < 0.9 * errors[0]
+
+
 def test_steps_at_any_length_are_as_many():
     settings = BlockwiseDistillation()
     sizes = [(settings.num_steps(length), settings.batch_of(length)) for length in (32, 128, 512, 1024, 2048)]
@@ -217,7 +234,7 @@ def test_a_library_that_was_killed_goes_on_with_the_layer_it_was_at(
     assert trained == []
 
 
-@pytest.mark.parametrize("name", ["1xlSLFo-1xLHLRs", "1xLSLRo-1xLSooo", "1xLTLRo-1xooLGo"])
+@pytest.mark.parametrize("name", ["1xlSLFo-1xLHLRs", "1xLSLRo-1xLSooo", "1xLTLRo-1xooLGo", "1xLBLGo-1xLSLBo"])
 def test_a_candidate_starts_from_trained_sub_layers(parent: Parent, corpus: Corpus, name: str):
     route = DistillationSchedule(parent="p", placement="2xLSLGo", blockwise_tokens=4096)
     recipe = from_parent(recipe_for("smoke", "", entropy_regularised=False), route)

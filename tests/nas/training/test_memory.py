@@ -9,6 +9,7 @@ from costmodel.errors import UserError
 from nas.recipe.distillation import DistillationSchedule
 from nas.training.memory import Memory, available_bytes, require_memory, training_memory
 from nas.training.objective import Objective
+from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.notation import placement
 from tests.nas.training.short_runs import SCALE, candidate
 
@@ -46,6 +47,13 @@ def test_layers_computed_again_keep_what_they_read() -> None:
     usual, again = (training_memory(candidate(recompute=recompute)) for recompute in (False, True))
     assert again.activations < 0.6 * usual.activations
     assert replace(again, activations=0) == replace(usual, activations=0)
+
+
+def test_a_model_that_is_counted_leaves_nothing_in_one_that_is_there() -> None:
+    made = replace(candidate(), architecture=base_architecture("pythia-70m", Dimensions(layers=1, heads=2, d_model=24)))
+    training_memory(made)
+    logits, _ = Objective(made, torch.Generator()).model(torch.zeros(1, 4, dtype=torch.int64))
+    assert logits.isfinite().all()
 
 
 def test_what_is_not_trained_has_no_moments() -> None:

@@ -1,0 +1,36 @@
+"""Whether a checkpoint fits into memory, which its configuration tells before a weight is read."""
+
+import math
+from pathlib import Path
+
+from costmodel.config.units import format_bytes
+from costmodel.errors import UserError
+from search_spaces.architecture import Architecture
+from search_spaces.lower import lower
+
+MEMINFO = Path("/proc/meminfo")
+COPIES = 2  # of every weight in single precision: as it is read, and by our names
+
+
+def require_memory(architecture: Architecture, path: str) -> None:
+    """Raises UserError if so many weights cannot be loaded on this machine."""
+    needed, free = COPIES * 4 * num_weights(architecture), free_bytes()
+    if free is not None and needed > free:
+        raise UserError(
+            f"{path!r} has {num_weights(architecture):,} weights, which take {format_bytes(needed)} to load ({COPIES} "
+            f"copies in single precision), but {format_bytes(free)} of memory are free; use a machine with more."
+        )
+
+
+def num_weights(architecture: Architecture) -> int:
+    """Of all nodes of the op graph; a tied table counts twice, as it is written out."""
+    graph = lower(architecture, 1)
+    return sum(math.prod(shape) for node in graph for shape in node.op.weight_shapes.values())
+
+
+def free_bytes() -> int | None:
+    """Memory that programs may still take; None where the system does not say."""
+    if not MEMINFO.is_file():
+        return None
+    lines = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024

@@ -1,0 +1,30 @@
+"""The space of a parent's own layers: what it has, and what can be had in its place, without a file that says so."""
+
+from search_spaces.architecture import Architecture, Attention, Ffn, Norm
+from search_spaces.definition import Choices, Definition
+from search_spaces.lower import GATE_OPS
+from search_spaces.space import SearchSpace, build_space
+
+OWN = "parent"  # as --space
+FORMS: tuple[Attention, ...] = ("softmax", "bounded", "softmax-half", "none")
+LINEAR: tuple[Ffn, ...] = ("fused", "none")
+
+
+def own_space(parent: Architecture) -> SearchSpace:
+    """Choices of every layer: norms, attention and FFN of the parent's first, and what is made of them for less."""
+    layer = parent.layers[0]
+    activations: tuple[Ffn, ...] = tuple(GATE_OPS) if layer.ffn in GATE_OPS else (layer.ffn, "relu", "bilinear")
+    choices = Choices(
+        norm1=_norms(layer.norm1),
+        attention=FORMS,
+        norm2=_norms(layer.norm2),
+        ffn=tuple(dict.fromkeys((layer.ffn, *activations[activations.index(layer.ffn) :], *LINEAR))),
+        stabiliser=("none",),
+    )
+    return build_space(Definition(name=OWN, base=OWN, choices=choices), parent)
+
+
+def _norms(norm: Norm) -> tuple[Norm, ...]:
+    """As it is, frozen, and none."""
+    frozen: Norm = "frozen-rmsnorm" if norm.endswith("rmsnorm") else "frozen-layernorm"
+    return tuple(dict.fromkeys((norm, frozen, "none"))) if norm != "none" else ("none",)

@@ -1,0 +1,66 @@
+"""Linears in place of a parent's FFNs, or of activations in them, by least squares."""
+
+import pytest
+import torch
+
+from nas.conversion.linear_fit import fitted_linears
+from nas.conversion.transfer import transferred
+from nas.model.decoder import Decoder, build
+from nas.model.weights import deployed_weights, load_deployed
+from nas.recipe.distillation import fitted_layers
+from search_spaces.architecture import Architecture
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.notation import parse
+
+GPT2 = base_architecture("tiny", Dimensions(vocab=40, context=16))
+LLAMA = base_architecture(
+    "smollm2-135m", Dimensions(layers=2, heads=4, kv_heads=2, d_model=32, d_ff=48, vocab=40, context=16)
+)
+TOKENS = torch.randint(40, (32, 16), generator=torch.Generator().manual_seed(1))
+
+
+def parent_and_student(base: Architecture, theirs: str, ours: str) -> tuple[Decoder, Decoder]:
+    parent = build(parse(theirs, base).architecture, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for name, parameter in parent.named_parameters():
+            parameter.mul_(3.0 if "ffn" in name else 1.0)
+            parameter.add_(0.1 if name.endswith("bias") else 0.0)
+    student = Decoder(parse(ours, base).architecture)
+    load_deployed(student, transferred(parent.architecture, deployed_weights(parent), student.architecture))
+    return parent, student
+
+
+def error(parent: Decoder, student: Decoder) -> float:
+    with torch.no_grad():
+        return float((student(TOKENS).logits - parent(TOKENS).logits).square().mean())
+
+
+def fit(parent: Decoder, student: Decoder) -> list[int]:
+    layers = fitted_layers(student.architecture, parent.architecture)
+    load_deployed(student, fitted_linears(parent, student, layers, TOKENS))
+    return layers
+
+
+@pytest.mark.parametrize(
+    ("base", "theirs", "ours", "layers"),
+    [
+        (LLAMA, "SM+RMS+SwiGLU", "2xMSMBo", [0, 1]),
+        (LLAMA, "SM+RMS+ReGLU", "1xMSMVo-1xMSMBo", [1]),
+        (LLAMA, "SM+RMS+SwiGLU", "1xMSMBo-1xMSMFo", [0, 1]),
+        (GPT2, "SM+LN+G", "2xLSLBo", [0, 1]),
+    ],
+)
+def test_a_fit_is_nearer_to_the_parent_than_the_start(
+    base: Architecture, theirs: str, ours: str, layers: list[int]
+) -> None:
+    parent, student = parent_and_student(base, theirs, ours)
+    before = error(parent, student)
+    assert fit(parent, student) == layers
+    assert error(parent, student) < 0.75 * before
+
+
+def test_a_square_is_a_bilinear_ffn_to_the_last_digit() -> None:
+    """u * u is (1 u + 0) u."""
+    parent, student = parent_and_student(GPT2, "SM+LN+SQ", "2xLSLBo")
+    fit(parent, student)
+    assert error(parent, student) < 1e-4 * error(student, Decoder(student.architecture))

@@ -1,0 +1,110 @@
+"""A Llama of transformers from its folder to a private answer: search, fold, export, parties."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import nas.private.__main__ as private
+from nas import export, search
+from nas.conversion.huggingface import load_pretrained, save_model, to_transformers
+from nas.corpus.corpus import prepare, tokenizer_file
+from nas.model.decoder import Decoder, build
+from nas.model.weights import deployed_weights, load_deployed
+from search_spaces.bases import Dimensions, base_architecture
+from tests.conftest import trials_here
+
+# what scale `smoke` makes of a Llama of 4 heads
+SIZE: Any = {"layers": 3, "heads": 4, "kv_heads": 2, "d_model": 16, "d_ff": 40, "vocab": 512, "context": 32}
+PRICES = ("--protocol", "semi2k", "--network", "lan", "--budget-latency", "1h")
+TRAININGS = ("--scale", "smoke", "--seq-len", "32", "--num-trials", "2", "--num-looks", "0", "--finalist-seeds", "0")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    (folder / "corpus").mkdir()
+    for path in sorted(Path(os.__file__).parent.joinpath("email").glob("*.py")):
+        (folder / "corpus" / path.name).write_text(path.read_text())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        yield folder / "corpus"
+
+
+@pytest.fixture(scope="module")
+def parent(corpus: Path) -> Path:
+    """A folder of `LlamaForCausalLM`, untied, trained for a hundred steps."""
+    architecture = replace(base_architecture("smollm2-135m", Dimensions(**SIZE)), tied_embeddings=False)
+    made = prepare(str(corpus), vocab_size=512, seq_len=32)
+    model = build(architecture, torch.Generator().manual_seed(0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    tokens = torch.from_numpy(made.tokens("train")[: 100 * 8 * 32].astype("int64")).view(100, 8, 32)
+    for batch in tokens:
+        logits = model(batch, with_entropies=False).logits
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    folder = corpus.parent / "parent"
+    save_model(architecture, deployed_weights(model), tokenizer_file(made.fingerprint), folder)
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    return folder
+
+
+def test_a_dry_run_says_what_a_search_would(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--parent", str(parent), *PRICES, "--dry-run"]
+    assert search.main([*arguments, "--scale", "smoke", "--seq-len", "32"]) == 0
+    assert "space parent: " in capsys.readouterr().out
+    assert search.main([*arguments, "--seq-len", "32"]) == 2
+    assert "must have the `d_model` that candidates are trained with, 32, but has 16" in capsys.readouterr().err
+    assert search.main(["--space", "parent", *PRICES, "--dry-run"]) == 2
+    assert "--space parent is of the layers of a trained model; give --parent" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def run(parent: Path, corpus: Path) -> Path:
+    """A search of two candidates from it."""
+    folder = corpus.parent / "run"
+    given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--searcher", "uniform"]
+    with trials_here():
+        assert search.main([*PRICES, *TRAININGS, *given]) == 0
+    return folder
+
+
+@pytest.mark.needs_engine
+@pytest.mark.parametrize("protocol", ["semi2k", pytest.param("aby3", marks=pytest.mark.slow)])
+def test_a_llama_answers_privately(run: Path, protocol: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        private.main([str(run), "--prompt", "def f(", "--new-tokens", "2", "--protocol", protocol, "--format", "json"])
+    assert end.value.code == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["agreement"]["top1"] == 1.0
+    assert answer["total"]["measured"]["sent_bytes"] == answer["total"]["predicted"]["sent_bytes"]
+
+
+def test_its_export_is_a_model_of_transformers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folded pick from its folder: the logits of our decoder, and the same tokens with a cache and without."""
+    with pytest.raises(SystemExit) as end:
+        export.main([str(run), "--fold", "--format", "hf", "--output-dir", str(run / "hf")])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert "its most likely token agrees on 100.00%" in said
+    source = load_pretrained(str(run / "hf"))
+    ours = Decoder(source.architecture)
+    load_deployed(ours, source.weights)
+    theirs = to_transformers(source.architecture, source.weights)
+    prompt = torch.randint(512, (2, 9), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        logits = ours(prompt).logits
+        torch.testing.assert_close(theirs(prompt).logits, logits, rtol=1e-4, atol=1e-4 * logits.abs().max())
+    tokens = [
+        theirs.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0, use_cache=use)
+        for use in (True, False)
+    ]
+    assert torch.equal(*tokens)
