@@ -3,9 +3,9 @@
 Every step trains another placement, with weights that all of them share: each layer keeps, halves, replaces or drops
 its norms, attention and FFN as it is drawn, and learns from the parent's predictions. A placement cut from the trained
 weights, which nothing trains further, loses more than the same placement trained by itself, but nearly in the same
-order: of 174 placements from the builtin parent, Spearman's rank correlation with their trainings is 0.95 after 1.3
-million tokens, as many as four of those trainings take, and a cut takes a second. As a start of a training it is no
-better than the parent (`docs/search.md`).
+order: of 66 placements from the builtin parent, Spearman's rank correlation with their trainings is 0.96 after 655,360
+tokens, as many as two of those trainings take, and a cut takes a second. As a start of a training it is worse than the
+parent (`docs/search.md`).
 
 Source: Cai et al. 2020, "Once-for-All", arXiv 1908.09791, for weights that all sub-networks share; Nemotron Elastic,
 arXiv 2511.16664, for one distillation of nested models.
