@@ -149,7 +149,7 @@ class _Shared(nn.Module):
         load_deployed(fused, transferred(source, parent.model.weights, linear))
         depths = range(source.num_layers)
         load_deployed(fused, fitted_linears(parent.decoder(), fused, depths, tokens))
-        self.fused = nn.ModuleList(fused.layers[depth].ffn.fused for depth in depths)
+        self.fused = nn.ModuleList(fused.get_submodule(f"layers.{depth}.ffn.fused") for depth in depths)
 
     def weights(self) -> dict[str, Tensor]:
         """By node, those of a linear in place of an FFN beside the FFN's own."""
@@ -211,8 +211,9 @@ class _NestedRun:
         with _calibrating(model):
             hidden = functional_call(_Features(model), given, (inputs,)).flatten(0, 1)
         table = self.shared.model.logits.weight
-        likely = (part.flatten(0, 1) for part in predictions)
-        torch.autograd.backward(distilled(hidden, table, targets.flatten(), *likely, self.share).loss)
+        likely, log_probabilities = (part.flatten(0, 1) for part in predictions)
+        losses = distilled(hidden, table, targets.flatten(), likely, log_probabilities, self.share)
+        torch.autograd.backward(losses.loss)
         nn.utils.clip_grad_norm_(self.shared.parameters(), self.recipe.clip_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.recipe, self.step)
@@ -234,9 +235,13 @@ class _NestedRun:
         )
 
         def layer() -> Layer:
-            kept, linears = attention(), ffn()
-            norms = ("none" if part == "none" else norm() for part, norm in ((kept, norm1), (linears, norm2)))
-            return Layer(norm1=next(norms), attention=kept, norm2=next(norms), ffn=linears)
+            kept, active = attention(), ffn()
+            return Layer(
+                norm1="none" if kept == "none" else norm1(),
+                attention=kept,
+                norm2="none" if active == "none" else norm2(),
+                ffn=active,
+            )
 
         layers = tuple(theirs if rng.random() < left else layer() for theirs in self.parent.layers)
         final_norm = self.parent.final_norm if rng.random() < left else norm1()

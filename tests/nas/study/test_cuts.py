@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,7 +14,7 @@ from nas.run.config import StudyConfig, study_candidate, study_recipe
 from nas.searchers.strategy import SearchProblem
 from nas.study import cuts
 from nas.study.cuts import CUTS_FILE, nested_tokens, read_cuts, study_cuts
-from nas.study.nested import Nested
+from nas.study.nested import Nested, nested_training
 from nas.training.batches import validate
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member, parse
@@ -51,10 +52,12 @@ def judged(parent: Parent, corpus: Corpus, feasible: FeasibleSpace, tmp_path: Pa
 
 def test_members_are_judged_by_what_they_lose_more_than_the_parent(judged, parent, corpus, feasible, monkeypatch):
     made: list[Nested] = []
-    training = cuts.nested_training
-    monkeypatch.setattr(
-        cuts, "nested_training", lambda *args, **kwargs: made.append(training(*args, **kwargs)) or made[0]
-    )
+
+    def training(*args: Any, **kwargs: Any) -> Nested:
+        made.append(nested_training(*args, **kwargs))
+        return made[0]
+
+    monkeypatch.setattr(cuts, "nested_training", training)
     losses = judged()
     assert len(losses) == 4
     recipe = study_recipe(CONFIG, parent.route)

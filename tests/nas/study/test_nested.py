@@ -1,6 +1,7 @@
 """Weights from one training that any placement is cut from."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import Recipe, from_parent
 from nas.study import nested
 from nas.study.nested import Nested, can_nest, forms_of, nested_training
-from nas.training.batches import train_batch, validate
+from nas.training.batches import Validation, train_batch, validate
 from nas.training.distillation.teacher import Teacher
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.notation import parse
@@ -76,8 +77,13 @@ def test_the_parent_cut_from_its_own_weights_is_the_parent(parent: Parent, corpu
 
 def test_frozen_norms_of_a_cut_divide_by_what_they_read(parent: Parent, corpus: Corpus, recipe: Recipe, monkeypatch):
     """Against the deviation of the embeddings, which the first norm reads, but for first positions."""
-    seen = []
-    monkeypatch.setattr(nested, "validate", lambda model, *_: seen.append(model) or validate(model, *_))
+    seen: list[Decoder] = []
+
+    def validated(model: Decoder, *given: Any) -> Validation:
+        seen.append(model)
+        return validate(model, *given)
+
+    monkeypatch.setattr(nested, "validate", validated)
     Nested(parent.model.architecture, parent.model.weights, corpus, recipe).loss(placement(parent, "2xlSlGo"))
     norm = seen[0].layers[0].norm1
     inputs = torch.cat([train_batch(corpus, step=step, batch=1, seq_len=32, seed=0)[0] for step in range(16)])
@@ -89,11 +95,16 @@ def test_frozen_norms_of_a_cut_divide_by_what_they_read(parent: Parent, corpus: 
 def test_a_step_trains_what_a_drawn_placement_computes(parent: Parent, corpus: Corpus, recipe: Recipe, monkeypatch):
     """Every weight that some placement has moves, and placements without a part leave it alone."""
     monkeypatch.setattr(nested, "ANNEALED_SHARE", 1e-9)
-    drawn: list[Architecture] = []
-    decoder = nested.Decoder
-    monkeypatch.setattr(nested, "Decoder", lambda placed: drawn.append(placed) or decoder(placed))
+    layers: list[tuple[Layer, ...]] = []
+    drawn = nested._NestedRun._placement
+
+    def noted(run: nested._NestedRun) -> Architecture:
+        placed = drawn(run)
+        layers.append(placed.layers)
+        return placed
+
+    monkeypatch.setattr(nested._NestedRun, "_placement", noted)
     weights = trained(parent, corpus, recipe).weights
-    layers = [placed.layers for placed in drawn[-STEPS:]]
     before = parent.model.weights
     for depth in range(2):
         forms = {placed[depth].ffn for placed in layers}
@@ -121,7 +132,12 @@ def test_a_training_that_was_killed_goes_on_to_the_same_weights(
     with pytest.raises(KeyboardInterrupt):
         trained(parent, corpus, recipe)
     steps: list[int] = []
-    monkeypatch.setattr(nested._NestedRun, "train_step", lambda run: steps.append(run.step) or step(run))
+
+    def counted(run: nested._NestedRun) -> None:
+        steps.append(run.step)
+        step(run)
+
+    monkeypatch.setattr(nested._NestedRun, "train_step", counted)
     resumed = trained(parent, corpus, recipe).weights
     assert steps == [2, 3, 4]
     for name, value in whole.items():
