@@ -8,7 +8,7 @@ Source: Swersky, Snoek and Adams 2014, arXiv 1406.3896, for going on with what w
 
 from collections.abc import Sequence
 
-from nas.searchers.early import End, Line, expected_ends
+from nas.searchers.early import End, Line, after_looks
 from nas.study.finalists import Result
 
 FROM_PARENT = Line((-0.1, 0.74), (0.2, 0.15), around=0.025)
@@ -30,5 +30,5 @@ def ends_after_looks(results: Sequence[Result], parent_loss: float | None) -> li
         if result.log_perplexity is not None and result.rung_losses
     ]
     line = FROM_SCRATCH if parent_loss is None else FROM_PARENT
-    expected = iter(expected_ends(looks, ended, line, base=base))
+    expected = iter(after_looks(looks, ended, line, base))
     return [next(expected) if result.status == "paused" else None for result in results]
