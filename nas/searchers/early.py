@@ -40,8 +40,8 @@ class Line(NamedTuple):
 CUT = Line(
     mean=(-0.04, 0.33, 0.05, 0.04, 0.13, 0.02, -0.01),
     deviation=(0.03, 0.1, 0.1, 0.1, 0.1, 0.1, 0.05),
-    around=0.01,
-    per_nat=0.05,
+    around=0.015,
+    per_nat=0.03,
 )
 
 
@@ -55,6 +55,8 @@ class End(NamedTuple):
 def after_cuts(cuts: Mapping[Member, float], trained: Sequence[Trained], base: float) -> list[Trained]:
     """What is expected of members that were cut from a nested training, by those that have been trained.
 
+    Deviations are of each member by itself: how far off the weights are is common to all, and decides between none.
+
     cuts: nats over the parent of each. base: the parent's loss.
     """
     ends = {one.member: one.log_perplexity for one in trained if one.deviation is None and one.member in cuts}
@@ -64,8 +66,8 @@ def after_cuts(cuts: Mapping[Member, float], trained: Sequence[Trained], base: f
         np.array(list(rows.values())), np.array([rows[member] for member in known]), list(known.values()), CUT
     )
     return [
-        Trained(member=member, latency_s=math.nan, log_perplexity=base + end.mean, deviation=end.deviation)
-        for member, end in zip(cuts, expected, strict=True)
+        Trained(member=member, latency_s=math.nan, log_perplexity=base + end.mean, deviation=_noise(over, CUT))
+        for (member, over), end in zip(cuts.items(), expected, strict=True)
     ]
 
 
@@ -85,17 +87,15 @@ def expected_ends(rows: Floats, known: Floats, at_end: Sequence[float] | Floats,
     if not len(rows):
         return []
     known = known.reshape(-1, rows.shape[1])
-    noise = _noise(known, line)
+    noise = np.array([_noise(early, line) for early in known[:, 1]])
     prior = np.array(line.deviation) ** -2
     covariance = np.linalg.inv(np.diag(prior) + (known.T / noise**2) @ known)
     weights = covariance @ (np.array(line.mean) * prior + (known.T / noise**2) @ np.array(at_end))
-    variance = np.einsum("ij,jk,ik->i", rows, covariance, rows) + _noise(rows, line) ** 2
-    return [End(float(mean), math.sqrt(of_mean)) for mean, of_mean in zip(rows @ weights, variance, strict=True)]
+    return [End(float(row @ weights), math.sqrt(row @ covariance @ row + _noise(row[1], line) ** 2)) for row in rows]
 
 
-def _noise(rows: Floats, line: Line) -> Floats:
-    noise: Floats = line.around + line.per_nat * rows[:, 1].clip(min=0)
-    return noise
+def _noise(early: float, line: Line) -> float:
+    return line.around + line.per_nat * max(0.0, float(early))
 
 
 def _shares(member: Member) -> list[float]:

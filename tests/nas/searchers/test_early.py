@@ -1,6 +1,5 @@
 """Ends of trainings that are expected of members that were cut from a nested training."""
 
-import numpy as np
 import pytest
 
 from nas.searchers.early import CUT, after_cuts
@@ -30,9 +29,7 @@ def test_before_any_end_the_prior_weighs_the_cut_and_the_forms_of_layers():
     # of two layers half the heads in one, no attention, a linear FFN and two live norms in one each
     forms = 0.5 * (CUT.mean[2] + CUT.mean[3] + CUT.mean[4]) + 1.0 * CUT.mean[6]
     assert other.log_perplexity == pytest.approx(plain.log_perplexity + forms)
-    row = np.array([1, 0.4, 0.5, 0.5, 0.5, 0, 1.0])
-    variance = (row**2 * np.square(CUT.deviation)).sum() + (CUT.around + 0.4 * CUT.per_nat) ** 2
-    assert other.deviation == pytest.approx(variance**0.5)
+    assert other.deviation == plain.deviation == pytest.approx(CUT.around + 0.4 * CUT.per_nat)
 
 
 def test_what_ended_worse_than_its_cut_said_moves_members_of_the_same_forms_most():
@@ -45,7 +42,6 @@ def test_what_ended_worse_than_its_cut_said_moves_members_of_the_same_forms_most
         for name in ("2xlHlRo", "2xlSlRo")
     }
     assert 0.1 > moved["2xlHlRo"] > moved["2xlSlRo"] > 0.01
-    assert after[member("2xlHlRo")].deviation < before[member("2xlHlRo")].deviation
 
 
 def test_what_was_looked_at_alone_or_cut_by_nobody_moves_nothing():
