@@ -54,6 +54,14 @@ class FrozenNorm(nn.Module):
             self._seen.clear()
 
     @torch.no_grad()
+    def calibrate(self, source: Tensor) -> None:
+        """Sets sigma to the mean deviation of these rows, batch x T x features, alone."""
+        self.sigma.zero_()
+        self._seen.clear()
+        self._observe(source)
+        self.follow()
+
+    @torch.no_grad()
     def set_frozen(self, frozen: bool = True) -> None:
         """Makes sigma the constant that it is now, or has the norm normalise each row again."""
         self.is_frozen = frozen

@@ -1,6 +1,7 @@
 """The searcher `trellis`: what adds up is drawn from a posterior and solved exactly, for every price at once.
 
-A search begins with looks at the anchors, which are spread over prices. Then, per generation:
+A search begins with looks at the anchors, which are spread over prices, unless it knows losses of members that were cut
+from a nested training. Then, per generation:
 weights are drawn from the posterior of the surrogate, given what has been trained in this search and, where it knows
 any, in others before it; the graph is solved for the whole frontier of price against each draw's scores, and those of
 the mean; all these members, some random ones, the anchors and what was trained before are the candidates. Most get a
@@ -21,6 +22,7 @@ from scipy.special import expit, ndtr
 
 from nas.run.pareto import Point
 from nas.searchers.draws import Draws
+from nas.searchers.early import after_cuts
 from nas.searchers.strategy import Request, Room, SearchProblem, Strategy, Trained, points_of
 from nas.searchers.surrogate import SEED_NOISE, Features, Fit, Observations, features_of, fit
 from search_spaces.notation import Member
@@ -71,8 +73,9 @@ class Trellis(Strategy):
         begun = {training.member: training for training in trained}
         standing = [one.member for one in trained if one.deviation is not None and not one.goes_on]
         standing = [member for member in standing if self.draws.place_of(member).fits]
-        standing += [member for member in new if member in own]  # trained before: as good as looked at
-        new = [member for member in new if member not in own]
+        before = {training.member for training in self.problem.known}
+        standing += [member for member in new if member in before]  # as good as looked at
+        new = [member for member in new if member not in before]
         pending = [member for member in seen if member not in begun or begun[member].goes_on]
         pending = sorted((member for member in pending if self.draws.place_of(member).fits), key=repr)
         if not new and not standing:
@@ -84,7 +87,7 @@ class Trellis(Strategy):
             features=self.features,
             own=own,
             completes=self._completion([*new, *standing, *pending], trained),
-            known=frozenset(training.member for training in self.problem.known),
+            known=before,
             ended=[point for _, point in points_of([one for one in trained if one.deviation is None])],
             reference=self.reference,
         )
@@ -94,7 +97,8 @@ class Trellis(Strategy):
         """What was observed of every member, once; those of this search last."""
         own: dict[Member, Own] = {}
         results = [(training, KNOWN_NOISE) for training in self.problem.known]
-        results += [(training, training.deviation or SEED_NOISE) for training in trained]
+        cuts = after_cuts(self.problem.cuts, trained, self.problem.parent_loss or 0.0)
+        results += [(training, training.deviation or SEED_NOISE) for training in (*cuts, *trained)]
         for training, noise in results:
             if training.log_perplexity is None:
                 continue
@@ -111,8 +115,8 @@ class Trellis(Strategy):
 
     def _new(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member]) -> list[Member]:
         """Members that may be trained, each deployed form once."""
-        members = [training.member for training in self.problem.known]
-        if anchors := self.draws.new_of(self.problem.anchors, seen):
+        members = [*(training.member for training in self.problem.known), *self.problem.cuts]
+        if not self.problem.cuts and (anchors := self.draws.new_of(self.problem.anchors, seen)):
             return self._drawn([*anchors, *self.draws.new_of(members, [*seen, *anchors])])
         depth, recipes = len(self.stages.steps), self.feasible.space.recipes
         for weights in (fitted.posterior.mean, *fitted.posterior.draws(NUM_DRAWS, rng)):

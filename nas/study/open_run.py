@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,13 +40,14 @@ def open_trials(
     folder: Path,
     *,
     blocks: BlockScores | None = None,
+    cuts: Mapping[Member, float] | None = None,
     second: Corpus | None = None,
     on_end: Callable[[Record], None] = lambda record: None,
 ) -> Trials:
     """The trials of a run, its ledger replayed.
 
     config: resolved. Baselines are the published rows with LayerNorm beyond the budget, but for the parent. blocks:
-    scores of the parent's, for searchers that read them. on_end: as `Trials` has it.
+    scores of the parent's, and cuts: of a nested training, for searchers that read them. on_end: as `Trials` has it.
 
     Raises UserError if the ledger is damaged before its last line.
     """
@@ -58,7 +59,7 @@ def open_trials(
         raise UserError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
     published = published_members(feasible.space)
     schedule = TrialSchedule(
-        strategy=searcher_of(config.searcher)(search_problem(config, feasible, meta, published, blocks)),
+        strategy=searcher_of(config.searcher)(search_problem(config, feasible, meta, blocks, cuts)),
         seed=config.seed,
         num_trials=config.num_trials,
         num_looks=config.most_looks,
@@ -97,7 +98,11 @@ def with_knowledge(config: StudyConfig, parent: Parent | None, recipe: Recipe) -
 
 
 def search_problem(
-    config: StudyConfig, feasible: FeasibleSpace, meta: Meta, published: Sequence[Member], blocks: BlockScores | None
+    config: StudyConfig,
+    feasible: FeasibleSpace,
+    meta: Meta,
+    blocks: BlockScores | None = None,
+    cuts: Mapping[Member, float] | None = None,
 ) -> SearchProblem:
     """Everything a searcher may know before anything is trained.
 
@@ -110,12 +115,13 @@ def search_problem(
         known = known_trainings(feasible.space, parent.val_loss)
     return SearchProblem(
         feasible=feasible,
-        anchors=tuple(anchors(feasible, published)),
+        anchors=tuple(anchors(feasible, published_members(feasible.space))),
         reference_loss=meta.reference[1] if ngrams is None else ngrams.losses[TRIGRAM - 1],
         parent=None if route is None else parent_architecture(route, feasible.space.base),
         parent_loss=None if parent is None else parent.val_loss,
         blocks=blocks,
         known=known,
+        cuts=cuts or {},
     )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nas.study.finalists import Result
-from nas.study.looks import AROUND_LINE, LINE_DEVIATION, LINE_MEAN, ends_after_looks
+from nas.study.looks import FROM_PARENT, ends_after_looks
 
 
 def look(loss: float) -> Result:
@@ -18,8 +18,8 @@ def end(at_rung: float, at_end: float) -> Result:
 def test_without_results_the_prior_says_it():
     (known, expected) = ends_after_looks([end(2.5, 2.1), look(2.5)][1:] * 2, 1.9)
     assert known == expected
-    assert known.mean == pytest.approx(1.9 + LINE_MEAN[0] + LINE_MEAN[1] * 0.6)
-    variance = LINE_DEVIATION[0] ** 2 + (0.6 * LINE_DEVIATION[1]) ** 2 + AROUND_LINE**2
+    assert known.mean == pytest.approx(1.9 + FROM_PARENT.mean[0] + FROM_PARENT.mean[1] * 0.6)
+    variance = FROM_PARENT.deviation[0] ** 2 + (0.6 * FROM_PARENT.deviation[1]) ** 2 + FROM_PARENT.around**2
     assert known.deviation == pytest.approx(variance**0.5)
 
 
@@ -28,15 +28,15 @@ def test_results_move_the_line_to_themselves():
     ends = ends_after_looks([*results, look(3.0)], 1.9)
     assert ends[:-1] == [None] * 20
     assert ends[-1].mean == pytest.approx(2.5, abs=0.02)
-    assert AROUND_LINE < ends[-1].deviation < 1.2 * AROUND_LINE
+    assert FROM_PARENT.around < ends[-1].deviation < 1.2 * FROM_PARENT.around
 
 
 def test_it_is_the_normal_distribution_given_the_results():
     """By the block formula for conditional normals."""
     pairs = np.array([(2.4, 2.2), (2.9, 2.5), (3.3, 2.6)])
     terms = np.column_stack([np.ones(4), [*(pairs[:, 0] - 1.9), 2.6 - 1.9]])
-    joint = terms @ np.diag(LINE_DEVIATION**2) @ terms.T + AROUND_LINE**2 * np.eye(4)
-    mean = terms @ LINE_MEAN + 1.9
+    joint = terms @ np.diag(np.square(FROM_PARENT.deviation)) @ terms.T + FROM_PARENT.around**2 * np.eye(4)
+    mean = terms @ FROM_PARENT.mean + 1.9
     gain = joint[3, :3] @ np.linalg.inv(joint[:3, :3])
     expected = ends_after_looks([*(end(*pair) for pair in pairs), look(2.6)], 1.9)[-1]
     assert expected.mean == pytest.approx(mean[3] + gain @ (pairs[:, 1] - mean[:3]))
