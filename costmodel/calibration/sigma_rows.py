@@ -36,10 +36,10 @@ class Family:
 
 
 FAMILIES = {
-    "gpt2": Family(),
-    "gpt-neo": Family(scaled=False),
-    "bert": Family(causal=False),
-    "llama": Family(gated=True),
+    "GPT-2": Family(),
+    "GPT-Neo": Family(scaled=False),
+    "BERT": Family(causal=False),
+    "Llama": Family(gated=True),
 }
 
 

@@ -30,8 +30,8 @@ def blocks(text: str, language: str | None = None) -> list[Block]:
 
 
 def commands(text: str) -> list[str]:
-    """The lines of the blocks of shell, without comments."""
-    lines = [line for block in blocks(text, "sh") for line in block.text.splitlines()]
+    """The commands of the blocks of shell, a line each or, behind a backslash, several; without comments."""
+    lines = [line for block in blocks(text, "sh") for line in block.text.replace("\\\n", "").splitlines()]
     words = [shlex.split(line, comments=True) for line in lines]
     return [shlex.join(each) for each in words if each]
 
