@@ -45,7 +45,7 @@ def nested_tokens(config: StudyConfig, parent: Parent | None, recipe: Recipe) ->
     }
     lacking = next((reason for reason, holds in reasons.items() if holds), None)
     if config.nested_tokens is None:
-        fits = lacking is None and config.scale == "proxy"
+        fits = lacking is None and config.scale == "proxy" and config.knowledge != "shipped"
         return round(NESTED_SHARE * recipe.scale.tokens) if fits else 0
     if config.nested_tokens and lacking:
         raise UserError(f"--nested-tokens needs {lacking}; leave it out.")

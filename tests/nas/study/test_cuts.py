@@ -99,7 +99,7 @@ def test_a_damaged_file_is_told_in_one_line(judged, tmp_path: Path):
         judged()
 
 
-def test_there_is_one_by_default_at_scale_proxy_from_a_parent(parent: Parent):
+def test_there_is_one_by_default_at_scale_proxy_from_a_parent_of_which_nothing_is_known(parent: Parent):
     recipe = study_recipe(CONFIG, parent.route)
     proxy = replace(CONFIG, scale="proxy", nested_tokens=None)
     assert nested_tokens(proxy, parent, recipe) == 2 * recipe.scale.tokens
@@ -108,6 +108,7 @@ def test_there_is_one_by_default_at_scale_proxy_from_a_parent(parent: Parent):
         replace(CONFIG, nested_tokens=None),
         replace(proxy, nested_tokens=0),
         replace(proxy, searcher="evolution"),
+        replace(proxy, knowledge="shipped"),
     ):
         assert nested_tokens(off, parent, recipe) == 0
     assert nested_tokens(proxy, None, recipe) == 0
