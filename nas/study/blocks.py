@@ -5,6 +5,7 @@ all on a core at the builtin parent's width, once for a parent, a corpus and the
 beside the corpus, layer by layer as they are made, and with the run.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.nn import functional
 
+from costmodel.config.units import format_seconds
 from nas.conversion.linear_fit import streams_of
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
@@ -37,6 +39,7 @@ from search_spaces.architecture import Layer
 from search_spaces.budget.feasible import FeasibleSpace
 
 BLOCKS_FILE = "blocks.csv"
+LINE_EVERY_S = 30.0  # of progress, where no terminal shows a bar
 READERS = ("trellis",)  # searchers that read them
 SCORED_TOKENS = 8_192  # of the validation split: the standard error of most scores is then a few percent
 LOGITS_AT_A_TIME = 1 << 24  # 64 MiB
@@ -80,11 +83,29 @@ def study_blocks(
 
 @contextmanager
 def progress(console: Console, description: str) -> Iterator[Callable[[float], None]]:
-    """A bar with the time that is left, which goes with its end. Yields what to tell the share done."""
+    """A bar with the time that is left, which goes with its end; without a terminal lines, now and then. Yields what to
+    tell the share done.
+    """
+    if not console.is_terminal:
+        yield _told_in_lines(console, description)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=1.0)
         yield lambda share: bar.update(task, completed=share)
+
+
+def _told_in_lines(console: Console, description: str) -> Callable[[float], None]:
+    start = last = time.monotonic()
+
+    def tell(share: float) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= LINE_EVERY_S and share > 0:
+            last = now
+            console.print(f"{description}: {share:.0%}, ETA {format_seconds((now - start) * (1 / share - 1))}")
+
+    return tell
 
 
 def block_scores(

@@ -213,9 +213,10 @@ def initial_weights(
 
     Raises UserError if the candidate does not fit, or the corpus holds no sequence.
     """
-    weights, recipe = parent.start(candidate, corpus), candidate.recipe
+    recipe, source = candidate.recipe, parent.model
     if recipe.route is None or not recipe.route.blockwise_tokens:
-        return weights
+        return parent.start(candidate, corpus)
+    weights = transferred(source.architecture, source.weights, candidate.initial_architecture)
     library = Library(parent, corpus, settings_of(recipe), seq_len=recipe.scale.seq_len, device=device)
     trained = library.start(candidate, on_progress)
     frozen = {name.removesuffix("weight") + "frozen" for name in trained}

@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from costmodel.errors import UserError
 from nas.conversion.linear_fit import streams_of
@@ -19,7 +21,7 @@ from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import from_parent
 from nas.searchers.block_scores import BlockScores, SubLayer, from_csv, sub_layers_of, to_csv, trained_sub_layers
-from nas.study import library
+from nas.study import blocks, library
 from nas.study.blocks import block_scores, scored_tokens
 from nas.study.library import (
     BlockwiseDistillation,
@@ -179,6 +181,16 @@ def test_a_bilinear_gate_starts_nearest_to_the_parents_activation(parent: Parent
     assert errors[1] < 0.9 * errors[0]
 
 
+def test_progress_is_told_in_lines_where_no_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch):
+    now = iter((0.0, 20.0, 60.0, 70.0))
+    monkeypatch.setattr("nas.study.blocks.time.monotonic", lambda: next(now))
+    file = StringIO()
+    with blocks.progress(Console(file=file), "training") as tell:
+        for share in (0.1, 0.25, 0.5):
+            tell(share)
+    assert file.getvalue() == "training: 25%, ETA 3.00 min\n"
+
+
 def test_steps_at_any_length_are_as_many():
     settings = BlockwiseDistillation()
     sizes = [(settings.num_steps(length), settings.batch_of(length)) for length in (32, 128, 512, 1024, 2048)]
@@ -235,14 +247,18 @@ def test_a_library_that_was_killed_goes_on_with_the_layer_it_was_at(
 
 
 @pytest.mark.parametrize("name", ["1xlSLFo-1xLHLRs", "1xLSLRo-1xLSooo", "1xLTLRo-1xooLGo", "1xLBLGo-1xLSLBo"])
-def test_a_candidate_starts_from_trained_sub_layers(parent: Parent, corpus: Corpus, name: str):
+def test_a_candidate_starts_from_trained_sub_layers(
+    parent: Parent, corpus: Corpus, name: str, monkeypatch: pytest.MonkeyPatch
+):
     route = DistillationSchedule(parent="p", placement="2xLSLGo", blockwise_tokens=4096)
     recipe = from_parent(recipe_for("smoke", "", entropy_regularised=False), route)
     made = Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=recipe)
     tokens = scored_tokens(corpus, SEQ_LEN)
     streams = streams_of(parent.decoder(), tokens)
     errors = []
-    for weights in (parent.start(made, corpus), initial_weights(parent, made, corpus)):
+    fitted = parent.start(made, corpus)
+    monkeypatch.setattr("nas.conversion.parent.fitted_linears", None)  # what is trained by itself is not fitted before
+    for weights in (fitted, initial_weights(parent, made, corpus)):
         model = Decoder(made.initial_architecture)
         load_deployed(model, weights)
         with torch.no_grad():
