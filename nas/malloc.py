@@ -1,11 +1,15 @@
-"""Keeps freed memory in the process: by default glibc returns every large tensor to the kernel and pages it in anew."""
+"""Memory of this machine and process: how much is free, and that what is freed stays in the process, since glibc by
+default returns every large tensor to the kernel and pages it in anew.
+"""
 
 import ctypes
+from pathlib import Path
 
 # Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 THRESHOLD_BYTES = 32 * 1024**2  # above a micro-batch's tensors; glibc refuses a larger one for mmap (HEAP_MAX_SIZE / 2)
 KEPT_BYTES = 1024**3
+MEMINFO = Path("/proc/meminfo")
 
 
 def keep_freed_memory() -> None:
@@ -15,3 +19,11 @@ def keep_freed_memory() -> None:
         mallopt(M_MMAP_THRESHOLD, THRESHOLD_BYTES)
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(M_TOP_PAD, THRESHOLD_BYTES)
+
+
+def free_bytes() -> int | None:
+    """Memory that programs may still take; None where the system does not say."""
+    if not MEMINFO.is_file():
+        return None
+    lines = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024

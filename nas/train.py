@@ -52,9 +52,9 @@ from nas.study.library import initial_weights
 from nas.study.parent import teacher_of
 from nas.training.distributed import Team, joined
 from nas.training.manifest import TrainingManifest, is_training, read_training, write_training
-from nas.training.memory import available_bytes, require_memory, training_memory
+from nas.training.memory import TooLargeError, available_bytes, require_memory, training_memory
 from nas.training.outcome import Outcome, RungRecord
-from nas.training.trainer import TooLargeError, check, train
+from nas.training.trainer import check, train
 from search_spaces.bases import base_architecture
 from search_spaces.resolve import resolve
 
@@ -187,12 +187,7 @@ def _train(
         f"{corpus.tokenizer}, {corpus.split}"
     )
     console.print(memory.line)
-    initial: dict[str, torch.Tensor] | None = None
-    if parent is not None:
-        with progress(console, "training the sub-layers of the candidate") as on_progress:
-            initial = initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
-    elif source is not None:
-        initial = transferred(source.architecture, source.weights, candidate.initial_architecture)
+    initial = _initial(candidate, parent, source, corpus, device, console)
     teacher = None if parent is None else teacher_of(parent, corpus, candidate.recipe, device)
     records = partial(
         train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
@@ -215,6 +210,23 @@ def _train(
             raise StoppedError(f"{candidate.name}: {error}") from error
         except OSError as error:
             raise StoppedError(f"{folder}: {error.strerror or error}; then continue with --resume {folder}") from error
+
+
+def _initial(
+    candidate: Candidate,
+    parent: Parent | None,
+    source: Pretrained | None,
+    corpus: Corpus,
+    device: str,
+    console: Console,
+) -> dict[str, torch.Tensor] | None:
+    """The weights to start from; None for drawn ones."""
+    if parent is not None:
+        with progress(console, "training the sub-layers of the candidate") as on_progress:
+            return initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
+    if source is not None:
+        return transferred(source.architecture, source.weights, candidate.initial_architecture)
+    return None
 
 
 def _new_folder(

@@ -1,14 +1,13 @@
 """Whether a checkpoint fits into memory, which its configuration tells before a weight is read."""
 
 import math
-from pathlib import Path
 
 from costmodel.config.units import format_bytes
 from costmodel.errors import UserError
+from nas.malloc import free_bytes
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
-MEMINFO = Path("/proc/meminfo")
 COPIES = 2  # of every weight in single precision: as it is read, and by our names
 
 
@@ -26,11 +25,3 @@ def num_weights(architecture: Architecture) -> int:
     """Of all nodes of the op graph; a tied table counts twice, as it is written out."""
     graph = lower(architecture, 1)
     return sum(math.prod(shape) for node in graph for shape in node.op.weight_shapes.values())
-
-
-def free_bytes() -> int | None:
-    """Memory that programs may still take; None where the system does not say."""
-    if not MEMINFO.is_file():
-        return None
-    lines = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024

@@ -57,8 +57,9 @@ def after_cuts(cuts: Mapping[Member, float], trained: Sequence[Trained], base: f
 
     Deviations are of each member by itself: how far off the weights are is common to all, and decides between none.
 
-    cuts: nats over the parent of each. base: the parent's loss.
+    cuts: nats over the parent of each; nothing is expected of one that is not finite. base: the parent's loss.
     """
+    cuts = {member: over for member, over in cuts.items() if math.isfinite(over)}
     ends = {one.member: one.log_perplexity for one in trained if one.deviation is None and one.member in cuts}
     known = {member: loss - base for member, loss in ends.items() if loss is not None}
     rows = {member: np.array([1.0, over, *_shares(member)]) for member, over in cuts.items()}

@@ -6,11 +6,12 @@ The searcher chooses them as it chooses looks, a few at a time; each takes about
 import csv
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import torch
 from rich.console import Console
 
 from costmodel.errors import UserError
@@ -22,7 +23,7 @@ from nas.searchers.early import after_cuts
 from nas.searchers.strategy import Room, SearchProblem, Strategy, searcher_of
 from nas.storage import replace_file
 from nas.study.blocks import READERS, progress
-from nas.study.nested import Nested, can_nest, nested_training
+from nas.study.nested import can_nest, nested_training
 from nas.study.parent import teacher_of
 from nas.training.batches import validate
 from search_spaces.budget.feasible import FeasibleSpace
@@ -55,7 +56,6 @@ def nested_tokens(config: StudyConfig, parent: Parent | None, recipe: Recipe) ->
 def study_cuts(
     problem: SearchProblem,
     config: StudyConfig,
-    feasible: FeasibleSpace,
     parent: Parent,
     recipe: Recipe,
     corpus: Corpus,
@@ -63,7 +63,7 @@ def study_cuts(
     console: Console,
 ) -> dict[Member, float]:
     """Nats over the parent of the members that the searcher asks to look at, those that the run has kept first."""
-    path = folder / CUTS_FILE
+    path, feasible = folder / CUTS_FILE, problem.feasible
     cuts = read_cuts(path, feasible) if path.exists() else {}
     if len(cuts) >= NUM_CUTS:
         return cuts
@@ -78,12 +78,18 @@ def study_cuts(
             recipe,
             teacher,
             tokens=config.nested_tokens,
+            log=console.print,
             on_progress=on_progress,
         )
     parents = validate(parent.decoder(), corpus, recipe.scale, recipe.scale.rung_validation_tokens).loss
-    with progress(console, "judging placements") as on_progress:
+    num_threads = torch.get_num_threads()  # of each cut, as a thread of ours is one that torch has not set up
+    at_a_time = max(1, len(os.sched_getaffinity(0)) // num_threads)
+    with (
+        progress(console, "judging placements") as on_progress,
+        ThreadPoolExecutor(at_a_time, initializer=torch.set_num_threads, initargs=(num_threads,)) as threads,
+    ):
         while len(cuts) < NUM_CUTS and (members := _chosen(strategy, problem, cuts, config.seed)):
-            losses = _losses(nested, recipe, members)
+            losses = threads.map(nested.loss, [study_candidate(recipe, member).trained for member in members])
             cuts |= {member: loss - parents for member, loss in zip(members, losses, strict=True)}
             _write(path, cuts)
             on_progress(len(cuts) / NUM_CUTS)
@@ -107,12 +113,6 @@ def _chosen(strategy: Strategy, problem: SearchProblem, cuts: Mapping[Member, fl
     rng, room = np.random.default_rng([seed, NUM_CUTS, len(cuts)]), Room(looks=NUM_CUTS, ends=1, per_end=NUM_CUTS)
     requests = strategy.requests(AT_A_TIME, rng, cuts.keys(), trained, room)
     return [request.member for request in requests if request.is_look]
-
-
-def _losses(nested: Nested, recipe: Recipe, members: Sequence[Member]) -> list[float]:
-    """Of cut members; side by side, as each is a thread's."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(nested.loss, [study_candidate(recipe, member).trained for member in members]))
 
 
 def _write(path: Path, cuts: Mapping[Member, float]) -> None:

@@ -27,6 +27,7 @@ from nas.conversion.linear_fit import fitted_linears
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
+from nas.corpus.token_files import Log, locked
 from nas.model.cross_entropy import distilled
 from nas.model.decoder import Decoder
 from nas.model.norms import FrozenNorm, frozen_norms
@@ -45,11 +46,8 @@ ANNEALED_SHARE = 0.15  # of the steps, over which placements move away from the 
 WEIGHT_OF_NONE = 0.5  # of the others' in what share of the layers has no attention, or no FFN
 CALIBRATED_SEQUENCES = 16  # of training, over which frozen norms of a cut take their deviations
 STEPS_KEPT = 256  # between two checkpoints
-ALIKE: Mapping[str, str] = {
-    "softmax-temperature": "softmax",
-    "leaky-relu": "relu",
-    "identity": "fused",
-}  # as they start
+# what a form is as it starts
+ALIKE: Mapping[str, str] = {"softmax-temperature": "softmax", "leaky-relu": "relu", "identity": "fused"}
 FORMAT = 1  # of what is computed and kept; raised when numbers change
 
 
@@ -123,20 +121,24 @@ def nested_training(
     teacher: Teacher,
     *,
     tokens: int,
+    log: Log = lambda line: None,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> Nested:
     """Trains weights for placements of these layers; goes on from, or reads, what is kept of them beside the corpus.
 
-    recipe: of the candidates; its rate, batch and length are taken. teacher: the parent. tokens: to train on.
+    recipe: of the candidates; its rate, batch and length are taken. teacher: the parent. tokens: to train on. log: is
+    told if another process trains the same, which is waited for.
     """
     recipe = replace(recipe, scale=replace(recipe.scale, tokens=tokens))
     forms = forms_of(layers, parent.model.architecture)
     key = {"format": FORMAT, "parent": parent.digest, "corpus": corpus.fingerprint, "of": repr((forms, recipe))}
     name = sha256(repr(key).encode()).hexdigest()[:12]
-    run = _NestedRun(parent, forms, corpus, recipe, teacher, Path(corpus.folder) / f"nested-{name}", key)
-    while run.step < recipe.scale.num_steps:
-        run.train_step()
-        on_progress(run.step / recipe.scale.num_steps)
+    folder = Path(corpus.folder) / f"nested-{name}"
+    with locked(folder, log):
+        run = _NestedRun(parent, forms, corpus, recipe, teacher, folder, key)
+        while run.step < recipe.scale.num_steps:
+            run.train_step()
+            on_progress(run.step / recipe.scale.num_steps)
     weights = {name: value.detach() for name, value in run.shared.weights().items()}
     return Nested(parent.model.architecture, weights, corpus, recipe)
 
@@ -219,10 +221,11 @@ class _NestedRun:
         likely, log_probabilities = (part.flatten(0, 1) for part in predictions)
         losses = distilled(hidden, table, targets.flatten(), likely, log_probabilities, self.share)
         torch.autograd.backward(losses.loss)
-        nn.utils.clip_grad_norm_(self.shared.parameters(), self.recipe.clip_norm)
+        norm = nn.utils.clip_grad_norm_(self.shared.parameters(), self.recipe.clip_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.recipe, self.step)
-        self.optimizer.step()
+        if norm.isfinite():  # what overflows is that placement's
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         if self.step % STEPS_KEPT == 0 or self.step == scale.num_steps:

@@ -112,7 +112,7 @@ def start_trials(
     with _threads(THREADS_PER_TRIAL):
         if config.nested_tokens and parent is not None:
             problem = search_problem(config, feasible, started.meta)
-            cuts = study_cuts(problem, config, feasible, parent, recipe, corpus, folder, console)
+            cuts = study_cuts(problem, config, parent, recipe, corpus, folder, console)
         else:
             blocks = study_blocks(config, feasible, parent, recipe, corpus, folder, console, _device(config))
     return open_trials(

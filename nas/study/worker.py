@@ -20,8 +20,9 @@ from nas.study.library import initial_weights
 from nas.study.parent import teacher_of
 from nas.study.trials import TrialEvent, TrialSpec, over_timeout
 from nas.study.verify_fold import second_documents, verified_form
+from nas.training.memory import TooLargeError
 from nas.training.outcome import Outcome, RungRecord
-from nas.training.trainer import TooLargeError, train
+from nas.training.trainer import train
 
 NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
 HANGS_S = 60.0  # after its time a trial that takes no step, on a file that does not come, say, is ended

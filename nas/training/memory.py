@@ -1,22 +1,26 @@
-"""How much memory a training takes, counted on tensors without data, before there is one with."""
+"""How much memory a training takes, counted on tensors without data, before there is one with; and where it ran out."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from costmodel.config.units import format_bytes
-from costmodel.errors import UserError
+from costmodel.errors import StoppedError, UserError
+from nas.malloc import free_bytes
 from nas.recipe.candidate import Candidate
 from nas.training.distillation.teacher import Predictions
 from nas.training.objective import Objective
 from nas.training.optimizer import optimizers
 
-MEMINFO = Path("/proc/meminfo")
 MOMENTS = {"AdamW": 2, "Muon": 1}  # numbers that an optimizer keeps of each that it moves
+
+
+class TooLargeError(StoppedError):
+    """The memory does not hold a micro-batch; the text says which, and what to lower."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,9 +90,9 @@ def training_memory(candidate: Candidate) -> Memory:
     )
 
 
-def require_memory(memory: Memory, available: int, num_trials: int = 1) -> None:
-    """Raises UserError if so many trainings at a time need more bytes than there are."""
-    if num_trials * memory.total > available:
+def require_memory(memory: Memory, available: int | None, num_trials: int = 1) -> None:
+    """Raises UserError if so many trainings at a time need more bytes than there are, as far as that is known."""
+    if available is not None and num_trials * memory.total > available:
         at_a_time = f" for each of {num_trials} trials at a time" if num_trials > 1 else ""
         raise UserError(
             f"training needs {memory.line.removeprefix('memory: ')}{at_a_time}, but {format_bytes(available)} are "
@@ -96,12 +100,24 @@ def require_memory(memory: Memory, available: int, num_trials: int = 1) -> None:
         )
 
 
-def available_bytes(device: str) -> int:
-    """Free memory of a device, for a CPU of this machine."""
-    if torch.device(device).type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
+def available_bytes(device: str) -> int | None:
+    """Free memory of a device, for a CPU of this machine; None where the system does not say."""
+    return int(torch.cuda.mem_get_info(device)[0]) if torch.device(device).type == "cuda" else free_bytes()
+
+
+@contextmanager
+def raise_out_of_memory(candidate: Candidate, device: str) -> Iterator[None]:
+    """Raises TooLargeError for whatever torch raises where memory runs out."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        scale = candidate.recipe.scale
+        raise TooLargeError(
+            f"out of memory on {device} with {scale.micro_batch} sequences of {scale.seq_len} tokens in a forward pass "
+            f"at width {candidate.trained.d_model}; lower `micro_batch`, `seq_len` or the width."
+        ) from error
 
 
 def _size(tensors: Iterable[Tensor | nn.Parameter]) -> int:

@@ -6,8 +6,7 @@ killed and resumed. Several processes can train one model together (`nas.trainin
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from costmodel.config.schema import decode
-from costmodel.errors import StoppedError, UserError
+from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus, require_chunks
 from nas.model.norms import followed_deviations, freeze_due
 from nas.model.weights import load_deployed, load_stored, stored_weights
@@ -29,6 +28,7 @@ from nas.training.distillation.gates import Gates
 from nas.training.distillation.teacher import Predictions, Teacher
 from nas.training.distributed import SOLO, Team
 from nas.training.entropy import summarise
+from nas.training.memory import raise_out_of_memory
 from nas.training.metrics import MetricsLog, StepMetrics
 from nas.training.objective import Objective
 from nas.training.optimizer import learning_rate, load_state_tensors, optimizers, state_tensors
@@ -36,10 +36,6 @@ from nas.training.outcome import Outcome, RungRecord, completed
 
 CHECKPOINT_INTERVAL_S = 30.0  # the work a kill may cost,
 CHECKPOINT_SHARE = 0.03  # or more, so that checkpoints take no more of the time than this
-
-
-class TooLargeError(StoppedError):
-    """The memory does not hold a micro-batch; the text says which, and what to lower."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +78,7 @@ def train(
     Raises UserError if corpus, recipe and team do not fit or the folder holds another run; OSError if it cannot be
     written; TooLargeError.
     """
-    with _raise_out_of_memory(candidate, device):
+    with raise_out_of_memory(candidate, device):
         run = TrainingRun(
             candidate,
             corpus,
@@ -94,21 +90,6 @@ def train(
             team=team,
         )
         yield from _records(run, folder, stop)
-
-
-@contextmanager
-def _raise_out_of_memory(candidate: Candidate, device: str) -> Iterator[None]:
-    """Raises TooLargeError for whatever torch raises where memory runs out."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
-            raise
-        scale = candidate.recipe.scale
-        raise TooLargeError(
-            f"out of memory on {device} with {scale.micro_batch} sequences of {scale.seq_len} tokens in a forward pass "
-            f"at width {candidate.trained.d_model}; lower `micro_batch`, `seq_len` or the width."
-        ) from error
 
 
 def _records(

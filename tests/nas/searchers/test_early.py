@@ -1,5 +1,7 @@
 """Ends of trainings that are expected of members that were cut from a nested training."""
 
+import math
+
 import pytest
 
 from nas.searchers.early import CUT, after_cuts
@@ -48,3 +50,8 @@ def test_what_was_looked_at_alone_or_cut_by_nobody_moves_nothing():
     cuts = {member("2xoHoRo"): 0.4}
     looked_at = Trained(member=member("2xoHoRo"), latency_s=1.0, log_perplexity=3.0, deviation=0.02)
     assert after_cuts(cuts, [looked_at, ended("2xoSoRo", 3.0)], BASE) == after_cuts(cuts, [], BASE)
+
+
+def test_of_a_cut_that_overflows_nothing_is_expected():
+    cuts = {member("2xoHoRo"): 0.4, member("2xoSoRo"): math.inf, member("2xlSlRo"): math.nan}
+    assert [one.member for one in after_cuts(cuts, [ended("2xoSoRo", 3.0)], BASE)] == [member("2xoHoRo")]

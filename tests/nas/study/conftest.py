@@ -6,7 +6,7 @@ import torch
 
 from nas.conversion.parent import Parent
 from nas.conversion.pretrained import Pretrained
-from nas.corpus.corpus import Corpus
+from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.documents import GivenTokenizer
 from nas.model.decoder import build
 from nas.model.weights import deployed_weights
@@ -44,6 +44,18 @@ def untrained_parent(corpus: Corpus, output_scale: float = 1.0) -> Parent:
     tokenizer = (Path(corpus.folder) / "tokenizer.json").read_text()
     given = GivenTokenizer(name="bpe", json=tokenizer, end_of_text="<|endoftext|>")
     return Parent("made", Pretrained(architecture, weights, given), "digest")
+
+
+@pytest.fixture
+def texts(source_files: str) -> Corpus:
+    """The corpus of `parent`, with its tokenizer."""
+    return prepare(source_files, vocab_size=512)
+
+
+@pytest.fixture
+def parent(texts: Corpus) -> Parent:
+    """A model of random weights that are far from 0, so that every sub-layer of it matters."""
+    return untrained_parent(texts, output_scale=4.0)
 
 
 def run_schedule(

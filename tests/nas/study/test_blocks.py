@@ -13,7 +13,7 @@ from costmodel.errors import UserError
 from nas.conversion.linear_fit import streams_of
 from nas.conversion.parent import Parent, load_parent
 from nas.conversion.transfer import transferred
-from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder
 from nas.model.weights import load_deployed
 from nas.recipe.candidate import Candidate
@@ -35,7 +35,6 @@ from nas.training.batches import train_batch
 from search_spaces.architecture import Layer
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
-from tests.nas.study.conftest import untrained_parent
 
 LAYERS = [
     Layer(norm1="layernorm", attention="softmax", norm2="layernorm", ffn="gelu"),
@@ -45,17 +44,6 @@ LAYERS = [
 ]
 SETTINGS = BlockwiseDistillation(tokens=1024, batch=2, least_steps=4)
 SEQ_LEN = 32
-
-
-@pytest.fixture
-def corpus(source_files: str) -> Corpus:
-    return prepare(source_files, vocab_size=512)
-
-
-@pytest.fixture
-def parent(corpus: Corpus) -> Parent:
-    """A model of random weights that are far from 0, so that every sub-layer of it matters."""
-    return untrained_parent(corpus, output_scale=4.0)
 
 
 def test_sub_layers_are_what_a_layer_is_trained_as(parent: Parent):
@@ -70,13 +58,13 @@ def test_sub_layers_are_what_a_layer_is_trained_as(parent: Parent):
     )
 
 
-def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent: Parent, corpus: Corpus):
-    scores = block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN).divergences
+def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent: Parent, texts: Corpus):
+    scores = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN).divergences
     own = parent.model.architecture
     assert {half for half, value in scores.items() if value == 0} == {
         half for depth in range(2) for half in sub_layers_of(own, depth, LAYERS[0])
     }
-    model, tokens = parent.decoder(), scored_tokens(corpus, own.context)
+    model, tokens = parent.decoder(), scored_tokens(texts, own.context)
     with torch.no_grad():
         predicted = model(tokens).logits.log_softmax(-1)
         setattr(model.layers[1], "attention", None)  # noqa: B010
@@ -85,45 +73,45 @@ def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent: Parent, co
     assert scores[SubLayer(1, "attention", "none", "none")] == pytest.approx(float(expected), rel=1e-3)
 
 
-def test_training_brings_alternatives_nearer_to_the_parents_layer(parent: Parent, corpus: Corpus):
+def test_training_brings_alternatives_nearer_to_the_parents_layer(parent: Parent, texts: Corpus):
     half = SubLayer(0, "ffn", "layernorm", "relu")
-    tokens = scored_tokens(corpus, parent.model.architecture.context)
+    tokens = scored_tokens(texts, parent.model.architecture.context)
     read_stream, left, *_ = streams_of(parent.decoder(), tokens)
     errors = []
     for rate in (0.0, 1e-3):
         settings = BlockwiseDistillation(tokens=16_384, batch=4, learning_rate=rate)
         (trained,) = trained_blocks(
-            parent, [half], corpus, settings, seq_len=SEQ_LEN, then=lambda _, block: block.requires_grad_(False)
+            parent, [half], texts, settings, seq_len=SEQ_LEN, then=lambda _, block: block.requires_grad_(False)
         )
         made, _ = trained[half](read_stream, False)
         errors.append(float(distillation_error(made, read_stream, left)))
     assert errors[1] < 0.9 * errors[0]
 
 
-def test_a_linear_in_place_of_an_ffn_is_better_than_none(parent: Parent, corpus: Corpus):
-    scores = block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN).divergences
+def test_a_linear_in_place_of_an_ffn_is_better_than_none(parent: Parent, texts: Corpus):
+    scores = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN).divergences
     for depth in range(2):
         assert (
             scores[SubLayer(depth, "ffn", "frozen-layernorm", "fused")] < scores[SubLayer(depth, "ffn", "none", "none")]
         )
 
 
-def test_scores_are_kept_beside_the_corpus(parent: Parent, corpus: Corpus):
+def test_scores_are_kept_beside_the_corpus(parent: Parent, texts: Corpus):
     shares: list[float] = []
-    first = block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN, on_progress=shares.append)
+    first = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN, on_progress=shares.append)
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
-    (path,) = Path(corpus.folder).glob("blocks-*.csv")
+    (path,) = Path(texts.folder).glob("blocks-*.csv")
     again: list[float] = []
-    assert block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN, on_progress=again.append) == first
+    assert block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN, on_progress=again.append) == first
     assert again == []
     whole = path.read_text()
     path.write_text("\n".join(whole.splitlines()[:3]) + "\n")  # cut off at the end of a line
-    assert block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN) == first
+    assert block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN) == first
     assert path.read_text() == whole
     path.write_text("depth,part\n1,attention\n")
     with pytest.raises(UserError, match=f"{path.name} must be a table of block scores"):
-        block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN)
+        block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN)
 
 
 def test_a_table_is_read_as_it_was_written():
@@ -150,15 +138,15 @@ def test_the_builtin_parents_halves_have_places_in_its_own_space():
     )
 
 
-def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(parent: Parent, corpus: Corpus):
+def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(parent: Parent, texts: Corpus):
     recipe = from_parent(
         recipe_for("smoke", "", entropy_regularised=False), DistillationSchedule(parent="p", placement="2xLSLGo")
     )
     made = Candidate(architecture=parse("2xLSLFo", BASES["tiny"]).architecture, recipe=recipe)
-    read_stream, left, *_ = streams_of(parent.decoder(), scored_tokens(corpus, parent.model.architecture.context))
+    read_stream, left, *_ = streams_of(parent.decoder(), scored_tokens(texts, parent.model.architecture.context))
     product = transferred(parent.model.architecture, parent.model.weights, made.initial_architecture)
     errors = []
-    for weights in (product, parent.start(made, corpus)):
+    for weights in (product, parent.start(made, texts)):
         model = Decoder(made.initial_architecture)
         load_deployed(model, weights)
         with torch.no_grad():
@@ -166,12 +154,12 @@ def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(pa
     assert errors[1] < 0.7 * errors[0]
 
 
-def test_a_bilinear_gate_starts_nearest_to_the_parents_activation(parent: Parent, corpus: Corpus):
+def test_a_bilinear_gate_starts_nearest_to_the_parents_activation(parent: Parent, texts: Corpus):
     own, still = parent.model.architecture, replace(SETTINGS, learning_rate=0.0)
     target = replace(own, layers=(replace(own.layers[0], ffn="bilinear"), own.layers[1]))
     started = Decoder(target)
     load_deployed(started, transferred(own, parent.model.weights, target))
-    ((_, streams),) = parent_streams(parent, (0,), corpus, still, seq_len=SEQ_LEN)
+    ((_, streams),) = parent_streams(parent, (0,), texts, still, seq_len=SEQ_LEN)
     fitted = trained_block(parent, SubLayer(0, "ffn", "layernorm", "bilinear"), streams, still)
     with torch.no_grad():
         errors = [
@@ -197,12 +185,12 @@ def test_steps_at_any_length_are_as_many():
     assert sizes == [(128, 8), (32, 8), (32, 2), (32, 1), (32, 1)]
 
 
-def test_streams_of_layers_are_those_of_the_whole_parent(parent: Parent, corpus: Corpus):
+def test_streams_of_layers_are_those_of_the_whole_parent(parent: Parent, texts: Corpus):
     found = {
         depth: [stream.clone() for stream in streams]
-        for depth, streams in parent_streams(parent, (0, 1), corpus, SETTINGS, seq_len=SEQ_LEN)
+        for depth, streams in parent_streams(parent, (0, 1), texts, SETTINGS, seq_len=SEQ_LEN)
     }
-    inputs, _ = train_batch(corpus, step=3, batch=2, seq_len=SEQ_LEN, seed=0)
+    inputs, _ = train_batch(texts, step=3, batch=2, seq_len=SEQ_LEN, seed=0)
     expected = streams_of(parent.decoder(), inputs)
     for depth in (0, 1):
         assert [stream[3].equal(whole) for stream, whole in zip(found[depth], expected[depth:], strict=False)] == [
@@ -220,10 +208,10 @@ def test_a_large_stream_is_in_a_file_that_goes(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_library_that_was_killed_goes_on_with_the_layer_it_was_at(
-    parent: Parent, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+    parent: Parent, texts: Corpus, monkeypatch: pytest.MonkeyPatch
 ):
-    whole = block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN)
-    (path,) = Path(corpus.folder).glob("blocks-*.csv")
+    whole = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN)
+    (path,) = Path(texts.folder).glob("blocks-*.csv")
     path.unlink()
     trained, once = [], library.trained_block
 
@@ -236,29 +224,29 @@ def test_a_library_that_was_killed_goes_on_with_the_layer_it_was_at(
     done: list[bool] = []
     monkeypatch.setattr(library, "trained_block", killed)
     with pytest.raises(KeyboardInterrupt):
-        block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN, keep=True)
+        block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN, keep=True)
     done.append(True)
     trained.clear()
-    assert block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN, keep=True) == whole
+    assert block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN, keep=True) == whole
     assert {half.depth for half in trained} == {1}
     trained.clear()
-    assert block_scores(parent, LAYERS, corpus, SETTINGS, seq_len=SEQ_LEN, keep=True) == whole
+    assert block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN, keep=True) == whole
     assert trained == []
 
 
 @pytest.mark.parametrize("name", ["1xlSLFo-1xLHLRs", "1xLSLRo-1xLSooo", "1xLTLRo-1xooLGo", "1xLBLGo-1xLSLBo"])
 def test_a_candidate_starts_from_trained_sub_layers(
-    parent: Parent, corpus: Corpus, name: str, monkeypatch: pytest.MonkeyPatch
+    parent: Parent, texts: Corpus, name: str, monkeypatch: pytest.MonkeyPatch
 ):
     route = DistillationSchedule(parent="p", placement="2xLSLGo", blockwise_tokens=4096)
     recipe = from_parent(recipe_for("smoke", "", entropy_regularised=False), route)
     made = Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=recipe)
-    tokens = scored_tokens(corpus, SEQ_LEN)
+    tokens = scored_tokens(texts, SEQ_LEN)
     streams = streams_of(parent.decoder(), tokens)
     errors = []
-    fitted = parent.start(made, corpus)
+    fitted = parent.start(made, texts)
     monkeypatch.setattr("nas.conversion.parent.fitted_linears", None)  # what is trained by itself is not fitted before
-    for weights in (fitted, initial_weights(parent, made, corpus)):
+    for weights in (fitted, initial_weights(parent, made, texts)):
         model = Decoder(made.initial_architecture)
         load_deployed(model, weights)
         with torch.no_grad():

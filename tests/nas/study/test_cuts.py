@@ -9,7 +9,7 @@ from rich.console import Console
 
 from costmodel.errors import UserError
 from nas.conversion.parent import Parent
-from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.corpus import Corpus
 from nas.run.config import StudyConfig, study_candidate, study_recipe
 from nas.searchers.strategy import SearchProblem
 from nas.study import cuts
@@ -18,23 +18,12 @@ from nas.study.nested import Nested, nested_training
 from nas.training.batches import validate
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member, parse
-from tests.nas.study.conftest import untrained_parent
 
 CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024, nested_tokens=256)
 
 
 @pytest.fixture
-def corpus(source_files: str) -> Corpus:
-    return prepare(source_files, vocab_size=512)
-
-
-@pytest.fixture
-def parent(corpus: Corpus) -> Parent:
-    return untrained_parent(corpus, output_scale=4.0)
-
-
-@pytest.fixture
-def judged(parent: Parent, corpus: Corpus, feasible: FeasibleSpace, tmp_path: Path, monkeypatch):
+def judged(parent: Parent, texts: Corpus, feasible: FeasibleSpace, tmp_path: Path, monkeypatch):
     """Judges four members, two at a time."""
     monkeypatch.setattr(cuts, "NUM_CUTS", 4)
     monkeypatch.setattr(cuts, "AT_A_TIME", 2)
@@ -45,12 +34,12 @@ def judged(parent: Parent, corpus: Corpus, feasible: FeasibleSpace, tmp_path: Pa
 
     def judge(folder: Path = tmp_path) -> dict[Member, float]:
         console = Console(quiet=True)
-        return study_cuts(problem, CONFIG, feasible, parent, recipe, corpus, folder, console)
+        return study_cuts(problem, CONFIG, parent, recipe, texts, folder, console)
 
     return judge
 
 
-def test_members_are_judged_by_what_they_lose_more_than_the_parent(judged, parent, corpus, feasible, monkeypatch):
+def test_members_are_judged_by_what_they_lose_more_than_the_parent(judged, parent, texts, feasible, monkeypatch):
     made: list[Nested] = []
 
     def training(*args: Any, **kwargs: Any) -> Nested:
@@ -61,7 +50,7 @@ def test_members_are_judged_by_what_they_lose_more_than_the_parent(judged, paren
     losses = judged()
     assert len(losses) == 4
     recipe = study_recipe(CONFIG, parent.route)
-    parents = validate(parent.decoder(), corpus, recipe.scale, recipe.scale.rung_validation_tokens).loss
+    parents = validate(parent.decoder(), texts, recipe.scale, recipe.scale.rung_validation_tokens).loss
     for member, over in losses.items():
         assert feasible.fits(member)
         assert over == pytest.approx(made[0].loss(study_candidate(recipe, member).trained) - parents, abs=1e-12)

@@ -21,6 +21,7 @@ from nas.model.norms import frozen_norms
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training import batches, checkpoint, trainer
+from nas.training.memory import TooLargeError
 from nas.training.objective import Objective
 from nas.training.outcome import EntropySummary
 from nas.training.trainer import train
@@ -349,7 +350,7 @@ def test_memory_that_runs_out_is_told_in_one_line(
     next(run)
     with monkeypatch.context() as patch:
         patch.setattr(Objective, "backward", exhausted)
-        with pytest.raises(trainer.TooLargeError, match="on cpu with 4 sequences of 16 tokens .*; lower `micro_batch`"):
+        with pytest.raises(TooLargeError, match="on cpu with 4 sequences of 16 tokens .*; lower `micro_batch`"):
             list(run)
     assert timeless(train(candidate(), corpus, seed=0, folder=tmp_path / "run")) == timeless(whole)
 
