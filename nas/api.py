@@ -16,7 +16,7 @@ from nas.run.ledger import Record, Table
 from nas.run.reprice import WhatIf, reprice
 from nas.run.run import Run as PlainRun
 from nas.run.tables import front_table, trial_table
-from nas.study.priced_study import PricedStudy, check_parent, price_study, with_own_space
+from nas.study.priced_study import PricedStudy, check_parent, price_study, with_parent
 from search_spaces.budget.feasible import check_feasible
 
 # A resumed run keeps what its results depend on; only these may differ from one process to the next.
@@ -197,8 +197,9 @@ class Study(StudyConfig):
 
     def priced(self) -> PricedStudy:
         """The whole space with its prices; nothing is trained or written. Raises UserError as `run` does."""
-        priced = price_study(with_own_space(self))
-        check_parent(self, priced.feasible.space.base)
+        config = with_parent(self)
+        priced = price_study(config)
+        check_parent(config, priced.feasible.space.base)
         return priced
 
     def run(
@@ -230,7 +231,7 @@ def _train(
 ) -> Path:
     """The folder of the run when it has ended. folder: of the run to go on with, or None for one in `output_dir`."""
     console = console or Console(quiet=True)
-    config = with_own_space(config) if folder is None else config
+    config = with_parent(config) if folder is None else config
     priced = price_study(config, folder)
     for line in priced.lines:
         console.print(line, soft_wrap=True, highlight=False)

@@ -3,6 +3,7 @@
 On several devices: `torchrun --nproc-per-node N -m nas.train ARCH ...`.
 """
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -44,12 +45,14 @@ from nas.recipe.recipe import (
     ScaleName,
     SlopeSharing,
     trained_architecture,
+    usual_scale,
 )
 from nas.report.summary import mark, ngram_lines
 from nas.storage import RUNS, locked, newest, replace_file
 from nas.study.blocks import progress
 from nas.study.library import initial_weights
 from nas.study.parent import teacher_of
+from nas.training.batches import validate
 from nas.training.distributed import Team, joined
 from nas.training.manifest import TrainingManifest, is_training, read_training, write_training
 from nas.training.memory import TooLargeError, available_bytes, require_memory, training_memory
@@ -68,7 +71,8 @@ class TrainConfig:
 
     Args:
         base: the model whose dimensions a notation is placed on; by default gpt2-small, or that of --init-from.
-        scale: how large, how long and how fast to train; `paper` keeps the architecture's own dimensions.
+        scale: how large, how long and how fast to train; `parent` and `paper` keep the architecture's own dimensions.
+            By default proxy, or parent with a --parent that is not of its width and vocabulary.
         seq_len: tokens per sequence; by default the scale's.
         tokens: training tokens; by default the scale's, from a parent 5/8 of them.
         data: stdlib, codeparrot (of the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
@@ -88,7 +92,7 @@ class TrainConfig:
 
     arch: str
     base: str | None = None
-    scale: ScaleName = "proxy"
+    scale: ScaleName | None = None
     seq_len: int | None = None
     tokens: int | None = None
     data: str = "stdlib"
@@ -104,6 +108,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:
             raise UserError(f"--seed must be from 0 to {MAX_SEED}, but got {self.seed}.")
+        if self.scale == "parent" and self.parent is self.init_from is None:
+            raise UserError("--scale parent is the size of a trained model; name it by --parent or --init-from.")
         if self.parent is not None and (self.init_from is not None or self.normalisation is not None):
             other = "--init-from" if self.init_from is not None else "--normalisation"
             raise UserError(f"--parent does not go with {other}; drop one of the two.")
@@ -187,6 +193,9 @@ def _train(
         f"{corpus.tokenizer}, {corpus.split}"
     )
     console.print(memory.line)
+    if parent is not None and team.leads:
+        loss = validate(parent.decoder().to(device), corpus, scale).loss
+        console.print(f"the parent, {parent.name}: validation perplexity {math.exp(loss):.3f}")
     initial = _initial(candidate, parent, source, corpus, device, console)
     teacher = None if parent is None else teacher_of(parent, corpus, candidate.recipe, device)
     records = partial(
@@ -276,15 +285,16 @@ def _candidate(config: TrainConfig, parent: Parent | None, source: Pretrained | 
     Raises UserError if the parent does not fit.
     """
     base = base_architecture(config.base or BASE)
+    scale = config.scale or usual_scale(None if parent is None else parent.model.architecture)
     if parent is not None and config.base is None and parent.model.architecture.block != base.block:
         base = parent.model.architecture
     elif parent is not None:
-        base = parent.tables_on(base, SCALES[config.scale])
+        base = parent.tables_on(base, SCALES[scale])
     elif source is not None and config.base is None:
         base = source.architecture
     candidate = candidate_at(
         resolve(config.arch, base),
-        config.scale,
+        scale,
         data=config.data,
         route=parent and parent.route,
         seq_len=config.seq_len,

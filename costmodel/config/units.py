@@ -10,7 +10,7 @@ BYTES: dict[str, float] = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12
 
 BITS_PER_S: dict[str, float] = {"bps": 1.0, "kbps": 1e3, "Mbps": 1e6, "Gbps": 1e9, "Tbps": 1e12}
 
-_QUANTITY = re.compile(r"\s*(?P<number>[-+0-9.eE]+|[-+]?(?:nan|inf(?:inity)?))\s*(?P<unit>[A-Za-z]*)\s*", re.ASCII)
+_QUANTITY = re.compile(r"\s*(?P<number>[-+0-9.eE]+|[-+]?(?:nan|inf(?:inity)?))\s*(?P<unit>[A-Za-z]*|%)\s*", re.ASCII)
 
 
 def parse_seconds(text: str, subject: str) -> float:
@@ -26,6 +26,11 @@ def parse_bytes(text: str, subject: str) -> float:
 def parse_bits_per_s(text: str, subject: str) -> float:
     """Bits a second of a bandwidth such as `1Gbps`. Raises UserError naming `subject`."""
     return _parse(text, subject, BITS_PER_S, "100Mbps or 1Gbps")
+
+
+def parse_share(text: str, subject: str) -> float:
+    """The share of a percentage such as `60%`. Raises UserError naming `subject`."""
+    return _parse(text, subject, {"%": 0.01}, "60%")
 
 
 def parse_delay(text: str, subject: str) -> float:

@@ -36,8 +36,10 @@ class StudyConfig:
     """What to search, within which budget, and on what.
 
     Args:
-        budget_latency: most seconds a model may take per token, with a unit, such as 5min.
-        budget_comm: most bytes all parties together may send per token, with a unit, such as 8GB.
+        budget_latency: most seconds a model may take per token, with a unit, such as 5min, or as 60% of what --parent
+            takes.
+        budget_comm: most bytes all parties together may send per token, with a unit, such as 8GB, or as 50% of what
+            --parent sends.
         space: a shipped search space, the path of a space's YAML file, or parent: the layers of --parent, each with
             what can be had in its place. By default gpt2-small, or parent where that is of another block.
         seq_len: tokens in the prompt, for pricing and for training.
@@ -68,7 +70,8 @@ class StudyConfig:
             front.
         knowledge: shipped lets the searcher know the trainings that come with the builtin parent, none does not; by
             default shipped with the builtin parent at its own tokens and length, else none.
-        scale: how large, how long and how fast a candidate is trained.
+        scale: how large, how long and how fast a candidate is trained; `parent` at the size of --parent, which is the
+            default where that is not of the proxy's width and vocabulary.
         tokens: training tokens of a candidate at full fidelity; by default the scale's, from a parent 5/8 of them.
         parent: a trained model that candidates start from: builtin, a folder of nas.export or of save_pretrained, a
             .gguf file, an id on the Hugging Face hub, or none to train from scratch. By default builtin where scale and
@@ -145,10 +148,16 @@ class StudyConfig:
         for name in ("head_dim", "vocab_size"):
             if getattr(self.recipe.scale, name) is not None:
                 raise UserError(f"--recipe.scale.{flag(name)[2:]} is that of --scale in a search; leave it out.")
-        _ = self.budget, self.workload
+        if self.scale == "parent" and self.parent in (None, "none"):
+            raise UserError("--scale parent is the size of a trained model; name it by --parent.")
+        shares = [text for text in (self.budget_latency, self.budget_comm) if is_share(text)]
+        if shares and self.parent in (None, "none"):
+            raise UserError(f"a budget of {shares[0]} is a share of what --parent takes; name it, or give a unit.")
+        _ = shares or self.budget, self.workload
 
     @property
     def budget(self) -> Budget:
+        """Raises UserError for shares of a parent's price, which `nas.study.priced_study.with_parent` resolves."""
         comm = None if self.budget_comm is None else parse_bytes(self.budget_comm, "--budget-comm")
         return Budget(latency_s=parse_seconds(self.budget_latency, "--budget-latency"), sent_bytes=comm)
 
@@ -175,6 +184,11 @@ class StudyConfig:
     @property
     def trial_timeout_s(self) -> float | None:
         return None if self.trial_timeout is None else parse_seconds(self.trial_timeout, "--trial-timeout")
+
+
+def is_share(budget: str | None) -> bool:
+    """Whether a budget is a share of the parent's price."""
+    return budget is not None and budget.rstrip().endswith("%")
 
 
 def flag(name: str) -> str:

@@ -42,6 +42,7 @@ BLOCKS_FILE = "blocks.csv"
 LINE_EVERY_S = 30.0  # of progress, where no terminal shows a bar
 READERS = ("trellis",)  # searchers that read them
 SCORED_TOKENS = 8_192  # of the validation split: the standard error of most scores is then a few percent
+MOST_PREDICTED = 1 << 27  # numbers, 512 MiB: SmolLM2 is scored on 2,688 tokens, as long as training the sub-layer takes
 LOGITS_AT_A_TIME = 1 << 24  # 64 MiB
 
 
@@ -129,7 +130,8 @@ def block_scores(
     wanted = sorted(
         {sub_layer for layer in layers for depth in depths for sub_layer in sub_layers_of(architecture, depth, layer)}
     )
-    digest = sha256(repr((wanted, settings, seq_len, SCORED_TOKENS)).encode()).hexdigest()[:12]
+    tokens = scored_tokens(corpus, seq_len, architecture.vocab_size)
+    digest = sha256(repr((wanted, settings, seq_len, tokens.numel())).encode()).hexdigest()[:12]
     path = Path(corpus.folder) / f"blocks-{FORMAT}-{parent.digest}-{corpus.fingerprint}-{digest}.csv"
     library = Library(parent, corpus, settings, seq_len=seq_len, device=device) if keep else None
     own = trained_sub_layers(architecture)
@@ -143,7 +145,6 @@ def block_scores(
     ]
     if not missing:
         return BlockScores(divergences=divergences)
-    tokens = scored_tokens(corpus, seq_len)
     model = parent.decoder().to(device)
     streams = streams_of(model, tokens.to(device))
     predicted = _predicted(model, streams[-1], Path(corpus.folder))
@@ -164,9 +165,10 @@ def block_scores(
     return BlockScores(divergences=divergences)
 
 
-def scored_tokens(corpus: Corpus, seq_len: int) -> Tensor:
+def scored_tokens(corpus: Corpus, seq_len: int, vocab_size: int) -> Tensor:
     """The tokens that scores are taken on, sequences x seq_len. Raises UserError if the corpus is too short."""
-    sequences = gather(corpus, "validation", validation_indices(corpus, seq_len, SCORED_TOKENS), seq_len)
+    num_tokens = max(seq_len, min(SCORED_TOKENS, MOST_PREDICTED // vocab_size))
+    sequences = gather(corpus, "validation", validation_indices(corpus, seq_len, num_tokens), seq_len)
     return torch.from_numpy(sequences[:, :-1].astype("int64"))
 
 

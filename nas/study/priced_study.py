@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from costmodel.config.units import parse_share
 from costmodel.data_range import describe
-from nas.recipe.recipe import SCALES, trained_architecture
-from nas.run.config import USUAL_SPACE, StudyConfig
+from nas.recipe.recipe import SCALES, trained_architecture, usual_scale
+from nas.run.config import USUAL_SPACE, StudyConfig, is_share
 from nas.run.folder import read_meta, run_pricer, run_space
 from nas.run.own_space import OWN
 from nas.searchers.strategy import check_searcher, searcher_of
@@ -21,7 +22,8 @@ from search_spaces.budget.feasible import (
 )
 from search_spaces.budget.priceable import priceable
 from search_spaces.budget.priced_space import cheapest, extrapolated, most_expensive, price_of, price_space
-from search_spaces.notation import name_of
+from search_spaces.notation import name_of, parse, placement
+from search_spaces.pricing import price_architecture
 from search_spaces.space import load_space, num_members
 
 
@@ -75,15 +77,35 @@ def _tables(config: StudyConfig, folder: Path | None) -> Architecture | None:
     return _parent_architecture(config.parent)
 
 
-def with_own_space(config: StudyConfig) -> StudyConfig:
-    """The configuration of a new study, on the layers of its parent where those are not of the default space's kind.
+def with_parent(config: StudyConfig) -> StudyConfig:
+    """The configuration of a new study with what its parent decides.
 
-    Raises UserError for a parent that cannot be read.
+    The space is of its layers where those are not of the default space's kind, the scale of its size where that is not
+    the default's, and a budget that is a share of its price is in seconds or bytes.
+
+    Raises UserError for a parent that cannot be read or priced.
     """
-    if config.parent in (None, "none", "builtin") or config.space != USUAL_SPACE:
+    if config.parent in (None, "none"):
         return config
-    has_own = _parent_architecture(config.parent).block != load_space(config.space).base.block
-    return replace(config, space=OWN) if has_own else config
+    parent = _parent_architecture(config.parent)
+    if config.space == USUAL_SPACE and parent.block != load_space(config.space).base.block:
+        config = replace(config, space=OWN)
+    if config.scale == usual_scale(None):
+        config = replace(config, scale=usual_scale(parent))
+    if not (is_share(config.budget_latency) or is_share(config.budget_comm)):
+        return config
+    space = run_space(None, config, _tables(config, None))
+    theirs = parse(placement(parent), space.base).architecture
+    price = price_architecture(theirs, run_pricer(None, config), config.workload, config.accounting).price
+    return replace(
+        config,
+        budget_latency=_resolved(config.budget_latency, price.latency_s, "s", "--budget-latency"),
+        budget_comm=config.budget_comm and _resolved(config.budget_comm, price.sent_bytes, "B", "--budget-comm"),
+    )
+
+
+def _resolved(budget: str, whole: float, unit: str, subject: str) -> str:
+    return f"{whole * parse_share(budget, subject):.6g}{unit}" if is_share(budget) else budget
 
 
 def check_parent(config: StudyConfig, base: Architecture) -> None:

@@ -61,8 +61,10 @@ def test_a_dry_run_says_what_a_search_would(parent: Path, capsys: pytest.Capture
     arguments = ["--parent", str(parent), *PRICES, "--dry-run"]
     assert search.main([*arguments, "--scale", "smoke", "--seq-len", "32"]) == 0
     assert "space parent: " in capsys.readouterr().out
-    assert search.main([*arguments, "--seq-len", "32"]) == 2
-    assert "must have the `d_model` that candidates are trained with, 32, but has 16" in capsys.readouterr().err
+    assert search.main([*arguments, "--seq-len", "32", "--scale", "gpu"]) == 2
+    assert "must have the `d_model` that candidates are trained with, 128, but has 16" in capsys.readouterr().err
+    assert search.main([*arguments, "--seq-len", "32", "--budget-latency", "50%"]) == 0  # at its own size
+    assert "within 0.387 s per token" in capsys.readouterr().out
     assert search.main(["--space", "parent", *PRICES, "--dry-run"]) == 2
     assert "--space parent is of the layers of a trained model; give --parent" in capsys.readouterr().err
 

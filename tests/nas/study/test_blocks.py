@@ -46,6 +46,10 @@ SETTINGS = BlockwiseDistillation(tokens=1024, batch=2, least_steps=4)
 SEQ_LEN = 32
 
 
+def scored_of(texts: Corpus, parent: Parent) -> torch.Tensor:
+    return scored_tokens(texts, SEQ_LEN, parent.model.architecture.vocab_size)
+
+
 def test_sub_layers_are_what_a_layer_is_trained_as(parent: Parent):
     own = parent.model.architecture
     assert sub_layers_of(own, 1, LAYERS[1]) == (
@@ -64,7 +68,7 @@ def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent: Parent, te
     assert {half for half, value in scores.items() if value == 0} == {
         half for depth in range(2) for half in sub_layers_of(own, depth, LAYERS[0])
     }
-    model, tokens = parent.decoder(), scored_tokens(texts, own.context)
+    model, tokens = parent.decoder(), scored_of(texts, parent)
     with torch.no_grad():
         predicted = model(tokens).logits.log_softmax(-1)
         setattr(model.layers[1], "attention", None)  # noqa: B010
@@ -75,7 +79,7 @@ def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent: Parent, te
 
 def test_training_brings_alternatives_nearer_to_the_parents_layer(parent: Parent, texts: Corpus):
     half = SubLayer(0, "ffn", "layernorm", "relu")
-    tokens = scored_tokens(texts, parent.model.architecture.context)
+    tokens = scored_of(texts, parent)
     read_stream, left, *_ = streams_of(parent.decoder(), tokens)
     errors = []
     for rate in (0.0, 1e-3):
@@ -143,7 +147,7 @@ def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(pa
         recipe_for("smoke", "", entropy_regularised=False), DistillationSchedule(parent="p", placement="2xLSLGo")
     )
     made = Candidate(architecture=parse("2xLSLFo", BASES["tiny"]).architecture, recipe=recipe)
-    read_stream, left, *_ = streams_of(parent.decoder(), scored_tokens(texts, parent.model.architecture.context))
+    read_stream, left, *_ = streams_of(parent.decoder(), scored_of(texts, parent))
     product = transferred(parent.model.architecture, parent.model.weights, made.initial_architecture)
     errors = []
     for weights in (product, parent.start(made, texts)):
@@ -241,7 +245,7 @@ def test_a_candidate_starts_from_trained_sub_layers(
     route = DistillationSchedule(parent="p", placement="2xLSLGo", blockwise_tokens=4096)
     recipe = from_parent(recipe_for("smoke", "", entropy_regularised=False), route)
     made = Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=recipe)
-    tokens = scored_tokens(texts, SEQ_LEN)
+    tokens = scored_of(texts, parent)
     streams = streams_of(parent.decoder(), tokens)
     errors = []
     fitted = parent.start(made, texts)
