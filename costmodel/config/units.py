@@ -2,6 +2,7 @@
 
 import math
 import re
+from decimal import Decimal
 
 from costmodel.errors import UserError
 
@@ -51,6 +52,11 @@ def _parse(text: str, subject: str, units: dict[str, float], example: str, *, ze
     if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
         raise UserError(f"{rule}, but got {text!r}.")
     return value
+
+
+def format_count(count: int) -> str:
+    """A number for people: `1,048,576`, or `5.24E+84` where a line would not hold its digits."""
+    return f"{count:,}" if count < 10**36 else f"{Decimal(count):.2E}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from costmodel.config.units import parse_share
+from costmodel.config.units import format_count, parse_share
 from costmodel.data_range import describe
 from nas.recipe.recipe import SCALES, trained_architecture, usual_scale
 from nas.run.config import USUAL_SPACE, StudyConfig, is_share
@@ -142,7 +142,7 @@ def _last_projection(feasible: FeasibleSpace) -> list[str]:
     last = replace(work, deployment=replace(work.deployment, projection="last"))
     other = within_budget(price_space(priced.space, priced.pricer, last, priced.accounting), feasible.budget)
     least = format_price(price_of(other.priced, cheapest(other.priced)))
-    return [f"with --projection last: {other.num_feasible:,} members within, the cheapest at {least}"]
+    return [f"with --projection last: {format_count(other.num_feasible)} members within, the cheapest at {least}"]
 
 
 def overview(feasible: FeasibleSpace) -> list[str]:
@@ -150,15 +150,16 @@ def overview(feasible: FeasibleSpace) -> list[str]:
     priced = feasible.priced
     size, within = num_members(priced.space), feasible.num_feasible
     lines = [
-        f"space {priced.space.name}: {size:,} members, {within:,} ({100 * within / size:.3g} %) within "
+        f"space {priced.space.name}: {format_count(size)} members, {format_count(within)} "
+        f"({100 * within / size:.3g} %) within "
         f"{format_budget(feasible.budget)} per token at T={priced.seq_len}, protocol {priced.pricer.protocol}"
         + (f" on {priced.pricer.network}" if priced.pricer.network else "")
         + (f", per token of {priced.workload.new_tokens}" if priced.workload.new_tokens > 1 else "")
         + format_left_out(feasible)
     ]
     if priced.accounting == "deployed":
-        whole, num_within = num_deployed(feasible)
-        lines.append(f"deployed architectures: {whole:,}, {num_within:,} of them within; prices are of those")
+        whole, num_within = map(format_count, num_deployed(feasible))
+        lines.append(f"deployed architectures: {whole}, {num_within} of them within; prices are of those")
     for title, member in (("cheapest", cheapest(priced)), ("most expensive", most_expensive(priced))):
         name = name_of(member.architecture, entropy_regularised=member.entropy_regularised)
         outside = describe(extrapolated(priced, member))

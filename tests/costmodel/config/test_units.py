@@ -5,11 +5,13 @@ from hypothesis import strategies as st
 from costmodel.config.units import (
     format_bits_per_s,
     format_bytes,
+    format_count,
     format_seconds,
     parse_bits_per_s,
     parse_bytes,
     parse_delay,
     parse_seconds,
+    parse_share,
 )
 
 
@@ -20,6 +22,7 @@ from costmodel.config.units import (
         *((parse_bytes, *of) for of in (("8GB", 8e9), ("800 MB", 8e8), ("1TB", 1e12), ("12B", 12.0))),
         *((parse_bits_per_s, *of) for of in (("1Gbps", 1e9), ("352 Mbps", 352e6), ("9.6kbps", 9600.0))),
         (parse_seconds, "20ms", 0.02),
+        (parse_share, " 60 %", 0.6),
     ],
 )
 def test_quantities(parse, text, expected):
@@ -56,6 +59,8 @@ def test_units_for_people():
     assert format_seconds(285.6) == "4.76 min"
     assert format_seconds(12.34) == "12.3 s"
     assert format_seconds(7200) == "2.00 h"
+    assert format_count(10**14) == "100,000,000,000,000"
+    assert format_count(5 * 10**400) == "5.00E+400"
     assert format_bytes(6.43e9) == "6.43 GB"
     assert format_bytes(999) == "999 B"
     assert [format_bits_per_s(value) for value in (1e9, 352e6, 9600, 3, float("inf"))] == [
