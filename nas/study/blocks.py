@@ -131,11 +131,11 @@ def block_scores(
         {sub_layer for layer in layers for depth in depths for sub_layer in sub_layers_of(architecture, depth, layer)}
     )
     tokens = scored_tokens(corpus, seq_len, architecture.vocab_size)
-    digest = sha256(repr((wanted, settings, seq_len, tokens.numel())).encode()).hexdigest()[:12]
+    digest = sha256(repr((settings, seq_len, tokens.numel())).encode()).hexdigest()[:12]
     path = Path(corpus.folder) / f"blocks-{FORMAT}-{parent.digest}-{corpus.fingerprint}-{digest}.csv"
     library = Library(parent, corpus, settings, seq_len=seq_len, device=device) if keep else None
     own = trained_sub_layers(architecture)
-    divergences = dict.fromkeys(own & set(wanted), 0.0)
+    divergences = dict.fromkeys(own, 0.0)
     with suppress(FileNotFoundError):
         divergences |= from_csv(path.read_text(encoding="utf-8"), str(path)).divergences
     missing = [
@@ -144,7 +144,7 @@ def block_scores(
         if sub_layer not in divergences or (library and sub_layer not in own and not library.holds(sub_layer))
     ]
     if not missing:
-        return BlockScores(divergences=divergences)
+        return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})
     model = parent.decoder().to(device)
     streams = streams_of(model, tokens.to(device))
     predicted = _predicted(model, streams[-1], Path(corpus.folder))
@@ -162,7 +162,7 @@ def block_scores(
             replace_file(path, to_csv(BlockScores(divergences=divergences)))
         num_done += len(scored)
         on_progress(num_done / len(missing))
-    return BlockScores(divergences=divergences)
+    return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})
 
 
 def scored_tokens(corpus: Corpus, seq_len: int, vocab_size: int) -> Tensor:
