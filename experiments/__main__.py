@@ -12,7 +12,7 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import driver, fidelity, link_seconds, pricing, seconds, step_cost, throughput, width
+from experiments import driver, fidelity, link_seconds, pricing, seconds, smollm2, step_cost, throughput, width
 from experiments.papers import run as papers
 from experiments.papers.settings import Settings as PaperSettings
 from experiments.searchers import benchmark, exact_programs, placements, table
@@ -43,6 +43,7 @@ KINDS: dict[str, Kind] = {  # as an experiment's YAML states it
     "table": Kind(table.Settings, table.run),
     "table-placements": Kind(placements.Settings, placements.run),
     "throughput": Kind(throughput.Settings, throughput.run),
+    "smollm2": Kind(smollm2.Settings, smollm2.run),
     "step-cost": Kind(step_cost.Settings, step_cost.run),
     "width": Kind(width.Settings, width.run),
 }

@@ -1,0 +1,154 @@
+"""A real model through the whole of it, at its own width: SmolLM2-135M, searched, healed, priced.
+
+A search within a share of what the model takes; the model itself trained on as many tokens of the same text, which is
+what a candidate must be held against; and single sub-layers replaced and trained, against which block scores must rank.
+The second corpus is English: what the installed packages say of themselves, by their many authors.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from costmodel.config.units import format_bytes, format_seconds
+from costmodel.errors import UserError
+from experiments.bars import Figure, figure_table, table
+from experiments.ranking import spearman
+from experiments.trainings import Ended, Job, Plan, Variant, train_all
+from nas.api import Run, Study, load_run
+from nas.recipe.overrides import DistillationChanges, RecipeChanges
+from nas.run.members import TrainedMember
+from nas.searchers.block_scores import BlockScores, from_csv, trained_sub_layers
+from nas.storage import RUNS, locked, replace_file
+from nas.study.blocks import BLOCKS_FILE
+from search_spaces.bases import base_architecture
+from search_spaces.notation import parse
+
+CONFIGS = Path(__file__).parent / "configs"
+BASE = "smollm2-135m"
+LEAST_DESCRIPTION = 1_500  # characters, below which there is little but a heading
+TUNED, ALONE = "fine-tuned", "alone"  # variants
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The experiment as its YAML states it.
+
+    parent: its file, in the folder where this is run. own: its placement. space: a file beside the experiment's.
+    singles: placements of one sub-layer that is not its own, trained over `single_tokens`.
+    """
+
+    parent: str
+    own: str
+    space: str
+    protocol: str
+    network: str
+    budget_latency: str
+    num_trials: int
+    num_looks: int
+    finalist_seeds: int
+    singles: tuple[str, ...]
+    single_tokens: int
+    least_spearman: float
+
+
+def run(name: str, settings: Settings, console: Console) -> None:
+    """Searches and trains what is not trained yet, and prints what came out. Raises UserError without the model."""
+    if not Path(settings.parent).exists():
+        raise UserError(f"experiment {name} needs {settings.parent} in this folder; docs/llama.md says where it is.")
+    folder = RUNS / "experiments" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        searched = _searched(settings, folder, console)
+        ended = train_all(_plan(settings), folder, console)
+    (tuned,) = (end.perplexity for job, end in ended.items() if job.variant == TUNED)
+    console.print(member_table(searched, tuned))
+    scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
+    compared = dict(_singles(scores, ended))
+    console.print(single_table(compared))
+    by_score, by_training = ({row: pair[at] for row, pair in compared.items()} for at in range(2))
+    rank = Figure("Spearman, scores and trainings", spearman(by_score, by_training), least=settings.least_spearman)
+    console.print(figure_table("", [rank]))
+
+
+def english(folder: Path) -> Path:
+    """A folder of the descriptions of the installed packages, a file each."""
+    folder.mkdir(exist_ok=True)
+    for package in distributions():
+        _, _, text = (package.read_text("METADATA") or "").partition("\n\n")  # fields, then the description
+        if len(text) >= LEAST_DESCRIPTION:
+            replace_file(folder / f"{package.name}.txt", text)
+    return folder
+
+
+def _searched(settings: Settings, folder: Path, console: Console) -> Run:
+    place = folder / "search"
+    if (place / "meta.json").exists():
+        return load_run(place).resume(console=console)
+    study = Study(
+        parent=settings.parent,
+        space=str(CONFIGS / settings.space),
+        protocol=settings.protocol,
+        network=settings.network,
+        budget_latency=settings.budget_latency,
+        also_validate=str(english(folder / "english")),
+        num_trials=settings.num_trials,
+        num_looks=settings.num_looks,
+        finalist_seeds=settings.finalist_seeds,
+    )
+    return study.run(output_dir=place, console=console)
+
+
+def _plan(settings: Settings) -> Plan:
+    """The parent's own placement on the next token alone, and every single."""
+    untaught = RecipeChanges(route=DistillationChanges(distillation=0.0))
+    return Plan(
+        scale="parent",
+        base=BASE,
+        rows=(settings.own, *settings.singles),
+        variants={
+            TUNED: Variant(seeds=(0,), parent=settings.parent, recipe=untaught),
+            ALONE: Variant(seeds=(0,), parent=settings.parent, tokens=settings.single_tokens),
+        },
+        pairs=frozenset({(TUNED, settings.own), *((ALONE, row) for row in settings.singles)}),
+    )
+
+
+def member_table(run: Run, tuned: float | None) -> Table:
+    """Every member of the front between the parent and the parent that was trained on."""
+    parent = run.meta.parent
+    assert parent is not None
+
+    bases = (parent.val_loss, math.log(tuned or math.nan))
+
+    def cells(member: TrainedMember) -> tuple[str, ...]:
+        above = (f"{100 * math.expm1(member.mean_loss - base):+.1f} %" for base in bases)
+        cost = (format_seconds(member.latency_s), format_bytes(member.first.sent_bytes or math.nan))
+        return (member.first.notation, *cost, f"{math.exp(member.mean_loss):.2f}", *above, str(len(member.trials)))
+
+    rows = [(parent.name, format_seconds(parent.latency_s), "", f"{parent.perplexity:.2f}", "", "", "")]
+    rows += [("the same, trained on", "", "", f"{tuned or math.nan:.2f}", "", "", "1")]
+    columns = ("", "seconds", "sent", "perplexity", "above the parent", "above it trained on", "seeds")
+    return table(columns, [*rows, *map(cells, run.front)], title=f"front of {run.folder}")
+
+
+def _singles(scores: BlockScores, ended: Mapping[Job, Ended]) -> Iterator[tuple[str, tuple[float, float]]]:
+    """By single: its block score in nats, and the perplexity that it was trained to."""
+    for job, end in ended.items():
+        if job.variant == ALONE:
+            sub_layers = trained_sub_layers(parse(job.row, base_architecture(BASE)).architecture)
+            score = sum(scores.divergences.get(sub_layer, 0.0) for sub_layer in sub_layers)
+            yield job.row, (score, end.perplexity or math.inf)
+
+
+def single_table(compared: Mapping[str, tuple[float, float]]) -> Table:
+    """A line a single, best first."""
+    rows = [
+        (row, f"{score:.4f}", f"{perplexity:.3f}")
+        for row, (score, perplexity) in sorted(compared.items(), key=lambda item: item[1][1])
+    ]
+    return table(("one sub-layer replaced", "block score, nats", "perplexity trained"), rows)
