@@ -57,7 +57,8 @@ def private(
     """Generates tokens greedily with a folded model under the MPC engine; what each costs stands beside its price.
 
     Args:
-        run: folder of a run of nas.search, `latest` for its last, of nas.train, or of nas.export; or `builtin`.
+        run: folder of a run of nas.search, `latest` for its last, of nas.train, or of nas.export; a checkpoint of
+            others in a folder or a .gguf file; or `builtin`.
         pick: of a run: knee or best of the front, or the arch_id of a completed trial.
         prompt: text to continue.
         new_tokens: at most so many; the end of a document ends the answer.

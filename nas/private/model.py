@@ -10,7 +10,7 @@ from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Array
 from costmodel.ops import GeluForm
-from nas.conversion.parent import BUILTIN, BUILTIN_FOLDER
+from nas.conversion.parent import BUILTIN, BUILTIN_FOLDER, load_initial
 from nas.conversion.pretrained import CHECKSUMS_FILE, Pretrained, is_export, read_architecture, read_export
 from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import known_corpus
@@ -42,7 +42,7 @@ class PrivateModel:
 
 
 def load_model(source: str, pick: str, *, weights_here: bool = True) -> PrivateModel:
-    """The model of a run, a training or an export; `builtin` is the parent that comes with the package.
+    """The model of a run, a training, an export or a checkpoint of others; `builtin` is the parent of this package.
 
     weights_here: whether the weights must be on this machine; else an export without its weights will do.
 
@@ -54,8 +54,12 @@ def load_model(source: str, pick: str, *, weights_here: bool = True) -> PrivateM
         return _of_export(source, folder, weights_here=weights_here)
     if is_training(folder):
         return _of_prepared(source, training_export(folder, fold=True))
+    if folder.is_file() or (folder / "config.json").is_file():
+        return _folded(source, load_initial(source), None, ())
     if source != "latest" and not os.path.isdir(folder):
-        raise UserError(f"RUN must be a run, a training or an export, `latest` or `{BUILTIN}`, but got {source!r}.")
+        raise UserError(
+            f"RUN must be a run, a training, an export, a checkpoint, `latest` or `{BUILTIN}`, but got {source!r}."
+        )
     run = Run.find(source)
     return _of_prepared(source, prepare_export(run, run.pick(pick), fold=True))
 
@@ -103,13 +107,17 @@ def _of_export(source: str, folder: Path, *, weights_here: bool) -> PrivateModel
         if not architecture.folded:
             raise UserError(f"{folder} must be a folded export where it is without weights; write one with --fold.")
         return _of_weights(source, Pretrained(architecture, {}, tokenizer), corpus, None, notes)
-    model = read_export(folder)
+    return _folded(source, read_export(folder), corpus, notes)
+
+
+def _folded(source: str, model: Pretrained, corpus: str | None, notes: tuple[str, ...]) -> PrivateModel:
+    """A model folded here, if it is not yet."""
     if not model.architecture.folded:
         _, tokens = check_tokens(known_corpus(corpus), model.architecture.vocab_size, model.architecture.context)
         folded, check = fold_as_far_as(model.architecture, model.weights, tokens)
         model = model._replace(architecture=folded.architecture, weights=folded.weights)
         notes += _notes(passes=check.passes, left=folded.left)
-    return _of_weights(source, model, corpus, _arrays(model.weights), notes)
+    return _of_weights(source, model, corpus, _arrays(model.weights), (*model.notes, *notes))
 
 
 def _of_weights(

@@ -90,7 +90,7 @@ def test_a_run_without_a_completed_trial_has_nothing_to_run(tmp_path, make_meta,
 
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(
-        ValueError, match="RUN must be a run, a training or an export, `latest` or `builtin`, but got 'x'"
+        ValueError, match="RUN must be a run, a training, an export, a checkpoint, `latest` or `builtin`, but got 'x'"
     ):
         load_model("x", "knee")
     with pytest.raises(ValueError, match="RUN must be the folder of a run"):
