@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 from rich.table import Table
@@ -68,6 +69,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
     (tuned,) = (end.perplexity for job, end in ended.items() if job.variant == TUNED)
     console.print(member_table(searched, tuned))
     scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
+    console.print(kind_table(scores))
     compared = dict(_singles(scores, ended))
     console.print(single_table(compared))
     by_score, by_training = ({row: pair[at] for row, pair in compared.items()} for at in range(2))
@@ -134,6 +136,24 @@ def member_table(run: Run, tuned: float | None) -> Table:
     rows += [("the same, trained on", "", "", f"{tuned or math.nan:.2f}", "", "", "1")]
     columns = ("", "seconds", "sent", "perplexity", "above the parent", "above it trained on", "seeds")
     return table(columns, [*rows, *map(cells, run.front)], title=f"front of {run.folder}")
+
+
+def kind_table(scores: BlockScores) -> Table:
+    """Medians of block scores by what is replaced, of the first layer and of thirds of the depth; the parent's own have
+    none.
+    """
+    num_layers = 1 + max(sub_layer.depth for sub_layer in scores.divergences)
+    thirds = [range(place * num_layers // 3, (place + 1) * num_layers // 3) for place in range(3)]
+    by_kind: dict[tuple[str, str, str], dict[int, float]] = {}
+    for (depth, *kind), value in scores.divergences.items():
+        by_kind.setdefault((kind[0], kind[1], kind[2]), {})[depth] = value
+    rows = [
+        (" ".join(kind), *(f"{median(values[depth] for depth in part):.4f}" for part in (range(1), *thirds)))
+        for kind, values in sorted(by_kind.items())
+        if any(values.values())
+    ]
+    columns = ("block scores, medians in nats", "first layer", "first third", "second", "last")
+    return table(columns, rows)
 
 
 def _singles(scores: BlockScores, ended: Mapping[Job, Ended]) -> Iterator[tuple[str, tuple[float, float]]]:

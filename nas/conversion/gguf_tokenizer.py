@@ -47,7 +47,7 @@ def tokenizer_of(values: Mapping[str, Any], path: Path) -> GivenTokenizer:
     end_of_text = tokens[end] if 0 <= end < len(tokens) else END_OF_TEXT
     beside = path.parent / TOKENIZER_FILE
     json = beside.read_text(encoding="utf-8") if beside.is_file() else _from_metadata(values, path)
-    return GivenTokenizer(name=str(path), json=json, end_of_text=end_of_text)
+    return GivenTokenizer(name=path.name, json=json, end_of_text=end_of_text)
 
 
 def _from_metadata(values: Mapping[str, Any], path: Path) -> str:

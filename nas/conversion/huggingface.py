@@ -75,8 +75,9 @@ def _tokenizer(path: str) -> GivenTokenizer | None:
         theirs = _transformers().PreTrainedTokenizerFast.from_pretrained(path)
     except Exception:  # none there, or one in another form
         return None
+    name = Path(path).resolve().name if os.path.exists(path) else path  # of a folder, or an id on the hub
     return GivenTokenizer(
-        name=path, json=theirs.backend_tokenizer.to_str(), end_of_text=theirs.eos_token or END_OF_TEXT
+        name=name, json=theirs.backend_tokenizer.to_str(), end_of_text=theirs.eos_token or END_OF_TEXT
     )
 
 
