@@ -32,7 +32,7 @@ from search_spaces.notation import parse
 CONFIGS = Path(__file__).parent / "configs"
 BASE = "smollm2-135m"
 LEAST_DESCRIPTION = 1_500  # characters, below which there is little but a heading
-TUNED, ALONE = "fine-tuned", "alone"  # variants
+HEALED, TUNED, ALONE = "healed", "fine-tuned", "alone"  # variants
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +40,7 @@ class Settings:
     """The experiment as its YAML states it.
 
     parent: its file, in the folder where this is run. own: its placement. space: a file beside the experiment's.
+    tokens: of a candidate in the search. healed_tokens: of the best one of the front, and of the parent beside it.
     singles: placements of one sub-layer that is not its own, trained over `single_tokens`.
     """
 
@@ -52,6 +53,8 @@ class Settings:
     num_trials: int
     num_looks: int
     finalist_seeds: int
+    tokens: int
+    healed_tokens: int
     singles: tuple[str, ...]
     single_tokens: int
     least_spearman: float
@@ -65,9 +68,9 @@ def run(name: str, settings: Settings, console: Console) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         searched = _searched(settings, folder, console)
-        ended = train_all(_plan(settings), folder, console)
-    (tuned,) = (end.perplexity for job, end in ended.items() if job.variant == TUNED)
-    console.print(member_table(searched, tuned))
+        best = searched.pick("best").placement
+        ended = train_all(_plan(settings, best), folder, console)
+    console.print(member_table(searched, ended))
     scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
     console.print(kind_table(scores))
     compared = dict(_singles(scores, ended))
@@ -100,42 +103,53 @@ def _searched(settings: Settings, folder: Path, console: Console) -> Run:
         also_validate=str(english(folder / "english")),
         num_trials=settings.num_trials,
         num_looks=settings.num_looks,
+        tokens=settings.tokens,
         finalist_seeds=settings.finalist_seeds,
     )
     return study.run(output_dir=place, console=console)
 
 
-def _plan(settings: Settings) -> Plan:
-    """The parent's own placement on the next token alone, and every single."""
+def _plan(settings: Settings, best: str) -> Plan:
+    """The best candidate healed for longer, the parent as it is on the next token alone, and every single."""
     untaught = RecipeChanges(route=DistillationChanges(distillation=0.0))
+    tokens, parent = settings.healed_tokens, settings.parent
     return Plan(
         scale="parent",
         base=BASE,
-        rows=(settings.own, *settings.singles),
+        rows=(best, settings.own, *settings.singles),
         variants={
-            TUNED: Variant(seeds=(0,), parent=settings.parent, recipe=untaught),
-            ALONE: Variant(seeds=(0,), parent=settings.parent, tokens=settings.single_tokens),
+            HEALED: Variant(seeds=(0,), parent=parent, tokens=tokens),
+            TUNED: Variant(seeds=(0,), parent=parent, tokens=tokens, recipe=untaught),
+            ALONE: Variant(seeds=(0,), parent=parent, tokens=settings.single_tokens),
         },
-        pairs=frozenset({(TUNED, settings.own), *((ALONE, row) for row in settings.singles)}),
+        pairs=frozenset({(HEALED, best), (TUNED, settings.own), *((ALONE, row) for row in settings.singles)}),
     )
 
 
-def member_table(run: Run, tuned: float | None) -> Table:
-    """Every member of the front between the parent and the parent that was trained on."""
-    parent = run.meta.parent
+def member_table(run: Run, ended: Mapping[Job, Ended]) -> Table:
+    """The parent, every member of the front, the best one healed; against the parent, and it trained on the same text.
+
+    The parent that was trained on has seen as many tokens as the healed one, members fewer.
+    """
+    parent, best = run.meta.parent, run.front[-1]
     assert parent is not None
+    trained = {job.variant: end.perplexity or math.nan for job, end in ended.items() if job.variant != ALONE}
 
-    bases = (parent.val_loss, math.log(tuned or math.nan))
+    def cells(title: str, perplexity: float, member: TrainedMember | None = None) -> tuple[str, ...]:
+        cost = (
+            (format_seconds(member.latency_s), format_bytes(member.first.sent_bytes or math.nan))
+            if member
+            else ("", "")
+        )
+        above = (f"{100 * (perplexity / base - 1):+.1f} %" for base in (parent.perplexity, trained[TUNED]))
+        return (title, *cost, f"{perplexity:.2f}", *above)
 
-    def cells(member: TrainedMember) -> tuple[str, ...]:
-        above = (f"{100 * math.expm1(member.mean_loss - base):+.1f} %" for base in bases)
-        cost = (format_seconds(member.latency_s), format_bytes(member.first.sent_bytes or math.nan))
-        return (member.first.notation, *cost, f"{math.exp(member.mean_loss):.2f}", *above, str(len(member.trials)))
-
-    rows = [(parent.name, format_seconds(parent.latency_s), "", f"{parent.perplexity:.2f}", "", "", "")]
-    rows += [("the same, trained on", "", "", f"{tuned or math.nan:.2f}", "", "", "1")]
-    columns = ("", "seconds", "sent", "perplexity", "above the parent", "above it trained on", "seeds")
-    return table(columns, [*rows, *map(cells, run.front)], title=f"front of {run.folder}")
+    rows = [cells(f"{parent.name}, {format_seconds(parent.latency_s)}", parent.perplexity)]
+    rows += [cells("the same, trained on", trained[TUNED])]
+    rows += [cells(member.first.notation, math.exp(member.mean_loss), member) for member in run.front]
+    rows += [cells("the last one, healed", trained[HEALED], best)]
+    columns = ("", "seconds", "sent", "perplexity", "above the parent", "above it trained on")
+    return table(columns, rows, title=f"front of {run.folder}")
 
 
 def kind_table(scores: BlockScores) -> Table:
