@@ -28,6 +28,8 @@ from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import Input, Node, Op, OpGraph
 from costmodel.protocols.primitives import EngineSetting
 
+PACKAGE, LINK = "spu", "tcp"
+
 __all__ = ["INSTALL", "EngineRun", "Job", "Measured", "Pass", "check_installed", "measure", "passes", "run"]
 
 
@@ -37,11 +39,13 @@ class Measured:
 
     seconds: from when the first party started the op, but not before the last one had ended the op before, to when the
     last one ended it; all parties share this machine. Preprocessing is in the first op that needs it.
+    rounds: None where the engine does not count them.
     """
 
     sent_bytes: int
     messages: int
     seconds: float
+    rounds: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -136,6 +140,7 @@ def total_measured(costs: Iterable[Measured]) -> Measured:
         sent_bytes=sum(cost.sent_bytes for cost in parts),
         messages=sum(cost.messages for cost in parts),
         seconds=sum(cost.seconds for cost in parts),
+        rounds=None if None in (rounds := [cost.rounds for cost in parts]) else sum(map(int, filter(None, rounds))),
     )
 
 
