@@ -137,8 +137,9 @@ class SecretNumpy:
         """By a public mask; or by secret bits, where `other` is 0."""
         kept: Secret = condition * chosen if isinstance(condition, Secret) else chosen * condition.astype(np.float32)
         if isinstance(other, Secret):
-            return kept + other * (1.0 - condition)
-        assert other == 0
+            kept += other * (1.0 - condition)
+        else:
+            assert other == 0
         return kept
 
     @staticmethod

@@ -136,11 +136,12 @@ def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> Job:
 def total_measured(costs: Iterable[Measured]) -> Measured:
     """The cost of ops that follow one another."""
     parts = list(costs)
+    rounds = [cost.rounds for cost in parts if cost.rounds is not None]
     return Measured(
         sent_bytes=sum(cost.sent_bytes for cost in parts),
         messages=sum(cost.messages for cost in parts),
         seconds=sum(cost.seconds for cost in parts),
-        rounds=None if None in (rounds := [cost.rounds for cost in parts]) else sum(map(int, filter(None, rounds))),
+        rounds=sum(rounds) if len(rounds) == len(parts) else None,
     )
 
 

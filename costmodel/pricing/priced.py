@@ -291,7 +291,7 @@ class PricedModel:
             lines.append(f"{describe(priced.extrapolated)}; {UNCHECKED if self.total.network_s is None else of_parts}")
         if self.total.network_s is not None:
             computed_s = self.total.compute_s
-            computing = "left out" if computed_s is None else f"{format_seconds(computed_s)}"
+            computing = "left out" if computed_s is None else format_seconds(computed_s)
             lines.append(
                 f"of it computing {computing}, on the network "
                 f"{format_seconds(self.total.network_s)}, one after the other; {self.total.rounds:,} rounds, "
