@@ -19,6 +19,7 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 # With the test tools, at once: the engine asks for older numpy and pyarrow than the package alone would get.
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps crypten==0.4.1
 	touch $(VENV)/.installed $@
 
 search: setup

@@ -130,7 +130,7 @@ def _feasible(
         budget_latency: most time per token, with a unit, such as 5min.
         budget_comm: most bytes sent per token, with a unit, such as 8GB.
         seq_len: tokens of the prompt.
-        protocol: published, semi2k, aby3, cheetah or sigma.
+        protocol: published, semi2k, aby3, cheetah, sigma or crypten.
         network: loopback, lan (the default), wan or a .yaml file; `published` has its own fitted in and takes none.
         testbed: compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
         accounting: prices of what a member deploys to, or as written, as the papers price; by default deployed, but as

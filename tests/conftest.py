@@ -19,6 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 from costmodel import ops
 from costmodel.cost import Budget, Price
 from costmodel.engine.children import kept_children
+from costmodel.engine.crypten import INSTALL
 from costmodel.estimate import Pricer
 from costmodel.protocols import TRUST
 from nas.corpus.corpus import Corpus, prepare
@@ -41,6 +42,7 @@ settings.load_profile("quick")
 # marker -> the packages a test of it needs, and where they come from
 EXTRAS = {
     "needs_engine": (("spu",), "the MPC engine: pip install 'spu==0.9.5'"),
+    "needs_crypten": (("crypten", "omegaconf"), f"the engine CrypTen: {INSTALL}"),
     "needs_hf": (("datasets", "transformers"), "the extra hf: pip install -e '.[hf]'"),
 }
 # Under xdist the tests of a file run in one process, and so do those of these folders and files, which share what is
@@ -48,6 +50,7 @@ EXTRAS = {
 GROUPS = {
     "engine": (
         "costmodel/engine",
+        "costmodel/protocols/test_crypten.py",
         "costmodel/protocols/test_measured_bytes.py",
         "costmodel/protocols/test_variants.py",
         "costmodel/calibration",

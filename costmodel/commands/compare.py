@@ -7,34 +7,33 @@ from typing import Any, Literal
 
 from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes
-from costmodel.engine import spu as mpc_engine
 from costmodel.engine.children import kept_children
 from costmodel.engine.compare import compare as run_both
 from costmodel.engine.compare import predict
+from costmodel.engine.engines import engine_of
 from costmodel.engine.measured_rounds import parse_delays
+from costmodel.errors import UserError
 from costmodel.estimate import Estimate
 from costmodel.estimate import estimate as price_graph
 from costmodel.execution.interpreter import load_weights
 from costmodel.network import Network, link
 from costmodel.ops import OpGraph
 from costmodel.pricing.asked import asked_model
-from costmodel.protocols import derived
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
-from costmodel.protocols.primitives import Comm, EngineSetting, Holder, WeightMasks, total_comm
+from costmodel.protocols import SETTINGS, Setting, load_pricer, setting_of
+from costmodel.protocols.primitives import Comm, Holder, WeightMasks, total_comm
 from costmodel.report import comparisons
 
 LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
-DEFAULT_SETTING = EngineSetting()
 
 
 def compare(
     arch: str,
     protocol: str = "semi2k",
-    weights: Holder = "secret",
-    weight_masks: WeightMasks = "fresh",
+    weights: Holder | None = None,
+    weight_masks: WeightMasks | None = None,
     weights_file: Path | None = None,
-    ring_bits: int = DEFAULT_SETTING.ring_bits,
-    fraction_bits: int = DEFAULT_SETTING.fraction_bits,
+    ring_bits: int | None = None,
+    fraction_bits: int | None = None,
     delays: str | None = None,
     network: str | None = None,
     bandwidth: str | None = None,
@@ -45,18 +44,19 @@ def compare(
 ) -> None:
     """Run an architecture under the MPC engine, and print predicted against measured costs and the logits' error.
 
-    Tokens, and weights unless a file is given, are drawn with seed 0. Needs the engine, SecretFlow-SPU.
+    Tokens, and weights unless a file is given, are drawn with seed 0. Needs the engine: SecretFlow-SPU, or
+    CrypTen for protocol crypten.
 
     Args:
         arch: an existing .yaml file, module:factory, or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
-        protocol: semi2k, aby3 or cheetah.
-        weights: secret-shared before the run, or held by the server alone.
+        protocol: semi2k, aby3, cheetah or crypten.
+        weights: secret-shared before the run (the default), or held by the server alone.
         weight_masks: of semi2k, made anew in every run, or kept from an earlier one (a token after the first).
         weights_file: a .safetensors file of weights by <node>.<suffix>, such as `nas.export --format mpc` writes.
-        ring_bits: bits of a secret-shared integer.
-        fraction_bits: bits after the binary point.
+        ring_bits: bits of a secret-shared integer; 64 unless given.
+        fraction_bits: bits after the binary point; 18 unless given, or 16 under crypten.
         delays: three or more one-way delays to measure rounds at, such as 10ms,20ms,40ms; takes two runs for
-            each, and two more.
+            each, and two more. CrypTen counts its rounds.
         network: predict seconds on this network too, named or a .yaml file; the run itself is on this machine.
         bandwidth: of that network, with a unit, such as 1Gbps, instead of its own.
         rtt: of that network, with a unit, such as 4ms, instead of its own.
@@ -65,16 +65,18 @@ def compare(
     """
     asked = asked_model(arch, **model)
     title, graph = asked.title, asked.graph
-    setting = EngineSetting(
-        ring_bits=ring_bits, fraction_bits=fraction_bits, weights=weights, weight_masks=weight_masks
-    )
+    engine = engine_of(protocol)
+    said = {"ring_bits": ring_bits, "fraction_bits": fraction_bits, "weights": weights, "weight_masks": weight_masks}
+    setting = setting_of(protocol, **said) or SETTINGS[protocol]()
     on_network = _on_network(graph, protocol, link(network, bandwidth, rtt), setting, testbed)
+    if delays is not None and not engine.is_timed:
+        raise UserError(f"--delays measures rounds, which {engine.module.PACKAGE} counts itself; leave it out.")
     delays_s = None if delays is None else parse_delays(delays)
     predicted = predict(graph, protocol, setting)
     loaded = None if weights_file is None else load_weights(weights_file, graph)
     if testbed is not None:
-        derived.load(protocol, testbed=testbed, setting=setting)  # refuses one that does not fit before anything runs
-    mpc_engine.check_installed()
+        load_pricer(protocol, testbed=testbed, setting=setting)  # refuses one that does not fit before anything runs
+    engine.module.check_installed()
     _announce(graph, total_comm(predicted))
     with kept_children():
         comparison = run_both(
@@ -90,15 +92,13 @@ def compare(
 
 
 def _on_network(
-    graph: OpGraph, protocol: str, asked: Network | None, setting: EngineSetting, testbed: Path | None
+    graph: OpGraph, protocol: str, asked: Network | None, setting: Setting, testbed: Path | None
 ) -> Estimate | None:
-    """What is predicted beyond this machine, where it is asked for of a protocol that has an engine.
+    """What is predicted beyond this machine, where it is asked for.
 
     Raises UserError for a ring that no testbed has seconds for.
     """
-    if asked is None or protocol not in ENGINE_PROTOCOLS:
-        return None
-    return price_graph(graph, derived.load(protocol, asked, testbed, setting))
+    return None if asked is None else price_graph(graph, load_pricer(protocol, asked, testbed, setting))
 
 
 def _announce(graph: OpGraph, predicted: Comm) -> None:

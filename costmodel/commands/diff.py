@@ -43,7 +43,7 @@ def diff(
     Args:
         a: an architecture, as `estimate` takes it.
         b: another one.
-        protocol: published, semi2k, aby3, cheetah or sigma.
+        protocol: published, semi2k, aby3, cheetah, sigma or crypten.
         versus: the protocol of B, if it is another one.
         network: a named network or a .yaml file, as `estimate` takes it.
         bandwidth: of the link, with a unit, such as 1Gbps, instead of the network's.

@@ -39,7 +39,7 @@ def estimate(
     Args:
         arch: an existing .yaml file, the folder of an export, module:factory (an Architecture, or a torch module of
             token ids, which is traced), or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
-        protocol: published, semi2k, aby3, cheetah or sigma.
+        protocol: published, semi2k, aby3, cheetah, sigma or crypten.
         network: loopback, lan (the default), wan, another preset (cheetah-lan, bumblebee-wan, aero-stated, sigma-lan,
             sigma-wan) or a .yaml file; `published` has its own fitted in and takes none.
         bandwidth: of the link, with a unit, such as 1Gbps, instead of the network's.
@@ -50,7 +50,7 @@ def estimate(
             tokens, from the first.
         threads: of each party, for a testbed that was measured so (default 1).
         ring_bits: of a number; 64, or 50 under sigma. A testbed is of one ring, but for sigma's.
-        fraction_bits: of it behind the point; 18, or 12 under sigma.
+        fraction_bits: of it behind the point; 18, 12 under sigma or 16 under crypten.
         budget_keys: most bytes of a dealer's keys that a party can keep, with a unit, such as 8GB; more is refused.
         egress_price: money for each GB (1e9 bytes) that leaves a party, such as 0.09; by default none is counted.
         new_tokens: price so many, the first from the prompt, of which the last logits alone are read then, each other

@@ -28,6 +28,8 @@ from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import Input, Node, Op, OpGraph
 from costmodel.protocols.primitives import EngineSetting
 
+PACKAGE, LINK = "spu", "tcp"
+
 __all__ = ["INSTALL", "EngineRun", "Job", "Measured", "Pass", "check_installed", "measure", "passes", "run"]
 
 
@@ -37,11 +39,13 @@ class Measured:
 
     seconds: from when the first party started the op, but not before the last one had ended the op before, to when the
     last one ended it; all parties share this machine. Preprocessing is in the first op that needs it.
+    rounds: None where the engine does not count them.
     """
 
     sent_bytes: int
     messages: int
     seconds: float
+    rounds: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -132,10 +136,12 @@ def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> Job:
 def total_measured(costs: Iterable[Measured]) -> Measured:
     """The cost of ops that follow one another."""
     parts = list(costs)
+    rounds = [cost.rounds for cost in parts if cost.rounds is not None]
     return Measured(
         sent_bytes=sum(cost.sent_bytes for cost in parts),
         messages=sum(cost.messages for cost in parts),
         seconds=sum(cost.seconds for cost in parts),
+        rounds=sum(rounds) if len(rounds) == len(parts) else None,
     )
 
 

@@ -36,7 +36,7 @@ def price(
         model: a notation such as SM+ScFuFFN_i6, the path of an architecture's .yaml file or of an export's folder,
             module:factory, an Architecture, the op graph of a prompt, a torch module that takes 1 x T token ids, or
             any of these as `asked_model` has read it.
-        protocol: published, semi2k, aby3, cheetah or sigma.
+        protocol: published, semi2k, aby3, cheetah, sigma or crypten.
         network: loopback, lan (the default), wan or another preset, a .yaml file or a Network; `published` takes none.
         bandwidth: of the link, with a unit, such as 1Gbps, instead of the network's.
         rtt: of the link, with a unit, such as 4ms, instead of the network's.
@@ -45,7 +45,7 @@ def price(
         weight_masks: of semi2k, made anew in every run, or kept from an earlier one; of new tokens, from the first.
         threads: of each party, for a testbed that was measured so.
         ring_bits: of a number; 64, or 50 under sigma. A testbed is of one ring, but for sigma's.
-        fraction_bits: of it behind the point; 18, or 12 under sigma.
+        fraction_bits: of it behind the point; 18, 12 under sigma or 16 under crypten.
         new_tokens: price so many, the first from the prompt, of which the last logits alone are read then, each other
             one by a run of its own against the keys and values of all before it.
         flags: of the model and of how it is run, such as seq_len, phase or base, as `asked_model` describes them.

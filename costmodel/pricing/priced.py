@@ -17,6 +17,7 @@ from costmodel.ops import LayerId, Op, OpGraph
 from costmodel.ops import shape as dimensions
 from costmodel.pricing.asked import AskedModel
 from costmodel.protocols import Setting
+from costmodel.protocols.crypten import Crypten
 from costmodel.protocols.derived import Derived
 from costmodel.protocols.sigma import Sigma
 from costmodel.randomness import GeneratorCost, alternatives
@@ -36,6 +37,7 @@ from search_spaces.architecture import arch_id
 from search_spaces.notation import name_of, placement
 
 UNCHECKED = "that costs grow with these as counts do is assumed, and no error is known"
+LEAST = "it is the least that it can be"
 WIDER = "these do so many times more than what was measured, and the range is wider for it"
 
 
@@ -158,7 +160,7 @@ class PricedModel:
     @property
     def setting(self) -> Setting | None:
         """What of numbers and weights is priced; None where a protocol has it fitted in."""
-        return self.pricer.setting if isinstance(self.pricer, Derived | Sigma) else None
+        return self.pricer.setting if isinstance(self.pricer, Derived | Sigma | Crypten) else None
 
     @property
     def rows(self) -> tuple[PricedOp, ...]:
@@ -285,10 +287,13 @@ class PricedModel:
         if tokens is not None:
             lines.append(tokens_line(tokens))
         if priced.extrapolated:
-            lines.append(f"{describe(priced.extrapolated)}; {UNCHECKED if self.total.compute_s is None else WIDER}")
-        if self.total.compute_s is not None and self.total.network_s is not None:
+            of_parts = WIDER if self.total.compute_s is not None else LEAST
+            lines.append(f"{describe(priced.extrapolated)}; {UNCHECKED if self.total.network_s is None else of_parts}")
+        if self.total.network_s is not None:
+            computed_s = self.total.compute_s
+            computing = "left out" if computed_s is None else format_seconds(computed_s)
             lines.append(
-                f"of it computing {format_seconds(self.total.compute_s)}, on the network "
+                f"of it computing {computing}, on the network "
                 f"{format_seconds(self.total.network_s)}, one after the other; {self.total.rounds:,} rounds, "
                 f"set-up {format_bytes(self.total.setup_bytes or 0)}"
                 f"{' between them, what a dealer makes not counted' if self.trust.dealer else ''}"
@@ -306,7 +311,9 @@ class PricedModel:
             )
         lines.append(f"trust: {described(self.trust)}")
         if self.setting is not None:
-            lines.append(f"formulas and seconds of {self.setting.formulas_of}")
+            lines.append(
+                f"formulas{'' if self.total.compute_s is None else ' and seconds'} of {self.setting.formulas_of}"
+            )
         if priced.latency_s_range is not None:
             low, high = map(format_seconds, priced.latency_s_range)
             lines.append(f"latency range, {priced.range_over}: {low} to {high}")

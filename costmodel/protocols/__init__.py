@@ -9,13 +9,14 @@ from typing import Any, TypeAlias
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.network import Network
-from costmodel.protocols import derived, published, sigma
+from costmodel.protocols import crypten, derived, published, sigma
+from costmodel.protocols.crypten_setting import CryptenSetting
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.sigma_setting import SigmaSetting
 from costmodel.trust import Trust
 
-Setting: TypeAlias = EngineSetting | SigmaSetting
+Setting: TypeAlias = EngineSetting | SigmaSetting | CryptenSetting
 Loader: TypeAlias = Callable[[str | Network | None, Path | None, Any], Pricer]
 
 
@@ -35,15 +36,21 @@ LOADERS: dict[str, Loader] = {
     "published": _published,
     **{name: partial(derived.load, name) for name in ENGINE_PROTOCOLS},
     "sigma": sigma.load,
+    "crypten": crypten.load,
 }
 PROTOCOLS = tuple(LOADERS)
 TRUST: dict[str, Trust] = {
     "published": published.TRUST,
     **{name: protocol.trust for name, protocol in ENGINE_PROTOCOLS.items()},
     "sigma": sigma.TRUST,
+    "crypten": crypten.TRUST,
 }
 # protocol -> what of a setting may be said of it; `published` has all of it fitted in
-SETTINGS: dict[str, type[Setting]] = {**dict.fromkeys(ENGINE_PROTOCOLS, EngineSetting), "sigma": SigmaSetting}
+SETTINGS: dict[str, type[Setting]] = {
+    **dict.fromkeys(ENGINE_PROTOCOLS, EngineSetting),
+    "sigma": SigmaSetting,
+    "crypten": CryptenSetting,
+}
 
 
 def load_pricer(

@@ -10,13 +10,12 @@ from rich.table import Table
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.engine import spu
 from costmodel.engine.compare import SEED, Comparison
-from costmodel.engine.measured_rounds import MeasuredRounds
+from costmodel.engine.engines import engine_of
 from costmodel.engine.spu import Measured
 from costmodel.estimate import Estimate
 from costmodel.execution.memory import PeakMemory
 from costmodel.ops import Op, shape
 from costmodel.protocols import TRUST
-from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import Comm, total_comm
 from costmodel.report.estimates import PRICE_KEYS, DeploymentFacts, setting_document, total_document, unusual
 from costmodel.report.tables import table
@@ -54,8 +53,8 @@ def document(
                 "prior_share": None,
             },
             "measured": {
-                **_measured(comparison.measured, None if comparison.rounds is None else comparison.rounds.rounds),
-                "rounds_reason": NO_MEASURED_ROUNDS if comparison.rounds is None else None,
+                **(measured := _measured(comparison.measured, comparison.rounds.rounds if comparison.rounds else None)),
+                "rounds_reason": NO_MEASURED_ROUNDS if measured["rounds"] is None else None,
             },
             "logits_max_abs_error": comparison.logits_max_abs_error,
             "top1_agreement": comparison.top1_agreement,
@@ -121,7 +120,8 @@ def _rounds_by_op(comparison: Comparison) -> Sequence[float | None]:
 
 def _measured(cost: Measured, rounds: float | None) -> dict[str, Any]:
     """The engine does not tell online from set-up, nor computing from waiting."""
-    return _price(messages=cost.messages, sent_bytes=cost.sent_bytes, latency_s=cost.seconds, rounds=rounds)
+    counted = cost.rounds if rounds is None else rounds
+    return _price(messages=cost.messages, sent_bytes=cost.sent_bytes, latency_s=cost.seconds, rounds=counted)
 
 
 def _price(**known: float | None) -> dict[str, float | None]:
@@ -134,15 +134,20 @@ def _sent_bytes(comm: Comm) -> int:
 
 def _setting(comparison: Comparison, deployment: DeploymentFacts) -> dict[str, Any]:
     return {
-        "engine": f"spu {version('spu')}",
+        "engine": _engine(comparison),
         **setting_document(_ops(comparison), comparison.setting, deployment),
         "weights_seed": SEED if comparison.drawn_weights else None,
         "tokens_seed": SEED,
         "compiler_options": "default",
         "parallelism": "off",
-        "link": "tcp",
+        "link": engine_of(comparison.protocol).module.LINK,
         "delays_s": None if comparison.rounds is None else [delay_s for delay_s, _ in comparison.rounds.seconds],
     }
+
+
+def _engine(comparison: Comparison) -> str:
+    package = engine_of(comparison.protocol).module.PACKAGE
+    return f"{package} {version(package)}"
 
 
 def _ops(comparison: Comparison) -> list[Op]:
@@ -166,11 +171,11 @@ def summary(
         f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction"
         f"{unusual(_ops(comparison), setting, deployment)}",
         f"trust: {described(TRUST[comparison.protocol])}",
-        f"formulas of {ENGINE}, run under spu {version('spu')}",
+        f"formulas of {setting.formulas_of}, run under {_engine(comparison)}",
         f"sent by all parties: predicted {format_bytes(_sent_bytes(predicted))}, "
         f"measured {format_bytes(measured.sent_bytes)} ({difference}); "
         f"messages: predicted {predicted.messages:,}, measured {measured.messages:,}",
-        f"rounds: predicted {predicted.rounds:,}, {_rounds(comparison.rounds)}",
+        f"rounds: predicted {predicted.rounds:,}, {_rounds(comparison)}",
         f"logits: greatest error {comparison.logits_max_abs_error:.2g}, same top-1 on {comparison.top1_agreement:.1%} "
         "of the tokens",
         f"seconds, a process per party on one machine: {_predicted_seconds(comparison)}, "
@@ -191,13 +196,16 @@ def _elsewhere(priced: Estimate) -> str:
 def _predicted_seconds(comparison: Comparison) -> str:
     whole, range_s = _whole(comparison.predicted_s), comparison.range_s
     if whole is None or range_s is None:
-        return "not predicted in this ring"
+        return f"not predicted{' in this ring' if engine_of(comparison.protocol).is_timed else ''}"
     low, high = map(format_seconds, range_s)
     testbed = "the committed testbed" if comparison.testbed is None else f"testbed {comparison.testbed}"
     return f"predicted on {testbed} {format_seconds(whole)} ({low} to {high})"
 
 
-def _rounds(measured: MeasuredRounds | None) -> str:
+def _rounds(comparison: Comparison) -> str:
+    measured, counted = comparison.rounds, comparison.measured.rounds
+    if counted is not None:
+        return f"measured {counted:,}"
     if measured is None:
         return f"not measured ({NO_MEASURED_ROUNDS}; --delays 10ms,20ms,40ms measures them)"
     delays = ", ".join(f"{delay_s * 1000:g}" for delay_s, _ in measured.seconds)

@@ -91,7 +91,7 @@ def asked_setup(
     """
     if protocol not in ENGINE_PROTOCOLS:
         known = ", ".join(ENGINE_PROTOCOLS)
-        raise UserError(f"no engine here runs protocol {protocol!r}; choose one of {known}.")
+        raise UserError(f"no engine of private answers runs protocol {protocol!r}; choose one of {known}.")
     fraction = FRACTION_BITS.get(ring_bits, 1) if fraction_bits is None else fraction_bits
     setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction, weights=weights, weight_masks=weight_masks)
     check_setting(protocol, setting)

@@ -43,7 +43,7 @@ class StudyConfig:
         space: a shipped search space, the path of a space's YAML file, or parent: the layers of --parent, each with
             what can be had in its place. By default gpt2-small, or parent where that is of another block.
         seq_len: tokens in the prompt, for pricing and for training.
-        protocol: the MPC protocol that prices a model: published, semi2k, aby3, cheetah or sigma.
+        protocol: the MPC protocol that prices a model: published, semi2k, aby3, cheetah, sigma or crypten.
         network: between the parties, for protocols other than published: lan, wan, another preset or a .yaml file.
         testbed: a .yaml file of compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
         projection: logits of all tokens of the prompt, as the papers run it, or of the last one alone.

@@ -82,7 +82,7 @@ def reprice(
 
     Args:
         run: any with a completed trial.
-        protocol: price under published, semi2k, aby3, cheetah or sigma, instead of the run's.
+        protocol: price under published, semi2k, aby3, cheetah, sigma or crypten, instead of the run's.
         network: loopback, lan (the default), wan or a .yaml file; by default the run's, if the protocol is the run's.
         testbed: compute seconds from `python -m costmodel calibrate`; by default likewise.
         seq_len: tokens of the prompt, instead of the run's.

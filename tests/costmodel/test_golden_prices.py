@@ -29,7 +29,7 @@ from costmodel.deployment.deploy import Deployment
 from costmodel.errors import UserError
 from costmodel.estimate import estimate
 from costmodel.ops import OP_TYPES, Node, Op, OpGraph
-from costmodel.protocols import load_pricer, published, sigma_programs
+from costmodel.protocols import crypten_programs, load_pricer, published, sigma_programs
 from costmodel.protocols.compute_testbed import kind
 from costmodel.protocols.derived import Derived
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
@@ -103,11 +103,13 @@ SETTINGS: dict[str, tuple[str, Holder | None]] = {
     "published": ("published", None),
     **{f"{protocol} {weights}": (protocol, weights) for protocol in ENGINE_PROTOCOLS for weights in HOLDERS},
     "sigma": ("sigma", None),
+    "crypten": ("crypten", None),
 }
-# protocol that no engine runs -> what it prices, and which of that only op graphs have that it cannot price whole
+# protocol of no testbed of the engine -> what it prices, and which of that no case has, as it cannot be priced whole
 PRICED: dict[str, tuple[Iterable[type], set[str]]] = {
     "published": (published.COUNTS, set()),
     "sigma": (sigma_programs.PROGRAMS, {"Scale", "Square", "JoinRows"}),
+    "crypten": (crypten_programs.PROGRAMS, set()),
 }
 
 

@@ -386,7 +386,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "SM", "--base", "gpt5"], "base must be one of gpt2-small"),
         (
             ["estimate", "SM", "--protocol", "x"],
-            "protocol must be one of published, semi2k, aby3, cheetah, sigma, but got 'x'",
+            "protocol must be one of published, semi2k, aby3, cheetah, sigma, crypten, but got 'x'",
         ),
         (["estimate", "SM", "--network", "lan"], "protocol published has its network fitted in"),
         (["estimate", "SM", "--rtt", "4ms"], "protocol published has its network fitted in, but got network 'lan 4ms'"),
@@ -399,7 +399,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["diff", "SM"], "arguments are required"),
         (
             ["diff", "SM", "SM", "--versus", "x"],
-            "protocol must be one of published, semi2k, aby3, cheetah, sigma, but got",
+            "protocol must be one of published, semi2k, aby3, cheetah, sigma, crypten, but got",
         ),
         (["estimate", "SM", "--protocol", "aby3", "--network", ""], "or a .yaml file, but got ''"),
         (["estimate", "SM", "--weights", "server"], "its weights fitted in, but got --weights server; leave it out"),
@@ -423,7 +423,10 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "SM", "--format", "xml"], "--format must be one of ['table', 'json', 'csv']. Got value: xml"),
         (["estimate", "SM", "--depth", "3"], "unrecognized arguments: --depth 3"),
         (["estimate", "SM", "--config", "absent.yaml"], "absent.yaml cannot be read: No such file or directory"),
-        (["validate", "--protocol", "x"], "--protocol must be one of ['published', 'sigma']. Got value: x"),
+        (
+            ["validate", "--protocol", "x"],
+            "--protocol must be one of ['published', 'sigma', 'crypten', 'aby3', 'cheetah']. Got value: x",
+        ),
         (["calibrate", "--output", "absent/x.yaml"], "--output absent/x.yaml cannot be written"),
         (["calibrate", "--protocol", "aby3"], "--protocol aby3 must be fitted with --engine spu"),
         (["calibrate", "--protocol", "aby3", "--engine", "spu"], "--output is required for protocol aby3"),

@@ -14,7 +14,7 @@ from costmodel.calibration.microbenchmark import plan
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.execution import op_functions
 from costmodel.ops import OP_TYPES, Op
-from costmodel.protocols import op_programs, published, sigma_programs
+from costmodel.protocols import crypten_programs, op_programs, published, sigma_programs
 from costmodel.protocols.compute_testbed import POOL
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 
@@ -88,6 +88,13 @@ def tables() -> list[Table]:
             "its steps under sigma",
             sigma_programs.PROGRAMS,
             NOT_TABLED | LOCAL,
+        ),
+        table(
+            "costmodel/protocols/crypten_programs.py",
+            "PROGRAMS",
+            "its steps under crypten",
+            crypten_programs.PROGRAMS,
+            LOCAL,
         ),
         *map(of_testbed, ENGINE_PROTOCOLS),
         *map(of_measured, ENGINE_PROTOCOLS),

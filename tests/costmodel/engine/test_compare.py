@@ -270,7 +270,7 @@ def test_a_lookup_finds_what_the_one_hot_tokens_select(graph_of):
     ("args", "message"),
     [
         (["--protocol", "published"], "protocol published has no engine to compare with; choose one of semi2k, aby3, "),
-        (["--protocol", "spdz"], "protocol must be one of semi2k, aby3, cheetah, but got 'spdz'."),
+        (["--protocol", "spdz"], "protocol must be one of semi2k, aby3, cheetah, crypten, but got 'spdz'."),
         ([], "it needs Python < 3.12 and numpy < 2; run: python3.11 -m pip install 'spu==0.9.5' 'numpy<2'"),
         (["--delays", "10ms,10ms,10ms"], "at least 3 different one-way delays"),
         (["--delays", "10ms,soon,20ms"], "--delays"),
@@ -284,7 +284,7 @@ def test_a_lookup_finds_what_the_one_hot_tokens_select(graph_of):
         (["--fraction-bits", "32"], "`fraction_bits` must be from 1 to 31 in a ring of 64 bits"),
         (["--ring-bits", "32", "--fraction-bits", "8"], "`ring_bits` must be at least 64 for division"),
         (["--ring-bits", "128", "--protocol", "cheetah"], "priced in a ring of 64 bits, but got 128"),
-        (["--weights", "client"], "--weights must be one of ['secret', 'server']"),
+        (["--weights", "client"], "--weights must be one of 'secret', 'server', null"),
         (["--format", "xml"], "--format must be one of ['table', 'json', 'csv']"),
     ],
 )

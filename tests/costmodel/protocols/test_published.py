@@ -272,9 +272,9 @@ def test_cost_model_id_changes_with_the_coefficients(tmp_path, monkeypatch):
 
 
 def test_protocols_by_name():
-    assert PROTOCOLS == ("published", "semi2k", "aby3", "cheetah", "sigma")
+    assert PROTOCOLS == ("published", "semi2k", "aby3", "cheetah", "sigma", "crypten")
     with pytest.raises(
-        ValueError, match="protocol must be one of published, semi2k, aby3, cheetah, sigma, but got 'semi9k'"
+        ValueError, match="protocol must be one of published, semi2k, aby3, cheetah, sigma, crypten, but got 'semi9k'"
     ):
         load_pricer(protocol="semi9k")
     with pytest.raises(ValueError, match="has its network fitted in, but got network 'lan'"):

@@ -146,7 +146,10 @@ def test_without_the_engine_the_command_to_install_it_is_said(run, export, monke
             ["--prompt", "v", "--protocol", "cheetah", "--weight-masks", "kept"],
             "`weight_masks` kept is of protocol semi2k",
         ),
-        (["--prompt", "v", "--protocol", "sigma"], "no engine here runs protocol 'sigma'; choose one of semi2k, aby3"),
+        (
+            ["--prompt", "v", "--protocol", "sigma"],
+            "no engine of private answers runs protocol 'sigma'; choose one of semi2k, aby3",
+        ),
         (["--prompt", "v", "--ring-bits", "32"], "`ring_bits` must be at least 64"),
         (["--prompt", "v" * 30], "must fit into the context of 24 tokens"),
         (["--prompt", "v", "--wait", "soon"], "--wait must be a positive number with a unit"),

@@ -123,7 +123,7 @@ def test_its_numbers_are_those_of_the_ledger(whole_page: Page, whole_folder: Pat
 def test_the_grid_has_every_protocol_network_and_prompt(whole_page: Page) -> None:
     settings = whole_page.data["settings"]
     names = [(setting["protocol"], setting["network"], setting["seq_len"]) for setting in settings]
-    assert len(names) == len(set(names)) == 4 + 4 * 4 * 4
+    assert len(names) == len(set(names)) == 4 + 5 * 4 * 4
     longer, shorter = (settings[names.index(("aby3", "wan", seq_len))] for seq_len in (256, 128))
     assert all(a[0] > b[0] and a[1] > b[1] for a, b in zip(longer["totals"], shorter["totals"], strict=True))
     assert "3 parties" in longer["trust"]

@@ -1,0 +1,56 @@
+"""The engines that run op graphs here, by the protocols that they run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any, Protocol
+
+from costmodel.engine import crypten, spu
+from costmodel.errors import UserError
+from costmodel.ops import Op
+from costmodel.protocols import PROTOCOLS
+from costmodel.protocols import crypten as crypten_formulas
+from costmodel.protocols.derived import check_setting
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.primitives import Comm
+
+
+class Walk(Protocol):
+    """The cost of each op in a run of all of them, in order. Raises UserError for an op without formula."""
+
+    def __call__(self, some: Sequence[Op], setting: Any, /) -> tuple[Comm, ...]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Engine:
+    """module: its `PACKAGE`, the `LINK` of its parties, `check_installed` and `run`.
+
+    is_timed: whether testbeds of its seconds and memory are kept, and its rounds are measured by delays, as it does not
+    count them.
+    """
+
+    module: ModuleType
+    walk: Walk
+    is_timed: bool
+
+
+def _walk(protocol: str, some: Sequence[Op], setting: Any, /) -> tuple[Comm, ...]:
+    check_setting(protocol, setting)
+    return ENGINE_PROTOCOLS[protocol].walk(some, setting)
+
+
+ENGINES: dict[str, Engine] = {
+    **{name: Engine(module=spu, walk=partial(_walk, name), is_timed=True) for name in ENGINE_PROTOCOLS},
+    "crypten": Engine(module=crypten, walk=crypten_formulas.walk, is_timed=False),
+}
+
+
+def engine_of(protocol: str) -> Engine:
+    """Raises UserError for a protocol that no engine runs here."""
+    if protocol in ENGINES:
+        return ENGINES[protocol]
+    known = ", ".join(ENGINES)
+    if protocol in PROTOCOLS:
+        raise UserError(f"protocol {protocol} has no engine to compare with; choose one of {known}.")
+    raise UserError(f"protocol must be one of {known}, but got {protocol!r}.")

@@ -1,0 +1,39 @@
+from dataclasses import replace
+
+import pytest
+
+from costmodel.calibration.printed_rows import own_bytes, printed_checks, printed_rows
+
+ROWS = printed_rows()
+
+
+def test_runs_of_crypten_are_equal_to_the_last_digit() -> None:
+    found = [each for each in printed_checks(ROWS) if each.row.protocol == "crypten"]
+    assert [each.row.gigabytes for each in found] == ["8.34", "3.45", "3.27", ".11", "3.92", "8.34", "21.11"]
+    assert all(each.is_equal and each.factor is None for each in found)
+    # x sigmoid(1.702 x): a sign, an exponential, two iterations, four products and a selection, of 16 bytes a number
+    assert own_bytes(found[1].row) == 12 * 128 * 3072 * 16 * (27 + 2 + 8 + 6 + 4 + 2)
+
+
+@pytest.mark.parametrize(("protocol", "num_held_out", "bar"), [("aby3", 4, 0.05), ("cheetah", 1, 0.02)])
+def test_held_out_rows_are_near_by_the_factor_of_one(protocol: str, num_held_out: int, bar: float) -> None:
+    found = [each for each in printed_checks(ROWS) if each.row.protocol == protocol]
+    held_out = [each for each in found if not each.row.fitted]
+    assert len(held_out) == num_held_out
+    assert all(abs(each.error) < bar for each in held_out)
+    assert all(each.error == pytest.approx(0) for each in found if each.row.fitted)
+
+
+@pytest.mark.parametrize("protocol", ["crypten", "aby3", "cheetah"])
+def test_validate_prints_them(run, protocol: str) -> None:
+    code, out, _ = run("validate", "--protocol", protocol)
+    assert code == 0
+    assert all(row.name in out for row in ROWS if row.protocol == protocol)
+
+
+def test_validate_fails_when_a_printed_digit_differs(run, monkeypatch) -> None:
+    off = tuple(replace(row, gigabytes="8.35") if row.gigabytes == "8.34" else row for row in ROWS)
+    monkeypatch.setattr("costmodel.commands.validate_printed.printed_rows", lambda: off)
+    code, out, _ = run("validate", "--protocol", "crypten")
+    assert code == 1
+    assert "FAIL" in out

@@ -1,0 +1,273 @@
+"""Protocol `crypten`: bytes and rounds with their arithmetic, and as its own communicator counted them.
+
+measured_crypten.yaml holds what it counted; to count again, with CrypTen installed:
+
+    python tests/costmodel/protocols/test_crypten.py > measured.yaml
+    mv measured.yaml tests/costmodel/protocols/measured_crypten.yaml
+"""
+
+import json
+import random
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costmodel import ops
+from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.deployment.deploy import Deployment
+from costmodel.engine import crypten
+from costmodel.engine.compare import drawn_caches, drawn_tokens, drawn_weights
+from costmodel.engine.crypten_job import PartyJob
+from costmodel.engine.spu import EngineRun, ops_job
+from costmodel.errors import StoppedError, UnpricedOpError, UserError
+from costmodel.execution import interpreter
+from costmodel.network import load_network
+from costmodel.ops import Op, OpGraph
+from costmodel.protocols import load_pricer
+from costmodel.protocols.crypten_primitives import maximum
+from costmodel.protocols.crypten_programs import comm
+from costmodel.protocols.crypten_setting import CryptenSetting
+from costmodel.protocols.primitives import total_comm
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import lower
+from search_spaces.notation import parse
+
+PATH = Path(__file__).with_name("measured_crypten.yaml")
+SETTING = CryptenSetting()
+LOGIT_TOLERANCE = 0.02
+OPS = "ops by themselves"
+ROW: dict[str, Any] = {"rows": 4, "features": 6}
+SIGN = 16 * (2 + 6 * 4 + 1)  # an AND of all bits, six levels of two, and a bit; a number opened is 16 bytes of both
+LOGISTIC = SIGN + 16 * (2 + 8 + 2 * 3 + 4)  # |x|, an exponential, two iterations, a selection
+# notation and base, and how it is run
+CHOICES: list[tuple[str, str, Dimensions, Deployment]] = [
+    ("SM+LN+G", "gpt2-small", Dimensions(), Deployment()),
+    ("1xLTLGs-1xoSoRo", "gpt2-small", Dimensions(), Deployment(projection="last")),
+    ("SM(t)+LN+R_i1", "gpt2-small", Dimensions(), Deployment(embedding="lookup")),
+    ("1xLSoGo-1xoToRs", "pythia-70m", Dimensions(gelu="tanh"), Deployment(phase="decode")),
+    ("HH(SM+LR)", "gpt2-small", Dimensions(), Deployment(phase="decode")),
+    ("1xMSlRo-1xoBoPo", "gpt2-small", Dimensions(), Deployment()),
+    ("1xMSMWo-1xMBmBo", "smollm2-135m", Dimensions(kv_heads=2), Deployment()),
+    ("HH(SM(t)+G)", "gpt2-small", Dimensions(), Deployment(batch=3, vocab_blocks=2)),
+    ("1xMHmXo-1xlUoKo", "gpt2-small", Dimensions(), Deployment()),
+    ("SM(t)+LN+R", "gpt2-small", Dimensions(), Deployment(projection="last", rows="needed", query_block=2)),
+]
+
+
+def drawn_graphs() -> dict[str, OpGraph]:
+    """Each of the choices in random dimensions."""
+    generator = random.Random(0)
+    graphs = {}
+    for notation, base, forms, deployment in CHOICES:
+        heads, head_dim = 2 * generator.randint(1, 3), 2 * generator.randint(1, 4)
+        width, vocab, tokens = heads * head_dim, generator.randint(8, 60), generator.randint(3, 12)
+        inner: dict[str, Any] = {
+            "d_model": width,
+            "d_ff": width * 3,
+            "head_size": None if base == "gpt2-small" else head_dim,
+        }
+        dimensions = replace(forms, layers=2, heads=heads, vocab=vocab, context=32, **inner)
+        graph = lower(parse(notation, base_architecture(base, dimensions)).architecture, tokens, deployment)
+        graphs[f"{notation} {heads} x {head_dim}, T={tokens}, V={vocab}"] = graph
+    return graphs
+
+
+def lone_ops() -> list[Op]:
+    """What no notation has, and rows of one key and of many."""
+    return [
+        ops.Sigmoid(**ROW),
+        ops.Tanh(**ROW),
+        ops.Scale(**ROW, factor=0.3),
+        ops.ScaledAdd(**ROW),
+        ops.Softmax(heads=2, queries=3, keys=1, causal=False),
+        ops.Softmax(heads=1, queries=2, keys=150),
+        ops.ShapedAttention(heads=2, queries=5, keys=5),
+        ops.RepeatHeads(rows=3, heads=4, key_heads=2, head_dim=3),
+    ]
+
+
+def counted(costs: Iterable[tuple[Op, int, int]]) -> dict[str, list[int]]:
+    """Bytes and rounds by kind of op."""
+    kinds: dict[str, list[int]] = {}
+    for op, sent_bytes, rounds in costs:
+        known = kinds.setdefault(type(op).__name__, [0, 0])
+        kinds[type(op).__name__] = [known[0] + sent_bytes, known[1] + rounds]
+    return kinds
+
+
+def predicted(some: Iterable[Op]) -> dict[str, list[int]]:
+    return counted((op, cost.online_bytes, cost.rounds) for op in some for cost in [comm(op, SETTING)])
+
+
+def measured(run: EngineRun) -> dict[str, list[int]]:
+    return counted((node.op, cost.sent_bytes, cost.rounds or 0) for node, cost in run.by_op)
+
+
+def run_of(graph: OpGraph) -> tuple[EngineRun, float]:
+    """And the greatest error of a logit."""
+    generator = np.random.default_rng(0)
+    given = drawn_weights(graph, generator), drawn_tokens(graph, generator), drawn_caches(graph, generator)
+    run = crypten.run(graph, *given, protocol="crypten", setting=SETTING)
+    return run, float(np.abs(run.logits - interpreter.execute(graph, *given)).max())
+
+
+def run_of_ops() -> EngineRun:
+    job = ops_job(lone_ops(), protocol="crypten", setting=SETTING)  # type: ignore[arg-type]
+    return crypten.run_job(PartyJob(graph=job.graph, inputs=job.inputs, weights=job.weights, setting=SETTING))
+
+
+GRAPHS = drawn_graphs()
+QUICK = (3, 5, 6)  # a run takes seconds
+
+
+@pytest.mark.parametrize("name", [*GRAPHS, OPS])
+def test_bytes_and_rounds_are_those_that_were_counted(name: str) -> None:
+    some = lone_ops() if name == OPS else [node.op for node in GRAPHS[name]]
+    assert predicted(some) == load_mapping(PATH)["sent_bytes_and_rounds"][name]
+
+
+@pytest.mark.needs_crypten
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (index not in QUICK)) for index, name in enumerate(GRAPHS)]
+)
+def test_crypten_agrees(name: str) -> None:
+    run, error = run_of(GRAPHS[name])
+    for node, cost in run.by_op:
+        formula = comm(node.op, SETTING)
+        assert (cost.sent_bytes, cost.rounds, cost.messages) == (formula.online_bytes, formula.rounds, formula.messages)
+    assert error < LOGIT_TOLERANCE
+
+
+@pytest.mark.needs_crypten
+def test_crypten_agrees_on_ops_by_themselves() -> None:
+    assert measured(run_of_ops()) == predicted(lone_ops())
+
+
+@pytest.mark.parametrize(
+    ("op", "sent_bytes", "rounds"),
+    [
+        (ops.Linear(rows=4, in_features=3, out_features=5, bias=True), 16 * (4 * 3 + 3 * 5), 1),
+        (ops.AttentionMix(heads=2, queries=3, keys=4, head_dim=5), 16 * 2 * (3 * 4 + 4 * 5), 1),
+        (ops.Square(**ROW), 16 * 24, 1),
+        (ops.Multiply(**ROW), 32 * 24, 1),
+        (ops.Relu(**ROW), (SIGN + 32) * 24, 9),
+        (ops.Sigmoid(**ROW), LOGISTIC * 24, 8 + 1 + 8 + 4 + 2),
+        (ops.Gelu(**ROW, form="tanh"), (16 + 32 + LOGISTIC + 32) * 24, 26),
+        # squares, products by roots and by gains, of which there are 4 and 6; roots: an exponential, and 3 steps
+        (ops.LayerNorm(**ROW), 16 * (24 + 24 + 4 + 24 + 6) + 4 * 16 * (8 + 3 * 5), 1 + 17 + 2),
+        (ops.Scale(**ROW, factor=0.3), 0, 0),
+    ],
+    ids=lambda value: getattr(value, "label", None),
+)
+def test_an_op_by_hand(op: Op, sent_bytes: int, rounds: int) -> None:
+    cost = comm(op, SETTING)
+    assert (cost.online_bytes, cost.rounds) == (sent_bytes, rounds)
+    assert (cost.waited_bytes * 2, cost.messages, cost.setup_bytes) == (sent_bytes, rounds * 2, 0)
+
+
+def test_a_maximum_by_hand() -> None:
+    """Of 5: one level, as ln 5 is below 2, leaves 3, and each of those is compared with both others."""
+    level = 2 * (SIGN + 64)
+    pairs = 3 * 2 * SIGN + 3 * 32
+    draw = 16 * 16 + 32 + 3 * SIGN
+    found = 5 * 16 * (6 * 2 + 1) + 16 * 16 + 32 + 5 * SIGN
+    cost = maximum(rows=7, length=5, fraction_bits=16)
+    assert cost.online_bytes == 7 * (level + pairs + draw + 3 * 32 + found)
+    assert cost.rounds == (8 + 2) + (8 + 1) + (1 + 1 + 8) + 1 + 7 + (1 + 1 + 8)
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        (ops.Gelu(**ROW, form="exact"), "no formula for Gelu with `form` exact, whose erf takes wrong powers"),
+        (ops.Softmax(heads=1, queries=2, keys=2, form="2quad"), "beyond the range of its reciprocal; choose protocol"),
+    ],
+)
+def test_what_it_cannot_do_right_has_no_price(op: Op, message: str) -> None:
+    with pytest.raises(UnpricedOpError, match=message):
+        comm(op, SETTING)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"ring_bits": 32}, "`ring_bits` must be 64 under protocol crypten, but got 32"),
+        ({"fraction_bits": 25}, "`fraction_bits` must be from 1 to 24 under protocol crypten"),
+        ({"weights": "server"}, "`weights` must be secret under protocol crypten, but got server"),
+    ],
+)
+def test_a_setting_that_it_does_not_have_is_refused(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        CryptenSetting(**setting)
+
+
+def test_a_latency_is_the_networks_alone() -> None:
+    graph = GRAPHS[next(iter(GRAPHS))]
+    pricer, link = load_pricer("crypten", "wan"), load_network("wan")
+    prices = [pricer.price(node.op) for node in graph]
+    whole = total_comm(comm(node.op, SETTING) for node in graph)
+    wire_s = whole.waited_bytes * 8 / link.bandwidth_bits_per_s + whole.rounds * link.rtt_s / 2
+    assert {price.compute_s for price in prices} == {None}
+    assert sum(price.latency_s for price in prices) == pytest.approx(wire_s, abs=1e-5)
+    assert pricer.latency_s_range(graph) is None
+    assert (pricer.trust.num_parties, pricer.trust.dealer) == (2, True)
+
+
+def test_estimate_says_that_computing_is_left_out(run) -> None:
+    code, out, _ = run("estimate", "SM+LN+G", "--protocol", "crypten")
+    assert code == 0
+    assert "of it computing left out, on the network " in out
+    assert "\nformulas of CrypTen 0.4.1\n" in out
+    assert "\nextrapolated: latency, from the network's part alone, since computing was not measured; it is the" in out
+    document = json.loads(run("estimate", "SM+LN+G", "--protocol", "crypten", "--format", "json")[1])
+    assert (document["total"]["compute_s"], document["total"]["latency_s_range"]) == (None, None)
+    assert "computing was not measured" in document["total"]["extrapolated"][0]
+    assert "predicts no seconds of computing" in run("estimate", "SM", "--protocol", "crypten", "--testbed", "x")[2]
+
+
+TINY = ("--base", "tiny", "--layers", "1", "--vocab", "40", "--seq-len", "6", "--protocol", "crypten")
+
+
+@pytest.mark.needs_crypten
+def test_compare_counts_bytes_and_rounds(run) -> None:
+    code, out, _ = run("compare", "SM+LN+R", *TINY, "--format", "json", "--bandwidth", "1Gbps", "--rtt", "4ms")
+    assert code == 0
+    document = json.loads(out)
+    sides = document["total"]["predicted"], document["total"]["measured"]
+    assert len({(side["sent_bytes"], side["rounds"], side["messages"]) for side in sides}) == 1
+    assert (sides[0]["latency_s"], sides[1]["rounds_reason"], document["memory"]["predicted"]) == (None, None, None)
+    assert document["on_network"]["predicted"]["network_s"] > 0
+    assert (document["setting"]["engine"], document["setting"]["link"]) == ("crypten 0.4.1", "gloo")
+    assert (document["setting"]["fraction_bits"], document["setting"]["ring_bits"]) == (16, 64)
+    shown = run("compare", "SM", *TINY)[1]
+    assert "\nformulas of CrypTen 0.4.1, run under crypten 0.4.1\n" in shown
+    assert "one machine: not predicted, measured " in shown
+
+
+def test_compare_refuses_what_is_of_the_other_engine(run, monkeypatch) -> None:
+    delays = ("--delays", "10ms,20ms,40ms")
+    assert (
+        "--delays measures rounds, which crypten counts itself; leave it out" in run("compare", "SM", *TINY, *delays)[2]
+    )
+    assert "predicts no seconds of computing" in run("compare", "SM", *TINY, "--testbed", "x.yaml")[2]
+    monkeypatch.setattr(crypten, "find_spec", lambda name: None)
+    code, _, err = run("compare", "SM", *TINY)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the engine CrypTen is not installed; run: python -m pip install omegaconf && " in err
+
+
+@pytest.mark.needs_crypten
+def test_a_party_that_fails_is_told_in_a_line() -> None:
+    job = ops_job([ops.Square(**ROW)], protocol="crypten", setting=SETTING)  # type: ignore[arg-type]
+    with pytest.raises(StoppedError, match="CrypTen failed at party [01]: .*KeyError"):
+        crypten.run_job(PartyJob(graph=job.graph, inputs={}, weights={}, setting=SETTING))
+
+
+if __name__ == "__main__":
+    found = {name: measured(run_of(graph)[0]) for name, graph in GRAPHS.items()} | {OPS: measured(run_of_ops())}
+    sys.stdout.write(dump({"engine": "crypten 0.4.1", "sent_bytes_and_rounds": found}))
