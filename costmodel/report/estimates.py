@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from rich.table import Table
@@ -111,8 +113,12 @@ def _range(bounds: tuple[float, float] | None) -> list[float | None] | None:
 
 
 def estimate_tables(estimate: Estimate) -> list[Table]:
-    """Per layer, and per kind of op, embedding and vocabulary projection included."""
-    layers = [(_layer_title(layer), "", price) for layer, price in estimate.by_layer]
+    """Per layer, those in a row that cost the same together, and per kind of op, embedding and projection included."""
+    alike = [list(group) for _, group in groupby(estimate.by_layer, key=itemgetter(1))]
+    layers = [
+        (_layer_title(*(layer for layer, _ in group)), str(len(group)), total_price([price for _, price in group]))
+        for group in alike
+    ]
     by_kind: dict[str, list[Price]] = {}
     beyond: dict[str, float] = {}
     for (node, price), extrapolation in zip(estimate.by_op, estimate.extrapolations, strict=True):
@@ -128,8 +134,10 @@ def _beyond(extrapolation: float) -> str:
     return f" ({extrapolation:.1f}x beyond what was measured)" if extrapolation > 1 else ""
 
 
-def _layer_title(layer: LayerId) -> str:
-    return {"embed": "embedding", "head": "head (vocabulary projection)"}.get(str(layer), f"layer {layer}")
+def _layer_title(first: LayerId, *others: LayerId) -> str:
+    if others:
+        return f"layers {first} to {others[-1]}"
+    return {"embed": "embedding", "head": "head (vocabulary projection)"}.get(str(first), f"layer {first}")
 
 
 def _prices(title: str, lines: Iterable[tuple[str, str, Price]], whole: Price) -> Table:

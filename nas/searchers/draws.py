@@ -16,6 +16,7 @@ from search_spaces.budget.cost_counts import Cost
 from search_spaces.budget.feasible import FeasibleSpace, price_slices
 from search_spaces.deployed import deployed
 from search_spaces.notation import Member
+from search_spaces.optima.optima import Optimum
 from search_spaces.space import path_of_member
 
 NUM_SLICES = 8  # with the default 13 candidates, one or two in each
@@ -78,8 +79,13 @@ class Draws:
                 new.append(member)
         return new
 
+    def slice_of(self, optimum: Optimum) -> int | None:
+        """The number of the slice that holds it, None if none does."""
+        latency, sent = (units // self.feasible.step for units in optimum.cost)
+        return self.slice_at((latency, sent))
+
     def slice_at(self, cost: Cost) -> int | None:
-        """The number of the slice that holds members of this cost, None if none does."""
+        """The number of the slice that holds members of this cost, in steps, None if none does."""
         return next((number for number, part in enumerate(self.slices) if part.holds(cost)), None)
 
     def emptiest(self, members: Iterable[Member], rng: np.random.Generator) -> list[int]:

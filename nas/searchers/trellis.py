@@ -69,10 +69,10 @@ class Trellis(Strategy):
     ) -> list[Request]:
         own = self._own(trained)
         fitted = self._fit(own)
-        new = self._new(fitted, rng, seen)
         begun = {training.member: training for training in trained}
         standing = [one.member for one in trained if one.deviation is not None and not one.goes_on]
         standing = [member for member in standing if self.draws.place_of(member).fits]
+        new = self._new(fitted, rng, seen, max(1, size - len(standing)))
         before = {training.member for training in self.problem.known}
         standing += [member for member in new if member in before]  # as good as looked at
         new = [member for member in new if member not in before]
@@ -113,11 +113,13 @@ class Trellis(Strategy):
         losses, variances = np.array(list(own.values()), dtype=float).reshape(-1, 2).T
         return fit(self.features, Observations(rows, losses, variances))
 
-    def _new(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member]) -> list[Member]:
-        """Members that may be trained, each deployed form once."""
+    def _new(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member], least: int) -> list[Member]:
+        """Members that may be trained, each deployed form once; anchors alone, as long as there are `least`."""
         members = [*(training.member for training in self.problem.known), *self.problem.cuts]
-        if not self.problem.cuts and (anchors := self.draws.new_of(self.problem.anchors, seen)):
+        anchors = self.draws.new_of(self.problem.anchors, seen)
+        if not self.problem.cuts and len(anchors) >= least:
             return self._drawn([*anchors, *self.draws.new_of(members, [*seen, *anchors])])
+        members = [*anchors, *members]
         depth, recipes = len(self.stages.steps), self.feasible.space.recipes
         for weights in (fitted.posterior.mean, *fitted.posterior.draws(NUM_DRAWS, rng)):
             kept = rng.integers(1, depth + 1, size=2)
@@ -126,7 +128,7 @@ class Trellis(Strategy):
             members += [
                 member_of_optimum(self.stages, optimum, entropy_regularised=recipe)
                 for optimum in optima
-                if self.draws.slice_at(optimum.cost) is not None
+                if self.draws.slice_of(optimum) is not None
             ]
         members += self.draws.filled([], NUM_RANDOM, rng, seen)
         return self._drawn(self.draws.new_of(members, seen))

@@ -106,7 +106,8 @@ def search_problem(
 ) -> SearchProblem:
     """Everything a searcher may know before anything is trained.
 
-    From a parent, what knows less than a trigram is no answer to anyone; from scratch few know more.
+    From a parent, what knows less than a trigram is no answer to anyone; from scratch few know more. At a parent's own
+    size nothing heals what the anchors lack, and block scores say what to begin with.
     """
     route, parent = meta.recipe.route, meta.parent
     ngrams = None if route is None else meta.ngrams
@@ -115,7 +116,7 @@ def search_problem(
         known = known_trainings(feasible.space, parent.val_loss)
     return SearchProblem(
         feasible=feasible,
-        anchors=tuple(anchors(feasible, published_members(feasible.space))),
+        anchors=() if config.scale == "parent" else tuple(anchors(feasible, published_members(feasible.space))),
         reference_loss=meta.reference[1] if ngrams is None else ngrams.losses[TRIGRAM - 1],
         parent=None if route is None else parent_architecture(route, feasible.space.base),
         parent_loss=None if parent is None else parent.val_loss,

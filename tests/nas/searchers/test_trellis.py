@@ -296,3 +296,16 @@ def test_proposals_do_not_depend_on_the_threads_of_blas():
     ]
     assert len(found[0]) == proposals.NUM_LOOKS + proposals.NUM_ENDS
     assert found[0] == found[1] == found[2]
+
+
+def test_what_a_deep_space_holds_at_a_price_is_drawn_from() -> None:
+    """Costs of optima are in units, those of slices in steps of the budget."""
+    space = load_space("smollm2-135m")
+    priced = price_space(space, load_pricer("semi2k", "lan"), 128, "deployed")
+    draws = Draws(within_budget(priced, Budget(latency_s=100.0)))
+    stages = stages_of(draws.feasible)
+    scores = np.random.default_rng(0).normal(size=stages.shape)
+    optima = frontier(stages, scores)[::40]
+    places = [draws.place_of(member_of_optimum(stages, optimum)).slice for optimum in optima]
+    assert [draws.slice_of(optimum) for optimum in optima] == places
+    assert set(places) > {None, 7}
