@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from costmodel.cost import Budget
+from costmodel.protocols import load_pricer
 from nas.run.pareto import hypervolume
 from nas.searchers import surrogate
 from nas.searchers.draws import Draws
@@ -21,8 +22,9 @@ from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_of, price_space
 from search_spaces.definition import load_definition
 from search_spaces.notation import Member
+from search_spaces.optima.optima import frontier, member_of_optimum
 from search_spaces.optima.stages import stages_of
-from search_spaces.space import build_space, members, sample
+from search_spaces.space import build_space, load_space, members, sample
 from tests.nas.searchers import proposals
 
 
@@ -301,11 +303,11 @@ def test_proposals_do_not_depend_on_the_threads_of_blas():
 def test_what_a_deep_space_holds_at_a_price_is_drawn_from() -> None:
     """Costs of optima are in units, those of slices in steps of the budget."""
     space = load_space("smollm2-135m")
-    priced = price_space(space, load_pricer("semi2k", "lan"), 128, "deployed")
+    priced = price_space(space, load_pricer("semi2k", "lan"), 128)
     draws = Draws(within_budget(priced, Budget(latency_s=100.0)))
     stages = stages_of(draws.feasible)
     scores = np.random.default_rng(0).normal(size=stages.shape)
     optima = frontier(stages, scores)[::40]
     places = [draws.place_of(member_of_optimum(stages, optimum)).slice for optimum in optima]
     assert [draws.slice_of(optimum) for optimum in optima] == places
-    assert set(places) > {None, 7}
+    assert len(set(places)) > 2
