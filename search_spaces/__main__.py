@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from costmodel.config import cli
-from costmodel.config.units import format_seconds, parse_bytes, parse_seconds
+from costmodel.config.units import format_seconds, parse_budget
 from costmodel.cost import Budget, Price
 from costmodel.data_range import describe
 from costmodel.errors import UserError
@@ -27,6 +27,7 @@ from search_spaces.budget.feasible import (
 )
 from search_spaces.budget.priceable import priceable
 from search_spaces.budget.priced_space import (
+    UNITS_PER,
     Accounting,
     PricedSpace,
     cheapest,
@@ -117,6 +118,7 @@ def _feasible(
     *,
     budget_latency: str | None = None,
     budget_comm: str | None = None,
+    budget_keys: str | None = None,
     seq_len: int = 128,
     protocol: str = "published",
     network: str | None = None,
@@ -129,6 +131,7 @@ def _feasible(
         space: a shipped space or a .yaml file.
         budget_latency: most time per token, with a unit, such as 5min.
         budget_comm: most bytes sent per token, with a unit, such as 8GB.
+        budget_keys: most bytes of keys that a dealer sends each party per token, with a unit, such as 8GB.
         seq_len: tokens of the prompt.
         protocol: published, semi2k, aby3, cheetah or sigma.
         network: loopback, lan (the default), wan or a .yaml file; `published` has its own fitted in and takes none.
@@ -137,10 +140,7 @@ def _feasible(
             written for a space that lists its members.
     """
     pricer = load_pricer(protocol, network, testbed)
-    budget = Budget(
-        latency_s=None if budget_latency is None else parse_seconds(budget_latency, "--budget-latency"),
-        sent_bytes=None if budget_comm is None else parse_bytes(budget_comm, "--budget-comm"),
-    )
+    budget = parse_budget(budget_latency, budget_comm, budget_keys)
     loaded, workload = load_space(space), Workload(prompt_len=seq_len)
     accounting = accounting or ("deployed" if loaded.definition.choices else "written")
     kept, left_out = priceable(loaded, pricer, workload, accounting)
@@ -174,12 +174,13 @@ def _member(priced: PricedSpace, member: Member) -> dict[str, Any]:
         "arch_id": arch_id(member.architecture),
         "latency_s": price.latency_s,
         "sent_bytes": price.sent_bytes,
+        "key_bytes": price.key_bytes,
         "extrapolated": list(extrapolated(priced, member)),
     }
 
 
 def _line(member: dict[str, Any]) -> str:
-    price = Price(latency_s=member["latency_s"], sent_bytes=member["sent_bytes"])
+    price = Price(**{name: member[name] for name in UNITS_PER})
     outside = describe(member["extrapolated"])
     return f"{member['name']}  {member['arch_id']}  {format_price(price)}{outside and f'; {outside}'}"
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from costmodel.config.units import parse_bytes, parse_seconds
+from costmodel.config.units import parse_budget
 from costmodel.cost import Budget, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
@@ -77,6 +77,7 @@ def reprice(
     seq_len: int | None = None,
     budget_latency: str | None = None,
     budget_comm: str | None = None,
+    budget_keys: str | None = None,
 ) -> WhatIf:
     """A run's trials under other prices.
 
@@ -88,14 +89,12 @@ def reprice(
         seq_len: tokens of the prompt, instead of the run's.
         budget_latency: most time per token, with a unit, such as 5min; by default none.
         budget_comm: most bytes sent per token, with a unit, such as 8GB; by default none.
+        budget_keys: most bytes of keys that a dealer sends each party per token, with a unit; by default none.
 
     Raises UserError if no trial is completed, or for prices that do not exist or do not go together.
     """
     config = run.config
-    budget = Budget(
-        latency_s=None if budget_latency is None else parse_seconds(budget_latency, "--budget-latency"),
-        sent_bytes=None if budget_comm is None else parse_bytes(budget_comm, "--budget-comm"),
-    )
+    budget = parse_budget(budget_latency, budget_comm, budget_keys)
     if protocol in (None, config.protocol):
         pricer = run_pricer(run.folder, config, network, testbed)
     else:
@@ -112,7 +111,7 @@ def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> Wha
     """
     if not run.completed:
         raise UserError("the run has no completed trial yet, so there is nothing to price anew.")
-    repriced = _repriced(run, pricer, workload)
+    repriced = _repriced(run, pricer, workload, budget)
     trained = members(repriced)
     names = {member.candidate_id for member in (*run.front, *front_of(trained, budget))}
     shown = {member.most_expensive.trial_id for member in trained if member.candidate_id in names}
@@ -123,13 +122,14 @@ def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> Wha
     return WhatIf(run=run, repriced=ranged, after=after, pricer=pricer, workload=workload, budget=budget)
 
 
-def _repriced(run: Run, pricer: Pricer, workload: Workload) -> tuple[Record, ...]:
+def _repriced(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> tuple[Record, ...]:
     """The completed trials at other prices, the rest as they are."""
     price_op = cache(pricer.price)
 
     def at_other_prices(record: Record) -> Record:
         graphs = workload.graphs(deployed_of(record, run.base))
         price = shared_price(total_price(price_op(node.op) for graph in graphs for node in graph), workload.new_tokens)
+        budget.check_known(price, pricer.protocol)
         return replace(
             record,
             protocol=pricer.protocol,
@@ -137,6 +137,7 @@ def _repriced(run: Run, pricer: Pricer, workload: Workload) -> tuple[Record, ...
             cost_model_id=pricer.cost_model_id,
             rounds=price.rounds,
             sent_bytes=price.sent_bytes,
+            key_bytes=price.key_bytes,
             latency_s=price.latency_s,
             latency_s_range=None,
         )

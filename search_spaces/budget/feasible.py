@@ -8,22 +8,20 @@ that what is counted and drawn is within it, and members that cost up to `tolera
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.cost import Budget, Price
+from costmodel.cost import Budget, Price, total_price
 from costmodel.errors import InfeasibleError, UserError
 from search_spaces.budget.bounded_paths import BoundedPaths, bounded_paths, draw, layers_of_paths, windowed
-from search_spaces.budget.cost_counts import Cost
+from search_spaces.budget.cost_counts import Cost, added
 from search_spaces.budget.deployed_graph import deployed_graph
 from search_spaces.budget.priced_space import (
-    UNITS_PER_BYTE,
-    UNITS_PER_S,
-    Measure,
+    UNITS_PER,
     PricedSpace,
     cheapest,
     deployed_costs,
@@ -36,6 +34,11 @@ from search_spaces.space import SearchSpace, member_of, path_of, path_of_member,
 
 EXACT_LAYERS = 18  # a million distinct sums in half of 12 layers of GPT-2 small's choices, which are the most of any
 STEPS = 2**14  # a budget has, where costs are rounded
+WORDS: dict[str, Callable[[float], str]] = {
+    "latency_s": format_seconds,
+    "sent_bytes": format_bytes,
+    "key_bytes": lambda bound: f"{format_bytes(bound)} of keys",
+}
 MAX_UNITS = 2.0**62  # what a sum in 64 bits can hold: 194 days, 288 PB
 
 
@@ -43,7 +46,8 @@ MAX_UNITS = 2.0**62  # what a sum in 64 bits can hold: 194 days, 288 PB
 class FeasibleSpace:
     """The members of a priced space within a budget, or in a slice of it; made by `within_budget`. It may be empty.
 
-    costs: of the priced vertices, in steps of so many integer units, 0 for a measure without a bound.
+    costs: of the priced vertices, in steps of so many integer units: latency, 0 if it has no bound, then every other
+        measure that has one.
     """
 
     priced: PricedSpace
@@ -78,19 +82,18 @@ class FeasibleSpace:
 
     def cost_of_path(self, path: Iterable[Vertex]) -> Cost:
         """Of the vertices of a member, in steps."""
-        costs = [cost for vertex in path if (cost := self.costs.get(vertex))]
-        return sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
+        return added(cost for vertex in path if (cost := self.costs.get(vertex)))
 
     def holds(self, cost: Cost) -> bool:
         """Whether a path of this cost is within the budget (and the slice)."""
-        latency, sent = cost
-        return self.paths.above < latency <= self.paths.limit[0] and sent <= self.paths.limit[1]
+        within = all(part <= most for part, most in zip(cost, self.paths.limit, strict=True))
+        return within and self.paths.above < cost[0]
 
     @property
     def latency_s_bounds(self) -> tuple[float, float]:
         """The latencies between which members lie, the first one excluded; the budget may have no bound of latency."""
         above, limit = max(0, self.paths.above) * self.step, self.paths.limit[0] * self.step
-        return above / UNITS_PER_S, limit / UNITS_PER_S
+        return above / UNITS_PER["latency_s"], limit / UNITS_PER["latency_s"]
 
     def members(self) -> Iterator[Member]:
         """Every member within the budget once, in an order that is always the same."""
@@ -106,23 +109,27 @@ class FeasibleSpace:
 
 
 def within_budget(priced: PricedSpace, budget: Budget) -> FeasibleSpace:
-    """The members within the budget. Raises UserError if their costs are too many or too large to tabulate."""
+    """The members within the budget.
+
+    Raises UserError if their costs are too many or too large to tabulate, or for a budget of keys without a dealer.
+    """
+    budget.check_known(total_price(priced.prices.values()), priced.pricer.protocol)
     num_layers = priced.space.base.num_layers
-    costs = {vertex: _bounded(cost, budget) for vertex, cost in priced.costs.items()}
+    costs = {vertex: _counted(cost, budget) for vertex, cost in priced.costs.items()}
     if (num_layers + 2) * max(map(max, costs.values())) > MAX_UNITS:
         raise UserError(
             f"members of space {priced.space.name!r} must cost less than 194 days and 288 PB to be counted."
         )
     slack = priced.num_ops / 2
-    limit = (_units(budget.latency_s, UNITS_PER_S, slack), _units(budget.sent_bytes, UNITS_PER_BYTE, slack))
-    if num_layers > EXACT_LAYERS and min(limit):
+    limit = _counted(tuple(_units(getattr(budget, name), per, slack) for name, per in UNITS_PER.items()), budget)
+    if num_layers > EXACT_LAYERS and len(budget.bounds) > 1:
         raise UserError(
             f"a space of more than {EXACT_LAYERS} layers must have one budget, but {priced.space.name!r} has "
             f"{num_layers} and got {format_budget(budget)}; give the tighter one."
         )
     step = max(1, max(limit) // STEPS) if num_layers > EXACT_LAYERS else 1
     costs = {vertex: _stepped(cost, step) for vertex, cost in costs.items()}
-    paths = bounded_paths(priced.space.graph, costs, (limit[0] // step, limit[1] // step))
+    paths = bounded_paths(priced.space.graph, costs, tuple(most // step for most in limit))
     return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths, step=step)
 
 
@@ -149,7 +156,7 @@ def num_deployed(feasible: FeasibleSpace) -> tuple[int, int]:
     priced = feasible.priced
     graph = deployed_graph(priced.space)
     costs = deployed_costs(priced, graph)
-    bounded = {vertex: _stepped(_bounded(cost, feasible.budget), feasible.step) for vertex, cost in costs.items()}
+    bounded = {vertex: _stepped(_counted(cost, feasible.budget), feasible.step) for vertex, cost in costs.items()}
     within = bounded_paths(graph, bounded, feasible.paths.limit).num_paths
     return completions(graph)[source(graph)], within
 
@@ -159,10 +166,7 @@ def check_feasible(feasible: FeasibleSpace) -> None:
     if feasible.num_feasible:
         return
     priced, budget = feasible.priced, feasible.budget
-    measures: list[Measure] = [
-        measure for measure in ("latency_s", "sent_bytes") if getattr(budget, measure) is not None
-    ]
-    least = dict.fromkeys(cheapest(priced, measure) for measure in measures)
+    least = dict.fromkeys(cheapest(priced, measure) for measure in UNITS_PER if measure in budget.bounds)
     costs = ", ".join(f"{_name(member)}, costs {format_price(price_of(priced, member))}" for member in least)
     raise InfeasibleError(
         f"no member of space {priced.space.name!r} is within the budget of {format_budget(budget)} at sequence length "
@@ -172,15 +176,14 @@ def check_feasible(feasible: FeasibleSpace) -> None:
 
 
 def format_price(price: Price) -> str:
-    """A price for people: `4.76 min and 6.43 GB`."""
-    return f"{format_seconds(price.latency_s)} and {format_bytes(price.sent_bytes)}"
+    """A price for people: `4.76 min and 6.43 GB`, and `, 9.10 GB of keys` where there are any."""
+    keys = "" if price.key_bytes is None else f", {format_bytes(price.key_bytes)} of keys"
+    return f"{format_seconds(price.latency_s)} and {format_bytes(price.sent_bytes)}{keys}"
 
 
 def format_budget(budget: Budget) -> str:
-    """A budget for people: `5.00 min and 8.00 GB`, or the one bound it has, or `nothing`."""
-    latency = [] if budget.latency_s is None else [format_seconds(budget.latency_s)]
-    sent = [] if budget.sent_bytes is None else [format_bytes(budget.sent_bytes)]
-    return " and ".join(latency + sent) or "nothing"
+    """A budget for people: `5.00 min and 8.00 GB and 9.00 GB of keys`, or what bounds it has, or `nothing`."""
+    return " and ".join(WORDS[name](bound) for name, bound in budget.bounds.items()) or "nothing"
 
 
 def format_left_out(feasible: FeasibleSpace) -> str:
@@ -189,14 +192,16 @@ def format_left_out(feasible: FeasibleSpace) -> str:
     return f"; members up to {share:.1g} % below it may be left out" if share else ""
 
 
-def _bounded(cost: Cost, budget: Budget) -> Cost:
-    """0 for a measure without a bound."""
-    return cost[0] * (budget.latency_s is not None), cost[1] * (budget.sent_bytes is not None)
+def _counted(cost: Cost, budget: Budget) -> Cost:
+    """Of a cost in all measures: latency, 0 without a bound of it, and what else has one."""
+    measured = dict(zip(UNITS_PER, cost, strict=True))
+    others = [cost for name, cost in measured.items() if name in budget.bounds and name != "latency_s"]
+    return measured["latency_s"] * (budget.latency_s is not None), *others
 
 
 def _stepped(cost: Cost, step: int) -> Cost:
     """Rounded up."""
-    return -(-cost[0] // step), -(-cost[1] // step)
+    return tuple(-(-part // step) for part in cost)
 
 
 def _name(member: Member) -> str:

@@ -67,7 +67,7 @@ def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["accounting"] == "deployed"
     assert 0 < document["num_deployed_feasible"] < document["num_deployed"] < document["num_architectures"]
     assert document["num_feasible"] == pytest.approx(document["feasible_share"] * document["num_members"])
-    assert document["budget"] == {"latency_s": 300.0, "sent_bytes": None}
+    assert document["budget"] == {"latency_s": 300.0, "sent_bytes": None, "key_bytes": None}
     assert document["cheapest"]["latency_s"] < 300 < document["most_expensive"]["latency_s"]
 
 

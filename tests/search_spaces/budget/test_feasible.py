@@ -241,3 +241,35 @@ def test_a_deep_space_has_one_budget() -> None:
         UserError, match="a space of more than 18 layers must have one budget, but 'tiny' has 19 and got"
     ):
         within_budget(priced, Budget(latency_s=1.0, sent_bytes=1e6))
+
+
+@pytest.fixture(scope="module")
+def keyed() -> PricedSpace:
+    """Two layers under `sigma`, some seconds dearer in keys than in time."""
+    space = build_space(replace(load_definition("tiny"), dimensions=Dimensions(layers=2)))
+    return price_space(space, load_pricer("sigma"), 8)
+
+
+@given(shares=st.tuples(*[st.floats(0.0, 1.0)] * 3))
+def test_keys_are_counted_as_exactly_as_latency_and_bytes(keyed: PricedSpace, shares: tuple[float, ...]) -> None:
+    measures: tuple[Measure, ...] = ("latency_s", "sent_bytes", "key_bytes")
+    costs = [price_of(keyed, member) for member in members(keyed.space)]
+    bounds: dict[str, float] = {}
+    for measure, share in zip(measures, shares, strict=True):
+        every = sorted({getattr(cost, measure) for cost in costs})
+        place = int(share * (len(every) - 1))  # halfway to the next, so that rounding is of no account
+        bounds[measure] = (every[place] + every[min(place + 1, len(every) - 1)]) / 2 + 1e-9
+    for asked in ({"key_bytes"}, {"latency_s", "key_bytes"}, set(measures)):
+        budget = Budget(**{measure: bounds[measure] for measure in asked})
+        expected = sum(all(getattr(cost, name) <= most for name, most in budget.bounds.items()) for cost in costs)
+        feasible = within_budget(keyed, budget)
+        assert feasible.num_feasible == expected == len(list(feasible.members()))
+
+
+def test_keys_beyond_the_storage_and_without_a_dealer(keyed: PricedSpace) -> None:
+    feasible = within_budget(keyed, Budget(latency_s=60.0, key_bytes=1.0))
+    with pytest.raises(InfeasibleError, match=r"budget of 1.00 min and 1 B of keys .* of keys; raise the budget"):
+        check_feasible(feasible)
+    other = price_space(keyed.space, load_pricer("semi2k"), 8)
+    with pytest.raises(UserError, match="--budget-keys is of a dealer's keys, but protocol semi2k has none"):
+        within_budget(other, Budget(key_bytes=1e9))
