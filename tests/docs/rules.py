@@ -91,6 +91,7 @@ RULES = (
     Rule("python -m experiments list"),
     parsed("python -m experiments run", TRAINS),
     Rule("python -m experiments run aero-steps"),
+    parsed("python -m experiments run protocols", "half a minute; tests/experiments/test_protocols.py runs a part"),
     Rule("python -m experiments run flops-share"),
     # set-up
     parsed("make", "installs, and tests everything"),
