@@ -77,9 +77,9 @@ class Budget:
             if bound is not None and not 0 < bound < float("inf"):
                 raise UserError(f"budget `{field.name}` must be positive and finite, but got {bound}.")
 
-    def check_known(self, price: Price, protocol: str) -> None:
-        """Raises UserError for a bound of keys where the price, under a protocol without a dealer, has none."""
-        if self.key_bytes is not None and price.key_bytes is None:
+    def check_keys(self, protocol: str, *, has_keys: bool) -> None:
+        """Raises UserError for a bound of keys under a protocol whose prices have none."""
+        if self.key_bytes is not None and not has_keys:
             raise UserError(f"--budget-keys is of a dealer's keys, but protocol {protocol} has none; leave it out.")
 
     @property

@@ -99,7 +99,7 @@ def with_parent(config: StudyConfig) -> StudyConfig:
     theirs = parse(placement(parent), space.base).architecture
     price = price_architecture(theirs, run_pricer(None, config), config.workload, config.accounting).price
     if is_share(config.budget_keys):
-        Budget(key_bytes=1.0).check_known(price, config.protocol)
+        Budget(key_bytes=1.0).check_keys(config.protocol, has_keys=price.key_bytes is not None)
     return replace(
         config,
         budget_latency=_resolved(config.budget_latency, price.latency_s, "s", "--budget-latency"),

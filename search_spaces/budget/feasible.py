@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.cost import Budget, Price, total_price
+from costmodel.cost import Budget, Price
 from costmodel.errors import InfeasibleError, UserError
 from search_spaces.budget.bounded_paths import BoundedPaths, bounded_paths, draw, layers_of_paths, windowed
 from search_spaces.budget.cost_counts import Cost, added
@@ -113,7 +113,7 @@ def within_budget(priced: PricedSpace, budget: Budget) -> FeasibleSpace:
 
     Raises UserError if their costs are too many or too large to tabulate, or for a budget of keys without a dealer.
     """
-    budget.check_known(total_price(priced.prices.values()), priced.pricer.protocol)
+    budget.check_keys(priced.pricer.protocol, has_keys=priced.pricer.has_keys)
     num_layers = priced.space.base.num_layers
     costs = {vertex: _counted(cost, budget) for vertex, cost in priced.costs.items()}
     if (num_layers + 2) * max(map(max, costs.values())) > MAX_UNITS:
