@@ -6,7 +6,7 @@ each op rounded to the nearest, so that equal ops make equal sums in whatever la
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -76,14 +76,13 @@ def price_space(
     layer_prices = LayerPrices(space.base, pricer, work, accounting)
     ops = layer_prices.by_vertex(space.graph, lambda choice: priced_layer(space, choice, accounting))
     sums = {id(prices): _sum(prices, work.new_tokens) for prices in ops.values()}  # layers repeat their prices
-    costs = {id(prices): _cost(prices, work.new_tokens) for prices in ops.values()}
     priced = PricedSpace(
         space=space,
         pricer=pricer,
         workload=work,
         accounting=accounting,
         prices={vertex: sums[id(prices)] for vertex, prices in ops.items()},
-        costs={vertex: costs[id(prices)] for vertex, prices in ops.items()},
+        costs=_costs(ops, work.new_tokens),
         num_ops=(space.base.num_layers + 2) * max(map(len, ops.values())),
     )
     _check_additive(priced, layer_prices)
@@ -94,7 +93,7 @@ def deployed_costs(priced: PricedSpace, graph: nx.DiGraph) -> dict[Vertex, Cost]
     """The costs of the vertices of a space's deployed graph, in the same units as those of the space."""
     layer_prices = LayerPrices(priced.space.base, priced.pricer, priced.workload, "deployed")
     ops = layer_prices.by_vertex(graph, lambda choice: choice.layer)
-    return {vertex: _cost(prices, priced.workload.new_tokens) for vertex, prices in ops.items()}
+    return _costs(ops, priced.workload.new_tokens)
 
 
 def extrapolated(priced: PricedSpace, member: Member) -> tuple[str, ...]:
@@ -213,14 +212,18 @@ def _sum(prices: list[Price], num_shares: int) -> Price:
     return shared_price(total_price(prices or [FREE]), num_shares)
 
 
-def _cost(prices: Iterable[Price], num_shares: int) -> Cost:
+def _costs(ops: Mapping[Vertex, list[Price]], num_shares: int) -> dict[Vertex, Cost]:
+    """By vertex the sum of its ops, each rounded; layers repeat their lists of prices, and those their prices."""
     per_share = [units_per / num_shares for units_per in UNITS_PER.values()]
-
-    def units(price: Price) -> Cost:
-        costs = (getattr(price, measure) or 0 for measure in UNITS_PER)
-        return tuple(round(cost * per) for cost, per in zip(costs, per_share, strict=True))
-
-    return added([(0,) * len(UNITS_PER), *map(units, prices)])
+    free = (0,) * len(UNITS_PER)
+    every = {id(price): price for prices in ops.values() for price in prices}
+    units = {
+        key: tuple(round((getattr(price, name) or 0) * per) for name, per in zip(UNITS_PER, per_share, strict=True))
+        for key, price in every.items()
+    }
+    lists = {id(prices): prices for prices in ops.values()}
+    sums = {key: added([free, *(units[id(price)] for price in prices)]) for key, prices in lists.items()}
+    return {vertex: sums[id(prices)] for vertex, prices in ops.items()}
 
 
 def _remembered(pricer: Pricer) -> PriceOp:

@@ -15,9 +15,17 @@ from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from search_spaces.bases import MAX_LAYERS, Dimensions
 from search_spaces.budget import feasible as feasible_module
-from search_spaces.budget.feasible import FeasibleSpace, check_feasible, num_deployed, price_slices, within_budget
+from search_spaces.budget.feasible import (
+    Bounded,
+    FeasibleSpace,
+    check_feasible,
+    num_deployed,
+    price_slices,
+    within_budget,
+)
 from search_spaces.budget.priced_space import Measure, PricedSpace, cheapest, most_expensive, price_of, price_space
 from search_spaces.definition import Definition, load_definition
+from search_spaces.deployed import deployed
 from search_spaces.notation import parse
 from search_spaces.space import SearchSpace, build_space, load_space, members, num_members
 
@@ -273,3 +281,27 @@ def test_keys_beyond_the_storage_and_without_a_dealer(keyed: PricedSpace) -> Non
     other = price_space(keyed.space, load_pricer("semi2k"), 8)
     with pytest.raises(UserError, match="--budget-keys is of a dealer's keys, but protocol semi2k has none"):
         within_budget(other, Budget(key_bytes=1e9))
+
+
+@given(shares=st.tuples(*[st.floats(0.0, 1.0)] * 3))
+def test_members_within_the_budgets_of_two_protocols(keyed: PricedSpace, shares: tuple[float, ...]) -> None:
+    other = price_space(keyed.space, load_pricer("semi2k", "wan"), 8)
+    axes: list[tuple[PricedSpace, Measure]] = [(other, "latency_s"), (keyed, "latency_s"), (keyed, "key_bytes")]
+    bounds = []
+    for (priced, measure), share in zip(axes, shares, strict=True):
+        low, high = (getattr(price_of(priced, end(priced, measure)), measure) for end in (cheapest, most_expensive))
+        bounds.append(low + share * (high - low))
+    first, second = Budget(latency_s=bounds[0]), Budget(latency_s=bounds[1], key_bytes=bounds[2])
+    found = within_budget(other, first, [Bounded(keyed, second)])
+    expected = set(within_budget(other, first).members()) & set(within_budget(keyed, second).members())
+    assert set(found.members()) == expected
+    assert found.num_feasible == len(expected)
+    assert all(found.fits(member) for member in expected)
+    assert num_deployed(found)[1] == len({deployed(member.architecture) for member in expected})
+
+
+def test_nothing_within_two_budgets_names_the_cheapest_under_each(keyed: PricedSpace) -> None:
+    other = price_space(keyed.space, load_pricer("semi2k"), 8)
+    found = within_budget(other, Budget(latency_s=60.0), [Bounded(keyed, Budget(latency_s=1e-6))])
+    with pytest.raises(InfeasibleError, match=r"budget of 1.00 min under 'semi2k' and 1e-06 s under 'sigma' at seq"):
+        check_feasible(found)
