@@ -62,13 +62,14 @@ def shared_price(price: Price, num_shares: int) -> Price:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """Upper bounds a model must meet; None is no bound.
+    """Upper bounds a model must meet; None is no bound. What a price does not know is within no bound.
 
     Raises UserError if a bound is not positive and finite.
     """
 
     latency_s: float | None = None
     sent_bytes: float | None = None
+    key_bytes: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -76,7 +77,16 @@ class Budget:
             if bound is not None and not 0 < bound < float("inf"):
                 raise UserError(f"budget `{field.name}` must be positive and finite, but got {bound}.")
 
-    def admits(self, *, latency_s: float, sent_bytes: float) -> bool:
-        return (self.latency_s is None or latency_s <= self.latency_s) and (
-            self.sent_bytes is None or sent_bytes <= self.sent_bytes
-        )
+    def check_keys(self, protocol: str, *, has_keys: bool) -> None:
+        """Raises UserError for a bound of keys under a protocol whose prices have none."""
+        if self.key_bytes is not None and not has_keys:
+            raise UserError(f"--budget-keys is of a dealer's keys, but protocol {protocol} has none; leave it out.")
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """By name of the field."""
+        return {field.name: bound for field in fields(self) if (bound := getattr(self, field.name)) is not None}
+
+    def admits(self, **costs: float | None) -> bool:
+        """Whether costs, by name of the field, are all within the bounds."""
+        return all((cost := costs[name]) is not None and cost <= bound for name, bound in self.bounds.items())

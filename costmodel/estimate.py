@@ -16,12 +16,14 @@ class Pricer(ABC):
     protocol, network: the names the command line knows; network is None where it is fitted in.
     cost_model_id: equal for equal prices of every op; see `protocols.identity`.
     range_over: what the latency range is a range over, in words.
+    has_keys: whether a dealer sends each party keys ahead of a run, which prices have.
     """
 
     protocol: str
     network: str | None
     cost_model_id: str
     range_over: str
+    has_keys: bool = False
 
     @property
     @abstractmethod

@@ -12,7 +12,18 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import driver, fidelity, link_seconds, pricing, seconds, smollm2, step_cost, throughput, width
+from experiments import (
+    driver,
+    fidelity,
+    link_seconds,
+    pricing,
+    protocols,
+    seconds,
+    smollm2,
+    step_cost,
+    throughput,
+    width,
+)
 from experiments.papers import run as papers
 from experiments.papers.settings import Settings as PaperSettings
 from experiments.searchers import benchmark, exact_programs, placements, table
@@ -38,6 +49,7 @@ KINDS: dict[str, Kind] = {  # as an experiment's YAML states it
     "link-seconds": Kind(link_seconds.Settings, link_seconds.run),
     PAPER: Kind(PaperSettings, papers.run),
     "pricing": Kind(pricing.Settings, pricing.run),
+    "protocols": Kind(protocols.Settings, protocols.run),
     "search-benchmark": Kind(benchmark.Settings, benchmark.run),
     "seconds": Kind(seconds.Settings, seconds.run),
     "table": Kind(table.Settings, table.run),

@@ -23,6 +23,7 @@ from search_spaces.budget.feasible import check_feasible
 RESUMABLE = (
     "budget_latency",
     "budget_comm",
+    "budget_keys",
     "num_trials",
     "finalist_seeds",
     "time_budget",
@@ -64,7 +65,7 @@ class Run(PlainRun):
     def reprice(self, **prices: Any) -> "RepricedRun":
         """The run's trials under other prices; nothing is trained again, and the ledger stays as it is.
 
-        prices: protocol, network, testbed, seq_len, budget_latency and budget_comm, as `nas.run.reprice.reprice` has
+        prices: protocol, network, testbed, seq_len, budget_latency, budget_comm and budget_keys, as `reprice` has
         them. Raises UserError if no trial is completed, or for prices that do not exist or do not go together.
         """
         return RepricedRun(run=self, found=reprice(self, **prices))

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from costmodel.config import cli
-from costmodel.config.units import format_seconds, parse_bytes, parse_seconds
+from costmodel.config.units import format_seconds, parse_budget
 from costmodel.cost import Budget, Price
 from costmodel.data_range import describe
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
+from costmodel.protocols.by_protocol import asked_of_each
 from costmodel.trust import facts
 from search_spaces.architecture import arch_id
 from search_spaces.budget.feasible import (
+    Bounded,
     FeasibleSpace,
     check_feasible,
     format_budget,
@@ -27,6 +29,7 @@ from search_spaces.budget.feasible import (
 )
 from search_spaces.budget.priceable import priceable
 from search_spaces.budget.priced_space import (
+    UNITS_PER,
     Accounting,
     PricedSpace,
     cheapest,
@@ -50,7 +53,10 @@ def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) ->
     """
     feasible = _feasible(space, **asked)
     priced, size = feasible.priced, num_members(feasible.space)
-    ends = {"cheapest": _member(priced, cheapest(priced)), "most_expensive": _member(priced, most_expensive(priced))}
+    ends = {
+        "cheapest": _member(feasible, cheapest(priced)),
+        "most_expensive": _member(feasible, most_expensive(priced)),
+    }
     if format == "json":
         share = feasible.num_feasible / size
         whole, within = num_deployed(feasible) if priced.accounting == "deployed" else (None, None)
@@ -79,8 +85,9 @@ def list_members(space: str, limit: int = 20, format: Literal["text", "json"] = 
         raise UserError(f"--limit must be at least 1, but got {limit}.")
     feasible = _feasible(space, **asked)
     check_feasible(feasible)
-    within = members(feasible.space) if feasible.budget == Budget() else feasible.members()
-    listed = [_member(feasible.priced, member) for member in islice(within, min(limit, sys.maxsize))]
+    is_whole = all(one.budget == Budget() for one in feasible.every)
+    within = members(feasible.space) if is_whole else feasible.members()
+    listed = [_member(feasible, member) for member in islice(within, min(limit, sys.maxsize))]
     if format == "json":
         print(_json({**_setting(feasible), "members": listed}))
         return
@@ -117,6 +124,7 @@ def _feasible(
     *,
     budget_latency: str | None = None,
     budget_comm: str | None = None,
+    budget_keys: str | None = None,
     seq_len: int = 128,
     protocol: str = "published",
     network: str | None = None,
@@ -129,24 +137,37 @@ def _feasible(
         space: a shipped space or a .yaml file.
         budget_latency: most time per token, with a unit, such as 5min.
         budget_comm: most bytes sent per token, with a unit, such as 8GB.
+        budget_keys: most bytes of keys that a dealer sends each party per token, with a unit, such as 8GB.
         seq_len: tokens of the prompt.
-        protocol: published, semi2k, aby3, cheetah, sigma or crypten.
+        protocol: published, semi2k, aby3, cheetah, sigma or crypten; or several with commas between: members are within the
+            budgets of each, such as --budget-latency semi2k=60s,sigma=2s, and those of other protocols as constraints.
         network: loopback, lan (the default), wan or a .yaml file; `published` has its own fitted in and takes none.
         testbed: compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
         accounting: prices of what a member deploys to, or as written, as the papers price; by default deployed, but as
             written for a space that lists its members.
     """
-    pricer = load_pricer(protocol, network, testbed)
-    budget = Budget(
-        latency_s=None if budget_latency is None else parse_seconds(budget_latency, "--budget-latency"),
-        sent_bytes=None if budget_comm is None else parse_bytes(budget_comm, "--budget-comm"),
-    )
+    flags = {
+        "network": network,
+        "budget_latency": budget_latency,
+        "budget_comm": budget_comm,
+        "budget_keys": budget_keys,
+    }
     loaded, workload = load_space(space), Workload(prompt_len=seq_len)
     accounting = accounting or ("deployed" if loaded.definition.choices else "written")
-    kept, left_out = priceable(loaded, pricer, workload, accounting)
-    for choice, reason in left_out.items():
-        print(f"left out of the space: {choice}: {reason}", file=sys.stderr)
-    return within_budget(price_space(kept, pricer, workload, accounting), budget)
+    asked = asked_of_each(protocol, flags)
+    pricers = {name: load_pricer(name, of["network"], testbed) for name, of in asked.items()}
+    for pricer in pricers.values():
+        loaded, left_out = priceable(loaded, pricer, workload, accounting)
+        for choice, reason in left_out.items():
+            print(f"left out of the space: {choice}: {reason}", file=sys.stderr)
+    first, *also = (
+        Bounded(
+            price_space(loaded, pricers[name], workload, accounting),
+            parse_budget(of["budget_latency"], of["budget_comm"], of["budget_keys"]),
+        )
+        for name, of in asked.items()
+    )
+    return within_budget(*first, also)
 
 
 def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
@@ -160,6 +181,7 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
         "trust": facts(priced.pricer.trust),
         "accounting": priced.accounting,
         "budget": asdict(feasible.budget),
+        **({"also": {_protocol(one): asdict(one.budget) for one in feasible.also}} if feasible.also else {}),
         "num_architectures": num_architectures(priced.space),
         "num_members": num_members(priced.space),
         "num_feasible": feasible.num_feasible,
@@ -167,21 +189,32 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
     }
 
 
-def _member(priced: PricedSpace, member: Member) -> dict[str, Any]:
-    price = price_of(priced, member)
+def _member(feasible: FeasibleSpace, member: Member) -> dict[str, Any]:
+    prices = {_protocol(one): price_of(one.priced, member) for one in feasible.also}
     return {
         "name": name_of(member.architecture, entropy_regularised=member.entropy_regularised),
         "arch_id": arch_id(member.architecture),
-        "latency_s": price.latency_s,
-        "sent_bytes": price.sent_bytes,
-        "extrapolated": list(extrapolated(priced, member)),
+        **_costs(price_of(feasible.priced, member)),
+        "extrapolated": list(extrapolated(feasible.priced, member)),
+        **({"also": {protocol: _costs(price) for protocol, price in prices.items()}} if prices else {}),
     }
 
 
+def _costs(price: Price) -> dict[str, float | None]:
+    return {measure: getattr(price, measure) for measure in UNITS_PER}
+
+
 def _line(member: dict[str, Any]) -> str:
-    price = Price(latency_s=member["latency_s"], sent_bytes=member["sent_bytes"])
+    price = format_price(Price(**{measure: member[measure] for measure in UNITS_PER}))
+    also = "".join(f"; {name}: {format_price(Price(**costs))}" for name, costs in member.get("also", {}).items())
     outside = describe(member["extrapolated"])
-    return f"{member['name']}  {member['arch_id']}  {format_price(price)}{outside and f'; {outside}'}"
+    return f"{member['name']}  {member['arch_id']}  {price}{also}{outside and f'; {outside}'}"
+
+
+def _protocol(one: Bounded) -> str:
+    """With its network, where that is not fitted in."""
+    pricer = one.priced.pricer
+    return pricer.protocol if pricer.network is None else f"{pricer.protocol} on {pricer.network}"
 
 
 def _parts(priced: PricedSpace, member: Member) -> str:
@@ -196,13 +229,14 @@ def _architectures(feasible: FeasibleSpace) -> str:
 
 
 def _within(feasible: FeasibleSpace) -> str:
-    num, size, pricer = feasible.num_feasible, num_members(feasible.space), feasible.priced.pricer
-    network = "" if pricer.network is None else f" on {pricer.network}"
-    budget = "no budget" if feasible.budget == Budget() else f"within {format_budget(feasible.budget)}"
-    return (
-        f"{budget} per token at T={feasible.priced.seq_len}, protocol {pricer.protocol}{network}: "
-        f"{num:,} members ({100 * num / size:.3g} %){format_left_out(feasible)}"
+    num, size = feasible.num_feasible, num_members(feasible.space)
+    first, *others = (
+        f"{'no budget' if one.budget == Budget() else f'within {format_budget(one.budget)}'} per token at "
+        f"T={feasible.priced.seq_len}, protocol {_protocol(one)}"
+        for one in feasible.every
     )
+    also = "".join(f", and {other}" for other in others)
+    return f"{first}{also}: {num:,} members ({100 * num / size:.3g} %){format_left_out(feasible)}"
 
 
 def _shown(key: str, value: Any) -> list[str]:

@@ -4,6 +4,7 @@ import math
 import re
 from decimal import Decimal
 
+from costmodel.cost import Budget
 from costmodel.errors import UserError
 
 SECONDS: dict[str, float] = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -22,6 +23,15 @@ def parse_seconds(text: str, subject: str) -> float:
 def parse_bytes(text: str, subject: str) -> float:
     """Bytes of a size such as `8GB` (1e9 bytes each). Raises UserError naming `subject`."""
     return _parse(text, subject, BYTES, "800MB or 8GB")
+
+
+def parse_budget(latency: str | None, comm: str | None, keys: str | None) -> Budget:
+    """The bounds of `--budget-latency`, `--budget-comm` and `--budget-keys`; None is none. Raises UserError."""
+    return Budget(
+        latency_s=None if latency is None else parse_seconds(latency, "--budget-latency"),
+        sent_bytes=None if comm is None else parse_bytes(comm, "--budget-comm"),
+        key_bytes=None if keys is None else parse_bytes(keys, "--budget-keys"),
+    )
 
 
 def parse_bits_per_s(text: str, subject: str) -> float:

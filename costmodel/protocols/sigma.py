@@ -51,6 +51,7 @@ class Sigma(Pricer):
     network: str
     cost_model_id: str
     range_over: str = "errors of seconds fitted on published GPUs, not yours"
+    has_keys: bool = True
     setting: SigmaSetting
     testbed: SigmaTestbed
     link: Network

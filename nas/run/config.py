@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from costmodel.config.units import parse_bytes, parse_seconds
+from costmodel.config.units import parse_budget, parse_seconds
 from costmodel.cost import Budget
 from costmodel.deployment.deploy import Deployment, Projection
 from costmodel.errors import UserError
@@ -40,6 +40,8 @@ class StudyConfig:
             takes.
         budget_comm: most bytes all parties together may send per token, with a unit, such as 8GB, or as 50% of what
             --parent sends.
+        budget_keys: most bytes of keys that a dealer may send each party per token, with a unit, such as 8GB, or as 50%
+            of the keys of --parent; for protocols with a dealer.
         space: a shipped search space, the path of a space's YAML file, or parent: the layers of --parent, each with
             what can be had in its place. By default gpt2-small, or parent where that is of another block.
         seq_len: tokens in the prompt, for pricing and for training.
@@ -91,6 +93,7 @@ class StudyConfig:
 
     budget_latency: str
     budget_comm: str | None = None
+    budget_keys: str | None = None
     space: str = USUAL_SPACE
     seq_len: int = 128
     protocol: str = "published"
@@ -150,7 +153,8 @@ class StudyConfig:
                 raise UserError(f"--recipe.scale.{flag(name)[2:]} is that of --scale in a search; leave it out.")
         if self.scale == "parent" and self.parent in (None, "none"):
             raise UserError("--scale parent is the size of a trained model; name it by --parent.")
-        shares = [text for text in (self.budget_latency, self.budget_comm) if is_share(text)]
+        budgets = self.budget_latency, self.budget_comm, self.budget_keys
+        shares = [text for text in budgets if is_share(text)]
         if shares and self.parent in (None, "none"):
             raise UserError(f"a budget of {shares[0]} is a share of what --parent takes; name it, or give a unit.")
         _ = shares or self.budget, self.workload
@@ -158,8 +162,7 @@ class StudyConfig:
     @property
     def budget(self) -> Budget:
         """Raises UserError for shares of a parent's price, which `nas.study.priced_study.with_parent` resolves."""
-        comm = None if self.budget_comm is None else parse_bytes(self.budget_comm, "--budget-comm")
-        return Budget(latency_s=parse_seconds(self.budget_latency, "--budget-latency"), sent_bytes=comm)
+        return parse_budget(self.budget_latency, self.budget_comm, self.budget_keys)
 
     @property
     def workload(self) -> Workload:

@@ -51,8 +51,8 @@ class Record:
     documents: of a completed trial, for each validation document that `meta.json` names its share in the loss, which
         they add up to, and its nats per token; second_documents: the same on the second corpus.
     deployed_id, deployed: id and placement of what the trial deploys to: by rule, and once it is completed what its
-        weights were verified to fold to. latency_s, sent_bytes, rounds: of that; predicted_latency_s and
-        predicted_sent_bytes: by rule.
+        weights were verified to fold to. latency_s, sent_bytes, key_bytes, rounds: of that; predicted_latency_s,
+        predicted_sent_bytes and predicted_key_bytes: by rule.
     left_unfolded, fold_*: see `nas.training.outcome.VerifiedForm`.
     """
 
@@ -89,6 +89,7 @@ class Record:
     cost_model_id: str
     rounds: float | None
     sent_bytes: float
+    key_bytes: float | None = None
     latency_s: float
     latency_s_range: tuple[float, float] | None
     flags: tuple[str, ...] = ()
@@ -99,6 +100,7 @@ class Record:
     deployed: str | None = None
     predicted_latency_s: float | None = None
     predicted_sent_bytes: float | None = None
+    predicted_key_bytes: float | None = None
     left_unfolded: tuple[str, ...] = ()
     fold_logits_error: float | None = None
     fold_fixed_point_error: float | None = None

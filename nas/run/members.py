@@ -129,6 +129,11 @@ class TrainedMember:
     def sent_bytes(self) -> float:
         return self.most_expensive.sent_bytes
 
+    @property
+    def key_bytes(self) -> float | None:
+        """That a dealer sends each party ahead of a run; None without one."""
+        return self.most_expensive.key_bytes
+
 
 def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:
     """Every candidate and baseline of a ledger with a completed trial, in order of proposal."""

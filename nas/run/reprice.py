@@ -5,16 +5,18 @@ of the run, means over seeds, trained at its own sequence length. The front is r
 compared.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from costmodel.config.units import parse_bytes, parse_seconds
+from costmodel.config.units import parse_budget
 from costmodel.cost import Budget, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import SETTINGS, load_pricer, setting_of
+from costmodel.protocols.by_protocol import asked_of_each
 from nas.run.folder import run_pricer
 from nas.run.front import front_of, is_eligible
 from nas.run.ledger import Record, deployed_of
@@ -24,6 +26,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.pricing import price_architecture
 from search_spaces.workload import Workload
 
+BY_PROTOCOL = ("network", "budget_latency", "budget_comm", "budget_keys")
 Status = Literal["stays", "enters", "over budget", "dominated"]
 
 
@@ -77,25 +80,25 @@ def reprice(
     seq_len: int | None = None,
     budget_latency: str | None = None,
     budget_comm: str | None = None,
+    budget_keys: str | None = None,
 ) -> WhatIf:
     """A run's trials under other prices.
 
     Args:
         run: any with a completed trial.
-        protocol: price under published, semi2k, aby3, cheetah, sigma or crypten, instead of the run's.
+        protocol: price under published, semi2k, aby3, cheetah, sigma or crypten, instead of the run's; in nas.plot several with
+            commas between, of which network and budgets may say each its own, such as semi2k=60s,sigma=2s.
         network: loopback, lan (the default), wan or a .yaml file; by default the run's, if the protocol is the run's.
         testbed: compute seconds from `python -m costmodel calibrate`; by default likewise.
         seq_len: tokens of the prompt, instead of the run's.
         budget_latency: most time per token, with a unit, such as 5min; by default none.
         budget_comm: most bytes sent per token, with a unit, such as 8GB; by default none.
+        budget_keys: most bytes of keys that a dealer sends each party per token, with a unit; by default none.
 
     Raises UserError if no trial is completed, or for prices that do not exist or do not go together.
     """
     config = run.config
-    budget = Budget(
-        latency_s=None if budget_latency is None else parse_seconds(budget_latency, "--budget-latency"),
-        sent_bytes=None if budget_comm is None else parse_bytes(budget_comm, "--budget-comm"),
-    )
+    budget = parse_budget(budget_latency, budget_comm, budget_keys)
     if protocol in (None, config.protocol):
         pricer = run_pricer(run.folder, config, network, testbed)
     else:
@@ -105,11 +108,24 @@ def reprice(
     return what_if(run, pricer, workload, budget)
 
 
+def reprice_each(run: Run, prices: Mapping[str, Any]) -> tuple[WhatIf, ...]:
+    """A run's trials under each of the protocols in a list with commas.
+
+    prices: as `reprice` takes it, or, of network and budgets, NAME=VALUE for each protocol. Without a name a budget of
+    keys is that of the protocols that have keys.
+
+    Raises UserError as `reprice` and `asked_of_each` do.
+    """
+    each = asked_of_each(prices["protocol"], {flag: prices.get(flag) for flag in BY_PROTOCOL})
+    return tuple(reprice(run, **{**prices, "protocol": name, **asked}) for name, asked in each.items())
+
+
 def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> WhatIf:
     """A run's trials under another pricer, for another workload.
 
     Raises UserError if no trial is completed, the base cannot take the workload, or an op has no price.
     """
+    budget.check_keys(pricer.protocol, has_keys=pricer.has_keys)
     if not run.completed:
         raise UserError("the run has no completed trial yet, so there is nothing to price anew.")
     repriced = _repriced(run, pricer, workload)
@@ -137,6 +153,7 @@ def _repriced(run: Run, pricer: Pricer, workload: Workload) -> tuple[Record, ...
             cost_model_id=pricer.cost_model_id,
             rounds=price.rounds,
             sent_bytes=price.sent_bytes,
+            key_bytes=price.key_bytes,
             latency_s=price.latency_s,
             latency_s_range=None,
         )

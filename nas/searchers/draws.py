@@ -81,8 +81,7 @@ class Draws:
 
     def slice_of(self, optimum: Optimum) -> int | None:
         """The number of the slice that holds it, None if none does."""
-        latency, sent = (units // self.feasible.step for units in optimum.cost)
-        return self.slice_at((latency, sent))
+        return self.slice_at(tuple(units // self.feasible.step for units in optimum.cost))
 
     def slice_at(self, cost: Cost) -> int | None:
         """The number of the slice that holds members of this cost, in steps, None if none does."""

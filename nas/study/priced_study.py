@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from costmodel.config.units import format_count, parse_share
+from costmodel.cost import Budget
 from costmodel.data_range import describe
 from nas.recipe.recipe import SCALES, trained_architecture, usual_scale
 from nas.run.config import USUAL_SPACE, StudyConfig, is_share
@@ -92,15 +93,18 @@ def with_parent(config: StudyConfig) -> StudyConfig:
         config = replace(config, space=OWN)
     if config.scale == usual_scale(None):
         config = replace(config, scale=usual_scale(parent))
-    if not (is_share(config.budget_latency) or is_share(config.budget_comm)):
+    if not any(map(is_share, (config.budget_latency, config.budget_comm, config.budget_keys))):
         return config
     space = run_space(None, config, _tables(config, None))
     theirs = parse(placement(parent), space.base).architecture
     price = price_architecture(theirs, run_pricer(None, config), config.workload, config.accounting).price
+    if is_share(config.budget_keys):
+        Budget(key_bytes=1.0).check_keys(config.protocol, has_keys=price.key_bytes is not None)
     return replace(
         config,
         budget_latency=_resolved(config.budget_latency, price.latency_s, "s", "--budget-latency"),
         budget_comm=config.budget_comm and _resolved(config.budget_comm, price.sent_bytes, "B", "--budget-comm"),
+        budget_keys=config.budget_keys and _resolved(config.budget_keys, price.key_bytes or 0, "B", "--budget-keys"),
     )
 
 

@@ -118,10 +118,12 @@ def _repriced(record: Record, config: StudyConfig, feasible: FeasibleSpace, meta
         cost_model_id=pricer.cost_model_id,
         rounds=verified.price.rounds,
         sent_bytes=verified.price.sent_bytes,
+        key_bytes=verified.price.key_bytes,
         latency_s=verified.price.latency_s,
         latency_s_range=verified.latency_s_range,
         predicted_latency_s=predicted.price.latency_s if folds else None,
         predicted_sent_bytes=predicted.price.sent_bytes if folds else None,
+        predicted_key_bytes=predicted.price.key_bytes if folds else None,
     )
 
 

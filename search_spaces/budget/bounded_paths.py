@@ -8,14 +8,15 @@ together. That keeps tables at a few thousand rows where whole paths have tens o
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import mul
 from typing import NamedTuple, TypeAlias
 
 import networkx as nx
 import numpy as np
 
 from search_spaces.architecture import Layer
-from search_spaces.budget.cost_counts import Cost, Sums, merged, num_at, num_between, nums_within, single
+from search_spaces.budget.cost_counts import Cost, Sums, Way, num_at, num_between, nums_within, prolonged, single
 from search_spaces.budget.edges import Edge, edges_by_depth
 from search_spaces.graph import Vertex
 from search_spaces.space import random_below
@@ -36,10 +37,10 @@ class Move(NamedTuple):
 class BoundedPaths:
     """Made by `bounded_paths`; a window of it by `windowed`.
 
-    limit: most latency and bytes. above: latency that paths must exceed, -1 for none.
+    limit: most of every measure. above: of the first one, what paths must exceed, -1 for none.
     departures, arrivals: the moves from and to each boundary.
     before, suffix_counts: costs of the ways from the source to a boundary, and from a boundary to the sink.
-    cut_states: every boundary at the cut, with every cost of reaching it from which some path stays within the limit.
+    cut_states: every boundary at the cut, with every row of `before` from which some path stays within the limit.
     cumulative_counts: the number of such paths, accumulated over the cut_states.
     """
 
@@ -49,7 +50,7 @@ class BoundedPaths:
     arrivals: dict[At, list[Move]]
     before: dict[At, Sums]
     suffix_counts: dict[At, Sums]
-    cut_states: list[tuple[At, Cost]] = field(default_factory=list)
+    cut_states: list[tuple[At, int]] = field(default_factory=list)
     cumulative_counts: list[int] = field(default_factory=list)
 
     @property
@@ -65,12 +66,15 @@ def bounded_paths(graph: nx.DiGraph, costs: dict[Vertex, Cost], limit: Cost) -> 
     levels = edges_by_depth(graph)
     departures, arrivals = _moves(levels, costs)
     cut, last = len(levels) // 2, len(levels)
-    before = {(0, 0): single((0, 0))}
-    for at in (at for at in sorted(arrivals) if at[0] <= cut):
-        before[at] = merged((before[move.start], move.cost, len(move.layers)) for move in arrivals[at])
-    suffix_counts = {at: single((0, 0)) for at in arrivals if at[0] == last}
-    for at in (at for at in sorted(departures, reverse=True) if at[0] >= cut):
-        suffix_counts[at] = merged((suffix_counts[move.stop], move.cost, len(move.layers)) for move in departures[at])
+    free = single((0,) * len(limit))
+    before = {(0, 0): free}
+    for depth in range(1, cut + 1):
+        ways = (Way(move.start[1], move.stop[1], move.cost, len(move.layers)) for move in _into(arrivals, depth))
+        before |= _at(depth, prolonged(_tables(before, depth - 1), ways))
+    suffix_counts = {at: free for at in arrivals if at[0] == last}
+    for depth in reversed(range(cut, last)):
+        ways = (Way(move.stop[1], move.start[1], move.cost, len(move.layers)) for move in _into(departures, depth))
+        suffix_counts |= _at(depth, prolonged(_tables(suffix_counts, depth + 1), ways))
     tables = BoundedPaths(
         limit=limit, above=-1, departures=departures, arrivals=arrivals, before=before, suffix_counts=suffix_counts
     )
@@ -78,23 +82,36 @@ def bounded_paths(graph: nx.DiGraph, costs: dict[Vertex, Cost], limit: Cost) -> 
 
 
 def windowed(paths: BoundedPaths, above: int, most: int) -> BoundedPaths:
-    """Those of the paths whose latency is more than `above` and at most `most`, which is within their limit."""
+    """Those of the paths that cost more than `above` and at most `most`, within their limit, in the first measure."""
     assert most <= paths.limit[0]
-    return _limited(paths, (most, paths.limit[1]), above)
+    return _limited(paths, (most, *paths.limit[1:]), above)
+
+
+def _into(moves: dict[At, list[Move]], depth: int) -> Iterator[Move]:
+    return (move for at, found in moves.items() if at[0] == depth for move in found)
+
+
+def _tables(sums: dict[At, Sums], depth: int) -> dict[int, Sums]:
+    """Of one level, by number of the boundary."""
+    return {at[1]: table for at, table in sums.items() if at[0] == depth}
+
+
+def _at(depth: int, tables: dict[int, Sums]) -> dict[At, Sums]:
+    return {(depth, number): tables[number] for number in sorted(tables)}
 
 
 def _limited(paths: BoundedPaths, limit: Cost, above: int) -> BoundedPaths:
     """With every way to reach the cut that can be completed within the limits, and the number of paths it begins."""
-    cut_states: list[tuple[At, Cost]] = []
+    cut_states: list[tuple[At, int]] = []
     nums: list[int] = []
     for at in (at for at in paths.before if at in paths.suffix_counts):
         reach, rest = paths.before[at], paths.suffix_counts[at]
-        endings = nums_within(rest, limit[0] - reach.latency, limit[1] - reach.sent)
+        endings = nums_within(rest, np.array(limit, dtype=np.int64) - reach.costs)
         if above >= 0:
-            endings = endings - nums_within(rest, above - reach.latency, limit[1] - reach.sent)
-        for row in np.flatnonzero(endings > 0):
-            cut_states.append((at, (int(reach.latency[row]), int(reach.sent[row]))))
-            nums.append(int(reach.num_paths[row]) * int(endings[row]))
+            endings = endings - nums_within(rest, np.array((above, *limit[1:]), dtype=np.int64) - reach.costs)
+        rows = np.flatnonzero(endings > 0)
+        cut_states += zip(repeat(at), rows.tolist())
+        nums += map(mul, reach.num_paths[rows].tolist(), endings[rows].tolist())
     return replace(paths, limit=limit, above=above, cut_states=cut_states, cumulative_counts=list(accumulate(nums)))
 
 
@@ -116,16 +133,21 @@ def _moves(levels: list[list[Edge]], costs: dict[Vertex, Cost]) -> tuple[dict[At
 def draw(paths: BoundedPaths, rng: np.random.Generator) -> list[Layer]:
     """The layers of a path within the limits, drawn uniformly; there must be one."""
     index = bisect_right(paths.cumulative_counts, random_below(paths.num_paths, rng))
-    at, cost = paths.cut_states[index]
+    at, cost = _at_cut(paths, *paths.cut_states[index])
     return [*_drawn_before(paths, at, cost, rng), *_drawn_after(paths, at, cost, rng)]
 
 
 def layers_of_paths(paths: BoundedPaths) -> Iterator[tuple[Layer, ...]]:
     """The layers of every path within the limits, once each, by ascending cost of the first half."""
-    for at, cost in paths.cut_states:
+    for at, cost in (_at_cut(paths, *state) for state in paths.cut_states):
         for beginning in _ways_before(paths, at, cost):
             for ending in _ways_after(paths, at, paths.above - cost[0], _less(paths.limit, cost)):
                 yield (*beginning, *ending)
+
+
+def _at_cut(paths: BoundedPaths, at: At, row: int) -> tuple[At, Cost]:
+    """A boundary with the cost of reaching it."""
+    return at, tuple(map(int, paths.before[at].costs[row]))
 
 
 def _ways_before(paths: BoundedPaths, at: At, cost: Cost) -> Iterator[tuple[Layer, ...]]:
@@ -180,4 +202,4 @@ def _drawn_index(weights: Sequence[int], rng: np.random.Generator) -> int:
 
 
 def _less(first: Cost, second: Cost) -> Cost:
-    return first[0] - second[0], first[1] - second[1]
+    return tuple(one - other for one, other in zip(first, second, strict=True))

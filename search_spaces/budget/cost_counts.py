@@ -1,121 +1,230 @@
 """Tables of how many paths have which cost, and the questions a budget asks of them; all counts are exact.
 
-A cost is a pair of non-negative integers (latency and bytes, in whatever unit the caller has chosen). Counts take 64
-bits as long as they fit, which half of 12 layers does, and are Python integers in object arrays beyond.
+A cost is a tuple of non-negative integers, one for each measure (in whatever unit the caller has chosen). Counts take
+64 bits as long as they fit, which half of 12 layers does, and are Python integers in object arrays beyond.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import UserError
 
-Cost: TypeAlias = tuple[int, int]
+Cost: TypeAlias = tuple[int, ...]
 Ints: TypeAlias = NDArray[np.int64]
+Index: TypeAlias = NDArray[np.intp]
 Counts: TypeAlias = NDArray[Any]  # of 64-bit integers, or of Python's
 
 MAX_ROWS = 4_000_000
-BATCH_ROWS = 1_000_000  # merged at a time: about 100 MB
+BATCH_ROWS = 8_000_000  # sorted at a time: 64 MB
 MAX_COUNT = 2**62  # of all paths of a table in 64 bits
+
+
+class Way(NamedTuple):
+    """Alternatives, `times` many, of one cost, that prolong the paths of table `start` to paths of table `stop`."""
+
+    start: int
+    stop: int
+    cost: Cost
+    times: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sums:
-    """Distinct costs in ascending order, first by latency, then by bytes; `num_paths[i]` paths have cost i."""
+    """Distinct costs, rows x measures, in ascending order, first by the first; `num_paths[i]` paths have cost i."""
 
-    latency: Ints
-    sent: Ints
+    costs: Ints
     num_paths: Counts
 
     @cached_property
     def cumulative_counts(self) -> Counts | None:
-        """The paths of the first i costs, if none has bytes, as where only latency has a budget."""
-        return None if self.sent.any() else np.concatenate([[0], np.cumsum(self.num_paths)])
+        """The paths of the first i costs, if they differ in the first measure alone."""
+        return None if self.costs[:, 1:].any() else np.concatenate([[0], np.cumsum(self.num_paths)])
+
+
+def added(costs: Iterable[Cost]) -> Cost:
+    """Their sum, measure by measure; there must be one."""
+    return tuple(map(sum, zip(*costs, strict=True)))
 
 
 def single(cost: Cost) -> Sums:
     """One path of the given cost."""
-    return Sums(
-        latency=np.array([cost[0]], dtype=np.int64),
-        sent=np.array([cost[1]], dtype=np.int64),
-        num_paths=np.array([1], dtype=np.int64),
-    )
+    return Sums(costs=np.array([cost], dtype=np.int64), num_paths=np.array([1], dtype=np.int64))
 
 
-def merged(parts: Iterable[tuple[Sums, Cost, int]]) -> Sums:
-    """The union of (sums, added cost, multiplicity): paths prolonged by alternatives of that cost and number.
+def prolonged(tables: Mapping[int, Sums], ways: Iterable[Way]) -> dict[int, Sums]:
+    """By table that ways lead to, the costs of the paths of all tables with all ways between them.
 
-    Raises UserError if the table would grow beyond MAX_ROWS.
+    The tables of a level share most of their costs, so those are brought together once for all of them.
+
+    Raises UserError if there are more than MAX_ROWS distinct costs.
     """
-    whole, waiting, num_waiting = list[tuple[Sums, Cost, int]](), list[tuple[Sums, Cost, int]](), 0
+    alike: dict[Cost, list[Way]] = {}
+    for way in ways:
+        alike.setdefault(way.cost, []).append(way)
+    total = sum(int(tables[way.start].num_paths.sum()) * way.times for same in alike.values() for way in same)
+    kind: Any = np.int64 if total <= MAX_COUNT else object
+    old = {start: sums.num_paths.astype(kind) for start, sums in tables.items()}
+    reached = _reached(tables, {cost: frozenset(way.start for way in same) for cost, same in alike.items()})
+    stops = dict.fromkeys(way.stop for same in alike.values() for way in same)
+    nums = {stop: np.zeros(len(reached.costs), dtype=kind) for stop in stops}
+    for same, places in zip(alike.values(), reached.places, strict=True):
+        for way in same:
+            nums[way.stop][places[way.start]] += old[way.start] * way.times
+    order = np.lexsort(reached.costs.T[::-1])
+    costs = reached.costs[order]
+    return {stop: _without_zeros(costs, whole[order]) for stop, whole in nums.items()}
+
+
+class Reached(NamedTuple):
+    """Distinct costs in any order. places: for each way's cost, which of them the rows of each table come to."""
+
+    costs: Ints
+    places: Iterable[dict[int, Index]]
+
+
+def _reached(tables: Mapping[int, Sums], starts: Mapping[Cost, frozenset[int]]) -> Reached:
+    """All costs of tables with the costs of ways from them. starts: by cost of a way, the tables that it prolongs.
+
+    A cost is looked up by a number: the measures, times odd numbers, modulo 2^64. That two costs do not share one is
+    checked, measure by measure but for one, which the number then tells; if two do, other odd numbers are tried.
+    """
+    for odd in _odd_numbers(len(next(iter(starts)))):
+        joined, places = _joined(tables, odd)
+        rows = {used: np.unique(np.concatenate([places[start] for start in used])) for used in set(starts.values())}
+        inside = {used: {start: rows[used].searchsorted(places[start]) for start in used} for used in rows}
+        numbers = {used: joined[kept] @ odd for used, kept in rows.items()}
+        new = _distinct(numbers[used] + _number(cost, odd) for cost, used in starts.items())
+        sums = (numbers[used] + _number(cost, odd) for cost, used in starts.items())
+        at = [new.searchsorted(part).astype(np.int32) for part in sums]  # 4 bytes each, as there are tens of millions
+        costs = np.full((len(odd), len(new)), -1, dtype=np.int64)
+        is_sound = True
+        for measure, column in enumerate(costs[1:], 1):
+            before = {used: joined[kept, measure] for used, kept in rows.items()}
+            for (cost, used), stop in zip(starts.items(), at, strict=True):
+                after, known = before[used] + cost[measure], column[stop]
+                is_sound &= bool(((known == after) | (known < 0)).all())
+                column[stop] = after
+        if is_sound:
+            costs[0] = new - odd[1:] @ costs[1:]
+            ways = zip(starts.values(), at, strict=True)
+            return Reached(costs.T, ({start: stop[inside[used][start]] for start in used} for used, stop in ways))
+    raise AssertionError("odd numbers do not end")
+
+
+def _odd_numbers(num_measures: int) -> Iterator[Ints]:
+    """By which measures are multiplied, at random; the first by 1."""
+    rng = np.random.default_rng(0)
+    while True:
+        yield np.append(np.int64(1), 2 * rng.integers(2**62, size=num_measures - 1) + 1)
+
+
+def _number(cost: Cost, odd: Ints) -> np.int64:
+    return np.int64((np.array(cost, dtype=np.int64) * odd).sum())
+
+
+def _joined(tables: Mapping[int, Sums], odd: Ints) -> tuple[Ints, dict[int, Index]]:
+    """The costs of all tables by ascending number, each once, and where in them the rows of each table are."""
+    stacked = np.concatenate([sums.costs for sums in tables.values()])
+    _, firsts, places = np.unique(stacked @ odd, return_index=True, return_inverse=True)
+    ends = np.cumsum([len(sums.num_paths) for sums in tables.values()])[:-1]
+    return stacked[firsts], dict(zip(tables, np.split(places, ends), strict=True))
+
+
+def _distinct(parts: Iterable[Ints]) -> Ints:
+    """The numbers of all parts, ascending, each once. Raises UserError if there are more than MAX_ROWS."""
+    whole, waiting, num_waiting = np.zeros(0, dtype=np.int64), list[Ints](), 0
     for part in parts:
         waiting.append(part)
-        num_waiting += len(part[0].latency)
+        num_waiting += len(part)
         if num_waiting > BATCH_ROWS:
-            whole, waiting, num_waiting = [(_union([*whole, *waiting]), (0, 0), 1)], [], 0
-    return _union([*whole, *waiting])
+            whole, waiting, num_waiting = _some(np.unique(np.concatenate([whole, *waiting]))), [], 0
+    return _some(np.unique(np.concatenate([whole, *waiting])))
 
 
-def _union(parts: list[tuple[Sums, Cost, int]]) -> Sums:
-    num_paths = sum(int(sums.num_paths.sum()) * times for sums, _, times in parts)
-    kind: Any = np.int64 if num_paths <= MAX_COUNT else object
-    latency = np.concatenate([sums.latency + cost[0] for sums, cost, _ in parts])
-    sent = np.concatenate([sums.sent + cost[1] for sums, cost, _ in parts])
-    nums = np.concatenate([sums.num_paths.astype(kind) * times for sums, _, times in parts])
-    order = np.lexsort((sent, latency))
-    latency, sent, nums = latency[order], sent[order], nums[order]
-    changes = (np.diff(latency) != 0) | (np.diff(sent) != 0)
-    starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
-    if len(starts) > MAX_ROWS:
+def _some(numbers: Ints) -> Ints:
+    if len(numbers) > MAX_ROWS:
         raise UserError(
             f"the budget needs a table of at most {MAX_ROWS} distinct costs, but this space under this protocol needs "
-            f"{len(starts)} or more; give one budget instead of two, or fewer choices per layer."
+            f"{len(numbers)} or more; give fewer budgets, or fewer choices per layer."
         )
-    return Sums(latency=latency[starts], sent=sent[starts], num_paths=np.add.reduceat(nums, starts))
+    return numbers
+
+
+def _without_zeros(costs: Ints, num_paths: Counts) -> Sums:
+    kept = np.flatnonzero(num_paths)
+    if len(kept) == len(costs):
+        return Sums(costs=costs, num_paths=num_paths)
+    return Sums(costs=costs[kept], num_paths=num_paths[kept])
 
 
 def num_at(sums: Sums, cost: Cost) -> int:
     """How many paths cost exactly this."""
-    start, stop = sums.latency.searchsorted(cost[0]), sums.latency.searchsorted(cost[0], side="right")
-    row = start + sums.sent[start:stop].searchsorted(cost[1])
-    return int(sums.num_paths[row]) if row < stop and sums.sent[row] == cost[1] else 0
+    first = sums.costs[:, 0]
+    start, stop = first.searchsorted(cost[0]), first.searchsorted(cost[0], side="right")
+    equal = (sums.costs[start:stop, 1:] == cost[1:]).all(axis=1)
+    return int(sums.num_paths[start:stop][equal].sum())
 
 
 def num_within(sums: Sums, limit: Cost) -> int:
-    """How many paths cost at most this, in latency and in bytes."""
-    stop = sums.latency.searchsorted(limit[0], side="right")
-    if limit[1] >= 0 and sums.cumulative_counts is not None:
-        return int(sums.cumulative_counts[stop])
-    return int(sums.num_paths[:stop][sums.sent[:stop] <= limit[1]].sum())
+    """How many paths cost at most this, in every measure."""
+    stop = sums.costs[:, 0].searchsorted(limit[0], side="right")
+    if sums.cumulative_counts is not None:
+        return int(sums.cumulative_counts[stop]) if min(limit[1:], default=0) >= 0 else 0
+    return int(sums.num_paths[:stop][(sums.costs[:stop, 1:] <= limit[1:]).all(axis=1)].sum())
 
 
 def num_between(sums: Sums, above: int, limit: Cost) -> int:
-    """How many paths cost at most `limit`, and in latency more than `above`."""
-    return num_within(sums, limit) - (num_within(sums, (above, limit[1])) if above >= 0 else 0)
+    """How many paths cost at most `limit`, and in the first measure more than `above`."""
+    return num_within(sums, limit) - (num_within(sums, (above, *limit[1:])) if above >= 0 else 0)
 
 
-def nums_within(sums: Sums, limit_latency: Ints, limit_sent: Ints) -> Counts:
-    """`num_within` for many limits at once.
+def nums_within(sums: Sums, limits: Ints) -> Counts:
+    """`num_within` for many limits at once, limits x measures: O((rows + limits) log(rows)^(measures - 1)).
 
-    The rows up to a limit's latency are split into blocks whose lengths are the powers of two of their number; in
-    each block, sorted by bytes, one binary search counts. That takes O((rows + limits) log(rows)^2).
+    Source: Claude, Navarro and Ordonez 2015, "The wavelet matrix: an efficient wavelet tree for large alphabets",
+    https://doi.org/10.1016/j.is.2014.06.002, for counting in two dimensions; in more, of each part by the next one.
     """
-    num_rows = len(sums.latency)
-    num_below = np.searchsorted(sums.latency, limit_latency, side="right")
-    values = np.unique(sums.sent)
-    ranks = np.searchsorted(values, sums.sent)
-    limit_ranks = np.searchsorted(values, limit_sent, side="right")
-    nums = np.zeros(len(num_below), dtype=sums.num_paths.dtype)
-    for level in range(num_rows.bit_length()):
-        keys = (np.arange(num_rows) >> level) * len(values) + ranks
-        order = np.argsort(keys, kind="stable")
-        cumulative_counts = np.concatenate([[0], np.cumsum(sums.num_paths[order])])
-        asked = np.flatnonzero((num_below >> level) & 1)
-        block = (num_below[asked] >> level) - 1
-        stops = np.searchsorted(keys[order], block * len(values) + limit_ranks[asked])
-        nums[asked] += cumulative_counts[stops] - cumulative_counts[block << level]
+    first, *others = sums.costs.T
+    stop = np.searchsorted(first, limits[:, 0], side="right")
+    ranked = [np.unique(other, return_inverse=True) for other in others if other.any()]
+    bounds = [column for other, column in zip(others, limits.T[1:], strict=True) if other.any()]
+    below = [np.searchsorted(values, bound, side="right") for (values, _), bound in zip(ranked, bounds, strict=True)]
+    nums = _num_in([ranks for _, ranks in ranked], sums.num_paths, np.zeros_like(stop), stop, below)
+    nums[(limits[:, 1:] < 0).any(axis=1)] = 0
     return nums
+
+
+def _num_in(ranks: list[Index], nums: Counts, start: Index, stop: Index, below: list[Any]) -> Counts:
+    """For each query the sum of `nums` from start to stop, of those whose ranks are all below its own.
+
+    Bit by bit of the first rank, those with a 0 come before those with a 1; of a query whose bound has a 1, the former
+    are below it and the latter may be, else the former may.
+    """
+    if not ranks:
+        cumulative_counts = np.concatenate([np.zeros(1, dtype=nums.dtype), np.cumsum(nums)])
+        found: Counts = cumulative_counts[stop] - cumulative_counts[start]
+        return found
+    first, *others = ranks
+    found = np.zeros(len(start), dtype=nums.dtype)
+    asked = np.arange(len(start))
+    for level in reversed(range(int(first.max() + 1).bit_length() if len(first) else 0)):
+        is_zero = (first >> level) & 1 == 0
+        num_zeros = np.concatenate([[0], np.cumsum(is_zero)])
+        order = np.concatenate([np.flatnonzero(is_zero), np.flatnonzero(~is_zero)])
+        first, others, nums = first[order], [other[order] for other in others], nums[order]
+        zeros = num_zeros[start], num_zeros[stop]
+        is_one = (below[0][asked] >> level) & 1 == 1
+        sure = np.flatnonzero(is_one & (zeros[0] < zeros[1]))
+        if len(sure):
+            further = [bound[asked[sure]] for bound in below[1:]]
+            found[asked[sure]] += _num_in(others, nums, zeros[0][sure], zeros[1][sure], further)
+        start = np.where(is_one, num_zeros[-1] + start - zeros[0], zeros[0])
+        stop = np.where(is_one, num_zeros[-1] + stop - zeros[1], zeros[1])
+        left = np.flatnonzero(start < stop)
+        start, stop, asked = start[left], stop[left], asked[left]
+    return found

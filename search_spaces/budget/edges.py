@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import networkx as nx
 
-from search_spaces.budget.cost_counts import Cost
+from search_spaces.budget.cost_counts import Cost, added
 from search_spaces.graph import Boundary, Choice, State, Vertex, source
 
 
@@ -23,8 +23,7 @@ class Edge(NamedTuple):
 
     def cost(self, costs: Mapping[Vertex, Cost]) -> Cost:
         """In the units of `costs`, which has every vertex that is charged."""
-        charged = [costs[vertex] for vertex in self.passed]
-        return sum(latency for latency, _ in charged), sum(sent for _, sent in charged)
+        return added(costs[vertex] for vertex in self.passed)
 
 
 def edges_by_depth(graph: nx.DiGraph) -> list[list[Edge]]:

@@ -8,9 +8,10 @@ that what is counted and drawn is within it, and members that cost up to `tolera
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,12 +19,10 @@ from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget, Price
 from costmodel.errors import InfeasibleError, UserError
 from search_spaces.budget.bounded_paths import BoundedPaths, bounded_paths, draw, layers_of_paths, windowed
-from search_spaces.budget.cost_counts import Cost
+from search_spaces.budget.cost_counts import Cost, added
 from search_spaces.budget.deployed_graph import deployed_graph
 from search_spaces.budget.priced_space import (
-    UNITS_PER_BYTE,
-    UNITS_PER_S,
-    Measure,
+    UNITS_PER,
     PricedSpace,
     cheapest,
     deployed_costs,
@@ -36,14 +35,28 @@ from search_spaces.space import SearchSpace, member_of, path_of, path_of_member,
 
 EXACT_LAYERS = 18  # a million distinct sums in half of 12 layers of GPT-2 small's choices, which are the most of any
 STEPS = 2**14  # a budget has, where costs are rounded
+WORDS: dict[str, Callable[[float], str]] = {
+    "latency_s": format_seconds,
+    "sent_bytes": format_bytes,
+    "key_bytes": lambda bound: f"{format_bytes(bound)} of keys",
+}
 MAX_UNITS = 2.0**62  # what a sum in 64 bits can hold: 194 days, 288 PB
+
+
+class Bounded(NamedTuple):
+    """A space under a protocol, and its budget there."""
+
+    priced: PricedSpace
+    budget: Budget
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FeasibleSpace:
     """The members of a priced space within a budget, or in a slice of it; made by `within_budget`. It may be empty.
 
-    costs: of the priced vertices, in steps of so many integer units, 0 for a measure without a bound.
+    costs: of the priced vertices, in steps of so many integer units: latency, 0 if it has no bound, then every other
+        measure that has one; then likewise of what else must hold.
+    also: the same space under other protocols, with the budget of each, which members are within too.
     """
 
     priced: PricedSpace
@@ -51,11 +64,17 @@ class FeasibleSpace:
     costs: dict[Vertex, Cost] = field(repr=False)
     paths: BoundedPaths = field(repr=False)
     step: int = 1
+    also: tuple[Bounded, ...] = ()
 
     @property
     def tolerance(self) -> float:
         """The share of the budget that a member may cost less, and yet be left out."""
         return 0.0 if self.step == 1 else (self.space.base.num_layers + 2) / STEPS
+
+    @property
+    def every(self) -> tuple[Bounded, ...]:
+        """Every protocol with its budget, the one that orders members first."""
+        return Bounded(self.priced, self.budget), *self.also
 
     @property
     def space(self) -> SearchSpace:
@@ -78,19 +97,18 @@ class FeasibleSpace:
 
     def cost_of_path(self, path: Iterable[Vertex]) -> Cost:
         """Of the vertices of a member, in steps."""
-        costs = [cost for vertex in path if (cost := self.costs.get(vertex))]
-        return sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
+        return added(cost for vertex in path if (cost := self.costs.get(vertex)))
 
     def holds(self, cost: Cost) -> bool:
         """Whether a path of this cost is within the budget (and the slice)."""
-        latency, sent = cost
-        return self.paths.above < latency <= self.paths.limit[0] and sent <= self.paths.limit[1]
+        within = all(part <= most for part, most in zip(cost, self.paths.limit, strict=True))
+        return within and self.paths.above < cost[0]
 
     @property
     def latency_s_bounds(self) -> tuple[float, float]:
         """The latencies between which members lie, the first one excluded; the budget may have no bound of latency."""
         above, limit = max(0, self.paths.above) * self.step, self.paths.limit[0] * self.step
-        return above / UNITS_PER_S, limit / UNITS_PER_S
+        return above / UNITS_PER["latency_s"], limit / UNITS_PER["latency_s"]
 
     def members(self) -> Iterator[Member]:
         """Every member within the budget once, in an order that is always the same."""
@@ -105,25 +123,30 @@ class FeasibleSpace:
         return member_of(self.space, draw(self.paths, rng), entropy_regularised=recipe)
 
 
-def within_budget(priced: PricedSpace, budget: Budget) -> FeasibleSpace:
-    """The members within the budget. Raises UserError if their costs are too many or too large to tabulate."""
+def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] = ()) -> FeasibleSpace:
+    """The members within the budget, and within those of the same space under other protocols.
+
+    Raises UserError if their costs are too many or too large to tabulate, or for a budget of keys without a dealer.
+    """
+    every = Bounded(priced, budget), *also
+    for one in every:
+        one.budget.check_keys(one.priced.pricer.protocol, has_keys=one.priced.pricer.has_keys)
     num_layers = priced.space.base.num_layers
-    costs = {vertex: _bounded(cost, budget) for vertex, cost in priced.costs.items()}
+    costs = {vertex: _counted([one.priced.costs[vertex] for one in every], every) for vertex in priced.costs}
     if (num_layers + 2) * max(map(max, costs.values())) > MAX_UNITS:
         raise UserError(
             f"members of space {priced.space.name!r} must cost less than 194 days and 288 PB to be counted."
         )
-    slack = priced.num_ops / 2
-    limit = (_units(budget.latency_s, UNITS_PER_S, slack), _units(budget.sent_bytes, UNITS_PER_BYTE, slack))
-    if num_layers > EXACT_LAYERS and min(limit):
+    limit = _counted([_limit(one) for one in every], every)
+    if num_layers > EXACT_LAYERS and sum(len(one.budget.bounds) for one in every) > 1:
         raise UserError(
             f"a space of more than {EXACT_LAYERS} layers must have one budget, but {priced.space.name!r} has "
-            f"{num_layers} and got {format_budget(budget)}; give the tighter one."
+            f"{num_layers} and got {_budgets(every)}; give the tighter one."
         )
     step = max(1, max(limit) // STEPS) if num_layers > EXACT_LAYERS else 1
     costs = {vertex: _stepped(cost, step) for vertex, cost in costs.items()}
-    paths = bounded_paths(priced.space.graph, costs, (limit[0] // step, limit[1] // step))
-    return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths, step=step)
+    paths = bounded_paths(priced.space.graph, costs, tuple(most // step for most in limit))
+    return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths, step=step, also=tuple(also))
 
 
 def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0) -> tuple[FeasibleSpace, ...]:
@@ -146,10 +169,10 @@ def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0
 
 def num_deployed(feasible: FeasibleSpace) -> tuple[int, int]:
     """How many deployed architectures the space holds, and how many of them are within the budget, exactly."""
-    priced = feasible.priced
-    graph = deployed_graph(priced.space)
-    costs = deployed_costs(priced, graph)
-    bounded = {vertex: _stepped(_bounded(cost, feasible.budget), feasible.step) for vertex, cost in costs.items()}
+    graph = deployed_graph(feasible.space)
+    every = [deployed_costs(one.priced, graph) for one in feasible.every]
+    counted = {vertex: _counted([costs[vertex] for costs in every], feasible.every) for vertex in every[0]}
+    bounded = {vertex: _stepped(cost, feasible.step) for vertex, cost in counted.items()}
     within = bounded_paths(graph, bounded, feasible.paths.limit).num_paths
     return completions(graph)[source(graph)], within
 
@@ -158,29 +181,38 @@ def check_feasible(feasible: FeasibleSpace) -> None:
     """Raises InfeasibleError, naming the cheapest member and its cost, if nothing is within the budget."""
     if feasible.num_feasible:
         return
-    priced, budget = feasible.priced, feasible.budget
-    measures: list[Measure] = [
-        measure for measure in ("latency_s", "sent_bytes") if getattr(budget, measure) is not None
+    priced = feasible.priced
+    ends = [
+        (one, cheapest(one.priced, name)) for one in feasible.every for name in UNITS_PER if name in one.budget.bounds
     ]
-    least = dict.fromkeys(cheapest(priced, measure) for measure in measures)
-    costs = ", ".join(f"{_name(member)}, costs {format_price(price_of(priced, member))}" for member in least)
+    least = {(_name(member), format_price(price_of(one.priced, member))): one for one, member in ends}
+    costs = ", ".join(f"{name}, costs {price}{_under(one, feasible.also)}" for (name, price), one in least.items())
+    under = "" if feasible.also else f" under {priced.pricer.protocol!r}"
     raise InfeasibleError(
-        f"no member of space {priced.space.name!r} is within the budget of {format_budget(budget)} at sequence length "
-        f"{priced.seq_len} under {priced.pricer.protocol!r}; the cheapest, {costs}; "
+        f"no member of space {priced.space.name!r} is within the budget of {_budgets(feasible.every)} at sequence "
+        f"length {priced.seq_len}{under}; the cheapest, {costs}; "
         f"raise the budget or shorten the sequence."
     )
 
 
+def _budgets(every: Sequence[Bounded]) -> str:
+    return " and ".join(f"{format_budget(one.budget)}{_under(one, every[1:])}" for one in every)
+
+
+def _under(one: Bounded, also: Sequence[Bounded]) -> str:
+    """By which protocol, where there are several."""
+    return f" under {one.priced.pricer.protocol!r}" if also else ""
+
+
 def format_price(price: Price) -> str:
-    """A price for people: `4.76 min and 6.43 GB`."""
-    return f"{format_seconds(price.latency_s)} and {format_bytes(price.sent_bytes)}"
+    """A price for people: `4.76 min and 6.43 GB`, and `, 9.10 GB of keys` where there are any."""
+    keys = "" if price.key_bytes is None else f", {format_bytes(price.key_bytes)} of keys"
+    return f"{format_seconds(price.latency_s)} and {format_bytes(price.sent_bytes)}{keys}"
 
 
 def format_budget(budget: Budget) -> str:
-    """A budget for people: `5.00 min and 8.00 GB`, or the one bound it has, or `nothing`."""
-    latency = [] if budget.latency_s is None else [format_seconds(budget.latency_s)]
-    sent = [] if budget.sent_bytes is None else [format_bytes(budget.sent_bytes)]
-    return " and ".join(latency + sent) or "nothing"
+    """A budget for people: `5.00 min and 8.00 GB and 9.00 GB of keys`, or what bounds it has, or `nothing`."""
+    return " and ".join(WORDS[name](bound) for name, bound in budget.bounds.items()) or "nothing"
 
 
 def format_left_out(feasible: FeasibleSpace) -> str:
@@ -189,14 +221,25 @@ def format_left_out(feasible: FeasibleSpace) -> str:
     return f"; members up to {share:.1g} % below it may be left out" if share else ""
 
 
-def _bounded(cost: Cost, budget: Budget) -> Cost:
-    """0 for a measure without a bound."""
-    return cost[0] * (budget.latency_s is not None), cost[1] * (budget.sent_bytes is not None)
+def _counted(costs: Sequence[Cost], every: Sequence[Bounded]) -> Cost:
+    """Of costs in all measures under each protocol: latency, 0 without a bound of it, and what else has one."""
+    counted: list[int] = []
+    for cost, one in zip(costs, every, strict=True):
+        measured, bounds = dict(zip(UNITS_PER, cost, strict=True)), one.budget.bounds
+        counted.append(measured["latency_s"] * ("latency_s" in bounds))
+        counted += [part for name, part in measured.items() if name in bounds and name != "latency_s"]
+    return tuple(counted)
+
+
+def _limit(one: Bounded) -> Cost:
+    """Of every measure, 0 without a bound."""
+    slack = one.priced.num_ops / 2
+    return tuple(_units(getattr(one.budget, name), per, slack) for name, per in UNITS_PER.items())
 
 
 def _stepped(cost: Cost, step: int) -> Cost:
     """Rounded up."""
-    return -(-cost[0] // step), -(-cost[1] // step)
+    return tuple(-(-part // step) for part in cost)
 
 
 def _name(member: Member) -> str:

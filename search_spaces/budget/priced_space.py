@@ -6,7 +6,7 @@ each op rounded to the nearest, so that equal ops make equal sums in whatever la
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -17,20 +17,19 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.ops import LayerId, Op
 from search_spaces.architecture import LIVE_NORMS, Architecture, Layer, Norm
-from search_spaces.budget.cost_counts import Cost
+from search_spaces.budget.cost_counts import Cost, added
 from search_spaces.deployed import Region, deployed, deployed_layer, deploys_biases
 from search_spaces.graph import SINK, Choice, Head, Vertex, after, source
 from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, member_at, member_of, num_members, path_of, path_of_member
 from search_spaces.workload import Workload
 
-Measure = Literal["latency_s", "sent_bytes"]
+Measure = Literal["latency_s", "sent_bytes", "key_bytes"]
 PriceOp: TypeAlias = Callable[[Op], Price]
 
 Accounting = Literal["deployed", "written"]
 
-UNITS_PER_S = 2.0**38
-UNITS_PER_BYTE = 2.0**4
+UNITS_PER: dict[Measure, float] = {"latency_s": 2.0**38, "sent_bytes": 2.0**4, "key_bytes": 2.0**4}
 EMPTY_LAYER = Layer(attention="none", ffn="none")
 FREE = Price(
     latency_s=0.0, sent_bytes=0.0, rounds=0, messages=0, online_bytes=0, setup_bytes=0, compute_s=0, network_s=0,
@@ -44,7 +43,8 @@ class PricedSpace:
     """A space under a protocol and testbed, for a workload; made by `price_space`.
 
     accounting: whether prices are of what a member deploys to, or of the member as written.
-    prices, costs: of the source, of every choice and of every head; costs in the units above.
+    prices, costs: of the source, of every choice and of every head; costs of all measures, in the units above, 0 of
+        what the protocol does not have.
     num_ops: at least as many as any member has.
     """
 
@@ -76,14 +76,13 @@ def price_space(
     layer_prices = LayerPrices(space.base, pricer, work, accounting)
     ops = layer_prices.by_vertex(space.graph, lambda choice: priced_layer(space, choice, accounting))
     sums = {id(prices): _sum(prices, work.new_tokens) for prices in ops.values()}  # layers repeat their prices
-    costs = {id(prices): _cost(prices, work.new_tokens) for prices in ops.values()}
     priced = PricedSpace(
         space=space,
         pricer=pricer,
         workload=work,
         accounting=accounting,
         prices={vertex: sums[id(prices)] for vertex, prices in ops.items()},
-        costs={vertex: costs[id(prices)] for vertex, prices in ops.items()},
+        costs=_costs(ops, work.new_tokens),
         num_ops=(space.base.num_layers + 2) * max(map(len, ops.values())),
     )
     _check_additive(priced, layer_prices)
@@ -94,7 +93,7 @@ def deployed_costs(priced: PricedSpace, graph: nx.DiGraph) -> dict[Vertex, Cost]
     """The costs of the vertices of a space's deployed graph, in the same units as those of the space."""
     layer_prices = LayerPrices(priced.space.base, priced.pricer, priced.workload, "deployed")
     ops = layer_prices.by_vertex(graph, lambda choice: choice.layer)
-    return {vertex: _cost(prices, priced.workload.new_tokens) for vertex, prices in ops.items()}
+    return _costs(ops, priced.workload.new_tokens)
 
 
 def extrapolated(priced: PricedSpace, member: Member) -> tuple[str, ...]:
@@ -179,12 +178,12 @@ def priced_layer(space: SearchSpace, choice: Choice, accounting: Accounting) -> 
 
 
 def cheapest(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
-    """The member of least latency (or bytes), then least in the other; the first of several that are equal."""
+    """The member of least latency (or bytes, or keys), then of bytes (or latency); the first of several equal ones."""
     return _extreme(priced, measure, min)
 
 
 def most_expensive(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
-    """The member of greatest latency (or bytes), then greatest in the other; the first of several that are equal."""
+    """The member of greatest latency (or bytes, or keys), then of bytes (or latency); the first of equal ones."""
     return _extreme(priced, measure, max)
 
 
@@ -213,10 +212,18 @@ def _sum(prices: list[Price], num_shares: int) -> Price:
     return shared_price(total_price(prices or [FREE]), num_shares)
 
 
-def _cost(prices: Iterable[Price], num_shares: int) -> Cost:
-    per_s, per_byte = UNITS_PER_S / num_shares, UNITS_PER_BYTE / num_shares
-    units = [(round(price.latency_s * per_s), round(price.sent_bytes * per_byte)) for price in prices]
-    return sum(latency for latency, _ in units), sum(sent for _, sent in units)
+def _costs(ops: Mapping[Vertex, list[Price]], num_shares: int) -> dict[Vertex, Cost]:
+    """By vertex the sum of its ops, each rounded; layers repeat their lists of prices, and those their prices."""
+    per_share = [units_per / num_shares for units_per in UNITS_PER.values()]
+    free = (0,) * len(UNITS_PER)
+    every = {id(price): price for prices in ops.values() for price in prices}
+    units = {
+        key: tuple(round((getattr(price, name) or 0) * per) for name, per in zip(UNITS_PER, per_share, strict=True))
+        for key, price in every.items()
+    }
+    lists = {id(prices): prices for prices in ops.values()}
+    sums = {key: added([free, *(units[id(price)] for price in prices)]) for key, prices in lists.items()}
+    return {vertex: sums[id(prices)] for vertex, prices in ops.items()}
 
 
 def _remembered(pricer: Pricer) -> PriceOp:
@@ -225,7 +232,7 @@ def _remembered(pricer: Pricer) -> PriceOp:
     def price_op(op: Op) -> Price:
         if op not in known:
             known[op] = price = pricer.price(op)
-            if not (0 <= price.latency_s < math.inf and 0 <= price.sent_bytes < math.inf):
+            if not all(0 <= (getattr(price, measure) or 0) < math.inf for measure in UNITS_PER):
                 raise UserError(
                     f"prices under {pricer.protocol!r} must be finite and non-negative, but {op} has {price}."
                 )
@@ -239,14 +246,14 @@ def _check_additive(priced: PricedSpace, layer_prices: LayerPrices) -> None:
     for member in (member_at(priced.space, index) for index in (0, size // 2, size - 1)):
         whole = _sum(layer_prices.of_whole(member.architecture), priced.workload.new_tokens)
         parts = price_of(priced, member)
-        if not _close(whole, parts, ("latency_s", "sent_bytes")):
+        if not _close(whole, parts):
             raise UserError(
                 f"prices under {protocol!r} must add up over layers, but a member costs {whole} and its parts {parts}."
             )
 
 
-def _close(first: Price, second: Price, measures: Iterable[Measure]) -> bool:
+def _close(first: Price, second: Price) -> bool:
     return all(
-        math.isclose(getattr(first, measure), getattr(second, measure), rel_tol=RELATIVE_TOLERANCE)
-        for measure in measures
+        math.isclose(getattr(first, measure) or 0, getattr(second, measure) or 0, rel_tol=RELATIVE_TOLERANCE)
+        for measure in UNITS_PER
     )

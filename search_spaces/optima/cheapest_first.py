@@ -10,18 +10,18 @@ from itertools import count
 
 import numpy as np
 
-from search_spaces.budget.cost_counts import Cost
+from search_spaces.budget.cost_counts import Cost, added
 from search_spaces.notation import Member
 from search_spaces.optima.stages import Stages, least_to_go
 from search_spaces.space import member_of
 
 
 def cheapest_first(stages: Stages) -> Iterator[Member]:
-    """The members within the budget, by ascending latency (bytes, if only those have a budget), then in a fixed order.
+    """The members within the budget, by ascending latency (or what else has a budget), then in a fixed order.
 
     Of members that are priced as the same form in every layer one comes, with the first recipe of the space.
     """
-    column = int(stages.limit[0] == 0)
+    column = int(stages.limit[0] == 0 and len(stages.limit) > 1)
     to_go = least_to_go(stages)
     space, tick = stages.feasible.space, count()
     known: set[tuple[int, ...]] = set()
@@ -29,10 +29,10 @@ def cheapest_first(stages: Stages) -> Iterator[Member]:
 
     def push(at: int, layers: tuple[int, ...], forms: tuple[int, ...], cost: Cost) -> None:
         least = to_go[len(layers)][at]
-        if cost[0] + least[0] <= stages.limit[0] and cost[1] + least[1] <= stages.limit[1]:
+        if (least + cost <= stages.limit).all():
             heappush(heap, (cost[column] + int(least[column]), next(tick), at, layers, forms, cost))
 
-    push(0, (), (), (0, 0))
+    push(0, (), (), (0,) * len(stages.limit))
     while heap:
         *_, at, layers, forms, cost = heappop(heap)
         if len(layers) == len(stages.steps):
@@ -46,5 +46,5 @@ def cheapest_first(stages: Stages) -> Iterator[Member]:
         leaving = np.flatnonzero(edges.start == at)
         _, firsts = np.unique(np.column_stack([edges.form, edges.stop])[leaving], axis=0, return_index=True)
         for edge in leaving[np.sort(firsts)]:
-            after = (cost[0] + int(edges.cost[edge, 0]), cost[1] + int(edges.cost[edge, 1]))
+            after = added([cost, tuple(map(int, edges.cost[edge]))])
             push(int(edges.stop[edge]), (*layers, int(edges.layer[edge])), (*forms, int(edges.form[edge])), after)

@@ -1,7 +1,8 @@
 """Partial paths that no other makes useless: label setting on the stages of a space.
 
-A label is a way from the source to a boundary: its latency, its bytes and its score. Of labels at one boundary those
-stay that no other is as good as in all three, so that every best path is among those of the last level.
+A label is a way from the source to a boundary: what it costs in every measure, and its score. Of labels at one
+boundary those stay that no other is as good as in all of them, so that every best path is among those of the last
+level.
 
 Source: Desrochers and Soumis 1988, "A generalized permanent labelling algorithm for the shortest path problem with time
 windows".
@@ -20,7 +21,7 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 
 class Labels(NamedTuple):
-    """The labels of one level. at: boundary. cost: labels x 2. parent, layer: the label before, and the choice."""
+    """The labels of one level. cost: labels x measures. parent, layer: the label before, and the choice."""
 
     at: Index
     cost: Ints
@@ -33,7 +34,7 @@ def levels_of_labels(stages: Stages, scores: Scores) -> list[Labels]:
     """The labels of every level, the source's first; the last one's are paths within the limits."""
     to_go = least_to_go(stages)
     start = np.zeros(1, dtype=np.intp)
-    levels = [Labels(start, np.zeros((1, 2), dtype=np.int64), np.zeros(1), start - 1, start - 1)]
+    levels = [Labels(start, np.zeros((1, len(stages.limit)), dtype=np.int64), np.zeros(1), start - 1, start - 1)]
     for depth in range(len(stages.steps)):
         labels = _prolonged(levels[-1], *_useful_edges(stages.steps[depth], scores[depth]))
         labels = _kept(labels, (labels.cost + to_go[depth + 1][labels.at] <= stages.limit).all(axis=1))
@@ -54,7 +55,7 @@ def _useful_edges(edges: Edges, scores: Floats) -> tuple[Edges, Floats]:
     """Edges that, between the same boundaries, no other is as good as; and their scores."""
     gains = scores[edges.layer]
     groups = edges.start * (edges.stop.max() + 1) + edges.stop
-    order = np.lexsort((gains, edges.cost[:, 1], edges.cost[:, 0], groups))
+    order = np.lexsort((gains, *edges.cost.T[::-1], groups))
     keys = np.column_stack([groups, edges.cost])[order]
     best = order[np.any(np.diff(keys, axis=0, prepend=-1) != 0, axis=1)]  # the first of equal cost has the best score
     kept = best[_nondominated_in_groups(groups[best], edges.cost[best], gains[best])]
@@ -97,7 +98,7 @@ def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:
 
 
 def nondominated_rows(cost: Ints, score: Floats) -> Bools:
-    """The rows that no other is as good as in latency, bytes and score; of equal rows one. cost: rows x 2."""
+    """The rows that no other is as good as in cost and score; of equal rows one. cost: rows x measures."""
     points = np.column_stack([cost.astype(np.float64), score])
     varied = points[:, np.ptp(points, axis=0) > 0] if len(points) > 1 else points[:, :0]
     if varied.shape[1] > 1:

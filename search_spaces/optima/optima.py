@@ -7,7 +7,7 @@ import numpy as np
 
 from search_spaces.architecture import Layer
 from search_spaces.budget.cost_counts import Cost
-from search_spaces.budget.priced_space import UNITS_PER_BYTE, UNITS_PER_S
+from search_spaces.budget.priced_space import UNITS_PER
 from search_spaces.notation import Member
 from search_spaces.optima.labels import Labels, layers_to, levels_of_labels, nondominated_rows
 from search_spaces.optima.stages import Scores, Stages, checked
@@ -16,7 +16,7 @@ from search_spaces.space import member_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimum:
-    """A path. cost: latency and bytes in integer units, 0 for a measure without a budget."""
+    """A path. cost: in integer units: latency, 0 without a budget of it, and what else has one."""
 
     layers: tuple[Layer, ...]
     score: float
@@ -24,11 +24,7 @@ class Optimum:
 
     @property
     def latency_s(self) -> float:
-        return self.cost[0] / UNITS_PER_S
-
-    @property
-    def sent_bytes(self) -> float:
-        return self.cost[1] / UNITS_PER_BYTE
+        return self.cost[0] / UNITS_PER["latency_s"]
 
 
 def best(stages: Stages, scores: Scores) -> Optimum | None:
@@ -40,13 +36,13 @@ def best(stages: Stages, scores: Scores) -> Optimum | None:
 def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
     """For every price within the budget, the member of least score: those that none is as cheap and as good as.
 
-    Cheapest first, scores falling. Where both latency and bytes have a budget, they count alike: none is as good in
-    all three. Raises UserError for scores that do not fit.
+    Cheapest first, scores falling. Where several measures have a budget, they count alike: none is as good in all
+    of them. Raises UserError for scores that do not fit.
     """
     levels = levels_of_labels(stages, checked(stages, scores))
     last = levels[-1]
     rows = np.flatnonzero(nondominated_rows(last.cost, last.score))
-    order = rows[np.lexsort((last.cost[rows, 1], last.cost[rows, 0]))]
+    order = rows[np.lexsort(last.cost[rows].T[::-1])]
     return [_optimum(stages, levels, int(row)) for row in order]
 
 
@@ -60,5 +56,5 @@ def member_of_optimum(stages: Stages, optimum: Optimum, *, entropy_regularised: 
 def _optimum(stages: Stages, levels: Sequence[Labels], index: int) -> Optimum:
     last = levels[-1]
     layers = tuple(stages.layers[number] for number in layers_to(levels, index))
-    latency, sent = (int(steps) * stages.feasible.step for steps in last.cost[index])
-    return Optimum(layers=layers, score=float(last.score[index]), cost=(latency, sent))
+    cost = tuple(int(steps) * stages.feasible.step for steps in last.cost[index])
+    return Optimum(layers=layers, score=float(last.score[index]), cost=cost)

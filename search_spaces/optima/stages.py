@@ -25,8 +25,8 @@ class Edges(NamedTuple):
     """The choices of one depth, one entry each, ordered by `start`.
 
     start, stop: numbers of the boundaries before and after, within their levels. layer, form: numbers of what is
-    chosen, in `Stages.layers`, and of what is priced of it. cost: latency and bytes, edges x 2, in steps of the
-    budget; the embedding's is in the first depth's, the head's in the last one's.
+    chosen, in `Stages.layers`, and of what is priced of it. cost: edges x measures that the budget counts, in its
+    steps; the embedding's is in the first depth's, the head's in the last one's.
     """
 
     start: Index
@@ -38,7 +38,7 @@ class Edges(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Stages:
-    """Made by `stages_of`. num_last: boundaries after the last layer. limit: most latency and bytes."""
+    """Made by `stages_of`. num_last: boundaries after the last layer. limit: most of every measure."""
 
     feasible: FeasibleSpace
     layers: tuple[Layer, ...]
@@ -89,8 +89,8 @@ def checked(stages: Stages, scores: Scores) -> Scores:
 
 
 def least_to_go(stages: Stages) -> list[Ints]:
-    """By level, boundaries x 2: the least latency from there to the sink, and the least bytes, each by itself."""
-    to_go = [np.zeros((stages.num_last, 2), dtype=np.int64)]
+    """By level, boundaries x measures: the least of each from there to the sink, by itself."""
+    to_go = [np.zeros((stages.num_last, len(stages.limit)), dtype=np.int64)]
     for edges in reversed(stages.steps):
         firsts = np.flatnonzero(np.diff(edges.start, prepend=-1))
         to_go.insert(0, np.minimum.reduceat(edges.cost + to_go[0][edges.stop], firsts, axis=0))

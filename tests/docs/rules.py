@@ -68,6 +68,7 @@ RULES = (
     Rule("python -m nas.status"),
     Rule("python -m nas.plot"),
     Rule("python -m nas.plot latest --protocol semi2k"),
+    Rule("python -m nas.plot latest --protocol semi2k,sigma"),
     Rule("python -m nas.report", more="--output NEW.html"),
     Rule("python -m nas.export latest", more="--output-dir NEW"),
     Rule("python -m nas.export runs/my-training", more="--output-dir NEW"),
@@ -91,6 +92,7 @@ RULES = (
     Rule("python -m experiments list"),
     parsed("python -m experiments run", TRAINS),
     Rule("python -m experiments run aero-steps"),
+    parsed("python -m experiments run protocols", "half a minute; tests/experiments/test_protocols.py runs a part"),
     Rule("python -m experiments run flops-share"),
     # set-up
     parsed("make", "installs, and tests everything"),

@@ -348,6 +348,11 @@ def test_weights_of_another_step_are_not_exported(finished):
         ("", "--budget-latency is required"),
         ("--budget-latency 5", "must be a positive number with a unit"),
         ("--budget-latency 5min --budget-comm 8", "--budget-comm must be a positive number with a unit"),
+        ("--budget-latency 5min --budget-keys 8", "--budget-keys must be a positive number with a unit"),
+        (
+            "--budget-latency 5min --budget-keys 8GB",
+            "--budget-keys is of a dealer's keys, but protocol published has none",
+        ),
         ("--budget-latency 5min --space moon", "space must be one of"),
         ("--budget-latency 5min --protocol moon", "protocol must be one of"),
         ("--budget-latency 5min --network lan", "network fitted in"),

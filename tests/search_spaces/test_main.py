@@ -59,6 +59,21 @@ def test_count_says_size_share_and_both_ends(capsys: pytest.CaptureFixture[str])
     assert len(lines) == 6
 
 
+def test_members_within_the_budgets_of_several_protocols(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("tiny", "--protocol", "sigma,semi2k", "--seq-len", "32", "--budget-latency", "semi2k=240ms,sigma=100ms")
+    code, out, _ = run(capsys, "list", *flags, "--budget-keys", "1GB", "--format", "json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["budget"] == {"latency_s": 0.1, "sent_bytes": None, "key_bytes": 1e9}
+    assert document["also"] == {"semi2k on lan": {"latency_s": 0.24, "sent_bytes": None, "key_bytes": None}}
+    assert document["members"]
+    for member in document["members"]:
+        assert member["latency_s"] <= 0.1
+        assert member["also"]["semi2k on lan"]["latency_s"] <= 0.24
+    code, out, _ = run(capsys, "count", *flags)
+    assert "within 0.1 s per token at T=32, protocol sigma on lan, and within 0.24 s per token at T=32, protocol" in out
+
+
 def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "count", "gpt2-small", "--budget-latency", "5min", "--format", "json")
     document = json.loads(out)
@@ -67,7 +82,7 @@ def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["accounting"] == "deployed"
     assert 0 < document["num_deployed_feasible"] < document["num_deployed"] < document["num_architectures"]
     assert document["num_feasible"] == pytest.approx(document["feasible_share"] * document["num_members"])
-    assert document["budget"] == {"latency_s": 300.0, "sent_bytes": None}
+    assert document["budget"] == {"latency_s": 300.0, "sent_bytes": None, "key_bytes": None}
     assert document["cheapest"]["latency_s"] < 300 < document["most_expensive"]["latency_s"]
 
 
@@ -136,6 +151,12 @@ def test_a_space_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path)
             f"space must be one of {', '.join(SHIPPED)} or the path of a .yaml file, but got 'gpt3'.",
         ),
         (("count", "tiny", "--budget-latency", "5"), "--budget-latency must be a positive number with a unit"),
+        (
+            ("count", "tiny", "--protocol", "semi2k,sigma", "--budget-latency", "aby3=3s"),
+            "--budget-latency must be one value",
+        ),
+        (("count", "tiny", "--protocol", "semi2k", "--budget-keys", "8GB"), "--budget-keys is of a dealer's keys"),
+        (("count", "tiny", "--protocol", "sigma", "--budget-keys", "8"), "--budget-keys must be a positive number"),
         (("count", "tiny", "--budget-comm=-8GB"), "--budget-comm must be a positive number with a unit"),
         (("count", "tiny", "--budget-comm", "nanGB"), "--budget-comm must be a positive number with a unit"),
         (("count", "tiny", "--seq-len", "129"), "`seq_len` must be between 1 and the context 128, but got 129."),

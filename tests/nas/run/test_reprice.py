@@ -9,13 +9,16 @@ import pytest
 from rich.console import Console
 
 from costmodel.cost import Budget
+from costmodel.errors import UserError
 from costmodel.estimate import estimate
 from costmodel.protocols import derived, load_pricer
 from nas.plot import plot
+from nas.report.picks import loss_lines, picks_table
 from nas.report.what_if import what_if_lines, what_if_table
 from nas.run import ledger
 from nas.run.folder import write_config, write_meta
-from nas.run.reprice import WhatIf, what_if
+from nas.run.front import picked
+from nas.run.reprice import WhatIf, reprice_each, what_if
 from search_spaces.architecture import arch_id
 from search_spaces.lower import lower
 from search_spaces.notation import parse, placement
@@ -200,3 +203,51 @@ def test_a_run_is_priced_anew_without_torch(run: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
     assert (run / "plots" / "what-if-semi2k-lan-T128.png").exists()
+
+
+@pytest.fixture
+def each(make_run, records):
+    """The run under `published` within 5 minutes and under `sigma` on `wan` with room for 20 GB of keys."""
+    run = make_run(records, meta={"base": SPACE.base})
+    asked = {"network": "sigma=wan", "budget_latency": "published=5min", "budget_keys": "20GB"}
+    return reprice_each(run, {"protocol": "published,sigma", **asked})
+
+
+def test_several_protocols_have_each_its_own_network_and_budgets(each) -> None:
+    assert [one.title_after for one in each] == ["published, T=128", "sigma on wan, T=128"]
+    assert [one.budget for one in each] == [Budget(latency_s=300.0), Budget(key_bytes=20e9)]
+    keys = {member.notation: member.key_bytes for member in each[1].repriced}
+    over = {name for name, key_bytes in keys.items() if key_bytes > 20e9}
+    assert over == {"SM+LN+G"}  # of 20.5 GB
+    assert not over & set(names(each[1].after))
+
+
+def test_the_picks_of_each_protocol_are_told_member_by_member(each) -> None:
+    console = Console(width=250, record=True)
+    console.print(picks_table(each))
+    text = console.export_text()
+    for one in each:
+        best = picked(one.after, "best")
+        assert any(best.arch_id in line and "best" in line for line in text.splitlines())
+    assert "GB of keys: front" in text
+    lines = loss_lines(each)
+    assert len(lines) == 4
+    knee, there = picked(each[0].after, "knee"), {member.arch_id: member for member in each[1].repriced}
+    pick = there[knee.arch_id]
+    other = next(member for member in each[1].after if member.mean_loss <= pick.mean_loss)
+    loss = pick.latency_s / other.latency_s - 1
+    said = f"costs {loss:.1%} more than {other.arch_id}" if loss else "is as good as any"
+    assert lines[0] == f"knee of published, T=128, under sigma on wan, T=128: {knee.arch_id} {said}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"budget_latency": "aby3=60s"}, r"--budget-latency must be .* \(published, sigma\), but got 'aby3=60s'"),
+        ({"budget_keys": "published=8GB"}, r"--budget-keys must be .* \(sigma\), but got 'published=8GB'"),
+        ({"budget_keys": "8"}, "--budget-keys must be a positive number with a unit"),
+    ],
+)
+def test_budgets_of_protocols_that_are_not_asked_for_are_refused(make_run, records, asked, message) -> None:
+    with pytest.raises(UserError, match=message):
+        reprice_each(make_run(records, meta={"base": SPACE.base}), {"protocol": "published,sigma", **asked})

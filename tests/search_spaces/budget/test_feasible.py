@@ -15,9 +15,17 @@ from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from search_spaces.bases import MAX_LAYERS, Dimensions
 from search_spaces.budget import feasible as feasible_module
-from search_spaces.budget.feasible import FeasibleSpace, check_feasible, num_deployed, price_slices, within_budget
+from search_spaces.budget.feasible import (
+    Bounded,
+    FeasibleSpace,
+    check_feasible,
+    num_deployed,
+    price_slices,
+    within_budget,
+)
 from search_spaces.budget.priced_space import Measure, PricedSpace, cheapest, most_expensive, price_of, price_space
 from search_spaces.definition import Definition, load_definition
+from search_spaces.deployed import deployed
 from search_spaces.notation import parse
 from search_spaces.space import SearchSpace, build_space, load_space, members, num_members
 
@@ -241,3 +249,59 @@ def test_a_deep_space_has_one_budget() -> None:
         UserError, match="a space of more than 18 layers must have one budget, but 'tiny' has 19 and got"
     ):
         within_budget(priced, Budget(latency_s=1.0, sent_bytes=1e6))
+
+
+@pytest.fixture(scope="module")
+def keyed() -> PricedSpace:
+    """Two layers under `sigma`, some seconds dearer in keys than in time."""
+    space = build_space(replace(load_definition("tiny"), dimensions=Dimensions(layers=2)))
+    return price_space(space, load_pricer("sigma"), 8)
+
+
+@given(shares=st.tuples(*[st.floats(0.0, 1.0)] * 3))
+def test_keys_are_counted_as_exactly_as_latency_and_bytes(keyed: PricedSpace, shares: tuple[float, ...]) -> None:
+    measures: tuple[Measure, ...] = ("latency_s", "sent_bytes", "key_bytes")
+    costs = [price_of(keyed, member) for member in members(keyed.space)]
+    bounds: dict[str, float] = {}
+    for measure, share in zip(measures, shares, strict=True):
+        every = sorted({getattr(cost, measure) for cost in costs})
+        place = int(share * (len(every) - 1))  # halfway to the next, so that rounding is of no account
+        bounds[measure] = (every[place] + every[min(place + 1, len(every) - 1)]) / 2 + 1e-9
+    for asked in ({"key_bytes"}, {"latency_s", "key_bytes"}, set(measures)):
+        budget = Budget(**{measure: bounds[measure] for measure in asked})
+        expected = sum(all(getattr(cost, name) <= most for name, most in budget.bounds.items()) for cost in costs)
+        feasible = within_budget(keyed, budget)
+        assert feasible.num_feasible == expected == len(list(feasible.members()))
+
+
+def test_keys_beyond_the_storage_and_without_a_dealer(keyed: PricedSpace) -> None:
+    feasible = within_budget(keyed, Budget(latency_s=60.0, key_bytes=1.0))
+    with pytest.raises(InfeasibleError, match=r"budget of 1.00 min and 1 B of keys .* of keys; raise the budget"):
+        check_feasible(feasible)
+    other = price_space(keyed.space, load_pricer("semi2k"), 8)
+    with pytest.raises(UserError, match="--budget-keys is of a dealer's keys, but protocol semi2k has none"):
+        within_budget(other, Budget(key_bytes=1e9))
+
+
+@given(shares=st.tuples(*[st.floats(0.0, 1.0)] * 3))
+def test_members_within_the_budgets_of_two_protocols(keyed: PricedSpace, shares: tuple[float, ...]) -> None:
+    other = price_space(keyed.space, load_pricer("semi2k", "wan"), 8)
+    axes: list[tuple[PricedSpace, Measure]] = [(other, "latency_s"), (keyed, "latency_s"), (keyed, "key_bytes")]
+    bounds = []
+    for (priced, measure), share in zip(axes, shares, strict=True):
+        low, high = (getattr(price_of(priced, end(priced, measure)), measure) for end in (cheapest, most_expensive))
+        bounds.append(low + share * (high - low))
+    first, second = Budget(latency_s=bounds[0]), Budget(latency_s=bounds[1], key_bytes=bounds[2])
+    found = within_budget(other, first, [Bounded(keyed, second)])
+    expected = set(within_budget(other, first).members()) & set(within_budget(keyed, second).members())
+    assert set(found.members()) == expected
+    assert found.num_feasible == len(expected)
+    assert all(found.fits(member) for member in expected)
+    assert num_deployed(found)[1] == len({deployed(member.architecture) for member in expected})
+
+
+def test_nothing_within_two_budgets_names_the_cheapest_under_each(keyed: PricedSpace) -> None:
+    other = price_space(keyed.space, load_pricer("semi2k"), 8)
+    found = within_budget(other, Budget(latency_s=60.0), [Bounded(keyed, Budget(latency_s=1e-6))])
+    with pytest.raises(InfeasibleError, match=r"budget of 1.00 min under 'semi2k' and 1e-06 s under 'sigma' at seq"):
+        check_feasible(found)

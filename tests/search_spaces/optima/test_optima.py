@@ -29,14 +29,14 @@ def stages(priced, request):
 
 @pytest.fixture(scope="module")
 def listed(stages):
-    """Every architecture within the budget: numbers of its layers, what is priced of it, latency and bytes."""
+    """Every architecture within the budget: numbers of its layers, what is priced of it, its costs that are bounded."""
     numbers = {layer: number for number, layer in enumerate(stages.layers)}
     rows = []
     for member in stages.feasible.members():
         if not member.entropy_regularised:
             price = price_of(stages.feasible.priced, member)
             layers = [numbers[layer] for layer in member.architecture.layers]
-            rows.append((layers, forms_of(member), price.latency_s, price.sent_bytes if stages.limit[1] else 0.0))
+            rows.append((layers, forms_of(member), price.latency_s, *[price.sent_bytes] * (len(stages.limit) - 1)))
     assert len(rows) > 50
     return rows
 
@@ -70,13 +70,16 @@ def test_the_best_is_the_least_of_all(stages, listed, seed):
 @given(seed=st.integers(0, 1000))
 def test_the_frontier_is_what_nothing_dominates(stages, listed, seed):
     scores = drawn(stages, seed)
-    points = {(latency, sent, round(total(scores, layers), 9)) for layers, _, latency, sent in listed}
+    points = {(*costs, round(total(scores, layers), 9)) for layers, _, *costs in listed}
     expected = {
         point
         for point in points
         if not any(other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in points)
     }
-    found = [(one.latency_s, one.sent_bytes, round(one.score, 9)) for one in frontier(stages, scores)]
+    found = [
+        (one.latency_s, *(sent / 2**4 for sent in one.cost[1:]), round(one.score, 9))
+        for one in frontier(stages, scores)
+    ]
     assert len(found) == len(set(found))
     assert {tuple(map(float, point)) for point in found} == {tuple(map(float, point)) for point in expected}
     assert [point[0] for point in found] == sorted(point[0] for point in found)
