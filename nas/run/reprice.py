@@ -86,8 +86,8 @@ def reprice(
 
     Args:
         run: any with a completed trial.
-        protocol: price under published, semi2k, aby3, cheetah, sigma or crypten, instead of the run's; in nas.plot several with
-            commas between, of which network and budgets may say each its own, such as semi2k=60s,sigma=2s.
+        protocol: price under published, semi2k, aby3, cheetah, sigma or crypten, instead of the run's; in nas.plot
+            several with commas between, of which network and budgets may say each its own, such as semi2k=60s,sigma=2s.
         network: loopback, lan (the default), wan or a .yaml file; by default the run's, if the protocol is the run's.
         testbed: compute seconds from `python -m costmodel calibrate`; by default likewise.
         seq_len: tokens of the prompt, instead of the run's.
