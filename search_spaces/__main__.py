@@ -140,7 +140,7 @@ def _feasible(
         budget_keys: most bytes of keys that a dealer sends each party per token, with a unit, such as 8GB.
         seq_len: tokens of the prompt.
         protocol: published, semi2k, aby3, cheetah, sigma or crypten; or several with commas between: members are within
-            the budgets of each, such as --budget-latency semi2k=60s,sigma=2s, and those of other protocols as constraints.
+            the budgets of each, such as --budget-latency semi2k=60s,sigma=2s, those of others as constraints.
         network: loopback, lan (the default), wan or a .yaml file; `published` has its own fitted in and takes none.
         testbed: compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
         accounting: prices of what a member deploys to, or as written, as the papers price; by default deployed, but as
