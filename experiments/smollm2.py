@@ -1,7 +1,8 @@
 """A real model through the whole of it, at its own width: SmolLM2-135M, searched, healed, priced.
 
-A search within a share of what the model takes; the model itself trained on as many tokens of the same text, which is
-what a candidate must be held against; and single sub-layers replaced and trained, against which block scores must rank.
+Members placed by hand, and the model itself trained on as many tokens of the same text, which is what they must be held
+against; single sub-layers replaced and trained, against which block scores must rank; then a search within a share of
+what the model takes.
 The second corpus is English: what the installed packages say of themselves, by their many authors.
 """
 
@@ -17,17 +18,20 @@ from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.errors import UserError
+from costmodel.protocols import load_pricer
 from experiments.bars import Figure, figure_table, table
 from experiments.ranking import spearman
 from experiments.trainings import Ended, Job, Plan, Variant, train_all
 from nas.api import Run, Study, load_run
 from nas.recipe.overrides import DistillationChanges, RecipeChanges
-from nas.run.members import TrainedMember
+from nas.recipe.recipe import SCALES
 from nas.searchers.block_scores import BlockScores, from_csv, trained_sub_layers
 from nas.storage import RUNS, locked, replace_file
 from nas.study.blocks import BLOCKS_FILE
 from search_spaces.bases import base_architecture
 from search_spaces.notation import parse
+from search_spaces.pricing import price_architecture
+from search_spaces.workload import Workload
 
 CONFIGS = Path(__file__).parent / "configs"
 BASE = "smollm2-135m"
@@ -40,7 +44,8 @@ class Settings:
     """The experiment as its YAML states it.
 
     parent: its file, in the folder where this is run. own: its placement. space: a file beside the experiment's.
-    tokens: of a candidate in the search. healed_tokens: of the best one of the front, and of the parent beside it.
+    members: placements by hand, healed over `healed_tokens`, and the parent trained on as many beside them.
+    tokens: of a candidate in the search.
     singles: placements of one sub-layer that is not its own, trained over `single_tokens`.
     """
 
@@ -54,6 +59,7 @@ class Settings:
     num_looks: int
     finalist_seeds: int
     tokens: int
+    members: tuple[str, ...]
     healed_tokens: int
     singles: tuple[str, ...]
     single_tokens: int
@@ -67,10 +73,9 @@ def run(name: str, settings: Settings, console: Console) -> None:
     folder = RUNS / "experiments" / name
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
+        ended = train_all(_plan(settings), folder, console)
+        console.print(member_table(settings, ended))
         searched = _searched(settings, folder, console)
-        best = searched.pick("best").placement
-        ended = train_all(_plan(settings, best), folder, console)
-    console.print(member_table(searched, ended))
     scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
     console.print(kind_table(scores))
     compared = dict(_singles(scores, ended))
@@ -109,47 +114,49 @@ def _searched(settings: Settings, folder: Path, console: Console) -> Run:
     return study.run(output_dir=place, console=console)
 
 
-def _plan(settings: Settings, best: str) -> Plan:
-    """The best candidate healed for longer, the parent as it is on the next token alone, and every single."""
+def _plan(settings: Settings) -> Plan:
+    """Members by hand, the parent as it is on the next token alone, and every single."""
     untaught = RecipeChanges(route=DistillationChanges(distillation=0.0))
-    tokens, parent = settings.healed_tokens, settings.parent
+    parent, tokens = settings.parent, settings.healed_tokens
+    rows = {HEALED: settings.members, TUNED: (settings.own,), ALONE: settings.singles}
     return Plan(
         scale="parent",
         base=BASE,
-        rows=(best, settings.own, *settings.singles),
+        rows=tuple(row for of_variant in rows.values() for row in of_variant),
         variants={
             HEALED: Variant(seeds=(0,), parent=parent, tokens=tokens),
             TUNED: Variant(seeds=(0,), parent=parent, tokens=tokens, recipe=untaught),
             ALONE: Variant(seeds=(0,), parent=parent, tokens=settings.single_tokens),
         },
-        pairs=frozenset({(HEALED, best), (TUNED, settings.own), *((ALONE, row) for row in settings.singles)}),
+        pairs=frozenset((variant, row) for variant, of_variant in rows.items() for row in of_variant),
+        committed="smollm2.csv",
     )
 
 
-def member_table(run: Run, ended: Mapping[Job, Ended]) -> Table:
-    """The parent, every member of the front, the best one healed; against the parent, and it trained on the same text.
-
-    The parent that was trained on has seen as many tokens as the healed one, members fewer.
-    """
-    parent, best = run.meta.parent, run.front[-1]
-    assert parent is not None
-    trained = {job.variant: end.perplexity or math.nan for job, end in ended.items() if job.variant != ALONE}
-
-    def cells(title: str, perplexity: float, member: TrainedMember | None = None) -> tuple[str, ...]:
-        cost = (
-            (format_seconds(member.latency_s), format_bytes(member.first.sent_bytes or math.nan))
-            if member
-            else ("", "")
-        )
-        above = (f"{100 * (perplexity / base - 1):+.1f} %" for base in (parent.perplexity, trained[TUNED]))
-        return (title, *cost, f"{perplexity:.2f}", *above)
-
-    rows = [cells(f"{parent.name}, {format_seconds(parent.latency_s)}", parent.perplexity)]
-    rows += [cells("the same, trained on", trained[TUNED])]
-    rows += [cells(member.first.notation, math.exp(member.mean_loss), member) for member in run.front]
-    rows += [cells("the last one, healed", trained[HEALED], best)]
-    columns = ("", "seconds", "sent", "perplexity", "above the parent", "above it trained on")
-    return table(columns, rows, title=f"front of {run.folder}")
+def member_table(settings: Settings, ended: Mapping[Job, Ended]) -> Table:
+    """The members by hand beside the parent that was trained on as many tokens, with what each takes of its price."""
+    pricer, workload = load_pricer(settings.protocol, settings.network), Workload(prompt_len=SCALES["parent"].seq_len)
+    base = base_architecture(BASE)
+    prices = {
+        job.row: price_architecture(parse(job.row, base).architecture, pricer, workload, "deployed").price
+        for job in ended
+        if job.variant != ALONE
+    }
+    whole = prices[settings.own]
+    (tuned,) = (end.perplexity or math.nan for job, end in ended.items() if job.variant == TUNED)
+    rows = []
+    for job, end in ended.items():
+        if (price := prices.get(job.row)) is not None:
+            perplexity = end.perplexity or math.nan
+            shares = (price.latency_s / whole.latency_s, price.sent_bytes / whole.sent_bytes)
+            cells = (
+                format_seconds(price.latency_s),
+                format_bytes(price.sent_bytes),
+                *(f"{share:.1%}" for share in shares),
+            )
+            rows.append((job.row, *cells, f"{perplexity:.2f}", f"{100 * (perplexity / tuned - 1):+.1f} %"))
+    columns = ("", "seconds", "sent", "of seconds", "of bytes", "perplexity", "above the parent so trained")
+    return table(columns, rows, title=f"after {settings.healed_tokens:,} tokens")
 
 
 def kind_table(scores: BlockScores) -> Table:
