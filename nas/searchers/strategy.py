@@ -78,6 +78,7 @@ class SearchProblem:
     feasible: the members within the budget. anchors: what an expert would begin with.
     reference_loss: nats; what is worse adds nothing to a front.
     parent: the model that candidates start from, of the dimensions of the space, and its loss, nats; None from scratch.
+    heals_shortly: whether candidates are trained for far less than the parent was, so that what they lack stays.
     blocks: scores of the parent's, for the searchers that are in `nas.study.blocks.READERS`; None for others.
     known: trainings from that parent by the same recipe, of before and on no front of this search; their prices are
     not known.
@@ -89,6 +90,7 @@ class SearchProblem:
     reference_loss: float
     parent: Architecture | None = None
     parent_loss: float | None = None
+    heals_shortly: bool = False
     blocks: BlockScores | None = None
     known: tuple[Trained, ...] = ()
     cuts: Mapping[Member, float] = field(default_factory=dict)

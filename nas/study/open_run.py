@@ -120,6 +120,7 @@ def search_problem(
         reference_loss=meta.reference[1] if ngrams is None else ngrams.losses[TRIGRAM - 1],
         parent=None if route is None else parent_architecture(route, feasible.space.base),
         parent_loss=None if parent is None else parent.val_loss,
+        heals_shortly=config.scale == "parent",
         blocks=blocks,
         known=known,
         cuts=cuts or {},
