@@ -129,8 +129,11 @@ def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], to
 
 
 def check_tokens(corpus: Corpus | None, vocab_size: int, seq_len: int) -> tuple[str, Tokens]:
-    """Sequences to check a folded model on, and what they are of: the validation split, or random without a corpus."""
-    positions = min(CHECK_POSITIONS, CHECK_LOGITS // vocab_size)
+    """Sequences to check a folded model on, and what they are of: the validation split, or random without a corpus.
+
+    seq_len: of the model's context; no sequence is longer than what is compared in fixed point.
+    """
+    positions, seq_len = min(CHECK_POSITIONS, CHECK_LOGITS // vocab_size), min(seq_len, FIXED_POSITIONS)
     shape = (-(-positions // seq_len), seq_len)
     tokens = () if corpus is None else corpus.tokens("validation")
     if corpus is not None and len(tokens) >= shape[0] * shape[1]:
@@ -190,6 +193,7 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
         for node in graph
     }
     logits, largest, log_sum = [], 0.0, 0.0
+    last_reader = {name: node.name for node in graph for name in node.inputs}
     for sequence in tokens:
         known: dict[str, Array] = {}
         for node in graph:
@@ -198,6 +202,8 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
             else:
                 value = evaluate(node.op, library, operands[node.name], *(known[name] for name in node.inputs))
             known[node.name] = numbers.result(value)
+            for name in {name for name in node.inputs if last_reader[name] == node.name}:
+                known.pop(name, None)  # tokens are not among them
             largest = max(largest, float(np.abs(known[node.name]).max()))
             if isinstance(node.op, ops.ScoreBound):
                 log_sum = max(log_sum, _largest_log_sum(known[node.name]))
