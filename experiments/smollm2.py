@@ -1,8 +1,9 @@
-"""A real model through the whole of it, at its own width: SmolLM2-135M, searched, healed, priced.
+"""A real model through the whole of it, at its own width: SmolLM2-135M, tuned, searched, healed, priced.
 
-Members placed by hand, and the model itself trained on as many tokens of the same text, which is what they must be held
-against; single sub-layers replaced and trained, against which block scores must rank; then a search within a share of
-what the model takes.
+The model is first trained on the text itself. What comes of that is the parent: candidates start from it, learn from it
+and are held against it, so that what they lose is not hidden by what they gain from the text. Then a search within a
+share of what the parent takes; members placed by hand, and the parent trained on as many tokens more; single sub-layers
+replaced and trained, against which block scores must rank.
 The second corpus is English: what the installed packages say of themselves, by their many authors.
 """
 
@@ -21,13 +22,18 @@ from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
 from experiments.bars import Figure, figure_table, table
 from experiments.ranking import spearman
-from experiments.trainings import Ended, Job, Plan, Variant, train_all
+from experiments.trainings import Ended, Job, Plan, Variant, candidate_of, train_all, training_folder
 from nas.api import Run, Study, load_run
+from nas.conversion.parent import load_parent
+from nas.conversion.pretrained import CHECKSUMS_FILE, write_pretrained
+from nas.model.weights import deployed_weights
 from nas.recipe.overrides import DistillationChanges, RecipeChanges
 from nas.recipe.recipe import SCALES
 from nas.searchers.block_scores import BlockScores, from_csv, trained_sub_layers
 from nas.storage import RUNS, locked, replace_file
 from nas.study.blocks import BLOCKS_FILE
+from nas.study.verify_fold import trained_model
+from nas.training.checkpoint import load_latest
 from search_spaces.bases import base_architecture
 from search_spaces.notation import parse
 from search_spaces.pricing import price_architecture
@@ -35,8 +41,9 @@ from search_spaces.workload import Workload
 
 CONFIGS = Path(__file__).parent / "configs"
 BASE = "smollm2-135m"
+UNTAUGHT = RecipeChanges(route=DistillationChanges(distillation=0.0))
 LEAST_DESCRIPTION = 1_500  # characters, below which there is little but a heading
-HEALED, TUNED, ALONE = "healed", "fine-tuned", "alone"  # variants
+TUNED, HEALED, FURTHER, ALONE = "fine-tuned", "healed", "fine-tuned twice", "alone"  # variants
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +51,7 @@ class Settings:
     """The experiment as its YAML states it.
 
     parent: its file, in the folder where this is run. own: its placement. space: a file beside the experiment's.
-    members: placements by hand, healed over `healed_tokens`, and the parent trained on as many beside them.
-    tokens: of a candidate in the search.
+    tokens: that the parent is tuned on, then each candidate and each of the members by hand.
     singles: placements of one sub-layer that is not its own, trained over `single_tokens`.
     """
 
@@ -55,27 +61,27 @@ class Settings:
     protocol: str
     network: str
     budget_latency: str
+    budget_comm: str
     num_trials: int
-    num_looks: int
     finalist_seeds: int
     tokens: int
     members: tuple[str, ...]
-    healed_tokens: int
     singles: tuple[str, ...]
     single_tokens: int
     least_spearman: float
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Searches and trains what is not trained yet, and prints what came out. Raises UserError without the model."""
+    """Trains and searches what is not done yet, and prints what came out. Raises UserError without the model."""
     if not Path(settings.parent).exists():
         raise UserError(f"experiment {name} needs {settings.parent} in this folder; docs/llama.md says where it is.")
     folder = RUNS / "experiments" / name
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        ended = train_all(_plan(settings), folder, console)
-        console.print(member_table(settings, ended))
-        searched = _searched(settings, folder, console)
+        parent = _tuned(settings, folder, console)
+        searched = _searched(settings, parent, folder, console)
+        ended = train_all(_plan(settings, parent), folder, console)
+    console.print(member_table(settings, ended))
     scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
     console.print(kind_table(scores))
     compared = dict(_singles(scores, ended))
@@ -95,38 +101,54 @@ def english(folder: Path) -> Path:
     return folder
 
 
-def _searched(settings: Settings, folder: Path, console: Console) -> Run:
+def _tuned(settings: Settings, folder: Path, console: Console) -> Path:
+    """A folder of the parent, trained on the text: on the next token alone, as there is nobody to learn from."""
+    target = folder / "parent"
+    if not (target / CHECKSUMS_FILE).exists():  # written last
+        variant = Variant(seeds=(0,), parent=settings.parent, tokens=settings.tokens, recipe=UNTAUGHT)
+        plan = Plan(scale="parent", base=BASE, rows=(settings.own,), variants={TUNED: variant})
+        (job,) = train_all(plan, folder, console)
+        source = load_parent(settings.parent)
+        candidate = candidate_of(plan, job, source)
+        trained = load_latest(training_folder(plan, job, folder))
+        assert trained is not None
+        weights = deployed_weights(trained_model(candidate, trained))
+        write_pretrained(source.model._replace(weights={n: w.clone() for n, w in weights.items()}), target)
+    return target
+
+
+def _searched(settings: Settings, parent: Path, folder: Path, console: Console) -> Run:
     place = folder / "search"
     if (place / "meta.json").exists():
         return load_run(place).resume(console=console)
     study = Study(
-        parent=settings.parent,
+        parent=str(parent),
         space=str(CONFIGS / settings.space),
         protocol=settings.protocol,
         network=settings.network,
         budget_latency=settings.budget_latency,
+        budget_comm=settings.budget_comm,
         also_validate=str(english(folder / "english")),
         num_trials=settings.num_trials,
-        num_looks=settings.num_looks,
+        num_looks=0,
         tokens=settings.tokens,
         finalist_seeds=settings.finalist_seeds,
     )
     return study.run(output_dir=place, console=console)
 
 
-def _plan(settings: Settings) -> Plan:
-    """Members by hand, the parent as it is on the next token alone, and every single."""
-    untaught = RecipeChanges(route=DistillationChanges(distillation=0.0))
-    parent, tokens = settings.parent, settings.healed_tokens
-    rows = {HEALED: settings.members, TUNED: (settings.own,), ALONE: settings.singles}
+def _plan(settings: Settings, parent: Path) -> Plan:
+    """Members by hand, the parent itself again, and every single."""
+    start, tokens = str(parent), settings.tokens
+    rows = {HEALED: settings.members, FURTHER: (settings.own,), ALONE: settings.singles}
     return Plan(
         scale="parent",
         base=BASE,
         rows=tuple(row for of_variant in rows.values() for row in of_variant),
         variants={
-            HEALED: Variant(seeds=(0,), parent=parent, tokens=tokens),
-            TUNED: Variant(seeds=(0,), parent=parent, tokens=tokens, recipe=untaught),
-            ALONE: Variant(seeds=(0,), parent=parent, tokens=settings.single_tokens),
+            HEALED: Variant(seeds=(0,), parent=start, tokens=tokens),
+            FURTHER: Variant(seeds=(0,), parent=start, tokens=tokens, recipe=UNTAUGHT),
+            ALONE: Variant(seeds=(0,), parent=start, tokens=settings.single_tokens),
         },
         pairs=frozenset((variant, row) for variant, of_variant in rows.items() for row in of_variant),
         committed="smollm2.csv",
@@ -143,7 +165,7 @@ def member_table(settings: Settings, ended: Mapping[Job, Ended]) -> Table:
         if job.variant != ALONE
     }
     whole = prices[settings.own]
-    (tuned,) = (end.perplexity or math.nan for job, end in ended.items() if job.variant == TUNED)
+    (tuned,) = (end.perplexity or math.nan for job, end in ended.items() if job.variant == FURTHER)
     rows = []
     for job, end in ended.items():
         if (price := prices.get(job.row)) is not None:
@@ -155,8 +177,16 @@ def member_table(settings: Settings, ended: Mapping[Job, Ended]) -> Table:
                 *(f"{share:.1%}" for share in shares),
             )
             rows.append((job.row, *cells, f"{perplexity:.2f}", f"{100 * (perplexity / tuned - 1):+.1f} %"))
-    columns = ("", "seconds", "sent", "of seconds", "of bytes", "perplexity", "above the parent so trained")
-    return table(columns, rows, title=f"after {settings.healed_tokens:,} tokens")
+    columns = (
+        "",
+        "seconds",
+        "sent",
+        "of seconds",
+        "of bytes",
+        "perplexity",
+        "above the parent trained on as many more",
+    )
+    return table(columns, rows, title=f"after {settings.tokens:,} tokens from the tuned parent")
 
 
 def kind_table(scores: BlockScores) -> Table:

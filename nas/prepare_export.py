@@ -23,7 +23,7 @@ from nas.run.config import study_candidate
 from nas.run.folder import PARENT_FOLDER
 from nas.run.ledger import Record, architecture_of
 from nas.run.run import Run
-from nas.study.verify_fold import trained_weights
+from nas.study.verify_fold import deployable
 from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint
 from nas.training.manifest import read_training
@@ -142,14 +142,16 @@ def _prepared(
     *,
     fold: bool,
 ) -> Export:
-    architecture, trained, folding = candidate.architecture, candidate.trained, None
     seq_len = candidate.recipe.scale.seq_len
-    kind, tokens = check_tokens(known_corpus(provenance.corpus), trained.vocab_size, seq_len)
-    weights = trained_weights(candidate, last, tokens)
+    kind, tokens = check_tokens(known_corpus(provenance.corpus), candidate.trained.vocab_size, seq_len)
+    trained, weights, left = deployable(candidate, last, tokens)
+    architecture, folding = candidate.architecture, None
+    if left:
+        architecture = at_dimensions(trained, architecture)
     if fold:
         form = fold_as_far_as(trained, weights, tokens)
         trained, weights = form.folded.architecture, form.folded.weights
-        architecture, folding = at_dimensions(trained, architecture), _fold(form, kind)
+        architecture, folding = at_dimensions(trained, architecture), _fold(form, left, kind)
     facts = Facts(
         notation=candidate.name,
         arch_id=arch_id(candidate.architecture),
@@ -171,11 +173,10 @@ def _prepared(
     )
 
 
-def _fold(form: VerifiedFold, tokens: str) -> Fold:
+def _fold(form: VerifiedFold, left: tuple[str, ...], tokens: str) -> Fold:
     folded, check = form
-    return Fold(
-        check=asdict(check), passes=check.passes, tokens=tokens, condition=folded.condition, left=tuple(folded.left)
-    )
+    left += folded.left
+    return Fold(check=asdict(check), passes=check.passes, tokens=tokens, condition=folded.condition, left=left)
 
 
 def _cost(architecture: Architecture, pricer: Pricer, workload: Workload) -> Cost:

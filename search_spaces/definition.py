@@ -40,6 +40,7 @@ class Definition:
     choices: what each layer may choose; or
     members: the names of all architectures of the space, without `EReg(...)`.
     constraints: rules that leave out some placements; none unless stated.
+    exact_softmax: layers, from 0, that do not offer a bounded softmax, since their scores would not hold a bound.
     entropy_regularisation: which training recipes are searched: plain (false), regularised (true) or both.
 
     Raises UserError unless exactly one of `choices` and `members` is given, constraints only with choices, and
@@ -52,18 +53,21 @@ class Definition:
     choices: Choices | None = None
     members: tuple[str, ...] | None = None
     constraints: tuple[ConstraintName, ...] = ()
+    exact_softmax: tuple[int, ...] = ()
     entropy_regularisation: tuple[bool, ...] = (False, True)
 
     def __post_init__(self) -> None:
         if (self.choices is None) == (self.members is None):
             raise UserError("a space must have either `choices` or `members`, and not both.")
-        if self.members is not None and self.constraints:
-            raise UserError("`constraints` go with `choices`, but the space lists its `members`; drop one of them.")
+        if self.members is not None and (self.constraints or self.exact_softmax):
+            name = "constraints" if self.constraints else "exact_softmax"
+            raise UserError(f"`{name}` goes with `choices`, but the space lists its `members`; drop one of them.")
         _check_distinct("entropy_regularisation", self.entropy_regularisation)
         if self.members is not None:
             _check_distinct("members", self.members)
-        if self.constraints:
-            _check_distinct("constraints", self.constraints)
+        for name in ("constraints", "exact_softmax"):
+            if items := getattr(self, name):
+                _check_distinct(name, items)
 
 
 def load_definition(name_or_path: str) -> Definition:

@@ -8,7 +8,7 @@ Vertices are inserted depth by depth and, at each boundary, in the order of the 
 order of enumeration.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -73,14 +73,21 @@ CONSTRAINTS: dict[ConstraintName, Callable[[int, Layer], int | None]] = {
 
 
 def free_graph(
-    num_layers: int, block: Block, alphabet: Sequence[Layer], constraints: Sequence[ConstraintName]
+    num_layers: int,
+    block: Block,
+    alphabet: Sequence[Layer],
+    constraints: Sequence[ConstraintName],
+    *,
+    exact_softmax: Collection[int] = (),
 ) -> nx.DiGraph:
     """Any layer of the alphabet at any depth, as far as the constraints allow.
 
-    Raises UserError if no placement is left.
+    exact_softmax: depths where a softmax is not bounded. Raises UserError if no placement is left.
     """
 
     def step(depth: int, state: State, layer: Layer) -> State | None:
+        if depth in exact_softmax and layer.attention == "bounded":
+            return None
         after = [CONSTRAINTS[name](seen, layer) for name, seen in zip(constraints, state[3:], strict=True)]
         allowed = tuple(seen for seen in after if seen is not None)
         return (*_norms(block, depth, state, layer), *allowed) if len(allowed) == len(after) else None

@@ -4,7 +4,7 @@ A member is an architecture (a path of the space's graph) and whether its traini
 Members are numbered from 0 to `num_members(space) - 1`, recipes of one architecture next to each other.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -61,10 +61,30 @@ def build_space(definition: Definition, base: Architecture | None = None) -> Sea
     """
     base = base or base_architecture(definition.base, definition.dimensions)
     if definition.choices is not None:
-        graph = free_graph(base.num_layers, base.block_facts, alphabet(definition.choices), definition.constraints)
+        if any(not 0 <= depth < base.num_layers for depth in definition.exact_softmax):
+            raise UserError(
+                f"`exact_softmax` of space {definition.name!r} must name layers from 0 to {base.num_layers - 1}, but "
+                f"got {list(definition.exact_softmax)}."
+            )
+        graph = free_graph(
+            base.num_layers,
+            base.block_facts,
+            alphabet(definition.choices),
+            definition.constraints,
+            exact_softmax=definition.exact_softmax,
+        )
     else:
         graph = listed_graph(base.block_facts, [_listed_layers(name, base) for name in definition.members or ()])
     return SearchSpace(definition=definition, base=base, graph=graph, completions=completions(graph))
+
+
+def with_exact_softmax(space: SearchSpace, layers: Iterable[int]) -> SearchSpace:
+    """The space that does not offer a bounded softmax in these layers either; one that lists its members, as it is."""
+    definition = space.definition
+    exact = tuple(sorted({*definition.exact_softmax, *layers}))
+    if definition.choices is None or exact == definition.exact_softmax:
+        return space
+    return build_space(replace(definition, exact_softmax=exact), space.base)
 
 
 def num_architectures(space: SearchSpace) -> int:

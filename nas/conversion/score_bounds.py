@@ -1,28 +1,57 @@
 """Bounds of bounded softmaxes, from the scores that a model has on tokens.
 
 The sum over a row of exp(score - bound) must be neither so large nor so small that fixed point loses it. The middle
-between the largest and the least of a head's rows, each in logarithms, is the bound that most can lie around.
+between the largest and the least of a head's rows, each in logarithms, is the bound that most can lie around. Where
+these are too far apart, the softmax stays exact: the model computes the same, for a higher price.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nas.attention.causal import Attended, log_sums
+from nas.conversion.parent import Parent
+from nas.conversion.transfer import transferred
+from nas.conversion.verified_fold import MAX_LOG_SUM
 from nas.model.decoder import Decoder
+from nas.model.weights import load_deployed
+from search_spaces.architecture import Attention
+
+BOUNDED: dict[Attention, Attention] = {"softmax": "bounded"}
 
 
 @torch.no_grad()
-def set_bounds(model: Decoder, tokens: Tensor) -> None:
-    """Sets the bound of every head of a bounded softmax; of a model without one, nothing. tokens: sequences x T."""
-    observers = [
-        _Observer(layer.attention) for layer in model.layers if getattr(layer.attention, "bound", None) is not None
-    ]
+def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
+    """Sets the bound of every head of a bounded softmax. tokens: sequences x T.
+
+    Returns, by layer with bounds, how far from 1 a row of these tokens is at most, as the logarithm of its sum.
+    """
+    observers = {
+        depth: _Observer(layer.attention)
+        for depth, layer in enumerate(model.layers)
+        if getattr(layer.attention, "bound", None) is not None
+    }
     for sequence in tokens if observers else ():
         model.features(sequence[None], with_entropies=False)
-    for observer in observers:
-        observer.leave()
+    return {depth: observer.leave() for depth, observer in observers.items()}
+
+
+def unheld(farthest: Mapping[int, float]) -> tuple[int, ...]:
+    """The layers whose bounds do not hold in fixed point. farthest: as `set_bounds` returns it."""
+    return tuple(depth for depth, log_sum in farthest.items() if not log_sum <= MAX_LOG_SUM)
+
+
+def unheld_by_parent(parent: Parent, tokens: Tensor) -> tuple[int, ...]:
+    """The layers whose softmax, if it were bounded as the parent attends, would not hold. tokens: sequences x T."""
+    source = parent.model.architecture
+    layers = tuple(replace(layer, attention=BOUNDED.get(layer.attention, layer.attention)) for layer in source.layers)
+    target = replace(source, layers=layers)
+    model = Decoder(target).eval()
+    load_deployed(model, transferred(source, parent.model.weights, target))
+    return unheld(set_bounds(model, tokens))
 
 
 class _Observer:
@@ -42,6 +71,8 @@ class _Observer:
         attended: Attended = self.attend(queries, keys, values, **settings)
         return attended
 
-    def leave(self) -> None:
+    def leave(self) -> float:
+        """Sets the bounds; returns half of what the rows of a head are apart at most."""
         self.attention.attend = self.attend
         self.attention.bound.weight.copy_((self.least + self.largest) / 2)
+        return float((self.largest - self.least).max() / 2)

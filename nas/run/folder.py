@@ -29,7 +29,7 @@ from nas.run.own_space import OWN, own_space
 from nas.storage import RUNS, newest, replace_file
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.definition import load_definition
-from search_spaces.space import SearchSpace, build_space
+from search_spaces.space import SearchSpace, build_space, with_exact_softmax
 
 CONFIG_FILE = "run.yaml"
 KEPT_FILES = {"space": "space.yaml", "network": "network.yaml", "testbed": "testbed.yaml"}  # the user's own, copied
@@ -78,6 +78,7 @@ class Meta:
     recipe: what candidates are trained with (`nas.run.config.study_candidate`).
     parent: what the parent reaches, which is kept in PARENT_FOLDER; None without one.
     ngrams: what n-gram models reach of the training tokens that a candidate sees; None where that was not counted.
+    exact_softmax: layers whose scores, as the parent's, would not hold a bound; its space does not offer one there.
     held_out: the documents that validate. second: None where trials are validated on one corpus alone.
     """
 
@@ -97,6 +98,7 @@ class Meta:
     recipe: Recipe
     parent: ParentResult | None = None
     ngrams: NgramBaseline | None = None
+    exact_softmax: tuple[int, ...] = ()
     held_out: HeldOut | None = None
     second: SecondCorpus | None = None
 
@@ -148,12 +150,14 @@ def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | N
     if config.space == OWN:
         if tables is None:
             raise UserError(f"--space {OWN} is of the layers of a trained model; give --parent.")
-        return own_space(tables)
-    definition = load_definition(own_file(folder, config, "space") or config.space)
-    if tables is not None:
-        dimensions = replace(definition.dimensions, vocab=tables.vocab_size, context=tables.context)
-        definition = replace(definition, dimensions=dimensions)
-    return build_space(definition)
+        space = own_space(tables)
+    else:
+        definition = load_definition(own_file(folder, config, "space") or config.space)
+        if tables is not None:
+            dimensions = replace(definition.dimensions, vocab=tables.vocab_size, context=tables.context)
+            definition = replace(definition, dimensions=dimensions)
+        space = build_space(definition)
+    return space if folder is None else with_exact_softmax(space, read_meta(folder).exact_softmax)
 
 
 def run_pricer(

@@ -57,7 +57,7 @@ def run_study(
     folder, config = started.folder, started.config
     saved = f"what was trained is saved; continue with --resume {folder}"
     with locked(folder), bugs_reported(folder, saved), _resumable(folder, console):
-        trials = start_trials(started, feasible, console, listener.trial_ended)
+        trials = start_trials(started, console, listener.trial_ended)
         run = Run(folder=folder, config=config, meta=started.meta, records=tuple(trials.records))
         listener.started(folder)
         num_baselines = sum(proposal.role == "baseline" for proposal in trials.schedule.proposals)

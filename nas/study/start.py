@@ -12,6 +12,8 @@ from rich.console import Console
 from costmodel.errors import StoppedError
 from nas.attention.causal import has_native
 from nas.conversion.parent import NO_PARENT, Parent, keep_parent
+from nas.conversion.score_bounds import unheld_by_parent
+from nas.conversion.verified_fold import check_tokens
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngrams import TRIGRAM
 from nas.recipe.candidate import Candidate
@@ -25,22 +27,29 @@ from nas.study.cuts import nested_tokens, study_cuts
 from nas.study.nodes import Node
 from nas.study.open_run import checked_meta, new_meta, open_trials, search_problem, with_knowledge
 from nas.study.parent import run_parent, study_parent
+from nas.study.priced_study import overview
 from nas.study.resources import Resources, resolved, resource_lines, study_resources, this_machine
 from nas.study.second_corpus import NO_SECOND, run_second, second_facts, study_second
 from nas.study.trials import RunHaltedError, Trials
 from nas.study.warm_start import WarmStart, begin_with, read_warm_start
 from nas.training.memory import available_bytes, require_memory, training_memory
-from search_spaces.budget.feasible import FeasibleSpace
+from search_spaces.budget.feasible import FeasibleSpace, check_feasible, within_budget
+from search_spaces.budget.priced_space import price_space
+from search_spaces.space import with_exact_softmax
 
 FEW_TOKENS = 1 << 23  # proxies from scratch pass the trigram between 2 and 6 million tokens, the 5-gram later
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StartedStudy:
-    """A study that is about to train. config: resolved. warm: what another run gives to its ledger, if that is new."""
+    """A study that is about to train. config: resolved. feasible: as the parent allows.
+
+    warm: what another run gives to its ledger, if that is new.
+    """
 
     folder: Path
     config: StudyConfig
+    feasible: FeasibleSpace
     meta: Meta
     resources: Resources
     parent: Parent | None
@@ -80,6 +89,7 @@ def start_study(
         has_native(scale.head_dim or base.head_dim)  # compiled or said here, once for all
     if folder is None:
         second = study_second(config, corpus, parent)
+        feasible = feasible if parent is None else _held(feasible, parent, corpus, log)
         config = replace(config, also_validate=NO_SECOND if second is None else second.data)
         with _threads(THREADS_PER_TRIAL):
             folder, config, meta, warm = _new_run(config, feasible, corpus, second, parent, resources, output_dir, log)
@@ -90,6 +100,7 @@ def start_study(
     return StartedStudy(
         folder=folder,
         config=config,
+        feasible=feasible,
         meta=meta,
         resources=resources,
         parent=parent,
@@ -99,11 +110,9 @@ def start_study(
     )
 
 
-def start_trials(
-    started: StartedStudy, feasible: FeasibleSpace, console: Console, on_end: Callable[[Record], None]
-) -> Trials:
+def start_trials(started: StartedStudy, console: Console, on_end: Callable[[Record], None]) -> Trials:
     """Makes the folder a run and its ledger trials. on_end: as `Trials` has it."""
-    folder, config, corpus = started.folder, started.config, started.corpus
+    folder, config, corpus, feasible = started.folder, started.config, started.corpus, started.feasible
     write_meta(folder, started.meta)
     write_config(folder, config)
     if started.warm is not None:
@@ -118,6 +127,27 @@ def start_trials(
     return open_trials(
         config, feasible, corpus, started.meta, folder, blocks=blocks, cuts=cuts, second=started.second, on_end=on_end
     )
+
+
+def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus, log: Callable[[str], None]) -> FeasibleSpace:
+    """The space without the bounded softmaxes that would not hold with scores as the parent's.
+
+    Raises InfeasibleError if nothing is left within the budget.
+    """
+    space, priced = feasible.space, feasible.priced
+    if all(layer.attention != "bounded" for layer in space.layers):
+        return feasible
+    _, tokens = check_tokens(corpus, parent.model.architecture.vocab_size, priced.seq_len)
+    narrowed = with_exact_softmax(space, unheld_by_parent(parent, torch.from_numpy(tokens)))
+    if narrowed is space:
+        return feasible
+    layers = ", ".join(map(str, narrowed.definition.exact_softmax))
+    log(f"a softmax is not bounded in layers {layers} (from 0), where rows of the parent's scores are too far apart")
+    left = price_space(narrowed, priced.pricer, priced.workload, priced.accounting)
+    feasible = within_budget(left, feasible.budget)
+    check_feasible(feasible)
+    log(overview(feasible)[0])
+    return feasible
 
 
 def _new_run(

@@ -1,13 +1,15 @@
 """What is done with a trained candidate: the form its weights really fold to, checked, and a second validation."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from costmodel.errors import UserError
 from nas.conversion.fold import at_dimensions
-from nas.conversion.score_bounds import set_bounds
+from nas.conversion.score_bounds import set_bounds, unheld
 from nas.conversion.verified_fold import Tokens, check_tokens, fold_as_far_as
 from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import DocumentLoss
@@ -20,6 +22,7 @@ from nas.training.checkpoint import Checkpoint
 from nas.training.distillation.gates import Gates
 from nas.training.objective import Objective
 from nas.training.outcome import VerifiedForm
+from search_spaces.architecture import Architecture
 
 
 def verified_form(candidate: Candidate, corpus: Corpus, folder: Path) -> VerifiedForm:
@@ -32,10 +35,11 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path) -> Verifie
         raise UserError(f"{folder} must have a whole checkpoint to fold, but has none; train the candidate again.")
     trained = candidate.trained
     _, tokens = check_tokens(corpus, trained.vocab_size, candidate.recipe.scale.seq_len)
-    folded, check = fold_as_far_as(trained, trained_weights(candidate, latest, tokens), tokens)
+    model = deployable(candidate, latest, tokens)
+    folded, check = fold_as_far_as(model.architecture, model.weights, tokens)
     return VerifiedForm(
         architecture=at_dimensions(folded.architecture, candidate.architecture),
-        left=folded.left,
+        left=(*model.left, *folded.left),
         logits_error=check.float_error,
         fixed_point_error=check.fixed_error,
         trained_fixed_point_error=check.trained_fixed_error,
@@ -44,14 +48,34 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path) -> Verifie
     )
 
 
-def trained_weights(candidate: Candidate, trained: Checkpoint, tokens: Tokens) -> dict[str, Tensor]:
-    """The weights of a checkpoint by node of the op graph, a tied output table written out.
+class Deployable(NamedTuple):
+    """A trained model before it is folded, its weights by node of the op graph, a tied output table written out.
 
-    tokens: sequences x T, that bounds of softmaxes are set by. Raises UserError for one on the way from a parent.
+    architecture: as trained, but for an exact softmax where a bounded one does not hold; left: these layers.
+    """
+
+    architecture: Architecture
+    weights: dict[str, Tensor]
+    left: tuple[str, ...]
+
+
+def deployable(candidate: Candidate, trained: Checkpoint, tokens: Tokens) -> Deployable:
+    """The model of a checkpoint with the bounds of its softmaxes set by these tokens, sequences x T.
+
+    Raises UserError for one on the way from a parent.
     """
     model = trained_model(candidate, trained)
-    set_bounds(model, torch.from_numpy(tokens))
-    return {name: value.contiguous().clone() for name, value in deployed_weights(model).items()}
+    exact = unheld(set_bounds(model, torch.from_numpy(tokens)))
+    layers = list(model.architecture.layers)
+    for depth in exact:
+        layers[depth] = replace(layers[depth], attention="softmax")
+    dropped = tuple(f"layers.{depth}.attention.bound." for depth in exact)
+    weights = deployed_weights(model).items()
+    return Deployable(
+        architecture=replace(model.architecture, layers=tuple(layers)),
+        weights={name: value.contiguous().clone() for name, value in weights if not name.startswith(dropped)},
+        left=tuple(f"layers.{depth}.attention: its rows are too far apart for a bounded softmax" for depth in exact),
+    )
 
 
 def second_documents(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from nas.conversion.huggingface import load_pretrained, save_model, to_transform
 from nas.corpus.corpus import prepare, tokenizer_file
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
+from nas.run.folder import run_space
+from nas.run.run import Run
 from search_spaces.bases import Dimensions, base_architecture
 from tests.conftest import trials_here
 
@@ -77,6 +80,23 @@ def run(parent: Path, corpus: Path) -> Path:
     with trials_here():
         assert search.main([*PRICES, *TRAININGS, *given]) == 0
     return folder
+
+
+def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(
+    parent: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("nas.conversion.score_bounds.MAX_LOG_SUM", 0.0)
+    folder = corpus.parent / "exact"
+    given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--num-trials", "1"]
+    with trials_here():
+        assert search.main([*PRICES, *TRAININGS, *given, "--searcher", "uniform"]) == 0
+    out = capsys.readouterr().out
+    assert "a softmax is not bounded in layers 0, 1, 2 (from 0)" in out
+    assert re.findall(r"space parent: ([\d,]+) members", out) == [f"{2 * 130**3:,}", f"{2 * 91**3:,}"]
+    run = Run.find(str(folder))
+    assert run.meta.exact_softmax == (0, 1, 2)
+    space = run_space(folder, run.config, run.base)
+    assert all(layer.attention != "bounded" for layer in space.layers)
 
 
 @pytest.mark.needs_engine

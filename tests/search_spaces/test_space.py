@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from search_spaces.architecture import arch_id
+from search_spaces.graph import Choice
 from search_spaces.notation import name_of, parse
 from search_spaces.space import (
     SearchSpace,
@@ -22,6 +23,7 @@ from search_spaces.space import (
     path_of,
     random_below,
     sample,
+    with_exact_softmax,
 )
 
 
@@ -52,6 +54,18 @@ def test_size_under_the_constraint(make_space: Callable[..., SearchSpace]) -> No
     """With k kept layers of 8 choices each, then 3 - k removed FFNs of 2 each."""
     assert num_architectures(make_space()) == 10**3
     assert num_architectures(make_space("ffn-removed-only-in-deepest-suffix")) == 8**3 + 8**2 * 2 + 8 * 2**2 + 2**3
+
+
+def test_layers_with_an_exact_softmax_offer_no_bounded_one() -> None:
+    space = load_space("smollm2-135m")
+    exact = with_exact_softmax(space, [3, 29])
+    bounded = sum(layer.attention == "bounded" for layer in space.layers)
+    assert num_architectures(exact) == 130**28 * (130 - bounded) ** 2
+    depths = {v.depth for v in exact.graph if isinstance(v, Choice) and v.layer.attention == "bounded"}
+    assert depths == set(range(30)) - {3, 29}
+    assert with_exact_softmax(exact, [3]) is exact
+    with pytest.raises(ValueError, match=r"`exact_softmax` of space 'smollm2-135m' must name layers from 0 to 29, but"):
+        with_exact_softmax(space, [30])
 
 
 def test_ladder_is_the_papers_rows() -> None:

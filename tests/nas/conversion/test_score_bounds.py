@@ -6,23 +6,35 @@ import torch
 
 from costmodel.execution import interpreter
 from nas.conversion.fold import fold
-from nas.conversion.score_bounds import set_bounds
+from nas.conversion.parent import Parent
+from nas.conversion.pretrained import Pretrained
+from nas.conversion.score_bounds import set_bounds, unheld_by_parent
 from nas.conversion.verified_fold import MAX_LOG_SUM, Reference
 from nas.model.decoder import Decoder, build
-from nas.model.weights import deployed_weights
+from nas.model.weights import deployed_weights, load_deployed, stored_weights
+from nas.recipe.candidate import candidate_at
+from nas.study.verify_fold import deployable
+from nas.training.checkpoint import Checkpoint
+from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
+from search_spaces.resolve import resolve
 
 BASE = base_architecture("tiny", Dimensions(vocab=24, context=8))
 TOKENS = np.random.default_rng(5).integers(24, size=(3, 8))
 
 
-def bounded(name: str = "1xLBLBo-1xLSLGo") -> Decoder:
-    model = build(parse(name, BASE).architecture, torch.Generator().manual_seed(0))
+def bounded(name: str = "1xLBLBo-1xLSLGo", *, scores: float = 2.0) -> Decoder:
+    return with_scores(parse(name, BASE).architecture, scores)
+
+
+def with_scores(architecture: Architecture, scores: float) -> Decoder:
+    """scores: by how much queries, keys and values are larger than drawn ones."""
+    model = build(architecture, torch.Generator().manual_seed(0))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.mul_(2 if "qk" in name else 1)
+            parameter.mul_(scores if "qk" in name else 1)
     return model
 
 
@@ -51,3 +63,29 @@ def test_a_bound_that_does_not_hold_is_told() -> None:
     off = reference.check(folded._replace(weights={**folded.weights, bound: folded.weights[bound] + 2 * MAX_LOG_SUM}))
     assert off.float_error < 1e-4
     assert not off.fits
+
+
+@pytest.mark.parametrize(("scores", "exact"), [(2.0, ()), (40.0, (0,))])
+def test_where_a_bound_does_not_hold_the_softmax_is_exact(scores: float, exact: tuple[int, ...]) -> None:
+    candidate = candidate_at(resolve("1xLBLBo-1xLSLGo", BASE), "smoke", data="stdlib", seq_len=8)
+    model = with_scores(candidate.trained, scores)
+    trained = Checkpoint(step=1, identity={}, progress={}, weights=stored_weights(model), optimizer=None)
+    made = deployable(candidate, trained, TOKENS)
+    assert [index for index, layer in enumerate(made.architecture.layers) if layer.attention == "softmax"] == [
+        *exact,
+        1,
+    ]
+    assert [reason.split(":")[0] for reason in made.left] == [f"layers.{depth}.attention" for depth in exact]
+    expected = model(torch.from_numpy(TOKENS)).logits
+    deployed = Decoder(made.architecture)
+    load_deployed(deployed, made.weights)
+    torch.testing.assert_close(deployed(torch.from_numpy(TOKENS)).logits, expected)
+    assert Reference.of(made.architecture, made.weights, TOKENS).check(fold(made.architecture, made.weights)).fits
+
+
+@pytest.mark.parametrize(("scores", "exact"), [(2.0, ()), (40.0, (0, 1))])
+def test_a_parent_tells_where_bounds_would_not_hold(scores: float, exact: tuple[int, ...]) -> None:
+    model = bounded("2xLSLGo", scores=scores)
+    weights = {name: value.clone() for name, value in deployed_weights(model).items()}
+    parent = Parent("a test's", Pretrained(model.architecture, weights, None), "")
+    assert unheld_by_parent(parent, torch.from_numpy(TOKENS)) == exact
