@@ -61,7 +61,6 @@ class Settings:
     protocol: str
     network: str
     budget_latency: str
-    budget_comm: str
     num_trials: int
     finalist_seeds: int
     tokens: int
@@ -127,7 +126,6 @@ def _searched(settings: Settings, parent: Path, folder: Path, console: Console) 
         protocol=settings.protocol,
         network=settings.network,
         budget_latency=settings.budget_latency,
-        budget_comm=settings.budget_comm,
         also_validate=str(english(folder / "english")),
         num_trials=settings.num_trials,
         num_looks=0,
