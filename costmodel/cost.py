@@ -8,7 +8,7 @@ Everything is in SI base units (bytes, seconds); minutes and GB (1e9 bytes) exis
 None means not known, never zero: a sum with an unknown part is unknown.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -61,8 +61,23 @@ def shared_price(price: Price, num_shares: int) -> Price:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """What of a price a budget bounds."""
+
+    latency_s: float
+    sent_bytes: float
+    key_bytes: float | None = None
+
+    @classmethod
+    def of(cls, price: Price) -> "Costs":
+        return cls(latency_s=price.latency_s, sent_bytes=price.sent_bytes, key_bytes=price.key_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
     """Upper bounds a model must meet; None is no bound. What a price does not know is within no bound.
+
+    also: bounds of what it costs under other protocols, by their names.
 
     Raises UserError if a bound is not positive and finite.
     """
@@ -70,12 +85,12 @@ class Budget:
     latency_s: float | None = None
     sent_bytes: float | None = None
     key_bytes: float | None = None
+    also: tuple[tuple[str, "Budget"], ...] = ()
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            bound = getattr(self, field.name)
-            if bound is not None and not 0 < bound < float("inf"):
-                raise UserError(f"budget `{field.name}` must be positive and finite, but got {bound}.")
+        for name, bound in self.bounds.items():
+            if not 0 < bound < float("inf"):
+                raise UserError(f"budget `{name}` must be positive and finite, but got {bound}.")
 
     def check_keys(self, protocol: str, *, has_keys: bool) -> None:
         """Raises UserError for a bound of keys under a protocol whose prices have none."""
@@ -84,9 +99,15 @@ class Budget:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """By name of the field."""
-        return {field.name: bound for field in fields(self) if (bound := getattr(self, field.name)) is not None}
+        """By name of the field, but for those under other protocols."""
+        names = (field.name for field in fields(Costs))
+        return {name: bound for name in names if (bound := getattr(self, name)) is not None}
 
-    def admits(self, **costs: float | None) -> bool:
-        """Whether costs, by name of the field, are all within the bounds."""
-        return all((cost := costs[name]) is not None and cost <= bound for name, bound in self.bounds.items())
+    def admits(self, costs: Costs | Price, also: Mapping[str, Costs] | None = None) -> bool:
+        """Whether costs are all within the bounds. also: those under other protocols, by name; without one of which the
+        budget speaks, they are not.
+        """
+        known = also or {}
+        return all(
+            (cost := getattr(costs, name)) is not None and cost <= bound for name, bound in self.bounds.items()
+        ) and all(name in known and budget.admits(known[name]) for name, budget in self.also)

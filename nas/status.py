@@ -29,6 +29,7 @@ from nas.run.ledger import Record
 from nas.run.members import in_noise
 from nas.run.run import Run
 from nas.storage import is_running
+from search_spaces.budget.feasible import format_budget, format_price
 
 
 def status(run: str) -> None:
@@ -43,7 +44,7 @@ def status(run: str) -> None:
     console = table_console()
     for warning in caught:
         console.print(f"warning: {warning.message}")
-    console.print(f"run {folder}: space {config.space}, budget {config.budget_latency}, scale {config.scale}")
+    console.print(f"run {folder}: space {config.space}, budget {format_budget(config.budget)}, scale {config.scale}")
     console.print(f"perplexities are of {meta.tokenizer}, {meta.split}")
     for text in (*ngram_lines(meta.ngrams), *parent_lines(shown)):
         console.print(text)
@@ -76,7 +77,9 @@ def _front_table(run: Run) -> Table:
     headings = ["arch_id", "architecture", "runs as", "perplexity", "latency", "sent", "tokens"]
     second = run.meta.second
     on_second = [] if second is None else [f"on {second.data}"]
-    for heading in headings + on_second + ["floor"] * any(marks):
+    keys = ["keys"] * any(member.key_bytes is not None for member in run.front)
+    others = run.config.protocols[1:]
+    for heading in headings + keys + [f"under {name}" for name in others] + on_second + ["floor"] * any(marks):
         table.add_column(heading, overflow="fold")
     for member, inside, marked in zip(run.front, in_noise(run.front), marks, strict=True):
         table.add_row(
@@ -87,6 +90,8 @@ def _front_table(run: Run) -> Table:
             format_seconds(member.latency_s) + (" *" if crosses(member, run.budget) else ""),
             format_bytes(member.sent_bytes),
             f"{member.first.tokens:,}",
+            *([format_bytes(member.key_bytes or 0)] if keys else []),
+            *(format_price(member.also[name]) for name in others),
             *([second_text(run, member)] if on_second else []),
             *([marked] if any(marks) else []),
         )

@@ -59,6 +59,7 @@ from nas.training.memory import TooLargeError, available_bytes, require_memory, 
 from nas.training.outcome import Outcome, RungRecord
 from nas.training.trainer import check, train
 from search_spaces.bases import base_architecture
+from search_spaces.notation import placement
 from search_spaces.resolve import resolve
 
 CONFIG_FILE = "train.yaml"
@@ -80,8 +81,9 @@ class TrainConfig:
         init_from: start from these weights, at their width: a folder of save_pretrained, a model id on the Hugging
             Face hub (GPT-2 or GPT-NeoX), or a folder of nas.export. Norms and FFNs that ARCH lacks are dropped, and a
             fused FFN starts as the product of two linears.
-        parent: the same, or builtin, but what ARCH lacks goes gradually, and ARCH learns from the parent's predictions.
-            At the scale's width, which must be the parent's. By default none, from scratch.
+        parent: the same, or builtin, but what ARCH lacks goes gradually, and ARCH learns from the parent's predictions;
+            if it is the parent's own placement, from the text alone. At the scale's width, which must be the parent's.
+            By default none, from scratch.
         normalisation: train the weights of linears in weight- or spectrally normalised form.
         normalised: which linears; q, k, v and o are queries, keys, values and output of attention.
         slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
@@ -292,11 +294,14 @@ def _candidate(config: TrainConfig, parent: Parent | None, source: Pretrained | 
         base = parent.tables_on(base, SCALES[scale])
     elif source is not None and config.base is None:
         base = source.architecture
+    member, route = resolve(config.arch, base), parent and parent.route
+    if route is not None and placement(member.architecture) == route.placement:
+        route = replace(route, distillation=0.0)
     candidate = candidate_at(
-        resolve(config.arch, base),
+        member,
         scale,
         data=config.data,
-        route=parent and parent.route,
+        route=route,
         seq_len=config.seq_len,
         tokens=config.tokens,
     )

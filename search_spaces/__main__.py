@@ -25,9 +25,8 @@ from search_spaces.budget.feasible import (
     format_left_out,
     format_price,
     num_deployed,
-    within_budget,
+    priced_within,
 )
-from search_spaces.budget.priceable import priceable
 from search_spaces.budget.priced_space import (
     UNITS_PER,
     Accounting,
@@ -37,7 +36,6 @@ from search_spaces.budget.priced_space import (
     most_expensive,
     price_by_part,
     price_of,
-    price_space,
 )
 from search_spaces.notation import Member, name_of
 from search_spaces.space import load_space, members, num_architectures, num_members
@@ -155,19 +153,17 @@ def _feasible(
     loaded, workload = load_space(space), Workload(prompt_len=seq_len)
     accounting = accounting or ("deployed" if loaded.definition.choices else "written")
     asked = asked_of_each(protocol, flags)
-    pricers = {name: load_pricer(name, of["network"], testbed) for name, of in asked.items()}
-    for pricer in pricers.values():
-        loaded, left_out = priceable(loaded, pricer, workload, accounting)
-        for choice, reason in left_out.items():
-            print(f"left out of the space: {choice}: {reason}", file=sys.stderr)
-    first, *also = (
-        Bounded(
-            price_space(loaded, pricers[name], workload, accounting),
+    each = [
+        (
+            load_pricer(name, of["network"], testbed),
             parse_budget(of["budget_latency"], of["budget_comm"], of["budget_keys"]),
         )
         for name, of in asked.items()
-    )
-    return within_budget(*first, also)
+    ]
+    feasible, left_out = priced_within(loaded, each, workload, accounting)
+    for choice, reason in left_out.items():
+        print(f"left out of the space: {choice}: {reason}", file=sys.stderr)
+    return feasible
 
 
 def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
@@ -180,8 +176,8 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
         "network": priced.pricer.network,
         "trust": facts(priced.pricer.trust),
         "accounting": priced.accounting,
-        "budget": asdict(feasible.budget),
-        **({"also": {_protocol(one): asdict(one.budget) for one in feasible.also}} if feasible.also else {}),
+        "budget": _costs(feasible.budget),
+        **({"also": {_protocol(one): _costs(one.budget) for one in feasible.also}} if feasible.also else {}),
         "num_architectures": num_architectures(priced.space),
         "num_members": num_members(priced.space),
         "num_feasible": feasible.num_feasible,
@@ -200,7 +196,7 @@ def _member(feasible: FeasibleSpace, member: Member) -> dict[str, Any]:
     }
 
 
-def _costs(price: Price) -> dict[str, float | None]:
+def _costs(price: Price | Budget) -> dict[str, float | None]:
     return {measure: getattr(price, measure) for measure in UNITS_PER}
 
 

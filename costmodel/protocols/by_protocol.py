@@ -11,10 +11,12 @@ KEYS = "budget_keys"
 def asked_of_each(protocol: str, flags: Mapping[str, str | None]) -> dict[str, dict[str, str | None]]:
     """What flags, by name, say of each protocol in a list; without a name a budget of keys is of those that have keys.
 
-    Raises UserError for an unknown protocol, or as `by_protocol` does.
+    Raises UserError for an unknown protocol with keys, or as `by_protocol` does.
     """
     protocols = protocols_of(protocol)
-    keyed = tuple(name for name in protocols if load_pricer(name).has_keys) or protocols
+    keyed = protocols
+    if flags.get(KEYS) is not None:
+        keyed = tuple(name for name in protocols if load_pricer(name).has_keys) or protocols
     said = {
         flag: by_protocol(text, keyed if flag == KEYS else protocols, "--" + flag.replace("_", "-"))
         for flag, text in flags.items()

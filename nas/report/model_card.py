@@ -14,11 +14,12 @@ from costmodel.ops import LayerId
 from costmodel.trust import Trust, described
 from costmodel.trust import facts as trust_facts
 from nas.corpus.ngrams import NgramBaseline
-from nas.report.summary import KNOWS_LESS, on_second, perplexity_text, spread_words
+from nas.report.summary import KNOWS_LESS, on_second, perplexity_text, sent_text, spread_words
 from nas.run.ledger import Record
 from nas.run.members import TrainedMember, in_noise
 from nas.run.run import Run
 from search_spaces.architecture import Architecture
+from search_spaces.budget.feasible import format_price
 
 EXPORT_FILE = "export.yaml"
 
@@ -193,7 +194,7 @@ def model_card(facts: Facts, architecture: Architecture, format: str, run: Run |
     sections = [
         ("", _head(facts)),
         ("Placement", _placement(architecture)),
-        ("Price", [f"- {line}" for line in _price(facts)]),
+        ("Price", [f"- {line}" for line in _price(facts, member)]),
         ("Perplexity", [f"- {line}" for line in _perplexity(facts, member, run)]),
         *([("The front around it", _front(run, member))] if run is not None and run.front else []),
         ("What to distrust", [f"- {line}" for line in _caveats(facts, architecture, member, run)]),
@@ -242,7 +243,7 @@ def _placement(architecture: Architecture) -> list[str]:
     ]
 
 
-def _price(facts: Facts) -> Iterator[str]:
+def _price(facts: Facts, member: TrainedMember | None) -> Iterator[str]:
     cost, verified = facts.cost, facts.verified
     network = f" on {cost.network}" if cost.network else ""
     where = f"protocol {cost.protocol}{network}, {cost.workload}"
@@ -254,6 +255,8 @@ def _price(facts: Facts) -> Iterator[str]:
             f"As deployed: {_cost(verified.latency_s, verified.sent_bytes)}: what its weights were shown to "
             f"fold to, `{verified.deployed}` (`python -m nas.export ... --fold` writes that form)."
         )
+    if member is not None:
+        yield from (f"Under {name}: {format_price(costs)}." for name, costs in member.also.items())
     yield f"Trust: {described(cost.trust)}."
 
 
@@ -287,7 +290,7 @@ def _front(run: Run, member: TrainedMember | None) -> list[str]:
             f"`{neighbour.notation}`{this}",
             f"`{neighbour.deployed}`" if neighbour.deployed else "as written",
             format_seconds(neighbour.latency_s),
-            format_bytes(neighbour.sent_bytes),
+            sent_text(neighbour),
             perplexity_text(neighbour) + (" ~" if noise else "") + on_second(run, neighbour),
         )
         lines.append(f"| {' | '.join(cells)} |")

@@ -10,6 +10,7 @@ from costmodel.cost import Budget
 from costmodel.deployment.deploy import Deployment, Projection
 from costmodel.errors import UserError
 from costmodel.ops import Encoding
+from costmodel.protocols.by_protocol import asked_of_each, protocols_of
 from costmodel.protocols.primitives import Holder
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
@@ -22,6 +23,7 @@ from search_spaces.workload import Workload
 
 Knowledge = Literal["shipped", "none"]
 
+BY_PROTOCOL = ("network", "budget_latency", "budget_comm", "budget_keys")  # may be said of each protocol
 RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
 
 
@@ -45,8 +47,11 @@ class StudyConfig:
         space: a shipped search space, the path of a space's YAML file, or parent: the layers of --parent, each with
             what can be had in its place. By default gpt2-small, or parent where that is of another block.
         seq_len: tokens in the prompt, for pricing and for training.
-        protocol: the MPC protocol that prices a model: published, semi2k, aby3, cheetah, sigma or crypten.
-        network: between the parties, for protocols other than published: lan, wan, another preset or a .yaml file.
+        protocol: the MPC protocol that prices a model: published, semi2k, aby3, cheetah, sigma or crypten; or several
+            with commas between: members are within the budgets of each, such as --budget-latency semi2k=60s,sigma=2s,
+            and the front is of seconds under the first.
+        network: between the parties, for protocols other than published: lan, wan, another preset or a .yaml file; for
+            several protocols one for all, or each its own, such as semi2k=lan,sigma=wan.
         testbed: a .yaml file of compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
         projection: logits of all tokens of the prompt, as the papers run it, or of the last one alone.
         embedding: tokens one-hot encoded by the client, or looked up under the protocol.
@@ -153,16 +158,42 @@ class StudyConfig:
                 raise UserError(f"--recipe.scale.{flag(name)[2:]} is that of --scale in a search; leave it out.")
         if self.scale == "parent" and self.parent in (None, "none"):
             raise UserError("--scale parent is the size of a trained model; name it by --parent.")
-        budgets = self.budget_latency, self.budget_comm, self.budget_keys
-        shares = [text for text in budgets if is_share(text)]
+        shares = [text for said in self.asked.values() for text in said.values() if is_share(text)]
         if shares and self.parent in (None, "none"):
             raise UserError(f"a budget of {shares[0]} is a share of what --parent takes; name it, or give a unit.")
         _ = shares or self.budget, self.workload
+        if self.asked[self.protocols[0]]["budget_latency"] is None:
+            raise UserError(
+                f"--budget-latency must bound the first protocol, {self.protocols[0]}, whose seconds the front is of, "
+                f"but got {self.budget_latency!r}."
+            )
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """Those that price members; the front is of seconds under the first."""
+        return protocols_of(self.protocol)
+
+    @property
+    def asked(self) -> dict[str, dict[str, str | None]]:
+        """What network and budgets, by name of the field, are said of each protocol."""
+        return asked_of_each(self.protocol, {name: getattr(self, name) for name in BY_PROTOCOL})
 
     @property
     def budget(self) -> Budget:
-        """Raises UserError for shares of a parent's price, which `nas.study.priced_study.with_parent` resolves."""
-        return parse_budget(self.budget_latency, self.budget_comm, self.budget_keys)
+        """Under the first protocol, with those under the others.
+
+        Raises UserError for shares of a parent's price, which `nas.study.priced_study.with_parent` resolves.
+        """
+        first, *others = self.budgets.values()
+        return replace(first, also=tuple(zip(self.protocols[1:], others, strict=True)))
+
+    @property
+    def budgets(self) -> dict[str, Budget]:
+        """By protocol; raises as `budget` does."""
+        return {
+            name: parse_budget(*(said[f"budget_{kind}"] for kind in ("latency", "comm", "keys")))
+            for name, said in self.asked.items()
+        }
 
     @property
     def workload(self) -> Workload:

@@ -163,13 +163,29 @@ def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | N
 def run_pricer(
     folder: Path | None, config: StudyConfig, network: str | None = None, testbed: Path | None = None
 ) -> Pricer:
-    """The prices of a run, on its own network and testbed unless others are given; None is a run to be."""
+    """The prices of a run under its first protocol, on its own network and testbed unless others are given; None is a
+    run to be.
+    """
+    return _pricer(folder, config, config.protocols[0], network, testbed)
+
+
+def other_pricers(folder: Path | None, config: StudyConfig) -> dict[str, Pricer]:
+    """The prices of a run under its other protocols, by name."""
+    return {protocol: _pricer(folder, config, protocol) for protocol in config.protocols[1:]}
+
+
+def _pricer(
+    folder: Path | None, config: StudyConfig, protocol: str, network: str | None = None, testbed: Path | None = None
+) -> Pricer:
+    asked = config.asked[protocol]["network"]
+    if asked == config.network:
+        asked = own_file(folder, config, "network")
     kept = own_file(folder, config, "testbed")
     return load_pricer(
-        config.protocol,
-        network or own_file(folder, config, "network"),
+        protocol,
+        network or asked,
         testbed or (None if kept is None else Path(kept)),
-        setting_of(config.protocol, weights=config.weights),
+        setting_of(protocol, weights=config.weights),
     )
 
 

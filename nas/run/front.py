@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from costmodel.cost import Budget
+from costmodel.cost import Budget, Costs
 from nas.run import ledger
 from nas.run.ledger import Record
 from nas.run.members import TrainedMember, members
@@ -39,17 +39,18 @@ def _was_predicted_feasible(record: Record, budget: Budget) -> bool:
     """Whether a trial was within the budget by rule: under another budget, or by another run, it need not have been."""
     if record.predicted_latency_s is None or record.predicted_sent_bytes is None:
         return True
-    return budget.admits(
+    predicted = Costs(
         latency_s=record.predicted_latency_s,
         sent_bytes=record.predicted_sent_bytes,
         key_bytes=record.predicted_key_bytes,
     )
+    return budget.admits(predicted, record.predicted_also)
 
 
 def is_feasible(record: Record, budget: Budget) -> bool:
     """Whether what a trial's weights were verified to fold to holds, and costs no more than the budget."""
-    costs = {"latency_s": record.latency_s, "sent_bytes": record.sent_bytes, "key_bytes": record.key_bytes}
-    return record.fold_holds is not False and budget.admits(**costs)
+    costs = Costs(latency_s=record.latency_s, sent_bytes=record.sent_bytes, key_bytes=record.key_bytes)
+    return record.fold_holds is not False and budget.admits(costs, record.also)
 
 
 def front(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...]:

@@ -11,11 +11,12 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from costmodel.config.schema import decode
+from costmodel.cost import Costs
 from costmodel.errors import UserError
 from nas.provenance import SCHEMA_VERSION as SCHEMA_VERSION
 from nas.storage import replace_file
@@ -23,7 +24,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.notation import parse, parse_deployed
 
 FILE_NAME = "trials.jsonl"
-NO_COLUMNS = ("versions", "documents", "second_documents")  # of a table
+NO_COLUMNS = ("versions", "documents", "second_documents", "also", "predicted_also")  # of a table
 
 Event = Literal["proposed", "started", "rung", "finished"]
 Status = Literal["proposed", "running", "completed", "paused", "diverged", "failed"]
@@ -52,7 +53,8 @@ class Record:
         they add up to, and its nats per token; second_documents: the same on the second corpus.
     deployed_id, deployed: id and placement of what the trial deploys to: by rule, and once it is completed what its
         weights were verified to fold to. latency_s, sent_bytes, key_bytes, rounds: of that; predicted_latency_s,
-        predicted_sent_bytes and predicted_key_bytes: by rule.
+        predicted_sent_bytes and predicted_key_bytes: by rule. also, predicted_also: the same under the other protocols
+        of the run, by name.
     left_unfolded, fold_*: see `nas.training.outcome.VerifiedForm`.
     """
 
@@ -92,6 +94,7 @@ class Record:
     key_bytes: float | None = None
     latency_s: float
     latency_s_range: tuple[float, float] | None
+    also: dict[str, Costs] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     seed: int
     seconds: float = 0.0
@@ -101,6 +104,7 @@ class Record:
     predicted_latency_s: float | None = None
     predicted_sent_bytes: float | None = None
     predicted_key_bytes: float | None = None
+    predicted_also: dict[str, Costs] = field(default_factory=dict)
     left_unfolded: tuple[str, ...] = ()
     fold_logits_error: float | None = None
     fold_fixed_point_error: float | None = None
@@ -262,7 +266,7 @@ class Table(NamedTuple):
 def table(records: Sequence[Record], more: Mapping[str, Sequence[object]] | None = None) -> Table:
     """The scalar columns of the records. more: further columns by name, each with one value a record."""
     derived = more or {}
-    columns = [field.name for field in fields(Record) if field.name not in NO_COLUMNS]
+    columns = [column.name for column in fields(Record) if column.name not in NO_COLUMNS]
     rows = zip(records, *derived.values(), strict=True)
     return Table(
         columns=(*columns, *derived),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from costmodel.cost import Costs
 from nas.run import ledger
 from nas.run.intervals import (
     ERRORS_APART,
@@ -133,6 +134,11 @@ class TrainedMember:
     def key_bytes(self) -> float | None:
         """That a dealer sends each party ahead of a run; None without one."""
         return self.most_expensive.key_bytes
+
+    @property
+    def also(self) -> dict[str, Costs]:
+        """What it costs under the other protocols of the run, by name."""
+        return self.most_expensive.also
 
 
 def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:

@@ -17,6 +17,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import SETTINGS, load_pricer, setting_of
 from costmodel.protocols.by_protocol import asked_of_each
+from nas.run.config import BY_PROTOCOL
 from nas.run.folder import run_pricer
 from nas.run.front import front_of, is_eligible
 from nas.run.ledger import Record, deployed_of
@@ -26,7 +27,6 @@ from search_spaces.architecture import Architecture
 from search_spaces.pricing import price_architecture
 from search_spaces.workload import Workload
 
-BY_PROTOCOL = ("network", "budget_latency", "budget_comm", "budget_keys")
 Status = Literal["stays", "enters", "over budget", "dominated"]
 
 
@@ -99,7 +99,7 @@ def reprice(
     """
     config = run.config
     budget = parse_budget(budget_latency, budget_comm, budget_keys)
-    if protocol in (None, config.protocol):
+    if protocol in (None, config.protocols[0]):
         pricer = run_pricer(run.folder, config, network, testbed)
     else:
         setting = setting_of(protocol, weights=config.weights) if protocol in SETTINGS else None

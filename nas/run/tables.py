@@ -2,9 +2,10 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 
+from costmodel.cost import Costs
 from nas.corpus.ngrams import NgramBaseline
 from nas.run import ledger
 from nas.run.ledger import Record, Table
@@ -33,7 +34,8 @@ def trial_table(run: Run) -> Table:
     by_candidate = {member.candidate_id: member for member in run.members}
     losses = [record.val_loss if record.status == "completed" else None for record in run.finished]
     seeds = _seed_columns([by_candidate.get(record.candidate_id) for record in run.finished])
-    return ledger.table(run.finished, {**seeds, **_ngram_columns(losses, run.ngrams)})
+    also = _also_columns(run, run.finished)
+    return ledger.table(run.finished, {**also, **seeds, **_ngram_columns(losses, run.ngrams)})
 
 
 def front_table(run: Run) -> Table:
@@ -48,6 +50,7 @@ def front_table(run: Run) -> Table:
     return ledger.table(
         [_as_one(member) for member in front],
         {
+            **_also_columns(run, [member.most_expensive for member in front]),
             **_seed_columns(front),
             "within_noise": in_noise(front),
             "nats_below_neighbour": [None, *below][: len(front)],
@@ -56,6 +59,15 @@ def front_table(run: Run) -> Table:
             **_second_columns(run),
         },
     )
+
+
+def _also_columns(run: Run, records: Sequence[Record]) -> Mapping[str, Sequence[object]]:
+    """Costs under the other protocols of a run, such as `sigma_latency_s`."""
+    return {
+        f"{protocol}_{cost.name}": [getattr(record.also[protocol], cost.name) for record in records]
+        for protocol in run.config.protocols[1:]
+        for cost in fields(Costs)
+    }
 
 
 def _second_columns(run: Run) -> Mapping[str, Sequence[object]]:

@@ -80,7 +80,7 @@ def open_trials(
         versions=versions(),
         second=second,
     )
-    return Trials(schedule, feasible.priced.pricer, setting, records, on_end)
+    return Trials(schedule, feasible, setting, records, on_end)
 
 
 def with_knowledge(config: StudyConfig, parent: Parent | None, recipe: Recipe) -> StudyConfig:
@@ -171,7 +171,7 @@ def new_meta(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions(),
         hardware={"machine": platform.machine(), "cores": str(len(os.sched_getaffinity(0)))},
-        cost_model_id=feasible.priced.pricer.cost_model_id,
+        cost_model_id=_cost_model_ids(feasible),
         corpus=corpus.fingerprint,
         tokenizer=corpus.tokenizer,
         split=corpus.split,
@@ -195,14 +195,18 @@ def new_meta(
     )
 
 
+def _cost_model_ids(feasible: FeasibleSpace) -> str:
+    return ", ".join(one.priced.pricer.cost_model_id for one in feasible.every)
+
+
 def checked_meta(folder: Path, config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Meta:
     """The meta of a run to resume, under a budget that may be another than it had.
 
     Raises UserError if prices or data are no longer those it was made with.
     """
-    meta, pricer = read_meta(folder), feasible.priced.pricer
+    meta = read_meta(folder)
     present = {
-        "cost_model_id": pricer.cost_model_id,
+        "cost_model_id": _cost_model_ids(feasible),
         "corpus": corpus.fingerprint,
         "tokenizer": corpus.tokenizer,
     }

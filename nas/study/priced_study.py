@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from costmodel.config.units import format_count, parse_share
 from costmodel.cost import Budget
 from costmodel.data_range import describe
 from nas.recipe.recipe import SCALES, trained_architecture, usual_scale
-from nas.run.config import USUAL_SPACE, StudyConfig, is_share
-from nas.run.folder import read_meta, run_pricer, run_space
+from nas.run.config import USUAL_SPACE, StudyConfig, flag, is_share
+from nas.run.folder import other_pricers, read_meta, run_pricer, run_space
 from nas.run.own_space import OWN
 from nas.searchers.strategy import check_searcher, searcher_of
 from search_spaces.architecture import Architecture
@@ -19,10 +20,10 @@ from search_spaces.budget.feasible import (
     format_left_out,
     format_price,
     num_deployed,
-    within_budget,
+    priced_anew,
+    priced_within,
 )
-from search_spaces.budget.priceable import priceable
-from search_spaces.budget.priced_space import cheapest, extrapolated, most_expensive, price_of, price_space
+from search_spaces.budget.priced_space import cheapest, extrapolated, most_expensive, price_of
 from search_spaces.notation import name_of, parse, placement
 from search_spaces.pricing import price_architecture
 from search_spaces.space import load_space, num_members
@@ -61,11 +62,11 @@ def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
     check_searcher(config.searcher)
     if ":" in config.searcher:  # of one's own: what is wrong with it is said before anything takes time
         searcher_of(config.searcher)
-    pricer = run_pricer(folder, config)
+    pricers = [run_pricer(folder, config), *other_pricers(folder, config).values()]
+    each = list(zip(pricers, config.budgets.values(), strict=True))
     space = run_space(folder, config, _tables(config, folder))
-    rest = priceable(space, pricer, config.workload, config.accounting)
-    priced = price_space(rest.space, pricer, config.workload, config.accounting)
-    return PricedStudy(feasible=within_budget(priced, config.budget), left_out=rest.left_out)
+    feasible, left_out = priced_within(space, each, config.workload, config.accounting)
+    return PricedStudy(feasible=feasible, left_out=left_out)
 
 
 def _tables(config: StudyConfig, folder: Path | None) -> Architecture | None:
@@ -93,23 +94,27 @@ def with_parent(config: StudyConfig) -> StudyConfig:
         config = replace(config, space=OWN)
     if config.scale == usual_scale(None):
         config = replace(config, scale=usual_scale(parent))
-    if not any(map(is_share, (config.budget_latency, config.budget_comm, config.budget_keys))):
+    if not any(is_share(text) for said in config.asked.values() for text in said.values()):
         return config
     space = run_space(None, config, _tables(config, None))
     theirs = parse(placement(parent), space.base).architecture
-    price = price_architecture(theirs, run_pricer(None, config), config.workload, config.accounting).price
-    if is_share(config.budget_keys):
-        Budget(key_bytes=1.0).check_keys(config.protocol, has_keys=price.key_bytes is not None)
-    return replace(
-        config,
-        budget_latency=_resolved(config.budget_latency, price.latency_s, "s", "--budget-latency"),
-        budget_comm=config.budget_comm and _resolved(config.budget_comm, price.sent_bytes, "B", "--budget-comm"),
-        budget_keys=config.budget_keys and _resolved(config.budget_keys, price.key_bytes or 0, "B", "--budget-keys"),
-    )
-
-
-def _resolved(budget: str, whole: float, unit: str, subject: str) -> str:
-    return f"{whole * parse_share(budget, subject):.6g}{unit}" if is_share(budget) else budget
+    resolved: dict[str, list[str]] = {}
+    for pricer in (run_pricer(None, config), *other_pricers(None, config).values()):
+        price = price_architecture(theirs, pricer, config.workload, config.accounting).price
+        said = config.asked[pricer.protocol]
+        if is_share(said["budget_keys"]):
+            Budget(key_bytes=1.0).check_keys(pricer.protocol, has_keys=price.key_bytes is not None)
+        wholes = {"budget_latency": price.latency_s, "budget_comm": price.sent_bytes, "budget_keys": price.key_bytes}
+        for name, whole in wholes.items():
+            if (budget := said[name]) is not None:
+                if is_share(budget):
+                    share = parse_share(budget, flag(name))
+                    budget = f"{(whole or 0) * share:.6g}{'s' if name == 'budget_latency' else 'B'}"
+                resolved.setdefault(name, []).append(
+                    f"{pricer.protocol}={budget}" if len(config.protocols) > 1 else budget
+                )
+    budgets: dict[str, Any] = {name: ",".join(texts) for name, texts in resolved.items()}
+    return replace(config, **budgets)
 
 
 def check_parent(config: StudyConfig, base: Architecture) -> None:
@@ -139,12 +144,14 @@ def _extrapolated(feasible: FeasibleSpace) -> list[str]:
 
 
 def _last_projection(feasible: FeasibleSpace) -> list[str]:
-    """Says what the budget would admit if the last token alone were projected onto the vocabulary."""
+    """Says what the budget would admit if the last token alone were projected onto the vocabulary; under several
+    protocols counting again takes too long.
+    """
     priced, work = feasible.priced, feasible.priced.workload
-    if work.deployment.projection == "last":
+    if work.deployment.projection == "last" or feasible.also:
         return []
     last = replace(work, deployment=replace(work.deployment, projection="last"))
-    other = within_budget(price_space(priced.space, priced.pricer, last, priced.accounting), feasible.budget)
+    other = priced_anew(feasible, priced.space, last)
     least = format_price(price_of(other.priced, cheapest(other.priced)))
     return [f"with --projection last: {format_count(other.num_feasible)} members within, the cheapest at {least}"]
 
@@ -153,11 +160,14 @@ def overview(feasible: FeasibleSpace) -> list[str]:
     """Says what is known before anything is trained: size, feasible share, cheapest and most expensive member."""
     priced = feasible.priced
     size, within = num_members(priced.space), feasible.num_feasible
+    budgets = (
+        f"{format_budget(one.budget)} per token at T={priced.seq_len}, protocol {one.priced.pricer.protocol}"
+        + (f" on {one.priced.pricer.network}" if one.priced.pricer.network else "")
+        for one in feasible.every
+    )
     lines = [
         f"space {priced.space.name}: {format_count(size)} members, {format_count(within)} "
-        f"({100 * within / size:.3g} %) within "
-        f"{format_budget(feasible.budget)} per token at T={priced.seq_len}, protocol {priced.pricer.protocol}"
-        + (f" on {priced.pricer.network}" if priced.pricer.network else "")
+        f"({100 * within / size:.3g} %) within {', and within '.join(budgets)}"
         + (f", per token of {priced.workload.new_tokens}" if priced.workload.new_tokens > 1 else "")
         + format_left_out(feasible)
     ]

@@ -33,8 +33,7 @@ from nas.study.second_corpus import NO_SECOND, run_second, second_facts, study_s
 from nas.study.trials import RunHaltedError, Trials
 from nas.study.warm_start import WarmStart, begin_with, read_warm_start
 from nas.training.memory import available_bytes, require_memory, training_memory
-from search_spaces.budget.feasible import FeasibleSpace, check_feasible, within_budget
-from search_spaces.budget.priced_space import price_space
+from search_spaces.budget.feasible import FeasibleSpace, check_feasible, priced_anew
 from search_spaces.space import with_exact_softmax
 
 FEW_TOKENS = 1 << 23  # proxies from scratch pass the trigram between 2 and 6 million tokens, the 5-gram later
@@ -143,8 +142,7 @@ def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus, log: Callable
         return feasible
     layers = ", ".join(map(str, narrowed.definition.exact_softmax))
     log(f"a softmax is not bounded in layers {layers} (from 0), where rows of the parent's scores are too far apart")
-    left = price_space(narrowed, priced.pricer, priced.workload, priced.accounting)
-    feasible = within_budget(left, feasible.budget)
+    feasible = priced_anew(feasible, narrowed, priced.workload)
     check_feasible(feasible)
     log(overview(feasible)[0])
     return feasible

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from costmodel.config.units import format_seconds
-from costmodel.cost import Price
 from costmodel.errors import UserError
-from costmodel.estimate import Pricer
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate, candidate_id, trial_id
 from nas.recipe.recipe import Recipe
@@ -24,12 +22,13 @@ from nas.run.folder import PARENT_FOLDER
 from nas.run.front import is_feasible
 from nas.run.ledger import Event, LedgerIndex, Record, Status
 from nas.study.finalists import Key, Result
+from nas.study.prices import CandidatePrices, price_fields, prices_of
 from nas.study.schedule import LAG, Proposal, TrialSchedule
 from nas.training.outcome import Outcome, RungRecord, VerifiedForm
 from search_spaces.architecture import Architecture, arch_id
+from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.deployed import deployed
 from search_spaces.notation import placement
-from search_spaces.pricing import PricedArchitecture, price_architecture
 
 Device = Literal["cpu", "cuda"]
 
@@ -45,7 +44,7 @@ class TrialSpec:
     """Everything a worker needs to train one candidate; plain data.
 
     deployed: what the candidate deploys to by rule, or None where candidates are priced as written.
-    price, latency_s_range: of that. is_look: it pauses at the first rung.
+    prices: of that. is_look: it pauses at the first rung.
     folder: where its checkpoints and metrics go. parent: folder of the parent, or None. second: the second corpus.
     timeout_s: most seconds it may take in one go, or None.
     """
@@ -54,8 +53,7 @@ class TrialSpec:
     trial_id: str
     candidate: Candidate
     deployed: Architecture | None
-    price: Price
-    latency_s_range: tuple[float, float] | None
+    prices: CandidatePrices
     seed: int
     corpus: Corpus
     folder: Path
@@ -113,13 +111,13 @@ class Trials:
     def __init__(
         self,
         schedule: TrialSchedule,
-        pricer: Pricer,
+        feasible: FeasibleSpace,
         setting: TrialSetting,
         records: Iterable[Record] = (),
         on_end: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self.schedule = schedule
-        self.pricer = pricer
+        self.feasible = feasible
         self.setting = setting
         self.running: dict[Key, TrialSpec] = {}
         self.halted: str | None = None
@@ -221,15 +219,13 @@ class Trials:
         candidate = study_candidate(self.setting.recipe, proposal.member)
         seed = self._seed(proposal)
         name = trial_id(candidate, seed=seed, attempt=self._index.num_ends[proposal.index, seed])
-        cost = self._priced(proposal.member.architecture)
         folds = self.setting.config.accounting == "deployed"
         return TrialSpec(
             proposal=proposal,
             trial_id=name,
             candidate=candidate,
             deployed=deployed(proposal.member.architecture) if folds else None,
-            price=cost.price,
-            latency_s_range=cost.latency_s_range,
+            prices=prices_of(proposal.member.architecture, self.feasible),
             seed=seed,
             corpus=self.setting.corpus,
             device=self.setting.device,
@@ -242,10 +238,6 @@ class Trials:
 
     def _seed(self, proposal: Proposal) -> int:
         return self.setting.config.seed + proposal.replicate
-
-    def _priced(self, architecture: Architecture) -> PricedArchitecture:
-        config = self.setting.config
-        return price_architecture(architecture, self.pricer, config.workload, config.accounting)
 
     def _is_retried(self, record: Record) -> bool:
         """A failure says nothing about a candidate: it is tried again, unless later proposals depend on it already."""
@@ -290,10 +282,9 @@ class Trials:
     def _record(self, spec: TrialSpec, event: TrialEvent) -> Record:
         assert event.event is not None
         member, setting, measured, verified = spec.proposal.member, self.setting, event.measured, event.verified
-        price, latency_s_range, run_as = spec.price, spec.latency_s_range, spec.deployed
+        prices, run_as = spec.prices, spec.deployed
         if verified is not None:
-            price, latency_s_range = self._priced(verified.architecture)
-            run_as = verified.architecture
+            prices, run_as = prices_of(verified.architecture, self.feasible), verified.architecture
         return Record(
             event=event.event,
             trial_id=spec.trial_id,
@@ -322,23 +313,13 @@ class Trials:
             perplexity=measured.perplexity if measured else None,
             documents=_rounded(measured.documents) if measured else (),
             second_documents=_rounded(event.second),
-            protocol=self.pricer.protocol,
-            network=self.pricer.network,
-            cost_model_id=self.pricer.cost_model_id,
-            rounds=price.rounds,
-            sent_bytes=price.sent_bytes,
-            key_bytes=price.key_bytes,
-            latency_s=price.latency_s,
-            latency_s_range=latency_s_range,
+            **price_fields(prices, spec.prices if run_as else None, self.feasible),
             flags=measured.entropy.flags if measured and measured.entropy else (),
             seed=spec.seed,
             seconds=measured.seconds if measured else 0.0,
             versions=dict(setting.versions),
             deployed_id=arch_id(run_as) if run_as else None,
             deployed=placement(run_as) if run_as else None,
-            predicted_latency_s=spec.price.latency_s if run_as else None,
-            predicted_sent_bytes=spec.price.sent_bytes if run_as else None,
-            predicted_key_bytes=spec.price.key_bytes if run_as else None,
             left_unfolded=verified.left if verified else (),
             fold_logits_error=_finite(verified.logits_error) if verified else None,
             fold_fixed_point_error=_finite(verified.fixed_point_error) if verified else None,

@@ -20,11 +20,11 @@ from nas.run.folder import Meta
 from nas.run.front import is_feasible
 from nas.run.ledger import LedgerIndex, Record, architecture_of, deployed_of
 from nas.run.run import Run
+from nas.study.prices import price_fields, prices_of
 from nas.study.schedule import LAG
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member
-from search_spaces.pricing import price_architecture
 from search_spaces.space import contains
 
 OF_MEMBERS = ("layers", "final_norm", "gelu", "folded")  # fields in which members of a space may differ
@@ -70,7 +70,7 @@ def read_warm_start(config: StudyConfig, feasible: FeasibleSpace, meta: Meta) ->
         if record.role == "candidate":
             numbers[record.index] = len(numbers)
         if record.index in numbers:
-            end = _repriced(record, config, feasible, meta, numbers[record.index])
+            end = _repriced(record, feasible, meta, numbers[record.index])
             if end.role == "candidate":
                 records.append(replace(end, event="proposed", status="proposed", reason=None))
             records += [_in_place_of(end, rung) for rung in index.rungs.get(record.trial_id, {}).values()]
@@ -103,28 +103,11 @@ def _compared(config: StudyConfig, meta: Meta, other: Run) -> Iterable[tuple[str
     yield "seed", config.seed, other.config.seed
 
 
-def _repriced(record: Record, config: StudyConfig, feasible: FeasibleSpace, meta: Meta, index: int) -> Record:
+def _repriced(record: Record, feasible: FeasibleSpace, meta: Meta, index: int) -> Record:
     """The end of a trial in this run's place and at its prices: verified, and as predicted."""
-    pricer = feasible.priced.pricer
-    predicted = price_architecture(architecture_of(record, meta.base), pricer, config.workload, config.accounting)
-    verified = price_architecture(deployed_of(record, meta.base), pricer, config.workload, config.accounting)
-    folds = record.deployed is not None
-    return replace(
-        record,
-        index=index,
-        generation=-LAG,
-        protocol=pricer.protocol,
-        network=pricer.network,
-        cost_model_id=pricer.cost_model_id,
-        rounds=verified.price.rounds,
-        sent_bytes=verified.price.sent_bytes,
-        key_bytes=verified.price.key_bytes,
-        latency_s=verified.price.latency_s,
-        latency_s_range=verified.latency_s_range,
-        predicted_latency_s=predicted.price.latency_s if folds else None,
-        predicted_sent_bytes=predicted.price.sent_bytes if folds else None,
-        predicted_key_bytes=predicted.price.key_bytes if folds else None,
-    )
+    verified = prices_of(deployed_of(record, meta.base), feasible)
+    predicted = None if record.deployed is None else prices_of(architecture_of(record, meta.base), feasible)
+    return replace(record, index=index, generation=-LAG, **price_fields(verified, predicted, feasible))
 
 
 def _in_place_of(end: Record, rung: Record) -> Record:

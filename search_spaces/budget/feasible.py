@@ -16,22 +16,27 @@ from typing import NamedTuple
 import numpy as np
 
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.cost import Budget, Price
+from costmodel.cost import Budget, Costs, Price
 from costmodel.errors import InfeasibleError, UserError
+from costmodel.estimate import Pricer
 from search_spaces.budget.bounded_paths import BoundedPaths, bounded_paths, draw, layers_of_paths, windowed
 from search_spaces.budget.cost_counts import Cost, added
 from search_spaces.budget.deployed_graph import deployed_graph
+from search_spaces.budget.priceable import priceable
 from search_spaces.budget.priced_space import (
     UNITS_PER,
+    Accounting,
     PricedSpace,
     cheapest,
     deployed_costs,
     most_expensive,
     price_of,
+    price_space,
 )
 from search_spaces.graph import Vertex, completions, source
 from search_spaces.notation import Member, name_of
 from search_spaces.space import SearchSpace, member_of, path_of, path_of_member, random_below
+from search_spaces.workload import Workload
 
 EXACT_LAYERS = 18  # a million distinct sums in half of 12 layers of GPT-2 small's choices, which are the most of any
 STEPS = 2**14  # a budget has, where costs are rounded
@@ -149,6 +154,29 @@ def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] =
     return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths, step=step, also=tuple(also))
 
 
+def priced_within(
+    space: SearchSpace, each: Sequence[tuple[Pricer, Budget]], workload: Workload, accounting: Accounting
+) -> tuple[FeasibleSpace, dict[str, str]]:
+    """The members within the budget of every protocol, the one that orders them first, of choices that all can price;
+    and the choices that were left out, with the reason. Raises UserError as `priceable` and `within_budget` do.
+    """
+    left_out: dict[str, str] = {}
+    for pricer, _ in each:
+        space, reasons = priceable(space, pricer, workload, accounting)
+        left_out |= reasons
+    first, *also = (Bounded(price_space(space, pricer, workload, accounting), budget) for pricer, budget in each)
+    return within_budget(*first, also), left_out
+
+
+def priced_anew(feasible: FeasibleSpace, space: SearchSpace, workload: Workload) -> FeasibleSpace:
+    """Another space, or workload, within the same budgets at the same prices. Raises UserError as `within_budget`."""
+    first, *also = (
+        Bounded(price_space(space, one.priced.pricer, workload, one.priced.accounting), one.budget)
+        for one in feasible.every
+    )
+    return within_budget(*first, also)
+
+
 def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0) -> tuple[FeasibleSpace, ...]:
     """The members within the budget by latency: equal slices from the cheapest to the most expensive, cheapest first.
 
@@ -204,15 +232,19 @@ def _under(one: Bounded, also: Sequence[Bounded]) -> str:
     return f" under {one.priced.pricer.protocol!r}" if also else ""
 
 
-def format_price(price: Price) -> str:
+def format_price(price: Price | Costs) -> str:
     """A price for people: `4.76 min and 6.43 GB`, and `, 9.10 GB of keys` where there are any."""
     keys = "" if price.key_bytes is None else f", {format_bytes(price.key_bytes)} of keys"
     return f"{format_seconds(price.latency_s)} and {format_bytes(price.sent_bytes)}{keys}"
 
 
 def format_budget(budget: Budget) -> str:
-    """A budget for people: `5.00 min and 8.00 GB and 9.00 GB of keys`, or what bounds it has, or `nothing`."""
-    return " and ".join(WORDS[name](bound) for name, bound in budget.bounds.items()) or "nothing"
+    """A budget for people: `5.00 min and 8.00 GB and 9.00 GB of keys`, or what bounds it has, or `nothing`; then those
+    under other protocols.
+    """
+    own = " and ".join(WORDS[name](bound) for name, bound in budget.bounds.items()) or "nothing"
+    others = (f"{format_budget(other)} under {name}" for name, other in budget.also if other.bounds)
+    return ", and ".join((own, *others))
 
 
 def format_left_out(feasible: FeasibleSpace) -> str:

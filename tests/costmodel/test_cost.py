@@ -24,10 +24,10 @@ def test_a_total_of_nothing_is_an_error():
 
 def test_budgets_admit_up_to_their_bounds():
     price = Price(latency_s=300.0, sent_bytes=8e9)
-    assert Budget().admits(latency_s=price.latency_s, sent_bytes=price.sent_bytes)
-    assert Budget(latency_s=300.0, sent_bytes=8e9).admits(latency_s=price.latency_s, sent_bytes=price.sent_bytes)
-    assert not Budget(latency_s=299.0).admits(latency_s=price.latency_s, sent_bytes=price.sent_bytes)
-    assert not Budget(latency_s=300.0, sent_bytes=7e9).admits(latency_s=price.latency_s, sent_bytes=price.sent_bytes)
+    assert Budget().admits(price)
+    assert Budget(latency_s=300.0, sent_bytes=8e9).admits(price)
+    assert not Budget(latency_s=299.0).admits(price)
+    assert not Budget(latency_s=300.0, sent_bytes=7e9).admits(price)
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf")])

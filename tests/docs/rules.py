@@ -55,6 +55,7 @@ RULES = (
     # searches: priced, not trained, but for one
     Rule("python -m nas.search", more=SMALL_PRICES),
     Rule("python -m nas.search --budget-latency 5min --dry-run"),
+    Rule("python -m nas.search --budget-latency semi2k=60s,sigma=2s", more="--space tiny --dry-run"),
     Rule("python -m nas.search --budget-latency 5min --parent ./gpt2", more="--space parent --seq-len 32 --dry-run"),
     Rule("python -m nas.search --budget-latency 5min --searcher my_searcher:FewNorms", more=SMALL_PRICES),
     Rule("python -m nas.search --budget-latency 5min --space my-space.yaml", more="--dry-run"),

@@ -7,7 +7,7 @@ from costmodel.config.units import format_bytes, format_seconds
 from nas.report.html.grid import Setting
 from nas.report.html.placements import kept_words
 from nas.report.html.points import Point
-from nas.report.summary import IN_NOISE, against_parent, mark, noise_marks, perplexity_text
+from nas.report.summary import IN_NOISE, against_parent, mark, noise_marks, perplexity_text, sent_text
 from nas.run.front import crosses, picked
 from nas.run.ledger import architecture_of
 from nas.run.members import TrainedMember, verdict
@@ -62,7 +62,7 @@ def answer_of(run: Run) -> Answer | None:
         runs_as=best.deployed or best.first.placement,
         keeps=kept_words(architecture_of(best.first, run.base), run.config.accounting),
         price=format_seconds(best.latency_s),
-        sent=format_bytes(best.sent_bytes),
+        sent=sent_text(best),
         perplexity=perplexity,
         seeds=seeds.removesuffix(")"),
         verdicts=tuple(_verdicts(run, best)),

@@ -32,7 +32,7 @@ def caveats(run: Run, grid: Grid) -> list[Caveat]:
         ("Second corpus", second_lines(run)),
         ("Search", _search(run)),
         ("Prices", list(_prices(run))),
-        ("Trust", [f"{run.pricer.protocol}: {described(run.pricer.trust)}"]),
+        ("Trust", [f"{pricer.protocol}: {described(pricer.trust)}" for pricer in run.pricers]),
         ("Folding", [*infeasible_lines(run), *unstable_lines(run)]),
         ("Other settings", _other_settings(run, grid)),
     )
@@ -91,10 +91,11 @@ def _count(number: int) -> str:
 
 
 def _prices(run: Run) -> Iterator[str]:
-    if run.meta.cost_model_id != run.pricer.cost_model_id:
+    present = ", ".join(pricer.cost_model_id for pricer in run.pricers)
+    if run.meta.cost_model_id != present:
         yield (
             f"The ledger was priced by cost model {run.meta.cost_model_id}; breakdowns and other settings on this page "
-            f"are of {run.pricer.cost_model_id}, which may price alike or not."
+            f"are of {present}, which may price alike or not."
         )
     ranges = [(member.latency_s, member.latency_s_range) for member in run.front]
     widths = [max(high - price, price - low) / price for price, span in ranges if span for low, high in [span]]

@@ -24,7 +24,7 @@ from nas.report.html.embedded import embedded
 from nas.report.html.grid import Grid, price_grid
 from nas.report.html.placements import layer_map
 from nas.report.html.points import Point, perplexity_words, points_of, rows_of
-from nas.report.summary import ngram_lines, on_second
+from nas.report.summary import ngram_lines, on_second, sent_text
 from nas.run.ledger import Record, architecture_of
 from nas.run.run import Run
 from nas.storage import replace_file
@@ -141,7 +141,7 @@ def _panel(run: Run, point: Point, totals: tuple[float | None, ...]) -> dict[str
         "columns": layer_map(trained, run.config.accounting),
         "runs_as": _runs_as(run, point, trained),
         "price": format_seconds(latency_s),
-        "sent": format_bytes(sent_bytes),
+        "sent": sent_text(member) if member else format_bytes(sent_bytes),
         "rounds": "" if rounds is None else f"{rounds:,.0f}",
         "perplexity": perplexity_words(point),
         "left": member.most_expensive.left_unfolded if member else (),

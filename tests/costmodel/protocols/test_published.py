@@ -31,7 +31,7 @@ def price_of(graph):
 
 
 def within(budget: Budget, price: Price) -> bool:
-    return budget.admits(latency_s=price.latency_s, sent_bytes=price.sent_bytes)
+    return budget.admits(price)
 
 
 def test_every_op_type_has_counts_of_known_terms():

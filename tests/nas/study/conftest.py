@@ -99,6 +99,6 @@ def make_trials(feasible) -> Callable[..., Trials]:
             device="cpu",
             versions={"python": "3"},
         )
-        return Trials(schedule, feasible.priced.pricer, setting, records)
+        return Trials(schedule, feasible, setting, records)
 
     return make

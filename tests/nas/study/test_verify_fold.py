@@ -33,7 +33,7 @@ def test_the_ledger_holds_predicted_and_verified_prices(feasible, make_trials, c
     assert (record.deployed_id, record.deployed) == (arch_id(spec.deployed), "1xoSoRo-1xoSooo")
     assert record.fold_holds
     assert record.left_unfolded == ()
-    assert record.latency_s == record.predicted_latency_s == spec.price.latency_s
+    assert record.latency_s == record.predicted_latency_s == spec.prices.price.latency_s
     assert record.fold_logits_error is not None
     assert record.fold_logits_error < 1e-4
     assert deployed_of(record, feasible.space.base) == spec.deployed

@@ -82,7 +82,7 @@ def test_those_within_a_budget_are_counted_exactly(space: SearchSpace, share: fl
         Budget(latency_s=bound + 0.5, sent_bytes=sorted(cost.sent_bytes for cost in costs)[len(costs) // 2] + 0.5),
         Budget(),
     ):
-        expected = sum(budget.admits(latency_s=cost.latency_s, sent_bytes=cost.sent_bytes) for cost in costs)
+        expected = sum(budget.admits(cost) for cost in costs)
         assert num_deployed(within_budget(price_space(space, sizes, 8), budget)) == (len(costs), expected)
 
 

@@ -51,7 +51,7 @@ SHARES = st.none() | st.floats(-0.1, 1.1) | st.sampled_from([0.0, 0.5, 1.0])
 
 
 def _admits(budget: Budget, cost: Price) -> bool:
-    return budget.admits(latency_s=cost.latency_s, sent_bytes=cost.sent_bytes)
+    return budget.admits(cost)
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +268,7 @@ def test_keys_are_counted_as_exactly_as_latency_and_bytes(keyed: PricedSpace, sh
         place = int(share * (len(every) - 1))  # halfway to the next, so that rounding is of no account
         bounds[measure] = (every[place] + every[min(place + 1, len(every) - 1)]) / 2 + 1e-9
     for asked in ({"key_bytes"}, {"latency_s", "key_bytes"}, set(measures)):
-        budget = Budget(**{measure: bounds[measure] for measure in asked})
+        budget = Budget(**{measure: bounds[measure] for measure in asked})  # type: ignore[arg-type]
         expected = sum(all(getattr(cost, name) <= most for name, most in budget.bounds.items()) for cost in costs)
         feasible = within_budget(keyed, budget)
         assert feasible.num_feasible == expected == len(list(feasible.members()))
