@@ -29,7 +29,7 @@ from nas.run.own_space import OWN, own_space
 from nas.storage import RUNS, newest, replace_file
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.definition import load_definition
-from search_spaces.space import SearchSpace, build_space, with_exact_softmax
+from search_spaces.space import SearchSpace, build_space
 
 CONFIG_FILE = "run.yaml"
 KEPT_FILES = {"space": "space.yaml", "network": "network.yaml", "testbed": "testbed.yaml"}  # the user's own, copied
@@ -150,14 +150,12 @@ def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | N
     if config.space == OWN:
         if tables is None:
             raise UserError(f"--space {OWN} is of the layers of a trained model; give --parent.")
-        space = own_space(tables)
-    else:
-        definition = load_definition(own_file(folder, config, "space") or config.space)
-        if tables is not None:
-            dimensions = replace(definition.dimensions, vocab=tables.vocab_size, context=tables.context)
-            definition = replace(definition, dimensions=dimensions)
-        space = build_space(definition)
-    return space if folder is None else with_exact_softmax(space, read_meta(folder).exact_softmax)
+        return own_space(tables)
+    definition = load_definition(own_file(folder, config, "space") or config.space)
+    if tables is not None:
+        dimensions = replace(definition.dimensions, vocab=tables.vocab_size, context=tables.context)
+        definition = replace(definition, dimensions=dimensions)
+    return build_space(definition)
 
 
 def run_pricer(

@@ -26,7 +26,7 @@ from search_spaces.budget.feasible import (
 from search_spaces.budget.priced_space import cheapest, extrapolated, most_expensive, price_of
 from search_spaces.notation import name_of, parse, placement
 from search_spaces.pricing import price_architecture
-from search_spaces.space import load_space, num_members
+from search_spaces.space import load_space, num_members, with_exact_softmax
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +65,8 @@ def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
     pricers = [run_pricer(folder, config), *other_pricers(folder, config).values()]
     each = list(zip(pricers, config.budgets.values(), strict=True))
     space = run_space(folder, config, _tables(config, folder))
+    if folder is not None:
+        space = with_exact_softmax(space, read_meta(folder).exact_softmax)
     feasible, left_out = priced_within(space, each, config.workload, config.accounting)
     return PricedStudy(feasible=feasible, left_out=left_out)
 

@@ -81,6 +81,13 @@ def _fit(
     )
     try:
         tuner.fit()
+    except RuntimeError as error:
+        if isinstance(error.__cause__, OutOfMemoryError):  # while an actor is made, Tune hands it on
+            raise RunHaltedError(
+                f"this machine ran out of memory ({str(error.__cause__).splitlines()[0]}); train fewer at a time "
+                "(--max-concurrent) or end what else runs"
+            ) from error
+        raise
     except TuneError as error:  # of what a callback of ours raises, Tune keeps the text alone
         if isinstance(error.__context__, Exception):
             raise error.__context__ from None

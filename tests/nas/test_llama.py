@@ -18,8 +18,8 @@ from nas.conversion.huggingface import load_pretrained, save_model, to_transform
 from nas.corpus.corpus import prepare, tokenizer_file
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
-from nas.run.folder import run_space
 from nas.run.run import Run
+from nas.study.priced_study import price_study
 from search_spaces.bases import Dimensions, base_architecture
 from tests.conftest import trials_here
 
@@ -95,8 +95,8 @@ def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(
     assert re.findall(r"space parent: ([\d,]+) members", out) == [f"{2 * 130**3:,}", f"{2 * 91**3:,}"]
     run = Run.find(str(folder))
     assert run.meta.exact_softmax == (0, 1, 2)
-    space = run_space(folder, run.config, run.base)
-    assert all(layer.attention != "bounded" for layer in space.layers)
+    resumed = price_study(run.config, folder).feasible.space
+    assert all(layer.attention != "bounded" for layer in resumed.layers)
 
 
 @pytest.mark.needs_engine
