@@ -9,7 +9,7 @@ The second corpus is English: what the installed packages say of themselves, by 
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from pathlib import Path
 from statistics import median
@@ -27,7 +27,7 @@ from nas.api import Run, Study, load_run
 from nas.conversion.parent import load_parent
 from nas.conversion.pretrained import CHECKSUMS_FILE, write_pretrained
 from nas.model.weights import deployed_weights
-from nas.recipe.overrides import DistillationChanges, RecipeChanges
+from nas.recipe.overrides import DistillationChanges, RecipeChanges, ScaleChanges
 from nas.recipe.recipe import SCALES
 from nas.searchers.block_scores import BlockScores, from_csv, trained_sub_layers
 from nas.storage import RUNS, locked, replace_file
@@ -52,6 +52,7 @@ class Settings:
 
     parent: its file, in the folder where this is run. own: its placement. space: a file beside the experiment's.
     tokens: that the parent is tuned on, then each candidate and each of the members by hand.
+    batch, learning_rate: of candidates and members, which begin nearer to their end than the parent did.
     singles: placements of one sub-layer that is not its own, trained over `single_tokens`.
     """
 
@@ -64,6 +65,8 @@ class Settings:
     num_trials: int
     finalist_seeds: int
     tokens: int
+    batch: int
+    learning_rate: float
     members: tuple[str, ...]
     singles: tuple[str, ...]
     single_tokens: int
@@ -131,12 +134,18 @@ def _searched(settings: Settings, parent: Path, folder: Path, console: Console) 
         num_looks=0,
         tokens=settings.tokens,
         finalist_seeds=settings.finalist_seeds,
+        recipe=RecipeChanges(scale=replace(_small_steps(settings), micro_batch=settings.batch)),
     )
     return study.run(output_dir=place, console=console)
 
 
+def _small_steps(settings: Settings) -> ScaleChanges:
+    return ScaleChanges(batch=settings.batch, learning_rate=settings.learning_rate)
+
+
 def _plan(settings: Settings, parent: Path) -> Plan:
     """Members by hand, the parent itself again, and every single."""
+    scale = _small_steps(settings)
     start, tokens = str(parent), settings.tokens
     rows = {HEALED: settings.members, FURTHER: (settings.own,), ALONE: settings.singles}
     return Plan(
@@ -144,9 +153,9 @@ def _plan(settings: Settings, parent: Path) -> Plan:
         base=BASE,
         rows=tuple(row for of_variant in rows.values() for row in of_variant),
         variants={
-            HEALED: Variant(seeds=(0,), parent=start, tokens=tokens),
-            FURTHER: Variant(seeds=(0,), parent=start, tokens=tokens, recipe=UNTAUGHT),
-            ALONE: Variant(seeds=(0,), parent=start, tokens=settings.single_tokens),
+            HEALED: Variant(seeds=(0,), parent=start, tokens=tokens, recipe=RecipeChanges(scale=scale)),
+            FURTHER: Variant(seeds=(0,), parent=start, tokens=tokens, recipe=replace(UNTAUGHT, scale=scale)),
+            ALONE: Variant(seeds=(0,), parent=start, tokens=settings.single_tokens, recipe=RecipeChanges(scale=scale)),
         },
         pairs=frozenset((variant, row) for variant, of_variant in rows.items() for row in of_variant),
         committed="smollm2.csv",
