@@ -132,7 +132,8 @@ def _summary(first: PricedModel, second: PricedModel) -> list[str]:
         f"{_signed(second.sent_bytes - first.sent_bytes, format_bytes)} "
         f"({_relative(first.sent_bytes, second.sent_bytes)})"
     )
-    return [*lines, *(f"trust: {described(trust)}" for trust in dict.fromkeys((first.trust, second.trust)))]
+    trusts = [described(priced.trust, priced.asked.deployment.public_layers) for priced in (first, second)]
+    return [*lines, *(f"trust: {trust}" for trust in dict.fromkeys(trusts))]
 
 
 def _break_even_lines(even: BreakEven | None) -> list[str]:

@@ -45,6 +45,7 @@ class ModelFlags(TypedDict, total=False):
     query_block: int | None
     batch: int
     vocab_blocks: int
+    public_layers: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +129,7 @@ def asked_model(
     query_block: int | None = None,
     batch: int = 1,
     vocab_blocks: int = 1,
+    public_layers: str | None = None,
 ) -> AskedModel:
     """The model that a name, or a model itself, and its flags stand for. The commands have these flags of here.
 
@@ -155,6 +157,8 @@ def asked_model(
         query_block: queries that go through attention at a time, against the keys up to their end; by default all.
         batch: sequences at once, of seq_len tokens each.
         vocab_blocks: blocks of entries that the vocabulary projection is computed in, such as 2 for halves.
+        public_layers: whose weights all parties have, as of a checkpoint that nobody fine-tuned: numbers from 0 and
+            ranges, embed and head, such as 0-5,7.
     """
     dimensions = Dimensions(
         layers=layers,
@@ -175,6 +179,7 @@ def asked_model(
         query_block=query_block,
         batch=batch,
         vocab_blocks=vocab_blocks,
+        public_layers=public_layers,
     )
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
     is_named = name is not None and is_notation(name)

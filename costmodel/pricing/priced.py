@@ -309,7 +309,7 @@ class PricedModel:
             lines.append(
                 f"egress: {self.sent_bytes * money:.4g} per token at {egress_price:g} a GB, all parties' bytes{dealt}"
             )
-        lines.append(f"trust: {described(self.trust)}")
+        lines.append(f"trust: {described(self.trust, self.asked.deployment.public_layers)}")
         if self.setting is not None:
             lines.append(
                 f"formulas{'' if self.total.compute_s is None else ' and seconds'} of {self.setting.formulas_of}"

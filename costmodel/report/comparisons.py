@@ -170,7 +170,7 @@ def summary(
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {comparison.protocol}, "
         f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction"
         f"{unusual(_ops(comparison), setting, deployment)}",
-        f"trust: {described(TRUST[comparison.protocol])}",
+        f"trust: {described(TRUST[comparison.protocol], deployment['public_layers'])}",
         f"formulas of {setting.formulas_of}, run under {_engine(comparison)}",
         f"sent by all parties: predicted {format_bytes(_sent_bytes(predicted))}, "
         f"measured {format_bytes(measured.sent_bytes)} ({difference}); "

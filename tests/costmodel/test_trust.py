@@ -30,6 +30,10 @@ def test_in_words():
         "3 parties, semi-honest, honest majority (at most 1 corrupted); correlated randomness: none but seeds that "
         "pairs of parties share"
     )
+    assert described(TRUST["aby3"], "0-5").endswith(
+        "share; public layers 0-5: every party has their weights, and none sees more by it of the tokens, of what goes "
+        "through any layer, or of other layers' weights"
+    )
     assert caption(TRUST["semi2k"]) == "2 parties, semi-honest, dishonest majority, trusted dealer"
 
 
