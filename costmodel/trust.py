@@ -31,14 +31,22 @@ def facts(trust: Trust) -> dict[str, Any]:
     return {**asdict(trust), "threshold": trust.threshold}
 
 
-def described(trust: Trust, public_layers: str | None = None) -> str:
-    """All of it in a line, and what else is known where some layers are public."""
-    known = f"; public layers {public_layers}: every party has their weights, and none sees more by it of the tokens, "
-    kept = "of what goes through any layer, or of other layers' weights"
+def shown(public_layers: str | None) -> str:
+    """What to say behind it where some layers' weights are public."""
+    if public_layers is None:
+        return ""
+    return (
+        f"; public layers {public_layers}: every party has their weights, and none sees more by it of the tokens, of "
+        "what goes through any layer, or of other layers' weights"
+    )
+
+
+def described(trust: Trust) -> str:
+    """All of it in a line."""
     return (
         f"{trust.num_parties} parties{' (or more)' if trust.more_parties else ''}, {trust.adversary}, "
         f"{trust.threshold} (at most {trust.max_corrupted} corrupted); "
-        f"correlated randomness: {trust.randomness}{known + kept if public_layers else ''}"
+        f"correlated randomness: {trust.randomness}"
     )
 
 

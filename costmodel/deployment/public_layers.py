@@ -30,11 +30,11 @@ def public_layers(text: str) -> frozenset[LayerId]:
 
 def with_public_layers(graph: OpGraph, layers: frozenset[LayerId]) -> OpGraph:
     """The graph with every weight of these layers public. Raises UserError for a layer that it does not have."""
-    known = dict.fromkeys(node.layer for node in graph)
-    if missing := sorted(map(str, layers - known.keys())):
+    last = max((node.layer for node in graph if isinstance(node.layer, int)), default=-1)
+    if missing := layers - {node.layer for node in graph} - {*range(last)}:  # one between may have nothing left
         raise UserError(
-            f"`public_layers` must be layers of the model, {', '.join(map(str, known))}, but has {', '.join(missing)}; "
-            "leave out what it does not have."
+            f"`public_layers` must be layers of the model, whose last one is {last}, but has "
+            f"{', '.join(sorted(map(str, missing)))}; leave out what it does not have."
         )
     public = {op: replace(op, public=op.weights == "hidden") for op in dict.fromkeys(node.op for node in graph)}
     return replace(

@@ -76,10 +76,12 @@ class AskedModel:
 
     @property
     def folded(self) -> "AskedModel | None":
-        """The form that folding leaves to deploy; None where there is an op graph alone."""
+        """The form that folding leaves to deploy; None of an op graph, or where public layers get other numbers."""
         if self.architecture is None:
             return None
         left = deployed(self.architecture)
+        if self.deployment.public_layers is not None and left.num_layers != self.architecture.num_layers:
+            return None
         return replace(self, architecture=left, whole=partial(lower, left))
 
     @property

@@ -17,7 +17,7 @@ from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
 from costmodel.report.trust import trust_document
-from costmodel.trust import described
+from costmodel.trust import described, shown
 from nas.private.model import PrivateModel, load_model, with_gelu
 from nas.private.public_layers import require_public
 from search_spaces.lower import lower
@@ -132,7 +132,7 @@ def trust_lines(setup: Setup) -> list[str]:
     trust = TRUST[setup.protocol]
     dealer = " (that party is the client, which could so learn the weights)" if trust.dealer else ""
     return [
-        f"trust: {described(trust, setup.public_layers)}{dealer}",
+        f"trust: {described(trust)}{dealer}{shown(setup.public_layers)}",
         *(f"  party {rank} ({role(rank)}): {setup.holds(rank)}" for rank in range(trust.num_parties)),
     ]
 

@@ -4,6 +4,7 @@ import pytest
 
 from costmodel.deployment.deploy import Deployment
 from costmodel.deployment.public_layers import public_layers
+from costmodel.pricing.price import price
 from costmodel.protocols import load_pricer
 from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
@@ -29,7 +30,7 @@ def test_what_names_no_layer_is_refused(text):
 
 
 def test_layers_that_the_model_does_not_have_are_refused():
-    with pytest.raises(ValueError, match="layers of the model, embed, 0, 1, 2, head, but has 3, 4; leave out"):
+    with pytest.raises(ValueError, match="layers of the model, whose last one is 2, but has 3, 4; leave out"):
         lower(MODEL, 8, Deployment(public_layers="1-4"))
 
 
@@ -49,6 +50,12 @@ def test_of_a_linear_with_public_weights_the_truncation_is_left(protocol, weight
     pricer = load_pricer(protocol, setting=EngineSetting(weights=weights))
     op = next(node.op for node in lower(MODEL, 8, Deployment(public_layers="0")) if node.name == "layers.0.ffn.up")
     assert pricer.price(op).sent_bytes == TRUNCATED[protocol] * 8 * 64
+
+
+def test_there_is_no_deployed_form_where_folding_gives_layers_other_numbers():
+    for name, is_priced in {"3xLSLGo": True, "1xLSLGo-1xooooo-1xLSLGo": False}.items():
+        priced = price(name, layers=3, protocol="semi2k", public_layers="0-1", seq_len=8)
+        assert (priced.deployed is not None) == is_priced
 
 
 @pytest.mark.parametrize("protocol", ["published", "sigma", "crypten"])
