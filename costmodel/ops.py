@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from math import isfinite, prod
-from typing import ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from costmodel.errors import UserError
 
@@ -32,7 +32,8 @@ class Op(ABC):
     """One operation. Its fields are its dimensions and forms; class attributes hold of every op of its type.
 
     label: what figures call it; its own name if empty.
-    weights: `hidden` from all parties but their owner; `public`; or `none`.
+    weights: `hidden` from all parties but their owner; `public`; or `none`. public: whether a deployment shows hidden
+        ones to all parties.
     transposed: weights that are turned before a run: an engine that keeps a weight's mask keeps that of an array, not
         of a view. inverted: weights that their owner inverts before, as a division is dear where a product is not.
     has_longer_table: whether its weight is learned for the whole context and may be longer than what `read` needs.
@@ -57,6 +58,13 @@ class Op(ABC):
     is_product: ClassVar[bool] = False
     is_local: ClassVar[bool] = False
     works_on_rows: ClassVar[bool] = False
+
+    public: bool = False
+
+    @property
+    def hides_weights(self) -> bool:
+        """Whether it has weights that some party must not see."""
+        return self.weights == "hidden" and not self.public
 
     @property
     @abstractmethod
@@ -88,7 +96,7 @@ class Op(ABC):
 
     def of_rows(self, first: int, taken: int) -> Self:
         """A row-wise op on rows `first` to `first + taken` of its own."""
-        return replace(self, **{self.batched[0]: taken})
+        return replace(self, **dict[str, Any]({self.batched[0]: taken}))
 
     def in_batch(self, batch: int) -> Self:
         """The op for so many sequences at once, which it tells apart if it has `sequences`."""

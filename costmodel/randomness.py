@@ -109,8 +109,7 @@ CORRELATIONS: dict[str, Callable[[Call, EngineSetting], tuple[Correlation, ...]]
     "b2a": lambda call, setting: (Correlation(kind="bit", elements=call.elements, bits=call.bits),),
     "equal": _zero_test,
     "and": lambda call, setting: (_ands(call.elements, call.bits),),
-    "share": lambda call, setting: (),
-    "input": lambda call, setting: (),
+    **dict.fromkeys(("public_matmul", "share", "input"), lambda call, setting: ()),
 }
 
 # Bits on the wire per OT: a row of the extension matrix (Ishai et al. 2003, Extending OTs Efficiently; 128 bits of

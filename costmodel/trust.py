@@ -31,6 +31,16 @@ def facts(trust: Trust) -> dict[str, Any]:
     return {**asdict(trust), "threshold": trust.threshold}
 
 
+def shown(public_layers: str | None) -> str:
+    """What to say behind it where some layers' weights are public."""
+    if public_layers is None:
+        return ""
+    return (
+        f"; public layers {public_layers}: every party has their weights, and none sees more by it of the tokens, of "
+        "what goes through any layer, or of other layers' weights"
+    )
+
+
 def described(trust: Trust) -> str:
     """All of it in a line."""
     return (

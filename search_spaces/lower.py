@@ -207,7 +207,7 @@ def _ffn(builder: _Builder, layer: Layer, source: str) -> str:
 
 
 def _gated(builder: _Builder, layer: Layer, source: str) -> str:
-    d_model, size = builder.architecture.d_model, {"rows": builder.rows, "features": builder.architecture.d_ff}
+    d_model, size = builder.architecture.d_model, dict[str, Any](rows=builder.rows, features=builder.architecture.d_ff)
     gate = builder.linear("ffn.gate", source, d_model, size["features"])
     if (activation := GATE_OPS[layer.ffn]) is not None:
         gate = builder.add("ffn.activation", activation(**size), gate)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from costmodel import ops
 from costmodel.config.schema import decode
@@ -92,13 +92,13 @@ def plan(protocol: str) -> tuple[Series, ...]:
     return (*secret, *server)
 
 
-def _forms(op_type: type[Op]) -> list[dict[str, str]]:
+def _forms(op_type: type[Op]) -> list[dict[str, Any]]:
     """Every form of an op; one that has a form has no other choice of words."""
     choices = {name: get_args(hint) for name, hint in get_type_hints(op_type).items() if get_origin(hint) is Literal}
     return [{name: form} for name, forms in choices.items() for form in forms] or [{}]
 
 
-def _sizes(op_type: type[Op], forms: dict[str, str]) -> tuple[Op, ...]:
+def _sizes(op_type: type[Op], forms: dict[str, Any]) -> tuple[Op, ...]:
     """Some by what is particular to them; all others by rows and features, or by the shapes of scores."""
     if op_type in SIZES:
         return SIZES[op_type](**forms)

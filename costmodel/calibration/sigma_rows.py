@@ -99,7 +99,7 @@ def block_ops(row: SigmaRow) -> tuple[Op, ...]:
     square: dict[str, Any] = {"heads": row.num_heads, "queries": tokens, "keys": tokens}
     norm: Op = (ops.RmsNorm if family.gated else ops.LayerNorm)(rows=tokens, features=width)
     turned = [ops.Rotary(rows=tokens, heads=row.num_heads, rotary_dim=head_dim)] if family.gated else []
-    inner = {"rows": tokens, "features": row.d_ff}
+    inner: Any = {"rows": tokens, "features": row.d_ff}
     up = _linear(tokens, width, row.d_ff)
     ffn: list[Op] = [up, up, ops.Silu(**inner), ops.Multiply(**inner)] if family.gated else [up, _gelu(**inner)]
     return (

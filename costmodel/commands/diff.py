@@ -21,7 +21,7 @@ from costmodel.protocols.primitives import Holder
 from costmodel.report.estimates import total_document
 from costmodel.report.tables import table
 from costmodel.report.trust import trust_document
-from costmodel.trust import described
+from costmodel.trust import described, shown
 
 
 def diff(
@@ -132,7 +132,8 @@ def _summary(first: PricedModel, second: PricedModel) -> list[str]:
         f"{_signed(second.sent_bytes - first.sent_bytes, format_bytes)} "
         f"({_relative(first.sent_bytes, second.sent_bytes)})"
     )
-    return [*lines, *(f"trust: {described(trust)}" for trust in dict.fromkeys((first.trust, second.trust)))]
+    trusts = [described(priced.trust) + shown(priced.asked.deployment.public_layers) for priced in (first, second)]
+    return [*lines, *(f"trust: {trust}" for trust in dict.fromkeys(trusts))]
 
 
 def _break_even_lines(even: BreakEven | None) -> list[str]:

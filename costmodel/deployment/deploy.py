@@ -7,6 +7,7 @@ from typing import Literal
 from costmodel import ops
 from costmodel.deployment.blocks import in_query_blocks, in_vocab_blocks
 from costmodel.deployment.last_token import decode_step, for_last_row
+from costmodel.deployment.public_layers import public_layers, with_public_layers
 from costmodel.errors import UserError
 from costmodel.ops import Encoding, Input, OpGraph
 
@@ -32,8 +33,10 @@ class Deployment:
 
     vocab_blocks: so many blocks of vocabulary entries are projected onto one after the other, each by a product that
         the engine need not cut to tiles; logits are joined.
+    public_layers: whose weights all parties have, such as `0-5,7`; `embed` and `head` are layers too. None: no layer's.
 
-    Raises UserError for choices that do not go together, or a block, batch or number of blocks below 1.
+    Raises UserError for choices that do not go together, a block, batch or number of blocks below 1, or layers that are
+    not written so.
     """
 
     embedding: Encoding = "one-hot"
@@ -43,8 +46,11 @@ class Deployment:
     query_block: int | None = None
     batch: int = 1
     vocab_blocks: int = 1
+    public_layers: str | None = None
 
     def __post_init__(self) -> None:
+        if self.public_layers is not None:
+            public_layers(self.public_layers)
         if self.phase == "decode" and self.projection == "last":
             raise UserError(
                 "`projection` last goes with phase prefill, but got phase decode, which runs one token alone; "
@@ -67,8 +73,10 @@ def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None
 
     num_tokens: of phase decode, how many tokens the new one is the last of; by default as many as the graph has.
 
-    Raises UserError for a phase that it cannot be run in.
+    Raises UserError for a phase that it cannot be run in, or public layers that it does not have.
     """
+    if deployment.public_layers is not None:
+        graph = with_public_layers(graph, public_layers(deployment.public_layers))
     graph = _of_one_sequence(graph, deployment, num_tokens)
     if deployment.vocab_blocks > 1:
         graph = in_vocab_blocks(graph, deployment.vocab_blocks)

@@ -44,7 +44,7 @@ class Operand(NamedTuple):
     @property
     def is_masked(self) -> bool:
         """True if semi2k opens it masked, and may keep the mask."""
-        return isinstance(self.node.op, MASKED) and self.suffix == "weight"
+        return isinstance(self.node.op, MASKED) and self.node.op.hides_weights and self.suffix == "weight"
 
 
 def weight_variables(node: Node) -> dict[str, str]:
@@ -172,7 +172,7 @@ def operand_visibility(op: Op) -> Any:
     """The visibility of an op's weights: public if all parties see them."""
     from spu import libspu
 
-    return libspu.Visibility.VIS_PUBLIC if op.weights == "public" else libspu.Visibility.VIS_SECRET
+    return libspu.Visibility.VIS_SECRET if op.hides_weights else libspu.Visibility.VIS_PUBLIC
 
 
 def to_blobs(compiled: Compiled) -> list[bytes]:

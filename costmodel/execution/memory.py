@@ -134,7 +134,7 @@ def held_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> int:
     """
     total = 0
     for node in graph:
-        word = setting.ring_bits // 8 if node.op.weights == "public" else _share_bytes(protocol, setting)
+        word = _share_bytes(protocol, setting) if node.op.hides_weights else setting.ring_bits // 8
         total += word * _read_elements(node.op)
         if isinstance(node.op, ops.TokenEmbedding):
             encoded = node.op.tokens * (1 if node.op.encoding == "lookup" else node.op.vocab)
@@ -163,7 +163,7 @@ def features(graph: OpGraph, protocol: str, setting: EngineSetting) -> dict[Feat
         call
         for op in dict.fromkeys(node.op for node in graph)
         for call in calls_of(op, setting, share_bytes=share_bytes)
-        if call.primitive == "matmul"
+        if call.factors
     )
     for call in dict.fromkeys(products):
         num_bytes["matrix"] = max(num_bytes["matrix"], share_bytes * (call.elements + call.operands))

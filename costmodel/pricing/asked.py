@@ -45,6 +45,7 @@ class ModelFlags(TypedDict, total=False):
     query_block: int | None
     batch: int
     vocab_blocks: int
+    public_layers: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +76,12 @@ class AskedModel:
 
     @property
     def folded(self) -> "AskedModel | None":
-        """The form that folding leaves to deploy; None where there is an op graph alone."""
+        """The form that folding leaves to deploy; None of an op graph, or where public layers get other numbers."""
         if self.architecture is None:
             return None
         left = deployed(self.architecture)
+        if self.deployment.public_layers is not None and left.num_layers != self.architecture.num_layers:
+            return None
         return replace(self, architecture=left, whole=partial(lower, left))
 
     @property
@@ -128,6 +131,7 @@ def asked_model(
     query_block: int | None = None,
     batch: int = 1,
     vocab_blocks: int = 1,
+    public_layers: str | None = None,
 ) -> AskedModel:
     """The model that a name, or a model itself, and its flags stand for. The commands have these flags of here.
 
@@ -155,6 +159,8 @@ def asked_model(
         query_block: queries that go through attention at a time, against the keys up to their end; by default all.
         batch: sequences at once, of seq_len tokens each.
         vocab_blocks: blocks of entries that the vocabulary projection is computed in, such as 2 for halves.
+        public_layers: whose weights all parties have, as of a checkpoint that nobody fine-tuned: numbers from 0 and
+            ranges, embed and head, such as 0-5,7.
     """
     dimensions = Dimensions(
         layers=layers,
@@ -175,6 +181,7 @@ def asked_model(
         query_block=query_block,
         batch=batch,
         vocab_blocks=vocab_blocks,
+        public_layers=public_layers,
     )
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
     is_named = name is not None and is_notation(name)

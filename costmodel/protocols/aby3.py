@@ -9,7 +9,16 @@ from dataclasses import replace
 
 from costmodel.ops import Op
 from costmodel.protocols.op_programs import calls_of
-from costmodel.protocols.primitives import Call, Comm, EngineSetting, halves, price_calls, stored_bytes, total_comm
+from costmodel.protocols.primitives import (
+    Call,
+    Comm,
+    EngineSetting,
+    halves,
+    local,
+    price_calls,
+    stored_bytes,
+    total_comm,
+)
 
 NUM_PARTIES = 3
 OBLIVIOUS_BITS = 8  # conversion.cc, B2ASelector: up to so many bits by oblivious transfer, wider ones by an adder
@@ -138,6 +147,7 @@ PRICES: dict[str, Callable[[Call, EngineSetting], Comm]] = {
     "multiply": _multiply,
     "square": _product,
     "matmul": _matmul,
+    "public_matmul": local,  # arithmetic.cc, MatMulAP
     "truncate": _truncate,
     "msb": _msb,
     "mux": _mux,

@@ -37,7 +37,7 @@ from costmodel.protocols.cheetah_preprocessing import (
     triple_batches,
 )
 from costmodel.protocols.op_programs import calls_of
-from costmodel.protocols.primitives import NOTHING, Call, Calls, Comm, EngineSetting, total_comm
+from costmodel.protocols.primitives import Call, Calls, Comm, EngineSetting, local, total_comm
 
 RING_BITS = 64  # parameters of the encryption are those for this ring
 WORD_BYTES = 8
@@ -285,11 +285,6 @@ def _equal(call: Call, preprocessing: Preprocessing) -> Comm:
     return total_comm([*parts, _b2a(replace(call, bits=1), preprocessing)])
 
 
-def _share(call: Call, preprocessing: Preprocessing) -> Comm:
-    """Local. Source: arithmetic_semi2k.cc, P2A and V2A."""
-    return NOTHING
-
-
 def _and_opened(elements: int, bits: int, num_opened: int, preprocessing: Preprocessing) -> Comm:
     """A random OT per bit and direction makes a triple; masked values are opened, one after the other.
 
@@ -333,6 +328,7 @@ PRICES: dict[str, Callable[[Call, Preprocessing], Comm]] = {
     "multiply": _multiply,
     "square": _square,
     "matmul": _matmul,
+    "public_matmul": local,  # arithmetic_semi2k.cc, MatMulAP
     "truncate": _truncate,
     "msb": _msb,
     "mux": _mux,
@@ -340,6 +336,6 @@ PRICES: dict[str, Callable[[Call, Preprocessing], Comm]] = {
     "b2a": _b2a,
     "equal": _equal,
     "and": _and,
-    "share": _share,
-    "input": _share,
+    "share": local,  # arithmetic_semi2k.cc, P2A and V2A
+    "input": local,
 }

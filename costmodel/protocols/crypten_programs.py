@@ -26,7 +26,7 @@ from costmodel.protocols.crypten_primitives import (
     square,
 )
 from costmodel.protocols.crypten_setting import CryptenSetting
-from costmodel.protocols.primitives import NOTHING, Comm, total_comm
+from costmodel.protocols.primitives import NOTHING, Comm, refuse_public, total_comm
 
 OTHERS = "choose protocol semi2k, aby3 or cheetah"
 NUM_PIECES = 3  # thresholds of the piecewise GELU
@@ -38,6 +38,7 @@ def comm(op: Op, setting: CryptenSetting) -> Comm:
     """Rounds, messages and bytes of one op. Raises UserError for an op or a form that it has no formula for."""
     if op.is_local:
         return NOTHING
+    refuse_public(op, "crypten")
     if type(op) not in PROGRAMS:
         raise UnpricedOpError(f"no program states the steps of {type(op).__name__}; add one to PROGRAMS.")
     return PROGRAMS[type(op)](op, setting)

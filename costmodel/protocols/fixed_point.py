@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from math import ceil, log2
 
 from costmodel.errors import UserError
+from costmodel.ops import Op
 from costmodel.protocols.primitives import Call, Calls, EngineSetting, on
 
 EXPONENTIAL_SQUARINGS = 8  # (1 + x / 2^8)^(2^8); spu.proto, fxp_exp_iters
@@ -38,14 +39,16 @@ def product(setting: EngineSetting) -> Calls:
     return MULTIPLY + truncate(setting)
 
 
-def weight_product(setting: EngineSetting) -> Calls:
+def weight_product(op: Op, setting: EngineSetting) -> Calls:
     """A secret and a weight."""
+    if op.public:
+        return public_product(setting)
     return (Call(primitive="multiply", elements=1, private=setting.weights == "server"), *truncate(setting))
 
 
-def weight_sum(setting: EngineSetting) -> Calls:
-    """A secret and a weight, which is shared first unless it is. Source: api.cc, add_sv."""
-    return (Call(primitive="input", elements=1),) if setting.weights == "server" else ()
+def weight_sum(op: Op, setting: EngineSetting) -> Calls:
+    """A secret and a weight, which the server shares first if it holds it. Source: api.cc, add_sv."""
+    return (Call(primitive="input", elements=1),) if setting.weights == "server" and not op.public else ()
 
 
 def public_product(setting: EngineSetting) -> Calls:

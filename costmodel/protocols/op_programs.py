@@ -1,9 +1,9 @@
 """Op -> calls: what every function of `execution.op_functions` does to secrets, step by step.
 
 Everything is secret but what `execution.interpreter` calls public: the temperatures, the bounds of scores, the
-scalars of shaped attention, the causal mask and the rotary angles. The other weights are shared, or held by the server
-alone, as the setting says. The client shares its tokens one-hot, or as they are where they are looked up; the logits
-stay shared.
+scalars of shaped attention, the causal mask, the rotary angles, and the weights that a deployment makes public. The
+other weights are shared, or held by the server alone, as the setting says. The client shares its tokens one-hot, or as
+they are where they are looked up; the logits stay shared.
 A step that no call stands for is local. The engine's compiler drops products with a constant 1 and reductions over one
 element, which is why some shapes of size 1 have programs of their own.
 """
@@ -16,7 +16,7 @@ from costmodel import ops
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
 from costmodel.protocols import fixed_point
-from costmodel.protocols.primitives import Call, Calls, EngineSetting, on
+from costmodel.protocols.primitives import Call, Calls, EngineSetting, Primitive, on
 
 TILE_BYTES = 256 * 1024 * 1024  # ring.cc, _mmul: larger operands are multiplied tile by tile
 MOST_TILES = 10_000  # 2.5 TB of operands; each tile is a call of its own
@@ -40,14 +40,16 @@ def calls_of(op: Op, setting: EngineSetting, *, share_bytes: int) -> Calls:
     return PROGRAMS[type(op)](op, setting, share_bytes)
 
 
-def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, weight: bool = False) -> Calls:
+def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, weights_of: Op | None = None) -> Calls:
     """m x k times k x n, in tiles where the engine cuts them, and one truncation of the result.
 
-    weight: whether the right factor is the model's, so that the server may hold it.
+    weights_of: the op whose weight the right factor is, which the server may hold, or all parties; None for a secret.
 
     Raises UserError for a product of more than `MOST_TILES`.
     """
-    private, opened = weight and setting.weights == "server", weight and setting.weight_masks == "kept"
+    primitive: Primitive = "public_matmul" if weights_of and weights_of.public else "matmul"
+    hidden = weights_of is not None and weights_of.hides_weights
+    private, opened = hidden and setting.weights == "server", hidden and setting.weight_masks == "kept"
     m_step, k_step, n_step = _tile(m, k, n, share_bytes)
     if (num_tiles := ceil(m / m_step) * ceil(k / k_step) * ceil(n / n_step)) > MOST_TILES:
         raise UserError(
@@ -63,7 +65,7 @@ def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, 
                 size = rows * columns
                 calls += (
                     Call(
-                        primitive="matmul",
+                        primitive=primitive,
                         elements=size,
                         operands=operands,
                         factors=shape,
@@ -102,7 +104,7 @@ def _tile(m: int, k: int, n: int, share_bytes: int) -> tuple[int, int, int]:
 def _embed(op: ops.TokenEmbedding, setting: EngineSetting, share_bytes: int) -> Calls:
     """A lookup compares each token with each entry of the public vocabulary, which makes it one-hot."""
     one_hot = on(op.tokens * op.vocab, fixed_point.EQUAL) if op.encoding == "lookup" else ()
-    return one_hot + matmul(op.tokens, op.vocab, op.features, setting, share_bytes, weight=True)
+    return one_hot + matmul(op.tokens, op.vocab, op.features, setting, share_bytes, weights_of=op)
 
 
 def _layer_norm(op: ops.LayerNorm, setting: EngineSetting, share_bytes: int) -> Calls:
@@ -111,8 +113,8 @@ def _layer_norm(op: ops.LayerNorm, setting: EngineSetting, share_bytes: int) -> 
     means = () if op.features == 1 else on(op.rows, fixed_point.public_product(setting))
     squares = on(op.rows * op.features, fixed_point.product(setting))
     root = on(op.rows, fixed_point.reciprocal_square_root(setting))
-    gain = fixed_point.weight_product(setting) if op.affine else ()
-    bias = fixed_point.weight_sum(setting) if op.affine and op.bias else ()
+    gain = fixed_point.weight_product(op, setting) if op.affine else ()
+    bias = fixed_point.weight_sum(op, setting) if op.affine and op.bias else ()
     products = on(op.rows * op.features, fixed_point.product(setting) + gain + bias)
     return start + means + squares + means + root + products
 
@@ -123,7 +125,7 @@ def _rms_norm(op: ops.RmsNorm, setting: EngineSetting, share_bytes: int) -> Call
     means = () if op.features == 1 else on(op.rows, fixed_point.public_product(setting))
     squares = on(op.rows * op.features, fixed_point.product(setting))
     root = on(op.rows, fixed_point.reciprocal_square_root(setting))
-    gain = fixed_point.weight_product(setting) if op.affine else ()
+    gain = fixed_point.weight_product(op, setting) if op.affine else ()
     products = on(op.rows * op.features, fixed_point.product(setting) + gain)
     return sums + squares + means + root + products
 
@@ -131,16 +133,16 @@ def _rms_norm(op: ops.RmsNorm, setting: EngineSetting, share_bytes: int) -> Call
 def _frozen_norm(op: ops.FrozenNorm, setting: EngineSetting, share_bytes: int) -> Calls:
     """A product by the gain; where it is centred, the mean of each row before it, and a bias after it."""
     elements = op.rows * op.features
-    gained = on(elements, fixed_point.weight_product(setting))
+    gained = on(elements, fixed_point.weight_product(op, setting))
     if not op.centred:
         return gained
     means = () if op.features == 1 else SHARED + on(op.rows, fixed_point.public_product(setting))
-    return means + gained + on(elements, fixed_point.weight_sum(setting))
+    return means + gained + on(elements, fixed_point.weight_sum(op, setting))
 
 
 def _linear(op: ops.Linear, setting: EngineSetting, share_bytes: int) -> Calls:
-    bias = on(op.rows * op.out_features, fixed_point.weight_sum(setting)) if op.bias else ()
-    return matmul(op.rows, op.in_features, op.out_features, setting, share_bytes, weight=True) + bias
+    bias = on(op.rows * op.out_features, fixed_point.weight_sum(op, setting)) if op.bias else ()
+    return matmul(op.rows, op.in_features, op.out_features, setting, share_bytes, weights_of=op) + bias
 
 
 def _rotary(op: ops.Rotary, setting: EngineSetting, share_bytes: int) -> Calls:
@@ -198,24 +200,24 @@ def _gelu(op: ops.Gelu, setting: EngineSetting) -> Calls:
 # x * x comes as a product of two secrets, which the engine does not make a square. Source:
 # libspu/kernel/hal/polymorphic.cc, mul, which calls fxp_base.cc, f_mul, and not f_square.
 ELEMENTWISE: dict[type, Callable[[Any, EngineSetting], Calls]] = {
-    ops.PositionEmbedding: lambda op, setting: fixed_point.weight_sum(setting),
+    ops.PositionEmbedding: lambda op, setting: fixed_point.weight_sum(op, setting),
     ops.Temperature: lambda op, setting: fixed_point.public_product(setting),
     ops.ShapedAttention: lambda op, setting: fixed_point.public_product(setting),
     ops.Gelu: _gelu,
     ops.Relu: lambda op, setting: fixed_point.maximum(setting),
-    ops.LeakyRelu: lambda op, setting: fixed_point.maximum(setting) + fixed_point.weight_product(setting),
+    ops.LeakyRelu: lambda op, setting: fixed_point.maximum(setting) + fixed_point.weight_product(op, setting),
     ops.Square: lambda op, setting: fixed_point.product(setting),
     ops.Silu: lambda op, setting: fixed_point.sigmoid(setting) + fixed_point.product(setting),
     ops.Sigmoid: lambda op, setting: fixed_point.sigmoid(setting),
     ops.Tanh: lambda op, setting: fixed_point.tanh(setting),
     ops.Multiply: lambda op, setting: fixed_point.product(setting),
     ops.Scale: lambda op, setting: fixed_point.constant_product(op.factor, setting),
-    ops.ScaledAdd: lambda op, setting: fixed_point.weight_product(setting) * 2,
+    ops.ScaledAdd: lambda op, setting: fixed_point.weight_product(op, setting) * 2,
 }
 
 
 def _project(op: ops.VocabProjection, setting: EngineSetting, share_bytes: int) -> Calls:
-    return matmul(op.rows, op.features, op.vocab, setting, share_bytes, weight=True)
+    return matmul(op.rows, op.features, op.vocab, setting, share_bytes, weights_of=op)
 
 
 PROGRAMS: dict[type, Callable[[Any, EngineSetting, int], Calls]] = {

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
-from costmodel.errors import UserError
+from costmodel.errors import UnpricedOpError, UserError
+from costmodel.ops import Op
 from costmodel.protocols.identity import ENGINE
 
 # primitive -> what it does to secret-shared integers of the ring
-#   multiply, square: element-wise products; matmul: a matrix product
+#   multiply, square: element-wise products; matmul: a matrix product; public_matmul: one with a public right factor
 #   truncate: division by a power of two, which every product of fixed-point numbers needs
 #   msb: the most significant bit of an arithmetic sharing, as a boolean sharing of one bit
 #   mux: an arithmetic sharing times a boolean sharing of one bit
@@ -22,7 +23,7 @@ from costmodel.protocols.identity import ENGINE
 #   share: an arithmetic sharing of a public number
 #   input: an arithmetic sharing of what one party holds
 Primitive = Literal[
-    "multiply", "square", "matmul", "truncate", "msb", "mux", "a2b", "b2a", "equal", "and",
+    "multiply", "square", "matmul", "public_matmul", "truncate", "msb", "mux", "a2b", "b2a", "equal", "and",
     "share", "input",
 ]  # fmt: skip
 Holder = Literal["secret", "server"]
@@ -114,6 +115,21 @@ class Comm:
 
 
 NOTHING = Comm(rounds=0, messages=0, online_bytes=0, waited_bytes=0)
+
+
+def local(call: Call, _: object) -> Comm:
+    """What every party does by itself."""
+    return NOTHING
+
+
+def refuse_public(op: Op, protocol: str) -> None:
+    """Raises UnpricedOpError for weights that a deployment makes public: of a protocol with formulas of hidden ones."""
+    if op.public:
+        raise UnpricedOpError(
+            f"`public_layers` go with protocols semi2k, aby3 and cheetah, but got protocol {protocol}, which has no "
+            "formula for public weights; leave them out."
+        )
+
 
 # primitive -> the cost of a call in a setting
 Prices: TypeAlias = Mapping[str, Callable[[Call, EngineSetting], Comm]]

@@ -42,6 +42,7 @@ from costmodel.errors import UnpricedOpError, UserError
 from costmodel.estimate import Pricer
 from costmodel.ops import Node, Op
 from costmodel.protocols.identity import cost_model_id
+from costmodel.protocols.primitives import refuse_public
 from costmodel.protocols.published_rows import PublishedRow, published_rows
 from costmodel.protocols.published_testbed import FittedRow, Testbed, load_testbed
 from costmodel.trust import Trust
@@ -115,6 +116,7 @@ def counts(op: Op) -> dict[str, int]:
     """The terms of one op. Raises UserError for an op the protocol has no formula for, or a form without data."""
     if op.is_local:
         return {}
+    refuse_public(op, "published")
     if type(op) not in COUNTS:
         raise UnpricedOpError(
             f"protocol published has no formula for {type(op).__name__}, which no printed row has; "

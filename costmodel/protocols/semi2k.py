@@ -16,11 +16,11 @@ from dataclasses import replace
 from costmodel.ops import Op
 from costmodel.protocols.op_programs import calls_of
 from costmodel.protocols.primitives import (
-    NOTHING,
     Call,
     Comm,
     EngineSetting,
     halves,
+    local,
     price_calls,
     stored_bytes,
     total_comm,
@@ -107,11 +107,6 @@ def _equal(call: Call, setting: EngineSetting) -> Comm:
     return total_comm([opened, *joined, _b2a(replace(call, bits=setting.ring_bits), setting)])
 
 
-def _share(call: Call, setting: EngineSetting) -> Comm:
-    """Local: both parties expand a common seed. Source: arithmetic.cc, P2A and V2A."""
-    return NOTHING
-
-
 def _and(elements: int, bits: int) -> Comm:
     return _opened(2 * elements * stored_bytes(bits))
 
@@ -120,6 +115,7 @@ PRICES: dict[str, Callable[[Call, EngineSetting], Comm]] = {
     "multiply": _multiply,
     "square": _square,
     "matmul": _matmul,
+    "public_matmul": local,  # arithmetic.cc, MatMulAP
     "truncate": _truncate,
     "msb": _msb,
     "mux": _multiply,
@@ -127,6 +123,6 @@ PRICES: dict[str, Callable[[Call, EngineSetting], Comm]] = {
     "b2a": _b2a,
     "equal": _equal,
     "and": _and_call,
-    "share": _share,
-    "input": _share,
+    "share": local,  # both parties expand a common seed; arithmetic.cc, P2A and V2A
+    "input": local,
 }

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from costmodel import ops
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
-from costmodel.protocols.primitives import NOTHING, Comm, total_comm
+from costmodel.protocols.primitives import NOTHING, Comm, refuse_public, total_comm
 from costmodel.protocols.sigma_primitives import (
     gated,
     inverse_root,
@@ -54,6 +54,7 @@ def comm(op: Op, setting: SigmaSetting) -> Comm:
     """Rounds, messages, bytes and keys of one op. Raises UserError for an op, form or length it has no formula for."""
     if op.is_local:
         return NOTHING
+    refuse_public(op, "sigma")
     if type(op) not in PROGRAMS:
         raise _unpriced(op, "its code has no table for it")
     return PROGRAMS[type(op)](op, setting)

@@ -20,7 +20,7 @@ from costmodel.protocols.primitives import Comm, total_comm
 from costmodel.report.estimates import PRICE_KEYS, DeploymentFacts, setting_document, total_document, unusual
 from costmodel.report.tables import table
 from costmodel.report.trust import trust_document
-from costmodel.trust import described
+from costmodel.trust import described, shown
 
 NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"
 
@@ -170,7 +170,7 @@ def summary(
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {comparison.protocol}, "
         f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction"
         f"{unusual(_ops(comparison), setting, deployment)}",
-        f"trust: {described(TRUST[comparison.protocol])}",
+        f"trust: {described(TRUST[comparison.protocol])}{shown(deployment['public_layers'])}",
         f"formulas of {setting.formulas_of}, run under {_engine(comparison)}",
         f"sent by all parties: predicted {format_bytes(_sent_bytes(predicted))}, "
         f"measured {format_bytes(measured.sent_bytes)} ({difference}); "

@@ -29,11 +29,12 @@ USUAL = {
     "query_block": None,
     "batch": 1,
     "vocab_blocks": 1,
+    "public_layers": None,
     "softmax": "exact",
 }
 
 # A model's deployment, as `costmodel.deployment` names its choices.
-DeploymentFacts: TypeAlias = Mapping[str, str | int | None]
+DeploymentFacts: TypeAlias = Mapping[str, Any]
 
 # The order of a price's keys in JSON.
 PRICE_KEYS = (

@@ -102,7 +102,7 @@ def _one_row(program: Program, node: FxNode) -> TracedOps:
         return ()
     if numel(node) != size(source)[2]:
         return ()
-    rows = {"rows": size(source)[1], "features": size(source)[2]}
+    rows: Any = {"rows": size(source)[1], "features": size(source)[2]}
     position = (argument(node, 2, "index" if kind(node) == "select" else "start") or 0) % rows["rows"]
     return step("row", ops.TakeRows(**rows, taken=1, first=position), node, source)
 
@@ -242,7 +242,7 @@ def _keeps_size(node: FxNode, sources: list[FxNode]) -> bool:
     return all(numel(source) == numel(node) for source in sources)
 
 
-def rows_and_features(node: FxNode) -> dict[str, int]:
+def rows_and_features(node: FxNode) -> dict[str, Any]:
     """Of what a node computes, as ops take them."""
     features = size(node)[-1]
     return {"rows": numel(node) // features, "features": features}

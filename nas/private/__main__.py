@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 
 from costmodel.config import cli
 from costmodel.config.units import format_bytes, parse_seconds
-from costmodel.engine.assignment import CLIENT, Assignment, holds, part_of, role
+from costmodel.engine.assignment import CLIENT, Assignment, part_of, role
 from costmodel.engine.children import kept_children
 from costmodel.engine.meeting import parse_peers
 from costmodel.engine.plan import Plan
@@ -137,7 +137,7 @@ def _serve(setup: Setup, rank: int, addresses: Addresses, wait_s: float) -> None
     host, port = addresses[rank]
     for line in trust_lines(setup):
         print(line)
-    print(f"this is party {rank} ({role(rank)}) at {host}:{port}: {holds(rank, setup.setting)}", flush=True)
+    print(f"this is party {rank} ({role(rank)}) at {host}:{port}: {setup.holds(rank)}", flush=True)
     with alone(assignment) as (session, ready):
         print(f"ready; {ready.num_steps} steps at most, op graph {ready.op_graph} at every party", flush=True)
         left = session.answer(rank)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from costmodel.engine.assignment import Assignment, holds, role
-from costmodel.engine.plan import GraphOf, Plan, graphs
+from costmodel.engine.plan import GraphOf, Plan, graphs, with_public_layers
 from costmodel.engine.predicted import Prediction, predictions
 from costmodel.errors import UserError
 from costmodel.network import Network, link, load_network
@@ -17,8 +17,9 @@ from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
 from costmodel.report.trust import trust_document
-from costmodel.trust import described
+from costmodel.trust import described, shown
 from nas.private.model import PrivateModel, load_model, with_gelu
+from nas.private.public_layers import require_public
 from search_spaces.lower import lower
 
 # Bits after the point where none are asked for. Source: SecretFlow-SPU 0.9.5, docs, RuntimeConfig, fxp_fraction_bits
@@ -27,16 +28,22 @@ FRACTION_BITS = {32: 8, 64: 18, 128: 26}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """network: what seconds are predicted on."""
+    """network: what seconds are predicted on. public_layers: whose weights all parties have, as `Deployment` has it."""
 
     model: PrivateModel
     protocol: str
     setting: EngineSetting
     network: Network
+    public_layers: str | None = None
 
     @property
     def graph_of(self) -> GraphOf:
-        return partial(lower, self.model.architecture)
+        return partial(with_public_layers, partial(lower, self.model.architecture), self.public_layers)
+
+    def holds(self, rank: int) -> str:
+        """Describes what a party knows and what it sees only shares of."""
+        public = f"; the weights of public layers {self.public_layers}, as all parties" if self.public_layers else ""
+        return holds(rank, self.setting) + public
 
     def steps(self, plan: Plan) -> tuple[OpGraph, ...]:
         """Raises UserError for more tokens than the model's context."""
@@ -71,6 +78,8 @@ def asked_setup(
     bandwidth: str | None = None,
     rtt: str | None = None,
     gelu: GeluForm | None = None,
+    public_layers: str | None = None,
+    public_checkpoint: str | None = None,
 ) -> Setup:
     """The set-up that flags ask for. Raises UserError for what does not go together, or as `load_model`.
 
@@ -88,6 +97,8 @@ def asked_setup(
         rtt: of that network, with a unit, such as 4ms, instead of its own.
         gelu: tanh, exact or piecewise instead of the form that GELU was trained in, in the clear too; see --perplexity
             for what the engine makes of tanh.
+        public_layers: whose weights are no secret and go to all parties in the clear, such as 0-5,7 or embed.
+        public_checkpoint: that they are of, as `run`; where the weights are, they must be the same to the bit.
     """
     if protocol not in ENGINE_PROTOCOLS:
         known = ", ".join(ENGINE_PROTOCOLS)
@@ -95,11 +106,17 @@ def asked_setup(
     fraction = FRACTION_BITS.get(ring_bits, 1) if fraction_bits is None else fraction_bits
     setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction, weights=weights, weight_masks=weight_masks)
     check_setting(protocol, setting)
+    if (public_layers is None) != (public_checkpoint is None):
+        raise UserError("--public-layers and --public-checkpoint go together; give both, or none.")
+    model = load_model(run, pick, weights_here=weights_here)
+    if public_layers is not None and public_checkpoint is not None and model.weights is not None:
+        require_public(model, public_layers, load_model(public_checkpoint, pick))
     return Setup(
         protocol=protocol,
         setting=setting,
         network=link(network, bandwidth, rtt) or load_network("loopback"),
-        model=with_gelu(load_model(run, pick, weights_here=weights_here), gelu),
+        model=with_gelu(model, gelu),
+        public_layers=public_layers,
     )
 
 
@@ -115,8 +132,8 @@ def trust_lines(setup: Setup) -> list[str]:
     trust = TRUST[setup.protocol]
     dealer = " (that party is the client, which could so learn the weights)" if trust.dealer else ""
     return [
-        f"trust: {described(trust)}{dealer}",
-        *(f"  party {rank} ({role(rank)}): {holds(rank, setup.setting)}" for rank in range(trust.num_parties)),
+        f"trust: {described(trust)}{dealer}{shown(setup.public_layers)}",
+        *(f"  party {rank} ({role(rank)}): {setup.holds(rank)}" for rank in range(trust.num_parties)),
     ]
 
 
@@ -143,9 +160,10 @@ def setup_document(setup: Setup) -> dict[str, Any]:
             "fraction_bits": setting.fraction_bits,
             "weights": setting.weights,
             "weight_masks": setting.weight_masks,
+            "public_layers": setup.public_layers,
         },
         "trust": trust_document(trust),
         "parties": [
-            {"rank": rank, "role": role(rank), "holds": holds(rank, setting)} for rank in range(trust.num_parties)
+            {"rank": rank, "role": role(rank), "holds": setup.holds(rank)} for rank in range(trust.num_parties)
         ],
     }

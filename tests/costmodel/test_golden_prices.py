@@ -126,7 +126,7 @@ def of_ops(*some: Op) -> OpGraph:
 
 def traced_graphs(size: str, rows: int, features: int) -> dict[str, OpGraph]:
     """What only traced models have, op after op."""
-    heads = {"heads": 4, "key_heads": 2}
+    heads: Any = {"heads": 4, "key_heads": 2}
     grouped_heads = of_ops(
         ops.Linear(rows=rows, in_features=features, out_features=features, bias=False),
         ops.PackHeads(rows=rows, query_features=features, key_features=features // 2),

@@ -137,6 +137,7 @@ def test_json_says_which_setting_was_priced(run):
         "query_block": None,
         "batch": 1,
         "vocab_blocks": 1,
+        "public_layers": None,
         "gelu": "tanh",
         "softmax": "exact",
     }

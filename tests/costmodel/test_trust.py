@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from costmodel.protocols import PROTOCOLS, TRUST, load_pricer
-from costmodel.trust import caption, described, facts
+from costmodel.trust import caption, described, facts, shown
 
 
 def test_every_protocol_has_a_statement():
@@ -30,6 +30,10 @@ def test_in_words():
         "3 parties, semi-honest, honest majority (at most 1 corrupted); correlated randomness: none but seeds that "
         "pairs of parties share"
     )
+    assert shown("0-5").startswith(
+        "; public layers 0-5: every party has their weights, and none sees more by it of the"
+    )
+    assert shown(None) == ""
     assert caption(TRUST["semi2k"]) == "2 parties, semi-honest, dishonest majority, trusted dealer"
 
 

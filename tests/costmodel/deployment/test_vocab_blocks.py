@@ -1,6 +1,7 @@
 """The vocabulary projection in blocks: the same logits, and fewer bytes where the engine would cut it to tiles."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def test_logits_are_those_of_the_whole_projection(way, num_blocks):
 def test_blocks_read_their_own_entries():
     """41 entries in 3 blocks: 14, 14 and 13."""
     *_, first, second, third, joined = lower(MODEL, 7, Deployment(vocab_blocks=3))
-    shared = {"rows": 7, "features": 16, "whole": 41}
+    shared: Any = {"rows": 7, "features": 16, "whole": 41}
     assert [node.op for node in (first, second, third)] == [
         ops.VocabProjection(**shared, vocab=14),
         ops.VocabProjection(**shared, vocab=14, first=14),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -156,7 +157,7 @@ def falls(testbed: ComputeTestbed, weights: str, op: Op) -> list[tuple[str, floa
     """Dimension, share of the seconds lost and op, of every step up at which seconds fall."""
     steps = []
     for name in shape(op):
-        for smaller, larger in pairwise(replace(op, **{name: value}) for value in GROWN):
+        for smaller, larger in pairwise(replace(op, **dict[str, Any]({name: value})) for value in GROWN):
             before, after = (seconds_of(sized, weights, testbed) for sized in (smaller, larger))
             if after < before * (1 - 1e-12):
                 steps.append((name, 1 - after / before, larger))

@@ -82,7 +82,7 @@ def some_variants(rows: int, features: int, heads: int, keys: int) -> list[Op]:
 
 def some_of_llama(rows: int, features: int, key_heads: int) -> list[Op]:
     """What a traced model may have and ours have not."""
-    heads = {"heads": 2 * key_heads, "key_heads": key_heads}
+    heads: Any = {"heads": 2 * key_heads, "key_heads": key_heads}
     return [
         ops.RmsNorm(rows=rows, features=features),
         ops.PackHeads(rows=rows, query_features=2 * features, key_features=features),

@@ -24,7 +24,7 @@ N, F = 50, 12
 SETTING = SigmaSetting()
 ROWS = sigma_rows()
 LOGS = [row for row in ROWS if row.sent_bytes is not None]
-ROW = {"rows": 64, "features": 64}
+ROW: Any = {"rows": 64, "features": 64}
 ELEMENTS = 64 * 64
 SQUARE: dict[str, Any] = {"heads": 2, "queries": 128, "keys": 128}
 

@@ -28,6 +28,9 @@ VARIANTS = {
     "vocabulary in halves": ("SM+LN+R", "tiny", Dimensions(), Deployment(vocab_blocks=2)),
     "llama": (*LLAMA, Deployment()),
     "llama decode batch": (*LLAMA, replace(DECODE, batch=2)),
+    "public GPT-2": ("1xLSLGo-1xLSLRo", "gpt2-small", Dimensions(layers=2), Deployment(public_layers="embed,0")),
+    "public llama": (*LLAMA, Deployment(public_layers="0-1,head")),
+    "public fused": ("1xlTmBs-1xoSoFs-1xMHLKs", "tiny", Dimensions(layers=3), Deployment(public_layers="1-2")),
 }
 CASES = [
     ("semi2k", "forms"),
@@ -41,7 +44,15 @@ CASES = [
     ("aby3", "decode batch"),
     ("semi2k", "llama"),
     ("aby3", "llama decode batch"),
+    ("semi2k", "public GPT-2"),
+    ("semi2k", "public llama"),
+    ("aby3", "public fused"),
+    *(pytest.param("aby3", name, marks=pytest.mark.slow) for name in ("public GPT-2", "public llama")),
     *(pytest.param("cheetah", name, marks=pytest.mark.slow) for name in ("batch", "forms", "decode rotary", "llama")),
+    *(
+        pytest.param("cheetah", name, marks=pytest.mark.slow)
+        for name in ("public GPT-2", "public llama", "public fused")
+    ),
 ]
 
 

@@ -171,7 +171,8 @@ def test_public_factors_are_folded_into_the_table_and_priced_everywhere_else():
 
 def test_soft_caps_are_two_factors_and_a_tangent_of_scores_and_of_logits():
     graph = trace(gemma2(), SEQ_LEN)
-    scores, logits = {"rows": HEADS * SEQ_LEN, "features": SEQ_LEN}, {"rows": SEQ_LEN, "features": VOCAB}
+    scores: Any = {"rows": HEADS * SEQ_LEN, "features": SEQ_LEN}
+    logits: Any = {"rows": SEQ_LEN, "features": VOCAB}
     cap = [ops.Scale(**scores, factor=0.5), ops.Tanh(**scores), ops.Scale(**scores, factor=2.0)]
     last = [ops.Scale(**logits, factor=1 / 1.5), ops.Tanh(**logits), ops.Scale(**logits, factor=1.5)]
     assert of_type(graph, ops.Scale, ops.Tanh) == [*cap, *cap, *last]
@@ -181,7 +182,7 @@ def test_soft_caps_are_two_factors_and_a_tangent_of_scores_and_of_logits():
 
 def test_a_pooler_reads_the_first_token_of_attention_without_a_mask():
     graph = trace(bert(), SEQ_LEN)
-    row = {"rows": 1, "features": WIDTH}
+    row: Any = {"rows": 1, "features": WIDTH}
     assert [node.op for node in graph][-4:] == [
         ops.TakeRows(rows=SEQ_LEN, features=WIDTH, taken=1),
         ops.Linear(rows=1, in_features=WIDTH, out_features=WIDTH, bias=True),

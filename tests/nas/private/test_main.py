@@ -52,9 +52,14 @@ def test_an_answer_as_lines(run, export):
 
 @pytest.mark.needs_engine
 def test_an_answer_as_json_is_sums_of_its_tokens(run, export):
-    code, out, _ = run(str(export), "--prompt", "v", "--new-tokens", "2", "--protocol", "aby3", "--format", "json")
+    public = ["--public-layers", "embed,0", "--public-checkpoint", str(export)]
+    asked = [str(export), "--prompt", "v", "--new-tokens", "2", "--protocol", "aby3", *public]
+    code, out, _ = run(*asked, "--format", "json")
     found = json.loads(out)
     assert code == 0
+    assert all(
+        each["holds"].endswith("; the weights of public layers embed,0, as all parties") for each in found["parties"]
+    )
     assert [each["role"] for each in found["parties"]] == ["client", "server", "helper"]
     assert found["trust"]["threshold"] == "honest majority"
     for kind in ("measured", "predicted"):

@@ -1,0 +1,30 @@
+"""Whose weights may be public: those that are a checkpoint's, bit for bit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nas.private.model import load_model
+from nas.private.public_layers import require_public
+from nas.private.setup import asked_setup
+
+
+def test_weights_must_be_those_of_the_checkpoint(export):
+    checkpoint = load_model(str(export), "knee")
+    assert checkpoint.weights is not None
+    name = "layers.0.ffn.up.weight"
+    changed = checkpoint.weights[name].copy()
+    changed[0, 0] = np.nextafter(changed[0, 0], np.inf)
+    tuned = replace(checkpoint, weights={**checkpoint.weights, name: changed})
+    require_public(tuned, "embed,head", checkpoint)
+    with pytest.raises(ValueError, match=f"but '{name}' differs .*; leave layer 0 out, or give the checkpoint that"):
+        require_public(tuned, "embed,0", checkpoint)
+    missing = replace(checkpoint, weights={key: value for key, value in tuned.weights.items() if key != name})
+    with pytest.raises(ValueError, match=f"but '{name}' is not in it .*; leave layer 0 out"):
+        require_public(tuned, "0", missing)
+
+
+def test_layers_and_checkpoint_go_together(export):
+    with pytest.raises(ValueError, match="--public-layers and --public-checkpoint go together; give both, or none"):
+        asked_setup(str(export), "knee", weights_here=True, public_layers="0")
