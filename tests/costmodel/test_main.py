@@ -100,26 +100,6 @@ def test_what_is_said_of_an_op_wraps_and_numbers_do_not(run, monkeypatch):
     assert all(name in out for name in (" latency ", " communication", "beyond"))
 
 
-def test_an_op_without_a_price_is_an_error_that_names_it(run):
-    assert "published has no formula for Square" in refused(run("estimate", "2xoSoXo"))
-    assert "no formula for RmsNorm" in refused(run("estimate", "2xMSoRo"))
-
-
-def test_a_traced_model_is_deployed_as_it_is(run, tmp_path, monkeypatch):
-    (tmp_path / "a_module.py").write_text(
-        "import torch\n"
-        "class Model(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.embed, self.head = torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10, bias=False)\n"
-        "    def forward(self, tokens):\n"
-        "        return self.head(self.embed(tokens))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert estimated(run, "a_module:Model", "--seq-len", "4", "--protocol", "semi2k")["deployed"] is None
-    assert "deployed: " not in run("estimate", "a_module:Model", "--seq-len", "4", "--protocol", "semi2k")[1]
-
-
 def test_json_says_which_setting_was_priced(run):
     found = estimated(run, "SM+LN+G", "--base", "tiny", "--protocol", "semi2k")["setting"]
     assert found == {

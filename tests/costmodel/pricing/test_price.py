@@ -8,7 +8,6 @@ from typing import get_type_hints
 import pytest
 
 import costmodel
-from costmodel.config.units import parse_seconds
 from costmodel.network import NETWORKS
 from costmodel.pricing.asked import ModelFlags, asked_model
 from search_spaces.architecture import dump_architecture
@@ -29,15 +28,6 @@ def test_rows_and_layers_sum_to_the_total(protocol):
         assert sum(getattr(price, name) for _, price in priced.by_layer) == total
     softmax = next(row for row in priced.rows if row.op == "Softmax")
     assert (softmax.layer, softmax.shape) == (0, {"heads": 12, "queries": 128, "keys": 128})
-
-
-def test_a_printed_latency_is_met():
-    priced = costmodel.price("SM+ScFuFFN_i6")
-    assert priced.latency_s == pytest.approx(parse_seconds("4.23min", "printed"), rel=0.05)
-    assert priced.latency_s_range is not None
-    low, high = priced.latency_s_range
-    assert low <= priced.latency_s <= high
-    assert (priced.rounds, priced.setting, priced.trust.dealer) == (None, None, False)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ LOGIT_TOLERANCE = 0.02
 DECODE, LAST = Deployment(phase="decode"), Deployment(projection="last")
 LLAMA = "1xMSMWo-1xMBmBo-1xmHMVo", "smollm2-135m", Dimensions(layers=3, heads=4, kv_heads=2, head_size=4)
 VARIANTS = {
+    "plain": ("SM+LN+G", "tiny", Dimensions(heads=4), Deployment()),
     "forms": ("SM+G", "tiny", Dimensions(softmax="2quad", gelu="piecewise"), Deployment()),
     "last": ("SM+LN+R", "tiny", Dimensions(softmax="relu"), LAST),
     "decode": ("SM(t)+R", "tiny", Dimensions(), DECODE),
@@ -30,6 +31,8 @@ VARIANTS = {
     "llama decode batch": (*LLAMA, replace(DECODE, batch=2)),
 }
 CASES = [
+    ("semi2k", "plain"),
+    ("aby3", "plain"),
     ("semi2k", "forms"),
     ("semi2k", "last"),
     ("semi2k", "decode simplified"),
@@ -41,7 +44,10 @@ CASES = [
     ("aby3", "decode batch"),
     ("semi2k", "llama"),
     ("aby3", "llama decode batch"),
-    *(pytest.param("cheetah", name, marks=pytest.mark.slow) for name in ("batch", "forms", "decode rotary", "llama")),
+    *(
+        pytest.param("cheetah", name, marks=pytest.mark.slow)
+        for name in ("plain", "batch", "forms", "decode rotary", "llama")
+    ),
 ]
 
 
