@@ -72,18 +72,14 @@ def test_removed_attention_takes_its_norm_with_it() -> None:
     ("text", "message"),
     [
         (CHOICES + "colour: red\n", "PATH has the unknown key 'colour'; known keys are name, base, dimensions, "),
-        (CHOICES.replace("name: mine\n", ""), "PATH lacks the key 'name'."),
-        (CHOICES + "name: again\n", "PATH is not valid YAML: key 'name' appears twice, line 9."),
         (
             CHOICES.replace("base: tiny", "base: huge"),
             "base must be one of gpt2-small, gpt2-18l, pythia-70m, smollm2-135m, tiny, ",
         ),
-        (CHOICES.replace("base: tiny", "base: 3"), "`base` of PATH must be of type str, but got 3."),
         (
             CHOICES.replace("[gelu, none]", "[gelu, swish]"),
             "item 1 of `ffn` of `choices` of PATH must be one of gelu, ",
         ),
-        (CHOICES.replace("[gelu, none]", "gelu"), "`ffn` of `choices` of PATH must be a list, but got 'gelu'."),
         (CHOICES.replace("[gelu, none]", "[]"), "`choices` of PATH: `ffn` must list at least one item, but is empty."),
         (CHOICES.replace("[gelu, none]", "[gelu, gelu]"), "`choices` of PATH: `ffn` must list each item once, but "),
         (CHOICES + "members: [SM]\n", "PATH: a space must have either `choices` or `members`, and not both."),
@@ -106,11 +102,6 @@ def test_removed_attention_takes_its_norm_with_it() -> None:
         (MEMBERS.replace("[SM+LN+G, SM+R]", "[]"), "PATH: `members` must list at least one item, but is empty."),
         (MEMBERS + "constraints: [ffn-removed-only-in-deepest-suffix]\n", "PATH: `constraints` goes with `choices`"),
         (CHOICES + "exact_softmax: [1, 1]\n", "PATH: `exact_softmax` must list each item once, but lists 1 twice."),
-        ("[1, 2]", "PATH must hold a mapping of keys to values, but holds list."),
-        ("", "PATH must hold a mapping of keys to values, but holds NoneType."),
-        ("a: &x [1]\nb: [*x, *x]\n", "PATH is not valid YAML: aliases are not allowed, line 2."),
-        ("a: 2020-99-99\n", "PATH is not valid YAML: month must be in 1..12."),
-        ("a: !!python/object/apply:os.getcwd []\n", "PATH is not valid YAML: could not determine a constructor for "),
     ],
 )
 def test_bad_definitions_are_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
@@ -120,13 +111,6 @@ def test_bad_definitions_are_refused_in_one_line(text: str, message: str, tmp_pa
         load_space(str(path))
     assert str(refused.value).startswith(message.replace("PATH", str(path)))
     assert "\n" not in str(refused.value)
-
-
-def test_binary_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_bytes(bytes(range(256)))
-    with pytest.raises(ValueError, match=r"must be YAML text in UTF-8, but holds binary data\."):
-        load_space(str(path))
 
 
 def test_missing_file_and_unknown_name(tmp_path: Path) -> None:
