@@ -15,7 +15,7 @@ from pathlib import Path
 from costmodel.cost import Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.network import DEFAULT, Network, load_network, network_s
+from costmodel.network import Network, named_network, network_s
 from costmodel.ops import Node, Op
 from costmodel.protocols.crypten_primitives import NUM_PARTIES
 from costmodel.protocols.crypten_programs import comm
@@ -67,16 +67,8 @@ class Crypten(Pricer):
             network_s=wire_s,
         )
 
-    def latency_s_range(self, graph: Iterable[Node]) -> None:
-        """Nobody knows the greatest."""
-        return
-
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
         return (UNMEASURED,)
-
-    def prior_share(self, graph: Iterable[Node]) -> None:
-        """Nothing rests on priors: what is predicted is derived."""
-        return
 
 
 def walk(some: Sequence[Op], setting: CryptenSetting) -> tuple[Comm, ...]:
@@ -96,8 +88,7 @@ def load(
     """
     if testbed is not None:
         raise UserError(f"protocol crypten predicts no seconds of computing, but got testbed {testbed}; leave it out.")
-    link = network if isinstance(network, Network) else load_network(DEFAULT if network is None else network)
-    chosen = setting or CryptenSetting()
+    link, chosen = named_network(network), setting or CryptenSetting()
     return Crypten(
         network=link.name,
         cost_model_id=cost_model_id(

@@ -17,7 +17,7 @@ from costmodel import ops
 from costmodel.cost import Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.network import DEFAULT, Network, load_network, network_s
+from costmodel.network import Network, named_network, network_s
 from costmodel.ops import Node, Op
 from costmodel.protocols.compute_testbed import (
     ComputeTestbed,
@@ -94,10 +94,6 @@ class Derived(Pricer):
     def extrapolation(self, op: Op) -> float:
         return extrapolation_of(op, self.setting.weights, self.testbed)
 
-    def prior_share(self, graph: Iterable[Node]) -> None:
-        """Nothing rests on priors: bytes and rounds are derived, seconds measured."""
-        return
-
 
 def load(
     protocol: str,
@@ -110,8 +106,7 @@ def load(
     Raises UserError for a network or testbed file that is not valid, or a testbed of another protocol, engine, ring or
     number of threads.
     """
-    path = testbed or TESTBEDS / f"{protocol}.yaml"
-    link = network if isinstance(network, Network) else load_network(DEFAULT if network is None else network)
+    path, link = testbed or TESTBEDS / f"{protocol}.yaml", named_network(network)
     measured, setting = load_compute(path), setting or EngineSetting()
     check_setting(protocol, setting)
     wanted = {

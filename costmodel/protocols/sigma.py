@@ -16,7 +16,7 @@ from pathlib import Path
 
 from costmodel.cost import Price
 from costmodel.estimate import Pricer
-from costmodel.network import DEFAULT, Network, load_network, network_s
+from costmodel.network import Network, named_network, network_s
 from costmodel.ops import Node, Op
 from costmodel.protocols.derived import on_grid
 from costmodel.protocols.identity import cost_model_id
@@ -90,10 +90,6 @@ class Sigma(Pricer):
     def extrapolation(self, op: Op) -> float:
         return extrapolation_of(op, comm(op, self.setting), self.testbed)
 
-    def prior_share(self, graph: Iterable[Node]) -> None:
-        """Nothing rests on priors: bytes, keys and rounds are derived, seconds fitted on runs."""
-        return
-
 
 def load(
     network: str | Network | None = None,
@@ -104,9 +100,7 @@ def load(
 
     Raises UserError for a network or testbed file that is not valid, or a setting that the protocol does not have.
     """
-    path = testbed or TESTBED
-    link = network if isinstance(network, Network) else load_network(DEFAULT if network is None else network)
-    chosen = setting or SigmaSetting()
+    path, link, chosen = testbed or TESTBED, named_network(network), setting or SigmaSetting()
     return Sigma(
         network=link.name,
         cost_model_id=cost_model_id(
