@@ -15,12 +15,12 @@ from pathlib import Path
 from costmodel.cost import Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.network import Network, named_network, network_s
+from costmodel.network import Network, named_network
 from costmodel.ops import Node, Op
 from costmodel.protocols.crypten_primitives import NUM_PARTIES
 from costmodel.protocols.crypten_programs import comm
 from costmodel.protocols.crypten_setting import CryptenSetting
-from costmodel.protocols.derived import on_grid
+from costmodel.protocols.derived import price_of, wire_s
 from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.primitives import Comm
 from costmodel.trust import Trust
@@ -54,18 +54,7 @@ class Crypten(Pricer):
 
     def price(self, op: Op) -> Price:
         cost = comm(op, self.setting)
-        wire_s = on_grid(
-            network_s(self.link, rounds=cost.rounds, waited_bytes=cost.waited_bytes, pair_bytes=cost.online_bytes)
-        )
-        return Price(
-            latency_s=wire_s,
-            sent_bytes=cost.online_bytes,
-            rounds=cost.rounds,
-            messages=cost.messages,
-            online_bytes=cost.online_bytes,
-            setup_bytes=cost.setup_bytes,
-            network_s=wire_s,
-        )
+        return price_of(cost, wire_s(cost, self.link, NUM_PARTIES))
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
         return (UNMEASURED,)
