@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel import ops
-from costmodel.protocols import aby3, fixed_point, semi2k
+from costmodel.protocols import aby3, cheetah, fixed_point, semi2k
 from costmodel.protocols.primitives import Call, EngineSetting, Primitive, price_calls, stored_bytes
 
 DEFAULT = EngineSetting()
@@ -135,7 +135,7 @@ def test_a_large_product_is_cut_to_tiles() -> None:
 
 
 def test_every_primitive_has_a_price() -> None:
-    assert set(semi2k.PRICES) == set(aby3.PRICES) == set(get_args(Primitive))
+    assert set(semi2k.PRICES) == set(aby3.PRICES) == set(cheetah.PRICES) == set(get_args(Primitive))
 
 
 @pytest.mark.parametrize("comm", COMMS)
