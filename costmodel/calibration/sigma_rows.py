@@ -70,7 +70,6 @@ class SigmaRow:
     class_bytes: dict[Class, int]
     key_bytes: int | None
     sent_gibibytes: str | None
-    key_gibibytes: str | None
     gpu_rounds: int | None
 
     @property
