@@ -39,9 +39,9 @@ class Pricer(ABC):
     def price(self, op: Op) -> Price:
         """The cost of one op. Raises UserError for an op the protocol has no formula for."""
 
-    @abstractmethod
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float] | None:
-        """Least and greatest latency over all coefficients consistent with the data, or None if exact."""
+        """Least and greatest latency over all coefficients consistent with the data, or None if exact or unknown."""
+        return None
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
         """What of a graph lies outside the data that the prices were fitted on, in words.
@@ -54,9 +54,9 @@ class Pricer(ABC):
             multiples[name] = max(multiples.get(name, 1.0), self.extrapolation(op) or 1.0)
         return tuple(f"{name} {times:.1f}x" for name, times in multiples.items() if times > 1)
 
-    @abstractmethod
     def prior_share(self, graph: Iterable[Node]) -> float | None:
         """Share of the latency that rests on priors and not on data, 0 to 1, or None if there are no priors."""
+        return None
 
     def extrapolation(self, op: Op) -> float | None:
         """How many times more an op does than any that seconds were fitted on, at least 1, or None."""

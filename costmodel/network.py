@@ -97,7 +97,11 @@ NETWORKS: dict[str, Network] = {
         ),
     )
 }
-DEFAULT = "lan"
+
+
+def named_network(asked: str | Network | None) -> Network:
+    """The network itself, or what `load_network` gives for its name; `lan` unless asked for."""
+    return asked if isinstance(asked, Network) else load_network("lan" if asked is None else asked)
 
 
 def load_network(name_or_path: str) -> Network:
@@ -125,7 +129,7 @@ def link(named: str | Network | None, bandwidth: str | None, rtt: str | None) ->
     """
     if (named, bandwidth, rtt) == (None, None, None):
         return None
-    network = named if isinstance(named, Network) else load_network(DEFAULT if named is None else named)
+    network = named_network(named)
     if bandwidth is None and rtt is None:
         return network
     bits_per_s = network.bandwidth_bits_per_s if bandwidth is None else parse_bits_per_s(bandwidth, "--bandwidth")

@@ -1,6 +1,6 @@
 """The base models whose placements are searched: dimensions and block, with the choices of each in every layer."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from costmodel.errors import UserError
 from costmodel.ops import GeluForm, SoftmaxForm
@@ -78,6 +78,10 @@ class Dimensions:
     softmax: SoftmaxForm | None = None
 
 
+# of an architecture, where a dimension has another name
+FIELDS = {"heads": "num_heads", "kv_heads": "num_kv_heads", "vocab": "vocab_size"}
+
+
 def base_architecture(name: str, dimensions: Dimensions = Dimensions()) -> Architecture:
     """The named base with free dimensions.
 
@@ -86,20 +90,9 @@ def base_architecture(name: str, dimensions: Dimensions = Dimensions()) -> Archi
     if name not in BASES:
         raise UserError(f"base must be one of {', '.join(BASES)}, but got {name!r}.")
     base = BASES[name]
-    num_layers = base.num_layers if dimensions.layers is None else dimensions.layers
+    stated = {key: value for key, value in asdict(dimensions).items() if value is not None}
+    num_layers, d_model = stated.pop("layers", base.num_layers), stated.get("d_model", base.d_model)
     if not 1 <= num_layers <= MAX_LAYERS:
         raise UserError(f"`layers` must be from 1 to {MAX_LAYERS}, but got {num_layers}.")
-    d_model = base.d_model if dimensions.d_model is None else dimensions.d_model
-    return replace(
-        base,
-        layers=base.layers[:1] * num_layers,
-        num_heads=base.num_heads if dimensions.heads is None else dimensions.heads,
-        num_kv_heads=base.num_kv_heads if dimensions.kv_heads is None else dimensions.kv_heads,
-        head_size=base.head_size if dimensions.head_size is None else dimensions.head_size,
-        d_model=d_model,
-        d_ff=base.d_ff * d_model // base.d_model if dimensions.d_ff is None else dimensions.d_ff,
-        vocab_size=base.vocab_size if dimensions.vocab is None else dimensions.vocab,
-        context=base.context if dimensions.context is None else dimensions.context,
-        gelu=base.gelu if dimensions.gelu is None else dimensions.gelu,
-        softmax=base.softmax if dimensions.softmax is None else dimensions.softmax,
-    )
+    changes = {"d_ff": base.d_ff * d_model // base.d_model} | {FIELDS.get(key, key): stated[key] for key in stated}
+    return replace(base, layers=base.layers[:1] * num_layers, **changes)

@@ -74,12 +74,6 @@ class ToyPricer(Pricer):
     def price(self, op):
         return Price(latency_s=SECONDS.get(type(op), 0.5), sent_bytes=1.0)
 
-    def latency_s_range(self, graph):
-        return None
-
-    def prior_share(self, graph):
-        return None
-
 
 def group_of(nodeid: str) -> str:
     """The group of a test: a name in `GROUPS`, or its file."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel import ops
+from costmodel.calibration.sigma_rows import linear
 from costmodel.calibration.validate_sigma import GIBIBYTE
 from costmodel.config.units import BYTES
 from costmodel.engine.engines import engine_of
@@ -116,15 +117,11 @@ def model_ops(row: PrintedRow) -> tuple[Op, ...]:
     square: dict[str, Any] = {"heads": HEADS, "queries": tokens, "keys": tokens}
     norm = ops.LayerNorm(rows=tokens, features=WIDTH)
     attention = (
-        *(norm, *[_linear(tokens, WIDTH, WIDTH)] * 3),
+        *(norm, *[linear(tokens, WIDTH, WIDTH)] * 3),
         ops.AttentionScores(**square, head_dim=WIDTH // HEADS, causal=causal),
         *(ops.Softmax(**square, causal=causal), ops.AttentionMix(**square, head_dim=WIDTH // HEADS)),
-        _linear(tokens, WIDTH, WIDTH),
+        linear(tokens, WIDTH, WIDTH),
     )
     activation = ACTIVATIONS[row.protocol](rows=tokens, features=INNER)
-    ffn = (norm, _linear(tokens, WIDTH, INNER), activation, _linear(tokens, INNER, WIDTH))
+    ffn = (norm, linear(tokens, WIDTH, INNER), activation, linear(tokens, INNER, WIDTH))
     return (attention + ffn) * LAYERS + (norm,)
-
-
-def _linear(rows: int, in_features: int, out_features: int) -> Op:
-    return ops.Linear(rows=rows, in_features=in_features, out_features=out_features, bias=True)

@@ -70,7 +70,6 @@ class SigmaRow:
     class_bytes: dict[Class, int]
     key_bytes: int | None
     sent_gibibytes: str | None
-    key_gibibytes: str | None
     gpu_rounds: int | None
 
     @property
@@ -100,19 +99,19 @@ def block_ops(row: SigmaRow) -> tuple[Op, ...]:
     norm: Op = (ops.RmsNorm if family.gated else ops.LayerNorm)(rows=tokens, features=width)
     turned = [ops.Rotary(rows=tokens, heads=row.num_heads, rotary_dim=head_dim)] if family.gated else []
     inner: Any = {"rows": tokens, "features": row.d_ff}
-    up = _linear(tokens, width, row.d_ff)
+    up = linear(tokens, width, row.d_ff)
     ffn: list[Op] = [up, up, ops.Silu(**inner), ops.Multiply(**inner)] if family.gated else [up, _gelu(**inner)]
     return (
         norm,
-        _linear(tokens, width, 3 * width),
+        linear(tokens, width, 3 * width),
         *turned,
         ops.AttentionScores(**square, head_dim=head_dim, scaled=family.scaled, causal=family.causal),
         ops.Softmax(**square, causal=family.causal),
         ops.AttentionMix(**square, head_dim=head_dim),
-        _linear(tokens, width, width),
+        linear(tokens, width, width),
         norm,
         *ffn,
-        _linear(tokens, row.d_ff, width),
+        linear(tokens, row.d_ff, width),
     )
 
 
@@ -136,7 +135,7 @@ def run_key_bytes(row: SigmaRow) -> int:
     return (keys // PAGE + 1) * PAGE
 
 
-def _linear(rows: int, in_features: int, out_features: int) -> Op:
+def linear(rows: int, in_features: int, out_features: int) -> Op:
     return ops.Linear(rows=rows, in_features=in_features, out_features=out_features, bias=True)
 
 

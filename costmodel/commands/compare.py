@@ -13,13 +13,12 @@ from costmodel.engine.compare import predict
 from costmodel.engine.engines import engine_of
 from costmodel.engine.measured_rounds import parse_delays
 from costmodel.errors import UserError
-from costmodel.estimate import Estimate
 from costmodel.estimate import estimate as price_graph
 from costmodel.execution.interpreter import load_weights
-from costmodel.network import Network, link
+from costmodel.network import link
 from costmodel.ops import OpGraph
 from costmodel.pricing.asked import asked_model
-from costmodel.protocols import SETTINGS, Setting, load_pricer, setting_of
+from costmodel.protocols import SETTINGS, load_pricer, setting_of
 from costmodel.protocols.primitives import Comm, Holder, WeightMasks, total_comm
 from costmodel.report import comparisons
 
@@ -68,7 +67,9 @@ def compare(
     engine = engine_of(protocol)
     said = {"ring_bits": ring_bits, "fraction_bits": fraction_bits, "weights": weights, "weight_masks": weight_masks}
     setting = setting_of(protocol, **said) or SETTINGS[protocol]()
-    on_network = _on_network(graph, protocol, link(network, bandwidth, rtt), setting, testbed)
+    on_network = None
+    if (other := link(network, bandwidth, rtt)) is not None:
+        on_network = price_graph(graph, load_pricer(protocol, other, testbed, setting))
     if delays is not None and not engine.is_timed:
         raise UserError(f"--delays measures rounds, which {engine.module.PACKAGE} counts itself; leave it out.")
     delays_s = None if delays is None else parse_delays(delays)
@@ -89,16 +90,6 @@ def compare(
     else:
         lines = comparisons.summary(comparison, **title, on_network=on_network)
         print_blocks(lines, [comparisons.comparison_table(comparison)])
-
-
-def _on_network(
-    graph: OpGraph, protocol: str, asked: Network | None, setting: Setting, testbed: Path | None
-) -> Estimate | None:
-    """What is predicted beyond this machine, where it is asked for.
-
-    Raises UserError for a ring that no testbed has seconds for.
-    """
-    return None if asked is None else price_graph(graph, load_pricer(protocol, asked, testbed, setting))
 
 
 def _announce(graph: OpGraph, predicted: Comm) -> None:

@@ -15,12 +15,12 @@ from pathlib import Path
 from costmodel.cost import Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.network import DEFAULT, Network, load_network, network_s
+from costmodel.network import Network, named_network
 from costmodel.ops import Node, Op
 from costmodel.protocols.crypten_primitives import NUM_PARTIES
 from costmodel.protocols.crypten_programs import comm
 from costmodel.protocols.crypten_setting import CryptenSetting
-from costmodel.protocols.derived import on_grid
+from costmodel.protocols.derived import price_of, wire_s
 from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.primitives import Comm
 from costmodel.trust import Trust
@@ -54,29 +54,10 @@ class Crypten(Pricer):
 
     def price(self, op: Op) -> Price:
         cost = comm(op, self.setting)
-        wire_s = on_grid(
-            network_s(self.link, rounds=cost.rounds, waited_bytes=cost.waited_bytes, pair_bytes=cost.online_bytes)
-        )
-        return Price(
-            latency_s=wire_s,
-            sent_bytes=cost.online_bytes,
-            rounds=cost.rounds,
-            messages=cost.messages,
-            online_bytes=cost.online_bytes,
-            setup_bytes=cost.setup_bytes,
-            network_s=wire_s,
-        )
-
-    def latency_s_range(self, graph: Iterable[Node]) -> None:
-        """Nobody knows the greatest."""
-        return
+        return price_of(cost, wire_s(cost, self.link, NUM_PARTIES))
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
         return (UNMEASURED,)
-
-    def prior_share(self, graph: Iterable[Node]) -> None:
-        """Nothing rests on priors: what is predicted is derived."""
-        return
 
 
 def walk(some: Sequence[Op], setting: CryptenSetting) -> tuple[Comm, ...]:
@@ -96,8 +77,7 @@ def load(
     """
     if testbed is not None:
         raise UserError(f"protocol crypten predicts no seconds of computing, but got testbed {testbed}; leave it out.")
-    link = network if isinstance(network, Network) else load_network(DEFAULT if network is None else network)
-    chosen = setting or CryptenSetting()
+    link, chosen = named_network(network), setting or CryptenSetting()
     return Crypten(
         network=link.name,
         cost_model_id=cost_model_id(

@@ -17,7 +17,7 @@ from costmodel import ops
 from costmodel.cost import Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.network import DEFAULT, Network, load_network, network_s
+from costmodel.network import Network, named_network, network_s
 from costmodel.ops import Node, Op
 from costmodel.protocols.compute_testbed import (
     ComputeTestbed,
@@ -59,27 +59,15 @@ class Derived(Pricer):
         return replace(self, setting=self.setting.of_first_run)
 
     def price(self, op: Op) -> Price:
-        comm = ENGINE_PROTOCOLS[self.protocol].comm(op, self.setting)
-        sent_bytes = comm.online_bytes + comm.setup_bytes
+        cost = ENGINE_PROTOCOLS[self.protocol].comm(op, self.setting)
         compute_s = seconds_of(op, self.setting.weights, self.testbed)
         if isinstance(op, ops.TokenEmbedding):
             compute_s += self.testbed.start_s
-        compute_s, wire_s = on_grid(compute_s), on_grid(self.wire_s(comm))
-        return Price(
-            latency_s=compute_s + wire_s,
-            sent_bytes=sent_bytes,
-            rounds=comm.rounds,
-            messages=comm.messages,
-            online_bytes=comm.online_bytes,
-            setup_bytes=comm.setup_bytes,
-            compute_s=compute_s,
-            network_s=wire_s,
-        )
+        return price_of(cost, self.wire_s(cost), compute_s)
 
-    def wire_s(self, comm: Comm) -> float:
+    def wire_s(self, cost: Comm) -> float:
         """What a communication takes on the link."""
-        pair_bytes = (comm.online_bytes + comm.setup_bytes) / math.comb(self.trust.num_parties, 2)
-        return network_s(self.link, rounds=comm.rounds, waited_bytes=comm.waited_bytes, pair_bytes=pair_bytes)
+        return wire_s(cost, self.link, self.trust.num_parties)
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
         """The latency less and plus the error of every op's compute seconds; the network's part is exact."""
@@ -94,10 +82,6 @@ class Derived(Pricer):
     def extrapolation(self, op: Op) -> float:
         return extrapolation_of(op, self.setting.weights, self.testbed)
 
-    def prior_share(self, graph: Iterable[Node]) -> None:
-        """Nothing rests on priors: bytes and rounds are derived, seconds measured."""
-        return
-
 
 def load(
     protocol: str,
@@ -110,8 +94,7 @@ def load(
     Raises UserError for a network or testbed file that is not valid, or a testbed of another protocol, engine, ring or
     number of threads.
     """
-    path = testbed or TESTBEDS / f"{protocol}.yaml"
-    link = network if isinstance(network, Network) else load_network(DEFAULT if network is None else network)
+    path, link = testbed or TESTBEDS / f"{protocol}.yaml", named_network(network)
     measured, setting = load_compute(path), setting or EngineSetting()
     check_setting(protocol, setting)
     wanted = {
@@ -153,6 +136,28 @@ def check_setting(protocol: str, setting: EngineSetting) -> None:
     if setting.weight_masks == "kept" and not ENGINE_PROTOCOLS[protocol].keeps_masks:
         keeping = " or ".join(name for name, known in ENGINE_PROTOCOLS.items() if known.keeps_masks)
         raise UserError(f"`weight_masks` kept is of protocol {keeping}, but got protocol {protocol}; leave it out.")
+
+
+def wire_s(cost: Comm, link: Network, num_parties: int) -> float:
+    """What a communication of so many parties takes on a link."""
+    pair_bytes = (cost.online_bytes + cost.setup_bytes) / math.comb(num_parties, 2)
+    return network_s(link, rounds=cost.rounds, waited_bytes=cost.waited_bytes, pair_bytes=pair_bytes)
+
+
+def price_of(cost: Comm, wire_s: float, compute_s: float | None = None, key_bytes: int | None = None) -> Price:
+    """What an op is priced at that communicates and computes for so long. compute_s: None where nobody knows it."""
+    compute_s, wire_s = None if compute_s is None else on_grid(compute_s), on_grid(wire_s)
+    return Price(
+        latency_s=(compute_s or 0.0) + wire_s,
+        sent_bytes=cost.online_bytes + cost.setup_bytes,
+        rounds=cost.rounds,
+        messages=cost.messages,
+        online_bytes=cost.online_bytes,
+        setup_bytes=cost.setup_bytes,
+        compute_s=compute_s,
+        network_s=wire_s,
+        key_bytes=key_bytes,
+    )
 
 
 def on_grid(seconds: float) -> float:

@@ -10,6 +10,7 @@ import csv
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
+from typing import get_type_hints
 
 from costmodel.config.units import BYTES, SECONDS
 
@@ -61,6 +62,9 @@ class PublishedRow:
         return float(self.latency_min * Decimal(SECONDS["min"]))
 
 
+_KINDS = get_type_hints(PublishedRow)
+
+
 def published_rows(path: Path = ROWS) -> tuple[PublishedRow, ...]:
     """The printed rows, in the order of the papers."""
     with path.open(encoding="utf-8", newline="") as file:
@@ -73,18 +77,6 @@ def held_out_rows() -> tuple[PublishedRow, ...]:
 
 
 def _row(record: dict[str, str]) -> PublishedRow:
-    return PublishedRow(
-        source=record["source"],
-        notation=record["notation"],
-        dataset=record["dataset"],
-        num_layers=int(record["num_layers"]),
-        num_heads=int(record["num_heads"]),
-        d_model=int(record["d_model"]),
-        vocab_size=int(record["vocab_size"]),
-        seq_len=int(record["seq_len"]),
-        ffn_gflop=Decimal(record["ffn_gflop"]),
-        attention_gflop=Decimal(record["attention_gflop"]),
-        sent_gigabytes=Decimal(record["sent_gigabytes"]),
-        latency_min=Decimal(record["latency_min"]),
-        perplexity=None if record["perplexity"] == "NaN" else float(record["perplexity"]),
-    )
+    perplexity = record.pop("perplexity")
+    values = {name: _KINDS[name](text) for name, text in record.items()}
+    return PublishedRow(**values, perplexity=None if perplexity == "NaN" else float(perplexity))

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from costmodel.cost import Price
 from costmodel.estimate import Pricer
-from costmodel.network import DEFAULT, Network, load_network, network_s
+from costmodel.network import Network, named_network
 from costmodel.ops import Node, Op
-from costmodel.protocols.derived import on_grid
+from costmodel.protocols.derived import price_of, wire_s
 from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.sigma_primitives import NUM_PARTIES
 from costmodel.protocols.sigma_programs import comm
@@ -62,21 +62,8 @@ class Sigma(Pricer):
 
     def price(self, op: Op) -> Price:
         cost = comm(op, self.setting)
-        compute_s = on_grid(seconds_of(op, cost, self.testbed))
-        wire_s = on_grid(
-            network_s(self.link, rounds=cost.rounds, waited_bytes=cost.waited_bytes, pair_bytes=cost.online_bytes)
-        )
-        return Price(
-            latency_s=compute_s + wire_s,
-            sent_bytes=cost.online_bytes,
-            rounds=cost.rounds,
-            messages=cost.messages,
-            online_bytes=cost.online_bytes,
-            setup_bytes=cost.setup_bytes,
-            compute_s=compute_s,
-            network_s=wire_s,
-            key_bytes=cost.key_bytes,
-        )
+        on_wire_s, compute_s = wire_s(cost, self.link, NUM_PARTIES), seconds_of(op, cost, self.testbed)
+        return price_of(cost, on_wire_s, compute_s, cost.key_bytes)
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
         """The latency less and plus the error of every op's compute seconds; the network's part is exact."""
@@ -90,10 +77,6 @@ class Sigma(Pricer):
     def extrapolation(self, op: Op) -> float:
         return extrapolation_of(op, comm(op, self.setting), self.testbed)
 
-    def prior_share(self, graph: Iterable[Node]) -> None:
-        """Nothing rests on priors: bytes, keys and rounds are derived, seconds fitted on runs."""
-        return
-
 
 def load(
     network: str | Network | None = None,
@@ -104,9 +87,7 @@ def load(
 
     Raises UserError for a network or testbed file that is not valid, or a setting that the protocol does not have.
     """
-    path = testbed or TESTBED
-    link = network if isinstance(network, Network) else load_network(DEFAULT if network is None else network)
-    chosen = setting or SigmaSetting()
+    path, link, chosen = testbed or TESTBED, named_network(network), setting or SigmaSetting()
     return Sigma(
         network=link.name,
         cost_model_id=cost_model_id(

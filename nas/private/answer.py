@@ -98,8 +98,7 @@ def _row(cells: Sequence[str]) -> str:
 
 def summary_lines(setup: Setup, answer: Answer) -> list[str]:
     """All tokens together."""
-    total = _total(answer)
-    measured, predicted = total["measured"], total["predicted"]
+    measured, predicted = _costs(answer.tokens).values()
     seconds = (
         "not predicted" if predicted["latency_s"] is None else f"predicted {format_seconds(predicted['latency_s'])}"
     )
@@ -141,7 +140,7 @@ def answer_document(setup: Setup, answer: Answer) -> dict[str, Any]:
         "tokens": [_token_document(answer.prompt, token, expected) for token, expected in answer.tokens],
         "text": answer.text,
         "agreement": agreement_document(answer.agreement),
-        "total": _total(answer),
+        "total": _costs(answer.tokens),
     }
 
 
@@ -163,21 +162,13 @@ def _token_document(prompt: Prompt, token: PrivateToken, expected: Prediction) -
         "text": prompt.decoded([token.token]),
         "top1_agrees": None if agreement is None else bool(agreement.num_equal),
         "largest_logit_error": None if agreement is None else agreement.largest_error,
-        "measured": {
-            "sent_bytes": token.cost.sent_bytes,
-            "messages": token.cost.messages,
-            "latency_s": token.cost.seconds,
-        },
-        "predicted": {
-            "sent_bytes": expected.sent_bytes,
-            "messages": expected.messages,
-            "latency_s": expected.seconds,
-        },
+        **_costs([(token, expected)]),
     }
 
 
-def _total(answer: Answer) -> dict[str, dict[str, Any]]:
-    costs, expected = [token.cost for token, _ in answer.tokens], [prediction for _, prediction in answer.tokens]
+def _costs(tokens: Sequence[tuple[PrivateToken, Prediction]]) -> dict[str, dict[str, Any]]:
+    """Of all of them together."""
+    costs, expected = [token.cost for token, _ in tokens], [prediction for _, prediction in tokens]
     seconds = [prediction.seconds for prediction in expected if prediction.seconds is not None]
     return {
         "measured": {

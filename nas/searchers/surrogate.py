@@ -166,7 +166,9 @@ def features_of(stages: Stages, problem: SearchProblem) -> Features:
         sub_layer_forms=np.array([[numbers[form] for form in both] for both in halves], dtype=np.intp),
         num_forms=len(numbers),
         is_kept=np.array([_is_kept(layer) for layer in stages.layers], dtype=float),
-        live_norms=np.array([float(sum(norm in LIVE_NORMS for norm in _norms(layer))) for layer in stages.layers]),
+        live_norms=np.array(
+            [float(sum(norm in LIVE_NORMS for norm in (layer.norm1, layer.norm2))) for layer in stages.layers]
+        ),
         base=base,
         blocks=blocks,
         block_factors=SHORT_FACTORS if problem.heals_shortly else BLOCK_FACTORS,
@@ -187,10 +189,6 @@ def sub_layer_forms(layer: Layer) -> tuple[SubLayerForm, SubLayerForm]:
 
 def _is_kept(layer: Layer) -> tuple[bool, bool]:
     return layer.attention != "none", layer.ffn not in (*LINEAR_FFNS, "none")
-
-
-def _norms(layer: Layer) -> tuple[str, str]:
-    return layer.norm1, layer.norm2
 
 
 class Observations(NamedTuple):
@@ -272,11 +270,10 @@ class Fit:
     losses: Floats
     errors: Floats
 
-    def r2(self, first: int = 0) -> float:
-        """R^2 of the observations from this one on: one minus their squared errors over those of their mean."""
-        errors, losses = self.errors[first:], self.losses[first:]
-        around = losses - losses.mean()
-        return float(1 - errors @ errors / max(around @ around, 1e-12))
+    def r2(self) -> float:
+        """R^2 of the observations: one minus their squared errors over those of their mean."""
+        around = self.losses - self.losses.mean()
+        return float(1 - self.errors @ self.errors / max(around @ around, 1e-12))
 
 
 class _Whitened(NamedTuple):

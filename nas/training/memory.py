@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -39,16 +39,13 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return self.parameters + self.parent + self.gradients + self.moments + self.activations
+        return sum(astuple(self))
 
     @property
     def line(self) -> str:
         """Says what takes how much."""
-        parts = [("parameters", self.parameters), ("parent", self.parent), ("gradients", self.gradients)]
-        parts += [("moments", self.moments), ("activations", self.activations)]
-        return (
-            f"memory: {format_bytes(self.total)} ({', '.join(f'{name} {format_bytes(n)}' for name, n in parts if n)})"
-        )
+        parts = ", ".join(f"{name} {format_bytes(n)}" for name, n in asdict(self).items() if n)
+        return f"memory: {format_bytes(self.total)} ({parts})"
 
 
 def training_memory(candidate: Candidate) -> Memory:

@@ -22,12 +22,6 @@ class Flat(Pricer):
     def price(self, op):
         return Price(latency_s=3.0, sent_bytes=1.0, rounds=2 if isinstance(op, LayerNorm) else None)
 
-    def latency_s_range(self, graph):
-        return None
-
-    def prior_share(self, graph):
-        return None
-
 
 def node(name, layer, op, *inputs):
     return Node(name=name, layer=layer, op=op, inputs=inputs)

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "scipy", "numpy", "networkx", "jsonargparse", "ray", "jax", "matplotlib", "rich")
+HEAVY = ("torch", "scipy", "numpy", "networkx", "jsonargparse", "ray", "jax", "spu", "matplotlib", "rich")
 
 
 def loaded_by(code):

@@ -100,26 +100,6 @@ def test_what_is_said_of_an_op_wraps_and_numbers_do_not(run, monkeypatch):
     assert all(name in out for name in (" latency ", " communication", "beyond"))
 
 
-def test_an_op_without_a_price_is_an_error_that_names_it(run):
-    assert "published has no formula for Square" in refused(run("estimate", "2xoSoXo"))
-    assert "no formula for RmsNorm" in refused(run("estimate", "2xMSoRo"))
-
-
-def test_a_traced_model_is_deployed_as_it_is(run, tmp_path, monkeypatch):
-    (tmp_path / "a_module.py").write_text(
-        "import torch\n"
-        "class Model(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.embed, self.head = torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10, bias=False)\n"
-        "    def forward(self, tokens):\n"
-        "        return self.head(self.embed(tokens))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert estimated(run, "a_module:Model", "--seq-len", "4", "--protocol", "semi2k")["deployed"] is None
-    assert "deployed: " not in run("estimate", "a_module:Model", "--seq-len", "4", "--protocol", "semi2k")[1]
-
-
 def test_json_says_which_setting_was_priced(run):
     found = estimated(run, "SM+LN+G", "--base", "tiny", "--protocol", "semi2k")["setting"]
     assert found == {
@@ -410,16 +390,6 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
             "must be of at most 10000 tiles of up to 256 MiB, but 128 x 1000000000000 times 1000000000000 x 768 takes",
         ),
         (["estimate", "SM", "--heads", "7"], "`num_heads` must divide `d_model`, but got num_heads=7, d_model=768"),
-        (["estimate", "SM+ScFuFFN_i13"], "removes more FFNs than there are layers (12)"),
-        (["estimate", "SM", "--layers", "0"], "`layers` must be"),
-        (["estimate", "SM", "--d-model=-8"], "`d_model` must be at least 1, but got -8"),
-        (["estimate", "SM", "--vocab", "0"], "`vocab_size` must be at least 1"),
-        (["estimate", "SM", "--seq-len", "0"], "`seq_len` must be between 1 and the context 1024, but got 0"),
-        (["estimate", "SM", "--seq-len", "1025"], "`seq_len` must be between 1 and the context 1024, but got 1025"),
-        (
-            ["estimate", "SM", "--phase", "decode", "--projection", "last"],
-            "`projection` last goes with phase prefill, but got phase decode",
-        ),
         (["estimate", "SM", "--layers", "two"], "--layers must be one of int, null. Got value: two"),
         (["estimate", "SM", "--format", "xml"], "--format must be one of ['table', 'json', 'csv']. Got value: xml"),
         (["estimate", "SM", "--depth", "3"], "unrecognized arguments: --depth 3"),
@@ -459,7 +429,6 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "SM", "--ring-bits", "32"], "protocol published has its ring-bits fitted in"),
         (["estimate", "SM", "--budget-keys", "1GB"], "--budget-keys is of a dealer's keys, but protocol published has"),
         (["estimate", "SM", "--protocol", "sigma", "--seq-len", "100"], "but got 100; pad the prompt to 128 tokens"),
-        (["estimate", "SM", "--protocol", "sigma", "--ring-bits", "20"], "`ring_bits` must be from 27 to 64"),
         (
             ["compare", "SM", "--protocol", "sigma"],
             "protocol sigma has no engine to compare with; choose one of semi2k",
@@ -472,16 +441,9 @@ def test_bad_input_is_one_line_and_writes_nothing(run, tmp_path, args, message):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"a: &x [1]\nb: [*x, *x]\n", "aliases are not allowed"),
-        (b"colour: red\n", "unknown key 'colour'"),
-    ],
-)
-def test_bad_files_are_one_line(run, tmp_path, content, message):
-    (tmp_path / "bad.yaml").write_bytes(content)
-    assert message in refused(run("estimate", "bad.yaml"))
+def test_a_bad_file_is_one_line(run, tmp_path):
+    (tmp_path / "bad.yaml").write_text("colour: red\n")
+    assert "unknown key 'colour'" in refused(run("estimate", "bad.yaml"))
 
 
 def test_config_files_and_print_config(run, tmp_path):

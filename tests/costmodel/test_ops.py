@@ -25,12 +25,11 @@ def node(name, op=RELU, inputs=("tokens",)):
     return Node(name=name, layer=0, op=op, inputs=inputs)
 
 
-def test_a_shape_has_dimensions_and_no_flags():
-    assert shape(Linear(rows=1, in_features=2, out_features=3, bias=True)) == {
-        "rows": 1,
-        "in_features": 2,
-        "out_features": 3,
-    }
+def test_a_shape_has_dimensions_with_an_offset_where_there_is_one_and_no_flags():
+    linear = Linear(rows=1, in_features=2, out_features=3, bias=True)
+    assert shape(linear) == {"rows": 1, "in_features": 2, "out_features": 3}
+    assert shape(PositionEmbedding(rows=1, features=2)) == {"rows": 1, "features": 2}
+    assert shape(PositionEmbedding(rows=1, features=2, past_len=3)) == {"rows": 1, "features": 2, "past_len": 3}
     assert shape(Gelu(rows=1, features=2, form="tanh")) == {"rows": 1, "features": 2}
 
 
@@ -54,11 +53,6 @@ def test_impossible_graphs_are_refused(nodes, message):
         OpGraph(nodes=nodes)
 
 
-def test_an_offset_is_a_dimension_where_there_is_one():
-    assert shape(PositionEmbedding(rows=1, features=2)) == {"rows": 1, "features": 2}
-    assert shape(PositionEmbedding(rows=1, features=2, past_len=3)) == {"rows": 1, "features": 2, "past_len": 3}
-
-
 def test_a_node_may_read_an_input_of_the_graph():
     cache = KeyValueCache(past_len=3, rows=1, features=2)
     nodes = (node("a", cache, inputs=("kept", "tokens")),)
@@ -67,11 +61,6 @@ def test_a_node_may_read_an_input_of_the_graph():
         OpGraph(nodes=nodes)
     with pytest.raises(ValueError, match="names must be unique, but 'kept' appears twice"):
         OpGraph(nodes=(node("kept"),), inputs=(Input(name="kept", shape=(3, 2)),))
-
-
-def test_a_graph_iterates_in_execution_order():
-    graph = OpGraph(nodes=(node("a"), node("b", inputs=("a",))))
-    assert [each.name for each in graph] == ["a", "b"]
 
 
 ROWWISE = (

@@ -1,8 +1,10 @@
 import re
+from typing import Any
 
 import pytest
 
-from experiments.__main__ import KINDS, definitions, kind_of, run
+from costmodel.errors import UserError
+from experiments.__main__ import KINDS, definitions, kind_of, run, settings_of
 from experiments.papers import run as papers
 
 
@@ -14,6 +16,31 @@ def test_every_experiment_has_a_known_kind():
 def test_an_unknown_experiment_is_refused_by_name_with_the_nearest(name, end):
     with pytest.raises(ValueError, match=f"experiment must be one of .*fidelity.* but got {re.escape(end)}$"):
         run(name)
+
+
+def test_the_links_are_those_that_were_set():
+    """Their experiment needs links of its own, so that its run is left to those who may make one."""
+    assert [link.bandwidth_bits_per_s for link in settings_of("link-seconds").links] == [50e6, 200e6, 200e6]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("link-seconds", {"repeats": 0}, "`repeats` must be at least 1, but got 0"),
+        ("link-seconds", {"links": [{"delay_s": 0.1}]}, "needs a `bandwidth_bits_per_s`"),
+        ("link-seconds", {"links": [{"bandwidth_bits_per_s": -1.0}]}, "must be positive and finite, but got -1"),
+        ("link-seconds", {"scale": "proxy"}, "scale"),
+        ("seconds-small", {"repeats": 1}, "`repeats` must be at least 2, to see a spread, but got 1"),
+        (
+            "driver",
+            {"bars": [{"trials": 13, "load_s": 1.0, "propose_s": 1.0}]},
+            "`trials` must be a multiple of 2, but got 13",
+        ),
+    ],
+)
+def test_bad_settings_are_refused(name: str, change: dict[str, Any], message: str):
+    with pytest.raises(UserError, match=message):
+        settings_of(name, **change)
 
 
 def test_all_are_the_experiments_on_the_papers(monkeypatch):

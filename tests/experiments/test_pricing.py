@@ -6,7 +6,7 @@ from rich.console import Console
 from costmodel.errors import StoppedError
 from experiments import pricing
 from experiments.__main__ import settings_of
-from search_spaces.budget.price_table import price_many
+from experiments.pricing import price_many
 from search_spaces.space import load_space
 
 EASY = {"least_architectures_per_s": 1.0, "most_estimate_s": 1e3, "most_import_s": 1e3}
@@ -36,7 +36,7 @@ def test_a_missed_bar_is_said_and_stops() -> None:
 
 def one_more_byte(*args):
     prices = price_many(*args)
-    return prices._replace(sent_bytes=prices.sent_bytes + 1)
+    return prices | {"sent_bytes": prices["sent_bytes"] + 1}
 
 
 @pytest.mark.parametrize(

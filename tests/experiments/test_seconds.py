@@ -124,11 +124,6 @@ def test_a_file_that_holds_no_runs_is_refused(tmp_path: Path) -> None:
         seconds.whole_runs(OpGraph(nodes=()), "semi2k", 1, path, Console(quiet=True))
 
 
-def test_one_run_has_no_spread() -> None:
-    with pytest.raises(ValueError, match="`repeats` must be at least 2, to see a spread, but got 1"):
-        settings_of("seconds-small", repeats=1)
-
-
 def test_what_else_the_machine_does_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(seconds, "LOAD_FILE", tmp_path / "loadavg")
     monkeypatch.setattr(seconds, "LOOK_S", 0.0)

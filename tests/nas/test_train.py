@@ -79,9 +79,6 @@ def test_ctrl_c_saves_and_the_training_goes_on(source_files, tmp_path, capsys, m
     [
         ("", "an architecture is required"),
         ("SM+FOO", "architecture must be a name like"),
-        ("SM+LN+G --base moon", "base must be one of"),
-        ("SM+ScFuFFN_i30", "removes more FFNs than there are layers"),
-        ("nowhere.yaml", "does not exist"),
         ("SM --tokens 0", "`tokens` of a scale must be at least 1"),
         ("SM --parent builtin --tokens 0", "`tokens` of a scale must be at least 1"),
         ("SM --normalised qk", "--normalised needs --normalisation"),

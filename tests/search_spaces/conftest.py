@@ -1,5 +1,5 @@
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from costmodel import ops
 from costmodel.cost import Price
 from costmodel.estimate import Pricer
-from costmodel.ops import Node, Op
+from costmodel.ops import Op
 from costmodel.protocols import TRUST
 from search_spaces.architecture import Attention, Ffn, Layer, Norm
 from search_spaces.bases import Dimensions
@@ -39,12 +39,6 @@ class RoundPricer(Pricer):
 
     def price(self, op: Op) -> Price:
         return Price(latency_s=SECONDS.get(type(op), 0.0), sent_bytes=BYTES.get(type(op), 0.0))
-
-    def latency_s_range(self, graph: Iterable[Node]) -> None:
-        return None
-
-    def prior_share(self, graph: Iterable[Node]) -> None:
-        return None
 
 
 @pytest.fixture(scope="session")

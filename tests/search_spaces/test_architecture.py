@@ -178,10 +178,6 @@ def test_simplified_blocks_keep_all_their_heads(attention: Attention) -> None:
             ("block: gpt2", "block: gpt3"),
             "`block` of PATH must be one of gpt2, pythia, sas, llama, qwen2, but got 'gpt3'.",
         ),
-        (("d_ff: 64\n", ""), "PATH lacks the key 'd_ff'."),
-        (("d_ff: 64", "d_ff: '64'"), "`d_ff` of PATH must be of type int, but got '64'."),
-        (("d_ff: 64", "d_ff: true"), "`d_ff` of PATH must be of type int, but got True."),
-        (("d_ff: 64", "d_ff: 64\nd_ff: 65"), "PATH is not valid YAML: key 'd_ff' appears twice, line 5."),
         (("d_ff: 64", "d_ff: 64\nwidth: 3"), "PATH has the unknown key 'width'; known keys are block, num_heads, "),
         (("num_heads: 2", "num_heads: 3"), "PATH: `num_heads` must divide `d_model`, but got num_heads=3, d_model=16."),
         (

@@ -72,18 +72,10 @@ def test_removed_attention_takes_its_norm_with_it() -> None:
     ("text", "message"),
     [
         (CHOICES + "colour: red\n", "PATH has the unknown key 'colour'; known keys are name, base, dimensions, "),
-        (CHOICES.replace("name: mine\n", ""), "PATH lacks the key 'name'."),
-        (CHOICES + "name: again\n", "PATH is not valid YAML: key 'name' appears twice, line 9."),
-        (
-            CHOICES.replace("base: tiny", "base: huge"),
-            "base must be one of gpt2-small, gpt2-18l, pythia-70m, smollm2-135m, tiny, ",
-        ),
-        (CHOICES.replace("base: tiny", "base: 3"), "`base` of PATH must be of type str, but got 3."),
         (
             CHOICES.replace("[gelu, none]", "[gelu, swish]"),
             "item 1 of `ffn` of `choices` of PATH must be one of gelu, ",
         ),
-        (CHOICES.replace("[gelu, none]", "gelu"), "`ffn` of `choices` of PATH must be a list, but got 'gelu'."),
         (CHOICES.replace("[gelu, none]", "[]"), "`choices` of PATH: `ffn` must list at least one item, but is empty."),
         (CHOICES.replace("[gelu, none]", "[gelu, gelu]"), "`choices` of PATH: `ffn` must list each item once, but "),
         (CHOICES + "members: [SM]\n", "PATH: a space must have either `choices` or `members`, and not both."),
@@ -95,10 +87,7 @@ def test_removed_attention_takes_its_norm_with_it() -> None:
             "item 0 of `entropy_regularisation` of PATH must be of type bool, ",
         ),
         (CHOICES + "dimensions: {depth: 3}\n", "`dimensions` of PATH has the unknown key 'depth'; known keys are "),
-        (CHOICES + "dimensions: {heads: 3}\n", "`num_heads` must divide `d_model`, but got num_heads=3, d_model=16."),
-        (CHOICES + "dimensions: {layers: 99999999}\n", "`layers` must be from 1 to 500, but got 99999999."),
         (MEMBERS.replace("SM+R", "SM+Q"), "architecture must be a name like SM+LN+G, "),
-        (MEMBERS.replace("SM+R", "SM_i3"), "`_i3` of 'SM_i3' removes more FFNs than there are layers (2); "),
         (MEMBERS.replace("SM+R", "EReg(SM+R)"), "member 'EReg(SM+R)' must be without EReg(...); "),
         (MEMBERS.replace("SM+R", "1xLSoGo-1xoSoGo-o"), "member '1xLSoGo-1xoSoGo-o' must have the final norm that its "),
         (MEMBERS.replace("SM+R", "HH(SM+R)"), "member 'HH(SM+R)' must keep the 'gpt2' block of its base"),
@@ -106,11 +95,6 @@ def test_removed_attention_takes_its_norm_with_it() -> None:
         (MEMBERS.replace("[SM+LN+G, SM+R]", "[]"), "PATH: `members` must list at least one item, but is empty."),
         (MEMBERS + "constraints: [ffn-removed-only-in-deepest-suffix]\n", "PATH: `constraints` goes with `choices`"),
         (CHOICES + "exact_softmax: [1, 1]\n", "PATH: `exact_softmax` must list each item once, but lists 1 twice."),
-        ("[1, 2]", "PATH must hold a mapping of keys to values, but holds list."),
-        ("", "PATH must hold a mapping of keys to values, but holds NoneType."),
-        ("a: &x [1]\nb: [*x, *x]\n", "PATH is not valid YAML: aliases are not allowed, line 2."),
-        ("a: 2020-99-99\n", "PATH is not valid YAML: month must be in 1..12."),
-        ("a: !!python/object/apply:os.getcwd []\n", "PATH is not valid YAML: could not determine a constructor for "),
     ],
 )
 def test_bad_definitions_are_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
@@ -120,13 +104,6 @@ def test_bad_definitions_are_refused_in_one_line(text: str, message: str, tmp_pa
         load_space(str(path))
     assert str(refused.value).startswith(message.replace("PATH", str(path)))
     assert "\n" not in str(refused.value)
-
-
-def test_binary_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_bytes(bytes(range(256)))
-    with pytest.raises(ValueError, match=r"must be YAML text in UTF-8, but holds binary data\."):
-        load_space(str(path))
 
 
 def test_missing_file_and_unknown_name(tmp_path: Path) -> None:

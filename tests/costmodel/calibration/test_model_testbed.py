@@ -5,7 +5,7 @@ import pytest
 
 from costmodel import ops
 from costmodel.calibration import timed_run as timed_run_module
-from costmodel.calibration.microbenchmark import MORE_REPEATS, WARM_UP, Series, Timing, save
+from costmodel.calibration.microbenchmark import MORE_REPEATS, WARM_UP, Series, Timing
 from costmodel.calibration.model_testbed import (
     BATCH_PROBE,
     PROBE_REPEATS,
@@ -136,9 +136,3 @@ def test_a_small_model_is_measured_and_priced(threads: int, tmp_path: Path) -> N
     testbed = fit_model(plan, "semi2k", EngineSetting(threads=threads), timings)
     assert testbed.threads == threads
     assert all(seconds_of(op, "secret", testbed) > 0 for op in WARM_UP)
-
-
-def test_what_was_saved_is_of_its_op(tmp_path: Path) -> None:
-    series = model_plan([GRAPH], "aby3", SETTING)[4]
-    save(timed(series, "aby3"), tmp_path / "timings.jsonl")
-    assert op_name(series.sizes[0], "secret") in (tmp_path / "timings.jsonl").read_text()

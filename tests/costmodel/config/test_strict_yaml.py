@@ -20,6 +20,7 @@ def test_what_is_dumped_loads_in_the_same_order(tmp_path):
         (b"1: 2\n", "key 1 is not a string"),
         (b"a: &x [0]\nb: *x\n", "aliases are not allowed, line 2"),
         (b"a: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+        (b"a: 2020-99-99\n", r"is not valid YAML: month must be in 1\.\.12"),
         (b"a: [1\n", "is not valid YAML"),
         (b"\x80\x81", "holds binary data"),
         (b"a: \x00", "must be YAML text"),
@@ -35,6 +36,7 @@ def test_anything_else_is_refused_by_name(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as error:
         load_mapping(path)
     assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -8,7 +8,6 @@ from typing import get_type_hints
 import pytest
 
 import costmodel
-from costmodel.config.units import parse_seconds
 from costmodel.network import NETWORKS
 from costmodel.pricing.asked import ModelFlags, asked_model
 from search_spaces.architecture import dump_architecture
@@ -29,15 +28,6 @@ def test_rows_and_layers_sum_to_the_total(protocol):
         assert sum(getattr(price, name) for _, price in priced.by_layer) == total
     softmax = next(row for row in priced.rows if row.op == "Softmax")
     assert (softmax.layer, softmax.shape) == (0, {"heads": 12, "queries": 128, "keys": 128})
-
-
-def test_a_printed_latency_is_met():
-    priced = costmodel.price("SM+ScFuFFN_i6")
-    assert priced.latency_s == pytest.approx(parse_seconds("4.23min", "printed"), rel=0.05)
-    assert priced.latency_s_range is not None
-    low, high = priced.latency_s_range
-    assert low <= priced.latency_s <= high
-    assert (priced.rounds, priced.setting, priced.trust.dealer) == (None, None, False)
 
 
 @pytest.mark.parametrize(
@@ -81,21 +71,13 @@ def test_a_model_costs_the_same_however_it_is_given(tmp_path):
 
 
 def test_new_tokens_cost_the_same_however_the_model_is_given():
-    torch = pytest.importorskip("torch")
-    from nas.model.decoder import build
-
     named = costmodel.price("SM+LN+G", base="tiny", protocol="semi2k", seq_len=8, new_tokens=3)
     assert named.tokens is not None
     assert [price.sent_bytes for price in named.tokens.by_token] == [row["sent_bytes"] for row in named.to_records()]
     assert sum(row["sent_bytes"] for row in named.to_records()) == named.sent_bytes
     assert named.asked.title["deployment"]["projection"] == "last"
     asked = asked_model("SM+LN+G", base="tiny", seq_len=8)
-    module = build(TINY, torch.Generator().manual_seed(0))
-    for given in (
-        costmodel.price(asked, protocol="semi2k", new_tokens=3),
-        costmodel.price(module, protocol="semi2k", seq_len=8, new_tokens=3),
-    ):
-        assert given.to_records() == named.to_records()
+    assert costmodel.price(asked, protocol="semi2k", new_tokens=3).to_records() == named.to_records()
 
 
 def test_an_op_graph_answers_with_one_token():
@@ -149,8 +131,6 @@ def test_without_pandas_there_is_one_line(monkeypatch):
         (TINY, {"layers": 3}, "Architecture brings its own dimensions; leave out the flags"),
         (TINY, {"base": "gpt2-small"}, "Architecture brings its own dimensions; leave out the flags"),
         (lower(TINY, 8), {"seq_len": 9}, "an op graph of 8 tokens is priced at these, but got seq_len=9; leave it out"),
-        (TINY, {"phase": "decode", "new_tokens": 2}, "does not go with phase decode"),
-        (TINY, {"new_tokens": 0}, "--new-tokens must be at least 1"),
         (object(), {}, "must be an Architecture or a torch.nn.Module, but is object"),
     ],
 )

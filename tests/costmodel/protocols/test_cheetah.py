@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from math import ceil, inf
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -191,10 +191,6 @@ def test_the_embedding_pays_for_what_is_made_once() -> None:
     assert cheetah.comm(linear, DEFAULT).setup_bytes == round(
         8 * 8 / (cheetah_preprocessing.BATCH - cheetah_preprocessing.KEPT) * cheetah_preprocessing.BATCH_BYTES
     )
-
-
-def test_every_primitive_has_a_price() -> None:
-    assert set(cheetah.PRICES) == set(get_args(Primitive))
 
 
 def test_another_ring_is_refused() -> None:

@@ -115,10 +115,16 @@ def test_an_op_that_was_measured_takes_the_seconds_measured() -> None:
     assert seconds_of(ops.Relu(rows=1000, features=11), "secret", testbed) == 5501.0
 
 
-def test_a_testbed_of_single_ops_names_the_op_it_lacks() -> None:
-    testbed = a_testbed(kinds={}, ops={"x": MEASURED})
-    with pytest.raises(ValueError, match=r"no seconds for Relu\(rows=2, features=3\); measure it with .* with --for"):
-        seconds_of(ops.Relu(rows=2, features=3), "secret", testbed)
+@pytest.mark.parametrize(
+    ("lacking", "message"),
+    [
+        ({"ops": {"x": MEASURED}}, r"no seconds for Relu\(rows=2, features=3\); measure it with .* with --for"),
+        ({}, r"no seconds for Relu; measure it with `python -m costmodel calibrate"),
+    ],
+)
+def test_a_testbed_names_the_op_or_kind_that_it_lacks_and_how_to_measure_it(lacking, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        seconds_of(ops.Relu(rows=2, features=3), "secret", a_testbed(kinds={}, **lacking))
 
 
 def test_names_of_ops_tell_all_their_fields_apart() -> None:
@@ -141,6 +147,11 @@ def test_a_testbed_with_single_ops_survives_its_file(tmp_path) -> None:
 def test_bounds_must_be_of_the_units_that_are_measured() -> None:
     with pytest.raises(ValueError, match="`greatest` must have the units of `per_unit_s`, elements, but has rows"):
         replace(RELU, greatest={"rows": 1})
+
+
+def test_seconds_never_fall_as_an_op_grows() -> None:
+    with pytest.raises(ValueError, match="`elements` must be finite and at least 0"):
+        replace(RELU, per_unit_s={"elements": -1.0})
 
 
 # Where an op gets cheaper as it grows: from then on blocks are less deep, and a packed ciphertext takes as many key

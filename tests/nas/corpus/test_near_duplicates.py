@@ -13,6 +13,7 @@ from nas.corpus.corpus import Corpus, open_corpus, prepare
 from nas.corpus.documents import by_hash
 from nas.corpus.held_out import MOST_GROUPS, grouped, trained_on
 from nas.corpus.near_duplicates import kept_documents, repeated, to_keep, window_hashes
+from tests.nas.corpus.source_files import write_files
 
 LINES = [f"line {number}" for number in range(12)]
 
@@ -51,11 +52,7 @@ def test_copies_are_left_out_and_then_the_largest_shares():
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "data").mkdir()
-    for index in range(80):
-        text = "".join(f"value_{index}_{line} = {line * index}\n" for line in range(30))
-        (tmp_path / "data" / f"module_{index}.py").write_text(text)
-    return tmp_path / "data"
+    return write_files(tmp_path / "data", 80)
 
 
 def held_out_names(corpus: Corpus) -> list[str]:

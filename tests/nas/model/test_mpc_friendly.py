@@ -3,7 +3,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
 from costmodel import ops
 from costmodel.execution.op_functions import evaluate, numpy_library
@@ -69,14 +68,11 @@ def test_exact_softmax_keeps_its_fast_path() -> None:
     )
 
 
-def test_piecewise_gelu_is_the_op_graphs_and_near_gelu() -> None:
+def test_piecewise_gelu_is_the_op_graphs() -> None:
     source = np.linspace(-8, 8, 100_001)
     ours = PiecewiseGelu()(torch.from_numpy(source)).numpy()
     op = ops.Gelu(rows=1, features=len(source), form="piecewise")
     np.testing.assert_allclose(ours, evaluate(op, numpy_library(), {}, source[None])[0], atol=1e-9)
-    errors = np.abs(ours - functional.gelu(torch.from_numpy(source)).numpy())
-    assert 0.0103 < errors.max() < 0.0105
-    assert source[errors.argmax()] == pytest.approx(2.72, abs=0.01)
 
 
 def test_piecewise_gelu_and_its_gradient_are_finite_far_out() -> None:
@@ -87,25 +83,6 @@ def test_piecewise_gelu_and_its_gradient_are_finite_far_out() -> None:
     assert source.grad is not None
     assert source.grad[[0, 1, 5]].tolist() == [0.0, 0.0, 1.0]
     assert source.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("softmax", FORMS)
-def test_a_variant_learns(softmax: SoftmaxForm) -> None:
-    architecture = parse(
-        "SM+LN+G", base_architecture("tiny", Dimensions(vocab=40, context=16, softmax=softmax, gelu="piecewise"))
-    )
-    model = build(architecture.architecture, torch.Generator().manual_seed(0))
-    tokens = torch.randint(40, (4, 16), generator=torch.Generator().manual_seed(1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(20):
-        logits = model(tokens).logits
-        loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_queries_of_0_cannot_start_a_relu_in_place_of_softmax() -> None:

@@ -1,6 +1,7 @@
 """Routes from a parent: what is trained deploys as the target does, and what goes."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -114,15 +115,23 @@ def test_gates_fall_from_one_to_nothing_between_their_shares() -> None:
     assert [route.gate_at(step, 16) for step in (0, 4, 6, 8, 10, 12, 16)] == [1, 1, 0.75, 0.5, 0.25, 0, 0]
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.5), (-0.1, 0.4), (0.5, 1.1), (float("nan"), 0.5)])
-def test_impossible_shares_are_refused(shares: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="a distillation schedule needs 0 <= `start_share` < `end_share` <= 1"):
-        DistillationSchedule(parent="p", placement="4xLSLGo", start_share=shares[0], end_share=shares[1])
+SHARES = "a distillation schedule needs 0 <= `start_share` < `end_share` <= 1"
 
 
-def test_an_impossible_distillation_is_refused() -> None:
-    with pytest.raises(ValueError, match="`distillation` of a schedule must be from 0 to 1, but got 1.5"):
-        DistillationSchedule(parent="p", placement="4xLSLGo", distillation=1.5)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(
+            ({"start_share": start, "end_share": end}, SHARES)
+            for start, end in ((0.5, 0.5), (-0.1, 0.4), (0.5, 1.1), (float("nan"), 0.5))
+        ),
+        ({"distillation": 1.5}, "`distillation` of a schedule must be from 0 to 1, but got 1.5"),
+        ({"linear_fit_tokens": 0}, "`linear_fit_tokens` of a schedule must be at least 1"),
+    ],
+)
+def test_impossible_schedules_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DistillationSchedule(parent="p", placement="4xLSLGo", **changes)
 
 
 def test_the_route_is_a_part_of_the_candidate() -> None:
@@ -140,5 +149,3 @@ def test_a_linear_fit_is_a_part_of_those_candidates_that_have_one() -> None:
     recipes = [from_parent(recipe, one) for one in (route, replace(route, linear_fit_tokens=99))]
     for name, num_ids in (("SM+R", 1), ("SM+ScFuFFN", 2)):
         assert len({candidate_id(Candidate(architecture=sized(name), recipe=one)) for one in recipes}) == num_ids
-    with pytest.raises(ValueError, match="`linear_fit_tokens` of a schedule must be at least 1"):
-        replace(route, linear_fit_tokens=0)

@@ -27,13 +27,6 @@ def test_iterating_on_the_gram_matrix_is_iterating_on_the_matrix(shape: tuple[in
     torch.testing.assert_close(orthogonalised(drawn), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_singular_values_end_near_one() -> None:
-    drawn = torch.randn((1, 12, 30), generator=torch.Generator().manual_seed(0))
-    sizes = torch.linalg.svdvals(orthogonalised(drawn)[0])
-    assert sizes.min() > 0.6
-    assert sizes.max() < 1.3
-
-
 def test_a_matrix_of_zeros_stays() -> None:
     assert orthogonalised(torch.zeros(1, 2, 3)).equal(torch.zeros(1, 2, 3))
 

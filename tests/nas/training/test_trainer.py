@@ -213,14 +213,6 @@ def test_resuming_starts_where_the_checkpoint_is(
     assert steps == list(range(4, 16))  # from the checkpoint of the first rung, after 4 steps
 
 
-def test_a_finished_run_is_read_back_without_training(
-    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
-) -> None:
-    first = list(train(candidate(), corpus, seed=0, folder=tmp_path))
-    monkeypatch.setattr(trainer, "train_batch", lambda *args, **rest: pytest.fail("trained again"))
-    assert list(train(candidate(), corpus, seed=0, folder=tmp_path)) == first
-
-
 def test_a_run_that_is_asked_to_stop_saves_the_step_it_is_at(corpus: Corpus, tmp_path: Path) -> None:
     whole = list(train(candidate(), corpus, seed=0, folder=tmp_path / "whole"))
     asked = iter([False] * 5)
@@ -231,21 +223,12 @@ def test_a_run_that_is_asked_to_stop_saves_the_step_it_is_at(corpus: Corpus, tmp
     assert curve(tmp_path / "run") == curve(tmp_path / "whole")
 
 
-def test_closing_the_generator_stops_the_run_and_it_can_go_on(corpus: Corpus, tmp_path: Path) -> None:
-    run = train(candidate(), corpus, seed=0, folder=tmp_path)
-    first = next(run)
-    run.close()
-    assert [int(row["step"]) for row in curve(tmp_path)] == [1, 2, 3, 4]
-    again = list(train(candidate(), corpus, seed=0, folder=tmp_path))
-    assert again[0] == first
-    assert again[-1].status == "completed"
-
-
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus: Corpus, tmp_path: Path) -> None:
     whole = list(train(candidate(), corpus, seed=0, folder=tmp_path / "whole"))
     run = train(candidate(), corpus, seed=0, folder=tmp_path / "stopped")
     assert [next(run).steps, next(run).steps] == [4, 8]
     run.close()
+    assert [int(row["step"]) for row in curve(tmp_path / "stopped")] == list(range(1, 9))
     older, newest = sorted((tmp_path / "stopped" / "checkpoints").iterdir())
     assert (older.name, newest.name) == ("step-000000004", "step-000000008")
     (newest / "weights.safetensors").write_bytes(b"torn")
@@ -258,7 +241,7 @@ def files_left(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_completed_run_keeps_one_checkpoint_without_optimizer_state(
+def test_a_completed_run_keeps_one_checkpoint_without_optimizer_state_and_is_read_back_without_training(
     monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
 ) -> None:
     first = list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path))
@@ -269,6 +252,7 @@ def test_a_completed_run_keeps_one_checkpoint_without_optimizer_state(
     kept = checkpoint.load_latest(tmp_path)
     assert (kept.step, kept.optimizer) == (16, None)
     assert kept.weights["embed.weight"].shape == (300, candidate().trained.d_model)
+    monkeypatch.setattr(trainer, "train_batch", lambda *args, **rest: pytest.fail("trained again"))
     assert list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path)) == first
 
 
