@@ -41,7 +41,7 @@ from search_spaces.workload import Workload
 
 CONFIGS = Path(__file__).parent / "configs"
 BASE = "smollm2-135m"
-UNTAUGHT = RecipeChanges(route=DistillationChanges(distillation=0.0))
+UNTAUGHT = RecipeChanges(route=DistillationChanges(distillation=0.0, streams=0.0))
 LEAST_DESCRIPTION = 1_500  # characters, below which there is little but a heading
 TUNED, HEALED, FURTHER, ALONE = "fine-tuned", "healed", "fine-tuned twice", "alone"  # variants
 

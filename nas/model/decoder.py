@@ -68,14 +68,21 @@ class Decoder(nn.Module):
         stream, entropies = self.features(tokens, with_entropies=with_entropies)
         return Prediction(self.logits(stream), entropies)
 
-    def features(self, tokens: Tensor, *, with_entropies: bool) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """The stream that logits are a projection of, batch x T x d_model, and the entropies; else as `forward`."""
+    def features(
+        self, tokens: Tensor, *, with_entropies: bool, left: list[Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """The stream that logits are a projection of, batch x T x d_model, and the entropies; else as `forward`.
+
+        left: gets the stream that each layer leaves.
+        """
         stream = self.embedded(tokens)  # batch x T x d_model
         entropies = []
         for layer in self.layers:
             run = partial(_recomputed, layer) if self.recompute and torch.is_grad_enabled() else layer
             stream, entropy = run(stream, with_entropies)
             entropies.append(entropy)  # batch x heads x T
+            if left is not None:
+                left.append(stream)
         return self.final_norm(stream), tuple(entropies) if with_entropies else None
 
     def embedded(self, tokens: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ once, what a trained model leans on is not learned back in a laptop's minutes. T
 is a part of its recipe.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -41,6 +42,7 @@ class DistillationSchedule:
         parent's, with the neighbours of those that go; `neighbours`, these with what is just before and after each.
     blockwise_tokens: over which each sub-layer that is not the parent's is first trained by itself on the parent's
         streams (`nas.study.library`); 0 to start from the parent's weights.
+    streams: weight of how far the stream that each layer leaves is from the parent's (`nas.training.objective`).
 
     Raises UserError if a number is out of its range.
     """
@@ -55,6 +57,7 @@ class DistillationSchedule:
     most_likely: int = 16
     trainable: Trainable = "all"
     blockwise_tokens: int = 0
+    streams: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_share < self.end_share <= 1:
@@ -64,6 +67,8 @@ class DistillationSchedule:
             )
         if not 0 <= self.distillation <= 1:
             raise UserError(f"`distillation` of a schedule must be from 0 to 1, but got {self.distillation}.")
+        if not 0 <= self.streams < math.inf:
+            raise UserError(f"`streams` of a schedule must be finite and not negative, but got {self.streams}.")
         for name, least in (("linear_fit_tokens", 1), ("most_likely", 1), ("blockwise_tokens", 0)):
             if (value := getattr(self, name)) < least:
                 raise UserError(f"`{name}` of a schedule must be at least {least}, but got {value}.")

@@ -90,6 +90,7 @@ class DistillationChanges:
         most_likely: tokens of each of the parent's predictions that are kept.
         trainable: all of the model, what is changed, or with that its neighbours.
         blockwise_tokens: over which each sub-layer that is not the parent's is trained by itself first; 0 for none.
+        streams: weight of how far what each layer leaves is from what the parent's does, beside the predictions.
     """
 
     start_share: float | None = None
@@ -99,6 +100,7 @@ class DistillationChanges:
     most_likely: int | None = None
     trainable: Trainable | None = None
     blockwise_tokens: int | None = None
+    streams: float | None = None
 
 
 Changes: TypeAlias = ScaleChanges | EntropyChanges | FoldableChanges | FreezingChanges | DistillationChanges

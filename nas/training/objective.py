@@ -1,5 +1,14 @@
-"""The loss: cross-entropy, distillation from a parent and the entropy penalty, as the recipe says."""
+"""The loss: cross-entropy, distillation from a parent and the entropy penalty, as the recipe says.
 
+Distillation compares predictions and, with a weight, the streams between layers, which say far more of each token. From
+the builtin parent, seed 0, nats after 65,536 tokens by that weight (0, 10, 100); 10 takes a third more time:
+
+    1xLSLGo-11xLSLBo         2.287  2.156  2.136   (327,680 tokens: 2.109 without, 2.062 with 100)
+    SM+ScFuFFN               2.907  2.838  2.955
+    2xlSlRo-6xlHlRo-4xoolRo  2.531  2.474  2.504
+"""
+
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -51,14 +60,22 @@ class Objective(nn.Module):
             self.penalty = EntropyPenalty(recipe.entropy, num_layers=architecture.num_layers, num_heads=most_heads)
         self.lowered = recipe.precision == "bfloat16"
         self.distillation = 0.0 if route is None else route.distillation
+        self.streams = 0.0 if route is None else route.streams
 
-    def forward(self, inputs: Tensor, targets: Tensor, predictions: Predictions | None = None) -> tuple[Tensor, Losses]:
-        """What of the loss compares predictions, to be differentiated with the penalty; and the losses.
+    def forward(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        predictions: Predictions | None = None,
+        streams: Sequence[Tensor] | None = None,
+    ) -> tuple[Tensor, Losses]:
+        """What of the loss compares predictions and streams, to be differentiated with the penalty; and the losses.
 
-        inputs, targets: batch x T. predictions: the parent's, which distillation needs.
+        inputs, targets: batch x T. predictions, streams: the parent's, which distillation and its streams need.
         """
+        left: list[Tensor] = []
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
-            stream, entropies = self.model.features(inputs, with_entropies=self.penalty is not None)
+            stream, entropies = self.model.features(inputs, with_entropies=self.penalty is not None, left=left)
             hidden, weight = stream.flatten(0, 1), self.model.logits.weight
             if self.distillation:
                 assert predictions is not None
@@ -69,6 +86,8 @@ class Objective(nn.Module):
             else:
                 loss = projected_cross_entropy(hidden, weight, targets.flatten())
                 parts = [loss, loss.new_zeros(())]
+        if streams is not None:
+            loss = loss + self.streams * stream_error(left, streams)
         cross_entropy, distillation = parts
         penalty = cross_entropy.new_zeros(()) if self.penalty is None else self.penalty(entropies)
         return loss, Losses(cross_entropy, penalty, distillation)
@@ -81,17 +100,33 @@ class Objective(nn.Module):
         num_parts: int,
         penalty_weight: float,
         predictions: Predictions | None = None,
+        streams_of: Callable[[Tensor], Sequence[Tensor]] | None = None,
     ) -> Losses:
-        """Gradients and losses of a batch, computed in equal parts so that memory holds one part only."""
+        """Gradients and losses of a batch, computed in equal parts so that memory holds one part only.
+
+        predictions: the parent's, of the batch. streams_of: the parent's streams of a part.
+        """
         penalty_share = 1.0 if self.penalty is not None and self.penalty.adds_up else 1 / num_parts
         total = torch.zeros(3, dtype=torch.float64, device=inputs.device)
         taught = [None] * num_parts if predictions is None else _chunks(predictions, num_parts)
         for part in zip(inputs.chunk(num_parts), targets.chunk(num_parts), taught, strict=True):
-            loss, losses = self(*part)
+            streams = streams_of(part[0]) if streams_of is not None and self.streams else None
+            loss, losses = self(*part, streams)
             torch.autograd.backward(loss * (1 / num_parts) + penalty_weight * (losses.penalty * penalty_share))
             shares = (1 / num_parts, penalty_share, 1 / num_parts)
             total += torch.stack([value.detach() * share for value, share in zip(losses, shares, strict=True)])
         return Losses(*total)
+
+
+def stream_error(left: Sequence[Tensor], theirs: Sequence[Tensor]) -> Tensor:
+    """Squared error of what layers leave over the mean square of what the parent's do, each batch x T x d_model: the
+    mean over layers and positions, which count alike since the first one's numbers are far larger.
+    """
+    errors = [
+        (ours.float() - parent).square().mean(dim=(0, 2)) / parent.square().mean(dim=(0, 2))
+        for ours, parent in zip(left, theirs, strict=True)
+    ]
+    return torch.stack(errors).mean()
 
 
 def _chunks(predictions: Predictions, num_parts: int) -> list[Predictions]:

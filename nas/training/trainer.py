@@ -172,7 +172,12 @@ class TrainingRun:
         factor = self.team.size if penalty is not None and penalty.adds_up else 1
         weight = factor * self.penalty_weight
         losses = self.objective.backward(
-            inputs, targets, num_parts=num_parts, penalty_weight=weight, predictions=self.predictions(inputs)
+            inputs,
+            targets,
+            num_parts=num_parts,
+            penalty_weight=weight,
+            predictions=self.predictions(inputs),
+            streams_of=None if self.teacher is None else self.teacher.streams,
         )
         parameters = list(self.objective.parameters())
         gradients = [value.grad for value in parameters if value.grad is not None]

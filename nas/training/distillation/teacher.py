@@ -54,6 +54,13 @@ class Teacher:
         )
 
     @torch.no_grad()
+    def streams(self, inputs: Tensor) -> list[Tensor]:
+        """What each of its layers leaves, batch x T x d_model. inputs: batch x T."""
+        left: list[Tensor] = []
+        self.model.features(inputs, with_entropies=False, left=left)
+        return left
+
+    @torch.no_grad()
     def _computed(self, inputs: Tensor) -> Records:
         """inputs: sequences x T; the records: sequences x T x tokens."""
         vocab_size = self.model.architecture.vocab_size

@@ -1,0 +1,69 @@
+"""The loss of a candidate: what of it compares the streams between layers with the parent's."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from nas.corpus.corpus import Corpus
+from nas.model.weights import load_deployed
+from nas.recipe.candidate import candidate_at
+from nas.study.parent import teacher_of
+from nas.training.objective import Objective, stream_error
+from search_spaces.bases import BASES
+from search_spaces.notation import parse
+from tests.nas.study.conftest import untrained_parent
+
+TOKENS = torch.arange(64).view(4, 16)
+
+
+@pytest.fixture
+def objectives(corpus: Corpus):
+    """Of a candidate that starts from a parent, by the weight of streams; and the teacher."""
+    parent = untrained_parent(corpus, output_scale=4.0)
+
+    def of(name: str, streams: float):
+        candidate = candidate_at(parse(name, BASES["tiny"]), "smoke", data="stdlib", route=parent.route, seq_len=16)
+        route = replace(parent.route, streams=streams)
+        candidate = replace(candidate, recipe=replace(candidate.recipe, route=route))
+        objective = Objective(candidate, torch.Generator().manual_seed(0))
+        load_deployed(objective.model, parent.start(candidate, corpus))
+        return objective, teacher_of(parent, corpus, candidate.recipe, "cpu")
+
+    return of
+
+
+@torch.no_grad()
+def test_streams_weigh_in_the_loss_as_the_schedule_says(objectives) -> None:
+    objective, teacher = objectives("SM+LN+R", 10.0)
+    predictions, streams, left = teacher.predictions(range(4), TOKENS), teacher.streams(TOKENS), list[Tensor]()
+    objective.model.features(TOKENS, with_entropies=False, left=left)
+    error = stream_error(left, streams)
+    assert error > 0.01
+    (without, _), (with_streams, _) = (objective(TOKENS, TOKENS, predictions, given) for given in (None, streams))
+    torch.testing.assert_close(with_streams - without, 10 * error)
+    by_hand = [
+        [((ours - parent)[:, at] ** 2).mean() / (parent[:, at] ** 2).mean() for at in range(16)]
+        for ours, parent in zip(left, streams, strict=True)
+    ]
+    torch.testing.assert_close(error, torch.tensor(by_hand).mean())
+
+
+def test_a_parent_leaves_what_it_leaves(objectives) -> None:
+    objective, teacher = objectives("SM+LN+G", 1.0)
+    left = list[Tensor]()
+    objective.model.features(TOKENS, with_entropies=False, left=left)
+    assert stream_error(left, teacher.streams(TOKENS)) < 1e-10
+
+
+def test_gradients_are_of_the_streams_too(objectives) -> None:
+    gradients = []
+    for weight in (0.0, 10.0):
+        objective, teacher = objectives("SM+LN+R", weight)
+        predictions = teacher.predictions(range(4), TOKENS)
+        objective.backward(
+            TOKENS, TOKENS, num_parts=2, penalty_weight=0.0, predictions=predictions, streams_of=teacher.streams
+        )
+        gradients.append(objective.model.layers[0].ffn.down.weight.grad)
+    assert not torch.allclose(gradients[0], gradients[1], rtol=0.1)
