@@ -187,7 +187,7 @@ def _agreement(ours: Array, theirs: Array) -> float:
 def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, numbers: _Numbers) -> _Run:
     """All sequences through the op graph."""
     graph, library = lower(architecture, tokens.shape[1]), numpy_library()
-    arrays = {name: value.double().numpy() for name, value in weights.items()}
+    arrays = {name: value.numpy() for name, value in weights.items()}  # in double precision a node at a time
     operands = {
         node.name: {suffix: numbers.operand(value) for suffix, value in interpreter.operands(node, arrays).items()}
         for node in graph
