@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from nas.model.decoder import Decoder, FeedForward
-from nas.model.streams import weights_by_position
 
-LEAST = 1e-12  # mean square of what a gate's fit divides by
 RIDGE = 1e-3  # of the mean square of what a linear reads, which all but leaves out directions that hardly vary
+LEAST = 1e-12  # square of what a layer adds, where it adds nothing
 
 
 @torch.no_grad()
@@ -56,6 +55,14 @@ def streams_of(model: Decoder, tokens: Tensor) -> list[Tensor]:
         for hook in hooks:
             hook.remove()
     return streams
+
+
+def weights_by_position(read: Tensor, left: Tensor) -> Tensor:
+    """One over the mean square of what a layer adds to the stream, T: the first position's is far larger than others'.
+
+    read, left: what the layer reads and leaves, batch x T x d_model.
+    """
+    return 1 / (left - read).square().mean(dim=(0, 2)).clamp(min=LEAST)
 
 
 @torch.no_grad()

@@ -329,7 +329,7 @@ def from_parent(recipe: Recipe, route: DistillationSchedule) -> Recipe:
     scale, freezing = recipe.scale, Freezing(start_share=0.02, end_share=0.25)
     recipe = replace(recipe, optimizer="adamw", final_rate_share=0.02, freezing=freezing)
     if scale.name == "parent":
-        route = replace(route, blockwise_tokens=32_768, most_likely=64, trainable="changed", streams=1.0)
+        route = replace(route, blockwise_tokens=32_768, most_likely=64, trainable="changed", streams=10.0)
         return replace(recipe, route=route)
     batch = max(1, scale.batch // 2)
     changed = replace(

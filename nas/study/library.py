@@ -24,13 +24,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from nas.conversion.linear_fit import fit_gate, fit_linear
+from nas.conversion.linear_fit import fit_gate, fit_linear, weights_by_position
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
 from nas.model.decoder import Block
 from nas.model.norms import followed_deviations, frozen_norms
-from nas.model.streams import stream_error
 from nas.model.weights import deployed_weights, load_deployed
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import parent_architecture
@@ -167,7 +166,7 @@ def trained_block(
                 if not norm.is_frozen:
                     norm.set_frozen()
         source = read.to(device)
-        error = stream_error(block(source, False)[0], source, left.to(device))
+        error = distillation_error(block(source, False)[0], source, left.to(device))
         optimizer.zero_grad()
         torch.autograd.backward(error)
         optimizer.step()
@@ -185,6 +184,14 @@ def _untrained(parent: Parent, sub_layer: SubLayer) -> Block:
     weights = transferred(source, parent.model.weights, target)
     load_deployed(block, {n.removeprefix(prefix): value for n, value in weights.items() if n.startswith(prefix)})
     return block
+
+
+def distillation_error(made: Tensor, read: Tensor, left: Tensor) -> Tensor:
+    """Squared error of what a layer leaves over the square of what the parent's adds, at each position on the mean.
+
+    made, read, left: batch x T x d_model. Positions count alike, since the first one's numbers are far larger.
+    """
+    return ((made - left).square().mean(dim=(0, 2)) * weights_by_position(read, left)).mean()
 
 
 def settings_of(recipe: Recipe) -> BlockwiseDistillation:

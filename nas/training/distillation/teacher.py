@@ -55,10 +55,10 @@ class Teacher:
 
     @torch.no_grad()
     def streams(self, inputs: Tensor) -> list[Tensor]:
-        """What its first layer reads, then what each leaves, batch x T x d_model. inputs: batch x T."""
+        """What each of its layers leaves, batch x T x d_model. inputs: batch x T."""
         left: list[Tensor] = []
         self.model.features(inputs, with_entropies=False, left=left)
-        return [self.model.embedded(inputs), *left]
+        return left
 
     @torch.no_grad()
     def _computed(self, inputs: Tensor) -> Records:

@@ -15,7 +15,6 @@ from nas.conversion.parent import Parent, load_parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder
-from nas.model.streams import stream_error
 from nas.model.weights import load_deployed
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
@@ -26,6 +25,7 @@ from nas.study import blocks, library
 from nas.study.blocks import block_scores, scored_tokens
 from nas.study.library import (
     BlockwiseDistillation,
+    distillation_error,
     initial_weights,
     parent_streams,
     trained_block,
@@ -88,7 +88,7 @@ def test_training_brings_alternatives_nearer_to_the_parents_layer(parent: Parent
             parent, [half], texts, settings, seq_len=SEQ_LEN, then=lambda _, block: block.requires_grad_(False)
         )
         made, _ = trained[half](read_stream, False)
-        errors.append(float(stream_error(made, read_stream, left)))
+        errors.append(float(distillation_error(made, read_stream, left)))
     assert errors[1] < 0.9 * errors[0]
 
 
@@ -154,7 +154,7 @@ def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(pa
         model = Decoder(made.initial_architecture)
         load_deployed(model, weights)
         with torch.no_grad():
-            errors.append(float(stream_error(model.layers[0](read_stream, False)[0], read_stream, left)))
+            errors.append(float(distillation_error(model.layers[0](read_stream, False)[0], read_stream, left)))
     assert errors[1] < 0.7 * errors[0]
 
 
@@ -167,7 +167,7 @@ def test_a_bilinear_gate_starts_nearest_to_the_parents_activation(parent: Parent
     fitted = trained_block(parent, SubLayer(0, "ffn", "layernorm", "bilinear"), streams, still)
     with torch.no_grad():
         errors = [
-            float(stream_error(block(streams.read[0], False)[0], streams.read[0], streams.left[0]))
+            float(distillation_error(block(streams.read[0], False)[0], streams.read[0], streams.left[0]))
             for block in (started.layers[0], fitted)
         ]
     assert errors[1] < 0.9 * errors[0]
@@ -256,7 +256,7 @@ def test_a_candidate_starts_from_trained_sub_layers(
         with torch.no_grad():
             errors.append(
                 [
-                    float(stream_error(model.layers[depth](streams[depth], False)[0], *streams[depth:][:2]))
+                    float(distillation_error(model.layers[depth](streams[depth], False)[0], *streams[depth:][:2]))
                     for depth in (0, 1)
                 ]
             )
