@@ -234,8 +234,12 @@ def _described(member: TrainedMember) -> str:
 def sent_text(member: TrainedMember) -> str:
     """What is sent, keys, and prices under the run's other protocols: `6.43 GB; under sigma 2.00 s and 1.90 GB`."""
     keys = "" if member.key_bytes is None else f", {format_bytes(member.key_bytes)} of keys"
-    also = "".join(f"; under {name} {format_price(costs)}" for name, costs in member.also.items())
-    return f"{format_bytes(member.sent_bytes)}{keys}{also}"
+    return "; ".join((f"{format_bytes(member.sent_bytes)}{keys}", *also_texts(member)))
+
+
+def also_texts(member: TrainedMember) -> list[str]:
+    """Its price under each of the run's other protocols."""
+    return [f"under {name} {format_price(costs)}" for name, costs in member.also.items()]
 
 
 def _crossing(member: TrainedMember, budget: Budget) -> str:

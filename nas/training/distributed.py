@@ -80,5 +80,6 @@ def joined(device: str) -> Iterator[tuple[Team, str]]:
     distributed.init_process_group("nccl" if device != "cpu" else "gloo", timeout=PREPARATION)
     try:
         yield Team(rank=distributed.get_rank(), size=distributed.get_world_size()), device
+        distributed.barrier()  # nobody leaves while another still exchanges
     finally:
         distributed.destroy_process_group()

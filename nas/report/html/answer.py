@@ -7,7 +7,7 @@ from costmodel.config.units import format_bytes, format_seconds
 from nas.report.html.grid import Setting
 from nas.report.html.placements import kept_words
 from nas.report.html.points import Point
-from nas.report.summary import IN_NOISE, against_parent, mark, noise_marks, perplexity_text, sent_text
+from nas.report.summary import IN_NOISE, against_parent, also_texts, mark, noise_marks, perplexity_text
 from nas.run.front import crosses, picked
 from nas.run.ledger import architecture_of
 from nas.run.members import TrainedMember, verdict
@@ -62,7 +62,7 @@ def answer_of(run: Run) -> Answer | None:
         runs_as=best.deployed or best.first.placement,
         keeps=kept_words(architecture_of(best.first, run.base), run.config.accounting),
         price=format_seconds(best.latency_s),
-        sent=sent_text(best),
+        sent=format_bytes(best.sent_bytes),
         perplexity=perplexity,
         seeds=seeds.removesuffix(")"),
         verdicts=tuple(_verdicts(run, best)),
@@ -125,7 +125,8 @@ def _floor_rows(run: Run) -> list[Row]:
 
 
 def _verdicts(run: Run, best: TrainedMember) -> list[str]:
-    lines = []
+    keys = [] if best.key_bytes is None else [f"{format_bytes(best.key_bytes)} of keys a token"]
+    lines = [*keys, *also_texts(best)]
     if run.parent is not None:
         lines.append(f"against its parent {against_parent(run.parent, best)}")
     if run.ngrams is not None:
