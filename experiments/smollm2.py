@@ -51,8 +51,9 @@ class Settings:
     """The experiment as its YAML states it.
 
     parent: its file, in the folder where this is run. own: its placement. space: a file beside the experiment's.
-    tokens: that the parent is tuned on, then each candidate and each of the members by hand.
+    tokens: that the parent is tuned on, then each candidate.
     batch, learning_rate: of candidates and members, which begin nearer to their end than the parent did.
+    healed_tokens: of each of the members by hand, and of the parent trained further, at `further_rate`.
     singles: placements of one sub-layer that is not its own, trained over `single_tokens`.
     """
 
@@ -68,6 +69,8 @@ class Settings:
     batch: int
     learning_rate: float
     members: tuple[str, ...]
+    healed_tokens: int
+    further_rate: float
     singles: tuple[str, ...]
     single_tokens: int
     least_spearman: float
@@ -134,19 +137,20 @@ def _searched(settings: Settings, parent: Path, folder: Path, console: Console) 
         num_looks=0,
         tokens=settings.tokens,
         finalist_seeds=settings.finalist_seeds,
-        recipe=RecipeChanges(scale=replace(_small_steps(settings), micro_batch=settings.batch)),
+        recipe=RecipeChanges(scale=_small_steps(settings)),
     )
     return study.run(output_dir=place, console=console)
 
 
 def _small_steps(settings: Settings) -> ScaleChanges:
-    return ScaleChanges(batch=settings.batch, learning_rate=settings.learning_rate)
+    return ScaleChanges(batch=settings.batch, micro_batch=settings.batch, learning_rate=settings.learning_rate)
 
 
 def _plan(settings: Settings, parent: Path) -> Plan:
     """Members by hand, the parent itself again, and every single."""
     scale = _small_steps(settings)
-    start, tokens = str(parent), settings.tokens
+    further = replace(UNTAUGHT, scale=replace(scale, learning_rate=settings.further_rate))
+    start, tokens = str(parent), settings.healed_tokens
     rows = {HEALED: settings.members, FURTHER: (settings.own,), ALONE: settings.singles}
     return Plan(
         scale="parent",
@@ -154,7 +158,7 @@ def _plan(settings: Settings, parent: Path) -> Plan:
         rows=tuple(row for of_variant in rows.values() for row in of_variant),
         variants={
             HEALED: Variant(seeds=(0,), parent=start, tokens=tokens, recipe=RecipeChanges(scale=scale)),
-            FURTHER: Variant(seeds=(0,), parent=start, tokens=tokens, recipe=replace(UNTAUGHT, scale=scale)),
+            FURTHER: Variant(seeds=(0,), parent=start, tokens=tokens, recipe=further),
             ALONE: Variant(seeds=(0,), parent=start, tokens=settings.single_tokens, recipe=RecipeChanges(scale=scale)),
         },
         pairs=frozenset((variant, row) for variant, of_variant in rows.items() for row in of_variant),
@@ -193,7 +197,7 @@ def member_table(settings: Settings, ended: Mapping[Job, Ended]) -> Table:
         "perplexity",
         "above the parent trained on as many more",
     )
-    return table(columns, rows, title=f"after {settings.tokens:,} tokens from the tuned parent")
+    return table(columns, rows, title=f"after {settings.healed_tokens:,} tokens from the tuned parent")
 
 
 def kind_table(scores: BlockScores) -> Table:

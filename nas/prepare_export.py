@@ -13,6 +13,7 @@ from costmodel.estimate import Pricer, estimate_generation
 from costmodel.protocols import load_pricer
 from nas.conversion.fold import at_dimensions
 from nas.conversion.pretrained import read_windows
+from nas.conversion.score_bounds import bounding_tokens
 from nas.conversion.verified_fold import VerifiedFold, check_tokens, fold_as_far_as
 from nas.corpus.corpus import known_corpus, tokenizer_file
 from nas.corpus.held_out import trained_on
@@ -143,8 +144,9 @@ def _prepared(
     fold: bool,
 ) -> Export:
     seq_len = candidate.recipe.scale.seq_len
-    kind, tokens = check_tokens(known_corpus(provenance.corpus), candidate.trained.vocab_size, seq_len)
-    trained, weights, left = deployable(candidate, last, tokens)
+    corpus = known_corpus(provenance.corpus)
+    kind, tokens = check_tokens(corpus, candidate.trained.vocab_size, seq_len)
+    trained, weights, left = deployable(candidate, last, bounding_tokens(corpus, tokens))
     architecture, folding = candidate.architecture, None
     if left:
         architecture = at_dimensions(trained, architecture)

@@ -41,13 +41,6 @@ class Plan:
             raise UserError(f"a session of {self.kind} must have tokens to run, but got {self}.")
 
 
-def with_public_layers(
-    graph_of: GraphOf, public_layers: str | None, num_tokens: int, deployment: Deployment
-) -> OpGraph:
-    """What `graph_of` gives, with these layers public, if any."""
-    return graph_of(num_tokens, replace(deployment, public_layers=public_layers))
-
-
 def graphs(graph_of: GraphOf, plan: Plan) -> tuple[OpGraph, ...]:
     """The graph of every step of a session, in order; sequences all have the one. Raises UserError as `graph_of`."""
     if plan.kind == "sequences":

@@ -78,7 +78,7 @@ def fold(
 
 def at_dimensions(folded: Architecture, priced: Architecture) -> Architecture:
     """The folded architecture at the dimensions of another, such as those that are priced."""
-    dimensions = ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context")
+    dimensions = ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context", "norm_epsilon")
     return replace(folded, **{name: getattr(priced, name) for name in dimensions})
 
 

@@ -25,7 +25,7 @@ def fitted_linears(parent: Decoder, model: Decoder, layers: Sequence[int], token
 
     tokens: sequences x T, what the fit is over.
     """
-    streams = streams_of(parent, tokens)
+    streams = parent.streams(tokens)
     fitted: dict[str, Tensor] = {}
     for index in layers:
         ffn = model.layers[index].ffn
@@ -38,23 +38,6 @@ def fitted_linears(parent: Decoder, model: Decoder, layers: Sequence[int], token
         assert linear is not None
         fitted |= {f"layers.{index}.ffn.{name}.{key}": value.clone() for key, value in linear.named_parameters()}
     return fitted
-
-
-@torch.no_grad()
-def streams_of(model: Decoder, tokens: Tensor) -> list[Tensor]:
-    """Returns what every layer reads of a batch and what the last one leaves, each batch x T x d_model."""
-    streams: list[Tensor] = []
-
-    def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        streams.append(inputs[0])
-
-    hooks = [module.register_forward_pre_hook(keep) for module in (*model.layers, model.final_norm)]
-    try:
-        model.features(tokens, with_entropies=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return streams
 
 
 def weights_by_position(read: Tensor, left: Tensor) -> Tensor:

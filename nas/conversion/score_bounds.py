@@ -9,18 +9,33 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nas.attention.causal import Attended, log_sums
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
-from nas.conversion.verified_fold import MAX_LOG_SUM
+from nas.conversion.verified_fold import MAX_LOG_SUM, Tokens
+from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder
 from nas.model.weights import load_deployed
-from search_spaces.architecture import Attention
 
-BOUNDED: dict[Attention, Attention] = {"softmax": "bounded"}
+BOUNDING_TOKENS = 1 << 14
+
+
+def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
+    """The sequences that bounds are set by: those that they are checked on and, as few tokens do not show the widest
+    rows, `BOUNDING_TOKENS` from all over the text that trains. checked: sequences x T.
+    """
+    tokens = torch.from_numpy(checked)
+    if corpus is None:
+        return tokens
+    length, train = checked.shape[1], corpus.tokens("train")
+    every = max(1, len(train) // max(BOUNDING_TOKENS, length))
+    starts = range(0, len(train) - length + 1, every * length)
+    more = [torch.from_numpy(np.asarray(train[start : start + length], dtype=np.int64)) for start in starts]
+    return torch.cat((tokens, torch.stack(more))) if more else tokens
 
 
 @torch.no_grad()
@@ -47,7 +62,9 @@ def unheld(farthest: Mapping[int, float]) -> tuple[int, ...]:
 def unheld_by_parent(parent: Parent, tokens: Tensor) -> tuple[int, ...]:
     """The layers whose softmax, if it were bounded as the parent attends, would not hold. tokens: sequences x T."""
     source = parent.model.architecture
-    layers = tuple(replace(layer, attention=BOUNDED.get(layer.attention, layer.attention)) for layer in source.layers)
+    layers = tuple(
+        replace(layer, attention="bounded") if layer.attention == "softmax" else layer for layer in source.layers
+    )
     target = replace(source, layers=layers)
     model = Decoder(target).eval()
     load_deployed(model, transferred(source, parent.model.weights, target))

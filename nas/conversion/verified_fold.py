@@ -19,6 +19,7 @@ from costmodel import ops
 from costmodel.execution import interpreter
 from costmodel.execution.op_functions import Array, evaluate, numpy_library
 from nas.conversion.fold import Folded, fold
+from nas.conversion.stream_scale import factor_for, with_stream_scale
 from nas.corpus.corpus import Corpus
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
@@ -33,7 +34,10 @@ CHECK_POSITIONS = 4096  # so that a share of 99.9 % is told from all
 CHECK_LOGITS = 1 << 26  # at most so many are compared, which bounds memory
 RESOLUTION = 2.0**-FRACTION_BITS
 MAX_LOG_SUM = 8.0  # either way of a bounded softmax's row: its weights then have seven digits in binary, or more
-LIMIT = 2.0 ** (RING_BITS - 1 - 2 * FRACTION_BITS)  # a product has twice the fraction bits before it is truncated
+LIMIT = 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS)  # of a product: truncation takes 62 bits, and twice the fraction's
+ROOT_LIMIT = (
+    2.0**FRACTION_BITS
+)  # of what an inverse root is taken of; source: SPU 0.9.5, fxp_approx.cc, rsqrt_init_guess
 
 Tokens = NDArray[np.integer[Any]]
 
@@ -49,7 +53,8 @@ class FoldCheck:
         double precision. fixed_agreement: share of their positions where the folded model's most likely token is right;
         it has no bar, since they are few.
     resolution: the least number of fixed point, as such an error.
-    fits: whether no value of the folded model overflows the ring, and no row of a bounded softmax its bound.
+    fits: whether no value of the folded model, nor a square in a norm, overflows the ring, and no row of a bounded
+        softmax its bound.
     """
 
     positions: int
@@ -102,14 +107,20 @@ DOUBLE, SINGLE, FIXED = _Numbers(np.asarray, np.asarray), _Numbers(_single, _sin
 
 
 class _Run(NamedTuple):
-    """Logits, positions x vocabulary, the largest number on the way to them, and what a bounded row is furthest off 1.
+    """Logits, positions x vocabulary, and what was largest on the way to them.
 
-    log_sum: of the sum that such a row is divided by, the largest absolute logarithm.
+    square_share: of squares in norms and their means, as a share of what fixed point takes. log_sum: of the sum that a
+    row of a bounded softmax is divided by, the largest absolute logarithm.
     """
 
     logits: Array
     largest: float
+    square_share: float
     log_sum: float
+
+    @property
+    def fits(self) -> bool:
+        return self.largest < LIMIT and self.square_share < 1 and self.log_sum <= MAX_LOG_SUM
 
 
 def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens) -> VerifiedFold:
@@ -118,6 +129,7 @@ def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], to
     tokens: sequences x T. The last attempt, with nothing left to unfold, is returned whether it passes or not.
     """
     trained = Reference.of(architecture, weights, tokens)
+    architecture, weights = trained.architecture, trained.weights
     folded = fold(architecture, weights)
     while True:
         if trained.check(folded, quick=True).passes and (check := trained.check(folded)).passes:
@@ -142,8 +154,12 @@ def check_tokens(corpus: Corpus | None, vocab_size: int, seq_len: int) -> tuple[
 
 
 class Reference(NamedTuple):
-    """A trained model's logits: in single precision for all sequences, exactly and in fixed point for a few."""
+    """A trained model with its stream scaled for fixed point, and its logits: in single precision for all sequences,
+    exactly and in fixed point for a few.
+    """
 
+    architecture: Architecture
+    weights: Mapping[str, Tensor]
     tokens: Tokens
     few: Tokens
     single: Array
@@ -155,9 +171,11 @@ class Reference(NamedTuple):
         if architecture.tied_embeddings:
             weights = {"logits.weight": weights["embed.weight"], **weights}
         few = tokens[: -(-FIXED_POSITIONS // tokens.shape[1])]
-        single = _run(architecture, weights, tokens, SINGLE).logits
+        single = _run(architecture, weights, tokens, SINGLE)
+        if (factor := factor_for(single.square_share)) < 1:
+            architecture, weights = with_stream_scale(architecture, weights, factor)
         exact, fixed = (_run(architecture, weights, few, numbers).logits for numbers in (DOUBLE, FIXED))
-        return cls(tokens, few, single, exact, fixed)
+        return cls(architecture, weights, tokens, few, single.logits, exact, fixed)
 
     def check(self, folded: Folded, *, quick: bool = False) -> FoldCheck:
         """quick: of the few sequences alone."""
@@ -172,7 +190,7 @@ class Reference(NamedTuple):
             trained_fixed_error=_difference(self.fixed, self.exact) / largest,
             fixed_agreement=_agreement(fixed.logits, self.exact),
             resolution=RESOLUTION / largest,
-            fits=fixed.largest < LIMIT and fixed.log_sum <= MAX_LOG_SUM,
+            fits=fixed.fits,
         )
 
 
@@ -192,11 +210,13 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
         node.name: {suffix: numbers.operand(value) for suffix, value in interpreter.operands(node, arrays).items()}
         for node in graph
     }
-    logits, largest, log_sum = [], 0.0, 0.0
+    logits, largest, square_share, log_sum = [], 0.0, 0.0, 0.0
     last_reader = {name: node.name for node in graph for name in node.inputs}
     for sequence in tokens:
         known: dict[str, Array] = {}
         for node in graph:
+            if isinstance(node.op, ops.LayerNorm | ops.RmsNorm):
+                square_share = max(square_share, _square_share(node.op, known[node.inputs[0]]))
             if isinstance(node.op, ops.TokenEmbedding):  # the row that a product with a one-hot vector gives
                 value = operands[node.name]["weight"][sequence]
             else:
@@ -208,7 +228,13 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
             if isinstance(node.op, ops.ScoreBound):
                 log_sum = max(log_sum, _largest_log_sum(known[node.name]))
         logits.append(known[graph.nodes[-1].name])
-    return _Run(np.concatenate(logits), largest, log_sum)
+    return _Run(np.concatenate(logits), largest, square_share, log_sum)
+
+
+def _square_share(norm: ops.LayerNorm | ops.RmsNorm, source: Array) -> float:
+    """source: rows x features."""
+    squares = (source - source.mean(axis=-1, keepdims=True) if isinstance(norm, ops.LayerNorm) else source) ** 2
+    return float(max(squares.max() / LIMIT, squares.mean(axis=-1).max() / ROOT_LIMIT))
 
 
 def _largest_log_sum(scores: Array) -> float:

@@ -69,21 +69,28 @@ class Decoder(nn.Module):
         return Prediction(self.logits(stream), entropies)
 
     def features(
-        self, tokens: Tensor, *, with_entropies: bool, left: list[Tensor] | None = None
+        self, tokens: Tensor, *, with_entropies: bool, streams: list[Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """The stream that logits are a projection of, batch x T x d_model, and the entropies; else as `forward`.
 
-        left: gets the stream that each layer leaves.
+        streams: gets what each layer reads, and what the last one leaves.
         """
         stream = self.embedded(tokens)  # batch x T x d_model
-        entropies = []
+        passed, entropies = [stream], []
         for layer in self.layers:
             run = partial(_recomputed, layer) if self.recompute and torch.is_grad_enabled() else layer
             stream, entropy = run(stream, with_entropies)
             entropies.append(entropy)  # batch x heads x T
-            if left is not None:
-                left.append(stream)
+            passed.append(stream)
+        if streams is not None:
+            streams += passed
         return self.final_norm(stream), tuple(entropies) if with_entropies else None
+
+    def streams(self, tokens: Tensor) -> list[Tensor]:
+        """What every layer reads of a batch, and what the last one leaves, each batch x T x d_model."""
+        streams: list[Tensor] = []
+        self.features(tokens, with_entropies=False, streams=streams)
+        return streams
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """The stream that the first layer reads; else as `forward`."""

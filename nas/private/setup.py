@@ -1,12 +1,13 @@
 """The set-up of a private run: the model, the protocol with its numbers, the network that seconds are predicted on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from costmodel.deployment.deploy import Deployment
 from costmodel.engine.assignment import Assignment, holds, role
-from costmodel.engine.plan import GraphOf, Plan, graphs, with_public_layers
+from costmodel.engine.plan import GraphOf, Plan, graphs
 from costmodel.engine.predicted import Prediction, predictions
 from costmodel.errors import UserError
 from costmodel.network import Network, link, load_network
@@ -20,6 +21,7 @@ from costmodel.report.trust import trust_document
 from costmodel.trust import described, shown
 from nas.private.model import PrivateModel, load_model, with_gelu
 from nas.private.public_layers import require_public
+from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
 # Bits after the point where none are asked for. Source: SecretFlow-SPU 0.9.5, docs, RuntimeConfig, fxp_fraction_bits
@@ -38,7 +40,7 @@ class Setup:
 
     @property
     def graph_of(self) -> GraphOf:
-        return partial(with_public_layers, partial(lower, self.model.architecture), self.public_layers)
+        return partial(_graph, self.model.architecture, self.public_layers)
 
     def holds(self, rank: int) -> str:
         """Describes what a party knows and what it sees only shares of."""
@@ -118,6 +120,11 @@ def asked_setup(
         model=with_gelu(model, gelu),
         public_layers=public_layers,
     )
+
+
+def _graph(architecture: Architecture, public_layers: str | None, num_tokens: int, deployment: Deployment) -> OpGraph:
+    """A function of the module, so that it can go to other processes."""
+    return lower(architecture, num_tokens, replace(deployment, public_layers=public_layers))
 
 
 def describe_setting(setting: EngineSetting) -> str:

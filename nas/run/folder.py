@@ -159,22 +159,11 @@ def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | N
 
 
 def run_pricer(
-    folder: Path | None, config: StudyConfig, network: str | None = None, testbed: Path | None = None
-) -> Pricer:
-    """The prices of a run under its first protocol, on its own network and testbed unless others are given; None is a
-    run to be.
-    """
-    return _pricer(folder, config, config.protocols[0], network, testbed)
-
-
-def other_pricers(folder: Path | None, config: StudyConfig) -> dict[str, Pricer]:
-    """The prices of a run under its other protocols, by name."""
-    return {protocol: _pricer(folder, config, protocol) for protocol in config.protocols[1:]}
-
-
-def _pricer(
     folder: Path | None, config: StudyConfig, protocol: str, network: str | None = None, testbed: Path | None = None
 ) -> Pricer:
+    """The prices of a run under one of its protocols, on its own network and testbed unless others are given; None is a
+    run to be.
+    """
     asked = config.asked[protocol]["network"]
     if asked == config.network:
         asked = own_file(folder, config, "network")
@@ -185,6 +174,11 @@ def _pricer(
         testbed or (None if kept is None else Path(kept)),
         setting_of(protocol, weights=config.weights),
     )
+
+
+def run_pricers(folder: Path | None, config: StudyConfig) -> tuple[Pricer, ...]:
+    """Under each of them, the one that its front is of first."""
+    return tuple(run_pricer(folder, config, protocol) for protocol in config.protocols)
 
 
 def own_file(folder: Path | None, config: StudyConfig, field: str) -> str | None:

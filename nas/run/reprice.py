@@ -100,7 +100,7 @@ def reprice(
     config = run.config
     budget = parse_budget(budget_latency, budget_comm, budget_keys)
     if protocol in (None, config.protocols[0]):
-        pricer = run_pricer(run.folder, config, network, testbed)
+        pricer = run_pricer(run.folder, config, config.protocols[0], network, testbed)
     else:
         setting = setting_of(protocol, weights=config.weights) if protocol in SETTINGS else None
         pricer = load_pricer(protocol, network, testbed, setting)

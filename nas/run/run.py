@@ -12,7 +12,7 @@ from costmodel.estimate import Pricer
 from nas.corpus.ngrams import NgramBaseline
 from nas.run import ledger
 from nas.run.config import StudyConfig
-from nas.run.folder import Meta, ParentResult, find_run, other_pricers, read_config, read_ledger, read_meta, run_pricer
+from nas.run.folder import Meta, ParentResult, find_run, read_config, read_ledger, read_meta, run_pricers
 from nas.run.front import front, picked
 from nas.run.ledger import Record, architecture_of, deployed_of
 from nas.run.members import TrainedMember, members
@@ -130,13 +130,13 @@ class Run:
 
     @cached_property
     def pricer(self) -> Pricer:
-        """The run's prices, on its own network and testbed."""
-        return run_pricer(self.folder, self.config)
+        """The run's prices under its first protocol, on its own network and testbed."""
+        return self.pricers[0]
 
     @cached_property
     def pricers(self) -> tuple[Pricer, ...]:
         """Its prices under every protocol, the one that the front is of first."""
-        return self.pricer, *other_pricers(self.folder, self.config).values()
+        return run_pricers(self.folder, self.config)
 
     @property
     def budget(self) -> Budget:

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from costmodel.config.units import format_seconds
-from nas.conversion.linear_fit import streams_of
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import gather, validation_indices
@@ -146,7 +145,7 @@ def block_scores(
     if not missing:
         return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})
     model = parent.decoder().to(device)
-    streams = streams_of(model, tokens.to(device))
+    streams = model.streams(tokens.to(device))
     predicted = _predicted(model, streams[-1], Path(corpus.folder))
 
     def score(sub_layer: SubLayer, block: Block) -> float:

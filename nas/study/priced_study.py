@@ -10,7 +10,7 @@ from costmodel.cost import Budget
 from costmodel.data_range import describe
 from nas.recipe.recipe import SCALES, trained_architecture, usual_scale
 from nas.run.config import USUAL_SPACE, StudyConfig, flag, is_share
-from nas.run.folder import other_pricers, read_meta, run_pricer, run_space
+from nas.run.folder import read_meta, run_pricers, run_space
 from nas.run.own_space import OWN
 from nas.searchers.strategy import check_searcher, searcher_of
 from search_spaces.architecture import Architecture
@@ -62,8 +62,7 @@ def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
     check_searcher(config.searcher)
     if ":" in config.searcher:  # of one's own: what is wrong with it is said before anything takes time
         searcher_of(config.searcher)
-    pricers = [run_pricer(folder, config), *other_pricers(folder, config).values()]
-    each = list(zip(pricers, config.budgets.values(), strict=True))
+    each = list(zip(run_pricers(folder, config), config.budgets.values(), strict=True))
     space = run_space(folder, config, _tables(config, folder))
     if folder is not None:
         space = with_exact_softmax(space, read_meta(folder).exact_softmax)
@@ -101,7 +100,7 @@ def with_parent(config: StudyConfig) -> StudyConfig:
     space = run_space(None, config, _tables(config, None))
     theirs = parse(placement(parent), space.base).architecture
     resolved: dict[str, list[str]] = {}
-    for pricer in (run_pricer(None, config), *other_pricers(None, config).values()):
+    for pricer in run_pricers(None, config):
         price = price_architecture(theirs, pricer, config.workload, config.accounting).price
         said = config.asked[pricer.protocol]
         if is_share(said["budget_keys"]):

@@ -12,7 +12,7 @@ from rich.console import Console
 from costmodel.errors import StoppedError
 from nas.attention.causal import has_native
 from nas.conversion.parent import NO_PARENT, Parent, keep_parent
-from nas.conversion.score_bounds import unheld_by_parent
+from nas.conversion.score_bounds import bounding_tokens, unheld_by_parent
 from nas.conversion.verified_fold import check_tokens
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngrams import TRIGRAM
@@ -137,7 +137,7 @@ def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus, log: Callable
     if all(layer.attention != "bounded" for layer in space.layers):
         return feasible
     _, tokens = check_tokens(corpus, parent.model.architecture.vocab_size, priced.seq_len)
-    narrowed = with_exact_softmax(space, unheld_by_parent(parent, torch.from_numpy(tokens)))
+    narrowed = with_exact_softmax(space, unheld_by_parent(parent, bounding_tokens(corpus, tokens)))
     if narrowed is space:
         return feasible
     layers = ", ".join(map(str, narrowed.definition.exact_softmax))

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from costmodel.errors import UserError
 from nas.conversion.fold import at_dimensions
-from nas.conversion.score_bounds import set_bounds, unheld
-from nas.conversion.verified_fold import Tokens, check_tokens, fold_as_far_as
+from nas.conversion.score_bounds import bounding_tokens, set_bounds, unheld
+from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import DocumentLoss
 from nas.model.decoder import Decoder
@@ -35,7 +35,7 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path) -> Verifie
         raise UserError(f"{folder} must have a whole checkpoint to fold, but has none; train the candidate again.")
     trained = candidate.trained
     _, tokens = check_tokens(corpus, trained.vocab_size, candidate.recipe.scale.seq_len)
-    model = deployable(candidate, latest, tokens)
+    model = deployable(candidate, latest, bounding_tokens(corpus, tokens))
     folded, check = fold_as_far_as(model.architecture, model.weights, tokens)
     return VerifiedForm(
         architecture=at_dimensions(folded.architecture, candidate.architecture),
@@ -59,13 +59,13 @@ class Deployable(NamedTuple):
     left: tuple[str, ...]
 
 
-def deployable(candidate: Candidate, trained: Checkpoint, tokens: Tokens) -> Deployable:
+def deployable(candidate: Candidate, trained: Checkpoint, tokens: Tensor) -> Deployable:
     """The model of a checkpoint with the bounds of its softmaxes set by these tokens, sequences x T.
 
     Raises UserError for one on the way from a parent.
     """
     model = trained_model(candidate, trained)
-    exact = unheld(set_bounds(model, torch.from_numpy(tokens)))
+    exact = unheld(set_bounds(model, tokens))
     layers = list(model.architecture.layers)
     for depth in exact:
         layers[depth] = replace(layers[depth], attention="softmax")

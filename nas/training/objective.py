@@ -9,7 +9,7 @@ the builtin parent, seed 0, nats after 65,536 tokens by that weight (0, 10, 100)
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from nas.training.distillation.parts import train_parts
 from nas.training.distillation.teacher import Predictions
 from nas.training.entropy import EntropyPenalty
 from search_spaces.architecture import num_heads
+
+StreamError: TypeAlias = Callable[[Tensor, Sequence[Tensor]], Tensor]  # of inputs and a model's streams
 
 
 class Losses(NamedTuple):
@@ -67,15 +69,16 @@ class Objective(nn.Module):
         inputs: Tensor,
         targets: Tensor,
         predictions: Predictions | None = None,
-        streams: Sequence[Tensor] | None = None,
+        stream_error: StreamError | None = None,
     ) -> tuple[Tensor, Losses]:
         """What of the loss compares predictions and streams, to be differentiated with the penalty; and the losses.
 
-        inputs, targets: batch x T. predictions, streams: the parent's, which distillation and its streams need.
+        inputs, targets: batch x T. predictions: the parent's, which distillation needs. stream_error: the parent's
+        measure of streams (`Teacher.stream_error`).
         """
-        left: list[Tensor] = []
+        streams: list[Tensor] = []
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
-            stream, entropies = self.model.features(inputs, with_entropies=self.penalty is not None, left=left)
+            stream, entropies = self.model.features(inputs, with_entropies=self.penalty is not None, streams=streams)
             hidden, weight = stream.flatten(0, 1), self.model.logits.weight
             if self.distillation:
                 assert predictions is not None
@@ -86,8 +89,8 @@ class Objective(nn.Module):
             else:
                 loss = projected_cross_entropy(hidden, weight, targets.flatten())
                 parts = [loss, loss.new_zeros(())]
-        if streams is not None:
-            loss = loss + self.streams * stream_error(left, streams)
+        if self.streams and stream_error is not None:
+            loss = loss + self.streams * stream_error(inputs, streams)
         cross_entropy, distillation = parts
         penalty = cross_entropy.new_zeros(()) if self.penalty is None else self.penalty(entropies)
         return loss, Losses(cross_entropy, penalty, distillation)
@@ -100,33 +103,21 @@ class Objective(nn.Module):
         num_parts: int,
         penalty_weight: float,
         predictions: Predictions | None = None,
-        streams_of: Callable[[Tensor], Sequence[Tensor]] | None = None,
+        stream_error: StreamError | None = None,
     ) -> Losses:
         """Gradients and losses of a batch, computed in equal parts so that memory holds one part only.
 
-        predictions: the parent's, of the batch. streams_of: the parent's streams of a part.
+        predictions, stream_error: as `forward` has them, of the batch.
         """
         penalty_share = 1.0 if self.penalty is not None and self.penalty.adds_up else 1 / num_parts
         total = torch.zeros(3, dtype=torch.float64, device=inputs.device)
         taught = [None] * num_parts if predictions is None else _chunks(predictions, num_parts)
         for part in zip(inputs.chunk(num_parts), targets.chunk(num_parts), taught, strict=True):
-            streams = streams_of(part[0]) if streams_of is not None and self.streams else None
-            loss, losses = self(*part, streams)
+            loss, losses = self(*part, stream_error)
             torch.autograd.backward(loss * (1 / num_parts) + penalty_weight * (losses.penalty * penalty_share))
             shares = (1 / num_parts, penalty_share, 1 / num_parts)
             total += torch.stack([value.detach() * share for value, share in zip(losses, shares, strict=True)])
         return Losses(*total)
-
-
-def stream_error(left: Sequence[Tensor], theirs: Sequence[Tensor]) -> Tensor:
-    """Squared error of what layers leave over the mean square of what the parent's do, each batch x T x d_model: the
-    mean over layers and positions, which count alike since the first one's numbers are far larger.
-    """
-    errors = [
-        (ours.float() - parent).square().mean(dim=(0, 2)) / parent.square().mean(dim=(0, 2))
-        for ours, parent in zip(left, theirs, strict=True)
-    ]
-    return torch.stack(errors).mean()
 
 
 def _chunks(predictions: Predictions, num_parts: int) -> list[Predictions]:

@@ -177,7 +177,7 @@ class TrainingRun:
             num_parts=num_parts,
             penalty_weight=weight,
             predictions=self.predictions(inputs),
-            streams_of=None if self.teacher is None else self.teacher.streams,
+            stream_error=None if self.teacher is None else self.teacher.stream_error,
         )
         parameters = list(self.objective.parameters())
         gradients = [value.grad for value in parameters if value.grad is not None]

@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 import nas.private.__main__ as private
 from nas import export, search
 from nas.conversion.huggingface import load_pretrained, save_model, to_transformers
+from nas.conversion.stream_scale import with_stream_scale
 from nas.corpus.corpus import prepare, tokenizer_file
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
@@ -99,10 +100,21 @@ def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(
     assert all(layer.attention != "bounded" for layer in resumed.layers)
 
 
+@pytest.fixture(scope="module")
+def massive(parent: Path) -> Path:
+    """The parent with a stream whose squares are beyond the ring, as those of large models are."""
+    source = load_pretrained(str(parent))
+    architecture, weights = with_stream_scale(source.architecture, source.weights, 2.0**13)
+    assert source.tokenizer is not None
+    (tokenizer := parent.parent / "tokenizer.json").write_text(source.tokenizer.json)
+    save_model(architecture, weights, tokenizer, parent.parent / "massive")
+    return parent.parent / "massive"
+
+
 @pytest.mark.needs_engine
 @pytest.mark.parametrize(
     ("model", "protocol"),
-    [("run", "semi2k"), ("parent", "semi2k"), pytest.param("run", "aby3", marks=pytest.mark.slow)],
+    [("run", "semi2k"), ("massive", "semi2k"), pytest.param("run", "aby3", marks=pytest.mark.slow)],
 )
 def test_a_llama_answers_privately(
     model: str, protocol: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]

@@ -53,12 +53,20 @@ class Teacher:
             torch.from_numpy(records["log_probability"].copy()).to(inputs.device),
         )
 
-    @torch.no_grad()
-    def streams(self, inputs: Tensor) -> list[Tensor]:
-        """What each of its layers leaves, batch x T x d_model. inputs: batch x T."""
-        left: list[Tensor] = []
-        self.model.features(inputs, with_entropies=False, left=left)
-        return left
+    def stream_error(self, inputs: Tensor, streams: Sequence[Tensor]) -> Tensor:
+        """How far a model's streams are from the parent's as its next norm reads them, so that the few features do not
+        rule that are far larger than others: squared errors over the mean square, the mean over layers and positions.
+
+        inputs: batch x T. streams: as `Decoder.features` gives them for these, each batch x T x d_model.
+        """
+        with torch.no_grad():
+            theirs = self.model.streams(inputs)
+        norms, errors = [layer.get_submodule("norm1") for layer in self.model.layers], []
+        for norm, stream, parents in zip((*norms[1:], self.model.final_norm), streams[1:], theirs[1:], strict=True):
+            wanted = norm(parents)
+            squares = (norm(stream.float()) - wanted).square().mean(dim=(0, 2))
+            errors.append(squares / wanted.square().mean(dim=(0, 2)))
+        return torch.stack(errors).mean()
 
     @torch.no_grad()
     def _computed(self, inputs: Tensor) -> Records:

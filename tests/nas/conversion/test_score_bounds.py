@@ -70,7 +70,7 @@ def test_where_a_bound_does_not_hold_the_softmax_is_exact(scores: float, exact: 
     candidate = candidate_at(resolve("1xLBLBo-1xLSLGo", BASE), "smoke", data="stdlib", seq_len=8)
     model = with_scores(candidate.trained, scores)
     trained = Checkpoint(step=1, identity={}, progress={}, weights=stored_weights(model), optimizer=None)
-    made = deployable(candidate, trained, TOKENS)
+    made = deployable(candidate, trained, torch.from_numpy(TOKENS))
     assert [index for index, layer in enumerate(made.architecture.layers) if layer.attention == "softmax"] == [
         *exact,
         1,

@@ -35,14 +35,14 @@ def config(tmp_path: Path) -> StudyConfig:
 
 
 def test_prices_and_space_stay_when_the_files_go(config: StudyConfig, tmp_path: Path) -> None:
-    before, folder = run_pricer(None, config), tmp_path / "run"
+    before, folder = run_pricer(None, config, config.protocol), tmp_path / "run"
     folder.mkdir()
     write_config(folder, config)
     for path in (config.space, config.network, config.testbed):
         Path(path or "").unlink()
     assert read_config(folder) == config
-    assert run_pricer(folder, config) == before
-    assert run_pricer(folder, config).cost_model_id == before.cost_model_id
+    assert run_pricer(folder, config, config.protocol) == before
+    assert run_pricer(folder, config, config.protocol).cost_model_id == before.cost_model_id
     assert run_space(folder, config).name == "mine"
 
 
@@ -58,12 +58,12 @@ def test_presets_are_not_copied(tmp_path: Path) -> None:
     config = StudyConfig(budget_latency="5min", protocol="semi2k", network="wan", space="tiny")
     write_config(tmp_path, config)
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
-    assert run_pricer(tmp_path, config).network == NETWORKS["wan"].name
+    assert run_pricer(tmp_path, config, config.protocol).network == NETWORKS["wan"].name
 
 
 def test_a_testbed_of_another_protocol_is_refused(config: StudyConfig) -> None:
     with pytest.raises(ValueError, match="`protocol` of testbed .*testbed.yaml must be aby3, but got semi2k"):
-        run_pricer(None, replace(config, protocol="aby3"))
+        run_pricer(None, replace(config, protocol="aby3"), "aby3")
 
 
 def test_ngrams_are_kept_and_may_be_missing(tmp_path: Path, make_meta, ngrams) -> None:

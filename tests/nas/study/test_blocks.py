@@ -10,7 +10,6 @@ import torch
 from rich.console import Console
 
 from costmodel.errors import UserError
-from nas.conversion.linear_fit import streams_of
 from nas.conversion.parent import Parent, load_parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
@@ -80,7 +79,7 @@ def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent: Parent, te
 def test_training_brings_alternatives_nearer_to_the_parents_layer(parent: Parent, texts: Corpus):
     half = SubLayer(0, "ffn", "layernorm", "relu")
     tokens = scored_of(texts, parent)
-    read_stream, left, *_ = streams_of(parent.decoder(), tokens)
+    read_stream, left, *_ = parent.decoder().streams(tokens)
     errors = []
     for rate in (0.0, 1e-3):
         settings = BlockwiseDistillation(tokens=16_384, batch=4, learning_rate=rate)
@@ -147,7 +146,7 @@ def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(pa
         recipe_for("smoke", "", entropy_regularised=False), DistillationSchedule(parent="p", placement="2xLSLGo")
     )
     made = Candidate(architecture=parse("2xLSLFo", BASES["tiny"]).architecture, recipe=recipe)
-    read_stream, left, *_ = streams_of(parent.decoder(), scored_of(texts, parent))
+    read_stream, left, *_ = parent.decoder().streams(scored_of(texts, parent))
     product = transferred(parent.model.architecture, parent.model.weights, made.initial_architecture)
     errors = []
     for weights in (product, parent.start(made, texts)):
@@ -195,7 +194,7 @@ def test_streams_of_layers_are_those_of_the_whole_parent(parent: Parent, texts: 
         for depth, streams in parent_streams(parent, (0, 1), texts, SETTINGS, seq_len=SEQ_LEN)
     }
     inputs, _ = train_batch(texts, step=3, batch=2, seq_len=SEQ_LEN, seed=0)
-    expected = streams_of(parent.decoder(), inputs)
+    expected = parent.decoder().streams(inputs)
     for depth in (0, 1):
         assert [stream[3].equal(whole) for stream, whole in zip(found[depth], expected[depth:], strict=False)] == [
             True,
@@ -246,7 +245,7 @@ def test_a_candidate_starts_from_trained_sub_layers(
     recipe = from_parent(recipe_for("smoke", "", entropy_regularised=False), route)
     made = Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=recipe)
     tokens = scored_of(texts, parent)
-    streams = streams_of(parent.decoder(), tokens)
+    streams = parent.decoder().streams(tokens)
     errors = []
     fitted = parent.start(made, texts)
     monkeypatch.setattr("nas.conversion.parent.fitted_linears", None)  # what is trained by itself is not fitted before

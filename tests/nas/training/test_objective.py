@@ -10,7 +10,7 @@ from nas.corpus.corpus import Corpus
 from nas.model.weights import load_deployed
 from nas.recipe.candidate import candidate_at
 from nas.study.parent import teacher_of
-from nas.training.objective import Objective, stream_error
+from nas.training.objective import Objective
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
 from tests.nas.study.conftest import untrained_parent
@@ -37,24 +37,27 @@ def objectives(corpus: Corpus):
 @torch.no_grad()
 def test_streams_weigh_in_the_loss_as_the_schedule_says(objectives) -> None:
     objective, teacher = objectives("SM+LN+R", 10.0)
-    predictions, streams, left = teacher.predictions(range(4), TOKENS), teacher.streams(TOKENS), list[Tensor]()
-    objective.model.features(TOKENS, with_entropies=False, left=left)
-    error = stream_error(left, streams)
+    predictions, streams, theirs = teacher.predictions(range(4), TOKENS), list[Tensor](), list[Tensor]()
+    objective.model.features(TOKENS, with_entropies=False, streams=streams)
+    teacher.model.features(TOKENS, with_entropies=False, streams=theirs)
+    error = teacher.stream_error(TOKENS, streams)
     assert error > 0.01
-    (without, _), (with_streams, _) = (objective(TOKENS, TOKENS, predictions, given) for given in (None, streams))
-    torch.testing.assert_close(with_streams - without, 10 * error)
+    losses = [objective(TOKENS, TOKENS, predictions, given)[0] for given in (teacher.stream_error, None)]
+    torch.testing.assert_close(losses[0] - losses[1], 10 * error)
+    norms = teacher.model.layers[1].norm1, teacher.model.final_norm
     by_hand = [
         [((ours - parent)[:, at] ** 2).mean() / (parent[:, at] ** 2).mean() for at in range(16)]
-        for ours, parent in zip(left, streams, strict=True)
+        for norm, *both in zip(norms, streams[1:], theirs[1:], strict=True)
+        for ours, parent in [map(norm, both)]
     ]
     torch.testing.assert_close(error, torch.tensor(by_hand).mean())
 
 
 def test_a_parent_leaves_what_it_leaves(objectives) -> None:
     objective, teacher = objectives("SM+LN+G", 1.0)
-    left = list[Tensor]()
-    objective.model.features(TOKENS, with_entropies=False, left=left)
-    assert stream_error(left, teacher.streams(TOKENS)) < 1e-10
+    streams = list[Tensor]()
+    objective.model.features(TOKENS, with_entropies=False, streams=streams)
+    assert teacher.stream_error(TOKENS, streams) < 1e-10
 
 
 def test_gradients_are_of_the_streams_too(objectives) -> None:
@@ -63,7 +66,7 @@ def test_gradients_are_of_the_streams_too(objectives) -> None:
         objective, teacher = objectives("SM+LN+R", weight)
         predictions = teacher.predictions(range(4), TOKENS)
         objective.backward(
-            TOKENS, TOKENS, num_parts=2, penalty_weight=0.0, predictions=predictions, streams_of=teacher.streams
+            TOKENS, TOKENS, num_parts=2, penalty_weight=0.0, predictions=predictions, stream_error=teacher.stream_error
         )
         gradients.append(objective.model.layers[0].ffn.down.weight.grad)
     assert not torch.allclose(gradients[0], gradients[1], rtol=0.1)
