@@ -35,9 +35,7 @@ CHECK_LOGITS = 1 << 26  # at most so many are compared, which bounds memory
 RESOLUTION = 2.0**-FRACTION_BITS
 MAX_LOG_SUM = 8.0  # either way of a bounded softmax's row: its weights then have seven digits in binary, or more
 LIMIT = 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS)  # of a product: truncation takes 62 bits, and twice the fraction's
-ROOT_LIMIT = (
-    2.0**FRACTION_BITS
-)  # of what an inverse root is taken of; source: SPU 0.9.5, fxp_approx.cc, rsqrt_init_guess
+ROOT_LIMIT = 2.0**FRACTION_BITS  # of what an inverse root is taken of; SPU 0.9.5, fxp_approx.cc, rsqrt_init_guess
 
 Tokens = NDArray[np.integer[Any]]
 
@@ -50,8 +48,7 @@ class FoldCheck:
     float_error: how far folding moves a logit, both models in single precision.
     agreement: share of positions where both find the same token most likely.
     fixed_error, trained_fixed_error: of the folded and of the trained model in fixed point, beside the trained one in
-        double precision. fixed_agreement: share of their positions where the folded model's most likely token is right;
-        it has no bar, since they are few.
+        double precision.
     resolution: the least number of fixed point, as such an error.
     fits: whether no value of the folded model, nor a square in a norm, overflows the ring, and no row of a bounded
         softmax its bound.
@@ -62,7 +59,6 @@ class FoldCheck:
     agreement: float
     fixed_error: float
     trained_fixed_error: float
-    fixed_agreement: float
     resolution: float
     fits: bool
 
@@ -188,7 +184,6 @@ class Reference(NamedTuple):
             agreement=_agreement(ours, theirs),
             fixed_error=_difference(fixed.logits, self.exact) / largest,
             trained_fixed_error=_difference(self.fixed, self.exact) / largest,
-            fixed_agreement=_agreement(fixed.logits, self.exact),
             resolution=RESOLUTION / largest,
             fits=fixed.fits,
         )

@@ -25,7 +25,6 @@ GOOD = FoldCheck(
     agreement=0.999,
     fixed_error=7e-5,
     trained_fixed_error=3e-5,
-    fixed_agreement=1.0,
     resolution=1e-5,
     fits=True,
 )
@@ -66,7 +65,6 @@ def test_a_well_conditioned_model_is_folded_as_the_rule_says() -> None:
     assert check == Reference.of(architecture, weights, TOKENS).check(folded)
     assert check.positions == TOKENS.size > FIXED_POSITIONS
     assert 0 < check.float_error < 1e-5
-    assert check.fixed_agreement == 1.0
     assert RESOLUTION / 100 < check.trained_fixed_error < 1e-3
 
 
