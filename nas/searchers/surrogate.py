@@ -51,10 +51,9 @@ class Prior(NamedTuple):
 BASE = Prior(2.0, 1.0)  # log-perplexity of a model of which nothing is scarce, from scratch
 FROM_PARENT = 0.05  # deviation of that around the loss of a parent
 LIVE_NORM = Prior(-0.005, 0.01)
+SHORT_LIVE_NORM = Prior(0.0, 0.01)  # where little heals, block scores say what a norm is worth
 REGULARISED = Prior(0.0, 0.05)
-FIRST_FFN = Prior(
-    0.0, 0.1
-)  # of a nonlinear one in the first layer, beyond its block score, which is of another kind there
+FIRST_FFN = Prior(0.0, 0.1)  # of a nonlinear one in the first layer, beyond its block score, of another kind there
 BLOCK_FACTORS = (Prior(0.1, 0.1), Prior(0.25, 0.2))  # of attention scores, of FFN scores
 # The same where 32,768 tokens heal: two candidates of SmolLM2 kept 0.41 and 0.58 of theirs.
 SHORT_FACTORS = (Prior(0.5, 0.3), Prior(0.5, 0.3))
@@ -67,7 +66,7 @@ class Features:
 
     sub_layer_forms: by layer, the numbers of its two sub-layer forms. num_forms: of those.
     is_kept: by layer, 1 with attention, 1 with a nonlinear FFN. live_norms: by layer.
-    base: log-perplexity of a model of which nothing is scarce.
+    base: log-perplexity of a model of which nothing is scarce. live_norm: what one is worth.
     blocks: depth x layer x 2, ln(1 + score) of its halves, since what destroys a model heals the most; or None.
     """
 
@@ -77,6 +76,7 @@ class Features:
     is_kept: Floats
     live_norms: Floats
     base: Prior
+    live_norm: Prior
     blocks: Floats | None
     block_factors: tuple[Prior, Prior]
     from_parent: bool
@@ -114,7 +114,7 @@ class Features:
     def _others(self) -> list[Prior]:
         """Of what is no form of a sub-layer, in the order of `rows`."""
         blocks = () if self.blocks is None else self.block_factors
-        return [self.base, LIVE_NORM, REGULARISED, FIRST_FFN, *SCARCITY, *blocks]
+        return [self.base, self.live_norm, REGULARISED, FIRST_FFN, *SCARCITY, *blocks]
 
     @property
     def mean(self) -> Floats:
@@ -170,6 +170,7 @@ def features_of(stages: Stages, problem: SearchProblem) -> Features:
             [float(sum(norm in LIVE_NORMS for norm in (layer.norm1, layer.norm2))) for layer in stages.layers]
         ),
         base=base,
+        live_norm=SHORT_LIVE_NORM if problem.heals_shortly else LIVE_NORM,
         blocks=blocks,
         block_factors=SHORT_FACTORS if problem.heals_shortly else BLOCK_FACTORS,
         from_parent=problem.parent is not None,

@@ -1,5 +1,6 @@
 """From a configuration to trials that are ready to run: schedule, anchors, baselines, meta data."""
 
+import math
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -107,17 +108,22 @@ def search_problem(
     """Everything a searcher may know before anything is trained.
 
     From a parent, what knows less than a trigram is no answer to anyone; from scratch few know more. At a parent's own
-    size nothing heals what the anchors lack, and block scores say what to begin with.
+    size nothing is that has more than twice its perplexity; nothing heals what the anchors lack, and block scores say
+    what to begin with.
     """
     route, parent = meta.recipe.route, meta.parent
-    ngrams = None if route is None else meta.ngrams
+    reference_loss = meta.reference[1]
+    if parent is not None and config.scale == "parent":
+        reference_loss = parent.val_loss + math.log(2)
+    elif route is not None and meta.ngrams is not None:
+        reference_loss = meta.ngrams.losses[TRIGRAM - 1]
     known: tuple[Trained, ...] = ()
     if config.knowledge == "shipped" and parent is not None:
         known = known_trainings(feasible.space, parent.val_loss)
     return SearchProblem(
         feasible=feasible,
         anchors=() if config.scale == "parent" else tuple(anchors(feasible, published_members(feasible.space))),
-        reference_loss=meta.reference[1] if ngrams is None else ngrams.losses[TRIGRAM - 1],
+        reference_loss=reference_loss,
         parent=None if route is None else parent_architecture(route, feasible.space.base),
         parent_loss=None if parent is None else parent.val_loss,
         heals_shortly=config.scale == "parent",

@@ -433,7 +433,7 @@ def test_only_completed_candidates_within_budget_reach_the_front(make_record):
     assert [member.first for member in found] == [inside]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_search_saves_everything_and_says_how_to_go_on(root, number):
     folder = root / f"interrupted-{number}"
     args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", "200", "--output-dir", str(folder))
