@@ -65,6 +65,14 @@ def trained(problem, members):
     ]
 
 
+def test_where_little_heals_a_parent_is_expected_where_it_is(problem):
+    """A member of which nothing is scarce, whose norms are all live."""
+    parent = most_expensive(problem)
+    problem = replace(problem, parent=parent.architecture, parent_loss=2.5, heals_shortly=True)
+    features = features_of(stages_of(problem.feasible), problem)
+    assert features.rows([parent])[0] @ features.mean == pytest.approx(2.5)
+
+
 def test_expected_improvement_is_the_mean_over_draws():
     rng = np.random.default_rng(0)
     points, reference = [(2.0, 3.0), (4.0, 2.0), (7.0, 1.5), (11.0, 0.1), (1.0, 9.0)], (10.0, 5.0)
