@@ -198,32 +198,28 @@ def _agreement(ours: Array, theirs: Array) -> float:
 
 
 def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, numbers: _Numbers) -> _Run:
-    """All sequences through the op graph."""
+    """All sequences through the op graph, node by node, so that memory holds the operands of one."""
     graph, library = lower(architecture, tokens.shape[1]), numpy_library()
-    arrays = {name: value.numpy() for name, value in weights.items()}  # in double precision a node at a time
-    operands = {
-        node.name: {suffix: numbers.operand(value) for suffix, value in interpreter.operands(node, arrays).items()}
-        for node in graph
-    }
-    logits, largest, square_share, log_sum = [], 0.0, 0.0, 0.0
+    arrays = {name: value.numpy() for name, value in weights.items()}
     last_reader = {name: node.name for node in graph for name in node.inputs}
-    for sequence in tokens:
-        known: dict[str, Array] = {}
-        for node in graph:
-            if isinstance(node.op, ops.LayerNorm | ops.RmsNorm):
-                square_share = max(square_share, _square_share(node.op, known[node.inputs[0]]))
-            if isinstance(node.op, ops.TokenEmbedding):  # the row that a product with a one-hot vector gives
-                value = operands[node.name]["weight"][sequence]
-            else:
-                value = evaluate(node.op, library, operands[node.name], *(known[name] for name in node.inputs))
-            known[node.name] = numbers.result(value)
-            for name in {name for name in node.inputs if last_reader[name] == node.name}:
-                known.pop(name, None)  # tokens are not among them
-            largest = max(largest, float(np.abs(known[node.name]).max()))
-            if isinstance(node.op, ops.ScoreBound):
-                log_sum = max(log_sum, _largest_log_sum(known[node.name]))
-        logits.append(known[graph.nodes[-1].name])
-    return _Run(np.concatenate(logits), largest, square_share, log_sum)
+    known: dict[str, list[Array]] = {}  # of every sequence
+    largest, square_share, log_sum = 0.0, 0.0, 0.0
+    for node in graph:
+        operands = {suffix: numbers.operand(value) for suffix, value in interpreter.operands(node, arrays).items()}
+        if isinstance(node.op, ops.TokenEmbedding):  # the rows that a product with one-hot vectors gives
+            values = [operands["weight"][sequence] for sequence in tokens]
+        else:
+            sources = zip(*(known[name] for name in node.inputs), strict=True)
+            values = [evaluate(node.op, library, operands, *source) for source in sources]
+        if isinstance(node.op, ops.LayerNorm | ops.RmsNorm):
+            square_share = max(square_share, *(_square_share(node.op, source) for source in known[node.inputs[0]]))
+        known[node.name] = [numbers.result(value) for value in values]
+        for name in {name for name in node.inputs if last_reader[name] == node.name}:
+            known.pop(name, None)  # tokens are not among them
+        largest = max(largest, *(float(np.abs(value).max()) for value in known[node.name]))
+        if isinstance(node.op, ops.ScoreBound):
+            log_sum = max(log_sum, *map(_largest_log_sum, known[node.name]))
+    return _Run(np.concatenate(known[graph.nodes[-1].name]), largest, square_share, log_sum)
 
 
 def _square_share(norm: ops.LayerNorm | ops.RmsNorm, source: Array) -> float:

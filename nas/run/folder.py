@@ -111,6 +111,8 @@ def new_folder(output_dir: Path | None) -> Path:
     folder = (output_dir or RUNS / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")).absolute()
     if _is_file(folder / CONFIG_FILE):
         raise UserError(f"--output-dir {folder} already holds a run; continue it with --resume {folder}.")
+    if _is_file(folder / ledger.FILE_NAME):
+        raise UserError(f"--output-dir {folder} has a run without its {CONFIG_FILE}; choose another.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{os.getpid()}"

@@ -95,6 +95,9 @@ def test_a_search_tells_its_callbacks_and_goes_on(source_files: str, tmp_path: P
     assert more.summary.ended == run.summary.ended + 1
     with pytest.raises(UserError, match="already holds a run"):
         study.run(output_dir=run.folder)
+    (run.folder / "run.yaml").unlink()
+    with pytest.raises(UserError, match="has a run without its run.yaml; choose another"):
+        study.run(output_dir=run.folder)
 
 
 def test_callbacks_are_told_of_the_end_of_a_run_that_stops(source_files: str, tmp_path: Path, monkeypatch) -> None:
