@@ -31,14 +31,20 @@ def facts(trust: Trust) -> dict[str, Any]:
     return {**asdict(trust), "threshold": trust.threshold}
 
 
-def shown(public_layers: str | None) -> str:
-    """What to say behind it where some layers' weights are public."""
-    if public_layers is None:
-        return ""
-    return (
-        f"; public layers {public_layers}: every party has their weights, and none sees more by it of the tokens, of "
-        "what goes through any layer, or of other layers' weights"
-    )
+def shown(public_layers: str | None, client_layers: int | None = None) -> str:
+    """What to say behind it where the weights of some layers are public, or at the client."""
+    words = ""
+    if public_layers is not None:
+        words += (
+            f"; public layers {public_layers}: every party has their weights, and none sees more by it of the tokens, "
+            "of what goes through any layer, or of other layers' weights"
+        )
+    if client_layers is not None:
+        words += (
+            f"; embedding and first {client_layers} layers at the client: it has their weights, computes them in the "
+            "clear from its own tokens, and knows the stream behind them; no other party sees any of it"
+        )
+    return words
 
 
 def described(trust: Trust) -> str:

@@ -21,7 +21,7 @@ from costmodel.protocols.primitives import Holder
 from costmodel.report.estimates import total_document
 from costmodel.report.tables import table
 from costmodel.report.trust import trust_document
-from costmodel.trust import described, shown
+from costmodel.trust import described
 
 
 def diff(
@@ -132,7 +132,7 @@ def _summary(first: PricedModel, second: PricedModel) -> list[str]:
         f"{_signed(second.sent_bytes - first.sent_bytes, format_bytes)} "
         f"({_relative(first.sent_bytes, second.sent_bytes)})"
     )
-    trusts = [described(priced.trust) + shown(priced.asked.deployment.public_layers) for priced in (first, second)]
+    trusts = [described(priced.trust) + priced.asked.whose for priced in (first, second)]
     return [*lines, *(f"trust: {trust}" for trust in dict.fromkeys(trusts))]
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from costmodel import ops
 from costmodel.deployment.blocks import in_query_blocks, in_vocab_blocks
+from costmodel.deployment.client_layers import halves
 from costmodel.deployment.last_token import decode_step, for_last_row
 from costmodel.deployment.public_layers import public_layers, with_public_layers
 from costmodel.errors import UserError
@@ -34,6 +35,8 @@ class Deployment:
     vocab_blocks: so many blocks of vocabulary entries are projected onto one after the other, each by a product that
         the engine need not cut to tiles; logits are joined.
     public_layers: whose weights all parties have, such as `0-5,7`; `embed` and `head` are layers too. None: no layer's.
+    client_layers: so many first layers are computed by the client in the clear, with the embedding, and it shares the
+        stream behind them; None for none of it.
 
     Raises UserError for choices that do not go together, a block, batch or number of blocks below 1, or layers that are
     not written so.
@@ -47,6 +50,7 @@ class Deployment:
     batch: int = 1
     vocab_blocks: int = 1
     public_layers: str | None = None
+    client_layers: int | None = None
 
     def __post_init__(self) -> None:
         if self.public_layers is not None:
@@ -73,14 +77,16 @@ def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None
 
     num_tokens: of phase decode, how many tokens the new one is the last of; by default as many as the graph has.
 
-    Raises UserError for a phase that it cannot be run in, or public layers that it does not have.
+    Raises UserError for a phase that it cannot be run in, or layers, public or the client's, that it does not have.
     """
     if deployment.public_layers is not None:
         graph = with_public_layers(graph, public_layers(deployment.public_layers))
     graph = _of_one_sequence(graph, deployment, num_tokens)
     if deployment.vocab_blocks > 1:
         graph = in_vocab_blocks(graph, deployment.vocab_blocks)
-    return graph if deployment.batch == 1 else in_batch(graph, deployment.batch)
+    if deployment.batch > 1:
+        graph = in_batch(graph, deployment.batch)
+    return graph if deployment.client_layers is None else halves(graph, deployment.client_layers).private
 
 
 def _of_one_sequence(graph: OpGraph, deployment: Deployment, num_tokens: int | None) -> OpGraph:

@@ -149,12 +149,12 @@ def _drawn(op: Op, suffix: str, shape: tuple[int, ...], generator: np.random.Gen
     return generator.normal(1.0, SPREAD, shape)
 
 
-def drawn_tokens(graph: OpGraph, generator: np.random.Generator) -> Array:
-    """Draws as many tokens as the graph was lowered for, uniform over its vocabulary."""
-    op = next(node.op for node in graph if isinstance(node.op, ops.TokenEmbedding))
-    return generator.integers(op.vocab, size=op.tokens)
+def drawn_tokens(graph: OpGraph, generator: np.random.Generator) -> Array | None:
+    """Draws as many tokens as the graph was lowered for, uniform over its vocabulary; None where it reads none."""
+    op = next((node.op for node in graph if isinstance(node.op, ops.TokenEmbedding)), None)
+    return None if op is None else generator.integers(op.vocab, size=op.tokens)
 
 
 def drawn_caches(graph: OpGraph, generator: np.random.Generator) -> dict[str, Array]:
-    """Draws what a graph reads beside its tokens, such as cached keys and values: N(0, 1 / 16)."""
+    """Draws what a graph reads beside its tokens, such as cached keys and values or a stream: N(0, 1 / 16)."""
     return {read.name: generator.normal(0.0, 0.25, read.shape) for read in graph.inputs}

@@ -40,7 +40,7 @@ def check_installed() -> None:
 def run(
     graph: OpGraph,
     weights: Weights,
-    tokens: Array,
+    tokens: Array | None,
     caches: Mapping[str, Array] | None = None,
     *,
     protocol: str,

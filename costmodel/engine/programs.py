@@ -101,9 +101,8 @@ def _compile_step(graph: OpGraph, compiler: "_Compiler", *, first: bool) -> tupl
     for node in graph:
         if isinstance(node.op, ops.TokenEmbedding):
             compiler.shapes["tokens"] = node.op.input_shapes[0]
-    if first:
-        compiler.shapes |= {read.name: read.shape for read in graph.inputs}
     pasts = {} if first else variables(graph)
+    compiler.shapes |= {read.name: read.shape for read in graph.inputs if read.name not in pasts}
     return tuple(compiler.program(node, tuple(pasts.get(name, name) for name in node.inputs)) for node in graph)
 
 

@@ -101,7 +101,7 @@ def _given(graph: OpGraph, num_tokens: int, deployment: Deployment) -> OpGraph:
 def graph_job(
     graph: OpGraph,
     weights: Weights,
-    tokens: Array,
+    tokens: Array | None,
     caches: Mapping[str, Array] | None = None,
     *,
     protocol: str,
@@ -148,7 +148,7 @@ def total_measured(costs: Iterable[Measured]) -> Measured:
 def run(
     graph: OpGraph,
     weights: Weights,
-    tokens: Array,
+    tokens: Array | None,
     caches: Mapping[str, Array] | None = None,
     *,
     protocol: str,

@@ -19,7 +19,7 @@ from costmodel.execution.op_functions import evaluate, numpy_library
 from costmodel.ops import Node, Op, OpGraph
 
 
-def execute(graph: OpGraph, weights: Weights, tokens: Array, caches: Mapping[str, Array] | None = None) -> Array:
+def execute(graph: OpGraph, weights: Weights, tokens: Array | None, caches: Mapping[str, Array] | None = None) -> Array:
     """The logits (projected tokens x vocab), in the clear and in double precision.
 
     Arguments and errors as for `values`.
@@ -28,13 +28,13 @@ def execute(graph: OpGraph, weights: Weights, tokens: Array, caches: Mapping[str
 
 
 def values(
-    graph: OpGraph, weights: Weights, tokens: Array, caches: Mapping[str, Array] | None = None
+    graph: OpGraph, weights: Weights, tokens: Array | None, caches: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
     """The outputs of all nodes by name, in the clear and in double precision.
 
     weights: by `<node>.<suffix>`, as deployed (a temperature is t, a linear weight is out_features x in_features).
     tokens: integer array of as many tokens as the graph was lowered for; of several sequences, all first tokens, then
-        all second ones, in the order of the rows of logits.
+        all second ones, in the order of the rows of logits; None for a graph that reads none.
     caches: the graph's inputs beside the tokens, by name, where it has any.
 
     Raises UserError for a weight or cache that is missing or of another shape, tokens of another length or outside
@@ -47,9 +47,9 @@ def values(
     return known
 
 
-def inputs(graph: OpGraph, tokens: Array, caches: Mapping[str, Array] | None = None) -> dict[str, Array]:
+def inputs(graph: OpGraph, tokens: Array | None, caches: Mapping[str, Array] | None = None) -> dict[str, Array]:
     """What a graph reads, by name: the client's tokens, one-hot or as they are, and caches. Errors as for `values`."""
-    arrays = {"tokens": encoded(graph, tokens)}
+    arrays = {} if tokens is None else {"tokens": encoded(graph, tokens)}
     for wanted in graph.inputs:
         if caches is None or wanted.name not in caches:
             raise UserError(f"`caches` must hold {wanted.name!r} of shape {wanted.shape}, but it is missing.")

@@ -11,6 +11,7 @@ from costmodel.errors import UserError
 from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm, TokenEmbedding
 from costmodel.tracing.export import Module
 from costmodel.tracing.trace import trace
+from costmodel.trust import shown
 from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.deployed import deployed
@@ -46,6 +47,7 @@ class ModelFlags(TypedDict, total=False):
     batch: int
     vocab_blocks: int
     public_layers: str | None
+    client_layers: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +77,19 @@ class AskedModel:
         return {"architecture": self.name, "base": self.base, "seq_len": self.seq_len, "deployment": deployment}
 
     @property
+    def whose(self) -> str:
+        """What to say behind whom a price trusts."""
+        return shown(self.deployment.public_layers, self.deployment.client_layers)
+
+    @property
     def folded(self) -> "AskedModel | None":
-        """The form that folding leaves to deploy; None of an op graph, or where public layers get other numbers."""
+        """The form that folding leaves to deploy; None of an op graph, or where layers that are named by number
+        get other ones."""
         if self.architecture is None:
             return None
         left = deployed(self.architecture)
-        if self.deployment.public_layers is not None and left.num_layers != self.architecture.num_layers:
+        named = (self.deployment.public_layers, self.deployment.client_layers)
+        if named != (None, None) and left.num_layers != self.architecture.num_layers:
             return None
         return replace(self, architecture=left, whole=partial(lower, left))
 
@@ -132,6 +141,7 @@ def asked_model(
     batch: int = 1,
     vocab_blocks: int = 1,
     public_layers: str | None = None,
+    client_layers: int | None = None,
 ) -> AskedModel:
     """The model that a name, or a model itself, and its flags stand for. The commands have these flags of here.
 
@@ -161,6 +171,8 @@ def asked_model(
         vocab_blocks: blocks of entries that the vocabulary projection is computed in, such as 2 for halves.
         public_layers: whose weights all parties have, as of a checkpoint that nobody fine-tuned: numbers from 0 and
             ranges, embed and head, such as 0-5,7.
+        client_layers: so many first layers, and the embedding, that the client computes in the clear by weights that it
+            has; 0 for the embedding alone.
     """
     dimensions = Dimensions(
         layers=layers,
@@ -182,6 +194,7 @@ def asked_model(
         batch=batch,
         vocab_blocks=vocab_blocks,
         public_layers=public_layers,
+        client_layers=client_layers,
     )
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
     is_named = name is not None and is_notation(name)

@@ -32,7 +32,7 @@ from costmodel.report.estimates import (
 from costmodel.report.keys import DealtKeys, dealt_keys, keys_line
 from costmodel.report.tokens import Tokens, token_records, tokens_document, tokens_line, tokens_table
 from costmodel.report.trust import made_table, trust_document
-from costmodel.trust import Trust, described, shown
+from costmodel.trust import Trust, described
 from search_spaces.architecture import arch_id
 from search_spaces.notation import name_of, placement
 
@@ -309,7 +309,7 @@ class PricedModel:
             lines.append(
                 f"egress: {self.sent_bytes * money:.4g} per token at {egress_price:g} a GB, all parties' bytes{dealt}"
             )
-        lines.append(f"trust: {described(self.trust)}{shown(self.asked.deployment.public_layers)}")
+        lines.append(f"trust: {described(self.trust)}{self.asked.whose}")
         if self.setting is not None:
             lines.append(
                 f"formulas{'' if self.total.compute_s is None else ' and seconds'} of {self.setting.formulas_of}"

@@ -166,11 +166,12 @@ def summary(
     """What a reader wants first, one line each."""
     predicted, measured, setting = comparison.predicted, comparison.measured, comparison.setting
     difference = _difference(_sent_bytes(predicted), measured.sent_bytes)
+    whose = shown(deployment["public_layers"], deployment["client_layers"])
     return [
         f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {comparison.protocol}, "
         f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction"
         f"{unusual(_ops(comparison), setting, deployment)}",
-        f"trust: {described(TRUST[comparison.protocol])}{shown(deployment['public_layers'])}",
+        f"trust: {described(TRUST[comparison.protocol])}{whose}",
         f"formulas of {setting.formulas_of}, run under {_engine(comparison)}",
         f"sent by all parties: predicted {format_bytes(_sent_bytes(predicted))}, "
         f"measured {format_bytes(measured.sent_bytes)} ({difference}); "

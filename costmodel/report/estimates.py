@@ -30,6 +30,7 @@ USUAL = {
     "batch": 1,
     "vocab_blocks": 1,
     "public_layers": None,
+    "client_layers": None,
     "softmax": "exact",
 }
 

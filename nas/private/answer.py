@@ -56,7 +56,8 @@ def answer(
     tokens = []
     with parties(setup.client(plan)) as (session, ready):
         on_ready(ready)
-        for token, expected in zip(generate(session, steps, prompt.ids, clear, prompt.end), predicted, strict=False):
+        answered = generate(session, steps, prompt.ids, clear, prompt.end, setup.own_layers(plan))
+        for token, expected in zip(answered, predicted, strict=False):
             on_token(token, expected)
             tokens.append((token, expected))
         session.leave()

@@ -8,7 +8,7 @@ perplexity 7.375 in the clear and 7.378 privately, top-1 as in the clear on 98.4
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -80,9 +80,9 @@ def validation_sequences(corpus: Corpus, num_tokens: int, context: int) -> Token
 
 def clear_perplexity(setup: Setup, tokens: Tokens) -> float:
     """The perplexity in double precision. tokens: sequences x (length + 1)."""
-    (graph,) = setup.steps(_plan(tokens))
+    (graph,) = replace(setup, client_layers=None).steps(_plan(tokens))
     clear = _clear(setup)
-    return _perplexity([_losses(clear.logits(graph, row[:-1]), row[1:]) for row in tokens])
+    return _perplexity([_losses(clear.output(graph, row[:-1]), row[1:]) for row in tokens])
 
 
 def score_setting(setup: Setup, tokens: Tokens, on_sequence: Callable[[int, int], None]) -> Scored | Unscored:
@@ -93,7 +93,7 @@ def score_setting(setup: Setup, tokens: Tokens, on_sequence: Callable[[int, int]
     try:
         predicted = setup.predicted([graph] * len(tokens))
         with on_this_machine(setup.client(plan)) as (session, _):
-            done = sequences(session, graph, [row[:-1] for row in tokens], _clear(setup))
+            done = sequences(session, graph, [row[:-1] for row in tokens], _clear(setup), setup.own_layers(plan))
             for index, ((run, clear), row) in enumerate(zip(done, tokens, strict=True)):
                 losses.append(_losses(run.logits, row[1:]))
                 agreements.append(compared(run.logits, clear))

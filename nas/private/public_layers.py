@@ -1,25 +1,40 @@
-"""Public layers of a private run: their weights must be those of a checkpoint that everybody has."""
+"""Layers that are no secret in a private run: their weights must be those of a checkpoint that everybody has."""
 
+from collections.abc import Iterator
+
+from costmodel.deployment.client_layers import halves
 from costmodel.deployment.deploy import Deployment
 from costmodel.errors import UserError
+from costmodel.ops import Node
 from nas.private.model import PrivateModel
+from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
 
-def require_public(model: PrivateModel, public_layers: str, checkpoint: PrivateModel) -> None:
-    """Both as they are run: what is folded into a layer must be the checkpoint's too.
+def require_public(
+    model: PrivateModel, public_layers: str | None, client_layers: int | None, checkpoint: PrivateModel
+) -> None:
+    """Both models as they are run: what is folded into a layer must be the checkpoint's too.
 
-    Raises UserError for a weight of these layers that is not, bit for bit, the one of its name in the checkpoint.
+    Raises UserError for layers that the model does not have, or a weight of them that is not, bit for bit, the one of
+    its name in the checkpoint.
     """
     assert model.weights is not None
     assert checkpoint.weights is not None
-    for node in lower(model.architecture, 1, Deployment(public_layers=public_layers)):
-        for suffix in node.op.weight_shapes if node.op.public else ():
+    for node in _known(model.architecture, public_layers, client_layers):
+        for suffix in node.op.weight_shapes:
             name = f"{node.name}.{suffix}"
             ours, theirs = model.weights[name], checkpoint.weights.get(name)
             if theirs is None or ours.shape != theirs.shape or ours.tobytes() != theirs.tobytes():
                 raise UserError(
-                    f"--public-layers must have the weights of --public-checkpoint, folded likewise, but {name!r} "
-                    f"{'is not in it' if theirs is None else 'differs'} ({model.name}); leave layer {node.layer} out, "
-                    "or give the checkpoint that it is of."
+                    f"public layers and the client's must have the weights of --public-checkpoint, folded likewise, "
+                    f"but {name!r} {'is not in it' if theirs is None else 'differs'} ({model.name}); leave layer "
+                    f"{node.layer} out, or give the checkpoint that it is of."
                 )
+
+
+def _known(architecture: Architecture, public_layers: str | None, client_layers: int | None) -> Iterator[Node]:
+    """Every node whose weights are no secret."""
+    graph = lower(architecture, 1, Deployment(public_layers=public_layers))
+    at_client = () if client_layers is None else halves(graph, client_layers).client.nodes
+    return (node for node in graph if node.op.public or node in at_client)

@@ -5,11 +5,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from costmodel.deployment.client_layers import halves
 from costmodel.deployment.deploy import Deployment
-from costmodel.engine.assignment import Assignment, holds, role
+from costmodel.engine.assignment import CLIENT, Assignment, holds, role
+from costmodel.engine.greedy import ClearRun, ClientLayers
 from costmodel.engine.plan import GraphOf, Plan, graphs
 from costmodel.engine.predicted import Prediction, predictions
 from costmodel.errors import UserError
+from costmodel.execution.interpreter import Weights
 from costmodel.network import Network, link, load_network
 from costmodel.ops import GeluForm, OpGraph
 from costmodel.protocols import TRUST
@@ -30,22 +33,39 @@ FRACTION_BITS = {32: 8, 64: 18, 128: 26}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """network: what seconds are predicted on. public_layers: whose weights all parties have, as `Deployment` has it."""
+    """network: what seconds are predicted on. public_layers, client_layers: as `Deployment` has them.
+
+    client_weights: of the client's layers, by name, if it has any.
+    """
 
     model: PrivateModel
     protocol: str
     setting: EngineSetting
     network: Network
     public_layers: str | None = None
+    client_layers: int | None = None
+    client_weights: Weights | None = None
 
     @property
     def graph_of(self) -> GraphOf:
-        return partial(_graph, self.model.architecture, self.public_layers)
+        return partial(_graph, self.model.architecture, self.public_layers, self.client_layers)
+
+    def own_layers(self, plan: Plan) -> ClientLayers | None:
+        """What the client computes itself in every step, if it has layers."""
+        if self.client_layers is None:
+            return None
+        assert self.client_weights is not None
+        whole = partial(_client_graph, self.model.architecture, self.client_layers)
+        return ClientLayers(graphs=graphs(whole, plan), run=ClearRun(self.client_weights))
 
     def holds(self, rank: int) -> str:
         """Describes what a party knows and what it sees only shares of."""
-        public = f"; the weights of public layers {self.public_layers}, as all parties" if self.public_layers else ""
-        return holds(rank, self.setting) + public
+        words = holds(rank, self.setting)
+        if self.public_layers:
+            words += f"; the weights of public layers {self.public_layers}, as all parties"
+        if self.client_layers is not None and rank == CLIENT:
+            words += f"; the weights of the embedding and the first {self.client_layers} layers"
+        return words
 
     def steps(self, plan: Plan) -> tuple[OpGraph, ...]:
         """Raises UserError for more tokens than the model's context."""
@@ -81,6 +101,7 @@ def asked_setup(
     rtt: str | None = None,
     gelu: GeluForm | None = None,
     public_layers: str | None = None,
+    client_layers: int | None = None,
     public_checkpoint: str | None = None,
 ) -> Setup:
     """The set-up that flags ask for. Raises UserError for what does not go together, or as `load_model`.
@@ -100,7 +121,8 @@ def asked_setup(
         gelu: tanh, exact or piecewise instead of the form that GELU was trained in, in the clear too; see --perplexity
             for what the engine makes of tanh.
         public_layers: whose weights are no secret and go to all parties in the clear, such as 0-5,7 or embed.
-        public_checkpoint: that they are of, as `run`; where the weights are, they must be the same to the bit.
+        client_layers: so many first layers, with the embedding, that the client computes in the clear.
+        public_checkpoint: that either are of, as `run`; where the weights are, they must be the same to the bit.
     """
     if protocol not in ENGINE_PROTOCOLS:
         known = ", ".join(ENGINE_PROTOCOLS)
@@ -108,23 +130,39 @@ def asked_setup(
     fraction = FRACTION_BITS.get(ring_bits, 1) if fraction_bits is None else fraction_bits
     setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction, weights=weights, weight_masks=weight_masks)
     check_setting(protocol, setting)
-    if (public_layers is None) != (public_checkpoint is None):
-        raise UserError("--public-layers and --public-checkpoint go together; give both, or none.")
+    if (public_layers is None and client_layers is None) != (public_checkpoint is None):
+        raise UserError(
+            "--public-checkpoint goes with --public-layers or --client-layers, which are of it; give both, or none."
+        )
     model = load_model(run, pick, weights_here=weights_here)
-    if public_layers is not None and public_checkpoint is not None and model.weights is not None:
-        require_public(model, public_layers, load_model(public_checkpoint, pick))
+    checkpoint = None if public_checkpoint is None else load_model(public_checkpoint, pick)
+    if checkpoint is not None and model.weights is not None:
+        require_public(model, public_layers, client_layers, checkpoint)
     return Setup(
         protocol=protocol,
         setting=setting,
         network=link(network, bandwidth, rtt) or load_network("loopback"),
         model=with_gelu(model, gelu),
         public_layers=public_layers,
+        client_layers=client_layers,
+        client_weights=None if checkpoint is None else checkpoint.weights,
     )
 
 
-def _graph(architecture: Architecture, public_layers: str | None, num_tokens: int, deployment: Deployment) -> OpGraph:
+def _graph(
+    architecture: Architecture,
+    public_layers: str | None,
+    client_layers: int | None,
+    num_tokens: int,
+    deployment: Deployment,
+) -> OpGraph:
     """A function of the module, so that it can go to other processes."""
-    return lower(architecture, num_tokens, replace(deployment, public_layers=public_layers))
+    run = replace(deployment, public_layers=public_layers, client_layers=client_layers)
+    return lower(architecture, num_tokens, run)
+
+
+def _client_graph(architecture: Architecture, num_layers: int, num_tokens: int, deployment: Deployment) -> OpGraph:
+    return halves(lower(architecture, num_tokens, deployment), num_layers).client
 
 
 def describe_setting(setting: EngineSetting) -> str:
@@ -139,7 +177,7 @@ def trust_lines(setup: Setup) -> list[str]:
     trust = TRUST[setup.protocol]
     dealer = " (that party is the client, which could so learn the weights)" if trust.dealer else ""
     return [
-        f"trust: {described(trust)}{dealer}{shown(setup.public_layers)}",
+        f"trust: {described(trust)}{dealer}{shown(setup.public_layers, setup.client_layers)}",
         *(f"  party {rank} ({role(rank)}): {setup.holds(rank)}" for rank in range(trust.num_parties)),
     ]
 
@@ -168,6 +206,7 @@ def setup_document(setup: Setup) -> dict[str, Any]:
             "weights": setting.weights,
             "weight_masks": setting.weight_masks,
             "public_layers": setup.public_layers,
+            "client_layers": setup.client_layers,
         },
         "trust": trust_document(trust),
         "parties": [

@@ -118,6 +118,7 @@ def test_json_says_which_setting_was_priced(run):
         "batch": 1,
         "vocab_blocks": 1,
         "public_layers": None,
+        "client_layers": None,
         "gelu": "tanh",
         "softmax": "exact",
     }

@@ -19,7 +19,7 @@ def test_token_after_token_the_logits_are_those_of_the_whole_prompt(decoder, wei
     for step, graph in enumerate(steps):
         fed = TOKENS[:5] if step == 0 else TOKENS[4 + step : 5 + step]
         whole = interpreter.execute(decoder(5 + step), weights, TOKENS[: 5 + step])
-        assert clear.logits(graph, fed) == pytest.approx(whole[-1:], abs=1e-12)
+        assert clear.output(graph, fed) == pytest.approx(whole[-1:], abs=1e-12)
 
 
 def test_a_prompt_keeps_keys_and_values_of_every_layer(decoder):
@@ -35,7 +35,7 @@ def test_a_prompt_keeps_keys_and_values_of_every_layer(decoder):
 def test_sequences_have_one_graph_with_the_logits_of_all_tokens(decoder, weights):
     (graph,) = graphs(decoder, Plan(kind="sequences", num_tokens=8))
     whole = interpreter.execute(decoder(8), weights, TOKENS)
-    assert ClearRun(weights).logits(graph, TOKENS) == pytest.approx(whole, abs=1e-12)
+    assert ClearRun(weights).output(graph, TOKENS) == pytest.approx(whole, abs=1e-12)
 
 
 def test_every_weight_is_one_operand_but_for_tables_that_are_read_by_token(decoder, weights):

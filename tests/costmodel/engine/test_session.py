@@ -9,16 +9,18 @@ import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from threading import Timer
 
 import numpy as np
 import pytest
 
 from costmodel import ops
+from costmodel.deployment.client_layers import halves
 from costmodel.engine import children, links, spu
 from costmodel.engine.assignment import part_of
 from costmodel.engine.children import kept_children, own_children
-from costmodel.engine.greedy import ClearRun, generate, sequences
+from costmodel.engine.greedy import ClearRun, ClientLayers, generate, sequences
 from costmodel.engine.links import LOOPBACK, UNHINDERED, Condition
 from costmodel.engine.party import INPUTS, WEIGHTS
 from costmodel.engine.plan import Plan, graphs
@@ -40,13 +42,13 @@ def relu() -> spu.Job:
     return spu.ops_job([ops.Relu(rows=2, features=2)], protocol="semi2k", setting=EngineSetting())
 
 
-def answered(client, weights, end=None):
+def answered(client, weights, end=None, layers=None):
     """Every token with its prediction."""
     steps = graphs(client.graph_of, client.plan)
     expected = predictions(steps, client.protocol, client.setting, "loopback")
     with on_this_machine(client) as (session, ready):
         assert ready.num_steps == len(steps)
-        tokens = list(generate(session, steps, PROMPT, ClearRun(weights), end))
+        tokens = list(generate(session, steps, PROMPT, ClearRun(weights), end, layers))
         session.leave()
     return list(zip(tokens, expected, strict=False))
 
@@ -83,9 +85,26 @@ def test_tokens_cost_what_is_predicted_and_are_those_in_the_clear(client, weight
     clear = ClearRun(weights)  # greedy, in the clear
     tokens, alone = np.array(PROMPT), []
     for graph in graphs(asked.graph_of, asked.plan):
-        alone.append(int(clear.logits(graph, tokens)[-1].argmax()))
+        alone.append(int(clear.output(graph, tokens)[-1].argmax()))
         tokens = np.array(alone[-1:])
     assert [token.token for token, _ in answer] == alone
+
+
+@pytest.mark.needs_engine
+def test_a_client_that_computes_its_layers_gets_the_same_tokens(client, weights):
+    asked = client("semi2k")
+    whole = [token.token for token, _ in answered(asked, weights)]
+    split = replace(asked, graph_of=partial(own_layers, asked.graph_of))
+    own = [halves(graph, 1).client for graph in graphs(asked.graph_of, asked.plan)]
+    answer = answered(split, weights, layers=ClientLayers(graphs=tuple(own), run=ClearRun(weights)))
+    assert [token.token for token, _ in answer] == whole
+    for token, expected in answer:
+        assert (token.cost.sent_bytes, token.cost.messages) == (expected.sent_bytes, expected.messages)
+        assert token.agreement.largest_error < 0.01
+
+
+def own_layers(graph_of, num_tokens, deployment):
+    return graph_of(num_tokens, replace(deployment, client_layers=1))
 
 
 @pytest.mark.needs_engine
@@ -102,7 +121,7 @@ def test_of_weights_that_the_server_holds_others_have_zeros(protocol):
 @pytest.mark.needs_engine
 def test_the_end_of_a_document_ends_the_answer(client, weights):
     asked = client("semi2k")
-    first = ClearRun(weights).logits(graphs(asked.graph_of, asked.plan)[0], np.array(PROMPT))[-1].argmax()
+    first = ClearRun(weights).output(graphs(asked.graph_of, asked.plan)[0], np.array(PROMPT))[-1].argmax()
     assert [token.token for token, _ in answered(asked, weights, end=first)] == [first]
 
 

@@ -31,6 +31,8 @@ VARIANTS = {
     "llama decode batch": (*LLAMA, replace(DECODE, batch=2)),
     "public GPT-2": ("1xLSLGo-1xLSLRo", "gpt2-small", Dimensions(layers=2), Deployment(public_layers="embed,0")),
     "public llama": (*LLAMA, Deployment(public_layers="0-1,head")),
+    "client GPT-2": ("1xLSLGo-1xLSLRo", "gpt2-small", Dimensions(layers=2), Deployment(client_layers=0)),
+    "client llama": (*LLAMA, replace(DECODE, client_layers=2)),
     "public fused": ("1xlTmBs-1xoSoFs-1xMHLKs", "tiny", Dimensions(layers=3), Deployment(public_layers="1-2")),
 }
 CASES = [
@@ -50,6 +52,8 @@ CASES = [
     ("semi2k", "public GPT-2"),
     ("semi2k", "public llama"),
     ("aby3", "public fused"),
+    ("semi2k", "client GPT-2"),
+    ("aby3", "client llama"),
     *(pytest.param("aby3", name, marks=pytest.mark.slow) for name in ("public GPT-2", "public llama")),
     *(
         pytest.param("cheetah", name, marks=pytest.mark.slow)

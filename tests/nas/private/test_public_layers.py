@@ -17,14 +17,18 @@ def test_weights_must_be_those_of_the_checkpoint(export):
     changed = checkpoint.weights[name].copy()
     changed[0, 0] = np.nextafter(changed[0, 0], np.inf)
     tuned = replace(checkpoint, weights={**checkpoint.weights, name: changed})
-    require_public(tuned, "embed,head", checkpoint)
+    require_public(tuned, "embed,head", None, checkpoint)
+    require_public(tuned, None, 0, checkpoint)
     with pytest.raises(ValueError, match=f"but '{name}' differs .*; leave layer 0 out, or give the checkpoint that"):
-        require_public(tuned, "embed,0", checkpoint)
+        require_public(tuned, "embed,0", None, checkpoint)
+    with pytest.raises(ValueError, match=f"but '{name}' differs .*; leave layer 0 out"):
+        require_public(tuned, None, 1, checkpoint)
     missing = replace(checkpoint, weights={key: value for key, value in tuned.weights.items() if key != name})
     with pytest.raises(ValueError, match=f"but '{name}' is not in it .*; leave layer 0 out"):
-        require_public(tuned, "0", missing)
+        require_public(tuned, "0", None, missing)
 
 
 def test_layers_and_checkpoint_go_together(export):
-    with pytest.raises(ValueError, match="--public-layers and --public-checkpoint go together; give both, or none"):
-        asked_setup(str(export), "knee", weights_here=True, public_layers="0")
+    for given in ({"public_layers": "0"}, {"client_layers": 0}, {"public_checkpoint": str(export)}):
+        with pytest.raises(ValueError, match="--public-checkpoint goes with .*; give both, or none"):
+            asked_setup(str(export), "knee", weights_here=True, **given)

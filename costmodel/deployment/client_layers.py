@@ -1,0 +1,37 @@
+"""The first layers at the client, which has their weights: it computes them in the clear, and shares the stream."""
+
+from typing import NamedTuple
+
+from costmodel.errors import UserError
+from costmodel.ops import Input, Node, OpGraph, output_shapes
+
+
+class Halves(NamedTuple):
+    """client: what it computes from its tokens; the last node is the stream, which `private` reads as an input."""
+
+    client: OpGraph
+    private: OpGraph
+
+
+def halves(graph: OpGraph, num_layers: int) -> Halves:
+    """The graph cut behind its embedding and so many layers. Raises UserError for more than it has, or below 0."""
+    most = 1 + max((node.layer for node in graph if isinstance(node.layer, int)), default=-1)
+    if not 0 <= num_layers <= most:
+        raise UserError(
+            f"`client_layers` must be from 0, the embedding alone, to the {most} layers of the model, but got "
+            f"{num_layers}."
+        )
+    ours = {node.name for node in graph if _is_client(node, num_layers)}
+    client = [node for node in graph if node.name in ours]
+    private = [node for node in graph if node.name not in ours]
+    (stream,) = {name for node in private for name in node.inputs if name in ours}
+    read = {name for node in client for name in node.inputs}
+    kept = tuple(each for each in graph.inputs if each.name not in read)
+    return Halves(
+        client=OpGraph(nodes=tuple(client), inputs=tuple(each for each in graph.inputs if each.name in read)),
+        private=OpGraph(nodes=tuple(private), inputs=(Input(name=stream, shape=output_shapes(graph)[stream]), *kept)),
+    )
+
+
+def _is_client(node: Node, num_layers: int) -> bool:
+    return node.layer == "embed" or (isinstance(node.layer, int) and node.layer < num_layers)
