@@ -8,7 +8,7 @@ The second corpus is English: what the installed packages say of themselves, by 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from pathlib import Path
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
+from costmodel.cost import Price
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
 from experiments.bars import Figure, figure_table, table
@@ -26,9 +27,14 @@ from experiments.trainings import Ended, Job, Plan, Variant, candidate_of, train
 from nas.api import Run, Study, load_run
 from nas.conversion.parent import load_parent
 from nas.conversion.pretrained import CHECKSUMS_FILE, write_pretrained
+from nas.conversion.score_bounds import bounding_tokens, unheld_by_parent
+from nas.conversion.verified_fold import check_tokens
+from nas.corpus.corpus import prepare
 from nas.model.weights import deployed_weights
 from nas.recipe.overrides import DistillationChanges, RecipeChanges, ScaleChanges
 from nas.recipe.recipe import SCALES
+from nas.report.draw import draw_panels, save_figure
+from nas.report.panels import LinePanel, PanelFigure, Series
 from nas.searchers.block_scores import BlockScores, from_csv, trained_sub_layers
 from nas.storage import RUNS, locked, replace_file
 from nas.study.blocks import BLOCKS_FILE
@@ -83,10 +89,13 @@ def run(name: str, settings: Settings, console: Console) -> None:
     folder = RUNS / "experiments" / name
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        parent = _tuned(settings, folder, console)
-        searched = _searched(settings, parent, folder, console)
+        parent, tuned = _tuned(settings, folder, console)
         ended = train_all(_plan(settings, parent), folder, console)
-    console.print(member_table(settings, ended))
+        members = _members(settings, ended, tuned, _unheld(parent))
+        console.print(member_table(settings, members))
+        written = save_figure(folder / name, draw_panels(member_figure(members)))
+        console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
+        searched = _searched(settings, parent, folder, console)
     scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
     console.print(kind_table(scores))
     compared = dict(_singles(scores, ended))
@@ -106,20 +115,29 @@ def english(folder: Path) -> Path:
     return folder
 
 
-def _tuned(settings: Settings, folder: Path, console: Console) -> Path:
+def _tuned(settings: Settings, folder: Path, console: Console) -> tuple[Path, Ended]:
     """A folder of the parent, trained on the text: on the next token alone, as there is nobody to learn from."""
     target = folder / "parent"
+    variant = Variant(seeds=(0,), parent=settings.parent, tokens=settings.tokens, recipe=UNTAUGHT)
+    plan = Plan(scale="parent", base=BASE, rows=(settings.own,), variants={TUNED: variant})
+    ((job, ended),) = train_all(plan, folder, console).items()
     if not (target / CHECKSUMS_FILE).exists():  # written last
-        variant = Variant(seeds=(0,), parent=settings.parent, tokens=settings.tokens, recipe=UNTAUGHT)
-        plan = Plan(scale="parent", base=BASE, rows=(settings.own,), variants={TUNED: variant})
-        (job,) = train_all(plan, folder, console)
         source = load_parent(settings.parent)
         candidate = candidate_of(plan, job, source)
         trained = load_latest(training_folder(plan, job, folder))
         assert trained is not None
         weights = deployed_weights(trained_model(candidate, trained))
         write_pretrained(source.model._replace(weights={n: w.clone() for n, w in weights.items()}), target)
-    return target
+    return target, ended
+
+
+def _unheld(folder: Path) -> tuple[int, ...]:
+    """Layers whose softmax is deployed as it was, since a bound would not hold."""
+    parent = load_parent(str(folder))
+    source = parent.model
+    corpus = prepare("stdlib", source.architecture.vocab_size, tokenizer=source.tokenizer, of_parent=source.windows)
+    _, tokens = check_tokens(corpus, source.architecture.vocab_size, SCALES["parent"].seq_len)
+    return unheld_by_parent(parent, bounding_tokens(corpus, tokens))
 
 
 def _searched(settings: Settings, parent: Path, folder: Path, console: Console) -> Run:
@@ -166,38 +184,62 @@ def _plan(settings: Settings, parent: Path) -> Plan:
     )
 
 
-def member_table(settings: Settings, ended: Mapping[Job, Ended]) -> Table:
-    """The members by hand beside the parent that was trained on as many tokens, with what each takes of its price."""
+def _members(
+    settings: Settings, ended: Mapping[Job, Ended], tuned: Ended, unheld: Container[int]
+) -> list[tuple[str, Price, float]]:
+    """The tuned parent, itself trained further, and the members by hand: name, price as deployed, perplexity."""
     pricer, workload = load_pricer(settings.protocol, settings.network), Workload(prompt_len=SCALES["parent"].seq_len)
-    base = base_architecture(BASE)
-    prices = {
-        job.row: price_architecture(parse(job.row, base).architecture, pricer, workload, "deployed").price
-        for job in ended
-        if job.variant != ALONE
-    }
-    whole = prices[settings.own]
-    (tuned,) = (end.perplexity or math.nan for job, end in ended.items() if job.variant == FURTHER)
-    rows = []
-    for job, end in ended.items():
-        if (price := prices.get(job.row)) is not None:
-            perplexity = end.perplexity or math.nan
-            shares = (price.latency_s / whole.latency_s, price.sent_bytes / whole.sent_bytes)
-            cells = (
-                format_seconds(price.latency_s),
-                format_bytes(price.sent_bytes),
-                *(f"{share:.1%}" for share in shares),
-            )
-            rows.append((job.row, *cells, f"{perplexity:.2f}", f"{100 * (perplexity / tuned - 1):+.1f} %"))
-    columns = (
-        "",
-        "seconds",
-        "sent",
-        "of seconds",
-        "of bytes",
-        "perplexity",
-        "above the parent trained on as many more",
-    )
+
+    def price(row: str) -> Price:
+        architecture = parse(row, base_architecture(BASE)).architecture
+        layers = tuple(
+            replace(layer, attention="softmax") if layer.attention == "bounded" and depth in unheld else layer
+            for depth, layer in enumerate(architecture.layers)
+        )
+        return price_architecture(replace(architecture, layers=layers), pricer, workload, "deployed").price
+
+    shown = [(TUNED, settings.own, tuned)]
+    shown += [(job.row if job.variant == HEALED else job.variant, job.row, end) for job, end in _by_hand(ended)]
+    return [(name, price(row), end.perplexity or math.nan) for name, row, end in shown]
+
+
+def _by_hand(ended: Mapping[Job, Ended]) -> Iterator[tuple[Job, Ended]]:
+    return ((job, end) for job, end in ended.items() if job.variant != ALONE)
+
+
+def member_table(settings: Settings, members: Sequence[tuple[str, Price, float]]) -> Table:
+    """Each beside the tuned parent, the first, with what it takes of that one's price."""
+    (_, whole, tuned), *_ = members
+    rows = [
+        (
+            name,
+            format_seconds(price.latency_s),
+            format_bytes(price.sent_bytes),
+            f"{price.latency_s / whole.latency_s:.1%}",
+            f"{price.sent_bytes / whole.sent_bytes:.1%}",
+            f"{perplexity:.2f}",
+            f"{100 * (perplexity / tuned - 1):+.1f} %",
+        )
+        for name, price, perplexity in members
+    ]
+    columns = ("", "seconds", "sent", "of seconds", "of bytes", "perplexity", "above the tuned parent")
     return table(columns, rows, title=f"after {settings.healed_tokens:,} tokens from the tuned parent")
+
+
+def member_figure(members: Sequence[tuple[str, Price, float]]) -> PanelFigure:
+    """Perplexity against what a token takes privately."""
+    (_, whole, _), *_ = members
+    by_axis = {
+        "GB sent by all parties": [price.sent_bytes / 1e9 for _, price, _ in members],
+        "predicted seconds": [price.latency_s for _, price, _ in members],
+    }
+    perplexities = tuple(perplexity for _, _, perplexity in members)
+    names = tuple(f"{price.sent_bytes / whole.sent_bytes:.0%} of the bytes" for _, price, _ in members)
+    panels = tuple(
+        LinePanel("", axis, "perplexity", (Series("", tuple(values), perplexities, names, joined=False),))
+        for axis, values in by_axis.items()
+    )
+    return PanelFigure("SmolLM2-135M: a token after a prompt of 128, private", panels)
 
 
 def kind_table(scores: BlockScores) -> Table:

@@ -15,7 +15,7 @@ SMALL = EASY | {"space": "tiny", "seq_len": 8, "rows": 2000, "repeats": 1, "prot
 
 def test_the_bars_are_those_that_were_set() -> None:
     settings = settings_of("pricing")
-    assert (settings.least_architectures_per_s, settings.most_estimate_s, settings.most_import_s) == (1e6, 0.05, 0.3)
+    assert (settings.least_architectures_per_s, settings.most_estimate_s, settings.most_import_s) == (1e7, 0.05, 0.3)
     assert settings.protocols == ("published", "semi2k", "aby3", "cheetah", "sigma")
 
 
