@@ -21,7 +21,7 @@ from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
 from costmodel.report.trust import trust_document
-from costmodel.trust import described, shown
+from costmodel.trust import at_client, described, shown
 from nas.private.model import PrivateModel, load_model, with_gelu
 from nas.private.public_layers import require_public
 from search_spaces.architecture import Architecture
@@ -64,7 +64,7 @@ class Setup:
         if self.public_layers:
             words += f"; the weights of public layers {self.public_layers}, as all parties"
         if self.client_layers is not None and rank == CLIENT:
-            words += f"; the weights of the embedding and the first {self.client_layers} layers"
+            words += f"; the weights of {at_client(self.client_layers)}"
         return words
 
     def steps(self, plan: Plan) -> tuple[OpGraph, ...]:
