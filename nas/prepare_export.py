@@ -11,6 +11,7 @@ from costmodel.cost import shared_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer, estimate_generation
 from costmodel.protocols import load_pricer
+from costmodel.trust import shown
 from nas.conversion.fold import at_dimensions
 from nas.conversion.pretrained import read_windows
 from nas.conversion.score_bounds import bounding_tokens
@@ -189,6 +190,7 @@ def _cost(architecture: Architecture, pricer: Pricer, workload: Workload) -> Cos
         protocol=whole.protocol,
         network=whole.network,
         trust=whole.trust,
+        whose=shown(workload.deployment.public_layers, workload.deployment.client_layers),
         seq_len=workload.prompt_len,
         workload=workload.words,
         total=shared_price(whole.total, shares),

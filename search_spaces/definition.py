@@ -41,6 +41,7 @@ class Definition:
     members: the names of all architectures of the space, without `EReg(...)`.
     constraints: rules that leave out some placements; none unless stated.
     exact_softmax: layers, from 0, that do not offer a bounded softmax, since their scores would not hold a bound.
+    first_layers: that every member begins with, whatever else may be chosen.
     entropy_regularisation: which training recipes are searched: plain (false), regularised (true) or both.
 
     Raises UserError unless exactly one of `choices` and `members` is given, constraints only with choices, and
@@ -54,13 +55,14 @@ class Definition:
     members: tuple[str, ...] | None = None
     constraints: tuple[ConstraintName, ...] = ()
     exact_softmax: tuple[int, ...] = ()
+    first_layers: tuple[Layer, ...] = ()
     entropy_regularisation: tuple[bool, ...] = (False, True)
 
     def __post_init__(self) -> None:
         if (self.choices is None) == (self.members is None):
             raise UserError("a space must have either `choices` or `members`, and not both.")
-        if self.members is not None and (self.constraints or self.exact_softmax):
-            name = "constraints" if self.constraints else "exact_softmax"
+        narrowing = ("constraints", "exact_softmax", "first_layers")
+        for name in (name for name in narrowing if self.members is not None and getattr(self, name)):
             raise UserError(f"`{name}` goes with `choices`, but the space lists its `members`; drop one of them.")
         _check_distinct("entropy_regularisation", self.entropy_regularisation)
         if self.members is not None:

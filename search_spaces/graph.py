@@ -79,20 +79,27 @@ def free_graph(
     constraints: Sequence[ConstraintName],
     *,
     exact_softmax: Collection[int] = (),
+    first_layers: Sequence[Layer] = (),
 ) -> nx.DiGraph:
     """Any layer of the alphabet at any depth, as far as the constraints allow.
 
-    exact_softmax: depths where a softmax is not bounded. Raises UserError if no placement is left.
+    exact_softmax: depths where a softmax is not bounded. first_layers: that every placement begins with.
+
+    Raises UserError if no placement is left.
     """
 
+    everywhere = frozenset(alphabet)
+
     def step(depth: int, state: State, layer: Layer) -> State | None:
-        if depth in exact_softmax and layer.attention == "bounded":
+        offered = first_layers[depth : depth + 1] or everywhere
+        if layer not in offered or (depth in exact_softmax and layer.attention == "bounded"):
             return None
         after = [CONSTRAINTS[name](seen, layer) for name, seen in zip(constraints, state[3:], strict=True)]
         allowed = tuple(seen for seen in after if seen is not None)
         return (*_norms(block, depth, state, layer), *allowed) if len(allowed) == len(after) else None
 
-    return _layered_graph(num_layers, alphabet, (0,) * (3 + len(constraints)), step)
+    distinct = list(dict.fromkeys((*alphabet, *first_layers)))
+    return _layered_graph(num_layers, distinct, (0,) * (3 + len(constraints)), step)
 
 
 def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]]) -> nx.DiGraph:

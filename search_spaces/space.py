@@ -66,12 +66,18 @@ def build_space(definition: Definition, base: Architecture | None = None) -> Sea
                 f"`exact_softmax` of space {definition.name!r} must name layers from 0 to {base.num_layers - 1}, but "
                 f"got {list(definition.exact_softmax)}."
             )
+        if len(definition.first_layers) >= base.num_layers:
+            raise UserError(
+                f"space {definition.name!r} must leave a layer of {base.num_layers} to choose, but begins with "
+                f"{len(definition.first_layers)} that are given; give fewer."
+            )
         graph = free_graph(
             base.num_layers,
             base.block_facts,
             alphabet(definition.choices),
             definition.constraints,
             exact_softmax=definition.exact_softmax,
+            first_layers=definition.first_layers,
         )
     else:
         graph = listed_graph(base.block_facts, [_listed_layers(name, base) for name in definition.members or ()])
@@ -85,6 +91,13 @@ def with_exact_softmax(space: SearchSpace, layers: Iterable[int]) -> SearchSpace
     if definition.choices is None or exact == definition.exact_softmax:
         return space
     return build_space(replace(definition, exact_softmax=exact), space.base)
+
+
+def with_first_layers(space: SearchSpace, layers: Sequence[Layer]) -> SearchSpace:
+    """The members that begin with these layers. Raises UserError if they are all layers, or for a space that lists its
+    members.
+    """
+    return build_space(replace(space.definition, first_layers=tuple(layers)), space.base) if layers else space
 
 
 def num_architectures(space: SearchSpace) -> int:

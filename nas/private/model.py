@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -19,10 +20,19 @@ from nas.corpus.tokenizer import END_OF_TEXT
 from nas.model.weights import WEIGHTS_FILE
 from nas.prepare_export import Export, prepare_export, training_export
 from nas.report.model_card import EXPORT_FILE
+from nas.run.folder import PARENT_FOLDER
 from nas.run.run import Run
 from nas.training.manifest import is_training
 from search_spaces.architecture import Architecture
 from search_spaces.notation import name_of
+
+
+class KnownLayers(NamedTuple):
+    """Layers that a search has left as they are, since their weights are no secret, and the checkpoint they are of."""
+
+    public_layers: str | None
+    client_layers: int | None
+    checkpoint: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -30,7 +40,7 @@ class PrivateModel:
     """name: of its architecture and where it is from. architecture: folded, as it is run.
 
     weights: by `<node>.<suffix>`; None where they are not on this machine. corpus: fingerprint of what it was trained
-    on, if it says. notes: what a reader should know of the folding.
+    on, if it says. notes: what a reader should know of the folding. known: of a run that was searched so.
     """
 
     name: str
@@ -39,6 +49,7 @@ class PrivateModel:
     tokenizer: GivenTokenizer
     corpus: str | None
     notes: tuple[str, ...] = ()
+    known: KnownLayers | None = None
 
 
 def load_model(source: str, pick: str, *, weights_here: bool = True) -> PrivateModel:
@@ -61,7 +72,11 @@ def load_model(source: str, pick: str, *, weights_here: bool = True) -> PrivateM
             f"RUN must be a run, a training, an export, a checkpoint, `latest` or `{BUILTIN}`, but got {source!r}."
         )
     run = Run.find(source)
-    return _of_prepared(source, prepare_export(run, run.pick(pick), fold=True))
+    config, model = run.config, _of_prepared(source, prepare_export(run, run.pick(pick), fold=True))
+    if config.kept_layers is None:
+        return model
+    known = KnownLayers(config.public_layers, config.client_layers, str(run.folder / PARENT_FOLDER))
+    return replace(model, known=known)
 
 
 def with_gelu(model: PrivateModel, form: GeluForm | None) -> PrivateModel:

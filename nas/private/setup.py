@@ -122,7 +122,8 @@ def asked_setup(
             for what the engine makes of tanh.
         public_layers: whose weights are no secret and go to all parties in the clear, such as 0-5,7 or embed.
         client_layers: so many first layers, with the embedding, that the client computes in the clear.
-        public_checkpoint: that either are of, as `run`; where the weights are, they must be the same to the bit.
+        public_checkpoint: that either are of, as `run`; where the weights are, they must be the same to the bit. Of a
+            run that was searched with such layers, its own and its parent, unless others are given.
     """
     if protocol not in ENGINE_PROTOCOLS:
         known = ", ".join(ENGINE_PROTOCOLS)
@@ -135,6 +136,8 @@ def asked_setup(
             "--public-checkpoint goes with --public-layers or --client-layers, which are of it; give both, or none."
         )
     model = load_model(run, pick, weights_here=weights_here)
+    if public_checkpoint is None and model.known is not None:
+        public_layers, client_layers, public_checkpoint = model.known
     checkpoint = None if public_checkpoint is None else load_model(public_checkpoint, pick)
     if checkpoint is not None and model.weights is not None:
         require_public(model, public_layers, client_layers, checkpoint)

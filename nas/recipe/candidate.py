@@ -66,7 +66,8 @@ def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
     if (route := candidate.recipe.route) is None:
         del recipe["route"]
     else:
-        _leave_out_defaults(recipe["route"], route, ("most_likely", "trainable", "blockwise_tokens", "streams"))
+        later = ("most_likely", "trainable", "blockwise_tokens", "streams", "kept_layers")
+        _leave_out_defaults(recipe["route"], route, later)
         if not fitted_layers(architecture, parent_architecture(route, architecture)):
             del recipe["route"]["linear_fit_tokens"]
         if not route.spread or spread_layers(candidate.architecture.layers) == candidate.architecture.layers:

@@ -42,6 +42,7 @@ class DistillationSchedule:
         parent's, with the neighbours of those that go; `neighbours`, these with what is just before and after each.
     blockwise_tokens: over which each sub-layer that is not the parent's is first trained by itself on the parent's
         streams (`nas.study.library`); 0 to start from the parent's weights.
+    kept_layers: so many first layers stay the parent's to the bit, with its embedding; None where any may be trained.
     streams: weight of how far the stream that each layer leaves is from the parent's (`nas.training.objective`).
 
     Raises UserError if a number is out of its range.
@@ -58,6 +59,7 @@ class DistillationSchedule:
     trainable: Trainable = "all"
     blockwise_tokens: int = 0
     streams: float = 0.0
+    kept_layers: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_share < self.end_share <= 1:

@@ -92,11 +92,14 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """Prices of a new token. workload: in words. prior_share: of the seconds, or None. by_layer: sums to `total`."""
+    """Prices of a new token. whose: weights that are no secret, and workload, in words. prior_share: of the seconds, or
+    None. by_layer: sums to `total`.
+    """
 
     protocol: str
     network: str | None
     trust: Trust
+    whose: str
     seq_len: int
     workload: str
     total: Price
@@ -257,7 +260,7 @@ def _price(facts: Facts, member: TrainedMember | None) -> Iterator[str]:
         )
     if member is not None:
         yield from (f"Under {name}: {format_price(costs)}." for name, costs in member.also.items())
-    yield f"Trust: {described(cost.trust)}."
+    yield f"Trust: {described(cost.trust)}{cost.whose}."
 
 
 def _cost(latency_s: float, sent_bytes: float) -> str:

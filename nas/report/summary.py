@@ -13,7 +13,7 @@ from costmodel.estimate import Pricer
 from costmodel.ops import OpGraph
 from costmodel.protocols import TRUST
 from costmodel.protocols.published_rows import published_rows
-from costmodel.trust import caption
+from costmodel.trust import caption, shown
 from nas.corpus.ngrams import NgramBaseline
 from nas.run.folder import ParentResult
 from nas.run.front import crosses, found_infeasible, is_feasible, picked
@@ -152,7 +152,8 @@ def price_line(run: Run) -> str:
         (published,) = (pricer for pricer in run.pricers if pricer.protocol == "published")
         words = outside(published, (graph for form in forms for graph in run.workload.graphs(form)))
     named = ", and ".join(f"protocol {protocol} ({caption(TRUST[protocol])})" for protocol in run.config.protocols)
-    return f"prices: {named}{words and f'; {words}'}"
+    whose = shown(run.config.public_layers, run.config.client_layers)
+    return f"prices: {named}{words and f'; {words}'}{whose}"
 
 
 def outside(pricer: Pricer, graphs: Iterable[OpGraph]) -> str:

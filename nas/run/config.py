@@ -8,6 +8,7 @@ from typing import Literal
 from costmodel.config.units import parse_budget, parse_seconds
 from costmodel.cost import Budget
 from costmodel.deployment.deploy import Deployment, Projection
+from costmodel.deployment.public_layers import public_layers
 from costmodel.errors import UserError
 from costmodel.ops import Encoding
 from costmodel.protocols.by_protocol import asked_of_each, protocols_of
@@ -55,6 +56,10 @@ class StudyConfig:
         testbed: a .yaml file of compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
         projection: logits of all tokens of the prompt, as the papers run it, or of the last one alone.
         embedding: tokens one-hot encoded by the client, or looked up under the protocol.
+        public_layers: first layers, such as embed,0-5, whose weights all parties have, as of a checkpoint that nobody
+            fine-tuned: they stay --parent's, untrained and in every candidate, and are priced so.
+        client_layers: so many first layers, with the embedding, that the client computes in the clear; they stay
+            --parent's likewise, and cost nothing.
         weights: secret-shared (the default), or held by the server alone; for protocols other than published.
         new_tokens: asked for after the prompt, each against a cache of keys and values; prices are per new token.
         accounting: prices of what a candidate deploys to, which is what is paid, or as written, as papers price.
@@ -106,6 +111,8 @@ class StudyConfig:
     testbed: str | None = None
     projection: Projection = "all"
     embedding: Encoding = "one-hot"
+    public_layers: str | None = None
+    client_layers: int | None = None
     weights: Holder | None = None
     new_tokens: int = 1
     accounting: Accounting = "deployed"
@@ -162,6 +169,8 @@ class StudyConfig:
         if shares and self.parent in (None, "none"):
             raise UserError(f"a budget of {shares[0]} is a share of what --parent takes; name it, or give a unit.")
         _ = shares or self.budget, self.workload
+        if self.kept_layers is not None and self.parent in (None, "none"):
+            raise UserError("--public-layers and --client-layers are of --parent, whose weights they keep; name it.")
         if self.asked[self.protocols[0]]["budget_latency"] is None:
             raise UserError(
                 f"--budget-latency must bound the first protocol, {self.protocols[0]}, whose seconds the front is of, "
@@ -197,8 +206,29 @@ class StudyConfig:
 
     @property
     def workload(self) -> Workload:
-        deployment = Deployment(embedding=self.embedding, projection=self.projection)
+        deployment = Deployment(
+            embedding=self.embedding,
+            projection=self.projection,
+            public_layers=self.public_layers,
+            client_layers=self.client_layers,
+        )
         return Workload(prompt_len=self.seq_len, new_tokens=self.new_tokens, deployment=deployment)
+
+    @property
+    def kept_layers(self) -> int | None:
+        """The number of first layers that stay the parent's, with its embedding, as they are no secret; else None.
+
+        Raises UserError for public layers that are not the first ones.
+        """
+        if self.public_layers is None and self.client_layers is None:
+            return None
+        numbers = public_layers(self.public_layers or "embed") - {"embed"}
+        if numbers != set(range(len(numbers))):
+            raise UserError(
+                f"--public-layers of a search must be the first ones, such as embed,0-5, since folding may drop what "
+                f"is before any other, but got {self.public_layers}; leave the others out."
+            )
+        return max(len(numbers), self.client_layers or 0)
 
     @property
     def most_looks(self) -> int:
@@ -244,6 +274,8 @@ def study_recipe(config: StudyConfig, route: DistillationSchedule | None) -> Rec
         tokens=config.tokens,
     )
     recipe = changed(recipe, config.recipe)
+    if recipe.route is not None and config.kept_layers is not None:
+        recipe = replace(recipe, route=replace(recipe.route, kept_layers=config.kept_layers, spread=False))
     return replace(recipe, foldable=recipe.foldable or (Foldable() if config.accounting == "deployed" else None))
 
 

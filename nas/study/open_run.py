@@ -88,7 +88,7 @@ def with_knowledge(config: StudyConfig, parent: Parent | None, recipe: Recipe) -
     """The configuration with `knowledge` resolved. Raises UserError for trainings of another parent or recipe."""
     is_builtin = parent is not None and parent.name == BUILTIN
     usual = (recipe.scale.tokens, recipe.scale.seq_len) == (TOKENS, SEQ_LEN) and config.recipe == RecipeChanges()
-    fits = is_builtin and usual
+    fits = is_builtin and usual and config.kept_layers is None
     if config.knowledge == "shipped" and not fits:
         raise UserError(
             f"--knowledge shipped is of the builtin parent, trained on {TOKENS:,} tokens in sequences of {SEQ_LEN} by "

@@ -13,7 +13,7 @@ from nas.run.config import USUAL_SPACE, StudyConfig, flag, is_share
 from nas.run.folder import read_meta, run_pricers, run_space
 from nas.run.own_space import OWN
 from nas.searchers.strategy import check_searcher, searcher_of
-from search_spaces.architecture import Architecture
+from search_spaces.architecture import Architecture, Layer
 from search_spaces.budget.feasible import (
     FeasibleSpace,
     format_budget,
@@ -26,7 +26,7 @@ from search_spaces.budget.feasible import (
 from search_spaces.budget.priced_space import cheapest, extrapolated, most_expensive, price_of
 from search_spaces.notation import name_of, parse, placement
 from search_spaces.pricing import price_architecture
-from search_spaces.space import load_space, num_members, with_exact_softmax
+from search_spaces.space import load_space, num_members, with_exact_softmax, with_first_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +66,8 @@ def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
     space = run_space(folder, config, _tables(config, folder))
     if folder is not None:
         space = with_exact_softmax(space, read_meta(folder).exact_softmax)
+    if config.kept_layers:
+        space = with_first_layers(space, _parent_layers(config, folder, space.base)[: config.kept_layers])
     feasible, left_out = priced_within(space, each, config.workload, config.accounting)
     return PricedStudy(feasible=feasible, left_out=left_out)
 
@@ -78,6 +80,14 @@ def _tables(config: StudyConfig, folder: Path | None) -> Architecture | None:
     if folder is not None:
         return read_meta(folder).base
     return _parent_architecture(config.parent)
+
+
+def _parent_layers(config: StudyConfig, folder: Path | None, base: Architecture) -> tuple[Layer, ...]:
+    """At the dimensions of the space."""
+    assert config.parent is not None
+    route = None if folder is None else read_meta(folder).recipe.route
+    theirs = placement(_parent_architecture(config.parent)) if route is None else route.placement
+    return parse(theirs, base).architecture.layers
 
 
 def with_parent(config: StudyConfig) -> StudyConfig:

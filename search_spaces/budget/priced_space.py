@@ -114,16 +114,15 @@ class LayerPrices:
         self._known: dict[tuple[Layer, Norm], dict[LayerId, list[Price]]] = {}
 
     def of_embedding(self) -> list[Price]:
-        return self._parts(self.base.layers[0] if self.base.block_facts.is_shaped else EMPTY_LAYER, "none")["embed"]
+        return self._parts(EMPTY_LAYER, "none").get("embed", [])
 
     def of_layer(self, layer: Layer, depth: int) -> list[Price]:
         """None for a layer that computes nothing."""
         return self._parts(layer, "none").setdefault(depth, [])
 
     def of_head(self, final_norm: Norm) -> list[Price]:
-        layer = self.base.layers[0] if self.base.block_facts.is_shaped else EMPTY_LAYER
         kept = final_norm if final_norm in LIVE_NORMS or not self.base.folded else "none"
-        return self._parts(layer, kept)["head"]
+        return self._parts(EMPTY_LAYER, kept)["head"]
 
     def by_vertex(self, graph: nx.DiGraph, layer_of: Callable[[Choice], Layer]) -> dict[Vertex, list[Price]]:
         """The prices of the source's, every choice's and every head's ops. layer_of: the layer that a choice is."""
@@ -141,11 +140,13 @@ class LayerPrices:
 
     def _parts(self, layer: Layer, final_norm: Norm) -> dict[LayerId, list[Price]]:
         if (layer, final_norm) not in self._known:
-            layers = (layer,) * self.base.num_layers
+            is_empty = layer == EMPTY_LAYER  # all layers empty: no deployment could name one, and no block be shaped
+            layers = (self.base.layers[0] if is_empty else layer,) * self.base.num_layers
             parts: dict[LayerId, list[Price]] = {}
             for graph in self.workload.graphs(replace(self.base, layers=layers, final_norm=final_norm)):
                 for node in graph:
-                    parts.setdefault(node.layer, []).append(self.price_op(node.op))
+                    if not (is_empty and isinstance(node.layer, int)):
+                        parts.setdefault(node.layer, []).append(self.price_op(node.op))
             self._known[layer, final_norm] = parts
         return self._known[layer, final_norm]
 

@@ -19,9 +19,11 @@ from nas.conversion.stream_scale import with_stream_scale
 from nas.corpus.corpus import prepare, tokenizer_file
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
+from nas.prepare_export import prepare_export
 from nas.run.run import Run
 from nas.study.priced_study import price_study
 from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.graph import Choice
 from tests.conftest import trials_here
 
 # what scale `smoke` makes of a Llama of 4 heads
@@ -100,6 +102,29 @@ def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(
     assert all(layer.attention != "bounded" for layer in resumed.layers)
 
 
+@pytest.mark.needs_engine
+def test_layers_that_are_no_secret_stay_the_parents_and_are_run_so(
+    parent: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = corpus.parent / "known"
+    given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--searcher", "uniform"]
+    given += ["--num-trials", "1", "--recipe.route.trainable=all"]
+    given += ["--public-layers", "embed,0-1", "--client-layers", "1"]
+    with trials_here():
+        assert search.main([*PRICES, *TRAININGS, *given]) == 0
+    run, source = Run.find(str(folder)), load_pretrained(str(parent))
+    trained = prepare_export(run, run.pick("best"), fold=False).weights
+    same = {name for name, value in source.weights.items() if name in trained and trained[name].equal(value)}
+    assert {name for name in trained if name.startswith(("embed", "layers.0.", "layers.1."))} <= same
+    assert not any(name.startswith("layers.2.") for name in same if name.endswith("weight"))
+    begun = price_study(run.config, folder).feasible.space  # as it is resumed
+    assert {vertex.layer for vertex in begun.graph if isinstance(vertex, Choice) and vertex.depth < 2} == {
+        source.architecture.layers[0]
+    }
+    answer = private_answer(folder, "semi2k", capsys)
+    assert (answer["setting"]["public_layers"], answer["setting"]["client_layers"]) == ("embed,0-1", 1)
+
+
 @pytest.fixture(scope="module")
 def massive(parent: Path) -> Path:
     """The parent with a stream whose squares are beyond the ring, as those of large models are."""
@@ -119,13 +144,19 @@ def massive(parent: Path) -> Path:
 def test_a_llama_answers_privately(
     model: str, protocol: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    private_answer(request.getfixturevalue(model), protocol, capsys)
+
+
+def private_answer(model: Path, protocol: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Two tokens, which must be those in the clear at the predicted cost."""
     asked = ("--prompt", "def f(", "--new-tokens", "2", "--format", "json")
     with pytest.raises(SystemExit) as end:
-        private.main([str(request.getfixturevalue(model)), *asked, "--protocol", protocol])
+        private.main([str(model), *asked, "--protocol", protocol])
     assert end.value.code == 0
-    answer = json.loads(capsys.readouterr().out.splitlines()[-1])  # after what a search of the fixture said
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])  # after what a search said
     assert answer["agreement"]["top1"] == 1.0
     assert answer["total"]["measured"]["sent_bytes"] == answer["total"]["predicted"]["sent_bytes"]
+    return answer
 
 
 def test_its_export_is_a_model_of_transformers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

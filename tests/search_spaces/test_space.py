@@ -24,6 +24,7 @@ from search_spaces.space import (
     random_below,
     sample,
     with_exact_softmax,
+    with_first_layers,
 )
 
 
@@ -66,6 +67,20 @@ def test_layers_with_an_exact_softmax_offer_no_bounded_one() -> None:
     assert with_exact_softmax(exact, [3]) is exact
     with pytest.raises(ValueError, match=r"`exact_softmax` of space 'smollm2-135m' must name layers from 0 to 29, but"):
         with_exact_softmax(space, [30])
+
+
+def test_members_may_begin_with_layers_that_are_given() -> None:
+    space = load_space("gpt2-papers")
+    first = parse("1xLBLGo-11xLSLGo", space.base).architecture.layers[:2]  # a bounded softmax is not among its choices
+    begun = with_first_layers(space, first)
+    assert num_architectures(begun) == len(space.layers) ** 10
+    assert {member_at(begun, index).architecture.layers[:2] for index in (0, num_members(begun) - 1)} == {first}
+    assert all(v.layer in space.layers for v in begun.graph if isinstance(v, Choice) and v.depth > 1)
+    assert with_first_layers(space, ()) is space
+    with pytest.raises(ValueError, match="must leave a layer of 12 to choose, but begins with 12"):
+        with_first_layers(space, first * 6)
+    with pytest.raises(ValueError, match="`first_layers` goes with `choices`, but the space lists its `members`"):
+        with_first_layers(load_space("ladder"), first)
 
 
 def test_ladder_is_the_papers_rows() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from costmodel.config.units import format_seconds
-from costmodel.trust import described
+from costmodel.trust import described, shown
 from nas.report.html.grid import Grid
 from nas.report.summary import (
     infeasible_lines,
@@ -25,6 +25,7 @@ class Caveat(NamedTuple):
 
 def caveats(run: Run, grid: Grid) -> list[Caveat]:
     """Most important first; a subject without anything to say is left out."""
+    whose = shown(run.config.public_layers, run.config.client_layers)
     known = (
         ("Scale", _scale(run)),
         ("Order", order_lines(run)),
@@ -32,7 +33,7 @@ def caveats(run: Run, grid: Grid) -> list[Caveat]:
         ("Second corpus", second_lines(run)),
         ("Search", _search(run)),
         ("Prices", list(_prices(run))),
-        ("Trust", [f"{pricer.protocol}: {described(pricer.trust)}" for pricer in run.pricers]),
+        ("Trust", [f"{pricer.protocol}: {described(pricer.trust)}{whose}" for pricer in run.pricers]),
         ("Folding", [*infeasible_lines(run), *unstable_lines(run)]),
         ("Other settings", _other_settings(run, grid)),
     )

@@ -231,6 +231,8 @@ def _priced_under(run: Run, folder: str) -> str:
         "seq-len": run.seq_len,
         "projection": None if work.deployment.projection == "all" else work.deployment.projection,
         "embedding": None if work.deployment.embedding == "one-hot" else work.deployment.embedding,
+        "public-layers": work.deployment.public_layers,
+        "client-layers": None if work.deployment.client_layers is None else str(work.deployment.client_layers),
         "new-tokens": None if work.new_tokens == 1 else work.new_tokens,
         "weights": run.config.weights,
     }

@@ -1,11 +1,13 @@
 """The recipe that a study gives its candidates."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from costmodel.errors import UserError
 from nas.recipe.candidate import candidate_at, candidate_id
+from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.overrides import FoldableChanges, RecipeChanges, ScaleChanges
 from nas.recipe.recipe import Foldable
 from nas.run.config import StudyConfig, study_candidate, study_recipe
@@ -30,6 +32,34 @@ def test_ffns_whose_price_is_that_of_nothing_are_kept_foldable(name: str, foldab
     assert (candidate_id(study_candidate(study_recipe(CONFIG, None), member)) == candidate_id(plain)) == (
         foldable is None
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"public_layers": "0-2"}, 3),
+        ({"public_layers": "embed"}, 0),
+        ({"public_layers": "embed,0-1", "client_layers": 1}, 2),
+        ({"client_layers": 4}, 4),
+        ({}, None),
+    ],
+)
+def test_layers_that_are_no_secret_stay_the_parents(given: dict[str, Any], kept: int | None) -> None:
+    config, plain = replace(CONFIG, parent="builtin", **given), replace(CONFIG, parent="builtin")
+    route = DistillationSchedule(parent="p", placement="12xLSLGo", spread=True)
+    recipe = study_recipe(config, route)
+    assert recipe.route is not None
+    assert (recipe.route.kept_layers, recipe.route.spread) == (kept, kept is None)
+    member = parse("SM+LN+R", BASES["gpt2-small"])
+    ids = [candidate_id(study_candidate(study_recipe(each, route), member)) for each in (config, plain)]
+    assert (ids[0] == ids[1]) == (kept is None)
+
+
+def test_layers_that_are_no_secret_are_the_first_and_a_parents() -> None:
+    with pytest.raises(UserError, match=r"--public-layers of a search must be the first ones, .* but got 1-2; leave"):
+        replace(CONFIG, parent="builtin", public_layers="1-2")
+    with pytest.raises(UserError, match=r"--public-layers and --client-layers are of --parent, .*; name it"):
+        replace(CONFIG, client_layers=2)
 
 
 def test_a_search_takes_changes_of_the_recipe() -> None:

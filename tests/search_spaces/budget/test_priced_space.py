@@ -1,9 +1,11 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from costmodel.cost import Price, total_price
+from costmodel.deployment.deploy import Deployment
 from costmodel.estimate import Pricer, estimate
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols import load_pricer
@@ -21,7 +23,7 @@ from search_spaces.deployed import deployed
 from search_spaces.lower import lower
 from search_spaces.notation import Member, name_of, parse
 from search_spaces.pricing import price_architecture
-from search_spaces.space import SearchSpace, load_space, member_at, members, sample
+from search_spaces.space import SearchSpace, load_space, member_at, members, sample, with_first_layers
 from search_spaces.workload import Workload
 
 SPACES = {name: load_space(name) for name in SHIPPED}
@@ -61,6 +63,22 @@ def test_deployed_is_the_default_and_prices_what_folding_leaves() -> None:
     assert price_of(written, fused).latency_s == pytest.approx(4.76 * 60, rel=0.05)
     assert price_of(by_default, fused) == price_of(by_default, bare)
     assert price_of(by_default, fused).latency_s < price_of(written, fused).latency_s
+
+
+@ACCOUNTINGS
+@pytest.mark.parametrize("whose", [{"public_layers": "embed,0-1"}, {"client_layers": 2}, {"client_layers": 0}])
+@pytest.mark.parametrize(("name", "own"), [("gpt2-small", "12xLSLGo"), ("smollm2-135m", "30xMSMWo")])
+def test_layers_that_are_no_secret_are_priced_so(name: str, own: str, whose: Any, accounting: Accounting) -> None:
+    """Every member begins with them; a tail without layers is still the model that the deployment names layers of."""
+    base = SPACES[name].base
+    space, pricer = with_first_layers(SPACES[name], parse(own, base).architecture.layers[:2]), load_pricer("semi2k")
+    work = Workload(prompt_len=8, deployment=Deployment(**whose))
+    priced = price_space(space, pricer, work, accounting)
+    for member in (cheapest(priced), sample(space, np.random.default_rng(0)), most_expensive(priced)):
+        price, found = price_of(priced, member), price_architecture(member.architecture, pricer, work, accounting)
+        assert (price.latency_s, price.sent_bytes) == pytest.approx((found.price.latency_s, found.price.sent_bytes))
+        secret = price_architecture(member.architecture, pricer, Workload(prompt_len=8), accounting).price
+        assert price.sent_bytes < secret.sent_bytes
 
 
 @ACCOUNTINGS

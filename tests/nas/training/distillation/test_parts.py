@@ -31,6 +31,17 @@ def candidate(name: str, **route) -> Candidate:
     return Candidate(architecture=parse(name, BASE).architecture, recipe=recipe)
 
 
+@pytest.mark.parametrize("trainable", ["all", "changed", "neighbours"])
+def test_layers_that_are_kept_are_not_trained_with_the_embedding(trainable) -> None:
+    """Also where they are neighbours of what goes."""
+    given = candidate("2xLSLGo-1xooooo-1xLSLGo", trainable=trainable, kept_layers=2)
+    model = Objective(given, torch.Generator()).model
+    moved = {name.rpartition(".weight")[0] for name, value in model.named_parameters() if value.requires_grad}
+    assert moved
+    assert not any(name.startswith(("embed", "position", "layers.0.", "layers.1.")) for name in moved)
+    assert any(name.startswith("layers.3.") for name in moved)
+
+
 @pytest.mark.parametrize(
     ("name", "trainable", "expected"),
     [
