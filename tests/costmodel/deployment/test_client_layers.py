@@ -1,5 +1,7 @@
 """Layers at the client: where a graph is cut, what that costs, and that both halves compute the whole."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,12 @@ from search_spaces.notation import parse
 SMALL = base_architecture("pythia-70m", Dimensions(layers=3, heads=2, d_model=16, vocab=50, context=32))
 MODEL = parse("1xMSlGo-1xLTLEs-1xoSoRo", SMALL).architecture
 TOKENS = np.array([3, 14, 15, 9, 26, 5, 35, 8])
-WAYS = ({}, {"phase": "decode"}, {"projection": "last", "rows": "needed", "vocab_blocks": 2}, {"query_block": 3})
+WAYS: tuple[dict[str, Any], ...] = (
+    {},
+    {"phase": "decode"},
+    {"projection": "last", "rows": "needed", "vocab_blocks": 2},
+    {"query_block": 3},
+)
 
 
 @pytest.mark.parametrize("way", WAYS)
