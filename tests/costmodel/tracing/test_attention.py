@@ -55,6 +55,7 @@ MASKS = {
     "shows all": (lambda scores: scores + torch.zeros(SEQ_LEN, SEQ_LEN), False),
     "added": (lambda scores: scores + torch.full((SEQ_LEN, SEQ_LEN), -math.inf).triu(1), True),
     "filled": (causal, True),
+    "filled nowhere": (lambda scores: scores.masked_fill(LOWER < 0, -math.inf), False),
     "chosen": (lambda scores: torch.where(LOWER == 1, scores, torch.finfo(scores.dtype).min), True),
     "put in": (lambda scores: torch.where(LOWER == 0, -1e9, scores), True),
     "zeroed and added": (lambda scores: scores * LOWER + -1e4 * (1 - LOWER), True),

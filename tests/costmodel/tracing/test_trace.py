@@ -204,6 +204,8 @@ def test_learned_and_empty_factors_and_other_variances_are_no_op():
             trace(model, SEQ_LEN)
     with pytest.raises(ValueError, match="no op stands for"):
         trace(Small(lambda model, x: variance_root(model, x, unbiased=True)), SEQ_LEN)
+    with pytest.raises(ValueError, match="no op stands for"):  # the mean square is of something else
+        trace(Small(lambda model, x: x * torch.rsqrt(x.relu().pow(2).mean(-1, keepdim=True) + 1e-5)), SEQ_LEN)
 
 
 def test_columns_that_nobody_reads_are_not_priced():

@@ -56,6 +56,17 @@ def run(feasible, plan, order=lambda count: 0):
     return [proposal.member for proposal in run_schedule(plan, partial(outcome, feasible), order)]
 
 
+def test_a_generation_that_was_begun_keeps_its_members(feasible):
+    """Also where the searcher would propose others now."""
+    other = run(feasible, schedule(feasible, seed=1))[0]
+    assert other not in run(feasible, schedule(feasible))[:GENERATION_SIZE]
+    plan = schedule(feasible, known=proposed([other]))
+    members = run(feasible, plan)
+    assert members[0] == other
+    assert len(set(members)) == 12
+    assert sum(proposal.generation == 0 for proposal in plan.proposals) == GENERATION_SIZE
+
+
 @pytest.mark.parametrize("searcher", list(SEARCHERS))
 def test_proposals_do_not_depend_on_arrival_order(feasible, searcher):
     first = run(feasible, schedule(feasible, searcher))

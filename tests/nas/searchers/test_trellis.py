@@ -83,6 +83,8 @@ def test_expected_improvement_is_the_mean_over_draws():
     for place, latency in enumerate(latency_s):
         added = [hypervolume([*points, (latency, loss)], reference) - before for loss in drawn]
         assert found[place] == pytest.approx(np.mean(added), abs=4 * np.std(added) / np.sqrt(len(added)) + 1e-12)
+    dominated = [(5.0, 4.5), (6.0, 4.0), (8.0, 3.0)]  # each better than the one before it, none than the front
+    assert (expected_improvement(latency_s, mean, deviation, [*points, *dominated], reference) == found).all()
 
 
 def test_a_fit_is_the_normal_distribution_given_the_results(features, problem):
