@@ -148,7 +148,7 @@ def asked_setup(
         model=with_gelu(model, gelu),
         public_layers=public_layers,
         client_layers=client_layers,
-        client_weights=None if checkpoint is None else checkpoint.weights,
+        client_weights=model.weights if checkpoint is None or model.weights is not None else checkpoint.weights,
     )
 
 

@@ -1,5 +1,6 @@
 """Whose weights may be public: those that are a checkpoint's, bit for bit."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +27,17 @@ def test_weights_must_be_those_of_the_checkpoint(export):
     missing = replace(checkpoint, weights={key: value for key, value in tuned.weights.items() if key != name})
     with pytest.raises(ValueError, match=f"but '{name}' is not in it .*; leave layer 0 out"):
         require_public(tuned, "0", None, missing)
+
+
+def test_streams_of_both_may_differ_by_a_power_of_two(export):
+    checkpoint = load_model(str(export), "knee")
+    assert checkpoint.weights is not None
+    halved = replace(checkpoint.architecture, norm_epsilon=checkpoint.architecture.norm_epsilon / 4)
+    for factor, agrees in {0.5: True, 0.25: False}.items():
+        embed = {"embed.weight": checkpoint.weights["embed.weight"] * factor}
+        smaller = replace(checkpoint, architecture=halved, weights=checkpoint.weights | embed)
+        with nullcontext() if agrees else pytest.raises(ValueError, match=r"'embed.weight' differs"):
+            require_public(smaller, "embed", None, checkpoint)
 
 
 def test_layers_and_checkpoint_go_together(export):
