@@ -25,7 +25,7 @@ CUBIC = (-0.3805503845214844, -0.2882499694824219, -0.07190322875976562, -0.0059
 EVEN = (0.0102691650390625, 0.3566856384277344, -0.036548614501953125, 0.001708984375)
 
 
-class DecoderConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
+class DecoderConfig(PretrainedConfig):
     """architecture: dimensions and the choices of every layer, as plain data. block: facts of its block.
 
     join: `sequential` attention, then the FFN of their sum; `parallel` both read the stream; `shaped` attention has no
@@ -331,7 +331,7 @@ class Decoder(nn.Module):
         return logits
 
 
-class DecoderForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
+class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
     """The decoder behind the interface of transformers: `loss` if there are labels, `logits` always."""
 
     config_class = DecoderConfig
@@ -345,7 +345,7 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-u
                 "config.json must have `architecture` and `block`; another version wrote it: export it anew."
             )
         self.decoder = Decoder({**config.architecture, "block": config.block})
-        self.post_init()  # type: ignore[no-untyped-call]
+        self.post_init()
 
     def forward(
         self,
@@ -369,7 +369,7 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-u
             loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
 
-    def prepare_inputs_for_generation(  # type: ignore[override]  # what it takes differs from version to version
+    def prepare_inputs_for_generation(  # what it takes differs from version to version
         self,
         input_ids: Tensor,
         past_key_values: Any | None = None,
@@ -396,5 +396,5 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-u
         """Nothing: all weights are in the file."""
 
 
-DecoderConfig.register_for_auto_class()  # type: ignore[no-untyped-call]
-DecoderForCausalLM.register_for_auto_class("AutoModelForCausalLM")  # type: ignore[no-untyped-call]
+DecoderConfig.register_for_auto_class()
+DecoderForCausalLM.register_for_auto_class("AutoModelForCausalLM")
