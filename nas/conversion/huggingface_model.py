@@ -23,6 +23,7 @@ QUAD_SHIFT, RELU_SUM_OFFSET = 5.0, 2.0**-10  # softmax `2quad` (MPCFormer, arXiv
 THRESHOLDS = (-5.0, -1.97, 3.0)
 CUBIC = (-0.3805503845214844, -0.2882499694824219, -0.07190322875976562, -0.0059051513671875)
 EVEN = (0.0102691650390625, 0.3566856384277344, -0.036548614501953125, 0.001708984375)
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"  # by version
 
 
 class DecoderConfig(PretrainedConfig):
@@ -352,27 +353,32 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: Any | None = None,
+        cache: Any | None = None,
         use_cache: bool | None = None,
         labels: Tensor | None = None,
         **_: Any,
     ) -> CausalLMOutputWithPast:
-        """input_ids, labels: batch x T; the label of a position is its own token. Raises ValueError for padding."""
+        """input_ids, labels: batch x T; the label of a position is its own token. cache: or, as it was called before,
+        past_key_values. Raises ValueError for padding.
+        """
         if attention_mask is not None and not attention_mask.all():
             raise ValueError(
                 "`attention_mask` must be all ones, but hides tokens; give prompts of one length, unpadded."
             )
-        if past_key_values is None and use_cache:
-            past_key_values = DynamicCache()
-        logits = self.decoder(input_ids, past_key_values)
+        cache = past_key_values if cache is None else cache
+        if cache is None and use_cache:
+            cache = DynamicCache()
+        logits = self.decoder(input_ids, cache)
         loss = None
         if labels is not None:
             loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache})
 
     def prepare_inputs_for_generation(  # what it takes differs from version to version
         self,
         input_ids: Tensor,
         past_key_values: Any | None = None,
+        cache: Any | None = None,
         attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
@@ -382,9 +388,9 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
         mask = None if attention_mask is None else attention_mask[:, -context:]
         if input_ids.shape[1] > context:
             return {"input_ids": input_ids[:, -context:], "attention_mask": mask, "use_cache": False}
-        first = 0 if past_key_values is None else int(past_key_values.get_seq_length())
-        cached = {"past_key_values": past_key_values, "use_cache": use_cache}
-        return {"input_ids": input_ids[:, first:], "attention_mask": mask, **cached}
+        cache = past_key_values if cache is None else cache
+        first = 0 if cache is None else int(cache.get_seq_length())
+        return {"input_ids": input_ids[:, first:], "attention_mask": mask, CACHE: cache, "use_cache": use_cache}
 
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embed

@@ -328,8 +328,9 @@ def from_parent(recipe: Recipe, route: DistillationSchedule) -> Recipe:
     """
     scale, freezing = recipe.scale, Freezing(start_share=0.02, end_share=0.25)
     recipe = replace(recipe, optimizer="adamw", final_rate_share=0.02, freezing=freezing)
+    route = replace(route, streams=10.0)
     if scale.name == "parent":
-        route = replace(route, blockwise_tokens=32_768, most_likely=64, trainable="changed", streams=10.0)
+        route = replace(route, blockwise_tokens=32_768, most_likely=64, trainable="changed")
         return replace(recipe, route=route)
     batch = max(1, scale.batch // 2)
     changed = replace(

@@ -22,7 +22,7 @@ from scipy.special import expit, ndtr
 
 from nas.run.pareto import Point
 from nas.searchers.draws import Draws
-from nas.searchers.early import after_cuts
+from nas.searchers.early import after_cuts, after_trainings
 from nas.searchers.strategy import Request, Room, SearchProblem, Strategy, Trained, points_of
 from nas.searchers.surrogate import SEED_NOISE, Features, Fit, Observations, features_of, fit
 from search_spaces.notation import Member
@@ -32,7 +32,6 @@ from search_spaces.optima.stages import Floats, stages_of
 BEYOND = 0.15  # of the range of prices: how far the reference is beyond the budget, where else nothing would count
 NUM_DRAWS = 16  # of weights, each solved for every price: seconds a generation
 NUM_RANDOM = 16  # members drawn evenly over prices, in case all solutions agree in an error
-KNOWN_NOISE = 0.02  # nats: of a training of before, on another corpus
 PACE = 13 / 15  # of an even pace: the first looks come before any end
 PRIOR_LOGIT = 3.0  # 19 of 20 complete
 PRIOR_DEVIATION = 5.0  # of the weights of counts per layer, and of the logit
@@ -96,12 +95,12 @@ class Trellis(Strategy):
     def _own(self, trained: Sequence[Trained]) -> dict[Member, Own]:
         """What was observed of every member, once; those of this search last."""
         own: dict[Member, Own] = {}
-        results = [(training, KNOWN_NOISE) for training in self.problem.known]
-        cuts = after_cuts(self.problem.cuts, trained, self.problem.parent_loss or 0.0)
-        results += [(training, training.deviation or SEED_NOISE) for training in (*cuts, *trained)]
-        for training, noise in results:
+        base = self.problem.parent_loss or 0.0
+        known, cuts = after_trainings(self.problem.known, trained, base), after_cuts(self.problem.cuts, trained, base)
+        for training in (*known, *cuts, *trained):
             if training.log_perplexity is None:
                 continue
+            noise = training.deviation or SEED_NOISE
             loss, variance = own.pop(training.member, Own(0.0, math.inf))
             precision = 1 / variance + 1 / noise**2
             mean = (loss / variance + training.log_perplexity / noise**2) / precision

@@ -12,13 +12,13 @@ from nas.recipe.recipe import SCALES, Recipe, Scale, trained_architecture
 from nas.run.config import StudyConfig
 from nas.run.folder import PARENT_FOLDER, Meta, ParentResult
 from nas.training.batches import validate
-from nas.training.distillation.teacher import RECORD, Teacher
+from nas.training.distillation.teacher import RECORD, STREAM, Teacher
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import name_of
 from search_spaces.pricing import price_architecture
 
-MOST_KEPT_SHARE = 1 / 4  # of what is free on the disk, by the predictions of a training
+MOST_KEPT_SHARE = 1 / 4  # of what is free on the disk, by what a parent says of a training's tokens
 
 
 def study_parent(config: StudyConfig, base: Architecture) -> Parent | None:
@@ -65,10 +65,20 @@ def parent_result(
 
 
 def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> Teacher:
-    """The parent as what candidates learn from; its predictions are kept beside the corpus, unless they are many."""
+    """The parent as what candidates learn from; what it says is kept beside the corpus, unless it is much."""
     assert recipe.route is not None
-    most_likely, folder = recipe.route.most_likely, Path(corpus.folder)
-    name = f"predictions-{parent.digest}-{recipe.scale.seq_len}-{most_likely}-{device.partition(':')[0]}.bin"
-    needed = recipe.scale.seen_tokens * most_likely * RECORD.itemsize
-    fits = (folder / name).exists() or needed <= MOST_KEPT_SHARE * disk_usage(folder).free
-    return Teacher(parent.decoder().to(device), most_likely, folder / name if fits else None)
+    route, architecture, num_tokens = recipe.route, parent.model.architecture, recipe.scale.seen_tokens
+    ending = f"{parent.digest}-{recipe.scale.seq_len}-{device.partition(':')[0]}.bin"
+    features = architecture.num_layers * architecture.d_model if route.streams else 0
+    return Teacher(
+        parent.decoder().to(device),
+        route.most_likely,
+        _kept(corpus, f"likely-{route.most_likely}-{ending}", num_tokens * route.most_likely * RECORD.itemsize),
+        _kept(corpus, f"streams-{ending}", num_tokens * features * STREAM.itemsize),
+    )
+
+
+def _kept(corpus: Corpus, name: str, num_bytes: int) -> Path | None:
+    """The file of what a training needs so many bytes of, if that is there or little beside what is free."""
+    path = Path(corpus.folder) / name
+    return path if path.exists() or num_bytes <= MOST_KEPT_SHARE * disk_usage(corpus.folder).free else None

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ from nas.training.distributed import SOLO, Team
 from nas.training.entropy import summarise
 from nas.training.memory import raise_out_of_memory
 from nas.training.metrics import MetricsLog, StepMetrics
-from nas.training.objective import Objective
+from nas.training.objective import Objective, StreamError
 from nas.training.optimizer import learning_rate, load_state_tensors, optimizers, state_tensors
 from nas.training.outcome import Outcome, RungRecord, completed
 
@@ -177,7 +178,7 @@ class TrainingRun:
             num_parts=num_parts,
             penalty_weight=weight,
             predictions=self.predictions(inputs),
-            stream_error=None if self.teacher is None else self.teacher.stream_error,
+            stream_errors=self.stream_errors(inputs, num_parts),
         )
         parameters = list(self.objective.parameters())
         gradients = [value.grad for value in parameters if value.grad is not None]
@@ -301,9 +302,21 @@ class TrainingRun:
         """The parent's, of the batch of the step about to be taken."""
         if self.teacher is None or not self.objective.distillation:
             return None
+        return self.teacher.predictions(self._indices(), inputs)
+
+    def stream_errors(self, inputs: Tensor, num_parts: int) -> list[StreamError]:
+        """How far streams are from the parent's in each part of the batch of the step about to be taken."""
+        if self.teacher is None or not self.objective.streams:
+            return []
+        wanted = self.teacher.streams(self._indices(), inputs)
+        return [partial(self.teacher.stream_error, part) for part in wanted.chunk(num_parts)]
+
+    def _indices(self) -> list[int]:
+        """Of the sequences of the step about to be taken, this process's share of them."""
         scale, step = self.scale, self.progress.step
         drawn = train_indices(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
-        return self.teacher.predictions(self.team.share(torch.tensor(drawn)).tolist(), inputs)
+        indices: list[int] = self.team.share(torch.tensor(drawn)).tolist()
+        return indices
 
     def _host_batch(self, step: int) -> tuple[Tensor, Tensor]:
         scale = self.scale

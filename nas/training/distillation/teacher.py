@@ -1,10 +1,10 @@
-"""A parent's predictions on the sequences that its candidates train on. Computed once for all of them, kept on disk."""
+"""What a parent says of the sequences that its candidates train on. Computed once for all of them, kept on disk."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -15,9 +15,11 @@ from torch.nn import functional
 from nas.model.decoder import Decoder
 
 LOGITS_AT_A_TIME = {"cpu": 1 << 22, "cuda": 1 << 28}  # at least one sequence's: 16 MiB of fp32, 1 GiB
-RECORD = np.dtype([("token", "<u4"), ("log_probability", "<f4")])  # token plus one, so that 0 is a record never written
+RECORD = np.dtype([("token", "<u4"), ("log_probability", "<f4")])
+STREAM = np.dtype("<f2")  # of a feature that a norm leaves; its rounding is far below what candidates are off by
+WRITTEN = b"\x01"  # behind a record that is whole
 
-Records: TypeAlias = NDArray[np.void]  # T x tokens, of one sequence
+Records: TypeAlias = NDArray[Any]  # of some sequences, or of one
 
 
 class Predictions(NamedTuple):
@@ -27,49 +29,87 @@ class Predictions(NamedTuple):
     log_probabilities: Tensor
 
 
+class Kept:
+    """Records of sequences in a file, each at the place of its number. dtype, shape: of one."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self.path, self.dtype, self.shape = path, dtype, shape
+        self.num_bytes = dtype.itemsize * int(np.prod(shape))
+
+    def read(self, index: int) -> Records | None:
+        """None if the record is not there as a whole."""
+        size = self.num_bytes + len(WRITTEN)
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                raw = os.pread(file.fileno(), size, index * size)
+        except OSError:
+            return None
+        is_whole = len(raw) == size and raw.endswith(WRITTEN)
+        return np.frombuffer(raw[: self.num_bytes], dtype=self.dtype).reshape(self.shape) if is_whole else None
+
+    def write(self, index: int, record: Records) -> None:
+        """Keeps the record, unless the disk does not take it."""
+        at = index * (self.num_bytes + len(WRITTEN))
+        with suppress(OSError):
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.pwrite(descriptor, record.tobytes(), at)
+                os.pwrite(descriptor, WRITTEN, at + self.num_bytes)
+            finally:
+                os.close(descriptor)
+
+
 class Teacher:
     """A parent that predicts. On a CPU its numbers do not depend on what is kept, nor on the batch of a sequence.
 
     most_likely: tokens of each prediction; the rest of the vocabulary counts as one more.
-    path: file of the predictions so far, at the place of each sequence; None to keep none.
+    predictions_path, streams_path: files of what was computed so far; None to keep none.
     """
 
-    def __init__(self, model: Decoder, most_likely: int, path: Path | None = None) -> None:
-        self.model, self.path = model, path
+    def __init__(
+        self,
+        model: Decoder,
+        most_likely: int,
+        predictions_path: Path | None = None,
+        streams_path: Path | None = None,
+    ) -> None:
+        self.model, self.predictions_path, self.streams_path = model, predictions_path, streams_path
         self.most_likely = min(most_likely, model.architecture.vocab_size - 1)
+        self.readers = [*(layer.get_submodule("norm1") for layer in model.layers[1:]), model.final_norm]
 
     def predictions(self, indices: Sequence[int], inputs: Tensor) -> Predictions:
         """inputs: batch x T, the sequences with these numbers in the corpus."""
-        shape = (inputs.shape[1], self.most_likely)
-        kept = {index: self._read(index, shape) for index in indices}
-        missing = [place for place, index in enumerate(indices) if kept[index] is None]
-        if missing:
-            for place, row in zip(missing, self._computed(inputs[missing]), strict=True):
-                self._write(indices[place], row)
-                kept[indices[place]] = row
-        records = np.stack([row for index in indices if (row := kept[index]) is not None])
+        kept = _kept(self.predictions_path, RECORD, (inputs.shape[1], self.most_likely))
+        records = _all(kept, indices, inputs, self._predicted)
         return Predictions(
-            torch.from_numpy(records["token"].astype(np.int64) - 1).to(inputs.device),
+            torch.from_numpy(records["token"].astype(np.int64)).to(inputs.device),
             torch.from_numpy(records["log_probability"].copy()).to(inputs.device),
         )
 
-    def stream_error(self, inputs: Tensor, streams: Sequence[Tensor]) -> Tensor:
+    def streams(self, indices: Sequence[int], inputs: Tensor) -> Tensor:
+        """What each layer's stream is to the norm that reads it next, batch x layers x T x d_model, in half precision.
+
+        inputs: as `predictions` takes them.
+        """
+        shape = (len(self.readers), inputs.shape[1], self.model.architecture.d_model)
+        records = _all(_kept(self.streams_path, STREAM, shape), indices, inputs, self._read)
+        return torch.from_numpy(records).to(inputs.device)
+
+    def stream_error(self, wanted: Tensor, streams: Sequence[Tensor]) -> Tensor:
         """How far a model's streams are from the parent's as its next norm reads them, so that the few features do not
         rule that are far larger than others: squared errors over the mean square, the mean over layers and positions.
 
-        inputs: batch x T. streams: as `Decoder.features` gives them for these, each batch x T x d_model.
+        wanted: as `streams` gives it. streams: as `Decoder.features` gives them for the same sequences, each batch x T
+        x d_model.
         """
-        with torch.no_grad():
-            theirs = self.model.streams(inputs)
-        norms, errors = [layer.get_submodule("norm1") for layer in self.model.layers], []
-        for norm, stream, parents in zip((*norms[1:], self.model.final_norm), streams[1:], theirs[1:], strict=True):
-            wanted = norm(parents)
-            squares = (norm(stream.float()) - wanted).square().mean(dim=(0, 2))
-            errors.append(squares / wanted.square().mean(dim=(0, 2)))
+        errors = []
+        for norm, stream, parents in zip(self.readers, streams[1:], wanted.float().unbind(1), strict=True):
+            squares = (norm(stream.float()) - parents).square().mean(dim=(0, 2))
+            errors.append(squares / parents.square().mean(dim=(0, 2)))
         return torch.stack(errors).mean()
 
     @torch.no_grad()
-    def _computed(self, inputs: Tensor) -> Records:
+    def _predicted(self, inputs: Tensor) -> Records:
         """inputs: sequences x T; the records: sequences x T x tokens."""
         vocab_size = self.model.architecture.vocab_size
         num = max(1, LOGITS_AT_A_TIME[inputs.device.type] // (inputs.shape[1] * vocab_size))
@@ -79,28 +119,28 @@ class Teacher:
             parts.append(functional.log_softmax(logits, dim=-1).topk(self.most_likely, dim=-1))
         values, tokens = (torch.cat(list(part)) for part in zip(*parts, strict=True))
         records = np.empty(tokens.shape, dtype=RECORD)
-        records["token"], records["log_probability"] = tokens.cpu().numpy() + 1, values.cpu().numpy()
+        records["token"], records["log_probability"] = tokens.cpu().numpy(), values.cpu().numpy()
         return records
 
-    def _read(self, index: int, shape: tuple[int, int]) -> Records | None:
-        """The kept records of a sequence, or None if they are not all there."""
-        if self.path is None:
-            return None
-        size = shape[0] * shape[1] * RECORD.itemsize
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                raw = os.pread(file.fileno(), size, index * size)
-        except OSError:
-            return None
-        records = np.frombuffer(raw, dtype=RECORD) if len(raw) == size else np.zeros(1, dtype=RECORD)
-        return records.reshape(shape) if records["token"].all() else None
+    @torch.no_grad()
+    def _read(self, inputs: Tensor) -> Records:
+        """inputs: sequences x T; the records: sequences x layers x T x d_model."""
+        passed = self.model.streams(inputs)[1:]
+        wanted = torch.stack([norm(stream) for norm, stream in zip(self.readers, passed, strict=True)], dim=1)
+        return wanted.half().cpu().numpy()
 
-    def _write(self, index: int, records: Records) -> None:
-        """Keeps the records, unless the disk does not take them."""
-        if self.path is not None:
-            with suppress(OSError):
-                descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
-                try:
-                    os.pwrite(descriptor, records.tobytes(), index * records.nbytes)
-                finally:
-                    os.close(descriptor)
+
+def _kept(path: Path | None, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kept | None:
+    return None if path is None else Kept(path, dtype, shape)
+
+
+def _all(kept: Kept | None, indices: Sequence[int], inputs: Tensor, computed: Callable[[Tensor], Records]) -> Records:
+    """The records of these sequences, in order, and from now on kept. computed: of those that are not there."""
+    records = {index: kept.read(index) if kept else None for index in indices}
+    missing = [place for place, index in enumerate(indices) if records[index] is None]
+    if missing:
+        for place, record in zip(missing, computed(inputs[missing]), strict=True):
+            records[indices[place]] = record
+            if kept:
+                kept.write(indices[place], record)
+    return np.stack([record for index in indices if (record := records[index]) is not None])

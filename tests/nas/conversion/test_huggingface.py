@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 
 from nas.conversion import checkpoint_memory  # noqa: E402
 from nas.conversion.huggingface import load_pretrained, save_model, to_transformers  # noqa: E402
+from nas.conversion.huggingface_model import CACHE  # noqa: E402
 from nas.model.decoder import Decoder, build  # noqa: E402
 from nas.model.norms import frozen_norms  # noqa: E402
 from nas.model.weights import deployed_weights  # noqa: E402
@@ -120,12 +121,12 @@ def test_logits_from_a_cache_are_those_of_the_whole_sequence(base: Architecture,
     tokens = torch.randint(40, (2, 16), generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
         first = theirs(tokens[:, :7], use_cache=True)
-        rest = theirs(tokens[:, 7:], past_key_values=first.past_key_values)
+        rest = theirs(tokens[:, 7:], **{CACHE: first[CACHE]})
         whole = model(tokens).logits
     joined = torch.cat((first.logits, rest.logits), dim=1)
     torch.testing.assert_close(joined, whole, rtol=1e-5, atol=1e-5 * whole.abs().max())
     with pytest.raises(ValueError, match="a sequence must fit the context of 16, but has 17 tokens"):
-        theirs(tokens[:, :1], past_key_values=rest.past_key_values)
+        theirs(tokens[:, :1], past_key_values=rest[CACHE])
 
 
 def test_beyond_the_context_the_last_tokens_are_run_anew() -> None:

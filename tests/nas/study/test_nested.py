@@ -36,7 +36,7 @@ def recipe(parent: Parent) -> Recipe:
 
 
 def trained(parent: Parent, texts: Corpus, recipe: Recipe) -> Nested:
-    teacher = Teacher(parent.decoder(), most_likely=16, path=None)
+    teacher = Teacher(parent.decoder(), most_likely=16)
     return nested_training(parent, LAYERS, texts, recipe, teacher, tokens=STEPS * 64)
 
 

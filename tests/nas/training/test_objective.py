@@ -1,6 +1,7 @@
 """The loss of a candidate: what of it compares the streams between layers with the parent's."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -40,9 +41,10 @@ def test_streams_weigh_in_the_loss_as_the_schedule_says(objectives) -> None:
     predictions, streams, theirs = teacher.predictions(range(4), TOKENS), list[Tensor](), list[Tensor]()
     objective.model.features(TOKENS, with_entropies=False, streams=streams)
     teacher.model.features(TOKENS, with_entropies=False, streams=theirs)
-    error = teacher.stream_error(TOKENS, streams)
+    measure = partial(teacher.stream_error, teacher.streams(range(4), TOKENS))
+    error = measure(streams)
     assert error > 0.01
-    losses = [objective(TOKENS, TOKENS, predictions, given)[0] for given in (teacher.stream_error, None)]
+    losses = [objective(TOKENS, TOKENS, predictions, given)[0] for given in (measure, None)]
     torch.testing.assert_close(losses[0] - losses[1], 10 * error)
     norms = teacher.model.layers[1].norm1, teacher.model.final_norm
     by_hand = [
@@ -50,23 +52,24 @@ def test_streams_weigh_in_the_loss_as_the_schedule_says(objectives) -> None:
         for norm, *both in zip(norms, streams[1:], theirs[1:], strict=True)
         for ours, parent in [map(norm, both)]
     ]
-    torch.testing.assert_close(error, torch.tensor(by_hand).mean())
+    torch.testing.assert_close(error, torch.tensor(by_hand).mean(), rtol=1e-3, atol=0.0)  # kept in half precision
 
 
 def test_a_parent_leaves_what_it_leaves(objectives) -> None:
     objective, teacher = objectives("SM+LN+G", 1.0)
     streams = list[Tensor]()
     objective.model.features(TOKENS, with_entropies=False, streams=streams)
-    assert teacher.stream_error(TOKENS, streams) < 1e-10
+    assert teacher.stream_error(teacher.streams(range(4), TOKENS), streams) < 1e-6
 
 
 def test_gradients_are_of_the_streams_too(objectives) -> None:
     gradients = []
     for weight in (0.0, 10.0):
         objective, teacher = objectives("SM+LN+R", weight)
-        predictions = teacher.predictions(range(4), TOKENS)
+        predictions, wanted = teacher.predictions(range(4), TOKENS), teacher.streams(range(4), TOKENS)
+        errors = [partial(teacher.stream_error, part) for part in wanted.chunk(2)]
         objective.backward(
-            TOKENS, TOKENS, num_parts=2, penalty_weight=0.0, predictions=predictions, stream_error=teacher.stream_error
+            TOKENS, TOKENS, num_parts=2, penalty_weight=0.0, predictions=predictions, stream_errors=errors
         )
         gradients.append(objective.model.layers[0].ffn.down.weight.grad)
     assert not torch.allclose(gradients[0], gradients[1], rtol=0.1)

@@ -53,7 +53,7 @@ def test_records_that_are_not_whole_are_computed_anew(model: Decoder, tmp_path: 
     path = tmp_path / "kept"
     plain = Teacher(model, 16, path).predictions([0, 1], INPUTS[:2])
     raw = bytearray(path.read_bytes())
-    raw[100 * RECORD.itemsize : 101 * RECORD.itemsize] = bytes(RECORD.itemsize)  # of sequence 0
+    raw[8 * 16 * RECORD.itemsize] = 0  # the mark behind sequence 0
     path.write_bytes(raw[: -3 * RECORD.itemsize])  # the end of sequence 1
     assert equal(Teacher(model, 16, path).predictions([0, 1], INPUTS[:2]), plain)
     assert equal(Teacher(Refusing(model.architecture), 16, path).predictions([0, 1], INPUTS[:2]), plain)
@@ -62,6 +62,17 @@ def test_records_that_are_not_whole_are_computed_anew(model: Decoder, tmp_path: 
 def test_a_disk_that_takes_nothing_costs_only_time(model: Decoder, tmp_path: Path) -> None:
     made = Teacher(model, 16, tmp_path / "missing" / "kept")
     assert equal(made.predictions([0], INPUTS[:1]), Teacher(model, 16).predictions([0], INPUTS[:1]))
+
+
+def test_streams_are_what_norms_read_and_the_same_read_back(model: Decoder, tmp_path: Path) -> None:
+    plain = Teacher(model, 16).streams([7, 2, 4], INPUTS)
+    first = Teacher(model, 16, streams_path=tmp_path / "kept").streams([7, 2, 4], INPUTS)
+    read = Teacher(Refusing(model.architecture), 16, streams_path=tmp_path / "kept").streams([2, 7], INPUTS[[1, 0]])
+    passed = model.streams(INPUTS)
+    assert plain.equal(first)
+    assert read.equal(plain[[1, 0]])
+    assert plain[:, 0].equal(model.layers[1].norm1(passed[1]).half())
+    assert plain[:, -1].equal(model.final_norm(passed[-1]).half())
 
 
 def test_a_small_vocabulary_has_fewer_tokens_to_name() -> None:
