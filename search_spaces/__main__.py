@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from costmodel.config import cli
@@ -126,7 +125,7 @@ def _feasible(
     seq_len: int = 128,
     protocol: str = "published",
     network: str | None = None,
-    testbed: Path | None = None,
+    testbed: str | None = None,
     accounting: Accounting | None = None,
 ) -> FeasibleSpace:
     """The members within a budget. The commands have these flags of here.
@@ -146,6 +145,7 @@ def _feasible(
     """
     flags = {
         "network": network,
+        "testbed": testbed,
         "budget_latency": budget_latency,
         "budget_comm": budget_comm,
         "budget_keys": budget_keys,
@@ -155,7 +155,7 @@ def _feasible(
     asked = asked_of_each(protocol, flags)
     each = [
         (
-            load_pricer(name, of["network"], testbed),
+            load_pricer(name, of["network"], of["testbed"]),
             parse_budget(of["budget_latency"], of["budget_comm"], of["budget_keys"]),
         )
         for name, of in asked.items()

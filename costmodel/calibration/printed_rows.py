@@ -7,12 +7,15 @@ What differs from what is priced, which is 12 blocks of GPT-2's size with linear
 the norm outside them (BERT's of the embedding, GPT-2's last):
 
 - CrypTen as run by SIGMA: nothing. GELU is x sigmoid(1.702 x), which sends what SiLU does.
+- SHAFT: CrypTen with activation and softmax of its own, which are priced so, and the embedding, of GPT-2 the vocabulary
+  projection too. Left out are BERT's pooler and two more iterations of a norm's root. Its GB are GiB, which the factor
+  is: it would be 0.931.
 - PUMA and BumbleBee: functions of their own, and all outside the blocks, of GPT-2 a whole new token. Their GELU is
   priced as the piecewise one.
 
 Sources: Gupta et al. 2024, SIGMA, https://eprint.iacr.org/2023/1269; Dong et al. 2023, PUMA,
-https://arxiv.org/abs/2307.12533; Lu et al. 2025, BumbleBee, https://eprint.iacr.org/2023/1678, as SHAFT (NDSS 2025)
-quotes it. SHAFT's own rows are of functions that no protocol here has.
+https://arxiv.org/abs/2307.12533; Lu et al. 2025, BumbleBee, https://eprint.iacr.org/2023/1678, as SHAFT quotes it; Kei
+and Chow 2025, SHAFT, NDSS, and https://github.com/andeskyl/SHAFT, approximations.py and configs/default.yaml.
 """
 
 import csv
@@ -28,13 +31,15 @@ from costmodel.calibration.validate_sigma import GIBIBYTE
 from costmodel.config.units import BYTES
 from costmodel.engine.engines import engine_of
 from costmodel.ops import Op
-from costmodel.protocols import SETTINGS
+from costmodel.protocols import SETTINGS, crypten_primitives
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
-from costmodel.protocols.primitives import total_comm
+from costmodel.protocols.primitives import Comm, total_comm
 
 ROWS = Path(__file__).parents[1] / "testbeds" / "printed_rows.csv"
 LAYERS, HEADS, WIDTH, INNER = 12, 12, 768, 3072
 CAUSAL = {"BERT-base": False, "GPT-2": True}
+SHAFT, SHAFT_STEPS = "SHAFT on CrypTen", 16  # softmax_ode_iter_num
+VOCABULARIES = {"BERT-base": 30522, "GPT-2": 50257}
 PARTS: dict[str, tuple[type, ...]] = {
     "activation": (ops.Silu, ops.Gelu),
     "softmax": (ops.Softmax,),
@@ -107,8 +112,28 @@ def printed_checks(rows: Sequence[PrintedRow]) -> tuple[PrintedCheck, ...]:
 def own_bytes(row: PrintedRow) -> int:
     """By formula, of all parties, online and set-up."""
     some = [op for op in model_ops(row) if isinstance(op, PARTS[row.part])]
-    cost = total_comm(engine_of(row.protocol).walk(some, SETTINGS[row.protocol]()))
+    theirs = SHAFT_FUNCTIONS if row.group == SHAFT else {}
+    priced = engine_of(row.protocol).walk([op for op in some if type(op) not in theirs], SETTINGS[row.protocol]())
+    cost = total_comm([*priced, *(theirs[type(op)](op) for op in some if type(op) in theirs)])
     return cost.online_bytes + cost.setup_bytes
+
+
+def shaft_activation(op: ops.Silu) -> Comm:
+    """ReLU, and near 0 what GELU lacks of it, a sum of sines of a number that is opened masked."""
+    elements = op.rows * op.features
+    pair = crypten_primitives.product(elements, elements)
+    signs = crypten_primitives.positive_part(elements), crypten_primitives.is_negative(elements)
+    return total_comm([*signs, crypten_primitives.opened(elements), pair])
+
+
+def shaft_softmax(op: ops.Softmax) -> Comm:
+    """Scores clipped at both ends, then steps of two products each along a differential equation."""
+    elements = op.heads * op.queries * op.keys
+    steps = [crypten_primitives.product(elements, elements)] * 2 * SHAFT_STEPS
+    return total_comm([crypten_primitives.positive_part(2 * elements), *steps])
+
+
+SHAFT_FUNCTIONS: dict[type, Callable[[Any], Comm]] = {ops.Silu: shaft_activation, ops.Softmax: shaft_softmax}
 
 
 def model_ops(row: PrintedRow) -> tuple[Op, ...]:
@@ -124,4 +149,12 @@ def model_ops(row: PrintedRow) -> tuple[Op, ...]:
     )
     activation = ACTIVATIONS[row.protocol](rows=tokens, features=INNER)
     ffn = (norm, linear(tokens, WIDTH, INNER), activation, linear(tokens, INNER, WIDTH))
-    return (attention + ffn) * LAYERS + (norm,)
+    return (attention + ffn) * LAYERS + (norm,) + (_outside(row) if row.group == SHAFT else ())
+
+
+def _outside(row: PrintedRow) -> tuple[Op, ...]:
+    """Of the blocks, but for the norm."""
+    vocab = VOCABULARIES[row.model]
+    embedding = ops.TokenEmbedding(tokens=row.seq_len, vocab=vocab, features=WIDTH)
+    projection = ops.VocabProjection(rows=row.seq_len, features=WIDTH, vocab=vocab)
+    return (embedding, projection) if CAUSAL[row.model] else (embedding,)

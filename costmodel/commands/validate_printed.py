@@ -8,8 +8,8 @@ from costmodel.config import cli
 from costmodel.report.tables import table
 
 NOTE = (
-    "all parties' bytes of 12 blocks and one norm; a factor is of the row that it is marked fitted on, and stands for "
-    "what its source counts and computes otherwise; GB without one is GiB"
+    "all parties' bytes of 12 blocks and one norm, SHAFT's with embedding and vocabulary; a factor is of the fitted "
+    "row, and stands for what its source counts and computes otherwise; GB without one is GiB"
 )
 
 

@@ -1,7 +1,6 @@
 """`costmodel.price`: what a model costs under private inference, however it is given."""
 
 import os
-from pathlib import Path
 from typing import Unpack
 
 from costmodel.errors import UserError
@@ -68,7 +67,7 @@ def price(
         ring_bits=ring_bits,
         fraction_bits=fraction_bits,
     )
-    pricer = load_pricer(protocol, link(network, bandwidth, rtt), None if testbed is None else Path(testbed), setting)
+    pricer = load_pricer(protocol, link(network, bandwidth, rtt), testbed, setting)
     runs = tuple(asked.runs(new_tokens))
     generation = generation_of(runs, pricer, new_tokens)
     return PricedModel(asked=asked, pricer=pricer, new_tokens=new_tokens, runs=runs, generation=generation)

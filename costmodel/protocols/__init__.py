@@ -1,5 +1,6 @@
 """The protocols a model can be priced under, by the names the command line knows."""
 
+import os
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -56,7 +57,7 @@ SETTINGS: dict[str, type[Setting]] = {
 def load_pricer(
     protocol: str = "published",
     network: str | Network | None = None,
-    testbed: Path | None = None,
+    testbed: str | os.PathLike[str] | None = None,
     setting: Setting | None = None,
 ) -> Pricer:
     """The pricer of a protocol; None is the protocol's own network, testbed and setting.
@@ -64,7 +65,7 @@ def load_pricer(
     Raises UserError for an unknown protocol, or a network, testbed or setting that the protocol cannot take.
     """
     _check(protocol)
-    return LOADERS[protocol](network, testbed, setting)
+    return LOADERS[protocol](network, None if testbed is None else Path(testbed), setting)
 
 
 def setting_of(protocol: str, **flags: Any) -> Setting | None:

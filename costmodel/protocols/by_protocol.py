@@ -11,9 +11,11 @@ KEYS = "budget_keys"
 def asked_of_each(protocol: str, flags: Mapping[str, str | None]) -> dict[str, dict[str, str | None]]:
     """What flags, by name, say of each protocol in a list; without a name a budget of keys is of those that have keys.
 
-    Raises UserError for an unknown protocol with keys, or as `by_protocol` does.
+    Raises UserError for an unknown protocol with keys, a testbed of all of them, or as `by_protocol` does.
     """
-    protocols = protocols_of(protocol)
+    protocols, testbed = protocols_of(protocol), flags.get("testbed")
+    if len(protocols) > 1 and testbed is not None and "=" not in testbed:
+        raise UserError(f"--testbed is of one protocol; say whose, such as {protocols[0]}={testbed}.")
     keyed = protocols
     if flags.get(KEYS) is not None:
         keyed = tuple(name for name in protocols if load_pricer(name).has_keys) or protocols

@@ -17,7 +17,7 @@ from pathlib import Path
 from costmodel.cost import Price
 from costmodel.estimate import Pricer
 from costmodel.network import Network, named_network
-from costmodel.ops import Node, Op
+from costmodel.ops import KeyValueCache, Node, Op
 from costmodel.protocols.derived import price_of, wire_s
 from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.sigma_primitives import NUM_PARTIES
@@ -32,6 +32,7 @@ from costmodel.protocols.sigma_testbed import (
 )
 from costmodel.trust import Trust
 
+CACHED = "phase decode (SIGMA's code runs whole prompts)"
 TESTBED = Path(__file__).parents[1] / "testbeds" / "sigma.yaml"
 # Gupta et al. 2024, section 2: a trusted dealer, two parties of whom one may be corrupted, semi-honest.
 TRUST = Trust(
@@ -73,6 +74,12 @@ class Sigma(Pricer):
             low_s += count * (price.latency_s - min(price.compute_s or 0.0, error_s))
             high_s += count * (price.latency_s + error_s)
         return max(0.0, low_s), high_s
+
+    def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
+        """And that keys and values of earlier tokens, which the code does not keep, are priced as if it did."""
+        nodes = tuple(graph)
+        is_cached = any(isinstance(node.op, KeyValueCache) and node.op.past_len for node in nodes)
+        return (*Pricer.extrapolated(self, nodes), *([CACHED] if is_cached else []))
 
     def extrapolation(self, op: Op) -> float:
         return extrapolation_of(op, comm(op, self.setting), self.testbed)

@@ -167,7 +167,7 @@ def _softmax(op: ops.Softmax, setting: SigmaSetting) -> Comm:
     """Exponentials of scores, by form; a row's sum, a table of its inverse, and a product. Source: gpu_softmax.cu."""
     if op.form not in EXPONENTIALS:
         raise _unpriced(op, f"with `form` {op.form}, sums are beyond its table of inverses")
-    ring_bits, sum_bits = setting.ring_bits, _sum_bits(op.keys, setting)
+    ring_bits, sum_bits = setting.ring_bits, _sum_bits(op, setting)
     rows = op.heads * op.queries
     table = [
         truncated_small(rows, SUM_SHIFT, sum_bits - SUM_SHIFT, word_bits=16),
@@ -177,20 +177,22 @@ def _softmax(op: ops.Softmax, setting: SigmaSetting) -> Comm:
     return total_comm([*EXPONENTIALS[op.form](op, setting), *table, _by_factors(elements, rows, setting)])
 
 
-def _sum_bits(keys: int, setting: SigmaSetting) -> int:
+def _sum_bits(op: ops.Softmax, setting: SigmaSetting) -> int:
     """Of a row's sum. Raises UserError for a fraction or a number of keys that the code does not take."""
     if setting.fraction_bits != SUM_FRACTION_BITS:
         raise UserError(
             f"`fraction_bits` must be {SUM_FRACTION_BITS} for softmax under protocol sigma, whose table of inverses is "
             f"made for it, but got {setting.fraction_bits}."
         )
+    keys = op.keys
     bits = setting.fraction_bits + (keys - 1).bit_length()
     least, most = (2 ** (bound + SUM_SHIFT - SUM_FRACTION_BITS) for bound in INVERSE_BITS)
     if keys & (keys - 1) or not least <= keys <= most:
         padded = min(most, max(least, 1 << (keys - 1).bit_length()))
+        cached = "its code runs whole prompts, without cached keys or blocks of queries"
         raise UserError(
-            f"protocol sigma runs softmax over {least} to {most} keys, a power of two, but got {keys}; pad the prompt "
-            f"to {padded} tokens."
+            f"protocol sigma runs softmax over {least} to {most} keys, a power of two, but got {keys}; "
+            f"{f'pad the prompt to {padded} tokens' if op.queries == keys else cached}."
         )
     return bits
 

@@ -283,7 +283,7 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
         style: dict[str, Any] = {"color": "tab:green", "marker": "*", "markersize": 9, "linestyle": ""}
         name = f"parent {data.parent.notation}, as it was given"
         axes.plot([data.parent.latency_s / 60], [data.parent.perplexity], **style, label=name)
-    axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1, label=f"budget {data.budget_min:g} min")
+    axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1, label=data.budget)
     _draw_ngrams(axes, data.ngrams)
     axes.set_yscale("log")
     _label_perplexity(axes)

@@ -12,6 +12,7 @@ from nas.run.folder import ParentResult
 from nas.run.members import TrainedMember
 from nas.run.reprice import WhatIf
 from nas.run.run import Run
+from search_spaces.budget.feasible import format_budget
 
 PRIOR_RANGE_SHARE = 0.005  # a latency range narrower than this share of the latency is no wider than its marker
 LONGEST_NAME = 24  # characters of a label
@@ -49,6 +50,7 @@ class FrontFigure(NamedTuple):
 
     title: str
     budget_min: float
+    budget: str
     front: Group
     dominated: Group
     baselines: Group
@@ -96,6 +98,7 @@ def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
     return FrontFigure(
         title=title(run.members),
         budget_min=run.budget.latency_s / 60,
+        budget=f"budget {format_budget(run.budget)}",
         front=_group(run.front),
         dominated=_group(behind),
         baselines=_group([member for member in whole if member.role == "baseline"]),

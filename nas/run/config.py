@@ -24,7 +24,7 @@ from search_spaces.workload import Workload
 
 Knowledge = Literal["shipped", "none"]
 
-BY_PROTOCOL = ("network", "budget_latency", "budget_comm", "budget_keys")  # may be said of each protocol
+BY_PROTOCOL = ("network", "testbed", "budget_latency", "budget_comm", "budget_keys")  # may be said of each protocol
 RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
 
 
@@ -53,7 +53,8 @@ class StudyConfig:
             and the front is of seconds under the first.
         network: between the parties, for protocols other than published: lan, wan, another preset or a .yaml file; for
             several protocols one for all, or each its own, such as semi2k=lan,sigma=wan.
-        testbed: a .yaml file of compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
+        testbed: a .yaml file of compute seconds from `python -m costmodel calibrate`, instead of the committed ones; of
+            several protocols each its own, such as semi2k=mine.yaml.
         projection: logits of all tokens of the prompt, as the papers run it, or of the last one alone.
         embedding: tokens one-hot encoded by the client, or looked up under the protocol.
         public_layers: first layers, such as embed,0-5, whose weights all parties have, as of a checkpoint that nobody
@@ -184,7 +185,7 @@ class StudyConfig:
 
     @property
     def asked(self) -> dict[str, dict[str, str | None]]:
-        """What network and budgets, by name of the field, are said of each protocol."""
+        """What network, testbed and budgets, by name of the field, are said of each protocol."""
         return asked_of_each(self.protocol, {name: getattr(self, name) for name in BY_PROTOCOL})
 
     @property

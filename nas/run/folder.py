@@ -9,6 +9,7 @@ import math
 import os
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from search_spaces.definition import load_definition
 from search_spaces.space import SearchSpace, build_space
 
 CONFIG_FILE = "run.yaml"
-KEPT_FILES = {"space": "space.yaml", "network": "network.yaml", "testbed": "testbed.yaml"}  # the user's own, copied
+KEPT_FILES = ("space", "network", "testbed")  # the user's own, copied
 PARENT_FOLDER = "parent"
 
 
@@ -137,8 +138,8 @@ def find_run(run: str) -> Path:
 
 def write_config(folder: Path, config: StudyConfig) -> None:
     """Makes the folder a run, so it comes last; a space, network and testbed of the user's own are kept with it."""
-    for field, name in KEPT_FILES.items():
-        given = getattr(config, field)
+    for field, protocol in product(KEPT_FILES, config.protocols):
+        given, name = _given(config, field, protocol)
         if given is not None and given.endswith((".yaml", ".yml")) and not (folder / name).exists():
             replace_file(folder / name, Path(given).read_bytes().decode("utf-8"))
     replace_file(folder / CONFIG_FILE, dump(asdict(config)))
@@ -153,7 +154,7 @@ def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | N
         if tables is None:
             raise UserError(f"--space {OWN} is of the layers of a trained model; give --parent.")
         return own_space(tables)
-    definition = load_definition(own_file(folder, config, "space") or config.space)
+    definition = load_definition(own_file(folder, config, "space", config.protocols[0]) or config.space)
     if tables is not None:
         dimensions = replace(definition.dimensions, vocab=tables.vocab_size, context=tables.context)
         definition = replace(definition, dimensions=dimensions)
@@ -161,19 +162,15 @@ def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | N
 
 
 def run_pricer(
-    folder: Path | None, config: StudyConfig, protocol: str, network: str | None = None, testbed: Path | None = None
+    folder: Path | None, config: StudyConfig, protocol: str, network: str | None = None, testbed: str | None = None
 ) -> Pricer:
     """The prices of a run under one of its protocols, on its own network and testbed unless others are given; None is a
     run to be.
     """
-    asked = config.asked[protocol]["network"]
-    if asked == config.network:
-        asked = own_file(folder, config, "network")
-    kept = own_file(folder, config, "testbed")
     return load_pricer(
         protocol,
-        network or asked,
-        testbed or (None if kept is None else Path(kept)),
+        network or own_file(folder, config, "network", protocol),
+        testbed or own_file(folder, config, "testbed", protocol),
         setting_of(protocol, weights=config.weights),
     )
 
@@ -183,11 +180,18 @@ def run_pricers(folder: Path | None, config: StudyConfig) -> tuple[Pricer, ...]:
     return tuple(run_pricer(folder, config, protocol) for protocol in config.protocols)
 
 
-def own_file(folder: Path | None, config: StudyConfig, field: str) -> str | None:
-    """The file that a field of `KEPT_FILES` names: the run's copy of it, where there is one."""
-    given: str | None = getattr(config, field)
-    copy = None if folder is None else folder / KEPT_FILES[field]
+def own_file(folder: Path | None, config: StudyConfig, field: str, protocol: str) -> str | None:
+    """What a field of `KEPT_FILES` names under a protocol: the run's copy of it, where there is one."""
+    given, name = _given(config, field, protocol)
+    copy = None if folder is None else folder / name
     return str(copy) if given is not None and copy is not None and copy.exists() else given
+
+
+def _given(config: StudyConfig, field: str, protocol: str) -> tuple[str | None, str]:
+    """What a field of `KEPT_FILES` says of a protocol, and how a run's copy of that is called."""
+    of_all = getattr(config, field)
+    given = config.asked[protocol].get(field, of_all)
+    return given, f"{field}.yaml" if given == of_all else f"{field}-{protocol}.yaml"
 
 
 def read_ledger(folder: Path) -> tuple[Record, ...]:

@@ -8,7 +8,6 @@ compared.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from costmodel.config.units import parse_budget
@@ -76,7 +75,7 @@ def reprice(
     *,
     protocol: str | None = None,
     network: str | None = None,
-    testbed: Path | None = None,
+    testbed: str | None = None,
     seq_len: int | None = None,
     budget_latency: str | None = None,
     budget_comm: str | None = None,
@@ -87,8 +86,8 @@ def reprice(
     Args:
         run: any with a completed trial.
         protocol: price under published, semi2k, aby3, cheetah, sigma or crypten, instead of the run's; in nas.plot
-            several with commas between, of which network and budgets may say each its own, such as semi2k=60s,sigma=2s.
-        network: loopback, lan (the default), wan or a .yaml file; by default the run's, if the protocol is the run's.
+            several with commas between, whose networks, testbeds and budgets may differ: semi2k=60s,sigma=2s.
+        network: loopback, lan (the default), wan or a .yaml file; by default the run's, if it has the protocol.
         testbed: compute seconds from `python -m costmodel calibrate`; by default likewise.
         seq_len: tokens of the prompt, instead of the run's.
         budget_latency: most time per token, with a unit, such as 5min; by default none.
@@ -99,8 +98,8 @@ def reprice(
     """
     config = run.config
     budget = parse_budget(budget_latency, budget_comm, budget_keys)
-    if protocol in (None, config.protocols[0]):
-        pricer = run_pricer(run.folder, config, config.protocols[0], network, testbed)
+    if protocol is None or protocol in config.protocols:
+        pricer = run_pricer(run.folder, config, protocol or config.protocols[0], network, testbed)
     else:
         setting = setting_of(protocol, weights=config.weights) if protocol in SETTINGS else None
         pricer = load_pricer(protocol, network, testbed, setting)
@@ -111,8 +110,8 @@ def reprice(
 def reprice_each(run: Run, prices: Mapping[str, Any]) -> tuple[WhatIf, ...]:
     """A run's trials under each of the protocols in a list with commas.
 
-    prices: as `reprice` takes it, or, of network and budgets, NAME=VALUE for each protocol. Without a name a budget of
-    keys is that of the protocols that have keys.
+    prices: as `reprice` takes it, or, of network, testbed and budgets, NAME=VALUE for each protocol. Without a name a
+    budget of keys is that of the protocols that have keys.
 
     Raises UserError as `reprice` and `asked_of_each` do.
     """

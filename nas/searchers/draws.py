@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import islice
+from operator import floordiv
 from typing import NamedTuple
 
 import numpy as np
@@ -81,7 +82,7 @@ class Draws:
 
     def slice_of(self, optimum: Optimum) -> int | None:
         """The number of the slice that holds it, None if none does."""
-        return self.slice_at(tuple(units // self.feasible.step for units in optimum.cost))
+        return self.slice_at(tuple(map(floordiv, optimum.cost, self.feasible.step)))
 
     def slice_at(self, cost: Cost) -> int | None:
         """The number of the slice that holds members of this cost, in steps, None if none does."""

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, repeat
 from operator import mul
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import networkx as nx
 import numpy as np
 
 from search_spaces.architecture import Layer
-from search_spaces.budget.cost_counts import Cost, Sums, Way, num_at, num_between, nums_within, prolonged, single
+from search_spaces.budget.cost_counts import Cost, Sums, Way, kept, num_at, num_between, nums_within, prolonged, single
 from search_spaces.budget.edges import Edge, edges_by_depth
 from search_spaces.graph import Vertex
 from search_spaces.space import random_below
@@ -67,14 +67,14 @@ def bounded_paths(graph: nx.DiGraph, costs: dict[Vertex, Cost], limit: Cost) -> 
     departures, arrivals = _moves(levels, costs)
     cut, last = len(levels) // 2, len(levels)
     free = single((0,) * len(limit))
-    before = {(0, 0): free}
+    before, left = {(0, 0): free}, _left(limit, departures, "stop")
     for depth in range(1, cut + 1):
         ways = (Way(move.start[1], move.stop[1], move.cost, len(move.layers)) for move in _into(arrivals, depth))
-        before |= _at(depth, prolonged(_tables(before, depth - 1), ways))
-    suffix_counts = {at: free for at in arrivals if at[0] == last}
+        before |= _at(depth, prolonged(_tables(before, depth - 1), ways), left)
+    suffix_counts, left = {at: free for at in arrivals if at[0] == last}, _left(limit, arrivals, "start")
     for depth in reversed(range(cut, last)):
         ways = (Way(move.stop[1], move.start[1], move.cost, len(move.layers)) for move in _into(departures, depth))
-        suffix_counts |= _at(depth, prolonged(_tables(suffix_counts, depth + 1), ways))
+        suffix_counts |= _at(depth, prolonged(_tables(suffix_counts, depth + 1), ways), left)
     tables = BoundedPaths(
         limit=limit, above=-1, departures=departures, arrivals=arrivals, before=before, suffix_counts=suffix_counts
     )
@@ -96,8 +96,19 @@ def _tables(sums: dict[At, Sums], depth: int) -> dict[int, Sums]:
     return {at[1]: table for at, table in sums.items() if at[0] == depth}
 
 
-def _at(depth: int, tables: dict[int, Sums]) -> dict[At, Sums]:
-    return {(depth, number): tables[number] for number in sorted(tables)}
+def _at(depth: int, tables: dict[int, Sums], left: dict[At, Cost]) -> dict[At, Sums]:
+    """By boundary, without the costs that no path has within the limit, since what is left is too little."""
+    within = {(depth, number): tables[number] for number in sorted(tables)}
+    return {at: kept(sums, (sums.costs <= left.get(at, sums.costs)).all(axis=1)) for at, sums in within.items()}
+
+
+def _left(limit: Cost, moves: dict[At, list[Move]], end: Literal["start", "stop"]) -> dict[At, Cost]:
+    """What a limit leaves at each boundary if the moves from it to that end are the cheapest, measure by measure."""
+    left: dict[At, Cost] = {}
+    for at in sorted(moves, reverse=end == "stop"):
+        after = (_less(left.get(getattr(move, end), limit), move.cost) for move in moves[at])
+        left[at] = tuple(map(max, zip(*after, strict=True)))
+    return left
 
 
 def _limited(paths: BoundedPaths, limit: Cost, above: int) -> BoundedPaths:

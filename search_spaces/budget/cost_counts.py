@@ -77,7 +77,8 @@ def prolonged(tables: Mapping[int, Sums], ways: Iterable[Way]) -> dict[int, Sums
             nums[way.stop][places[way.start]] += old[way.start] * way.times
     order = np.lexsort(reached.costs.T[::-1])
     costs = reached.costs[order]
-    return {stop: _without_zeros(costs, whole[order]) for stop, whole in nums.items()}
+    whole = {stop: Sums(costs=costs, num_paths=num_paths[order]) for stop, num_paths in nums.items()}
+    return {stop: kept(sums, sums.num_paths != 0) for stop, sums in whole.items()}
 
 
 class Reached(NamedTuple):
@@ -142,11 +143,14 @@ def _distinct(parts: Iterable[Ints]) -> Ints:
         waiting.append(part)
         num_waiting += len(part)
         if num_waiting > BATCH_ROWS:
-            whole, waiting, num_waiting = _some(np.unique(np.concatenate([whole, *waiting]))), [], 0
-    return _some(np.unique(np.concatenate([whole, *waiting])))
+            whole, waiting, num_waiting = _merged([whole, *waiting]), [], 0
+    return _merged([whole, *waiting])
 
 
-def _some(numbers: Ints) -> Ints:
+def _merged(parts: list[Ints]) -> Ints:
+    """Each number once. Parts ascend, modulo 2^64, so a sort that merges what ascends is the fastest."""
+    numbers: Ints = np.sort(np.concatenate(parts), kind="stable")
+    numbers = numbers[np.append(True, numbers[1:] != numbers[:-1])[: len(numbers)]]
     if len(numbers) > MAX_ROWS:
         raise UserError(
             f"the budget needs a table of at most {MAX_ROWS} distinct costs, but this space under this protocol needs "
@@ -155,11 +159,9 @@ def _some(numbers: Ints) -> Ints:
     return numbers
 
 
-def _without_zeros(costs: Ints, num_paths: Counts) -> Sums:
-    kept = np.flatnonzero(num_paths)
-    if len(kept) == len(costs):
-        return Sums(costs=costs, num_paths=num_paths)
-    return Sums(costs=costs[kept], num_paths=num_paths[kept])
+def kept(sums: Sums, which: NDArray[np.bool_]) -> Sums:
+    """Some of the costs."""
+    return sums if which.all() else Sums(costs=sums.costs[which], num_paths=sums.num_paths[which])
 
 
 def num_at(sums: Sums, cost: Cost) -> int:

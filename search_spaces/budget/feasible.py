@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import floordiv
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ from search_spaces.space import SearchSpace, member_of, path_of, path_of_member,
 from search_spaces.workload import Workload
 
 EXACT_LAYERS = 18  # a million distinct sums in half of 12 layers of GPT-2 small's choices, which are the most of any
-STEPS = 2**14  # a budget has, where costs are rounded
+STEPS = (2**14, 2**14, 2**9)  # each budget has, by how many there are, where costs are rounded
 WORDS: dict[str, Callable[[float], str]] = {
     "latency_s": format_seconds,
     "sent_bytes": format_bytes,
@@ -59,8 +60,9 @@ class Bounded(NamedTuple):
 class FeasibleSpace:
     """The members of a priced space within a budget, or in a slice of it; made by `within_budget`. It may be empty.
 
-    costs: of the priced vertices, in steps of so many integer units: latency, 0 if it has no bound, then every other
-        measure that has one; then likewise of what else must hold.
+    costs: of the priced vertices, in steps: latency, 0 if it has no bound, then every other measure that has one; then
+        likewise of what else must hold.
+    step: integer units in a step of each.
     also: the same space under other protocols, with the budget of each, which members are within too.
     """
 
@@ -68,13 +70,18 @@ class FeasibleSpace:
     budget: Budget
     costs: dict[Vertex, Cost] = field(repr=False)
     paths: BoundedPaths = field(repr=False)
-    step: int = 1
+    step: Cost
     also: tuple[Bounded, ...] = ()
 
     @property
     def tolerance(self) -> float:
         """The share of the budget that a member may cost less, and yet be left out."""
-        return 0.0 if self.step == 1 else (self.space.base.num_layers + 2) / STEPS
+        return 0.0 if self.is_exact else (self.space.base.num_layers + 2) / STEPS[_num_budgets(self.every)]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether costs are not rounded."""
+        return max(self.step) == 1
 
     @property
     def every(self) -> tuple[Bounded, ...]:
@@ -112,7 +119,7 @@ class FeasibleSpace:
     @property
     def latency_s_bounds(self) -> tuple[float, float]:
         """The latencies between which members lie, the first one excluded; the budget may have no bound of latency."""
-        above, limit = max(0, self.paths.above) * self.step, self.paths.limit[0] * self.step
+        above, limit = max(0, self.paths.above) * self.step[0], self.paths.limit[0] * self.step[0]
         return above / UNITS_PER["latency_s"], limit / UNITS_PER["latency_s"]
 
     def members(self) -> Iterator[Member]:
@@ -143,14 +150,15 @@ def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] =
             f"members of space {priced.space.name!r} must cost less than 194 days and 288 PB to be counted."
         )
     limit = _counted([_limit(one) for one in every], every)
-    if num_layers > EXACT_LAYERS and sum(len(one.budget.bounds) for one in every) > 1:
+    is_deep, num_budgets = num_layers > EXACT_LAYERS, _num_budgets(every)
+    if is_deep and num_budgets >= len(STEPS):
         raise UserError(
-            f"a space of more than {EXACT_LAYERS} layers must have one budget, but {priced.space.name!r} has "
-            f"{num_layers} and got {_budgets(every)}; give the tighter one."
+            f"a space of more than {EXACT_LAYERS} layers must have at most {len(STEPS) - 1} budgets, but "
+            f"{priced.space.name!r} has {num_layers} and got {_budgets(every)}; give the tighter ones."
         )
-    step = max(1, max(limit) // STEPS) if num_layers > EXACT_LAYERS else 1
+    step = tuple(max(1, most // STEPS[num_budgets]) if is_deep else 1 for most in limit)
     costs = {vertex: _stepped(cost, step) for vertex, cost in costs.items()}
-    paths = bounded_paths(priced.space.graph, costs, tuple(most // step for most in limit))
+    paths = bounded_paths(priced.space.graph, costs, tuple(map(floordiv, limit, step)))
     return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths, step=step, also=tuple(also))
 
 
@@ -183,7 +191,7 @@ def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0
     left_out: share of the range, at its cheap end, that is in no slice. Slices without a member are left out.
     """
     paths = feasible.paths  # of two members of one price, rounding may favour either
-    slack = feasible.priced.num_ops if feasible.step == 1 else feasible.space.base.num_layers + 2
+    slack = feasible.priced.num_ops if feasible.is_exact else feasible.space.base.num_layers + 2
     least, most = (
         feasible.cost_of_path(path_of(feasible.space, end(feasible.priced).architecture.layers))[0]
         for end in (cheapest, most_expensive)
@@ -269,9 +277,13 @@ def _limit(one: Bounded) -> Cost:
     return tuple(_units(getattr(one.budget, name), per, slack) for name, per in UNITS_PER.items())
 
 
-def _stepped(cost: Cost, step: int) -> Cost:
+def _stepped(cost: Cost, step: Cost) -> Cost:
     """Rounded up."""
-    return tuple(-(-part // step) for part in cost)
+    return tuple(-(-part // units) for part, units in zip(cost, step, strict=True))
+
+
+def _num_budgets(every: Sequence[Bounded]) -> int:
+    return sum(len(one.budget.bounds) for one in every)
 
 
 def _name(member: Member) -> str:

@@ -37,8 +37,8 @@ def priceable(space: SearchSpace, pricer: Pricer, workload: Workload, accounting
         kept[kind] = tuple(choice for name, choice in named.items() if not reasons[name])
         if not kept[kind]:
             raise UserError(
-                f"space {space.name!r} must have a choice of {kind} that protocol {pricer.protocol} can price, but it "
-                f"has no formula for {', '.join(map(str, named.values()))}; choose another protocol or space."
+                f"space {space.name!r} must have a choice of {kind} that has a price, but got "
+                f"{', '.join(map(str, named.values()))}: {next(iter(reasons.values()))}"
             )
     if not left_out:
         return Priceable(space, {})

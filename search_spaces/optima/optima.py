@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import numpy as np
 
@@ -56,5 +57,5 @@ def member_of_optimum(stages: Stages, optimum: Optimum, *, entropy_regularised: 
 def _optimum(stages: Stages, levels: Sequence[Labels], index: int) -> Optimum:
     last = levels[-1]
     layers = tuple(stages.layers[number] for number in layers_to(levels, index))
-    cost = tuple(int(steps) * stages.feasible.step for steps in last.cost[index])
+    cost = tuple(map(mul, last.cost[index].tolist(), stages.feasible.step))
     return Optimum(layers=layers, score=float(last.score[index]), cost=cost)

@@ -430,6 +430,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         (["estimate", "SM", "--ring-bits", "32"], "protocol published has its ring-bits fitted in"),
         (["estimate", "SM", "--budget-keys", "1GB"], "--budget-keys is of a dealer's keys, but protocol published has"),
         (["estimate", "SM", "--protocol", "sigma", "--seq-len", "100"], "but got 100; pad the prompt to 128 tokens"),
+        (["estimate", "SM", "--protocol", "sigma", "--new-tokens", "2"], "but got 129; its code runs whole prompts"),
         (
             ["compare", "SM", "--protocol", "sigma"],
             "protocol sigma has no engine to compare with; choose one of semi2k",

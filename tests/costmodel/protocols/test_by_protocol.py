@@ -29,6 +29,12 @@ def test_other_protocols_and_values_without_one_are_refused(text: str, part: str
         by_protocol(text, BOTH, "--budget-latency")
 
 
+def test_a_testbed_is_of_one_protocol() -> None:
+    with pytest.raises(UserError, match=r"--testbed is of one protocol; say whose, such as semi2k=mine.yaml\."):
+        asked_of_each("semi2k,sigma", {"testbed": "mine.yaml"})
+    assert asked_of_each("semi2k", {"testbed": "mine.yaml"}) == {"semi2k": {"testbed": "mine.yaml"}}
+
+
 def test_a_budget_of_keys_is_of_those_that_have_keys() -> None:
     asked = asked_of_each("semi2k,sigma", {"budget_latency": "5s", "budget_keys": "8GB"})
     assert asked == {

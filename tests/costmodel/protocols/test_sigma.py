@@ -9,10 +9,12 @@ import pytest
 from costmodel import ops
 from costmodel.calibration.sigma_rows import by_class, run_bytes, run_key_bytes, sigma_rows, whole
 from costmodel.calibration.validate_sigma import checked, sigma_checks
+from costmodel.deployment.deploy import Deployment, Phase, deploy
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
 from costmodel.protocols import load_pricer, setting_of
 from costmodel.protocols.primitives import NOTHING, total_comm
+from costmodel.protocols.sigma import CACHED
 from costmodel.protocols.sigma_primitives import comparison_key, inverse_root, opened
 from costmodel.protocols.sigma_programs import comm
 from costmodel.protocols.sigma_setting import SigmaSetting
@@ -237,6 +239,12 @@ def test_seconds_never_fall_as_work_grows_and_their_range_widens_beyond_the_fit(
     assert spans[4] > spans[3]
     assert pricer.extrapolated(nodes[2:4]) == ()
     assert pricer.extrapolated(nodes[4:]) == ("Linear 5.4x",)
+
+
+@pytest.mark.parametrize(("phase", "said"), [("prefill", ()), ("decode", (CACHED,))])
+def test_cached_keys_are_said_to_be_beyond_the_code(phase: Phase, said: tuple[str, ...]) -> None:
+    graph = deploy(lower(parse("SM+R", base_architecture("tiny")).architecture, 32), Deployment(phase=phase))
+    assert load_pricer("sigma").extrapolated(graph)[-1:] == said
 
 
 def test_held_out_seconds_are_within_the_bar_or_their_range() -> None:

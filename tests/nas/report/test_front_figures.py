@@ -57,13 +57,15 @@ def test_the_parent_is_drawn_beside_them(make_run, records) -> None:
 
 def test_the_legend_is_below_the_axes(make_run, records, ngrams) -> None:
     """It could cover the points that are dominated, whose place is that of a legend."""
-    figure = draw_front(front_figure(make_run(records, meta=GPT2 | {"ngrams": ngrams}), published_rows()))
+    of_two = {"protocol": "published,sigma", "budget_latency": "published=5min,sigma=2s"}
+    run = make_run(records, meta=GPT2 | {"ngrams": ngrams}, **of_two)
+    figure = draw_front(front_figure(run, published_rows()))
     figure.canvas.draw()
     (legend,) = figure.legends
     assert all(axes.get_legend() is None for axes in figure.axes)
     top = legend.get_window_extent().y1
     assert all(top < axes.get_tightbbox().y0 for axes in figure.axes)
-    assert {"dominated", "budget 5 min"} <= {text.get_text() for text in legend.get_texts()}
+    assert {"dominated", "budget 5.00 min, and 2 s under sigma"} <= {text.get_text() for text in legend.get_texts()}
 
 
 def test_a_range_narrower_than_its_marker_is_left_out(make_run, records) -> None:

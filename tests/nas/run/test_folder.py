@@ -10,7 +10,7 @@ from costmodel.errors import UserError
 from costmodel.network import NETWORKS
 from costmodel.protocols.derived import TESTBEDS
 from nas.run.config import StudyConfig
-from nas.run.folder import read_config, read_meta, run_pricer, run_space, write_config, write_meta
+from nas.run.folder import read_config, read_meta, run_pricer, run_pricers, run_space, write_config, write_meta
 from nas.run.ledger import SCHEMA_VERSION
 from nas.run.run import Run
 from nas.study.open_run import checked_meta
@@ -44,6 +44,21 @@ def test_prices_and_space_stay_when_the_files_go(config: StudyConfig, tmp_path: 
     assert run_pricer(folder, config, config.protocol) == before
     assert run_pricer(folder, config, config.protocol).cost_model_id == before.cost_model_id
     assert run_space(folder, config).name == "mine"
+
+
+def test_files_of_one_protocol_among_several_stay_too(config: StudyConfig, tmp_path: Path) -> None:
+    files = [Path(config.network or ""), Path(config.testbed or "")]
+    config = replace(config, protocol="sigma,semi2k", network=f"semi2k={files[0]}", testbed=f"semi2k={files[1]}")
+    before, folder = run_pricers(None, config), tmp_path / "run"
+    folder.mkdir()
+    write_config(folder, config)
+    for path in files:
+        path.unlink()
+    assert run_pricers(folder, config) == before
+    assert [pricer.network for pricer in before] == ["lan", "mine"]
+    assert {path.name for path in folder.iterdir()} == {
+        *("run.yaml", "space.yaml", "network-semi2k.yaml", "testbed-semi2k.yaml")
+    }
 
 
 def test_a_run_is_read_where_its_searcher_is_not(tmp_path: Path) -> None:

@@ -222,6 +222,12 @@ def test_several_protocols_have_each_its_own_network_and_budgets(each) -> None:
     assert not over & set(names(each[1].after))
 
 
+def test_a_protocol_of_the_run_has_the_network_that_the_run_gave_it(make_run, records) -> None:
+    run = make_run(records, meta={"base": SPACE.base}, protocol="published,semi2k,sigma", network="semi2k=wan")
+    shown = reprice_each(run, {"protocol": "semi2k,sigma"})
+    assert [one.title_after for one in shown] == ["semi2k on wan, T=128", "sigma on lan, T=128"]
+
+
 def test_the_picks_of_each_protocol_are_told_member_by_member(each) -> None:
     console = Console(width=250, record=True)
     console.print(picks_table(each))

@@ -69,6 +69,18 @@ def agrees(small_space: SearchSpace, pricer: Pricer) -> Callable[[Budget], bool]
     return check
 
 
+@pytest.mark.parametrize("share", [0.2, 0.6])
+def test_tables_hold_what_can_be_within_the_budget_alone(
+    small_space: SearchSpace, pricer: Pricer, share: float
+) -> None:
+    """Of one measure what is cheapest ahead is known exactly, so that every cost at the cut begins some path."""
+    priced = price_space(small_space, pricer, 8)
+    paths = within_budget(priced, budget_at(priced, share, None)).paths
+    cut = next(at[0] for at, _ in paths.cut_states)
+    assert len(paths.cut_states) == sum(len(sums.costs) for at, sums in paths.before.items() if at[0] == cut)
+    assert paths.num_paths < within_budget(priced, budget_at(priced, 1.0, None)).paths.num_paths
+
+
 @given(latency=SHARES, sent=SHARES)
 def test_the_count_is_exact(
     small_space: SearchSpace,
@@ -222,19 +234,23 @@ def test_members_of_the_deepest_space_are_listed(pricer: Pricer) -> None:
     assert next(feasible.members()).architecture.num_layers == MAX_LAYERS
 
 
-@pytest.mark.parametrize("measure", ["latency_s", "sent_bytes"])
+@pytest.mark.parametrize("measures", [("latency_s",), ("sent_bytes",), ("latency_s", "sent_bytes")])
 def test_deep_spaces_are_counted_in_steps_of_the_budget(
-    small_space: SearchSpace, sizes: Pricer, measure: Measure, monkeypatch: pytest.MonkeyPatch
+    small_space: SearchSpace, sizes: Pricer, measures: tuple[Measure, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never beyond the budget, and all that is below it by the tolerance."""
     priced = price_space(small_space, sizes, 8)
-    bound = getattr(price_of(priced, most_expensive(priced, measure)), measure)
-    exact = within_budget(priced, Budget(**{measure: bound}))
+    budget = Budget(**{name: getattr(price_of(priced, most_expensive(priced, name)), name) for name in measures})
+    exact = within_budget(priced, budget)
     monkeypatch.setattr(feasible_module, "EXACT_LAYERS", 0)
-    monkeypatch.setattr(feasible_module, "STEPS", 64)
-    found = within_budget(priced, Budget(**{measure: bound}))
+    monkeypatch.setattr(feasible_module, "STEPS", (64, 64, 64))
+    found = within_budget(priced, budget)
     assert (exact.tolerance, found.tolerance) == (0.0, 5 / 64)
-    surely = {one for one in members(small_space) if getattr(price_of(priced, one), measure) <= bound * (1 - 5 / 64)}
+    surely = {
+        member
+        for member in members(small_space)
+        if all(getattr(price_of(priced, member), name) <= most * (1 - 5 / 64) for name, most in budget.bounds.items())
+    }
     listed = set(found.members())
     assert surely <= listed <= set(exact.members())
     assert len(listed) == found.num_feasible < exact.num_feasible
@@ -242,13 +258,13 @@ def test_deep_spaces_are_counted_in_steps_of_the_budget(
     assert sum(part.num_feasible for part in price_slices(found, 4)) == found.num_feasible
 
 
-def test_a_deep_space_has_one_budget() -> None:
+def test_a_deep_space_has_two_budgets_at_most() -> None:
     deep = build_space(replace(load_definition("tiny"), dimensions=Dimensions(layers=19)))
-    priced = price_space(deep, load_pricer("semi2k"), 8)
+    priced = price_space(deep, load_pricer("sigma"), 8)
     with pytest.raises(
-        UserError, match="a space of more than 18 layers must have one budget, but 'tiny' has 19 and got"
+        UserError, match="a space of more than 18 layers must have at most 2 budgets, but 'tiny' has 19 and got"
     ):
-        within_budget(priced, Budget(latency_s=1.0, sent_bytes=1e6))
+        within_budget(priced, Budget(latency_s=1.0, sent_bytes=1e6, key_bytes=1e9))
 
 
 @pytest.fixture(scope="module")

@@ -71,13 +71,16 @@ def test_a_space_that_lists_its_members_is_left_as_it_is(accounting: str) -> Non
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"ffn": ("square", "gelu-piecewise")}, "a choice of ffn that .* no formula for square, gelu-piecewise; "),
-        ({"attention": ("2quad", "relu")}, "a choice of attention that .* no formula for 2quad, relu; "),
-        ({"norm1": ("rmsnorm",)}, "a choice of norm1 that .* no formula for rmsnorm; "),
+        (
+            {"ffn": ("square", "gelu-piecewise")},
+            "a choice of ffn .* got square, gelu-piecewise: .* no formula for Square",
+        ),
+        ({"attention": ("2quad", "relu")}, "a choice of attention .* got 2quad, relu: .* prices Softmax"),
+        ({"norm1": ("rmsnorm",)}, "a choice of norm1 .* got rmsnorm: .* no formula for RmsNorm"),
     ],
 )
 def test_a_kind_without_any_price_is_refused_by_name(choices: dict[str, tuple[str, ...]], message: str) -> None:
-    with pytest.raises(ValueError, match=f"space 'own' must have {message}choose another protocol or space"):
+    with pytest.raises(ValueError, match=f"space 'own' must have {message}"):
         priceable(space_of(**choices), load_pricer(), WORK)
 
 
