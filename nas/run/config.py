@@ -72,10 +72,11 @@ class StudyConfig:
         num_looks: candidates to look at first, for the first rung's share of a training, by searchers that do so; by
             default 3 for each that is trained to its end, 1 after a nested training. 0 trains all to their end.
         nested_tokens: training tokens of a nested training, which judges placements before any is trained by itself; by
-            default twice a candidate's at scale proxy from a parent of which no trainings are known, else 0 for none.
+            default a candidate's at scale proxy from a parent of which no trainings are known, else 0 for none.
         finalist_seeds: how many more seeds a member of the front is trained with at most, once all candidates have
             ended; in all, half as many as candidates.
-        time_budget: stop after this long, with a unit; the run can be resumed.
+        time_budget: stop after this long, with a unit, what comes before the first trial included; the run can be
+            resumed, for as long again.
         trial_timeout: a trial that takes longer in one go has failed, with a unit, such as 20min.
         max_failures: stop once so many trials have failed for another reason than divergence; the run can be resumed.
         warm_start: another run, by folder or `latest`, with whose trained candidates this one begins: of the same

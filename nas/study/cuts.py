@@ -33,7 +33,7 @@ CUTS_FILE = "cuts.csv"
 COLUMNS = ("notation", "nats_over_parent")
 NUM_CUTS = 192
 AT_A_TIME = 8  # chosen; fewer know more, more take less of the searcher's time
-NESTED_SHARE = 2.0  # of a candidate's tokens, by default
+NESTED_SHARE = 1.0  # of a candidate's tokens, by default
 
 
 def nested_tokens(config: StudyConfig, parent: Parent | None, recipe: Recipe) -> int:

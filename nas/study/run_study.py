@@ -4,6 +4,7 @@ Each of its three parts needs a library that takes a second to import: torch, Ra
 when a study comes to it, by the functions here.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -52,6 +53,7 @@ def run_study(
     """
     from nas.study.start import start_study, start_trials  # torch
 
+    since_s = time.monotonic()
     log = partial(console.print, soft_wrap=True, highlight=False)
     started = start_study(config, feasible, log, folder=folder, output_dir=output_dir)
     folder, config = started.folder, started.config
@@ -69,7 +71,9 @@ def run_study(
             from nas.study.ray_tune import run_trials  # Ray
 
             with shown(console, lambda: replace(run, records=tuple(trials.records))) as refresh:
-                run_trials(trials, started.resources, time_budget_s=config.time_budget_s, on_change=refresh, log=log)
+                budget_s = config.time_budget_s
+                left_s = None if budget_s is None else budget_s - (time.monotonic() - since_s)
+                run_trials(trials, started.resources, time_budget_s=left_s, on_change=refresh, log=log)
         finally:
             # of what is on disk: an interrupt may come between a write and its note
             write_tables(replace(run, records=read_ledger(folder)))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nas.searchers.early import CUT, after_cuts
+from nas.searchers.early import BEFORE, CUT, after_cuts, after_trainings
 from nas.searchers.strategy import Trained
 from search_spaces.bases import BASES
 from search_spaces.notation import Member, parse
@@ -55,3 +55,14 @@ def test_what_was_looked_at_alone_or_cut_by_nobody_moves_nothing():
 def test_of_a_cut_that_overflows_nothing_is_expected():
     cuts = {member("2xoHoRo"): 0.4, member("2xoSoRo"): math.inf, member("2xlSlRo"): math.nan}
     assert [one.member for one in after_cuts(cuts, [ended("2xoSoRo", 3.0)], BASE)] == [member("2xoHoRo")]
+
+
+def test_trainings_of_before_are_moved_by_what_was_trained_anew():
+    known = [ended("2xoHoRo", BASE + 0.4), ended("2xoSoRo", BASE + 0.2), ended("2xlSlRo", None)]
+    plain, moved = (
+        {one.member: one.log_perplexity or math.nan for one in after_trainings(known, trained, BASE)}
+        for trained in ([], [ended("2xoHoRo", BASE + 0.3)])
+    )
+    assert plain[member("2xoSoRo")] == pytest.approx(BASE + BEFORE.mean[0] + 0.2 * BEFORE.mean[1])
+    assert plain.keys() == moved.keys() == {member("2xoHoRo"), member("2xoSoRo")}
+    assert all(BASE < moved[place] < plain[place] - 0.005 for place in plain)

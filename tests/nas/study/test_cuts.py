@@ -91,7 +91,7 @@ def test_a_damaged_file_is_told_in_one_line(judged, tmp_path: Path):
 def test_there_is_one_by_default_at_scale_proxy_from_a_parent_of_which_nothing_is_known(parent: Parent):
     recipe = study_recipe(CONFIG, parent.route)
     proxy = replace(CONFIG, scale="proxy", nested_tokens=None)
-    assert nested_tokens(proxy, parent, recipe) == 2 * recipe.scale.tokens
+    assert nested_tokens(proxy, parent, recipe) == recipe.scale.tokens
     assert nested_tokens(CONFIG, parent, recipe) == 256
     for off in (
         replace(CONFIG, nested_tokens=None),

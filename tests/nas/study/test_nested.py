@@ -111,7 +111,7 @@ def test_a_training_that_was_killed_goes_on_to_the_same_weights(
     monkeypatch.setattr(nested, "STEPS_KEPT", 2)
     whole = trained(parent, texts, recipe).weights
     again = trained(parent, texts, recipe)  # kept beside the texts
-    monkeypatch.setattr(nested, "FORMAT", 2)
+    monkeypatch.setattr(nested, "FORMAT", nested.FORMAT + 1)
     step = nested._NestedRun.train_step
 
     def killed(run: nested._NestedRun) -> None:
