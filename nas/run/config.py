@@ -29,7 +29,6 @@ RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", 
 
 
 USUAL_SPACE = "gpt2-small"
-LOOKS_AFTER_NESTED = 1
 LOOKS = 3  # for each candidate that is trained to its end: half of the tokens go into either
 THREADS_PER_TRIAL = 1  # of torch on a CPU, so that the numbers of a trial are always the same
 
@@ -70,9 +69,7 @@ class StudyConfig:
             or half of what cores or GPUs can train at a time where the run is begun, up to a quarter of the trials.
         num_trials: candidates to train to their end, baselines not counted.
         num_looks: candidates to look at first, for the first rung's share of a training, by searchers that do so; by
-            default 3 for each that is trained to its end, 1 after a nested training. 0 trains all to their end.
-        nested_tokens: training tokens of a nested training, which judges placements before any is trained by itself; by
-            default a candidate's at scale proxy from a parent of which no trainings are known, else 0 for none.
+            default 3 for each that is trained to its end. 0 trains all to their end.
         finalist_seeds: how many more seeds a member of the front is trained with at most, once all candidates have
             ended; in all, half as many as candidates.
         time_budget: stop after this long, with a unit, what comes before the first trial included; the run can be
@@ -122,7 +119,6 @@ class StudyConfig:
     generation_size: int | None = None
     num_trials: int = 14  # with looks, the baselines and more seeds of the front, a quarter of an hour on two cores
     num_looks: int | None = None
-    nested_tokens: int | None = None
     finalist_seeds: int = 2  # the fewest that show a spread and a mean that one unlucky seed does not decide
     time_budget: str | None = None
     trial_timeout: str | None = None
@@ -144,7 +140,7 @@ class StudyConfig:
         for name in ("seq_len", "num_trials", "tokens", "max_concurrent", "generation_size", "max_failures"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{flag(name)} must be at least 1, but got {value}.")
-        for name in ("finalist_seeds", "num_looks", "nested_tokens"):
+        for name in ("finalist_seeds", "num_looks"):
             if (value := getattr(self, name)) is not None and value < 0:
                 raise UserError(f"{flag(name)} must not be negative, but got {value}.")
         if not 0 <= self.seed <= MAX_SEED - self.finalist_seeds:
@@ -235,8 +231,7 @@ class StudyConfig:
     @property
     def most_looks(self) -> int:
         """Candidates to look at, by searchers that do so."""
-        looks = LOOKS_AFTER_NESTED if self.nested_tokens else LOOKS
-        return looks * self.num_trials if self.num_looks is None else self.num_looks
+        return LOOKS * self.num_trials if self.num_looks is None else self.num_looks
 
     @property
     def most_replicates(self) -> int:

@@ -1,8 +1,8 @@
 """Searchers: pure functions from a generator and results to the members of the next generation; and their names."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
@@ -82,7 +82,6 @@ class SearchProblem:
     blocks: scores of the parent's, for the searchers that are in `nas.study.blocks.READERS`; None for others.
     known: trainings from that parent by the same recipe, of before and on no front of this search; their prices are
     not known.
-    cuts: nats over the parent of members that were cut from a nested training (`nas.study.nested`).
     """
 
     feasible: FeasibleSpace
@@ -93,7 +92,6 @@ class SearchProblem:
     heals_shortly: bool = False
     blocks: BlockScores | None = None
     known: tuple[Trained, ...] = ()
-    cuts: Mapping[Member, float] = field(default_factory=dict)
 
 
 class Strategy(ABC):

@@ -1,7 +1,6 @@
 """The searcher `trellis`: what adds up is drawn from a posterior and solved exactly, for every price at once.
 
-A search begins with looks at the anchors, which are spread over prices, unless it knows losses of members that were cut
-from a nested training. Then, per generation:
+A search begins with looks at the anchors, which are spread over prices. Then, per generation:
 weights are drawn from the posterior of the surrogate, given what has been trained in this search and, where it knows
 any, in others before it; the graph is solved for the whole frontier of price against each draw's scores, and those of
 the mean; all these members, some random ones, the anchors and what was trained before are the candidates. Most get a
@@ -22,7 +21,7 @@ from scipy.special import expit, ndtr
 
 from nas.run.pareto import Point
 from nas.searchers.draws import Draws
-from nas.searchers.early import after_cuts, after_trainings
+from nas.searchers.early import after_trainings
 from nas.searchers.strategy import Request, Room, SearchProblem, Strategy, Trained, points_of
 from nas.searchers.surrogate import SEED_NOISE, Features, Fit, Observations, features_of, fit
 from search_spaces.notation import Member
@@ -95,9 +94,8 @@ class Trellis(Strategy):
     def _own(self, trained: Sequence[Trained]) -> dict[Member, Own]:
         """What was observed of every member, once; those of this search last."""
         own: dict[Member, Own] = {}
-        base = self.problem.parent_loss or 0.0
-        known, cuts = after_trainings(self.problem.known, trained, base), after_cuts(self.problem.cuts, trained, base)
-        for training in (*known, *cuts, *trained):
+        known = after_trainings(self.problem.known, trained, self.problem.parent_loss or 0.0)
+        for training in (*known, *trained):
             if training.log_perplexity is None:
                 continue
             noise = training.deviation or SEED_NOISE
@@ -114,9 +112,9 @@ class Trellis(Strategy):
 
     def _new(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member], least: int) -> list[Member]:
         """Members that may be trained, each deployed form once; anchors alone, as long as there are `least`."""
-        members = [*(training.member for training in self.problem.known), *self.problem.cuts]
+        members = [training.member for training in self.problem.known]
         anchors = self.draws.new_of(self.problem.anchors, seen)
-        if not self.problem.cuts and len(anchors) >= least:
+        if len(anchors) >= least:
             return self._drawn([*anchors, *self.draws.new_of(members, [*seen, *anchors])])
         members = [*anchors, *members]
         depth, recipes = len(self.stages.steps), self.feasible.space.recipes

@@ -3,7 +3,7 @@
 import math
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,14 +41,13 @@ def open_trials(
     folder: Path,
     *,
     blocks: BlockScores | None = None,
-    cuts: Mapping[Member, float] | None = None,
     second: Corpus | None = None,
     on_end: Callable[[Record], None] = lambda record: None,
 ) -> Trials:
     """The trials of a run, its ledger replayed.
 
     config: resolved. Baselines are the published rows with LayerNorm beyond the budget, but for the parent. blocks:
-    scores of the parent's, and cuts: of a nested training, for searchers that read them. on_end: as `Trials` has it.
+    scores of the parent's, for searchers that read them. on_end: as `Trials` has it.
 
     Raises UserError if the ledger is damaged before its last line.
     """
@@ -60,7 +59,7 @@ def open_trials(
         raise UserError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
     published = published_members(feasible.space)
     schedule = TrialSchedule(
-        strategy=searcher_of(config.searcher)(search_problem(config, feasible, meta, blocks, cuts)),
+        strategy=searcher_of(config.searcher)(search_problem(config, feasible, meta, blocks)),
         seed=config.seed,
         num_trials=config.num_trials,
         num_looks=config.most_looks,
@@ -103,7 +102,6 @@ def search_problem(
     feasible: FeasibleSpace,
     meta: Meta,
     blocks: BlockScores | None = None,
-    cuts: Mapping[Member, float] | None = None,
 ) -> SearchProblem:
     """Everything a searcher may know before anything is trained.
 
@@ -129,7 +127,6 @@ def search_problem(
         heals_shortly=config.scale == "parent",
         blocks=blocks,
         known=known,
-        cuts=cuts or {},
     )
 
 

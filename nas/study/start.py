@@ -23,9 +23,8 @@ from nas.run.config import THREADS_PER_TRIAL, StudyConfig, study_recipe
 from nas.run.folder import PARENT_FOLDER, Meta, SecondCorpus, new_folder, read_meta, write_config, write_meta
 from nas.run.ledger import Record
 from nas.study.blocks import study_blocks
-from nas.study.cuts import nested_tokens, study_cuts
 from nas.study.nodes import Node
-from nas.study.open_run import checked_meta, new_meta, open_trials, search_problem, with_knowledge
+from nas.study.open_run import checked_meta, new_meta, open_trials, with_knowledge
 from nas.study.parent import run_parent, study_parent
 from nas.study.priced_study import overview
 from nas.study.resources import Resources, resolved, resource_lines, study_resources, this_machine
@@ -116,15 +115,11 @@ def start_trials(started: StartedStudy, console: Console, on_end: Callable[[Reco
     write_config(folder, config)
     if started.warm is not None:
         begin_with(started.warm, folder, config)
-    parent, recipe, blocks, cuts = started.parent, started.meta.recipe, None, None
+    recipe = started.meta.recipe
     with _threads(THREADS_PER_TRIAL):
-        if config.nested_tokens and parent is not None:
-            problem = search_problem(config, feasible, started.meta)
-            cuts = study_cuts(problem, config, parent, recipe, corpus, folder, console)
-        else:
-            blocks = study_blocks(config, feasible, parent, recipe, corpus, folder, console, _device(config))
+        blocks = study_blocks(config, feasible, started.parent, recipe, corpus, folder, console, _device(config))
     return open_trials(
-        config, feasible, corpus, started.meta, folder, blocks=blocks, cuts=cuts, second=started.second, on_end=on_end
+        config, feasible, corpus, started.meta, folder, blocks=blocks, second=started.second, on_end=on_end
     )
 
 
@@ -163,7 +158,6 @@ def _new_run(
     recipe = study_recipe(config, parent and parent.route)
     _check_memory(Candidate(architecture=feasible.space.base, recipe=recipe), config, resources, log)
     config = with_knowledge(config, parent, recipe)
-    config = replace(config, nested_tokens=nested_tokens(config, parent, recipe))
     meta = new_meta(config, feasible, corpus, parent, log, _device(config))
     if second is not None:
         meta = replace(
