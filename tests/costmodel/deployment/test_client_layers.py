@@ -1,5 +1,6 @@
 """Layers at the client: where a graph is cut, what that costs, and that both halves compute the whole."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,14 @@ def test_the_stream_of_the_client_gives_the_logits_of_the_whole(num_layers, way)
 def test_layers_that_the_model_does_not_have_are_refused(num_layers):
     with pytest.raises(ValueError, match=f"from 0, the embedding alone, to the 3 layers .*, but got {num_layers}"):
         lower(MODEL, 8, Deployment(client_layers=num_layers))
+
+
+def test_what_reads_the_embedding_again_is_not_cut():
+    graph = lower(MODEL, 8)
+    again = tuple(replace(each, inputs=("embed",)) if each.name == "layers.2.ffn.up" else each for each in graph)
+    with pytest.raises(ValueError, match=r"but with 1 that reads layers.0.ffn.*, embed; choose another number"):
+        halves(replace(graph, nodes=again), 1)
+    assert halves(replace(graph, nodes=again), 0).private.inputs[0].name == "embed"
 
 
 @pytest.mark.parametrize("protocol", ["published", "semi2k", "sigma", "crypten"])
