@@ -41,6 +41,7 @@ def nested_tokens(config: StudyConfig, parent: Parent | None, recipe: Recipe) ->
     reasons = {
         "a parent, but candidates start from scratch": parent is None,
         f"searcher {' or '.join(READERS)}, but it is {config.searcher}": config.searcher not in READERS,
+        "that no layer stays the parent's, but some do": config.kept_layers is not None,
         "a parent of live norms, softmax and FFNs without a gate": parent is not None
         and not can_nest(parent.model.architecture),
     }

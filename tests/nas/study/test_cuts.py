@@ -98,6 +98,7 @@ def test_there_is_one_by_default_at_scale_proxy_from_a_parent_of_which_nothing_i
         replace(proxy, nested_tokens=0),
         replace(proxy, searcher="evolution"),
         replace(proxy, knowledge="shipped"),
+        replace(proxy, parent="builtin", client_layers=1),
     ):
         assert nested_tokens(off, parent, recipe) == 0
     assert nested_tokens(proxy, None, recipe) == 0
