@@ -11,6 +11,7 @@ from costmodel.deployment.deploy import Deployment
 from costmodel.engine.compare import drawn_caches, drawn_weights
 from costmodel.execution import interpreter
 from costmodel.pricing.price import price
+from costmodel.trust import at_client
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -64,3 +65,4 @@ def test_what_the_client_computes_costs_nothing(protocol):
     assert set(left) == {2, "head"}
     assert all(left[layer] == by_layer[layer] for layer in left)
     assert "embedding and first 2 layers at the client: it has their weights" in rest.asked.whose
+    assert [at_client(number) for number in (0, 1)] == ["embedding", "embedding and first layer"]
