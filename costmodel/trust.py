@@ -42,14 +42,15 @@ def shown(public_layers: str | None, client_layers: int | None = None) -> str:
     if client_layers is not None:
         words += (
             f"; {at_client(client_layers)} at the client: it has their weights, computes them in the clear from its "
-            "own tokens, and knows the stream behind them; no other party sees any of it"
+            "own tokens, knows the stream behind them, and could share any other; no other party sees any of it"
         )
     return words
 
 
 def at_client(client_layers: int) -> str:
     """What of a model is there."""
-    return f"embedding and first {client_layers} layers" if client_layers else "embedding"
+    layers = "layer" if client_layers == 1 else f"{client_layers} layers"
+    return f"embedding and first {layers}" if client_layers else "embedding"
 
 
 def described(trust: Trust) -> str:

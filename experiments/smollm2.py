@@ -132,12 +132,17 @@ def _tuned(settings: Settings, folder: Path, console: Console) -> tuple[Path, En
 
 
 def _unheld(folder: Path) -> tuple[int, ...]:
-    """Layers whose softmax is deployed as it was, since a bound would not hold."""
+    """Layers where the parent's scores hold no bound, so that a softmax is priced as it was; kept beside it."""
+    kept = folder.with_name("unheld.txt")
+    if kept.exists():
+        return tuple(map(int, kept.read_text(encoding="utf-8").split()))
     parent = load_parent(str(folder))
     source = parent.model
     corpus = prepare("stdlib", source.architecture.vocab_size, tokenizer=source.tokenizer, of_parent=source.windows)
     _, tokens = check_tokens(corpus, source.architecture.vocab_size, SCALES["parent"].seq_len)
-    return unheld_by_parent(parent, bounding_tokens(corpus, tokens))
+    layers = unheld_by_parent(parent, bounding_tokens(corpus, tokens))
+    replace_file(kept, " ".join(map(str, layers)))
+    return layers
 
 
 def _searched(settings: Settings, parent: Path, folder: Path, console: Console) -> Run:
@@ -187,7 +192,9 @@ def _plan(settings: Settings, parent: Path) -> Plan:
 def _members(
     settings: Settings, ended: Mapping[Job, Ended], tuned: Ended, unheld: Container[int]
 ) -> list[tuple[str, Price, float]]:
-    """The tuned parent, itself trained further, and the members by hand: name, price as deployed, perplexity."""
+    """The tuned parent, itself trained further, and the members by hand: name, price as deployed, with an exact softmax
+    where the parent's scores hold no bound, and perplexity.
+    """
     pricer, workload = load_pricer(settings.protocol, settings.network), Workload(prompt_len=SCALES["parent"].seq_len)
 
     def price(row: str) -> Price:

@@ -97,7 +97,7 @@ def with_first_layers(space: SearchSpace, layers: Sequence[Layer]) -> SearchSpac
     """The members that begin with these layers. Raises UserError if they are all layers, or for a space that lists its
     members.
     """
-    return build_space(replace(space.definition, first_layers=tuple(layers)), space.base) if layers else space
+    return build_space(replace(space.definition, first_layers=tuple(layers)), space.base)
 
 
 def num_architectures(space: SearchSpace) -> int:

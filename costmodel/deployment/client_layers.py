@@ -14,7 +14,10 @@ class Halves(NamedTuple):
 
 
 def halves(graph: OpGraph, num_layers: int) -> Halves:
-    """The graph cut behind its embedding and so many layers. Raises UserError for more than it has, or below 0."""
+    """The graph cut behind its embedding and so many layers.
+
+    Raises UserError for more than it has, below 0, or where the rest reads more than one tensor of them.
+    """
     most = 1 + max((node.layer for node in graph if isinstance(node.layer, int)), default=-1)
     if not 0 <= num_layers <= most:
         raise UserError(
@@ -24,7 +27,12 @@ def halves(graph: OpGraph, num_layers: int) -> Halves:
     ours = {node.name for node in graph if _is_client(node, num_layers)}
     client = [node for node in graph if node.name in ours]
     private = [node for node in graph if node.name not in ours]
-    (stream,) = {name for node in private for name in node.inputs if name in ours}
+    stream, *others = dict.fromkeys(name for node in private for name in node.inputs if name in ours)
+    if others:
+        raise UserError(
+            f"`client_layers` must be cut from the rest at one tensor, the stream, but with {num_layers} that reads "
+            f"{', '.join((stream, *others))}; choose another number."
+        )
     read = {name for node in client for name in node.inputs}
     kept = tuple(each for each in graph.inputs if each.name not in read)
     return Halves(

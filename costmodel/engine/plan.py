@@ -63,7 +63,8 @@ def keeping(graph: OpGraph, whole: OpGraph) -> OpGraph:
                 op = ops.KeyValueCache(past_len=0, rows=rows, features=features)
                 kept = Node(name=name, layer=attention.scores.layer, op=op, inputs=(source,))
                 after.setdefault(source, []).append(kept)
-    return replace(graph, nodes=tuple(item for node in graph for item in (node, *after.get(node.name, ()))))
+    first = [item for read in graph.inputs for item in after.get(read.name, ())]  # of a stream that is the client's
+    return replace(graph, nodes=(*first, *(item for node in graph for item in (node, *after.get(node.name, ())))))
 
 
 def fingerprint(steps: tuple[OpGraph, ...]) -> str:

@@ -127,7 +127,7 @@ def refuse_public(op: Op, protocol: str) -> None:
     if op.public:
         raise UnpricedOpError(
             f"`public_layers` go with protocols semi2k, aby3 and cheetah, but got protocol {protocol}, which has no "
-            "formula for public weights; leave them out."
+            "formula for public weights; price under one of those, or with no layer public."
         )
 
 

@@ -16,7 +16,6 @@ from costmodel.engine.assignment import CLIENT, Assignment, part_of, role
 from costmodel.engine.children import kept_children
 from costmodel.engine.meeting import parse_peers
 from costmodel.engine.plan import Plan
-from costmodel.engine.runtimes import SERVER
 from costmodel.engine.session import Ready, Session, alone, on_this_machine
 from costmodel.engine.spu import check_installed
 from costmodel.errors import UserError
@@ -73,7 +72,7 @@ def private(
     check_installed()
     _require_together(perplexity, prompt, party, peers)
     as_json, wait_s = format == "json", parse_seconds(wait, "--wait")
-    asked = asked_setup(run, pick, weights_here=party in (None, SERVER), **setup)
+    asked = asked_setup(run, pick, party=party, **setup)
     if perplexity is not None:
         _print_perplexities(asked, perplexity, data, as_json=as_json)
         return

@@ -11,6 +11,7 @@ from costmodel.engine.assignment import CLIENT, Assignment, holds, role
 from costmodel.engine.greedy import ClearRun, ClientLayers
 from costmodel.engine.plan import GraphOf, Plan, graphs
 from costmodel.engine.predicted import Prediction, predictions
+from costmodel.engine.runtimes import SERVER
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Weights
 from costmodel.network import Network, link, load_network
@@ -90,7 +91,7 @@ def asked_setup(
     run: str,
     pick: str,
     *,
-    weights_here: bool,
+    party: int | None,
     protocol: str = "semi2k",
     weights: Holder = "secret",
     weight_masks: WeightMasks = "fresh",
@@ -109,7 +110,7 @@ def asked_setup(
     Args:
         run: as `load_model` takes it.
         pick: likewise.
-        weights_here: likewise.
+        party: that is run alone here; only None and the server need the weights.
         protocol: semi2k or cheetah (two parties), or aby3 (three).
         weights: secret-shared by the server before the run, or held by it alone.
         weight_masks: of semi2k, made anew for every token, or kept from the first.
@@ -122,8 +123,9 @@ def asked_setup(
             for what the engine makes of tanh.
         public_layers: whose weights are no secret and go to all parties in the clear, such as 0-5,7 or embed.
         client_layers: so many first layers, with the embedding, that the client computes in the clear.
-        public_checkpoint: that either are of, as `run`; where the weights are, they must be the same to the bit. Of a
-            run that was searched with such layers, its own and its parent, unless others are given.
+        public_checkpoint: that either are of, as `run`; where the weights are, they must be the same to the bit, or to
+            the power of two that folding made the stream smaller by. Of a run that was searched with such layers, its
+            own and its parent, unless others are given.
     """
     if protocol not in ENGINE_PROTOCOLS:
         known = ", ".join(ENGINE_PROTOCOLS)
@@ -135,12 +137,16 @@ def asked_setup(
         raise UserError(
             "--public-checkpoint goes with --public-layers or --client-layers, which are of it; give both, or none."
         )
-    model = load_model(run, pick, weights_here=weights_here)
+    model = load_model(run, pick, weights_here=party in (None, SERVER))
     if public_checkpoint is None and model.known is not None:
         public_layers, client_layers, public_checkpoint = model.known
-    checkpoint = None if public_checkpoint is None else load_model(public_checkpoint, pick)
-    if checkpoint is not None and model.weights is not None:
+    client_weights = model.weights
+    if public_checkpoint is not None and (
+        client_weights is not None or (client_layers is not None and party == CLIENT)
+    ):
+        checkpoint = load_model(public_checkpoint, pick)
         require_public(model, public_layers, client_layers, checkpoint)
+        client_weights = client_weights or checkpoint.weights
     return Setup(
         protocol=protocol,
         setting=setting,
@@ -148,7 +154,7 @@ def asked_setup(
         model=with_gelu(model, gelu),
         public_layers=public_layers,
         client_layers=client_layers,
-        client_weights=model.weights if checkpoint is None or model.weights is not None else checkpoint.weights,
+        client_weights=client_weights,
     )
 
 

@@ -169,6 +169,10 @@ class StudyConfig:
         _ = shares or self.budget, self.workload
         if self.kept_layers is not None and self.parent in (None, "none"):
             raise UserError("--public-layers and --client-layers are of --parent, whose weights they keep; name it.")
+        if self.kept_layers is not None and self.recipe.route.spread:
+            raise UserError(
+                "--recipe.route.spread moves layers that --public-layers and --client-layers keep; drop it."
+            )
         if self.asked[self.protocols[0]]["budget_latency"] is None:
             raise UserError(
                 f"--budget-latency must bound the first protocol, {self.protocols[0]}, whose seconds the front is of, "
@@ -223,8 +227,8 @@ class StudyConfig:
         numbers = public_layers(self.public_layers or "embed") - {"embed"}
         if numbers != set(range(len(numbers))):
             raise UserError(
-                f"--public-layers of a search must be the first ones, such as embed,0-5, since folding may drop what "
-                f"is before any other, but got {self.public_layers}; leave the others out."
+                f"--public-layers of a search must be the first ones, such as embed,0-5, since others are trained, or "
+                f"move where folding drops a layer, but got {self.public_layers}; leave the others out."
             )
         return max(len(numbers), self.client_layers or 0)
 

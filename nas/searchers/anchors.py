@@ -90,13 +90,17 @@ def _ffn_counts(num_layers: int) -> list[int]:
 def _first_layers(
     space: SearchSpace, num_attention: int, num_ffns: int, attention: Attention = "softmax"
 ) -> Member | None:
-    """Attention in the first layers and a cheap FFN in the first of those; None if the space has no such member."""
+    """Attention in the first layers and a cheap FFN in the first of those, behind those that all members begin with;
+    None if the space has no such member.
+    """
+    kept = space.definition.first_layers
     for norm, ffn in product(FOLDING_NORMS, CHEAP_FFNS):
         alone = Layer(norm1=norm, attention=attention, ffn="none")
         both = replace(alone, norm2=norm, ffn=ffn)
         empty = Layer(attention="none", ffn="none")
         layers = (both,) * num_ffns + (alone,) * (num_attention - num_ffns)
         layers += (empty,) * (space.base.num_layers - num_attention)
+        layers = (*kept, *layers[len(kept) :])
         if not set(layers).issubset(space.layers):
             continue
         member = member_of(space, layers, entropy_regularised=space.recipes[0])

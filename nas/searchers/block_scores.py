@@ -47,11 +47,15 @@ class BlockScores:
             raise UserError(f"block scores must be finite, but that of {odd[0]} is {self.divergences[odd[0]]}.")
 
     def by_layer(self, stages: Stages, parent: Architecture) -> Floats:
-        """Part x depth x layer of a space. Raises KeyError for a sub-layer without a score."""
-        pairs = [[sub_layers_of(parent, depth, layer) for layer in stages.layers] for depth in range(len(stages.steps))]
-        return np.array(
-            [[[self.divergences[pair[part]] for pair in of_depth] for of_depth in pairs] for part in range(2)]
-        )
+        """Part x depth x layer of a space; 0 where a depth does not offer the layer. Raises KeyError for a sub-layer
+        without a score.
+        """
+        scores = np.zeros((2, *stages.shape))
+        for depth, edges in enumerate(stages.steps):
+            for number in set(edges.layer):
+                pair = sub_layers_of(parent, depth, stages.layers[number])
+                scores[:, depth, number] = [self.divergences[sub_layer] for sub_layer in pair]
+        return scores
 
 
 def sub_layers_of(parent: Architecture, depth: int, layer: Layer) -> tuple[SubLayer, SubLayer]:

@@ -40,9 +40,13 @@ class OptunaStrategy(Strategy):
             )
         self.feasible, self.reference_loss = problem.feasible, problem.reference_loss
         self.draws = Draws(problem.feasible)
-        layers = problem.feasible.space.layers
-        self.options = {name: sorted({getattr(layer, name) for layer in layers}) for name in FIELDS}
-        listed = problem.feasible.space.definition.members is not None
+        space, given = problem.feasible.space, problem.feasible.space.definition.first_layers
+        self.options = {
+            f"{name}.{depth}": sorted({getattr(layer, name) for layer in given[depth : depth + 1] or space.layers})
+            for depth in range(space.base.num_layers)
+            for name in FIELDS
+        }
+        listed = space.definition.members is not None
         self.listed = list(problem.feasible.members()) if listed else None
 
     @abstractmethod
@@ -75,7 +79,8 @@ class OptunaStrategy(Strategy):
 
     def _layer(self, trial: "optuna.Trial", index: int) -> Layer:
         """What is removed takes its norm and its stabiliser with it."""
-        drawn = {name: trial.suggest_categorical(f"{name}.{index}", self.options[name]) for name in FIELDS}
+        options = {name: f"{name}.{index}" for name in FIELDS}
+        drawn = {name: trial.suggest_categorical(each, self.options[each]) for name, each in options.items()}
         drawn |= {"norm1": "none"} if drawn["attention"] == "none" else {}
         drawn |= {"norm2": "none", "stabiliser": "none"} if drawn["ffn"] == "none" else {}
         return Layer(**drawn)
@@ -125,9 +130,7 @@ class OptunaStrategy(Strategy):
     def _distributions(self) -> dict[str, Any]:
         import optuna
 
-        depth = self.feasible.space.base.num_layers
-        each = {name: optuna.distributions.CategoricalDistribution(options) for name, options in self.options.items()}
-        return {f"{name}.{index}": each[name] for index in range(depth) for name in FIELDS}
+        return {name: optuna.distributions.CategoricalDistribution(options) for name, options in self.options.items()}
 
     def _parameters(self, member: Member) -> dict[str, str]:
         layers = enumerate(member.architecture.layers)

@@ -73,6 +73,7 @@ def study_blocks(
             corpus,
             settings,
             seq_len=config.seq_len,
+            first_depth=config.kept_layers or 0,
             device=device,
             keep=keep,
             on_progress=on_progress,
@@ -115,25 +116,27 @@ def block_scores(
     settings: BlockwiseDistillation = DEFAULT,
     *,
     seq_len: int,
+    first_depth: int = 0,
     device: str = "cpu",
     keep: bool = False,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> BlockScores:
     """Scores of the sub-layers of these layers at every depth of the parent; from the cache, as far as they are there.
 
-    keep: whether the trained sub-layers are kept too, for candidates to start from (`Library`). on_progress: gets the
-    share of the work that is done. Raises UserError if the corpus is too short.
+    first_depth: before which layers stay the parent's, and have the scores of their own alone. keep: whether the
+    trained sub-layers are kept too, for candidates to start from (`Library`). on_progress: gets the share of the work
+    that is done. Raises UserError if the corpus is too short.
     """
     architecture = parent.model.architecture
-    depths = range(architecture.num_layers)
+    depths, own = range(first_depth, architecture.num_layers), trained_sub_layers(architecture)
     wanted = sorted(
         {sub_layer for layer in layers for depth in depths for sub_layer in sub_layers_of(architecture, depth, layer)}
+        | {sub_layer for sub_layer in own if sub_layer.depth < first_depth}
     )
     tokens = scored_tokens(corpus, seq_len, architecture.vocab_size)
     digest = sha256(repr((settings, seq_len, tokens.numel())).encode()).hexdigest()[:12]
     path = Path(corpus.folder) / f"blocks-{FORMAT}-{parent.digest}-{corpus.fingerprint}-{digest}.csv"
     library = Library(parent, corpus, settings, seq_len=seq_len, device=device) if keep else None
-    own = trained_sub_layers(architecture)
     divergences = dict.fromkeys(own, 0.0)
     with suppress(FileNotFoundError):
         divergences |= from_csv(path.read_text(encoding="utf-8"), str(path)).divergences

@@ -8,6 +8,7 @@ from typing import Any
 from costmodel.config.units import format_count, parse_share
 from costmodel.cost import Budget
 from costmodel.data_range import describe
+from costmodel.errors import UserError
 from nas.recipe.recipe import SCALES, trained_architecture, usual_scale
 from nas.run.config import USUAL_SPACE, StudyConfig, flag, is_share
 from nas.run.folder import read_meta, run_pricers, run_space
@@ -24,9 +25,10 @@ from search_spaces.budget.feasible import (
     priced_within,
 )
 from search_spaces.budget.priced_space import cheapest, extrapolated, most_expensive, price_of
+from search_spaces.deployed import reads_live_norm
 from search_spaces.notation import name_of, parse, placement
 from search_spaces.pricing import price_architecture
-from search_spaces.space import load_space, num_members, with_exact_softmax, with_first_layers
+from search_spaces.space import SearchSpace, load_space, member_of, num_members, with_exact_softmax, with_first_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +68,8 @@ def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
     space = run_space(folder, config, _tables(config, folder))
     if folder is not None:
         space = with_exact_softmax(space, read_meta(folder).exact_softmax)
-    if config.kept_layers:
-        space = with_first_layers(space, _parent_layers(config, folder, space.base)[: config.kept_layers])
+    if config.kept_layers is not None:
+        space = _with_kept_layers(config, folder, space)
     feasible, left_out = priced_within(space, each, config.workload, config.accounting)
     return PricedStudy(feasible=feasible, left_out=left_out)
 
@@ -80,6 +82,29 @@ def _tables(config: StudyConfig, folder: Path | None) -> Architecture | None:
     if folder is not None:
         return read_meta(folder).base
     return _parent_architecture(config.parent)
+
+
+def _with_kept_layers(config: StudyConfig, folder: Path | None, space: SearchSpace) -> SearchSpace:
+    """The members that begin with the layers that are no secret.
+
+    Where a live norm reads the embedding, folding changes no basis; what has attention and an FFN is joined with
+    nothing, and keeps its number.
+    """
+    if space.definition.choices is None:
+        raise UserError(
+            f"--public-layers and --client-layers need a space that offers choices for each layer, but {space.name} "
+            f"lists its members; leave them out, or name another --space."
+        )
+    kept = _parent_layers(config, folder, space.base)[: config.kept_layers]
+    live = kept != () and reads_live_norm(space.base.block_facts, 0, kept[0])
+    if not live or any("none" in (layer.attention, layer.ffn) for layer in kept):
+        theirs = kept and placement(member_of(space, kept, entropy_regularised=False).architecture)
+        raise UserError(
+            f"--public-layers and --client-layers of a search must keep layers of --parent that have attention and an "
+            f"FFN, the first of them a live norm, since folding changes others and an embedding alone, but got "
+            f"{theirs or 'no layer'}; keep others, or leave them out."
+        )
+    return with_first_layers(space, kept)
 
 
 def _parent_layers(config: StudyConfig, folder: Path | None, base: Architecture) -> tuple[Layer, ...]:

@@ -1,5 +1,6 @@
 """Layers at the client: where a graph is cut, what that costs, and that both halves compute the whole."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from costmodel.deployment.deploy import Deployment
 from costmodel.engine.compare import drawn_caches, drawn_weights
 from costmodel.execution import interpreter
 from costmodel.pricing.price import price
+from costmodel.trust import at_client
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -47,6 +49,14 @@ def test_layers_that_the_model_does_not_have_are_refused(num_layers):
         lower(MODEL, 8, Deployment(client_layers=num_layers))
 
 
+def test_what_reads_the_embedding_again_is_not_cut():
+    graph = lower(MODEL, 8)
+    again = tuple(replace(each, inputs=("embed",)) if each.name == "layers.2.ffn.up" else each for each in graph)
+    with pytest.raises(ValueError, match=r"but with 1 that reads layers.0.ffn.*, embed; choose another number"):
+        halves(replace(graph, nodes=again), 1)
+    assert halves(replace(graph, nodes=again), 0).private.inputs[0].name == "embed"
+
+
 @pytest.mark.parametrize("protocol", ["published", "semi2k", "sigma", "crypten"])
 def test_what_the_client_computes_costs_nothing(protocol):
     asked = {"layers": 3, "protocol": protocol, "seq_len": 8}
@@ -55,3 +65,4 @@ def test_what_the_client_computes_costs_nothing(protocol):
     assert set(left) == {2, "head"}
     assert all(left[layer] == by_layer[layer] for layer in left)
     assert "embedding and first 2 layers at the client: it has their weights" in rest.asked.whose
+    assert [at_client(number) for number in (0, 1)] == ["embedding", "embedding and first layer"]

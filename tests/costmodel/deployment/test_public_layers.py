@@ -61,5 +61,7 @@ def test_there_is_no_deployed_form_where_folding_gives_layers_other_numbers():
 @pytest.mark.parametrize("protocol", ["published", "sigma", "crypten"])
 def test_protocols_without_formulas_of_public_weights_refuse_them(protocol):
     op = lower(MODEL, 8, Deployment(public_layers="embed")).nodes[0].op
-    with pytest.raises(ValueError, match=f"semi2k, aby3 and cheetah, but got protocol {protocol}, .*; leave them out"):
+    with pytest.raises(
+        ValueError, match=f"but got protocol {protocol}, .*; price under one of those, or with no layer"
+    ):
         load_pricer(protocol).price(op)

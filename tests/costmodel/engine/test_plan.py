@@ -4,11 +4,16 @@ import numpy as np
 import pytest
 
 from costmodel import ops
+from costmodel.deployment.client_layers import halves
 from costmodel.deployment.deploy import Deployment
-from costmodel.engine.greedy import ClearRun
+from costmodel.engine.compare import drawn_weights
+from costmodel.engine.greedy import ClearRun, ClientLayers
 from costmodel.engine.plan import Plan, fingerprint, graphs, variables
 from costmodel.engine.programs import operands
 from costmodel.execution import interpreter
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.lower import lower
+from search_spaces.notation import parse
 
 TOKENS = np.array([3, 14, 15, 9, 26, 5, 35, 8])
 
@@ -20,6 +25,22 @@ def test_token_after_token_the_logits_are_those_of_the_whole_prompt(decoder, wei
         fed = TOKENS[:5] if step == 0 else TOKENS[4 + step : 5 + step]
         whole = interpreter.execute(decoder(5 + step), weights, TOKENS[: 5 + step])
         assert clear.output(graph, fed) == pytest.approx(whole[-1:], abs=1e-12)
+
+
+@pytest.mark.parametrize("num_layers", [0, 1, 2])
+def test_behind_the_clients_layers_the_logits_are_those_of_the_whole_prompt(num_layers):
+    """Of a shaped block, which reads its values from the stream itself."""
+    base = base_architecture("gpt2-small", Dimensions(layers=3, heads=2, d_model=16, vocab=50, context=16))
+    shaped, plan = parse("HH(1xLSLGo-2xoSoGo)", base).architecture, Plan(kind="tokens", num_tokens=5, num_new=4)
+    weights = drawn_weights(lower(shaped, 16), np.random.default_rng(0))
+    client, private = (
+        graphs(lambda *given, part=part: halves(lower(shaped, *given), num_layers)[part], plan) for part in range(2)
+    )
+    own, clear = ClientLayers(graphs=client, run=ClearRun(weights)), ClearRun(weights)
+    for step, graph in enumerate(private):
+        fed = TOKENS[:5] if step == 0 else TOKENS[4 + step : 5 + step]
+        whole = interpreter.execute(lower(shaped, 5 + step), weights, TOKENS[: 5 + step])
+        assert clear.output(graph, None, own.stream(step, fed)) == pytest.approx(whole[-1:], abs=1e-12)
 
 
 def test_a_prompt_keeps_keys_and_values_of_every_layer(decoder):

@@ -19,7 +19,7 @@ from nas.conversion.change_of_basis import Basis, balanced
 from nas.conversion.fold import fold
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
-from search_spaces.architecture import Architecture
+from search_spaces.architecture import Architecture, Layer, Norm, default_final_norm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.deployed import deployed
 from search_spaces.lower import lower
@@ -113,6 +113,23 @@ def test_weights_fold_as_the_rule_says_and_the_function_stays(architecture: Arch
     assert folded.weights.keys() == named
     assert_same(executed(folded.architecture, folded.weights), executed(architecture, weights), 1e-9)
     assert all(torch.equal(weights[name], value) for name, value in before.items())
+
+
+@given(architectures())
+@example(member("3xoSoFs"))
+@example(member("3xlSlFo"))
+def test_behind_a_first_live_norm_tables_and_first_layer_fold_alike_whatever_follows(
+    architecture: Architecture,
+) -> None:
+    """So a deployment may leave them to those who have the parent's."""
+    norm: Norm = "layernorm" if architecture.block_facts.has_centred_norms else "rmsnorm"
+    first, found = Layer(norm1=norm, attention="softmax", norm2=norm, ffn="identity"), []
+    for others in (architecture.layers[1:], (first, first)):
+        layers = (first, *others)
+        whole = replace(architecture, layers=layers, final_norm=default_final_norm(layers))
+        weights = fold(whole, weights_of(whole), dtype=torch.float64).weights
+        found.append({name: value for name, value in weights.items() if name.startswith(("embed", "pos", "layers.0."))})
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("attempt", range(4))

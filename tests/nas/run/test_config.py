@@ -8,7 +8,7 @@ import pytest
 from costmodel.errors import UserError
 from nas.recipe.candidate import candidate_at, candidate_id
 from nas.recipe.distillation import DistillationSchedule
-from nas.recipe.overrides import FoldableChanges, RecipeChanges, ScaleChanges
+from nas.recipe.overrides import DistillationChanges, FoldableChanges, RecipeChanges, ScaleChanges
 from nas.recipe.recipe import Foldable
 from nas.run.config import StudyConfig, study_candidate, study_recipe
 from nas.search import parse as parse_search
@@ -38,7 +38,6 @@ def test_ffns_whose_price_is_that_of_nothing_are_kept_foldable(name: str, foldab
     ("given", "kept"),
     [
         ({"public_layers": "0-2"}, 3),
-        ({"public_layers": "embed"}, 0),
         ({"public_layers": "embed,0-1", "client_layers": 1}, 2),
         ({"client_layers": 4}, 4),
         ({}, None),
@@ -60,6 +59,11 @@ def test_layers_that_are_no_secret_are_the_first_and_a_parents() -> None:
         replace(CONFIG, parent="builtin", public_layers="1-2")
     with pytest.raises(UserError, match=r"--public-layers and --client-layers are of --parent, .*; name it"):
         replace(CONFIG, client_layers=2)
+    with pytest.raises(UserError, match=r"--public-layers of a search must be the first ones, .* but got head; leave"):
+        replace(CONFIG, parent="builtin", public_layers="head")
+    spread = RecipeChanges(route=DistillationChanges(spread=True))
+    with pytest.raises(UserError, match=r"--recipe.route.spread moves layers that .* keep; drop it"):
+        replace(CONFIG, parent="builtin", client_layers=2, recipe=spread)
 
 
 def test_a_search_takes_changes_of_the_recipe() -> None:

@@ -1,5 +1,6 @@
 """What a search begins with: forms of every kind, spread over the prices."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -8,15 +9,19 @@ from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
 from nas.searchers.anchors import MOST_ANCHORS, anchors, published_members
 from nas.searchers.draws import IDLE_SHARE
+from search_spaces.architecture import Layer
+from search_spaces.bases import base_architecture
 from search_spaces.budget.feasible import FeasibleSpace, within_budget
 from search_spaces.budget.priced_space import Accounting, cheapest, most_expensive, price_of, price_space
 from search_spaces.deployed import deployed_id
 from search_spaces.notation import Member, parse
-from search_spaces.space import load_space
+from search_spaces.space import load_space, with_first_layers
 
 
-def begun(space: str, minutes: float, accounting: Accounting = "deployed") -> tuple[FeasibleSpace, list[Member]]:
-    priced = price_space(load_space(space), load_pricer(), 128, accounting)
+def begun(
+    space: str, minutes: float, accounting: Accounting = "deployed", kept: Sequence[Layer] = ()
+) -> tuple[FeasibleSpace, list[Member]]:
+    priced = price_space(with_first_layers(load_space(space), kept), load_pricer(), 128, accounting)
     feasible = within_budget(priced, Budget(latency_s=60 * minutes))
     return feasible, anchors(feasible, published_members(feasible.space))
 
@@ -45,6 +50,14 @@ def test_the_first_layers_whole_and_a_few_relus_with_norms_that_fold() -> None:
         kept = [layer.ffn != "none" for layer in member.architecture.layers]
         assert kept[0]
         assert kept == sorted(kept, reverse=True)
+
+
+def test_layers_that_all_members_begin_with_are_in_front() -> None:
+    kept = parse("SM+LN+G", base_architecture("gpt2-small")).architecture.layers[:2]
+    _, found = begun("gpt2-small", 8.0, kept=kept)
+    assert len(found) == MOST_ANCHORS
+    assert all(one.architecture.layers[:2] == kept for one in found)
+    assert {one.architecture.layers[11].attention for one in found} >= {"none", "softmax"}
 
 
 def test_the_first_few_are_far_apart() -> None:

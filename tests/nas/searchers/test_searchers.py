@@ -8,7 +8,8 @@ import pytest
 from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
 from nas.searchers.draws import IDLE_SHARE, NUM_SLICES, Draws
-from nas.searchers.strategy import SEARCHERS, Request, SearchProblem, Strategy, searcher_of
+from nas.searchers.optuna_samplers import OptunaStrategy
+from nas.searchers.strategy import SEARCHERS, Request, SearchProblem, Strategy, Trained, searcher_of
 from nas.study.finalists import Result
 from nas.study.schedule import LAG, Proposal, TrialSchedule
 from search_spaces.bases import base_architecture
@@ -16,7 +17,7 @@ from search_spaces.budget.feasible import num_deployed, price_slices, within_bud
 from search_spaces.budget.priced_space import cheapest, price_of, price_space
 from search_spaces.deployed import deployed
 from search_spaces.notation import parse
-from search_spaces.space import load_space
+from search_spaces.space import load_space, with_first_layers
 from tests.nas.study.conftest import run_schedule
 
 GENERATION_SIZE = 4
@@ -89,6 +90,21 @@ def test_a_small_space_is_used_up_once(feasible, searcher):
     within = num_deployed(small)[1]
     assert 0 < within < small.num_feasible < 10_000
     assert len({deployed(member.architecture) for member in members}) == len(members) == within
+
+
+@pytest.mark.parametrize("searcher", ["nsga2", "tpe", "gp"])
+def test_samplers_suggest_layers_that_all_members_begin_with(feasible, searcher):
+    kept = parse("SM+LN+G", feasible.space.base).architecture.layers[:1]
+    priced = price_space(with_first_layers(feasible.space, kept), feasible.priced.pricer, 16)
+    begun = within_budget(priced, Budget(latency_s=99.0))
+    members = run(begun, schedule(begun, searcher))
+    strategy = searcher_of(searcher)(SearchProblem(feasible=begun, anchors=(), reference_loss=6.0))
+    known = [Trained(member=member, latency_s=9.0, log_perplexity=5.0) for member in members]
+    assert isinstance(strategy, OptunaStrategy)
+    study = strategy._study(0, known)
+    suggested = [strategy._suggested(study.ask()) for _ in range(8)]
+    assert all(layers[:1] == kept for layers in suggested)
+    assert len({layers[1] for layers in suggested}) > 1
 
 
 def test_as_written_every_member_is_one_answer(feasible):

@@ -9,7 +9,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from costmodel.cost import Budget
 from costmodel.errors import UserError
+from costmodel.protocols import load_pricer
 from nas.conversion.parent import Parent, load_parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
@@ -33,7 +35,11 @@ from nas.study.library import (
 from nas.training.batches import train_batch
 from search_spaces.architecture import Layer
 from search_spaces.bases import BASES
+from search_spaces.budget.feasible import within_budget
+from search_spaces.budget.priced_space import price_space
 from search_spaces.notation import parse
+from search_spaces.optima.stages import stages_of
+from search_spaces.space import load_space, with_first_layers
 
 LAYERS = [
     Layer(norm1="layernorm", attention="softmax", norm2="layernorm", ffn="gelu"),
@@ -115,6 +121,19 @@ def test_scores_are_kept_beside_the_corpus(parent: Parent, texts: Corpus):
     path.write_text("depth,part\n1,attention\n")
     with pytest.raises(UserError, match=f"{path.name} must be a table of block scores"):
         block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN)
+
+
+def test_layers_that_stay_the_parents_have_their_own_alone(parent: Parent, texts: Corpus):
+    own = parent.model.architecture
+    space = with_first_layers(load_space("tiny"), own.layers[:1])
+    scores = block_scores(parent, space.layers, texts, SETTINGS, seq_len=SEQ_LEN, first_depth=1)
+    assert {half for half in scores.divergences if half.depth == 0} == set(sub_layers_of(own, 0, own.layers[0]))
+    priced = price_space(space, load_pricer(), 16)
+    by_layer = scores.by_layer(stages_of(within_budget(priced, Budget(latency_s=99.0))), own)
+    assert not by_layer[:, 0].any()
+    assert (by_layer[:, 1] > 0).sum() == sum(
+        scores.divergences[half] > 0 for layer in space.layers for half in sub_layers_of(own, 1, layer)
+    )
 
 
 def test_a_table_is_read_as_it_was_written():
