@@ -73,7 +73,13 @@ class Child:
 
 @contextmanager
 def kept_children() -> Iterator[None]:
-    """Within the block, who has done its job well waits for another, rather than each start importing the engine."""
+    """Within the block, who has done its job well waits for another, rather than each start importing the engine.
+
+    A block in another leaves its children to that one.
+    """
+    if _idle.get() is not None:
+        yield
+        return
     idle: dict[int, list[Child]] = {}
     token = _idle.set(idle)
     try:

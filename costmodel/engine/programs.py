@@ -6,7 +6,8 @@ whatever the steps that read it.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -108,14 +109,13 @@ def _compile_step(graph: OpGraph, compiler: "_Compiler", *, first: bool) -> tupl
 
 @dataclass(kw_only=True, slots=True)
 class _Compiler:
-    """Compiles nodes one after the other; equal ops on equal shapes once.
+    """Compiles nodes one after the other.
 
     shapes: of every variable that is known: those that nothing computes are put in, the others as nodes are compiled.
     """
 
     shapes: dict[str, Shape]
     on_node: Callable[[str], object]
-    compiled: dict[tuple[object, ...], tuple[bytes, Shape]] = field(default_factory=dict)
 
     def program(self, node: Node, inputs: tuple[str, ...]) -> Program:
         """inputs: the variables of what the node reads from others."""
@@ -123,14 +123,16 @@ class _Compiler:
         weights = weight_variables(node)
         names = (*weights.values(), *inputs)
         sources = tuple(self.shapes[name] for name in names)
-        if (key := (node.op, *sources)) not in self.compiled:
-            self.compiled[key] = _compiled(node.op, tuple(weights), sources)
-        code, self.shapes[node.name] = self.compiled[key]
+        code, self.shapes[node.name] = _compiled(node.op, tuple(weights), sources)
         return Program(name=node.name, inputs=names, output=node.name, code=code)
 
 
+@lru_cache(maxsize=4096)
 def _compiled(op: Op, suffixes: tuple[str, ...], sources: tuple[Shape, ...]) -> tuple[bytes, Shape]:
-    """The code of an op on operands, by suffix, and inputs of these shapes; the shape of its output."""
+    """The code of an op on operands, by suffix, and inputs of these shapes; the shape of its output.
+
+    It depends on nothing else: a process that is kept for another job has it.
+    """
     import jax
     from spu import libspu
 

@@ -7,12 +7,11 @@ https://doi.org/10.1109/TSSC.1968.300136.
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import count
-
-import numpy as np
+from operator import le
 
 from search_spaces.budget.cost_counts import Cost, added
 from search_spaces.notation import Member
-from search_spaces.optima.stages import Stages, least_to_go
+from search_spaces.optima.stages import Edges, Stages, least_to_go
 from search_spaces.space import member_of
 
 
@@ -21,18 +20,20 @@ def cheapest_first(stages: Stages) -> Iterator[Member]:
 
     Of members that are priced as the same form in every layer one comes, with the first recipe of the space.
     """
-    column = int(stages.limit[0] == 0 and len(stages.limit) > 1)
-    to_go = least_to_go(stages)
+    limit = stages.limit
+    column = int(limit[0] == 0 and len(limit) > 1)
+    to_go: list[list[Cost]] = [list(map(tuple, level.tolist())) for level in least_to_go(stages)]
+    leaving = [_leaving(edges) for edges in stages.steps]
     space, tick = stages.feasible.space, count()
     known: set[tuple[int, ...]] = set()
     heap: list[tuple[int, int, int, tuple[int, ...], tuple[int, ...], Cost]] = []
 
     def push(at: int, layers: tuple[int, ...], forms: tuple[int, ...], cost: Cost) -> None:
-        least = to_go[len(layers)][at]
-        if (least + cost <= stages.limit).all():
-            heappush(heap, (cost[column] + int(least[column]), next(tick), at, layers, forms, cost))
+        whole = added([to_go[len(layers)][at], cost])
+        if all(map(le, whole, limit)):
+            heappush(heap, (whole[column], next(tick), at, layers, forms, cost))
 
-    push(0, (), (), (0,) * len(stages.limit))
+    push(0, (), (), (0,) * len(limit))
     while heap:
         *_, at, layers, forms, cost = heappop(heap)
         if len(layers) == len(stages.steps):
@@ -42,9 +43,19 @@ def cheapest_first(stages: Stages) -> Iterator[Member]:
                     space, [stages.layers[number] for number in layers], entropy_regularised=space.recipes[0]
                 )
             continue
-        edges = stages.steps[len(layers)]
-        leaving = np.flatnonzero(edges.start == at)
-        _, firsts = np.unique(np.column_stack([edges.form, edges.stop])[leaving], axis=0, return_index=True)
-        for edge in leaving[np.sort(firsts)]:
-            after = added([cost, tuple(map(int, edges.cost[edge]))])
-            push(int(edges.stop[edge]), (*layers, int(edges.layer[edge])), (*forms, int(edges.form[edge])), after)
+        for layer, form, stop, own in leaving[len(layers)][at]:
+            push(stop, (*layers, layer), (*forms, form), added([cost, own]))
+
+
+def _leaving(edges: Edges) -> dict[int, list[tuple[int, int, int, Cost]]]:
+    """By boundary, of the choices from there the first of each form and next boundary: layer, form, stop, cost."""
+    columns = (edges.start, edges.form, edges.stop, edges.layer)
+    by_choice: dict[tuple[int, ...], tuple[int, int, int, Cost]] = {}
+    for start, form, stop, layer, cost in zip(
+        *(column.tolist() for column in columns), edges.cost.tolist(), strict=True
+    ):
+        by_choice.setdefault((start, form, stop), (layer, form, stop, tuple(cost)))
+    found: dict[int, list[tuple[int, int, int, Cost]]] = {}
+    for (start, *_), choice in by_choice.items():
+        found.setdefault(start, []).append(choice)
+    return found

@@ -200,10 +200,10 @@ def test_a_port_that_is_taken_is_tried_again_elsewhere():
 def test_a_kept_process_has_a_fresh_runtime_for_every_job():
     """Of cheetah, whose first run makes keys and oblivious transfers: twice the same bytes, by the same processes."""
     job = replace(relu(), protocol="cheetah")
-    with kept_children():
+    with own_children(), kept_children():
         runs = []
         for _ in range(2):
-            with on_this_machine(job.client) as (session, _ready):
+            with kept_children(), on_this_machine(job.client) as (session, _ready):
                 runs.append((session.run(0, job.inputs), [child.process for child in session.children.values()]))
                 session.leave()
         (first, processes), (second, again) = runs
@@ -218,7 +218,7 @@ def test_a_kept_process_has_a_fresh_runtime_for_every_job():
 @pytest.mark.needs_engine
 def test_weights_and_prompts_leave_the_disk(client, decoder, free_peers):
     asked, tokens = client("semi2k"), interpreter.encoded(decoder(5), np.array(PROMPT))
-    with kept_children(), on_this_machine(asked) as (session, _):
+    with on_this_machine(asked) as (session, _):
         folders = [child.job_folder for child in session.children.values()]
         assert not any((folder / WEIGHTS).exists() for folder in folders)
         session.run(0, {"tokens": tokens})

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.documents import by_hash
 from nas.corpus.sequences import gather, held_out_targets, loss_shares, mean_loss, validation_indices
 
 SEQ_LEN = 16
@@ -13,11 +14,12 @@ SEQ_LEN = 16
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory) -> Corpus:
-    """About 30 validation documents, of 10 to 3,000 tokens."""
+    """About 30 validation documents, of 10 to 3,000 tokens; those that are trained on are short."""
     folder = tmp_path_factory.mktemp("data")
     for index in range(600):
-        lines = (f"value_{index}_{line} = {line * index}\n" for line in range(1 + index % 7 * index // 3))
-        (folder / f"module_{index}.py").write_text("".join(lines))
+        name, longest = f"module_{index}.py", index % 7 * index // 3
+        count = 1 + longest * (by_hash(name) == "validation")
+        (folder / name).write_text("".join(f"value_{index}_{line} = {line * index}\n" for line in range(count)))
     return prepare(str(folder), 300, tmp_path_factory.mktemp("cache"))
 
 
