@@ -79,8 +79,8 @@ class StudyConfig:
         warm_start: another run, by folder or `latest`, with whose trained candidates this one begins: of the same
             dimensions, recipe, parent, corpus and seed. They do not count as trials; those within budget may be on the
             front.
-        knowledge: shipped lets the searcher know the trainings that come with the builtin parent, none does not; by
-            default shipped with the builtin parent at its own tokens and length, else none.
+        knowledge: shipped lets the searcher know the trainings that come with the builtin parent, at its own tokens and
+            length; none does not, as there are none of a parent of one's own.
         scale: how large, how long and how fast a candidate is trained; `parent` at the size of --parent, which is the
             default where that is not of the proxy's width and vocabulary.
         tokens: training tokens of a candidate at full fidelity; by default the scale's, from a parent 5/8 of them.
@@ -124,7 +124,7 @@ class StudyConfig:
     trial_timeout: str | None = None
     max_failures: int | None = None
     warm_start: str | None = None
-    knowledge: Knowledge | None = None
+    knowledge: Knowledge = "none"
     scale: ScaleName = "proxy"
     tokens: int | None = None
     parent: str | None = None

@@ -83,18 +83,16 @@ def open_trials(
     return Trials(schedule, feasible, setting, records, on_end)
 
 
-def with_knowledge(config: StudyConfig, parent: Parent | None, recipe: Recipe) -> StudyConfig:
-    """The configuration with `knowledge` resolved. Raises UserError for trainings of another parent or recipe."""
+def require_knowledge(config: StudyConfig, parent: Parent | None, recipe: Recipe) -> None:
+    """Raises UserError for trainings that come with the builtin parent where another parent or recipe is asked for."""
     is_builtin = parent is not None and parent.name == BUILTIN
     usual = (recipe.scale.tokens, recipe.scale.seq_len) == (TOKENS, SEQ_LEN) and config.recipe == RecipeChanges()
-    fits = is_builtin and usual and config.kept_layers is None
-    if config.knowledge == "shipped" and not fits:
+    if config.knowledge == "shipped" and not (is_builtin and usual and config.kept_layers is None):
         raise UserError(
             f"--knowledge shipped is of the builtin parent, trained on {TOKENS:,} tokens in sequences of {SEQ_LEN} by "
-            f"its own recipe, but candidates start from {'nothing' if parent is None else parent.name}, on "
+            f"the usual recipe, but candidates start from {'nothing' if parent is None else parent.name}, on "
             f"{recipe.scale.tokens:,} in sequences of {recipe.scale.seq_len}; leave it out."
         )
-    return replace(config, knowledge=config.knowledge or ("shipped" if fits else "none"))
 
 
 def search_problem(

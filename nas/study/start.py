@@ -24,7 +24,7 @@ from nas.run.folder import PARENT_FOLDER, Meta, SecondCorpus, new_folder, read_m
 from nas.run.ledger import Record
 from nas.study.blocks import study_blocks
 from nas.study.nodes import Node
-from nas.study.open_run import checked_meta, new_meta, open_trials, with_knowledge
+from nas.study.open_run import checked_meta, new_meta, open_trials, require_knowledge
 from nas.study.parent import run_parent, study_parent
 from nas.study.priced_study import overview
 from nas.study.resources import Resources, resolved, resource_lines, study_resources, this_machine
@@ -157,7 +157,7 @@ def _new_run(
     config = replace(config, parent=NO_PARENT if parent is None else parent.name)
     recipe = study_recipe(config, parent and parent.route)
     _check_memory(Candidate(architecture=feasible.space.base, recipe=recipe), config, resources, log)
-    config = with_knowledge(config, parent, recipe)
+    require_knowledge(config, parent, recipe)
     meta = new_meta(config, feasible, corpus, parent, log, _device(config))
     if second is not None:
         meta = replace(

@@ -14,7 +14,7 @@ from experiments.trainings import DATA, Recorded, read_outcomes
 from nas.conversion.parent import load_parent
 from nas.run.config import StudyConfig, study_recipe
 from nas.searchers.anchors import TOKENS, TRAININGS_FILE, known_trainings
-from nas.study.open_run import with_knowledge
+from nas.study.open_run import require_knowledge
 from search_spaces.notation import name_of
 from search_spaces.space import load_space
 
@@ -41,15 +41,13 @@ def test_they_are_those_of_the_tables() -> None:
 
 def test_they_are_known_with_the_builtin_parent_at_its_own_tokens_alone() -> None:
     parent, config = load_parent("builtin"), StudyConfig(budget_latency="5min")
-    recipe = study_recipe(config, parent.route)
-    assert with_knowledge(config, parent, recipe).knowledge == "shipped"
-    assert with_knowledge(replace(config, knowledge="none"), parent, recipe).knowledge == "none"
-    asked = replace(config, knowledge="shipped")
+    asked, recipe = replace(config, knowledge="shipped"), study_recipe(config, parent.route)
     longer = study_recipe(replace(config, tokens=1_000_000), parent.route)
+    require_knowledge(asked, parent, recipe)
     for other, made in ((parent._replace(name="runs/mine"), recipe), (parent, longer), (None, recipe)):
-        assert with_knowledge(config, other, made).knowledge == "none"
+        require_knowledge(config, other, made)
         with pytest.raises(ValueError, match="--knowledge shipped is of the builtin parent, .* leave it out"):
-            with_knowledge(asked, other, made)
+            require_knowledge(asked, other, made)
 
 
 def test_a_space_is_told_of_its_own_layers_alone() -> None:
