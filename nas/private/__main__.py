@@ -70,7 +70,7 @@ def private(
         format: lines for people, or one JSON document in SI units.
     """
     check_installed()
-    _require_together(perplexity, prompt, party, peers)
+    _check_flags(perplexity, prompt, party, peers)
     as_json, wait_s = format == "json", parse_seconds(wait, "--wait")
     asked = asked_setup(run, pick, party=party, **setup)
     if perplexity is not None:
@@ -86,9 +86,11 @@ def private(
         _serve(asked, party, addresses, wait_s)
 
 
-def _require_together(perplexity: int | None, prompt: str | None, party: int | None, peers: str | None) -> None:
+def _check_flags(perplexity: int | None, prompt: str | None, party: int | None, peers: str | None) -> None:
     if (party is None) != (peers is None):
         raise UserError("--party and --peers go together; give both, or none to run all parties here.")
+    if perplexity is not None and perplexity < 1:
+        raise UserError(f"--perplexity must be at least 1 token, but got {perplexity}.")
     if perplexity is not None and (party is not None or prompt is not None):
         raise UserError("--perplexity goes without --prompt, --party and --peers; drop them.")
     if party not in (None, CLIENT) and prompt is not None:

@@ -70,10 +70,8 @@ def corpus_for(
 def validation_sequences(corpus: Corpus, num_tokens: int, context: int) -> Tokens:
     """So many tokens, or a few less, in whole sequences spread over the split, each with the token after it.
 
-    Returns sequences x (length + 1). Raises UserError for less than a token, or a split too small.
+    Returns sequences x (length + 1). Raises UserError for a split too small.
     """
-    if num_tokens < 1:
-        raise UserError(f"--perplexity must be at least 1 token, but got {num_tokens}.")
     length = min(context, num_tokens)
     return gather(corpus, "validation", validation_indices(corpus, length, num_tokens), length)
 

@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from threading import Timer
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -65,9 +65,10 @@ def answered(client, weights, end=None, layers=None):
     ],
 )
 def test_tokens_cost_what_is_predicted_and_are_those_in_the_clear(client, weights, protocol, setting):
-    asked = client(protocol, **setting)
+    num_new = 2 if protocol == "cheetah" else 3  # seconds each, the first with keys
+    asked = client(protocol, num_new=num_new, **setting)
     answer = answered(asked, weights)
-    assert len(answer) == 3
+    assert len(answer) == num_new
     for token, expected in answer:
         assert token.agreement.num_equal == 1
         assert token.agreement.largest_error < 0.01
@@ -141,13 +142,13 @@ def test_sequences_give_the_logits_of_every_token(client, weights):
 
 
 @pytest.mark.needs_engine
-@pytest.mark.parametrize(("protocol", "killed"), [("semi2k", 0), ("semi2k", 1), ("aby3", 2)])
+@pytest.mark.parametrize(("protocol", "killed"), [("semi2k", 0), ("aby3", 2)])
 def test_killing_a_party_in_mid_op_ends_the_others(protocol, killed):
     job = replace(relu(), protocol=protocol)
     with on_this_machine(job.client, links.delayed) as (session, _):
         processes = [child.process for child in session.children.values()]
         session.set_condition(SLOW)
-        Timer(0.5, os.kill, (processes[killed].pid, signal.SIGKILL)).start()
+        Thread(target=kill_in_op, args=(session.children[killed],)).start()
         with pytest.raises(
             StoppedError, match=rf"^party {killed} has ended \(status -9\) in op '0.Relu': no output$"
         ) as caught:
@@ -158,6 +159,11 @@ def test_killing_a_party_in_mid_op_ends_the_others(protocol, killed):
             assert process.wait(10) != 0
         assert time.monotonic() - begun < 10
     assert spu.passes(relu(), links.tcp, [UNHINDERED])[0][0].by_op[0].messages == 16  # by others
+
+
+def kill_in_op(child):
+    until(lambda: child.at)
+    child.process.kill()
 
 
 @pytest.mark.needs_engine
@@ -277,15 +283,6 @@ class OtherGraph:
 
     def __call__(self, seq_len, deployment):
         return self.graph_of(seq_len)
-
-
-@pytest.mark.needs_engine
-def test_an_engine_that_fails_says_in_which_op():
-    """In a ring of 32 bits the engine has no division."""
-    narrow = EngineSetting(ring_bits=32, fraction_bits=8)
-    both: list[ops.Op] = [ops.Relu(rows=2, features=2), ops.Softmax(heads=1, queries=2, keys=2)]
-    with pytest.raises(StoppedError, match=r"^the engine failed at party [01] in op '1.Softmax': .*FM32"):
-        spu.measure(both, protocol="semi2k", setting=narrow)
 
 
 def test_what_cannot_be_started_leaves_nothing_open():

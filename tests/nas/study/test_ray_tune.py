@@ -58,13 +58,13 @@ def killed(config):
     ("trainable", "reason"),
     [
         (mistaken, "bug: TypeError: no length; traceback in {path}"),
-        (killed, "the worker process died (out of memory?), 2 times"),
+        (killed, "the worker process died (out of memory?), 1 times"),
     ],
 )
 def test_only_a_worker_that_died_is_said_to_have(session, trials, monkeypatch, trainable, reason):
     """Ray's own names of these errors, and where it keeps them while a callback runs: this fails if they change."""
     monkeypatch.setattr(ray_tune, "_trainable", trainable)
-    monkeypatch.setattr("nas.study.trials.MAX_LOSSES", 1)  # each is a worker that starts
+    monkeypatch.setattr("nas.study.trials.MAX_LOSSES", 0)  # each is a worker that starts
     run_trials(trials, RESOURCES)
     (record,) = ledger.finished(trials.records)
     path = trials.setting.folder / "trials" / record.trial_id / "traceback.txt"
@@ -75,7 +75,7 @@ def test_only_a_worker_that_died_is_said_to_have(session, trials, monkeypatch, t
         assert "\x1b" not in path.read_text()
 
 
-@pytest.mark.parametrize("callback", ["started", "happened", "next_spec"])
+@pytest.mark.parametrize("callback", ["happened", "next_spec"])
 def test_a_bug_in_this_process_keeps_its_type(session, trials, monkeypatch, callback):
     def broken(*args, **rest):
         raise TypeError("here")
