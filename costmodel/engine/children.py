@@ -135,7 +135,8 @@ def _started(threads: int, prefix: Sequence[str]) -> Child:
                 stdout=log,
                 stderr=log,
                 pass_fds=[write_end],
-                env=os.environ | {THREAD_LIMIT: str(threads)},
+                # what this process can import, wherever it has gone since: jobs name functions
+                env=os.environ | {THREAD_LIMIT: str(threads), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         stack.callback(process.communicate)
         stack.callback(process.kill)

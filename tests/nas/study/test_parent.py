@@ -73,7 +73,7 @@ def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(
     *_, last = run_trial(spec)
     assert (last.status, last.reason) == ("completed", None)
     load_stored(Decoder(spec.candidate.trained), checkpoint.load_latest(spec.folder).weights)
-    assert list(Path(corpus.folder).glob("predictions-*.bin"))
+    assert list(Path(corpus.folder).glob("likely-*.bin"))
 
 
 def test_a_trial_whose_parent_was_edited_fails_with_a_reason(

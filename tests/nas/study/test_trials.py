@@ -376,7 +376,7 @@ def test_replicates_start_from_the_parent_too(trials_in, tmp_path):
     specs = run_all(trials)
     assert {spec.proposal.role for spec in specs} == {"candidate", "replicate"}
     assert {spec.parent for spec in specs} == {tmp_path / "parent"}
-    assert {spec.candidate.recipe.route for spec in specs} == {route}
+    assert {spec.candidate.recipe.route for spec in specs} == {replace(route, streams=10.0)}
     resumed = trials_in(tmp_path, ledger.read(trials.path), config=SEEDED, route=route)
     assert resumed.next_spec() is None
     assert resumed.finished
