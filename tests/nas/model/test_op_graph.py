@@ -55,7 +55,9 @@ RELATIVE_TOLERANCE = 1e-6
 
 def drawn(architecture: Architecture, seed: int = 0) -> Decoder:
     """A model whose every weight matters: no gain, slope or scale at its initial value."""
-    model = Decoder(architecture, temperature_init=0.5).double()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Decoder(architecture, temperature_init=0.5).double()
     generator = torch.Generator().manual_seed(seed)
     bounds = [module.weight for module in model.modules() if isinstance(module, ScoreBound)]
     with torch.no_grad():
