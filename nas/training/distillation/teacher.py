@@ -92,7 +92,7 @@ class Teacher:
         inputs: as `predictions` takes them.
         """
         shape = (len(self.readers), inputs.shape[1], self.model.architecture.d_model)
-        records = _all(_kept(self.streams_path, STREAM, shape), indices, inputs, self._read)
+        records = _all(_kept(self.streams_path, STREAM, shape), indices, inputs, self._normed)
         return torch.from_numpy(records).to(inputs.device)
 
     def stream_error(self, wanted: Tensor, streams: Sequence[Tensor]) -> Tensor:
@@ -123,7 +123,7 @@ class Teacher:
         return records
 
     @torch.no_grad()
-    def _read(self, inputs: Tensor) -> Records:
+    def _normed(self, inputs: Tensor) -> Records:
         """inputs: sequences x T; the records: sequences x layers x T x d_model."""
         passed = self.model.streams(inputs)[1:]
         wanted = torch.stack([norm(stream) for norm, stream in zip(self.readers, passed, strict=True)], dim=1)
