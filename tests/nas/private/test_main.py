@@ -93,13 +93,14 @@ def test_perplexities_say_which_ring_breaks_the_model(run, export, tmp_path, mon
 
 
 @pytest.mark.needs_engine
-def test_a_client_without_weights_and_a_server_by_hand(run, export, tmp_path, peers):
+def test_a_client_without_weights_and_a_server_by_hand(export, tmp_path, peers):
     folder = shutil.copytree(export, tmp_path / "client")
     (folder / "weights.safetensors").unlink()
     server = party(export, 1, peers, "--weights", "server", "--wait", "60s")
     asked = ["--prompt", "value", "--new-tokens", "2", "--weights", "server", "--wait", "60s", "--format", "json"]
-    code, out, err = run(str(folder), "--party", "0", "--peers", peers, *asked)
-    assert (code, err) == (0, "")
+    client = party(folder, 0, peers, *asked)
+    out, err = client.communicate(timeout=120)
+    assert (client.returncode, err) == (0, "")
     found = json.loads(out)
     assert found["agreement"] is None
     assert found["total"]["measured"]["sent_bytes"] == found["total"]["predicted"]["sent_bytes"]
