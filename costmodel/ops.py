@@ -542,9 +542,11 @@ class LeakyRelu(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Square(OnRows):
-    """The square of every element: one product, no comparison."""
+    """The square of every element plus a public number, `shift`: one product, no comparison."""
 
     label = "square"
+
+    shift: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

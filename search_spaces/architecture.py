@@ -22,7 +22,7 @@ Norm = Literal["layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "no
 Attention = Literal["softmax", "softmax-temperature", "softmax-half", "2quad", "relu", "bounded", "none"]
 Ffn = Literal[
     "gelu", "gelu-exact", "gelu-piecewise", "relu", "leaky-relu", "square", "identity", "fused",
-    "swiglu", "reglu", "bilinear", "none",
+    "swiglu", "reglu", "quadglu", "bilinear", "none",
 ]  # fmt: skip
 Stabiliser = Literal["none", "scaled"]
 
@@ -37,8 +37,8 @@ class Layer:
         with half of the groups of heads that share a key and a value head, one at least; `2quad`, `relu` and `bounded`,
         forms that are cheaper in private; `none` removes the attention.
     ffn: the activation between two linears, `gelu` in the architecture's form; `fused` is one trained d x d linear;
-        `swiglu`, `reglu` and `bilinear` are gated: two linears side by side, one of them through SiLU, ReLU or nothing
-        but a bias, multiplied; `none` removes the FFN.
+        `swiglu`, `reglu`, `quadglu` and `bilinear` are gated: two linears side by side, one of them through SiLU, ReLU,
+        x^2 - 1 or nothing, multiplied; the gate of the last two always has a bias; `none` removes the FFN.
     stabiliser: `scaled` gives the FFN sub-block `beta * A + FFN(A) / alpha` with one learned pair.
 
     Raises UserError if attention or FFN is removed but its norm or stabiliser is kept.
@@ -154,7 +154,8 @@ NORM_RANK: dict[Norm, int] = {"none": 0, "frozen-rmsnorm": 1, "frozen-layernorm"
 FROZEN_NORMS: tuple[Norm, ...] = ("frozen-rmsnorm", "frozen-layernorm")
 LIVE_NORMS: tuple[Norm, ...] = ("rmsnorm", "layernorm")  # norms that depend on the data when the model is deployed
 
-
+# gated FFNs whose gate is a polynomial of a linear, with a bias of its own -> its degree
+POLYNOMIAL_GATES: dict[Ffn, int] = {"bilinear": 1, "quadglu": 2}
 CENTRED_NORMS: tuple[Norm, ...] = ("layernorm", "frozen-layernorm")  # take the mean away, and have a bias
 
 
@@ -204,9 +205,9 @@ def num_heads(architecture: Architecture, layer: Layer) -> int:
 
 
 def has_bias(architecture: Architecture, layer: Layer, linear: str) -> bool:
-    """Whether a linear of a layer, `ffn.up` for one, carries a bias; a gate of no activation does in any block."""
-    is_open_gate = linear == "ffn.gate" and layer.ffn == "bilinear"
-    return architecture.bias or is_open_gate or linear in architecture.block_facts.biases
+    """Whether a linear of a layer, `ffn.up` for one, carries a bias; a gate that is a polynomial does in any block."""
+    is_polynomial = linear == "ffn.gate" and layer.ffn in POLYNOMIAL_GATES
+    return architecture.bias or is_polynomial or linear in architecture.block_facts.biases
 
 
 def rotary_dim(architecture: Architecture) -> int:

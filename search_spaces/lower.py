@@ -6,6 +6,7 @@ As the papers run it, the prompt of `seq_len` tokens goes through embedding, eve
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from costmodel import ops
@@ -42,7 +43,12 @@ ACTIVATION_OPS: dict[Ffn, Callable[..., Op]] = {
     "square": ops.Square,
 }
 # gated FFN -> what its gate goes through before the product
-GATE_OPS: dict[Ffn, Callable[..., Op] | None] = {"swiglu": ops.Silu, "reglu": ops.Relu, "bilinear": None}
+GATE_OPS: dict[Ffn, Callable[..., Op] | None] = {
+    "swiglu": ops.Silu,
+    "reglu": ops.Relu,
+    "quadglu": partial(ops.Square, shift=-1.0),
+    "bilinear": None,
+}
 
 
 @dataclass(kw_only=True)

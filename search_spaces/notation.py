@@ -5,14 +5,15 @@
     SM or SM(t)               softmax attention, optionally with a learned temperature
     +LN +RMS +fLN +fRMS       LayerNorm or RMSNorm before attention and before the FFN; `f` freezes its deviation
     +G +R +LR +SQ             FFN with GELU, ReLU, leaky ReLU, square; without any of these the FFN is two linears
-    +SwiGLU +ReGLU +Bilinear  gated FFN: two linears multiplied, one of them through SiLU, ReLU or nothing
+    +SwiGLU +ReGLU +QuadGLU +Bilinear
+                              gated FFN: two linears multiplied, one of them through SiLU, ReLU, x^2 - 1 or nothing
     +ScFFN +ScFuFFN           two linears, or one fused linear, with the scaled residual
     _i6                       the FFN of the 6 deepest layers removed
     6xLSLGo-6xoSoFs           a placement: five letters a layer (norm1, attention, norm2, FFN, stabiliser), tiled
                               over the layers: L LayerNorm, M RMSNorm, l m the same frozen; S softmax, T softmax with
                               temperature, H half the heads, Q 2quad, U ReLU in softmax's place, B bounded softmax; G
                               GELU, E exact and P piecewise GELU, R ReLU, K leaky ReLU, X square, I identity, F fused
-                              linear, W SwiGLU, V ReGLU, B bilinear; s scaled; o none
+                              linear, W SwiGLU, V ReGLU, Q QuadGLU, B bilinear; s scaled; o none
     12xLSLRo-l                a last group of one letter is the final norm, where it is not the one that the layers
                               imply: that of highest rank among them
 
@@ -56,6 +57,7 @@ FFN_LETTERS: dict[Ffn, str] = {
     "fused": "F",
     "swiglu": "W",
     "reglu": "V",
+    "quadglu": "Q",
     "bilinear": "B",
     "none": "o",
 }
@@ -71,6 +73,7 @@ FFN_NAMES: dict[str, tuple[Ffn, Stabiliser]] = {
     "+ScFuFFN": ("fused", "scaled"),
     "+SwiGLU": ("swiglu", "none"),
     "+ReGLU": ("reglu", "none"),
+    "+QuadGLU": ("quadglu", "none"),
     "+Bilinear": ("bilinear", "none"),
 }
 
@@ -85,7 +88,7 @@ NORM_NAMES: dict[str, Norm] = {
 Choice = TypeVar("Choice", bound=str)
 
 _NAME = re.compile(
-    r"(?P<attention>SM(?:\(t\))?)(?P<norm>\+(?:LN|RMS|fLN|fRMS))?(?P<ffn>\+(?:G|R|LR|SQ|ScFFN|ScFuFFN|SwiGLU|ReGLU|Bilinear))?(?:_i(?P<pruned>[0-9]{1,4}))?"
+    r"(?P<attention>SM(?:\(t\))?)(?P<norm>\+(?:LN|RMS|fLN|fRMS))?(?P<ffn>\+(?:G|R|LR|SQ|ScFFN|ScFuFFN|SwiGLU|ReGLU|QuadGLU|Bilinear))?(?:_i(?P<pruned>[0-9]{1,4}))?"
 )
 _GROUP = re.compile(r"(?:(?P<count>[0-9]{1,4})x)?(?P<letters>[A-Za-z]{5})")
 

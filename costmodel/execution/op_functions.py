@@ -243,6 +243,11 @@ def _leaky_relu(op: ops.LeakyRelu, library: Library, weights: Weights, source: A
     return positive + (source - positive) * weights["slope"]
 
 
+def _square(op: ops.Square, library: Library, weights: Weights, source: Array) -> Array:
+    square = library.numpy.square(source)
+    return square + op.shift if op.shift else square
+
+
 def _sigmoid(op: ops.Sigmoid | ops.Silu, library: Library, weights: Weights, source: Array) -> Array:
     return 1 / (library.numpy.exp(-source) + 1)
 
@@ -267,7 +272,7 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.Gelu: _gelu,
     ops.Relu: lambda op, library, weights, source: library.numpy.maximum(source, 0.0),
     ops.LeakyRelu: _leaky_relu,
-    ops.Square: lambda op, library, weights, source: library.numpy.square(source),
+    ops.Square: _square,
     ops.Silu: lambda op, library, weights, source: source * _sigmoid(op, library, weights, source),
     ops.Sigmoid: _sigmoid,
     ops.Tanh: lambda op, library, weights, source: library.numpy.tanh(source),

@@ -211,7 +211,12 @@ def _piecewise_gelu(source: Tensor) -> Tensor:
     return torch.where(source < low, 0.0, torch.where(source < high, below_high, source))
 
 
-GATES: dict[str, Any] = {"swiglu": functional.silu, "reglu": functional.relu, "bilinear": lambda source: source}
+GATES: dict[str, Any] = {
+    "swiglu": functional.silu,
+    "reglu": functional.relu,
+    "quadglu": lambda source: source.square() - 1,
+    "bilinear": lambda source: source,
+}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu-tanh": partial(functional.gelu, approximate="tanh"),
     "gelu-exact": functional.gelu,
@@ -257,7 +262,7 @@ class _FeedForward(nn.Module):
         d_model, d_ff, bias = made["d_model"], made["d_ff"], made["bias"]
         self.fused = nn.Linear(d_model, d_model, bias=bias) if layer["ffn"] == "fused" else None
         if self.fused is None:
-            gate_bias = bias or layer["ffn"] == "bilinear"
+            gate_bias = bias or layer["ffn"] in ("quadglu", "bilinear")
             self.gate = nn.Linear(d_model, d_ff, bias=gate_bias) if layer["ffn"] in GATES else None
             self.up = nn.Linear(d_model, d_ff, bias=bias)
             self.activation = _Activation(layer["ffn"], made.get("gelu", "tanh"))

@@ -4,8 +4,9 @@ By least squares over the stream of the parent, closed form. The two linears wit
 from that: of the builtin parent at scale `proxy`, `SM+ScFuFFN` then has a perplexity of 15.8 and 11.9 by least squares,
 `1xlSlRo-11xlSlFo` 16.5 and 11.3 (seed 0).
 
-In the gate of a bilinear FFN an activation becomes `a x + c` for every channel, nearest to the product that the parent
-computes, over the same stream.
+In a gate that is a polynomial an activation becomes `a x^2 + b x + c` for every channel, in a bilinear FFN with an a of
+0, nearest to the product that the parent computes, over the same stream. Of SmolLM2-135M, perplexity 19.17 on 2,048
+tokens, with all 30 activations replaced so and nothing trained: 22.4 by squares, 1,659 without them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from nas.conversion.transfer import gate_of
 from nas.model.decoder import Decoder, FeedForward
+from search_spaces.architecture import POLYNOMIAL_GATES
 
 RIDGE = 1e-3  # of the mean square of what a linear reads, which all but leaves out directions that hardly vary
 LEAST = 1e-12  # square of what a layer adds, where it adds nothing
@@ -21,7 +24,8 @@ LEAST = 1e-12  # square of what a layer adds, where it adds nothing
 
 @torch.no_grad()
 def fitted_linears(parent: Decoder, model: Decoder, layers: Sequence[int], tokens: Tensor) -> Mapping[str, Tensor]:
-    """Weights of fused FFNs and bilinear gates, by node, for layers in which all else is as it starts from the parent.
+    """Weights of fused FFNs, and of gates that are polynomials with what they are multiplied by, by node, for layers in
+    which all else is as it starts from the parent.
 
     tokens: sequences x T, what the fit is over.
     """
@@ -32,11 +36,14 @@ def fitted_linears(parent: Decoder, model: Decoder, layers: Sequence[int], token
         assert isinstance(ffn, FeedForward)
         if ffn.fused is not None:
             fit_linear(model.layers[index], streams[index], streams[index + 1])
+            names = ["fused"]
         else:
-            fit_gate(model.layers[index], parent.layers[index], streams[index])
-        name, linear = ("gate", ffn.gate) if ffn.fused is None else ("fused", ffn.fused)
-        assert linear is not None
-        fitted |= {f"layers.{index}.ffn.{name}.{key}": value.clone() for key, value in linear.named_parameters()}
+            degree = POLYNOMIAL_GATES[model.architecture.layers[index].ffn]
+            fit_gate(model.layers[index], parent.layers[index], streams[index], degree)
+            names = ["gate", "up"]
+        for name in names:
+            parameters = ffn.get_submodule(name).named_parameters()
+            fitted |= {f"layers.{index}.ffn.{name}.{key}": value.clone() for key, value in parameters}
     return fitted
 
 
@@ -74,12 +81,13 @@ def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
 
 
 @torch.no_grad()
-def fit_gate(layer: nn.Module, theirs: nn.Module, read: Tensor) -> None:
-    """Sets the gate of a bilinear FFN to what brings its products nearest to what the parent's `down` reads.
+def fit_gate(layer: nn.Module, theirs: nn.Module, read: Tensor, degree: int) -> None:
+    """Sets a gate that is a polynomial of this degree to what brings its products nearest to what the parent's `down`
+    reads.
 
     theirs: the parent's layer, with a gate or without; read: what both read, batch x T x d_model. For each channel, of
-    the gate's x (without a gate that of `up`), the product's other factor u and what the parent has there, h:
-    least squares of h - (a x + c) u. The weights of a parent's gate take up a and c.
+    the gate's x (without a gate that of `up`), the product's other factor u and what the parent has there, h: least
+    squares of h - (a x^2 + b x + c) u. The weights of the parent's gate take up what the polynomial does to x.
     """
     seen: list[Tensor] = []
     ours, parents = layer.ffn, theirs.ffn
@@ -94,12 +102,24 @@ def fit_gate(layer: nn.Module, theirs: nn.Module, read: Tensor) -> None:
         hook.remove()
     source, hidden = seen
     linear = parents.up if parents.gate is None else parents.gate
-    factor, gate = (part(source).flatten(0, 1).double() for part in (parents.up, linear))
-    columns = torch.stack((gate * factor, factor), dim=-1)  # rows x d_ff x 2
-    squares = torch.einsum("rfi,rfj->fij", columns, columns)
-    ridge = RIDGE * squares.diagonal(dim1=1, dim2=2).mean(dim=1).clamp(min=LEAST)
-    products = torch.einsum("rfi,rf->fi", columns, hidden.flatten(0, 1).double())
-    slope, shift = torch.linalg.solve(squares + torch.diag_embed(ridge[:, None].expand(-1, 2)), products).unbind(dim=-1)
+    factor, gate, wanted = (values.flatten(0, 1).double() for values in (parents.up(source), linear(source), hidden))
+    spread = gate.square().mean(dim=0).clamp(min=LEAST).sqrt()
+    powers = [(gate / spread).pow(power) * factor for power in range(degree + 1)]
+    slope, shift, scale = gate_of(_coefficients(powers, wanted))
+    slope = slope / spread
     bias = torch.zeros(()) if linear.bias is None else linear.bias
     ours.gate.weight.copy_(slope[:, None] * linear.weight.double())
     ours.gate.bias.copy_(slope * bias.double() + shift)
+    for name, value in parents.up.named_parameters():
+        ours.up.get_parameter(name).copy_(torch.einsum("f,f...->f...", scale, value.double()))
+
+
+def _coefficients(columns: Sequence[Tensor], wanted: Tensor) -> Sequence[Tensor]:
+    """Least squares for each channel: of each column, d_ff. columns, wanted: rows x d_ff, float64."""
+    stacked = torch.stack(list(columns), dim=-1)  # rows x d_ff x columns
+    size = stacked.square().sum(dim=0).clamp(min=LEAST).sqrt()
+    stacked /= size
+    squares = torch.einsum("rfi,rfj->fij", stacked, stacked) + RIDGE * torch.eye(len(columns)).to(stacked)
+    solved = torch.linalg.solve(squares, torch.einsum("rfi,rf->fi", stacked, wanted)) / size
+    return solved.unbind(dim=-1)
+

@@ -5,10 +5,11 @@ removed attention or FFN) is dropped, and half of the heads are those that write
 that the target is to freeze starts with the gain and bias of a live one and normalises each row until its turn; of a
 frozen one it stays frozen. A fused FFN starts as the product of the two linears, a temperature at 1, which is what the
 source computes without one; scalars of a scaled residual, slopes and norms that the source lacks start as they would.
-In a bilinear FFN an activation starts as what of it is odd, or, of one without a gate, as a square beside that.
+A gate that is a polynomial starts as the odd part of an activation, and the square, if it has one, as about its even
+part; of an FFN without a gate, as what makes x half of x^2 + x.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import Node
-from search_spaces.architecture import FROZEN_NORMS, Architecture, num_kv_heads
+from search_spaces.architecture import FROZEN_NORMS, POLYNOMIAL_GATES, Architecture, num_kv_heads
 from search_spaces.deployed import LINEAR_FFNS
 from search_spaces.lower import lower
 
@@ -31,7 +32,13 @@ SAME = (
     "block", "num_layers", "num_heads", "num_kv_heads", "d_model", "head_dim", "vocab_size", "bias", "tied_embeddings",
     "rotary_base", "norm_epsilon", "folded",
 )  # fmt: skip
-ODD_PART = 0.5  # of x that GELU(x), SiLU(x) and ReLU(x) have but for an even function of it
+# Coefficients that a gate starts with, constant first: GELU(x), SiLU(x) and ReLU(x) are x / 2 and an even function, that
+# of SiLU about x^2 / 5 where most of its inputs are.
+GATED = (0.0, 0.5, 0.2)
+UNGATED = (0.5, 0.5, 0.0)  # multiplied by x
+FARTHEST_VERTEX = 32.0  # of a squared gate, from 0: beyond it, its square and 1 are nearly equal, and digits are lost
+NEAREST_ROOTS = 0.98  # share of a squared gate's depth that its constant may be; at 1 the roots meet
+TINY = 1e-12
 
 
 def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Architecture) -> dict[str, Tensor]:
@@ -48,8 +55,8 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
     started: dict[str, Tensor] = {}
     for node in lower(target, target.context):
         for suffix, shape in node.op.weight_shapes.items():
-            opens = _opens_gate(source, target, node)
-            value = (_opened if opens else _value)(node, suffix, weights)
+            degree = _opened_degree(source, target, node)
+            value = _value(node, suffix, weights) if degree is None else _opened(node, suffix, weights, degree)
             if value is not None and node.name.endswith(HEADS):
                 value = _strongest_heads(source, target, node, suffix, value, weights)
             if value is not None and value.shape != shape:
@@ -97,23 +104,48 @@ def _strengths(source: Architecture, layer: str, key_heads: int, weights: Mappin
     return (read @ values).square().sum(dim=(1, 2))
 
 
-def _opens_gate(source: Architecture, target: Architecture, node: Node) -> bool:
-    """Whether a node is the gate of a bilinear FFN where the source has an activation."""
-    if not isinstance(node.layer, int) or not node.name.endswith(".ffn.gate"):
-        return False
-    theirs = source.layers[node.layer].ffn
-    return target.layers[node.layer].ffn == "bilinear" and theirs not in ("bilinear", "none", *LINEAR_FFNS)
+def _opened_degree(source: Architecture, target: Architecture, node: Node) -> int | None:
+    """Of a node that is a polynomial gate, or what it is multiplied by, where the source has an activation."""
+    if not isinstance(node.layer, int) or not node.name.endswith((".ffn.gate", ".ffn.up")):
+        return None
+    ours, theirs = target.layers[node.layer].ffn, source.layers[node.layer].ffn
+    return None if theirs in (ours, "none", *LINEAR_FFNS) else POLYNOMIAL_GATES.get(ours)
 
 
-def _opened(node: Node, suffix: str, weights: Mapping[str, Tensor]) -> Tensor:
-    """Half of the gate; without one, half of x + 1, where x is what the linear before the activation gives."""
-    ffn = node.name.removesuffix(".gate")
-    linear = f"{ffn}.gate" if f"{ffn}.gate.weight" in weights else f"{ffn}.up"
-    constant = 0.0 if linear.endswith(".gate") else ODD_PART
-    if suffix == "bias":
-        weight = weights[f"{linear}.weight"]
-        return ODD_PART * weights.get(f"{linear}.bias", weight.new_zeros(len(weight))) + constant
-    return ODD_PART * weights[f"{linear}.{suffix}"]
+def _opened(node: Node, suffix: str, weights: Mapping[str, Tensor], degree: int) -> Tensor:
+    """The gate or `up` with what the polynomial does taken up; without a gate the former starts as the latter."""
+    ffn, _, name = node.name.rpartition(".")
+    is_gated = f"{ffn}.gate.weight" in weights
+    polynomial = torch.tensor((GATED if is_gated else UNGATED)[: degree + 1], dtype=torch.float64)
+    slope, shift, scale = (float(value) for value in gate_of(polynomial[:, None]))
+    linear = f"{ffn}.{'gate' if is_gated and name == 'gate' else 'up'}"
+    weight = weights[f"{linear}.weight"]
+    value = weights.get(f"{linear}.{suffix}", weight.new_zeros(len(weight)))
+    if name == "up":
+        return scale * value
+    return slope * value + (shift if suffix == "bias" else 0.0)
+
+
+def gate_of(polynomial: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """How a gate is a polynomial of x: p, q and s of each channel, for which `c + b x` is `s (p x + q)` with an s of 1,
+    or `c + b x + a x^2` is `s ((p x + q)^2 - 1)`.
+
+    polynomial: its coefficients, constant first, each of all channels. The second form has two roots, as GELU, SiLU and
+    ReLU have one at 0: c is no nearer to what takes them away than `NEAREST_ROOTS` of it, and where a is next to
+    nothing it is so much of b that the vertex is `FARTHEST_VERTEX` away.
+    """
+    if len(polynomial) == 2:
+        constant, slope = polynomial
+        return slope, constant, torch.ones_like(slope)
+    constant, slope, square = polynomial
+    slope = torch.where(slope == 0, TINY, slope)  # of a channel that is always 0
+    least = slope.abs() / (2 * FARTHEST_VERTEX)
+    square = torch.where(square.abs() < least, torch.where(square < 0, -least, least), square)
+    vertex = slope / (2 * square)
+    depth = square * vertex.square()  # of the vertex below the constant; its sign is that of `square`
+    scale = depth * (1 - (constant / depth).clamp(max=NEAREST_ROOTS))
+    root = (square / scale).sqrt()
+    return root, root * vertex, scale
 
 
 def _is_frozen(source: Architecture, node: Node) -> bool:

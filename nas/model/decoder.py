@@ -190,10 +190,14 @@ class _ScaledAdd(nn.Module):
 
 
 class _Square(nn.Module):
-    """x * x."""
+    """x * x + shift."""
+
+    def __init__(self, shift: float = 0.0) -> None:
+        super().__init__()
+        self.shift = shift
 
     def forward(self, source: Tensor) -> Tensor:
-        return source.square()
+        return source.square() + self.shift
 
 
 class _LeakyRelu(nn.Module):
@@ -222,6 +226,7 @@ ACTIVATIONS: dict[Ffn, Callable[[Architecture], nn.Module]] = {
     "identity": lambda _: nn.Identity(),
     "swiglu": lambda _: nn.SiLU(),  # of gated ones, what the gate goes through
     "reglu": lambda _: nn.ReLU(),
+    "quadglu": lambda _: _Square(shift=-1.0),
     "bilinear": lambda _: nn.Identity(),
 }
 

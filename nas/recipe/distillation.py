@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from costmodel.errors import UserError
-from search_spaces.architecture import LIVE_NORMS, Architecture, Ffn, Layer, Norm
+from search_spaces.architecture import LIVE_NORMS, POLYNOMIAL_GATES, Architecture, Ffn, Layer, Norm
 from search_spaces.deployed import LINEAR_FFNS, deployed
 from search_spaces.notation import parse
 
@@ -165,11 +165,17 @@ def trained_parts(trained: Architecture, parent: Architecture, trainable: Traina
 
 
 def fitted_layers(trained: Architecture, parent: Architecture) -> list[int]:
-    """The layers whose FFN is one linear or bilinear, where the parent's is not linear and has an activation."""
+    """The layers whose FFN is one linear or gated by a polynomial, where the parent's is not linear and has an
+    activation.
+    """
     pairs = enumerate(zip(trained.layers, parent.layers, strict=True))
     nonlinear = [index for index, (_, theirs) in pairs if theirs.ffn not in (*LINEAR_FFNS, "none")]
     fitted: dict[int, Ffn] = {index: trained.layers[index].ffn for index in nonlinear}
-    return [index for index, ffn in fitted.items() if ffn in ("fused", "bilinear") and ffn != parent.layers[index].ffn]
+    return [
+        index
+        for index, ffn in fitted.items()
+        if ffn in ("fused", *POLYNOMIAL_GATES) and ffn != parent.layers[index].ffn
+    ]
 
 
 def _with_part(layer: Layer, theirs: Layer, kind: PartKind) -> Layer:

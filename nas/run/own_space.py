@@ -13,12 +13,12 @@ LINEAR: tuple[Ffn, ...] = ("fused", "none")
 def own_space(parent: Architecture) -> SearchSpace:
     """Choices of every layer: norms, attention and FFN of the parent's first, and what is made of them for less."""
     layer = parent.layers[0]
-    activations: tuple[Ffn, ...] = tuple(GATE_OPS) if layer.ffn in GATE_OPS else (layer.ffn, "relu", "bilinear")
+    activations: tuple[Ffn, ...] = ("quadglu",) if layer.ffn in GATE_OPS else ("relu", "bilinear")
     choices = Choices(
         norm1=_norms(layer.norm1),
         attention=FORMS,
         norm2=_norms(layer.norm2),
-        ffn=tuple(dict.fromkeys((layer.ffn, *activations[activations.index(layer.ffn) :], *LINEAR))),
+        ffn=tuple(dict.fromkeys((layer.ffn, *activations, *LINEAR))),
         stabiliser=("none",),
     )
     return build_space(Definition(name=OWN, base=OWN, choices=choices), parent)

@@ -38,6 +38,7 @@ FFN_WORDS: dict[Ffn, str] = {
     "fused": "fused linear FFN",
     "swiglu": "SwiGLU FFN",
     "reglu": "ReGLU FFN",
+    "quadglu": "QuadGLU FFN",
     "bilinear": "bilinear FFN",
     "none": "no FFN",
 }

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nas.conversion.linear_fit import fitted_linears
-from nas.conversion.transfer import transferred
+from nas.conversion.transfer import FARTHEST_VERTEX, gate_of, transferred
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
 from nas.recipe.distillation import fitted_layers
@@ -47,6 +47,8 @@ def fit(parent: Decoder, student: Decoder) -> list[int]:
         (LLAMA, "SM+RMS+SwiGLU", "2xMSMBo", [0, 1]),
         (LLAMA, "SM+RMS+ReGLU", "1xMSMVo-1xMSMBo", [1]),
         (LLAMA, "SM+RMS+SwiGLU", "1xMSMBo-1xMSMFo", [0, 1]),
+        (LLAMA, "SM+RMS+SwiGLU", "1xMSMWo-1xMSMQo", [1]),
+        (GPT2, "SM+LN+G", "2xLSLQo", [0, 1]),
         (GPT2, "SM+LN+G", "2xLSLBo", [0, 1]),
     ],
 )
@@ -57,6 +59,33 @@ def test_a_fit_is_nearer_to_the_parent_than_the_start(
     before = error(parent, student)
     assert fit(parent, student) == layers
     assert error(parent, student) < 0.75 * before
+
+
+def test_squared_gates_are_nearer_to_swiglu_than_linear_ones() -> None:
+    errors = []
+    for ours in ("2xMSMQo", "2xMSMBo"):
+        parent, student = parent_and_student(LLAMA, "SM+RMS+SwiGLU", ours)
+        fit(parent, student)
+        errors.append(error(parent, student))
+    assert errors[0] < 0.1 * errors[1]
+
+
+@pytest.mark.parametrize("square", [0.2, -0.2, 1e-9, 0.0])
+@pytest.mark.parametrize("slope", [0.5, -0.5])
+def test_a_squared_gate_is_the_polynomial_as_far_as_that_has_roots(square: float, slope: float) -> None:
+    wanted = torch.tensor([[0.1, -0.3, 0.0, 5.0], [slope] * 4, [square] * 4], dtype=torch.float64)
+    root, shift, scale = gate_of(tuple(wanted))
+    x = torch.linspace(-2, 2, 9, dtype=torch.float64)[:, None]
+    made = scale * ((root * x + shift).square() - 1)
+    near = 1e-9 if abs(square) > 0.1 else abs(slope) * 4 / (2 * FARTHEST_VERTEX)
+    has_roots = slope**2 > 4 * square * wanted[0]
+    errors = (made - (wanted[0] + slope * x + square * x.square())).abs().amax(dim=0)
+    assert (errors[has_roots] <= near + 1e-9).all()
+    assert made.isfinite().all()
+
+
+def test_a_squared_gate_of_a_channel_that_is_always_0_is_finite() -> None:
+    assert all(value.isfinite().all() for value in gate_of(torch.zeros(3, 2, dtype=torch.float64)))
 
 
 def test_a_square_is_a_bilinear_ffn_to_the_last_digit() -> None:
