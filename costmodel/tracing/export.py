@@ -157,6 +157,7 @@ def _program(exported: Any, name: str) -> Program:
         "sigmoid": samples.sigmoid(),
         "silu": functional.silu(samples),
         "square": samples.square(),
+        "square-less-1": samples.square() - 1,
         "tanh": samples.tanh(),
     }
     return Program(

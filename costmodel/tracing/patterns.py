@@ -155,6 +155,7 @@ ACTIVATIONS: dict[str, Callable[..., Op]] = {
     "silu": ops.Silu,
     "sigmoid": ops.Sigmoid,
     "square": ops.Square,
+    "square-less-1": partial(ops.Square, shift=-1.0),
     "tanh": ops.Tanh,
 }
 

@@ -42,7 +42,7 @@ from search_spaces.architecture import POLYNOMIAL_GATES
 
 T = TypeVar("T")
 
-FORMAT = 2  # of what is computed and kept; raised when numbers change
+FORMAT = 3  # of what is computed and kept; raised when numbers change
 MOST_IN_MEMORY = 1 << 28  # numbers, 1 GiB; more are in a file that the system keeps in memory as far as it can
 FIT_ROWS = 8  # tokens that a linear in place of an FFN is fitted to, for each of its rows
 

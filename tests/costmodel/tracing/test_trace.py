@@ -148,6 +148,7 @@ SPELLED = {
     "leaky relu": (lambda model, x: functional.leaky_relu(x, 0.1), {}, [ops.LeakyRelu(**ROWS)]),
     "square": (lambda model, x: torch.square(x), {}, [ops.Square(**ROWS)]),
     "power of 2": (lambda model, x: x**2, {}, [ops.Square(**ROWS)]),
+    "a square less 1": (lambda model, x: x**2 - 1, {}, [ops.Square(**ROWS, shift=-1.0)]),
     "tanh": (lambda model, x: torch.tanh(x), {}, [ops.Tanh(**ROWS)]),
     "logistic": (lambda model, x: 1 / (1 + torch.exp(-x)), {}, [ops.Sigmoid(**ROWS)]),
     "norms": (

@@ -32,7 +32,7 @@ def test_the_factor_is_no_smaller_than_it_must_be(share: float, factor: float) -
     ("name", "base"),
     [
         ("2xMSMWo", LLAMA),
-        ("1xMHMBo-1xoSoFo", LLAMA),
+        ("1xMHMQo-1xoSoFo", LLAMA),
         ("1xooMRo-1xmSmRs", base_architecture("tiny", SMALL)),
         ("1xMSoIs-1xoHmRo", base_architecture("tiny", SMALL)),
     ],

@@ -49,7 +49,7 @@ MEMBERS += [
 MEMBERS += [(GPT2, "HH(2xLBLBo)")]
 FORMS = [("2quad", "piecewise"), ("relu", "piecewise"), ("2quad", "exact")]
 BLOCKS = [(GPT2, "SM(t)+LN+G"), (PYTHIA, "SM+G"), (GPT2, "HH(SM(t)+G)")]
-CACHED = [*BLOCKS, (LLAMA, "1xMBMBo-1xmHMWo")]
+CACHED = [*BLOCKS, (LLAMA, "1xMBMQo-1xmHMWo")]
 RELATIVE_TOLERANCE = 1e-6
 
 
