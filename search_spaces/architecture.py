@@ -7,7 +7,7 @@ optimizer) belong to a recipe, not here; two models with equal `arch_id` cost th
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -154,8 +154,9 @@ NORM_RANK: dict[Norm, int] = {"none": 0, "frozen-rmsnorm": 1, "frozen-layernorm"
 FROZEN_NORMS: tuple[Norm, ...] = ("frozen-rmsnorm", "frozen-layernorm")
 LIVE_NORMS: tuple[Norm, ...] = ("rmsnorm", "layernorm")  # norms that depend on the data when the model is deployed
 
-# gated FFNs whose gate is a polynomial of a linear, with a bias of its own -> its degree
-POLYNOMIAL_GATES: dict[Ffn, int] = {"bilinear": 1, "quadglu": 2}
+# FFNs with a polynomial of a linear, which has a bias, in an activation's place -> its degree
+POLYNOMIAL_GATES: Mapping[str, int] = {"bilinear": 1, "quadglu": 2}
+POLYNOMIALS: Mapping[str, int] = {**POLYNOMIAL_GATES, "square": 2}
 CENTRED_NORMS: tuple[Norm, ...] = ("layernorm", "frozen-layernorm")  # take the mean away, and have a bias
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from costmodel.errors import UserError
-from search_spaces.architecture import LIVE_NORMS, POLYNOMIAL_GATES, Architecture, Ffn, Layer, Norm
+from search_spaces.architecture import LIVE_NORMS, POLYNOMIALS, Architecture, Layer, Norm, has_bias
 from search_spaces.deployed import LINEAR_FFNS, deployed
+from search_spaces.lower import GATE_OPS
 from search_spaces.notation import parse
 
 PartKind = Literal["attention", "ffn"]
@@ -165,17 +166,27 @@ def trained_parts(trained: Architecture, parent: Architecture, trainable: Traina
 
 
 def fitted_layers(trained: Architecture, parent: Architecture) -> list[int]:
-    """The layers whose FFN is one linear or gated by a polynomial, where the parent's is not linear and has an
-    activation.
+    """The layers whose FFN is one linear, or has a polynomial, that is fitted to the parent's."""
+    fitted = []
+    for index, (layer, theirs) in enumerate(zip(trained.layers, parent.layers, strict=True)):
+        is_linear = layer.ffn == "fused" and theirs.ffn not in (*LINEAR_FFNS, "none")
+        if is_linear or fitted_degree(layer.ffn, theirs, parent):
+            fitted.append(index)
+    return fitted
+
+
+def fitted_degree(form: str, theirs: Layer, parent: Architecture) -> int | None:
+    """The degree of the polynomial that an FFN of this form has where the parent's layer has another activation; None
+    for other forms.
+
+    A square without a gate is a polynomial of what the parent's activation reads only if that has none either, and its
+    linears have biases.
     """
-    pairs = enumerate(zip(trained.layers, parent.layers, strict=True))
-    nonlinear = [index for index, (_, theirs) in pairs if theirs.ffn not in (*LINEAR_FFNS, "none")]
-    fitted: dict[int, Ffn] = {index: trained.layers[index].ffn for index in nonlinear}
-    return [
-        index
-        for index, ffn in fitted.items()
-        if ffn in ("fused", *POLYNOMIAL_GATES) and ffn != parent.layers[index].ffn
-    ]
+    if theirs.ffn in (form, "none", *LINEAR_FFNS):
+        return None
+    if form == "square" and (theirs.ffn in GATE_OPS or not has_bias(parent, theirs, "ffn.down")):
+        return None
+    return POLYNOMIALS.get(form)
 
 
 def _with_part(layer: Layer, theirs: Layer, kind: PartKind) -> Layer:

@@ -13,7 +13,7 @@ LINEAR: tuple[Ffn, ...] = ("fused", "none")
 def own_space(parent: Architecture) -> SearchSpace:
     """Choices of every layer: norms, attention and FFN of the parent's first, and what is made of them for less."""
     layer = parent.layers[0]
-    activations: tuple[Ffn, ...] = ("quadglu",) if layer.ffn in GATE_OPS else ("relu", "bilinear")
+    activations: tuple[Ffn, ...] = ("quadglu",) if layer.ffn in GATE_OPS else ("relu", "square")
     choices = Choices(
         norm1=_norms(layer.norm1),
         attention=FORMS,

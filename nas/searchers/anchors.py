@@ -30,7 +30,7 @@ TRAININGS_FILE = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy-train
 TOKENS, SEQ_LEN = 327_680, 128  # that each of those was trained on, in sequences of so many
 # best first; the first that the space has
 FOLDING_NORMS: tuple[Norm, ...] = ("frozen-layernorm", "frozen-rmsnorm", "none")
-CHEAP_FFNS: tuple[Ffn, ...] = ("relu", "quadglu", "bilinear")
+CHEAP_FFNS: tuple[Ffn, ...] = ("relu", "quadglu", "square", "bilinear")
 
 
 def published_members(space: SearchSpace) -> tuple[Member, ...]:

@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from nas.conversion.linear_fit import fit_gate, fit_linear, weights_by_position
+from nas.conversion.linear_fit import fit_linear, fit_polynomial, weights_by_position
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
@@ -32,13 +32,12 @@ from nas.model.decoder import Block
 from nas.model.norms import followed_deviations, frozen_norms
 from nas.model.weights import deployed_weights, load_deployed
 from nas.recipe.candidate import Candidate
-from nas.recipe.distillation import parent_architecture
+from nas.recipe.distillation import fitted_degree, parent_architecture
 from nas.recipe.recipe import Recipe
 from nas.searchers.block_scores import SubLayer, trained_sub_layers
 from nas.storage import replace_file
 from nas.training.batches import train_batch
 from nas.training.distillation.parts import MODULES, modules_of
-from search_spaces.architecture import POLYNOMIAL_GATES
 
 T = TypeVar("T")
 
@@ -146,18 +145,17 @@ def trained_block(
     parent: Parent, sub_layer: SubLayer, streams: Streams, settings: BlockwiseDistillation, device: str = "cpu"
 ) -> Block:
     """The parent's layer with another sub-layer, trained to leave what the parent's does. A linear in place of an FFN
-    starts at the least squares of the first steps, a gate that is a polynomial at those of the first, others as a
-    candidate would.
+    starts at the least squares of the first steps, a polynomial in an activation's place at those of the first, others
+    as a candidate would.
     """
     block, theirs = _untrained(parent, sub_layer).to(device), parent.model.architecture.layers[sub_layer.depth]
     num_steps, tokens_a_step = len(streams.read), streams.read[0, :, :, 0].numel()
     if sub_layer.form == "fused":
         num_fit = -(-FIT_ROWS * streams.read.shape[-1] // tokens_a_step)
         fit_linear(block, *(stream[:num_fit].flatten(0, 1).to(device) for stream in streams))
-    elif sub_layer.form in POLYNOMIAL_GATES and sub_layer.form != theirs.ffn:
+    elif degree := fitted_degree(sub_layer.form, theirs, parent.model.architecture):
         own = SubLayer(sub_layer.depth, "ffn", theirs.norm2, theirs.ffn)
-        degree = POLYNOMIAL_GATES[sub_layer.form]
-        fit_gate(block, _untrained(parent, own).eval().to(device), streams.read[0].to(device), degree)
+        fit_polynomial(block, _untrained(parent, own).eval().to(device), streams.read[0].to(device), degree)
     block.requires_grad_(False)
     moved = [value for part in modules_of(block, sub_layer.part) for value in part.requires_grad_().parameters()]
     if not moved:

@@ -18,7 +18,8 @@ from tests.search_spaces.conftest import drawn_layers
 GPT2 = BASES["gpt2-small"]
 NORMS: tuple[Norm, ...] = ("layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "none")
 FFNS: tuple[Ffn, ...] = (
-    "gelu", "gelu-exact", "gelu-piecewise", "relu", "square", "identity", "fused", "swiglu", "quadglu", "bilinear", "none",
+    "gelu", "gelu-exact", "gelu-piecewise", "relu", "square", "identity", "fused", "swiglu", "quadglu", "bilinear",
+    "none",
 )  # fmt: skip
 
 

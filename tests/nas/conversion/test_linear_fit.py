@@ -49,6 +49,7 @@ def fit(parent: Decoder, student: Decoder) -> list[int]:
         (LLAMA, "SM+RMS+SwiGLU", "1xMSMBo-1xMSMFo", [0, 1]),
         (LLAMA, "SM+RMS+SwiGLU", "1xMSMWo-1xMSMQo", [1]),
         (GPT2, "SM+LN+G", "2xLSLQo", [0, 1]),
+        (GPT2, "SM+LN+G", "1xLSLGo-1xLSLXo", [1]),
         (GPT2, "SM+LN+G", "2xLSLBo", [0, 1]),
     ],
 )
@@ -59,6 +60,11 @@ def test_a_fit_is_nearer_to_the_parent_than_the_start(
     before = error(parent, student)
     assert fit(parent, student) == layers
     assert error(parent, student) < 0.75 * before
+
+
+def test_a_square_without_a_gate_is_not_fitted_to_a_gated_ffn() -> None:
+    gated, square = (parse(name, LLAMA).architecture for name in ("SM+RMS+SwiGLU", "1xMSMXo-1xMSMQo"))
+    assert fitted_layers(square, gated) == [1]
 
 
 def test_squared_gates_are_nearer_to_swiglu_than_linear_ones() -> None:
@@ -85,7 +91,7 @@ def test_a_squared_gate_is_the_polynomial_as_far_as_that_has_roots(square: float
 
 
 def test_a_squared_gate_of_a_channel_that_is_always_0_is_finite() -> None:
-    assert all(value.isfinite().all() for value in gate_of(torch.zeros(3, 2, dtype=torch.float64)))
+    assert all(value.isfinite().all() for value in gate_of(tuple(torch.zeros(3, 2, dtype=torch.float64))))
 
 
 def test_a_square_is_a_bilinear_ffn_to_the_last_digit() -> None:

@@ -41,7 +41,14 @@ CHOICES = (
     "2xooooo",
 )
 SIMPLIFIED = ("HH(SM+G)", "HH(SM+ScFFN)", "HH(SM(t)+ScFuFFN_i1)", "HH(1xLSoFs-1xoSLRo)", "HH(1xlQmRo-1xmTlPs-M)")
-GATED = ("SM+RMS+SwiGLU", "1xMBMVo-1xmHmBs", "1xMHoWs-1xMTMIo", "1xMBmBo-1xooMFo-o", "1xMSMRo-1xMSooo", "1xMSMQo-1xmBMQs")
+GATED = (
+    "SM+RMS+SwiGLU",
+    "1xMBMVo-1xmHmBs",
+    "1xMHoWs-1xMTMIo",
+    "1xMBmBo-1xooMFo-o",
+    "1xMSMRo-1xMSooo",
+    "1xMSMQo-1xmBMQs",
+)
 MEMBERS = [*product((GPT2, PYTHIA), (*NAMES, *CHOICES)), *product((GPT2,), SIMPLIFIED), *product((LLAMA, QWEN2), GATED)]
 MEMBERS += [
     (replace(base, num_kv_heads=1), name) for base in (GPT2, PYTHIA) for name in ("SM+LN+G", "2xLBLBo", "2xLHLVo")
