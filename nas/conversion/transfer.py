@@ -32,8 +32,8 @@ SAME = (
     "block", "num_layers", "num_heads", "num_kv_heads", "d_model", "head_dim", "vocab_size", "bias", "tied_embeddings",
     "rotary_base", "norm_epsilon", "folded",
 )  # fmt: skip
-# Coefficients that a gate starts with, constant first: GELU(x), SiLU(x) and ReLU(x) are x / 2 and an even function, SiLU's
-# about x^2 / 5 where most of its inputs are.
+# Coefficients that a gate starts with, constant first: GELU(x), SiLU(x) and ReLU(x) are x / 2 and an even function, of
+# SiLU about x^2 / 5 where most of its inputs are.
 GATED = (0.0, 0.5, 0.2)
 UNGATED = (0.5, 0.5, 0.0)  # multiplied by x
 FARTHEST_VERTEX = 32.0  # of a squared gate, from 0: beyond it, its square and 1 are nearly equal, and digits are lost
