@@ -1,40 +1,36 @@
-"""A real model through the whole of it, at its own width: SmolLM2-135M, tuned, searched, healed, priced.
+"""A real model through the whole of it, at its own width: SmolLM2-135M, tuned, searched, priced.
 
 The model is first trained on the text itself. What comes of that is the parent: candidates start from it, learn from it
 and are held against it, so that what they lose is not hidden by what they gain from the text. Then a search within a
-share of what the parent takes; members placed by hand, and the parent trained on as many tokens more; single sub-layers
-replaced and trained, against which block scores must rank.
+share of what the parent takes; the parent trained on as many tokens more, for comparison; single sub-layers replaced
+and trained, against which block scores must rank.
 The second corpus is English: what the installed packages say of themselves, by their many authors.
 """
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.cost import Price
 from costmodel.errors import UserError
-from costmodel.protocols import load_pricer
 from experiments.bars import Figure, figure_table, table
 from experiments.ranking import spearman
 from experiments.trainings import Ended, Job, Plan, Variant, candidate_of, train_all, training_folder
 from nas.api import Run, Study, load_run
 from nas.conversion.parent import load_parent
 from nas.conversion.pretrained import CHECKSUMS_FILE, write_pretrained
-from nas.conversion.score_bounds import bounding_tokens, unheld_by_parent
-from nas.conversion.verified_fold import check_tokens
-from nas.corpus.corpus import prepare
 from nas.model.weights import deployed_weights
 from nas.recipe.overrides import DistillationChanges, RecipeChanges, ScaleChanges
-from nas.recipe.recipe import SCALES
 from nas.report.draw import draw_panels, save_figure
 from nas.report.panels import LinePanel, PanelFigure, Series
+from nas.run.second import second_perplexity
 from nas.searchers.block_scores import BlockScores, from_csv, trained_sub_layers
 from nas.storage import RUNS, locked, replace_file
 from nas.study.blocks import BLOCKS_FILE
@@ -43,13 +39,12 @@ from nas.training.checkpoint import load_latest
 from search_spaces.bases import base_architecture
 from search_spaces.notation import parse
 from search_spaces.pricing import price_architecture
-from search_spaces.workload import Workload
 
 CONFIGS = Path(__file__).parent / "configs"
 BASE = "smollm2-135m"
 UNTAUGHT = RecipeChanges(route=DistillationChanges(distillation=0.0, streams=0.0))
 LEAST_DESCRIPTION = 1_500  # characters, below which there is little but a heading
-TUNED, HEALED, FURTHER, ALONE = "fine-tuned", "healed", "fine-tuned twice", "alone"  # variants
+TUNED, FURTHER, ALONE = "fine-tuned", "fine-tuned twice", "alone"  # variants
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,9 +52,8 @@ class Settings:
     """The experiment as its YAML states it.
 
     parent: its file, in the folder where this is run. own: its placement. space: a file beside the experiment's.
-    tokens: that the parent is tuned on, then each candidate.
-    batch, learning_rate: of candidates and members, which begin nearer to their end than the parent did.
-    healed_tokens: of each of the members by hand, and of the parent trained further, at `further_rate`.
+    tokens: that the parent is tuned on, then each candidate, and the parent again at `further_rate`.
+    batch, learning_rate: of candidates, which begin nearer to their end than the parent did.
     singles: placements of one sub-layer that is not its own, trained over `single_tokens`.
     """
 
@@ -69,17 +63,27 @@ class Settings:
     protocol: str
     network: str
     budget_latency: str
+    budget_comm: str
     num_trials: int
+    num_looks: int
     finalist_seeds: int
     tokens: int
     batch: int
     learning_rate: float
-    members: tuple[str, ...]
-    healed_tokens: int
     further_rate: float
     singles: tuple[str, ...]
     single_tokens: int
     least_spearman: float
+
+
+class Shown(NamedTuple):
+    """A model in the table and the figure. placement: as deployed. second_perplexity: None where it was not taken."""
+
+    placement: str
+    latency_s: float
+    sent_bytes: float
+    perplexity: float
+    second_perplexity: float | None
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
@@ -89,13 +93,13 @@ def run(name: str, settings: Settings, console: Console) -> None:
     folder = RUNS / "experiments" / name
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        parent, tuned = _tuned(settings, folder, console)
-        ended = train_all(_plan(settings, parent), folder, console)
-        members = _members(settings, ended, tuned, _unheld(parent))
-        console.print(member_table(settings, members))
-        written = save_figure(folder / name, draw_panels(member_figure(members)))
-        console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
+        parent = _tuned(settings, folder, console)
         searched = _searched(settings, parent, folder, console)
+        shown = models(searched)
+        console.print(model_table(shown))
+        written = save_figure(folder / name, draw_panels(model_figure(shown)))
+        console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
+        ended = train_all(_plan(settings, parent), folder, console)
     scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
     console.print(kind_table(scores))
     compared = dict(_singles(scores, ended))
@@ -115,12 +119,12 @@ def english(folder: Path) -> Path:
     return folder
 
 
-def _tuned(settings: Settings, folder: Path, console: Console) -> tuple[Path, Ended]:
+def _tuned(settings: Settings, folder: Path, console: Console) -> Path:
     """A folder of the parent, trained on the text: on the next token alone, as there is nobody to learn from."""
     target = folder / "parent"
     variant = Variant(seeds=(0,), parent=settings.parent, tokens=settings.tokens, recipe=UNTAUGHT)
     plan = Plan(scale="parent", base=BASE, rows=(settings.own,), variants={TUNED: variant})
-    ((job, ended),) = train_all(plan, folder, console).items()
+    (job,) = train_all(plan, folder, console)
     if not (target / CHECKSUMS_FILE).exists():  # written last
         source = load_parent(settings.parent)
         candidate = candidate_of(plan, job, source)
@@ -128,21 +132,7 @@ def _tuned(settings: Settings, folder: Path, console: Console) -> tuple[Path, En
         assert trained is not None
         weights = deployed_weights(trained_model(candidate, trained))
         write_pretrained(source.model._replace(weights={n: w.clone() for n, w in weights.items()}), target)
-    return target, ended
-
-
-def _unheld(folder: Path) -> tuple[int, ...]:
-    """Layers where the parent's scores hold no bound, so that a softmax is priced as it was; kept beside it."""
-    kept = folder.with_name("unheld.txt")
-    if kept.exists():
-        return tuple(map(int, kept.read_text(encoding="utf-8").split()))
-    parent = load_parent(str(folder))
-    source = parent.model
-    corpus = prepare("stdlib", source.architecture.vocab_size, tokenizer=source.tokenizer, of_parent=source.windows)
-    _, tokens = check_tokens(corpus, source.architecture.vocab_size, SCALES["parent"].seq_len)
-    layers = unheld_by_parent(parent, bounding_tokens(corpus, tokens))
-    replace_file(kept, " ".join(map(str, layers)))
-    return layers
+    return target
 
 
 def _searched(settings: Settings, parent: Path, folder: Path, console: Console) -> Run:
@@ -155,9 +145,10 @@ def _searched(settings: Settings, parent: Path, folder: Path, console: Console) 
         protocol=settings.protocol,
         network=settings.network,
         budget_latency=settings.budget_latency,
+        budget_comm=settings.budget_comm,
         also_validate=str(english(folder / "english")),
         num_trials=settings.num_trials,
-        num_looks=0,
+        num_looks=settings.num_looks,
         tokens=settings.tokens,
         finalist_seeds=settings.finalist_seeds,
         recipe=RecipeChanges(scale=_small_steps(settings)),
@@ -170,78 +161,69 @@ def _small_steps(settings: Settings) -> ScaleChanges:
 
 
 def _plan(settings: Settings, parent: Path) -> Plan:
-    """Members by hand, the parent itself again, and every single."""
+    """The parent itself again, and every single."""
     scale = _small_steps(settings)
     further = replace(UNTAUGHT, scale=replace(scale, learning_rate=settings.further_rate))
-    start, tokens = str(parent), settings.healed_tokens
-    rows = {HEALED: settings.members, FURTHER: (settings.own,), ALONE: settings.singles}
+    rows = {FURTHER: (settings.own,), ALONE: settings.singles}
+    variants = {FURTHER: (settings.tokens, further), ALONE: (settings.single_tokens, RecipeChanges(scale=scale))}
     return Plan(
         scale="parent",
         base=BASE,
         rows=tuple(row for of_variant in rows.values() for row in of_variant),
         variants={
-            HEALED: Variant(seeds=(0,), parent=start, tokens=tokens, recipe=RecipeChanges(scale=scale)),
-            FURTHER: Variant(seeds=(0,), parent=start, tokens=tokens, recipe=further),
-            ALONE: Variant(seeds=(0,), parent=start, tokens=settings.single_tokens, recipe=RecipeChanges(scale=scale)),
+            name: Variant(seeds=(0,), parent=str(parent), tokens=tokens, recipe=recipe)
+            for name, (tokens, recipe) in variants.items()
         },
         pairs=frozenset((variant, row) for variant, of_variant in rows.items() for row in of_variant),
-        committed="smollm2.csv",
     )
 
 
-def _members(
-    settings: Settings, ended: Mapping[Job, Ended], tuned: Ended, unheld: Container[int]
-) -> list[tuple[str, Price, float]]:
-    """The tuned parent, itself trained further, and the members by hand: name, price as deployed, with an exact softmax
-    where the parent's scores hold no bound, and perplexity.
-    """
-    pricer, workload = load_pricer(settings.protocol, settings.network), Workload(prompt_len=SCALES["parent"].seq_len)
-
-    def price(row: str) -> Price:
-        architecture = parse(row, base_architecture(BASE)).architecture
-        layers = tuple(
-            replace(layer, attention="softmax") if layer.attention == "bounded" and depth in unheld else layer
-            for depth, layer in enumerate(architecture.layers)
-        )
-        return price_architecture(replace(architecture, layers=layers), pricer, workload, "deployed").price
-
-    shown = [(TUNED, settings.own, tuned)]
-    shown += [(job.row if job.variant == HEALED else job.variant, job.row, end) for job, end in _by_hand(ended)]
-    return [(name, price(row), end.perplexity or math.nan) for name, row, end in shown]
+def models(searched: Run) -> list[Shown]:
+    """The parent as it is deployed, then the front, cheapest first."""
+    parent, second = searched.parent, searched.meta.second
+    assert parent is not None
+    architecture = parse(parent.notation, searched.base).architecture
+    whole = price_architecture(architecture, searched.pricer, searched.workload, "deployed").price
+    theirs = math.exp(second.parent_loss) if second and second.parent_loss is not None else None
+    shown = [Shown(parent.notation, whole.latency_s, whole.sent_bytes, parent.perplexity, theirs)]
+    for member in searched.front:
+        record = member.most_expensive
+        runs_as = record.deployed or record.placement
+        perplexities = member.perplexity, second_perplexity(member)
+        shown.append(Shown(runs_as, record.latency_s, record.sent_bytes, *perplexities))
+    return shown
 
 
-def _by_hand(ended: Mapping[Job, Ended]) -> Iterator[tuple[Job, Ended]]:
-    return ((job, end) for job, end in ended.items() if job.variant != ALONE)
+def model_table(models: Sequence[Shown]) -> Table:
+    """Each beside the parent, the first, with what it takes of that one's price."""
+    parent = models[0]
 
+    def beside(value: float | None, parents: float | None) -> str:
+        return "" if value is None or parents is None else f"{value:.2f} ({100 * (value / parents - 1):+.1f} %)"
 
-def member_table(settings: Settings, members: Sequence[tuple[str, Price, float]]) -> Table:
-    """Each beside the tuned parent, the first, with what it takes of that one's price."""
-    (_, whole, tuned), *_ = members
     rows = [
         (
-            name,
-            format_seconds(price.latency_s),
-            format_bytes(price.sent_bytes),
-            f"{price.latency_s / whole.latency_s:.1%}",
-            f"{price.sent_bytes / whole.sent_bytes:.1%}",
-            f"{perplexity:.2f}",
-            f"{100 * (perplexity / tuned - 1):+.1f} %",
+            model.placement,
+            f"{format_seconds(model.latency_s)} ({model.latency_s / parent.latency_s:.0%})",
+            f"{format_bytes(model.sent_bytes)} ({model.sent_bytes / parent.sent_bytes:.0%})",
+            beside(model.perplexity, parent.perplexity),
+            beside(model.second_perplexity, parent.second_perplexity),
         )
-        for name, price, perplexity in members
+        for model in models
     ]
-    columns = ("", "seconds", "sent", "of seconds", "of bytes", "perplexity", "above the tuned parent")
-    return table(columns, rows, title=f"after {settings.healed_tokens:,} tokens from the tuned parent")
+    columns = ("runs as", "seconds", "sent", "perplexity", "on the second corpus")
+    return table(columns, rows, title="a token, and what of the parent's it is")
 
 
-def member_figure(members: Sequence[tuple[str, Price, float]]) -> PanelFigure:
+def model_figure(models: Sequence[Shown]) -> PanelFigure:
     """Perplexity against what a token takes privately."""
-    (_, whole, _), *_ = members
+    parent = models[0]
     by_axis = {
-        "GB sent by all parties": [price.sent_bytes / 1e9 for _, price, _ in members],
-        "predicted seconds": [price.latency_s for _, price, _ in members],
+        "GB sent by all parties": [model.sent_bytes / 1e9 for model in models],
+        "predicted seconds": [model.latency_s for model in models],
     }
-    perplexities = tuple(perplexity for _, _, perplexity in members)
-    names = tuple(f"{price.sent_bytes / whole.sent_bytes:.0%} of the bytes" for _, price, _ in members)
+    perplexities = tuple(model.perplexity for model in models)
+    names = ("the parent", *(f"{model.sent_bytes / parent.sent_bytes:.0%} of the bytes" for model in models[1:]))
     panels = tuple(
         LinePanel("", axis, "perplexity", (Series("", tuple(values), perplexities, names, joined=False),))
         for axis, values in by_axis.items()
