@@ -8,7 +8,7 @@ from torch import Tensor
 
 from costmodel.config.schema import decode
 from costmodel.cost import shared_price
-from costmodel.errors import UserError
+from costmodel.errors import UnpricedOpError, UserError
 from costmodel.estimate import Pricer, estimate_generation
 from costmodel.protocols import load_pricer
 from costmodel.trust import shown
@@ -91,7 +91,9 @@ def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
 
 
 def training_export(folder: Path, *, fold: bool = False) -> Export:
-    """The export of a training's last checkpoint, priced under `published`. Raises UserError if there is none."""
+    """The export of a training's last checkpoint, priced under `published`, or `semi2k` where no printed row has an op
+    of it. Raises UserError if there is no checkpoint.
+    """
     training = read_training(folder)
     candidate, scale = training.candidate, training.candidate.recipe.scale
     last = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
@@ -111,7 +113,8 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         flags=() if rung is None else rung.entropy.flags,
         ngrams=training.ngrams if last.step == scale.num_steps else None,  # they are of all of its tokens
     )
-    corpus, pricer = known_corpus(training.corpus), load_pricer("published")
+    corpus, workload = known_corpus(training.corpus), Workload(prompt_len=scale.seq_len)
+    pricer = _pricer(candidate.architecture, workload)
     provenance = Provenance(
         run=folder.absolute().name,
         created=training.created,
@@ -121,9 +124,18 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         versions=training.versions,
         cost_model_id=pricer.cost_model_id,
     )
-    export = _prepared(candidate, last, pricer, Workload(prompt_len=scale.seq_len), result, provenance, fold=fold)
+    export = _prepared(candidate, last, pricer, workload, result, provenance, fold=fold)
     from_scratch = not {"--init-from", "--parent"}.intersection(training.command)
     return replace(export, windows=_windows(training.corpus, [] if from_scratch else [None]))
+
+
+def _pricer(architecture: Architecture, workload: Workload) -> Pricer:
+    published = load_pricer("published")
+    try:
+        estimate_generation(workload.graphs(architecture), published)
+    except UnpricedOpError:
+        return load_pricer("semi2k")
+    return published
 
 
 def _windows(corpus: str, parents: list[KeptWindows | None]) -> KeptWindows | None:
