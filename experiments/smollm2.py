@@ -223,10 +223,14 @@ def model_figure(models: Sequence[Shown]) -> PanelFigure:
         "predicted seconds": [model.latency_s for model in models],
     }
     perplexities = tuple(model.perplexity for model in models)
-    names = ("the parent", *(f"{model.sent_bytes / parent.sent_bytes:.0%} of the bytes" for model in models[1:]))
+    shares = tuple(f"{model.sent_bytes / parent.sent_bytes:.0%} of the bytes" for model in models)
+
+    def series(name: str, values: list[float], part: slice) -> Series:
+        return Series(name, tuple(values[part]), perplexities[part], shares[part], joined=False)
+
     panels = tuple(
-        LinePanel("", axis, "perplexity", (Series("", tuple(values), perplexities, names, joined=False),))
-        for axis, values in by_axis.items()
+        LinePanel("", axis, "perplexity", (series("parent", x, slice(1)), series("front", x, slice(1, None))))
+        for axis, x in by_axis.items()
     )
     return PanelFigure("SmolLM2-135M: a token after a prompt of 128, private", panels)
 
