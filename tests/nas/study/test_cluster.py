@@ -107,7 +107,9 @@ def search(root: Path, *args: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_twenty_kills_change_nothing(cluster, tmp_path):
-    """`kill -9` of workers, nodes and the driver in turn, at random times, against a run that nobody disturbed."""
+    """`kill -9` of workers, nodes and the driver in turn, at random times, against a run that nobody disturbed, and that
+    was extended as the other was.
+    """
     cluster.add_node(num_cpus=1, object_store_memory=100_000_000)  # in the place of one that was taken
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     data = tmp_path / "corpus"
@@ -116,8 +118,8 @@ def test_twenty_kills_change_nothing(cluster, tmp_path):
         (data / path.name).write_text(path.read_text())
     given = ["--budget-latency", "6.22s", "--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3"]
     given += ["--finalist-seeds", "1", "--data", str(data)]
-    folder, num_trials = tmp_path / "killed", 8
-    command = search(tmp_path, *given, "--num-trials", str(num_trials), "--output-dir", str(folder))
+    folder, steps = tmp_path / "killed", [8]
+    command = search(tmp_path, *given, "--num-trials", str(steps[-1]), "--output-dir", str(folder))
     kills, rng = Counter[str](), random.Random(0)
     while True:
         driver = subprocess.Popen(
@@ -129,12 +131,15 @@ def test_twenty_kills_change_nothing(cluster, tmp_path):
                 kills[kill(rng, cluster, driver, workers)] += 1
         if driver.returncode == 0 and kills.total() >= NUM_KILLS:
             break
-        num_trials += 4 * (driver.returncode == 0)
-        command = search(tmp_path, "--resume", str(folder), "--num-trials", str(num_trials))
+        if driver.returncode == 0:
+            steps.append(steps[-1] + 4)
+        command = search(tmp_path, "--resume", str(folder), "--num-trials", str(steps[-1]))
     assert min(kills[kind] for kind in ("worker", "node", "driver")) > 0
     whole = tmp_path / "whole"
-    args = [*given, "--num-trials", str(num_trials), "--output-dir", str(whole)]
-    subprocess.run(search(tmp_path, *args), env=env, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    for step, num_trials in enumerate(steps):
+        args = ["--resume", str(whole)] if step else [*given, "--output-dir", str(whole)]
+        command = search(tmp_path, *args, "--num-trials", str(num_trials))
+        subprocess.run(command, env=env, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     assert read_config(folder).generation_size == read_config(whole).generation_size
     records = ledger.read(folder / ledger.FILE_NAME)
     ends = Counter((one.index, one.seed) for one in records if one.event == "finished")
