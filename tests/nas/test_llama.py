@@ -13,8 +13,9 @@ import torch
 pytest.importorskip("transformers")
 
 import nas.private.__main__ as private
-from nas import export, search
+from nas import export, search, train
 from nas.conversion.huggingface import load_pretrained, save_model, to_transformers
+from nas.conversion.parent import load_parent
 from nas.conversion.stream_scale import with_stream_scale
 from nas.corpus.corpus import prepare, tokenizer_file
 from nas.model.decoder import Decoder, build
@@ -85,6 +86,14 @@ def run(parent: Path, corpus: Path) -> Path:
     return folder
 
 
+def test_its_own_placement_trained_on_the_text_is_exported_as_a_parent(parent: Path, corpus: Path) -> None:
+    folder, tuned = corpus.parent / "training", corpus.parent / "tuned"
+    given = ["--scale", "smoke", "--seq-len", "32", "--data", str(corpus), "--output-dir", str(folder)]
+    assert train.main(["SM+RMS+SwiGLU", "--parent", str(parent), *given]) == 0
+    assert export.main([str(folder), "--output-dir", str(tuned)]) == 0
+    assert load_parent(str(tuned)).model.architecture == load_parent(str(parent)).model.architecture
+
+
 def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(
     parent: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,7 +104,7 @@ def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(
         assert search.main([*PRICES, *TRAININGS, *given, "--searcher", "uniform"]) == 0
     out = capsys.readouterr().out
     assert "a softmax is not bounded in layers 0, 1, 2 (from 0)" in out
-    assert re.findall(r"space parent: ([\d,]+) members", out) == [f"{2 * 130**3:,}", f"{2 * 91**3:,}"]
+    assert re.findall(r"space parent: ([\d,]+) members", out) == [f"{2 * 100**3:,}", f"{2 * 70**3:,}"]
     run = Run.find(str(folder))
     assert run.meta.exact_softmax == (0, 1, 2)
     resumed = price_study(run.config, folder).feasible.space
