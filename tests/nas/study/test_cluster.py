@@ -107,9 +107,7 @@ def search(root: Path, *args: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_twenty_kills_change_nothing(cluster, tmp_path):
-    """`kill -9` of workers, nodes and the driver in turn, at random times, against a run that nobody disturbed, extended
-    by as many trials.
-    """
+    """`kill -9` of workers, nodes and the driver in turn, at random times, against a run that is only extended."""
     cluster.add_node(num_cpus=1, object_store_memory=100_000_000)  # in the place of one that was taken
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     data = tmp_path / "corpus"
