@@ -18,7 +18,7 @@ from nas.corpus.ngrams import NgramBaseline
 from nas.run.folder import ParentResult
 from nas.run.front import crosses, found_infeasible, is_feasible, picked
 from nas.run.intervals import ERRORS_APART, differences, document_error, joined
-from nas.run.ledger import deployed_of
+from nas.run.ledger import Record, deployed_of
 from nas.run.members import TrainedMember, difference_error, in_noise, verdict
 from nas.run.run import Run
 from nas.run.second import holds_on_first_alone, rank_correlation, second_perplexity
@@ -214,14 +214,19 @@ def infeasible_lines(run: Run) -> list[str]:
     """Members whose weights did not fold as the rule predicted, so that they are beyond the budget."""
     lines = []
     for record in found_infeasible(run.records, run.budget):
-        off = record.fold_logits_error
-        how_far = "are no numbers" if off is None else f"are off by {off:.1e} of the largest"
-        why = f"its folded form failed the check: its logits, in single precision, {how_far}"
+        why = f"its folded form failed the check: its logits {_how_far(record)}"
         if record.fold_holds is not False:
             verified = f"{format_seconds(record.latency_s)} and {format_bytes(record.sent_bytes)}"
             why = f"its weights fold to {verified}: {'; '.join(record.left_unfolded) or 'nothing was left unfolded'}"
         lines.append(f"not on the front: {record.arch_id} {record.notation}, {why}")
     return lines
+
+
+def _how_far(record: Record) -> str:
+    off, fixed = record.fold_logits_error, record.fold_fixed_point_error
+    if off is None or fixed is None:
+        return "are no numbers"
+    return f"are off by {off:.1e} of the largest in single precision, by {fixed:.1e} in fixed point"
 
 
 def _described(member: TrainedMember) -> str:

@@ -25,6 +25,7 @@ GOOD = FoldCheck(
     agreement=0.999,
     fixed_error=7e-5,
     trained_fixed_error=3e-5,
+    fixed_divergence=2e-3,
     resolution=1e-5,
     fits=True,
 )
@@ -50,6 +51,9 @@ def model(notation: str, *, shrink: float = 1.0) -> tuple[Architecture, dict[str
         ({"float_error": float("nan")}, False),
         ({"agreement": 0.9989}, False),
         ({"fixed_error": 7.01e-5}, False),  # twice the trained model's, and a resolution
+        ({"fixed_error": 7.01e-5, "fixed_divergence": 1e-3}, True),  # no prediction moves
+        ({"fixed_error": 7.01e-5, "fixed_divergence": 1e-3, "fits": False}, False),
+        ({"fixed_error": float("nan"), "fixed_divergence": float("nan")}, False),
         ({"fits": False}, False),
     ],
 )
@@ -73,9 +77,9 @@ def test_folding_goes_back_until_fixed_point_holds_it() -> None:
     architecture, weights = model("SM+ScFuFFN", shrink=0.02)
     everything = fold(architecture, weights, max_condition=1e15)
     assert everything.left == ()
-    assert not Reference.of(architecture, weights, TOKENS).check(everything).passes
+    assert not Reference.of(architecture, weights, TOKENS).check(everything).keeps_precision
     folded, check = fold_as_far_as(architecture, weights, TOKENS)
-    assert check.passes
+    assert check.keeps_precision
     assert 0 < len(folded.left) < 6
     assert folded.condition < everything.condition
 
