@@ -90,7 +90,6 @@ RULES = (
     parsed("python -m nas.private", OTHER_ENGINE_RUN),
     parsed("python -m nas.search --parent runs/smollm2-tuned", "needs the model"),
     parsed("python -m nas.train SM+RMS+SwiGLU --parent", "needs the model"),
-    parsed("python -m nas.train 2xMBMBo-1xMBMWo-8xMBMBo-1xMBMWo-16xMBMBo-2xMBMWo", "needs the model"),
     parsed("python -m nas.export runs/tuned", "needs the model"),
     parsed("python -m nas.private runs/my-model --party", "needs two machines"),
     # experiments

@@ -34,7 +34,7 @@ from search_spaces.space import (
         ("gpt2-small", 310**12),  # layers as counted in test_definition
         ("gpt2-papers", 84**12),
         ("gpt2-forms", 130**12),
-        ("smollm2-135m", 130**30),
+        ("smollm2-135m", 160**30),
         ("ladder", 4 + 11 + 2 + 11),
         ("tiny", (2 * (3 * 2 + 1)) ** 2),  # norm1 2 x (3 FFNs x 2 stabilisers + no FFN), two layers
     ],
@@ -61,7 +61,7 @@ def test_layers_with_an_exact_softmax_offer_no_bounded_one() -> None:
     space = load_space("smollm2-135m")
     exact = with_exact_softmax(space, [3, 29])
     bounded = sum(layer.attention == "bounded" for layer in space.layers)
-    assert num_architectures(exact) == 130**28 * (130 - bounded) ** 2
+    assert num_architectures(exact) == 160**28 * (160 - bounded) ** 2
     depths = {v.depth for v in exact.graph if isinstance(v, Choice) and v.layer.attention == "bounded"}
     assert depths == set(range(30)) - {3, 29}
     assert with_exact_softmax(exact, [3]) is exact
