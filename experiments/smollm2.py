@@ -4,13 +4,18 @@ The model is first trained on the text itself. What comes of that is the parent:
 and are held against it, so that what they lose is not hidden by what they gain from the text. Then a search within a
 share of what the parent takes; the parent trained on as many tokens more, for comparison; single sub-layers replaced
 and trained, against which block scores must rank.
-The second corpus is English: what the installed packages say of themselves, by their many authors.
+The text is Python, of the standard library, and English, of what installed packages document. The second corpus is
+English of which nothing is trained on: what the installed packages say of themselves, by their many authors.
 """
 
+import ast
 import math
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import distributions
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -26,6 +31,8 @@ from experiments.trainings import Ended, Job, Plan, Variant, candidate_of, train
 from nas.api import Run, Study, load_run
 from nas.conversion.parent import load_parent
 from nas.conversion.pretrained import CHECKSUMS_FILE, write_pretrained
+from nas.corpus.local_files import stdlib_files
+from nas.corpus.second import package_files
 from nas.model.weights import deployed_weights
 from nas.recipe.overrides import DistillationChanges, RecipeChanges, ScaleChanges
 from nas.report.draw import draw_panels, save_figure
@@ -43,7 +50,12 @@ from search_spaces.pricing import price_architecture
 CONFIGS = Path(__file__).parent / "configs"
 BASE = "smollm2-135m"
 UNTAUGHT = RecipeChanges(route=DistillationChanges(distillation=0.0, streams=0.0))
+DOCUMENTED = ("matplotlib", "networkx", "numpy", "ray", "scipy", "torch", "transformers")  # packages
+DOCUMENTED_FILES = 160  # of each, so that there is about as much English as Python
+DOCSTRING, DOCUMENT = 400, range(2_000, 40_000)  # characters: the least of one, all of a file
+DOCUMENTING = (ast.Module, ast.ClassDef, ast.FunctionDef)
 LEAST_DESCRIPTION = 1_500  # characters, below which there is little but a heading
+TEXT, ENGLISH = "text", "english"  # folders
 TUNED, FURTHER, ALONE = "fine-tuned", "fine-tuned twice", "alone"  # variants
 
 
@@ -52,7 +64,7 @@ class Settings:
     """The experiment as its YAML states it.
 
     parent: its file, in the folder where this is run. own: its placement. space: a file beside the experiment's.
-    tokens: that the parent is tuned on, then each candidate, and the parent again at `further_rate`.
+    parent_tokens: that the parent is tuned on. tokens: each candidate, and the parent again at `further_rate`.
     batch, learning_rate: of candidates, which begin nearer to their end than the parent did.
     singles: placements of one sub-layer that is not its own, trained over `single_tokens`.
     """
@@ -67,6 +79,7 @@ class Settings:
     num_trials: int
     num_looks: int
     finalist_seeds: int
+    parent_tokens: int
     tokens: int
     batch: int
     learning_rate: float
@@ -99,7 +112,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
         console.print(model_table(shown))
         written = save_figure(folder / name, draw_panels(model_figure(shown)))
         console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
-        ended = train_all(_plan(settings, parent), folder, console)
+        ended = train_all(_plan(settings, parent, folder), folder, console)
     scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
     console.print(kind_table(scores))
     compared = dict(_singles(scores, ended))
@@ -109,21 +122,51 @@ def run(name: str, settings: Settings, console: Console) -> None:
     console.print(figure_table("", [rank]))
 
 
+def text(folder: Path) -> Path:
+    """A folder of what is trained on: the standard library's Python, and the docstrings of the files of packages."""
+    if not folder.exists():
+        new = folder.with_suffix(".new")
+        stdlib = Path(sysconfig.get_paths()["stdlib"])
+        for path in stdlib_files(stdlib):
+            copy = new / "stdlib" / path.relative_to(stdlib)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+        for package in DOCUMENTED:
+            for name, document in islice(_documents(package), DOCUMENTED_FILES):
+                copy = new / "documented" / f"{name}.txt"
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_text(document, encoding="utf-8")
+        new.rename(folder)
+    return folder
+
+
+def _documents(package: str) -> Iterator[tuple[str, str]]:
+    """Names of files and all that their longer docstrings say."""
+    for name, path in package_files(package):
+        with suppress(SyntaxError, UnicodeError):
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            said = (ast.get_docstring(node) for node in nodes if isinstance(node, DOCUMENTING))
+            document = "\n\n".join(docstring for docstring in said if docstring and len(docstring) >= DOCSTRING)
+            if len(document) in DOCUMENT:
+                yield name, document
+
+
 def english(folder: Path) -> Path:
     """A folder of the descriptions of the installed packages, a file each."""
     folder.mkdir(exist_ok=True)
     for package in distributions():
-        _, _, text = (package.read_text("METADATA") or "").partition("\n\n")  # fields, then the description
-        if len(text) >= LEAST_DESCRIPTION:
-            replace_file(folder / f"{package.name}.txt", text)
+        _, _, description = (package.read_text("METADATA") or "").partition("\n\n")  # fields come before it
+        if len(description) >= LEAST_DESCRIPTION:
+            replace_file(folder / f"{package.name}.txt", description)
     return folder
 
 
 def _tuned(settings: Settings, folder: Path, console: Console) -> Path:
     """A folder of the parent, trained on the text: on the next token alone, as there is nobody to learn from."""
     target = folder / "parent"
-    variant = Variant(seeds=(0,), parent=settings.parent, tokens=settings.tokens, recipe=UNTAUGHT)
-    plan = Plan(scale="parent", base=BASE, rows=(settings.own,), variants={TUNED: variant})
+    variant = Variant(seeds=(0,), parent=settings.parent, tokens=settings.parent_tokens, recipe=UNTAUGHT)
+    data = str(text(folder / TEXT))
+    plan = Plan(scale="parent", base=BASE, data=data, rows=(settings.own,), variants={TUNED: variant})
     (job,) = train_all(plan, folder, console)
     if not (target / CHECKSUMS_FILE).exists():  # written last
         source = load_parent(settings.parent)
@@ -146,7 +189,8 @@ def _searched(settings: Settings, parent: Path, folder: Path, console: Console) 
         network=settings.network,
         budget_latency=settings.budget_latency,
         budget_comm=settings.budget_comm,
-        also_validate=str(english(folder / "english")),
+        data=str(text(folder / TEXT)),
+        also_validate=str(english(folder / ENGLISH)),
         num_trials=settings.num_trials,
         num_looks=settings.num_looks,
         tokens=settings.tokens,
@@ -160,7 +204,7 @@ def _small_steps(settings: Settings) -> ScaleChanges:
     return ScaleChanges(batch=settings.batch, micro_batch=settings.batch, learning_rate=settings.learning_rate)
 
 
-def _plan(settings: Settings, parent: Path) -> Plan:
+def _plan(settings: Settings, parent: Path, folder: Path) -> Plan:
     """The parent itself again, and every single."""
     scale = _small_steps(settings)
     further = replace(UNTAUGHT, scale=replace(scale, learning_rate=settings.further_rate))
@@ -169,6 +213,7 @@ def _plan(settings: Settings, parent: Path) -> Plan:
     return Plan(
         scale="parent",
         base=BASE,
+        data=str(text(folder / TEXT)),
         rows=tuple(row for of_variant in rows.values() for row in of_variant),
         variants={
             name: Variant(seeds=(0,), parent=str(parent), tokens=tokens, recipe=recipe)

@@ -296,7 +296,7 @@ def _candidate(config: TrainConfig, parent: Parent | None, source: Pretrained | 
         base = source.architecture
     member, route = resolve(config.arch, base), parent and parent.route
     if route is not None and placement(member.architecture) == route.placement:
-        route = replace(route, distillation=0.0, streams=0.0)
+        route = replace(route, distillation=0.0)
     candidate = candidate_at(
         member,
         scale,

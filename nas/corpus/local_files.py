@@ -119,7 +119,7 @@ class File(NamedTuple):
 def stdlib_source() -> DocumentSource:
     """The running Python's standard library."""
     folder = Path(sysconfig.get_paths()["stdlib"])
-    files, manifest = _listed(folder, _stdlib_files(folder), None)
+    files, manifest = _listed(folder, stdlib_files(folder), None)
     return DocumentSource(name="stdlib", fingerprint=fingerprint(manifest), streams=(file_stream(files, None),))
 
 
@@ -214,8 +214,10 @@ def _listed(folder: Path, paths: Iterable[Path], split: Split | None) -> tuple[l
     return files, [[relative, digest] for relative, _, digest in unique]
 
 
-def _stdlib_files(folder: Path) -> Iterator[Path]:
-    """Folders that are left out are not entered: one of them may hold every installed package."""
+def stdlib_files(folder: Path) -> Iterator[Path]:
+    """What of the standard library a model learns from. Folders that are left out are not entered: one of them may hold
+    every installed package.
+    """
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in STDLIB_EXCLUDED]
         yield from (

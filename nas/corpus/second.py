@@ -118,16 +118,23 @@ def _dependencies() -> SecondSource:
 
 
 def _files_of(package: str) -> list[tuple[str, Path]]:
-    """Names and paths; none of a package that is not installed."""
+    sized = ((name, path) for name, path in package_files(package) if path.stat().st_size in FILE_BYTES)
+    return [file for file, _ in zip(sized, range(FILES_OF_EACH), strict=False)]
+
+
+def package_files(package: str) -> Iterator[tuple[str, Path]]:
+    """Names and paths of its Python files but tests and others' code, in the order of the names' hashes; none of a
+    package that is not installed.
+    """
     try:
         files = distribution(package).files or []
     except PackageNotFoundError:
-        return []
+        return
     named = {file.as_posix(): Path(str(file.locate())) for file in files if file.suffix == ".py"}
     theirs = [name for name in named if not NOT_THEIRS.intersection(name.split("/"))]
-    ordered = sorted(theirs, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
-    sized = (name for name in ordered if named[name].is_file() and named[name].stat().st_size in FILE_BYTES)
-    return [(name, named[name]) for name, _ in zip(sized, range(FILES_OF_EACH), strict=False)]
+    for name in sorted(theirs, key=lambda name: hashlib.sha256(name.encode()).hexdigest()):
+        if named[name].is_file():
+            yield name, named[name]
 
 
 def _first_documents(source: DocumentSource) -> Iterator[Document]:

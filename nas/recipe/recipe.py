@@ -328,7 +328,7 @@ def from_parent(recipe: Recipe, route: DistillationSchedule) -> Recipe:
     """
     scale, freezing = recipe.scale, Freezing(start_share=0.02, end_share=0.25)
     recipe = replace(recipe, optimizer="adamw", final_rate_share=0.02, freezing=freezing)
-    route = replace(route, streams=10.0)
+    route = replace(route, streams=10.0 if route.distillation else 0.0)  # the text alone where nobody teaches
     if scale.name == "parent":
         route = replace(route, blockwise_tokens=32_768, most_likely=64, trainable="changed")
         return replace(recipe, route=route)

@@ -56,8 +56,8 @@ def held_out_files(monkeypatch: pytest.MonkeyPatch) -> None:
             if by_hash(name) == "validation" or name.startswith("email/"):
                 yield path
 
-    stdlib_files = local_files._stdlib_files
-    monkeypatch.setattr(local_files, "_stdlib_files", listed)
+    stdlib_files = local_files.stdlib_files
+    monkeypatch.setattr(local_files, "stdlib_files", listed)
 
 
 def perplexity_of(parent: Parent, corpus: Corpus) -> float:
