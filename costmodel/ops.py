@@ -21,7 +21,7 @@ from costmodel.errors import UserError
 LayerId: TypeAlias = int | Literal["embed", "head"]
 Shape: TypeAlias = tuple[int, ...]
 Encoding = Literal["one-hot", "lookup"]
-SoftmaxForm = Literal["exact", "2quad", "relu", "bounded"]
+SoftmaxForm = Literal["exact", "2quad", "power8", "relu", "bounded"]
 GeluForm = Literal["tanh", "exact", "piecewise"]
 RMSNORM_EPSILON = 1e-6  # the default of transformers' Llama; 18 fraction bits cannot tell it from 1e-5
 ROTARY_BASE = 10_000.0  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
@@ -443,7 +443,9 @@ class Temperature(OnScores):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreBound(OnScores):
-    """Takes a learned, public bound of each head from its scores, in the place of every row's maximum (local)."""
+    """Takes a learned, public number of each head from its scores (local): in the place of every row's maximum, or so
+    that an even power grows with the score.
+    """
 
     label = "bound"
     weights = "public"
@@ -460,11 +462,14 @@ class ScoreBound(OnScores):
 class Softmax(OnScores):
     """Softmax over each row of `heads x queries x keys` scores, or what stands in for it.
 
-    form: `exact`; `2quad`, (x + c)^2 over its row sum; `relu`, max(x, 0) over its row sum; `bounded`, exp(x) over its
-    row sum of scores that a `ScoreBound` has brought below 0, equal to `exact` where it has. The mask is public in
-    every form, and what it hides adds nothing to a sum. causal: whether a query sees no later key; else it sees all.
+    form: `exact`; `2quad`, (x + c)^2 over its row sum; `power8`, x^8 over its row sum, three squares, of scores that a
+        `ScoreBound` has moved; `relu`, max(x, 0) over its row sum; `bounded`, exp(x) over its row sum of scores that a
+        `ScoreBound` has brought below 0, equal to `exact` where it has. The mask is public in every form, and what it
+        hides adds nothing to a sum; with `power8` a row that sees one key attends to it, whatever its score is.
+    causal: whether a query sees no later key; else it sees all.
 
-    Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452 (2Quad, and 2ReLU as a baseline).
+    Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452 (2Quad, and 2ReLU as a baseline); Zimerman et
+    al. 2024, "Power-Softmax", arXiv 2410.09457 (an even power of the scores over its row sum).
     """
 
     label = "softmax"

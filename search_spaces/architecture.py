@@ -19,7 +19,7 @@ from costmodel.ops import RMSNORM_EPSILON, ROTARY_BASE, GeluForm, SoftmaxForm
 from search_spaces.block import BLOCKS, Block, BlockName
 
 Norm = Literal["layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "none"]
-Attention = Literal["softmax", "softmax-temperature", "softmax-half", "2quad", "relu", "bounded", "none"]
+Attention = Literal["softmax", "softmax-temperature", "softmax-half", "2quad", "power8", "relu", "bounded", "none"]
 Ffn = Literal[
     "gelu", "gelu-exact", "gelu-piecewise", "relu", "leaky-relu", "square", "identity", "fused",
     "swiglu", "reglu", "quadglu", "bilinear", "none",
@@ -34,8 +34,8 @@ class Layer:
     norm1, norm2: normalisation before attention and before the feed-forward network (FFN). A `frozen-` norm is trained
         with its deviation frozen at a constant late in training, so that it is linear from then on.
     attention: softmax; `softmax-temperature`, with a learned temperature per head and query position; `softmax-half`,
-        with half of the groups of heads that share a key and a value head, one at least; `2quad`, `relu` and `bounded`,
-        forms that are cheaper in private; `none` removes the attention.
+        with half of the groups of heads that share a key and a value head, one at least; `2quad`, `power8`, `relu` and
+        `bounded`, forms that are cheaper in private; `none` removes the attention.
     ffn: the activation between two linears, `gelu` in the architecture's form; `fused` is one trained d x d linear;
         `swiglu`, `reglu`, `quadglu` and `bilinear` are gated: two linears side by side, one of them through SiLU, ReLU,
         x^2 - 1 or nothing, multiplied; the gate of the last two always has a bias; `none` removes the FFN.
@@ -229,7 +229,12 @@ def rotary_dim(architecture: Architecture) -> int:
 
 def softmax_form(architecture: Architecture, layer: Layer) -> SoftmaxForm:
     """The form of a layer's softmax: its own, or the architecture's."""
-    return layer.attention if layer.attention in ("2quad", "relu", "bounded") else architecture.softmax
+    return layer.attention if layer.attention in ("2quad", "power8", "relu", "bounded") else architecture.softmax
+
+
+def has_bound(form: SoftmaxForm) -> bool:
+    """Whether a learned, public number of each head is taken from its scores before."""
+    return form in ("bounded", "power8")
 
 
 def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:

@@ -20,6 +20,7 @@ from search_spaces.architecture import (
     Norm,
     gelu_form,
     has_bias,
+    has_bound,
     num_heads,
     num_kv_heads,
     rotary_dim,
@@ -188,7 +189,7 @@ def _attention_weights(builder: _Builder, layer: Layer, packed: str) -> str:
     scores = builder.add("attention.scores", op, packed)
     if layer.attention == "softmax-temperature":
         scores = builder.add("attention.temperature", ops.Temperature(**heads), scores)
-    if (form := softmax_form(builder.architecture, layer)) == "bounded":
+    if has_bound(form := softmax_form(builder.architecture, layer)):
         scores = builder.add("attention.bound", ops.ScoreBound(**heads), scores)
     return builder.add("attention.softmax", ops.Softmax(**heads, form=form), scores)
 

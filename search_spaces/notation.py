@@ -11,9 +11,9 @@
     _i6                       the FFN of the 6 deepest layers removed
     6xLSLGo-6xoSoFs           a placement: five letters a layer (norm1, attention, norm2, FFN, stabiliser), tiled
                               over the layers: L LayerNorm, M RMSNorm, l m the same frozen; S softmax, T softmax with
-                              temperature, H half the heads, Q 2quad, U ReLU in softmax's place, B bounded softmax; G
-                              GELU, E exact and P piecewise GELU, R ReLU, K leaky ReLU, X square, I identity, F fused
-                              linear, W SwiGLU, V ReGLU, Q QuadGLU, B bilinear; s scaled; o none
+                              temperature, H half the heads, Q 2quad, P an eighth power, U ReLU in softmax's place, B
+                              bounded softmax; G GELU, E exact and P piecewise GELU, R ReLU, K leaky ReLU, X square, I
+                              identity, F fused linear, W SwiGLU, V ReGLU, Q QuadGLU, B bilinear; s scaled; o none
     12xLSLRo-l                a last group of one letter is the final norm, where it is not the one that the layers
                               imply: that of highest rank among them
 
@@ -42,6 +42,7 @@ ATTENTION_LETTERS: dict[Attention, str] = {
     "softmax-temperature": "T",
     "softmax-half": "H",
     "2quad": "Q",
+    "power8": "P",
     "relu": "U",
     "bounded": "B",
     "none": "o",

@@ -161,6 +161,12 @@ def _squares(library: Library, seen: Array, scores: Array) -> tuple[Array, float
     return library.numpy.square(scores + QUAD_SHIFT), 0.0
 
 
+def _eighth_powers(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
+    square = library.numpy.square
+    is_alone = seen & (seen.sum(axis=-1, keepdims=True) == 1)  # public, and its power may be next to nothing
+    return library.numpy.where(is_alone, 1.0, square(square(square(scores)))), 0.0
+
+
 def _positives(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
     return library.numpy.maximum(scores, 0.0), RELU_SUM_OFFSET
 
@@ -169,6 +175,7 @@ def _positives(library: Library, seen: Array, scores: Array) -> tuple[Array, flo
 SOFTMAX_FORMS: dict[str, Callable[[Library, Array, Array], tuple[Array, float]]] = {
     "exact": _powers,
     "2quad": _squares,
+    "power8": _eighth_powers,
     "relu": _positives,
     "bounded": _bounded_powers,
 }

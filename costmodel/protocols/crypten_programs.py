@@ -67,8 +67,8 @@ def _norm(op: ops.LayerNorm | ops.RmsNorm, setting: CryptenSetting) -> Comm:
 def _softmax(op: ops.Softmax, setting: CryptenSetting) -> Comm:
     """Numbers of at least 0 for the scores, by form; then a row's sum, its reciprocal, and a product."""
     rows, elements = op.heads * op.queries, op.heads * op.queries * op.keys
-    if op.form == "2quad":
-        raise _unpriced(op, "with `form` 2quad, whose sums are beyond the range of its reciprocal")
+    if op.form in ("2quad", "power8"):
+        raise _unpriced(op, f"with `form` {op.form}, whose sums are beyond the range of its reciprocal")
     forms = {
         "exact": lambda: [maximum(rows, op.keys, setting.fraction_bits), exponential(elements)],
         "bounded": lambda: [exponential(elements)],

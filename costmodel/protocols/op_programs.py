@@ -167,6 +167,8 @@ def _softmax(op: ops.Softmax, setting: EngineSetting, share_bytes: int) -> Calls
     rows = op.heads * op.queries
     if op.keys == 1 and op.form in ("exact", "bounded"):  # what is left of x / x is x
         return on(rows, fixed_point.exponential(setting))
+    if op.keys == 1 and op.form == "power8":  # all weight on the one key
+        return ()
     start = () if op.keys == 1 else SHARED
     maxima = on(rows, fixed_point.reduction(op.keys, fixed_point.maximum(setting)))
     powers = on(rows * op.keys, fixed_point.exponential(setting))
@@ -174,6 +176,7 @@ def _softmax(op: ops.Softmax, setting: EngineSetting, share_bytes: int) -> Calls
         "exact": start + maxima + powers,
         "bounded": powers,
         "2quad": on(rows * op.keys, fixed_point.product(setting)),
+        "power8": on(rows * op.keys, fixed_point.product(setting) * 3),
         "relu": on(rows * op.keys, fixed_point.maximum(setting)),
     }
     normalise = on(rows, fixed_point.reciprocal(setting)) + on(rows * op.keys, fixed_point.product(setting))

@@ -96,19 +96,26 @@ NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
 # in place of softmax: a number of at least 0 for every score, and what is added to their sum over a row
 FORMS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "2quad": (lambda scores: (scores + QUAD_SHIFT).square(), 0.0),
+    "power8": (lambda scores: scores.square().square().square(), 0.0),  # after Power-Softmax, arXiv 2410.09457
     "relu": (functional.relu, RELU_SUM_OFFSET),
 }
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, form: str) -> Tensor:
-    """Causal attention of the last T positions; queries: batch x heads x T x head_dim, keys and values over all."""
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, form: str, bound: Tensor | None) -> Tensor:
+    """Causal attention of the last T positions; queries: batch x heads x T x head_dim, keys and values over all.
+
+    bound: heads, taken from scores; it cancels out of a softmax.
+    """
     length, total = queries.shape[-2], keys.shape[-2]
     seen = torch.ones(length, total, dtype=torch.bool, device=queries.device).tril(total - length)
-    if form not in FORMS:  # a bound cancels out of a softmax
+    if form not in FORMS:
         return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=seen)
     scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])
+    scores = scores if bound is None else scores - bound[:, None, None]
     positive_of, offset = FORMS[form]
     positive = positive_of(scores).masked_fill(~seen, 0.0)
+    if form == "power8" and length == total:
+        positive[..., 0, 0] = 1.0  # alone in its row, where its power may be next to nothing
     return positive / (positive.sum(dim=-1, keepdim=True) + offset) @ values
 
 
@@ -134,10 +141,10 @@ class _Attention(nn.Module):
         self.num_key_heads = max(1, whole // 2) if kind == "softmax-half" else whole
         self.num_heads = self.num_key_heads * (made["num_heads"] // whole)
         self.head_dim = made.get("head_size") or made["d_model"] // made["num_heads"]
-        self.form = kind if kind in ("2quad", "relu", "bounded") else made.get("softmax", "exact")
+        self.form = kind if kind in (*FORMS, "bounded") else made.get("softmax", "exact")
         self.rotary = made["block"]["rotary_share"], made.get("rotary_base", ROTARY_BASE)
         self.folded = made.get("folded", False)
-        self.bound = _Weight(self.num_heads) if self.form == "bounded" else None
+        self.bound = _Weight(self.num_heads) if self.form in ("bounded", "power8") else None
         self.temperature = _Weight(self.num_heads, made["context"]) if kind == "softmax-temperature" else None
 
     def heads(self, part: Tensor) -> Tensor:
@@ -152,7 +159,8 @@ class _Attention(nn.Module):
             rows = self.temperature.weight[:, first : first + queries.shape[-2]]  # heads x T
             queries = queries * rows.reciprocal().unsqueeze(-1)
         keys, values = (part.repeat_interleave(self.num_heads // self.num_key_heads, dim=1) for part in (keys, values))
-        return _attend(queries, keys, values, self.form)
+        bound = None if self.bound is None else self.bound.weight
+        return _attend(queries, keys, values, self.form, bound)
 
 
 class _SelfAttention(_Attention):

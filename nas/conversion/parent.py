@@ -28,7 +28,7 @@ from nas.corpus.sequences import epoch_order, gather, num_sequences
 from nas.model.decoder import Decoder
 from nas.model.weights import load_deployed
 from nas.recipe.candidate import Candidate
-from nas.recipe.distillation import DistillationSchedule, fitted_layers
+from nas.recipe.distillation import DistillationSchedule, fitted_parts
 from nas.recipe.recipe import Scale
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.notation import placement
@@ -85,11 +85,11 @@ class Parent(NamedTuple):
         """
         source, route = self.model.architecture, candidate.recipe.route
         weights = transferred(source, self.model.weights, candidate.initial_architecture)
-        if route is not None and (layers := fitted_layers(candidate.initial_architecture, source)):
+        if route is not None and (parts := fitted_parts(candidate.initial_architecture, source)):
             model = Decoder(candidate.initial_architecture)
             load_deployed(model, weights)
             tokens = _fit_tokens(corpus, candidate.recipe.scale.seq_len, route.linear_fit_tokens)
-            weights |= fitted_linears(self.decoder(), model, layers, tokens)
+            weights |= fitted_linears(self.decoder(), model, parts, tokens)
         return weights
 
     def decoder(self) -> Decoder:

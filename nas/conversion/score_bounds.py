@@ -1,8 +1,9 @@
-"""Bounds of bounded softmaxes, from the scores that a model has on tokens.
+"""Bounds of bounded softmaxes, and sizes of what is raised to a power, from the scores that a model has on tokens.
 
 The sum over a row of exp(score - bound) must be neither so large nor so small that fixed point loses it. The middle
 between the largest and the least of a head's rows, each in logarithms, is the bound that most can lie around. Where
-these are too far apart, the softmax stays exact: the model computes the same, for a higher price.
+these are too far apart, the softmax stays exact: the model computes the same, for a higher price. What eighth powers
+are taken of may be times any number, queries and bound alike: that which brings the middle of the rows to 1.
 """
 
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from nas.conversion.transfer import transferred
 from nas.conversion.verified_fold import MAX_LOG_SUM, Tokens
 from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder
+from nas.model.mpc_friendly import positive_scores
+from nas.model.self_attention import scale_queries
 from nas.model.weights import load_deployed
 
 BOUNDING_TOKENS = 1 << 14
@@ -40,7 +43,7 @@ def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
 
 @torch.no_grad()
 def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
-    """Sets the bound of every head of a bounded softmax. tokens: sequences x T.
+    """Sets the bound of every head of a bounded softmax, or its size and that of its queries. tokens: sequences x T.
 
     Returns, by layer with bounds, how far from 1 a row of these tokens is at most, as the logarithm of its sum.
     """
@@ -75,12 +78,17 @@ class _Observer:
     """Stands in for what an attention attends by, and sees the largest and the least row of each head, in logs."""
 
     def __init__(self, attention: Any) -> None:
-        self.attention, self.attend = attention, attention.attend
+        self.attention, self.attend, self.is_power = attention, attention.attend, attention.bound.form == "power8"
         self.least, self.largest = torch.tensor(torch.inf), torch.tensor(-torch.inf)  # then a number for each head
         attention.attend = self
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, **settings: Any) -> Attended:
-        sums = log_sums(queries, keys, settings["temperature"]).transpose(0, 1).flatten(1)  # heads x rows
+        if self.is_power:
+            positive = positive_scores(queries, keys, "power8", self.attention.bound, settings["temperature"])
+            rows = positive[..., 1:, :].sum(dim=-1).log()  # the first row is 1 whatever the score
+        else:
+            rows = log_sums(queries, keys, settings["temperature"])
+        sums = rows.transpose(0, 1).flatten(1)  # heads x rows
         self.least, self.largest = (
             torch.minimum(sums.amin(dim=1), self.least),
             torch.maximum(sums.amax(dim=1), self.largest),
@@ -89,7 +97,13 @@ class _Observer:
         return attended
 
     def leave(self) -> float:
-        """Sets the bounds; returns half of what the rows of a head are apart at most."""
+        """Sets what is to be set; returns half of what the rows of a head are apart at most."""
         self.attention.attend = self.attend
-        self.attention.bound.weight.copy_((self.least + self.largest) / 2)
+        middle = (self.least + self.largest) / 2
+        if self.is_power:
+            sizes = torch.exp(-middle / 8)
+            self.attention.bound.weight.mul_(sizes)
+            scale_queries(self.attention, sizes)
+        else:
+            self.attention.bound.weight.copy_(middle)
         return float((self.largest - self.least).max() / 2)

@@ -6,7 +6,7 @@ that the target is to freeze starts with the gain and bias of a live one and nor
 frozen one it stays frozen. A fused FFN starts as the product of the two linears, a temperature at 1, which is what the
 source computes without one; scalars of a scaled residual, slopes and norms that the source lacks start as they would.
 A gate that is a polynomial starts as the odd part of an activation, and the square, if it has one, as about its even
-part; of an FFN without a gate, as what makes x half of x^2 + x.
+part; of an FFN without a gate, as what makes x half of x^2 + x. Queries by eighth powers start at a sixteenth.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,15 @@ from torch import Tensor
 from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import Node
-from search_spaces.architecture import FROZEN_NORMS, POLYNOMIAL_GATES, Architecture, num_kv_heads
+from nas.model.mpc_friendly import query_scale
+from search_spaces.architecture import (
+    FROZEN_NORMS,
+    POLYNOMIAL_GATES,
+    Architecture,
+    num_heads,
+    num_kv_heads,
+    softmax_form,
+)
 from search_spaces.deployed import LINEAR_FFNS
 from search_spaces.lower import lower
 
@@ -59,6 +67,8 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
             value = _value(node, suffix, weights) if degree is None else _opened(node, suffix, weights, degree)
             if value is not None and node.name.endswith(HEADS):
                 value = _strongest_heads(source, target, node, suffix, value, weights)
+            if value is not None and node.name.endswith(f".{target.block_facts.queries}"):
+                value = _scaled_queries(source, target, node, value)
             if value is not None and value.shape != shape:
                 raise UserError(f"`{node.name}.{suffix}` must have the shape {shape}, but has {tuple(value.shape)}.")
             if value is not None:
@@ -66,6 +76,16 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
         if isinstance(node.op, ops.FrozenNorm) and f"{node.name}.weight" in started:
             started[f"{node.name}.frozen"] = torch.tensor(float(_is_frozen(source, node)))
     return started
+
+
+def _scaled_queries(source: Architecture, target: Architecture, node: Node, value: Tensor) -> Tensor:
+    """A linear whose first rows are queries, these times what the target begins with over what the source did."""
+    assert isinstance(node.layer, int)
+    ours, theirs = (query_scale(softmax_form(model, model.layers[node.layer])) for model in (target, source))
+    if ours == theirs:
+        return value
+    num_rows = num_heads(target, target.layers[node.layer]) * target.head_dim
+    return torch.cat((value[:num_rows] * (ours / theirs), value[num_rows:]))
 
 
 def _strongest_heads(

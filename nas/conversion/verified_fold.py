@@ -17,11 +17,11 @@ from torch import Tensor
 
 from costmodel import ops
 from costmodel.execution import interpreter
-from costmodel.execution.op_functions import Array, evaluate, numpy_library
+from costmodel.execution.op_functions import SOFTMAX_FORMS, Array, evaluate, numpy_library
 from nas.conversion.fold import Folded, fold
 from nas.conversion.stream_scale import factor_for, with_stream_scale
 from nas.corpus.corpus import Corpus
-from search_spaces.architecture import Architecture
+from search_spaces.architecture import Architecture, has_bound
 from search_spaces.lower import lower
 
 FRACTION_BITS = 18  # the engine's default
@@ -34,7 +34,7 @@ MAX_DIVERGENCE = 1e-3  # nats a token: a thousandth of a perplexity, less than i
 CHECK_POSITIONS = 4096  # so that a share of 99.9 % is told from all
 CHECK_LOGITS = 1 << 26  # at most so many are compared, which bounds memory
 RESOLUTION = 2.0**-FRACTION_BITS
-MAX_LOG_SUM = 8.0  # either way of a bounded softmax's row: its weights then have seven digits in binary, or more
+MAX_LOG_SUM = 8.0  # either way of a row that is divided by its sum: its weights have seven digits in binary, or more
 LIMIT = 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS)  # of a product: truncation takes 62 bits, and twice the fraction's
 ROOT_LIMIT = 2.0**FRACTION_BITS  # of what an inverse root is taken of; SPU 0.9.5, fxp_approx.cc, rsqrt_init_guess
 
@@ -52,8 +52,8 @@ class FoldCheck:
         double precision.
     fixed_divergence: KL divergence of the folded model's predictions in fixed point from those, nats a token.
     resolution: the least number of fixed point, as such an error.
-    fits: whether no value of the folded model, nor a square in a norm, overflows the ring, and no row of a bounded
-        softmax its bound.
+    fits: whether no value of the folded model, nor a square in a norm, overflows the ring, nor the sum of a row of a
+        bounded softmax or of eighth powers what it may be.
     """
 
     positions: int
@@ -113,7 +113,7 @@ class _Run(NamedTuple):
     """Logits, positions x vocabulary, and what was largest on the way to them.
 
     square_share: of squares in norms and their means, as a share of what fixed point takes. log_sum: of the sum that a
-    row of a bounded softmax is divided by, the largest absolute logarithm.
+    row is divided by where no maximum keeps it, the largest absolute logarithm.
     """
 
     logits: Array
@@ -228,12 +228,12 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
             values = [evaluate(node.op, library, operands, *source) for source in sources]
         if isinstance(node.op, ops.LayerNorm | ops.RmsNorm):
             square_share = max(square_share, *(_square_share(node.op, source) for source in known[node.inputs[0]]))
+        if isinstance(node.op, ops.Softmax) and has_bound(node.op.form):
+            log_sum = max(log_sum, *(_largest_log_sum(node.op, source) for source in known[node.inputs[0]]))
         known[node.name] = [numbers.result(value) for value in values]
         for name in {name for name in node.inputs if last_reader[name] == node.name}:
             known.pop(name, None)  # tokens are not among them
         largest = max(largest, *(float(np.abs(value).max()) for value in known[node.name]))
-        if isinstance(node.op, ops.ScoreBound):
-            log_sum = max(log_sum, *map(_largest_log_sum, known[node.name]))
     return _Run(np.concatenate(known[graph.nodes[-1].name]), largest, square_share, log_sum)
 
 
@@ -243,7 +243,9 @@ def _square_share(norm: ops.LayerNorm | ops.RmsNorm, source: Array) -> float:
     return float(max(squares.max() / LIMIT, squares.mean(axis=-1).max() / ROOT_LIMIT))
 
 
-def _largest_log_sum(scores: Array) -> float:
-    """Of the rows of scores, heads x T x T, less their bounds: the largest absolute logarithm of a sum of powers."""
+def _largest_log_sum(op: ops.Softmax, scores: Array) -> float:
+    """Of the numbers that take the place of scores, heads x T x T: the largest absolute logarithm of a row's sum."""
     seen = np.tri(scores.shape[-1], dtype=bool)
-    return float(np.abs(np.logaddexp.reduce(np.where(seen, scores, -np.inf), axis=-1)).max())
+    with np.errstate(over="ignore", divide="ignore"):
+        positive, _ = SOFTMAX_FORMS[op.form](numpy_library(), seen, scores)
+        return float(np.abs(np.log(np.where(seen, positive, 0.0).sum(axis=-1))).max())

@@ -17,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from costmodel.errors import UserError
 from costmodel.ops import GeluForm
-from nas.model.mpc_friendly import PiecewiseGelu
+from nas.model.mpc_friendly import PiecewiseGelu, query_scale
 from nas.model.norms import norm_of
-from nas.model.self_attention import SelfAttention, ShapedSelfAttention
+from nas.model.self_attention import SelfAttention, ShapedSelfAttention, scale_queries
 from nas.recipe.recipe import SlopeSharing
-from search_spaces.architecture import Architecture, Ffn, Layer, has_bias, softmax_form
+from search_spaces.architecture import Architecture, Ffn, Layer, has_bias, num_heads, softmax_form
 from search_spaces.lower import GATE_OPS
 
 INIT_STD = 0.02  # Radford et al. 2019, GPT-2, at its smallest width
@@ -268,6 +268,9 @@ def build(
             draw(module.weight, std=std / math.sqrt(2 * architecture.num_layers) if writes_to_stream else std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+    for layer, made in zip(architecture.layers, model.layers, strict=True):
+        if (scale := query_scale(softmax_form(architecture, layer))) != 1 and made.attention is not None:
+            scale_queries(made.attention, torch.full((num_heads(architecture, layer),), scale))
     if not architecture.tied_embeddings:
         draw(model.logits.weight, std=std)
     if architecture.block_facts.is_shaped:

@@ -12,19 +12,52 @@ from costmodel.execution.op_functions import QUAD_SHIFT, RELU_SUM_OFFSET
 from costmodel.execution.piecewise_gelu import CUBIC, EVEN, THRESHOLDS
 from costmodel.ops import SoftmaxForm
 from nas.attention.causal import Attended, causal_attention, row_bounds, scale_by_temperature
+from search_spaces.architecture import has_bound
 
 Attention = Callable[..., Attended]  # as `causal_attention`
 
 # form -> a number of at least 0 for every score, and what is added to their sum over a row
 FORMS: dict[SoftmaxForm, tuple[Callable[[Tensor], Tensor], float]] = {
     "2quad": (lambda scores: (scores + QUAD_SHIFT).square(), 0.0),
+    "power8": (lambda scores: scores.square().square().square(), 0.0),
     "relu": (functional.relu, RELU_SUM_OFFSET),
 }
+# What eighth powers begin with: (x / 16 + 1/2)^8 is (1 + x / 8)^8 / 256, which is nearly a power of e.
+POWER_BOUND = -0.5
+QUERY_SCALES: dict[SoftmaxForm, float] = {"power8": -POWER_BOUND / 8}
 
 
-def attention_of(form: SoftmaxForm) -> Attention:
-    """Causal attention under a form of softmax, with the entropy of its rows. A bound cancels out of a softmax."""
-    return partial(normalised_attention, form=form) if form in FORMS else causal_attention
+def query_scale(form: SoftmaxForm) -> float:
+    """What the queries of a form are times to begin with, beside those of a softmax."""
+    return QUERY_SCALES.get(form, 1.0)
+
+
+class ScoreBound(nn.Module):
+    """What is taken from the scores of each head before they are normalised.
+
+    Eighth powers learn it. A softmax is the same whatever it is; private inference is not, for which
+    `nas.conversion.score_bounds` sets it.
+    """
+
+    weight: Tensor
+
+    def __init__(self, num_heads: int, form: SoftmaxForm) -> None:
+        super().__init__()
+        self.form = form
+        if form == "power8":
+            self.weight = nn.Parameter(torch.full((num_heads,), POWER_BOUND))
+        else:
+            self.register_buffer("weight", torch.zeros(num_heads))
+
+
+def bound_of(num_heads: int, form: SoftmaxForm) -> ScoreBound | None:
+    """What a form takes from its scores, if anything."""
+    return ScoreBound(num_heads, form) if has_bound(form) else None
+
+
+def attention_of(form: SoftmaxForm, bound: ScoreBound | None) -> Attention:
+    """Causal attention under a form of softmax, with the entropy of its rows."""
+    return partial(normalised_attention, form=form, bound=bound) if form in FORMS else causal_attention
 
 
 def normalised_attention(
@@ -33,6 +66,7 @@ def normalised_attention(
     values: Tensor,
     *,
     form: SoftmaxForm,
+    bound: ScoreBound | None = None,
     temperature: Tensor | None = None,
     with_entropy: bool = True,
 ) -> Attended:
@@ -41,22 +75,30 @@ def normalised_attention(
     queries, keys, values: batch x heads x T x head_dim; temperature: heads x T. The entropy is that of the weights
     scaled to a sum of 1, which an offset leaves just below; a row of zeros attends to nothing and has entropy 0.
     """
-    length, head_dim = queries.shape[-2:]
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    scores = (
-        scale_by_temperature(queries.to(dtype), temperature) @ keys.to(dtype).transpose(-2, -1) / math.sqrt(head_dim)
-    )
-    seen = torch.ones(length, length, dtype=torch.bool, device=scores.device).tril()
-    positive_of, offset = FORMS[form]
-    positive = positive_of(scores).masked_fill(~seen, 0.0)
+    length, dtype = queries.shape[-2], torch.promote_types(values.dtype, torch.float32)
+    positive = positive_scores(queries.to(dtype), keys.to(dtype), form, bound, temperature)
     sums = positive.sum(dim=-1, keepdim=True)
-    output = positive / (sums + offset) @ values.to(dtype)
+    output = positive / (sums + FORMS[form][1]) @ values.to(dtype)
     if not with_entropy:
         return Attended(output.to(values.dtype), None)
     shares = positive / sums.masked_fill(sums == 0, 1.0)
     entropy = -(shares * shares.masked_fill(shares == 0, 1.0).log()).sum(dim=-1)
     upper = row_bounds(length, entropy.device).to(dtype)
     return Attended(output.to(values.dtype), torch.minimum(entropy.clamp(min=0.0), upper))
+
+
+def positive_scores(
+    queries: Tensor, keys: Tensor, form: SoftmaxForm, bound: ScoreBound | None, temperature: Tensor | None
+) -> Tensor:
+    """A number of at least 0 for every score, 0 where it is masked: batch x heads x T x T."""
+    length, head_dim = queries.shape[-2:]
+    scores = scale_by_temperature(queries, temperature) @ keys.transpose(-2, -1) / math.sqrt(head_dim)
+    seen = torch.ones(length, length, dtype=torch.bool, device=scores.device).tril()
+    scores = scores if bound is None else scores - bound.weight[:, None, None]
+    positive = FORMS[form][0](scores).masked_fill(~seen, 0.0)
+    if form == "power8":
+        positive[..., 0, 0] = 1.0  # alone in its row, where its power may be next to nothing
+    return positive
 
 
 class PiecewiseGelu(nn.Module):

@@ -2,13 +2,14 @@
 
 import math
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nas.model.mpc_friendly import attention_of
+from nas.model.mpc_friendly import attention_of, bound_of
 from search_spaces.architecture import Architecture, Layer, has_bias, num_heads, num_kv_heads, rotary_dim, softmax_form
 from search_spaces.block import QUERIES_KEYS_VALUES
 
@@ -25,7 +26,8 @@ class SelfAttention(nn.Module):
         self.num_heads, self.head_dim = num_heads(architecture, layer), architecture.head_dim
         self.num_key_heads, self.folded = num_kv_heads(architecture, layer), architecture.folded
         form = softmax_form(architecture, layer)
-        self.attend = attention_of(form)
+        self.bound = bound_of(self.num_heads, form)
+        self.attend = attention_of(form, self.bound)
         width, key_width = self.num_heads * self.head_dim, self.num_key_heads * self.head_dim
         self.widths = [width, key_width, key_width]
         if architecture.block_facts.packs_qkv:
@@ -37,7 +39,6 @@ class SelfAttention(nn.Module):
             )
         self.rotary = nn.Identity() if architecture.block_facts.rotary_share is None else _Rotary(architecture)
         self.temperature = _temperature(architecture, layer, temperature_init)
-        self.bound = ScoreBound(self.num_heads) if form == "bounded" else None
         self.out = nn.Linear(width, d_model, bias=architecture.bias)
 
     def forward(self, source: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -67,8 +68,8 @@ class ShapedSelfAttention(nn.Module):
         d_model = architecture.d_model
         self.num_heads, self.head_dim, self.folded = architecture.num_heads, architecture.head_dim, architecture.folded
         form = softmax_form(architecture, architecture.layers[index])
-        self.attend = attention_of(form)
-        self.bound = ScoreBound(self.num_heads) if form == "bounded" else None
+        self.bound = bound_of(self.num_heads, form)
+        self.attend = attention_of(form, self.bound)
         self.qk = nn.Linear(d_model, 2 * d_model, bias=architecture.bias)
         self.v = nn.Linear(d_model, d_model, bias=architecture.bias) if index == 0 else nn.Identity()
         self.temperature = _temperature(architecture, architecture.layers[index], temperature_init)
@@ -85,17 +86,13 @@ class ShapedSelfAttention(nn.Module):
         return self.shaped(values, mixed).transpose(1, 2).reshape(batch, length, d_model), entropy
 
 
-class ScoreBound(nn.Module):
-    """What a bounded softmax takes from the scores of each head; a softmax is the same whatever that is.
-
-    Private inference is not: `nas.conversion.score_bounds` sets it.
-    """
-
-    weight: Tensor
-
-    def __init__(self, num_heads: int) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.zeros(num_heads))
+@torch.no_grad()
+def scale_queries(attention: Any, factors: Tensor) -> None:
+    """Multiplies the queries of each head by its factor. attention: either of the above. factors: heads."""
+    linear = next(part for name in ("q", "qk", "qkv") if (part := getattr(attention, name, None)) is not None)
+    for value in linear.parameters():
+        rows = value[: attention.num_heads * attention.head_dim].unflatten(0, (attention.num_heads, -1))
+        rows.mul_(factors.view(-1, *[1] * value.dim()))
 
 
 class _Shaped(nn.Module):

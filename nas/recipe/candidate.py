@@ -9,7 +9,7 @@ from typing import Any
 from costmodel.errors import UserError
 from nas.recipe.distillation import (
     DistillationSchedule,
-    fitted_layers,
+    fitted_parts,
     initial_architecture,
     parent_architecture,
     spread_layers,
@@ -68,7 +68,7 @@ def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
     else:
         later = ("most_likely", "trainable", "blockwise_tokens", "streams", "kept_layers")
         _leave_out_defaults(recipe["route"], route, later)
-        if not fitted_layers(architecture, parent_architecture(route, architecture)):
+        if not fitted_parts(architecture, parent_architecture(route, architecture)):
             del recipe["route"]["linear_fit_tokens"]
         if not route.spread or spread_layers(candidate.architecture.layers) == candidate.architecture.layers:
             del recipe["route"]["spread"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from costmodel.errors import UserError
-from search_spaces.architecture import LIVE_NORMS, POLYNOMIALS, Architecture, Layer, Norm, has_bias
+from search_spaces.architecture import LIVE_NORMS, POLYNOMIALS, Architecture, Layer, Norm, has_bias, softmax_form
 from search_spaces.deployed import LINEAR_FFNS, deployed
 from search_spaces.lower import GATE_OPS
 from search_spaces.notation import parse
@@ -37,7 +37,7 @@ class DistillationSchedule:
     distillation: share of the parent's predictions in what the loss compares with; the rest is the next token.
     spread: whether layers before a tail of empty ones take the weights of the parent's evenly over its depth (see
         `spread_layers`), or those of its first ones.
-    linear_fit_tokens: of training, over which a linear FFN is fitted to the parent's (`nas.conversion.linear_fit`).
+    linear_fit_tokens: of training, over which parts are fitted to the parent's (`nas.conversion.linear_fit`).
     most_likely: tokens of each of the parent's predictions; the rest of the vocabulary counts as one more.
     trainable: what of the model is trained: all; `changed`, the attention, FFNs and final norm that are not the
         parent's, with the neighbours of those that go; `neighbours`, these with what is just before and after each.
@@ -165,13 +165,16 @@ def trained_parts(trained: Architecture, parent: Architecture, trainable: Traina
     return [part for at, part in enumerate(places) if at in near]
 
 
-def fitted_layers(trained: Architecture, parent: Architecture) -> list[int]:
-    """The layers whose FFN is one linear, or has a polynomial, that is fitted to the parent's."""
+def fitted_parts(trained: Architecture, parent: Architecture) -> list[Part]:
+    """What is fitted to the parent's: attention by eighth powers, FFNs that are one linear or have a polynomial."""
     fitted = []
     for index, (layer, theirs) in enumerate(zip(trained.layers, parent.layers, strict=True)):
+        if "none" not in (layer.attention, theirs.attention):
+            ours, parents = softmax_form(trained, layer), softmax_form(parent, theirs)
+            fitted += [Part(index, "attention")] if ours == "power8" != parents else []
         is_linear = layer.ffn == "fused" and theirs.ffn not in (*LINEAR_FFNS, "none")
         if is_linear or fitted_degree(layer.ffn, theirs, parent):
-            fitted.append(index)
+            fitted.append(Part(index, "ffn"))
     return fitted
 
 

@@ -6,7 +6,7 @@ from search_spaces.lower import GATE_OPS
 from search_spaces.space import SearchSpace, build_space
 
 OWN = "parent"  # as --space
-FORMS: tuple[Attention, ...] = ("softmax", "bounded", "softmax-half", "none")
+FORMS: tuple[Attention, ...] = ("softmax", "bounded", "power8", "softmax-half", "none")
 LINEAR: tuple[Ffn, ...] = ("fused", "none")
 
 

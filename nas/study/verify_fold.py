@@ -60,13 +60,13 @@ class Deployable(NamedTuple):
 
 
 def deployable(candidate: Candidate, trained: Checkpoint, tokens: Tensor) -> Deployable:
-    """The model of a checkpoint with the bounds of its softmaxes set by these tokens, sequences x T.
+    """The model of a checkpoint with the bounds of its attention set by these tokens, sequences x T.
 
     Raises UserError for one on the way from a parent.
     """
     model = trained_model(candidate, trained)
-    exact = unheld(set_bounds(model, tokens))
     layers = list(model.architecture.layers)
+    exact = [depth for depth in unheld(set_bounds(model, tokens)) if layers[depth].attention == "bounded"]
     for depth in exact:
         layers[depth] = replace(layers[depth], attention="softmax")
     dropped = tuple(f"layers.{depth}.attention.bound." for depth in exact)

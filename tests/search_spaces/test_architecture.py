@@ -182,7 +182,7 @@ def test_simplified_blocks_keep_all_their_heads(attention: Attention) -> None:
         (("num_heads: 2", "num_heads: 3"), "PATH: `num_heads` must divide `d_model`, but got num_heads=3, d_model=16."),
         (
             ("bias: true", "softmax: quad"),
-            "`softmax` of PATH must be one of exact, 2quad, relu, bounded, but got 'quad'.",
+            "`softmax` of PATH must be one of exact, 2quad, power8, relu, bounded, but got 'quad'.",
         ),
         (
             ("ffn: gelu", "ffn: swish"),

@@ -23,6 +23,7 @@ ATTENTION_WORDS: dict[Attention, str] = {
     "softmax-temperature": "softmax attention with a temperature",
     "softmax-half": "softmax attention with half of the heads",
     "2quad": "2Quad attention",
+    "power8": "attention by eighth powers",
     "relu": "ReLU attention",
     "bounded": "softmax attention with a bound",
     "none": "no attention",

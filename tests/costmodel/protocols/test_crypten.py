@@ -186,6 +186,7 @@ def test_a_maximum_by_hand() -> None:
     [
         (ops.Gelu(**ROW, form="exact"), "no formula for Gelu with `form` exact, whose erf takes wrong powers"),
         (ops.Softmax(heads=1, queries=2, keys=2, form="2quad"), "beyond the range of its reciprocal; choose protocol"),
+        (ops.Softmax(heads=1, queries=2, keys=2, form="power8"), "`form` power8, whose sums are beyond the range"),
     ],
 )
 def test_what_it_cannot_do_right_has_no_price(op: Op, message: str) -> None:

@@ -150,12 +150,15 @@ def some_in_a_batch(sequences: int, tokens: int, features: int) -> list[Op]:
     ]
 
 
+FORMS_WITH_BOUND: tuple[SoftmaxForm, ...] = ("bounded", "power8")
+
+
 def some_bounded(heads: int, keys: int) -> list[Op]:
-    """Softmax without a maximum, and the bound in its place: of one sequence and of as many as there are heads."""
+    """Softmax of scores less a bound, and the bound: of one sequence and of as many as there are heads."""
     square: Any = {"heads": heads, "queries": keys, "keys": keys}
     last: Any = {"heads": heads, "queries": 1, "keys": keys}
     return [
-        *(ops.Softmax(**shape, form="bounded") for shape in (square, last)),
+        *(ops.Softmax(**shape, form=form) for form in FORMS_WITH_BOUND for shape in (square, last)),
         ops.ScoreBound(**square),
         ops.ScoreBound(**last, sequences=heads),
     ]
@@ -295,7 +298,7 @@ def test_cheetah_is_predicted_on_large_shapes_nobody_chose(weights: Holder) -> N
         ops.LayerNorm(**size),
         ops.Linear(rows=rows, in_features=draw(64, 512), out_features=features, bias=False),
         ops.AttentionScores(**square, head_dim=draw(32, 64)),
-        ops.Softmax(**square, form=get_args(SoftmaxForm)[draw(0, 3)]),
+        ops.Softmax(**square, form=get_args(SoftmaxForm)[draw(0, 4)]),
         ops.Gelu(**size, form=("tanh", "piecewise")[draw(0, 1)]),
         ops.Relu(**size),
         ops.ScaledAdd(**size),

@@ -28,7 +28,7 @@ OF_FORM = {name: st.booleans() for name in ("bias", "affine", "scaled", "causal"
 FORMS: dict[tuple[str, str], list[Any]] = {
     ("TokenEmbedding", "encoding"): ["one-hot", "lookup"],
     ("Gelu", "form"): ["tanh", "exact", "piecewise"],
-    ("Softmax", "form"): ["exact", "2quad", "relu"],
+    ("Softmax", "form"): ["exact", "2quad", "power8", "relu"],
     ("AttentionScores", "factor"): [None, 0.3],
     ("Scale", "factor"): [0.02, 12.0, -3e-6],
 }

@@ -181,6 +181,7 @@ def test_an_op_without_a_formula_says_what_it_lacks() -> None:
         ops.Tanh(**ROW),
         ops.Gelu(**ROW, form="piecewise"),
         ops.Softmax(**SQUARE, form="2quad"),
+        ops.Softmax(**SQUARE, form="power8"),
         ops.TokenEmbedding(tokens=4, vocab=9, features=8, encoding="lookup"),
     ):
         with pytest.raises(UnpricedOpError, match=f"sigma has no formula for {type(op).__name__}: .*; choose protocol"):

@@ -52,7 +52,7 @@ def layers(draw: st.DrawFn, attentions: str, norms: str) -> str:
 def architectures(draw: st.DrawFn) -> Architecture:
     """Any placement on any block, with as few norms as often as with many."""
     block = draw(st.sampled_from(list(BASES)))
-    attentions = "STQUB" if block == "sas" else ATTENTIONS
+    attentions = "STQPUB" if block == "sas" else ATTENTIONS
     norms = NORMS if BASES[block].block_facts.has_centred_norms else "Mmo"
     letters = [draw(layers(attentions, norms)) for _ in range(3)]
     if draw(st.booleans()):

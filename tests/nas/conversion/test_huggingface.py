@@ -43,6 +43,7 @@ PLAIN = [
 OTHERS = [(GPT2, "SM+ScFuFFN_i1"), (GPT2, "HH(SM(t)+ScFFN)"), (PYTHIA, "SM(t)+R"), (GPT2, "1xLSoGo-1xoSLKs")]
 OTHERS += [(LLAMA, "1xMBMBo-1xmHmVs"), (QWEN2, "1xMHoQo-1xooMFo"), (replace(GPT2, num_kv_heads=1), "2xLBLBo")]
 OTHERS += [(GPT2, "1xlHmXo-1xooMPo-l"), (PYTHIA, "1xmQlEo-1xMUooo"), (PYTHIA, "2xooLRo"), (GPT2, "SM+RMS+R")]
+OTHERS += [(LLAMA, "1xMPMQo-1xmPMWo"), (GPT2, "1xLPLGo-1xLSLGo")]
 
 
 def made(base: Architecture, name: str) -> Decoder:

@@ -7,7 +7,7 @@ from nas.conversion.linear_fit import fitted_linears
 from nas.conversion.transfer import FARTHEST_VERTEX, gate_of, transferred
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
-from nas.recipe.distillation import fitted_layers
+from nas.recipe.distillation import Part, fitted_parts
 from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.notation import parse
@@ -19,11 +19,13 @@ LLAMA = base_architecture(
 TOKENS = torch.randint(40, (32, 16), generator=torch.Generator().manual_seed(1))
 
 
-def parent_and_student(base: Architecture, theirs: str, ours: str) -> tuple[Decoder, Decoder]:
+def parent_and_student(base: Architecture, theirs: str, ours: str, queries: float = 1.0) -> tuple[Decoder, Decoder]:
+    """queries: how much longer than at the start those of the parent are."""
     parent = build(parse(theirs, base).architecture, torch.Generator().manual_seed(0))
     with torch.no_grad():
         for name, parameter in parent.named_parameters():
             parameter.mul_(3.0 if "ffn" in name else 1.0)
+            parameter.mul_(queries if name.endswith((".q.weight", ".qkv.weight")) else 1.0)
             parameter.add_(0.1 if name.endswith("bias") else 0.0)
     student = Decoder(parse(ours, base).architecture)
     load_deployed(student, transferred(parent.architecture, deployed_weights(parent), student.architecture))
@@ -35,10 +37,10 @@ def error(parent: Decoder, student: Decoder) -> float:
         return float((student(TOKENS).logits - parent(TOKENS).logits).square().mean())
 
 
-def fit(parent: Decoder, student: Decoder) -> list[int]:
-    layers = fitted_layers(student.architecture, parent.architecture)
-    load_deployed(student, fitted_linears(parent, student, layers, TOKENS))
-    return layers
+def fit(parent: Decoder, student: Decoder) -> list[Part]:
+    parts = fitted_parts(student.architecture, parent.architecture)
+    load_deployed(student, fitted_linears(parent, student, parts, TOKENS))
+    return parts
 
 
 @pytest.mark.parametrize(
@@ -58,13 +60,25 @@ def test_a_fit_is_nearer_to_the_parent_than_the_start(
 ) -> None:
     parent, student = parent_and_student(base, theirs, ours)
     before = error(parent, student)
-    assert fit(parent, student) == layers
+    assert fit(parent, student) == [Part(layer, "ffn") for layer in layers]
+    assert error(parent, student) < 0.75 * before
+
+
+@pytest.mark.parametrize(
+    ("base", "theirs", "ours"), [(LLAMA, "SM+RMS+SwiGLU", "2xMPMWo"), (GPT2, "SM+LN+G", "2xLPLGo")]
+)
+def test_queries_of_eighth_powers_are_nearer_to_the_parent_than_their_start(
+    base: Architecture, theirs: str, ours: str
+) -> None:
+    parent, student = parent_and_student(base, theirs, ours, queries=12.0)
+    before = error(parent, student)
+    assert fit(parent, student) == [Part(0, "attention"), Part(1, "attention")]
     assert error(parent, student) < 0.75 * before
 
 
 def test_a_square_without_a_gate_is_not_fitted_to_a_gated_ffn() -> None:
     gated, square = (parse(name, LLAMA).architecture for name in ("SM+RMS+SwiGLU", "1xMSMXo-1xMSMQo"))
-    assert fitted_layers(square, gated) == [1]
+    assert fitted_parts(square, gated) == [Part(1, "ffn")]
 
 
 def test_squared_gates_are_nearer_to_swiglu_than_linear_ones() -> None:

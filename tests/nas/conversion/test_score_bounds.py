@@ -11,6 +11,7 @@ from nas.conversion.pretrained import Pretrained
 from nas.conversion.score_bounds import set_bounds, unheld_by_parent
 from nas.conversion.verified_fold import MAX_LOG_SUM, Reference
 from nas.model.decoder import Decoder, build
+from nas.model.self_attention import scale_queries
 from nas.model.weights import deployed_weights, load_deployed, stored_weights
 from nas.recipe.candidate import candidate_at
 from nas.study.verify_fold import deployable
@@ -51,6 +52,34 @@ def test_a_bound_is_in_the_middle_of_the_rows_of_its_head(name: str) -> None:
     sums = np.log(np.tril(np.exp(scores)).sum(axis=-1)).reshape(2, -1)
     np.testing.assert_allclose(sums.max(axis=1), -sums.min(axis=1), rtol=1e-4)
     assert sums.max() > 0.5
+
+
+@pytest.mark.parametrize("name", ["1xLPLBo-1xLSLGo", "HH(2xLPLGo)"])
+def test_eighth_powers_are_of_a_size_that_has_their_rows_around_1(name: str) -> None:
+    model = bounded(name)
+    before = model(torch.from_numpy(TOKENS)).logits
+    set_bounds(model, torch.from_numpy(TOKENS))
+    torch.testing.assert_close(model(torch.from_numpy(TOKENS)).logits, before)
+    graph = lower(model.architecture, 8)
+    weights = {key: value.numpy() for key, value in deployed_weights(model).items()}
+    runs = [interpreter.values(graph, weights, sequence) for sequence in TOKENS]
+    scores = np.stack([run["layers.0.attention.bound"] for run in runs], axis=1)  # heads x sequences x T x T
+    sums = np.log(np.tril(scores**8)[..., 1:, :].sum(axis=-1)).reshape(2, -1)  # the first row has but one key
+    np.testing.assert_allclose(sums.max(axis=1), -sums.min(axis=1), rtol=1e-4)
+    assert sums.max() > 0.5
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_eighth_powers_of_a_size_that_fixed_point_does_not_hold_are_told(factor: float) -> None:
+    model = bounded("2xLPLGo")
+    set_bounds(model, torch.from_numpy(TOKENS))
+    scale_queries(model.layers[1].attention, torch.full((2,), factor))
+    with torch.no_grad():
+        model.layers[1].attention.bound.weight.mul_(factor)
+    weights = {name: value.clone() for name, value in deployed_weights(model).items()}
+    check = Reference.of(model.architecture, weights, TOKENS).check(fold(model.architecture, weights))
+    assert check.float_error < 1e-4
+    assert check.fits == (factor == 1)
 
 
 def test_a_bound_that_does_not_hold_is_told() -> None:

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,6 +17,13 @@ from search_spaces.notation import parse
 TINY = base_architecture("tiny", Dimensions(vocab=40, context=16))
 
 
+WRITTEN_OUT: dict[SoftmaxForm, Callable[[float], float]] = {
+    "2quad": lambda score: (score + 5) ** 2,
+    "power8": lambda score: score**8,
+    "relu": lambda score: max(score, 0.0),
+}
+
+
 def heads(length: int = 7, seed: int = 0) -> tuple[torch.Tensor, ...]:
     """Queries, keys and values: 2 x 3 x length x 4, in double precision."""
     generator = torch.Generator().manual_seed(seed)
@@ -29,8 +37,8 @@ def test_output_and_entropy_are_those_written_out(form: SoftmaxForm) -> None:
     assert entropy is not None
     for row in range(7):
         scores = [float(queries[1, 2, row] @ keys[1, 2, column]) / 2 for column in range(row + 1)]  # sqrt(4) = 2
-        positive = [(score + 5) ** 2 if form == "2quad" else max(score, 0.0) for score in scores]
-        weights = [each / (sum(positive) + (0.0 if form == "2quad" else 2**-10)) for each in positive]
+        positive = [WRITTEN_OUT[form](score) for score in scores]
+        weights = [each / (sum(positive) + (2**-10 if form == "relu" else 0.0)) for each in positive]
         expected = sum(weight * values[1, 2, column] for column, weight in enumerate(weights))
         torch.testing.assert_close(output[1, 2, row], torch.as_tensor(expected, dtype=torch.float64).expand(4))
         shares = [each / sum(positive) for each in positive if each > 0]
@@ -64,7 +72,7 @@ def test_a_row_without_a_positive_score_attends_to_nothing() -> None:
 def test_exact_softmax_keeps_its_fast_path() -> None:
     queries, keys, values = heads()
     torch.testing.assert_close(
-        attention_of("exact")(queries, keys, values).output, attention_reference(queries, keys, values).output
+        attention_of("exact", None)(queries, keys, values).output, attention_reference(queries, keys, values).output
     )
 
 

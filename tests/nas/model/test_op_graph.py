@@ -12,8 +12,8 @@ from costmodel.execution import interpreter
 from costmodel.execution.op_functions import FUNCTIONS, LAYERNORM_EPSILON
 from costmodel.ops import RMSNORM_EPSILON, GeluForm, SoftmaxForm
 from nas.model.decoder import Decoder
+from nas.model.mpc_friendly import ScoreBound
 from nas.model.norms import frozen_norms
-from nas.model.self_attention import ScoreBound
 from nas.model.weights import deployed_weights
 from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
@@ -53,10 +53,10 @@ MEMBERS = [*product((GPT2, PYTHIA), (*NAMES, *CHOICES)), *product((GPT2,), SIMPL
 MEMBERS += [
     (replace(base, num_kv_heads=1), name) for base in (GPT2, PYTHIA) for name in ("SM+LN+G", "2xLBLBo", "2xLHLVo")
 ]
-MEMBERS += [(GPT2, "HH(2xLBLBo)")]
+MEMBERS += [(GPT2, "HH(2xLBLBo)"), (GPT2, "HH(1xLPLBo-1xLSLGo)"), (PYTHIA, "1xLPLGo-1xlPoRo"), (LLAMA, "2xMPMQo")]
 FORMS = [("2quad", "piecewise"), ("relu", "piecewise"), ("2quad", "exact")]
 BLOCKS = [(GPT2, "SM(t)+LN+G"), (PYTHIA, "SM+G"), (GPT2, "HH(SM(t)+G)")]
-CACHED = [*BLOCKS, (LLAMA, "1xMBMQo-1xmHMWo")]
+CACHED = [*BLOCKS, (LLAMA, "1xMBMQo-1xmHMWo"), (GPT2, "1xLPLGo-1xLQLGo")]
 RELATIVE_TOLERANCE = 1e-6
 
 

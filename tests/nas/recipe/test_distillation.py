@@ -11,7 +11,7 @@ from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.distillation import (
     DistillationSchedule,
     Part,
-    fitted_layers,
+    fitted_parts,
     initial_architecture,
     removed_parts,
     student_architecture,
@@ -100,7 +100,7 @@ def test_training_begins_with_every_part_of_the_parent(target: Architecture) -> 
 def test_the_removed_parts_by_layer() -> None:
     trained = student_architecture(sized("1xooLRo-1xoSooo-1xlSlIs-1xLSLGo"), PARENT, spread=True)
     assert list(removed_parts(trained, PARENT)) == [Part(0, "attention"), Part(1, "ffn")]
-    assert fitted_layers(trained, PARENT) == [2]
+    assert fitted_parts(trained, PARENT) == [Part(2, "ffn")]
     assert placement(trained) == "1xooLRo-1xlSooo-1xlSlFs-1xLSLGo"
     assert placement(initial_architecture(trained, PARENT)) == "1xLSLRo-1xlSLGo-1xlSlFs-1xLSLGo"
 
