@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from nas.conversion.linear_fit import fit_linear, fit_polynomial, weights_by_position
+from nas.conversion.linear_fit import fit_linear, fit_polynomial, fit_queries, weights_by_position
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
@@ -145,8 +145,8 @@ def trained_block(
     parent: Parent, sub_layer: SubLayer, streams: Streams, settings: BlockwiseDistillation, device: str = "cpu"
 ) -> Block:
     """The parent's layer with another sub-layer, trained to leave what the parent's does. A linear in place of an FFN
-    starts at the least squares of the first steps, a polynomial in an activation's place at those of the first, others
-    as a candidate would.
+    starts at the least squares of the first steps, a polynomial in an activation's place and queries of eighth powers at
+    those of the first, others as a candidate would.
     """
     block, theirs = _untrained(parent, sub_layer).to(device), parent.model.architecture.layers[sub_layer.depth]
     num_steps, tokens_a_step = len(streams.read), streams.read[0, :, :, 0].numel()
@@ -156,6 +156,9 @@ def trained_block(
     elif degree := fitted_degree(sub_layer.form, theirs, parent.model.architecture):
         own = SubLayer(sub_layer.depth, "ffn", theirs.norm2, theirs.ffn)
         fit_polynomial(block, _untrained(parent, own).eval().to(device), streams.read[0].to(device), degree)
+    elif sub_layer.form == "power8" and theirs.attention not in ("power8", "none"):
+        own = SubLayer(sub_layer.depth, "attention", theirs.norm1, theirs.attention)
+        fit_queries(block, _untrained(parent, own).eval().to(device), streams.read[0].to(device))
     block.requires_grad_(False)
     moved = [value for part in modules_of(block, sub_layer.part) for value in part.requires_grad_().parameters()]
     if not moved:

@@ -151,7 +151,9 @@ def traced_graphs(size: str, rows: int, features: int) -> dict[str, OpGraph]:
         ops.Linear(rows=1, in_features=features, out_features=features, bias=True),
     )
     bounded = of_ops(ops.ScoreBound(heads=4, queries=rows, keys=rows))
-    some = {"grouped heads": grouped_heads, "gated": gated, "scaled": scaled, "pooled": pooled, "bounded": bounded}
+    powers = of_ops(ops.Softmax(heads=4, queries=rows, keys=rows, form="power8"))
+    some = {"grouped heads": grouped_heads, "gated": gated, "scaled": scaled, "pooled": pooled}
+    some |= {"bounded": bounded, "powers": powers}
     return {f"{name}, {size}": graph for name, graph in some.items()}
 
 
