@@ -145,8 +145,8 @@ def trained_block(
     parent: Parent, sub_layer: SubLayer, streams: Streams, settings: BlockwiseDistillation, device: str = "cpu"
 ) -> Block:
     """The parent's layer with another sub-layer, trained to leave what the parent's does. A linear in place of an FFN
-    starts at the least squares of the first steps, a polynomial in an activation's place and queries of eighth powers at
-    those of the first, others as a candidate would.
+    starts at the least squares of the first steps, a polynomial in an activation's place at those of the first, queries
+    of eighth powers as long as is nearest on it, others as a candidate would.
     """
     block, theirs = _untrained(parent, sub_layer).to(device), parent.model.architecture.layers[sub_layer.depth]
     num_steps, tokens_a_step = len(streams.read), streams.read[0, :, :, 0].numel()

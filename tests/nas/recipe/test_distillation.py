@@ -16,7 +16,7 @@ from nas.recipe.distillation import (
     removed_parts,
     student_architecture,
 )
-from nas.recipe.recipe import SCALES, Recipe, from_parent
+from nas.recipe.recipe import SCALES, Recipe, ScaleName, from_parent
 from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, default_final_norm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.deployed import deployed
@@ -28,7 +28,9 @@ NORMS: tuple[Norm, ...] = ("layernorm", "frozen-layernorm", "frozen-rmsnorm", "n
 
 @st.composite
 def layers(draw: st.DrawFn) -> Layer:
-    attention: Attention = draw(st.sampled_from(("softmax", "softmax-temperature", "softmax-half", "2quad", "none")))
+    attention: Attention = draw(
+        st.sampled_from(("softmax", "softmax-temperature", "softmax-half", "2quad", "power8", "none"))
+    )
     ffn: Ffn = draw(st.sampled_from(("gelu", "relu", "leaky-relu", "square", "identity", "fused", "none")))
     return Layer(
         norm1="none" if attention == "none" else draw(st.sampled_from(NORMS)),
@@ -142,6 +144,17 @@ def test_the_route_is_a_part_of_the_candidate() -> None:
         for one in (recipe, from_parent(recipe, route), from_parent(recipe, replace(route, parent="q")))
     ]
     assert len(set(made)) == 3
+
+
+@pytest.mark.parametrize("scale", ["proxy", "parent"])
+@pytest.mark.parametrize(("distillation", "streams"), [(0.95, 10.0), (0.0, 0.0)])
+def test_who_is_not_taught_predictions_is_not_taught_streams(
+    scale: ScaleName, distillation: float, streams: float
+) -> None:
+    route = DistillationSchedule(parent="p", placement="4xLSLGo", distillation=distillation)
+    taught = from_parent(Recipe(scale=SCALES[scale]), route).route
+    assert taught is not None
+    assert taught.streams == streams
 
 
 def test_a_linear_fit_is_a_part_of_those_candidates_that_have_one() -> None:

@@ -21,7 +21,7 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import from_parent
-from nas.searchers.block_scores import BlockScores, SubLayer, from_csv, sub_layers_of, to_csv, trained_sub_layers
+from nas.searchers.block_scores import BlockScores, Part, SubLayer, from_csv, sub_layers_of, to_csv, trained_sub_layers
 from nas.study import blocks, library
 from nas.study.blocks import block_scores, scored_tokens
 from nas.study.library import (
@@ -176,13 +176,16 @@ def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(pa
     assert errors[1] < 0.7 * errors[0]
 
 
-def test_a_bilinear_gate_starts_nearest_to_the_parents_activation(parent: Parent, texts: Corpus):
+@pytest.mark.parametrize(("part", "form"), [("ffn", "bilinear"), ("attention", "power8")])
+def test_a_sub_layer_that_is_fitted_starts_nearest_to_the_parents(part: Part, form: str, parent: Parent, texts: Corpus):
+    weights = {name: value * (8 if "qkv" in name else 1) for name, value in parent.model.weights.items()}
+    parent = parent._replace(model=parent.model._replace(weights=weights))
     own, still = parent.model.architecture, replace(SETTINGS, learning_rate=0.0)
-    target = replace(own, layers=(replace(own.layers[0], ffn="bilinear"), own.layers[1]))
+    target = replace(own, layers=(replace(own.layers[0], **{part: form}), own.layers[1]))  # type: ignore[arg-type]
     started = Decoder(target)
     load_deployed(started, transferred(own, parent.model.weights, target))
     ((_, streams),) = parent_streams(parent, (0,), texts, still, seq_len=SEQ_LEN)
-    fitted = trained_block(parent, SubLayer(0, "ffn", "layernorm", "bilinear"), streams, still)
+    fitted = trained_block(parent, SubLayer(0, part, "layernorm", form), streams, still)
     with torch.no_grad():
         errors = [
             float(distillation_error(block(streams.read[0], False)[0], streams.read[0], streams.left[0]))
