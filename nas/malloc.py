@@ -3,6 +3,7 @@ default returns every large tensor to the kernel and pages it in anew.
 """
 
 import ctypes
+import gc
 from pathlib import Path
 
 # Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html
@@ -19,6 +20,14 @@ def keep_freed_memory() -> None:
         mallopt(M_MMAP_THRESHOLD, THRESHOLD_BYTES)
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(M_TOP_PAD, THRESHOLD_BYTES)
+
+
+def release_freed_memory() -> None:
+    """Frees what nothing can be reached by, and returns to the system what was kept, where the C library is glibc."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def free_bytes() -> int | None:

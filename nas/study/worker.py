@@ -14,7 +14,7 @@ from costmodel.config.bugs import described, report, traceback_kept
 from costmodel.errors import UserError
 from nas.conversion.parent import kept_parent
 from nas.corpus.sequences import DocumentLoss
-from nas.malloc import keep_freed_memory
+from nas.malloc import keep_freed_memory, release_freed_memory
 from nas.run.config import THREADS_PER_TRIAL
 from nas.study.library import initial_weights
 from nas.study.parent import teacher_of
@@ -89,6 +89,8 @@ def _train(spec: TrialSpec, is_over: Callable[[], bool]) -> Iterator[TrialEvent]
     )
     for record in records:
         if isinstance(record, Outcome):
+            records.close()  # and with it what trained, as checking a fold takes as much
+            release_freed_memory()
             folds = spec.deployed is not None and record.status == "completed"
             verified = verified_form(spec.candidate, spec.corpus, spec.folder) if folds else None
             yield TrialEvent(
