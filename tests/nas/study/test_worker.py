@@ -1,6 +1,7 @@
 import errno
 import os
 import threading
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from nas.corpus.corpus import prepare
 from nas.study import worker
 from nas.study.second_corpus import run_second, second_facts, study_second
 from nas.study.worker import run_trial
+from nas.training.trainer import TrainingRun
 from tests.nas.study.conftest import ONE_TRIAL
 
 
@@ -24,6 +26,22 @@ def test_a_trial_reports_its_rungs_and_its_end(spec):
     assert [event.event for event in events] == ["rung", "rung", "rung", "finished"]
     assert events[-1].status == "completed"
     assert events[-1].measured.tokens == 1024
+
+
+def test_what_trained_is_gone_before_a_fold_is_checked(spec, monkeypatch):
+    runs, made = [], TrainingRun.__init__
+
+    def observed(run, *args, **kwargs):
+        runs.append(weakref.ref(run))
+        made(run, *args, **kwargs)
+
+    def verified(*_):
+        assert [run() for run in runs] == [None]
+
+    monkeypatch.setattr(TrainingRun, "__init__", observed)
+    monkeypatch.setattr(worker, "verified_form", verified)
+    assert spec.deployed is not None
+    assert list(run_trial(spec))[-1].status == "completed"
 
 
 def test_a_look_pauses_at_the_first_rung_and_ends_as_if_it_had_not(spec, tmp_path):
