@@ -54,7 +54,7 @@ DOCUMENTED = ("matplotlib", "networkx", "numpy", "ray", "scipy", "torch", "trans
 DOCUMENTED_FILES = 160  # of each, so that there is about as much English as Python
 DOCSTRING, DOCUMENT = 400, range(2_000, 40_000)  # characters: the least of one, all of a file
 DOCUMENTING = (ast.Module, ast.ClassDef, ast.FunctionDef)
-LEAST_DESCRIPTION = 1_500  # characters, below which there is little but a heading
+DESCRIPTION = 1_500, 4_000  # characters: the least, below which there is little but a heading, and what is read of one
 TEXT, ENGLISH = "text", "english"  # folders
 TUNED, FURTHER, ALONE = "fine-tuned", "fine-tuned twice", "alone"  # variants
 
@@ -152,12 +152,13 @@ def _documents(package: str) -> Iterator[tuple[str, str]]:
 
 
 def english(folder: Path) -> Path:
-    """A folder of the descriptions of the installed packages, a file each."""
+    """A folder of how the descriptions of the installed packages begin, a file each."""
     folder.mkdir(exist_ok=True)
+    least, most = DESCRIPTION
     for package in distributions():
         _, _, description = (package.read_text("METADATA") or "").partition("\n\n")  # fields come before it
-        if len(description) >= LEAST_DESCRIPTION:
-            replace_file(folder / f"{package.name}.txt", description)
+        if len(description) >= least:
+            replace_file(folder / f"{package.name}.txt", description[:most])
     return folder
 
 
