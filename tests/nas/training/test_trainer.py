@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -21,6 +22,7 @@ from nas.model.norms import frozen_norms
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training import batches, checkpoint, trainer
+from nas.training.entropy import EntropyPenalty
 from nas.training.memory import TooLargeError
 from nas.training.objective import Objective
 from nas.training.outcome import EntropySummary
@@ -308,11 +310,21 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(corpus: Corpus) -> 
         next(train(candidate(scale=replace(SCALE, vocab_size=280)), corpus, seed=0))
 
 
-def test_bfloat16_trains_with_entropies_in_fp32(corpus: Corpus) -> None:
+def test_bfloat16_trains_with_entropies_in_fp32(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    penalised, penalise = [], EntropyPenalty.forward
+
+    def observed(penalty: EntropyPenalty, layers: Sequence[torch.Tensor]) -> torch.Tensor:
+        penalised.extend(layer.dtype for layer in layers)
+        return penalise(penalty, layers)
+
+    monkeypatch.setattr(EntropyPenalty, "forward", observed)
     made = candidate(entropy=REGULARISED)
     lowered = replace(made, recipe=replace(made.recipe, precision="bfloat16"))
     *_, outcome = train(lowered, corpus, seed=0)
-    assert outcome.status == "completed"
+    *_, whole = train(made, corpus, seed=0)
+    assert set(penalised) == {torch.float32}
+    assert outcome.val_loss != whole.val_loss
+    assert outcome.val_loss == pytest.approx(whole.val_loss, rel=0.01)
 
 
 @pytest.mark.parametrize(
