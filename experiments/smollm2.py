@@ -66,7 +66,8 @@ class Settings:
     parent: its file, in the folder where this is run. own: its placement. space: a file beside the experiment's.
     parent_tokens: that the parent is tuned on. tokens: each candidate, and the parent again at `further_rate`.
     batch, learning_rate: of candidates, which begin nearer to their end than the parent did.
-    singles: placements of one sub-layer that is not its own, trained over `single_tokens`.
+    singles: placements of one sub-layer that is not its own, trained over `single_tokens` and validated on
+        `single_validation_tokens`, the same of all.
     """
 
     parent: str
@@ -86,6 +87,7 @@ class Settings:
     further_rate: float
     singles: tuple[str, ...]
     single_tokens: int
+    single_validation_tokens: int
     least_spearman: float
 
 
@@ -209,8 +211,9 @@ def _plan(settings: Settings, parent: Path, folder: Path) -> Plan:
     """The parent itself again, and every single."""
     scale = _small_steps(settings)
     further = replace(UNTAUGHT, scale=replace(scale, learning_rate=settings.further_rate))
+    alone = RecipeChanges(scale=replace(scale, validation_tokens=settings.single_validation_tokens))
     rows = {FURTHER: (settings.own,), ALONE: settings.singles}
-    variants = {FURTHER: (settings.tokens, further), ALONE: (settings.single_tokens, RecipeChanges(scale=scale))}
+    variants = {FURTHER: (settings.tokens, further), ALONE: (settings.single_tokens, alone)}
     return Plan(
         scale="parent",
         base=BASE,
