@@ -3,7 +3,8 @@
 The sum over a row of exp(score - bound) must be neither so large nor so small that fixed point loses it. The middle
 between the largest and the least of a head's rows, each in logarithms, is the bound that most can lie around. Where
 these are too far apart, the softmax stays exact: the model computes the same, for a higher price. What eighth powers
-are taken of may be times any number, queries and bound alike: that which brings the middle of the rows to 1.
+are taken of may be times any number, queries and bound alike: that which brings the middle of the rows to the middle of
+what fixed point holds.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from torch import Tensor
 from nas.attention.causal import Attended, log_sums
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
-from nas.conversion.verified_fold import MAX_LOG_SUM, Tokens
+from nas.conversion.verified_fold import LOG_SUMS, Tokens
 from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder
 from nas.model.mpc_friendly import positive_scores
@@ -59,7 +60,7 @@ def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
 
 def unheld(farthest: Mapping[int, float]) -> tuple[int, ...]:
     """The layers whose bounds do not hold in fixed point. farthest: as `set_bounds` returns it."""
-    return tuple(depth for depth, log_sum in farthest.items() if not log_sum <= MAX_LOG_SUM)
+    return tuple(depth for depth, log_sum in farthest.items() if not log_sum <= LOG_SUMS["bounded"][1])
 
 
 def unheld_by_parent(parent: Parent, tokens: Tensor) -> tuple[int, ...]:
@@ -101,7 +102,7 @@ class _Observer:
         self.attention.attend = self.attend
         middle = (self.least + self.largest) / 2
         if self.is_power:
-            sizes = torch.exp(-middle / 8)
+            sizes = torch.exp((sum(LOG_SUMS["power8"]) / 2 - middle) / 8)
             self.attention.bound.weight.mul_(sizes)
             scale_queries(self.attention, sizes)
         else:

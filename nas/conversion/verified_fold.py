@@ -18,10 +18,11 @@ from torch import Tensor
 from costmodel import ops
 from costmodel.execution import interpreter
 from costmodel.execution.op_functions import SOFTMAX_FORMS, Array, evaluate, numpy_library
+from costmodel.ops import SoftmaxForm
 from nas.conversion.fold import Folded, fold
 from nas.conversion.stream_scale import factor_for, with_stream_scale
 from nas.corpus.corpus import Corpus
-from search_spaces.architecture import Architecture, has_bound
+from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
 FRACTION_BITS = 18  # the engine's default
@@ -34,7 +35,10 @@ MAX_DIVERGENCE = 1e-3  # nats a token: a thousandth of a perplexity, less than i
 CHECK_POSITIONS = 4096  # so that a share of 99.9 % is told from all
 CHECK_LOGITS = 1 << 26  # at most so many are compared, which bounds memory
 RESOLUTION = 2.0**-FRACTION_BITS
-MAX_LOG_SUM = 8.0  # either way of a row that is divided by its sum: its weights have seven digits in binary, or more
+# What the logarithm of a row's sum may be where no maximum keeps it near 0. A small sum has few digits itself, and each
+# of a hundred numbers that are added up is off by one; of a large one the inverse has few. At the ends a row is off by
+# a twentieth, or less.
+LOG_SUMS: dict[SoftmaxForm, tuple[float, float]] = {"bounded": (-8.0, 8.0), "power8": (-7.8, 10.2)}
 LIMIT = 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS)  # of a product: truncation takes 62 bits, and twice the fraction's
 ROOT_LIMIT = 2.0**FRACTION_BITS  # of what an inverse root is taken of; SPU 0.9.5, fxp_approx.cc, rsqrt_init_guess
 
@@ -112,18 +116,18 @@ DOUBLE, SINGLE, FIXED = _Numbers(np.asarray, np.asarray), _Numbers(_single, _sin
 class _Run(NamedTuple):
     """Logits, positions x vocabulary, and what was largest on the way to them.
 
-    square_share: of squares in norms and their means, as a share of what fixed point takes. log_sum: of the sum that a
-    row is divided by where no maximum keeps it, the largest absolute logarithm.
+    square_share: of squares in norms and their means, as a share of what fixed point takes. sums_share: how far
+    the logarithm of a row's sum is from the middle of what it may be, as a share of the farthest.
     """
 
     logits: Array
     largest: float
     square_share: float
-    log_sum: float
+    sums_share: float
 
     @property
     def fits(self) -> bool:
-        return self.largest < LIMIT and self.square_share < 1 and self.log_sum <= MAX_LOG_SUM
+        return self.largest < LIMIT and self.square_share < 1 and self.sums_share <= 1
 
 
 def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens) -> VerifiedFold:
@@ -218,7 +222,7 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
     arrays = {name: value.numpy() for name, value in weights.items()}
     last_reader = {name: node.name for node in graph for name in node.inputs}
     known: dict[str, list[Array]] = {}  # of every sequence
-    largest, square_share, log_sum = 0.0, 0.0, 0.0
+    largest, square_share, sums_share = 0.0, 0.0, 0.0
     for node in graph:
         operands = {suffix: numbers.operand(value) for suffix, value in interpreter.operands(node, arrays).items()}
         if isinstance(node.op, ops.TokenEmbedding):  # the rows that a product with one-hot vectors gives
@@ -228,13 +232,13 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
             values = [evaluate(node.op, library, operands, *source) for source in sources]
         if isinstance(node.op, ops.LayerNorm | ops.RmsNorm):
             square_share = max(square_share, *(_square_share(node.op, source) for source in known[node.inputs[0]]))
-        if isinstance(node.op, ops.Softmax) and has_bound(node.op.form):
-            log_sum = max(log_sum, *(_largest_log_sum(node.op, source) for source in known[node.inputs[0]]))
+        if isinstance(node.op, ops.Softmax) and node.op.form in LOG_SUMS:
+            sums_share = max(sums_share, *(_sums_share(node.op, source) for source in known[node.inputs[0]]))
         known[node.name] = [numbers.result(value) for value in values]
         for name in {name for name in node.inputs if last_reader[name] == node.name}:
             known.pop(name, None)  # tokens are not among them
         largest = max(largest, *(float(np.abs(value).max()) for value in known[node.name]))
-    return _Run(np.concatenate(known[graph.nodes[-1].name]), largest, square_share, log_sum)
+    return _Run(np.concatenate(known[graph.nodes[-1].name]), largest, square_share, sums_share)
 
 
 def _square_share(norm: ops.LayerNorm | ops.RmsNorm, source: Array) -> float:
@@ -243,9 +247,11 @@ def _square_share(norm: ops.LayerNorm | ops.RmsNorm, source: Array) -> float:
     return float(max(squares.max() / LIMIT, squares.mean(axis=-1).max() / ROOT_LIMIT))
 
 
-def _largest_log_sum(op: ops.Softmax, scores: Array) -> float:
-    """Of the numbers that take the place of scores, heads x T x T: the largest absolute logarithm of a row's sum."""
+def _sums_share(op: ops.Softmax, scores: Array) -> float:
+    """scores: heads x T x T."""
+    least, most = LOG_SUMS[op.form]
     seen = np.tri(scores.shape[-1], dtype=bool)
     with np.errstate(over="ignore", divide="ignore"):
         positive, _ = SOFTMAX_FORMS[op.form](numpy_library(), seen, scores)
-        return float(np.abs(np.log(np.where(seen, positive, 0.0).sum(axis=-1))).max())
+        log_sums = np.log(np.where(seen, positive, 0.0).sum(axis=-1))
+        return float(np.abs(log_sums - (least + most) / 2).max() / ((most - least) / 2))
