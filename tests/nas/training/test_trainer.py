@@ -311,7 +311,8 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(corpus: Corpus) -> 
 
 
 def test_bfloat16_trains_with_entropies_in_fp32(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    penalised, penalise = [], EntropyPenalty.forward
+    penalised: list[torch.dtype] = []
+    penalise = EntropyPenalty.forward
 
     def observed(penalty: EntropyPenalty, layers: Sequence[torch.Tensor]) -> torch.Tensor:
         penalised.extend(layer.dtype for layer in layers)
