@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from nas.attention.causal import Attended
 from nas.conversion.transfer import gate_of
-from nas.model.decoder import Decoder, FeedForward
-from nas.model.self_attention import scale_queries
+from nas.model.decoder import Block, Decoder, FeedForward
 from nas.recipe.distillation import Part, fitted_degree
 
 RIDGE = 1e-3  # of the mean square of what a linear reads, which all but leaves out directions that hardly vary
@@ -42,7 +41,9 @@ def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], token
     fitted: dict[str, Tensor] = {}
     for index, kind in parts:
         if kind == "attention":
-            fit_queries(model.layers[index], parent.layers[index], streams[index])
+            layer = model.layers[index]
+            assert isinstance(layer, Block)
+            fit_queries(layer, parent.layers[index], streams[index])
             linear = model.architecture.block_facts.queries
             parameters = model.layers[index].get_submodule(linear).named_parameters()
             fitted |= {f"layers.{index}.{linear}.{key}": value.clone() for key, value in parameters}
@@ -138,7 +139,7 @@ def fit_polynomial(layer: nn.Module, theirs: nn.Module, read: Tensor, degree: in
 
 
 @torch.no_grad()
-def fit_queries(layer: nn.Module, theirs: nn.Module, read: Tensor) -> None:
+def fit_queries(layer: Block, theirs: nn.Module, read: Tensor) -> None:
     """Makes the queries of each head as long as brings what it attends to nearest to the parent's.
 
     theirs: the parent's layer. read: what both read, batch x T x d_model.
@@ -150,7 +151,7 @@ def fit_queries(layer: nn.Module, theirs: nn.Module, read: Tensor) -> None:
         made = _attend(layer, (queries * length, keys, values), temperature)
         error = (made - wanted).square().mean(dim=(0, 2, 3))
         best, least = best.where(least <= error, length), torch.minimum(least, error)
-    scale_queries(layer.attention, best)
+    layer.scale_queries(best)
 
 
 def _attended_by(layer: nn.Module, read: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:

@@ -22,7 +22,6 @@ from nas.conversion.verified_fold import LOG_SUMS, Tokens
 from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder
 from nas.model.mpc_friendly import positive_scores
-from nas.model.self_attention import scale_queries
 from nas.model.weights import load_deployed
 
 BOUNDING_TOKENS = 1 << 14
@@ -49,7 +48,7 @@ def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
     Returns, by layer with bounds, how far from 1 a row of these tokens is at most, as the logarithm of its sum.
     """
     observers = {
-        depth: _Observer(layer.attention)
+        depth: _Observer(layer)
         for depth, layer in enumerate(model.layers)
         if getattr(layer.attention, "bound", None) is not None
     }
@@ -78,15 +77,17 @@ def unheld_by_parent(parent: Parent, tokens: Tensor) -> tuple[int, ...]:
 class _Observer:
     """Stands in for what an attention attends by, and sees the largest and the least row of each head, in logs."""
 
-    def __init__(self, attention: Any) -> None:
-        self.attention, self.attend, self.is_power = attention, attention.attend, attention.bound.form == "power8"
+    def __init__(self, layer: Any) -> None:
+        self.layer, self.attention, self.attend = layer, layer.attention, layer.attention.attend
+        self.is_power = self.attention.bound.form == "power8"
         self.least, self.largest = torch.tensor(torch.inf), torch.tensor(-torch.inf)  # then a number for each head
-        attention.attend = self
+        self.attention.attend = self
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, **settings: Any) -> Attended:
         if self.is_power:
             positive = positive_scores(queries, keys, "power8", self.attention.bound, settings["temperature"])
-            rows = positive[..., 1:, :].sum(dim=-1).log()  # the first row is 1 whatever the score
+            first = min(1, positive.shape[-2] - 1)  # the first row is 1 whatever the score, and others' sums are not
+            rows = positive[..., first:, :].sum(dim=-1).log()
         else:
             rows = log_sums(queries, keys, settings["temperature"])
         sums = rows.transpose(0, 1).flatten(1)  # heads x rows
@@ -104,7 +105,7 @@ class _Observer:
         if self.is_power:
             sizes = torch.exp((sum(LOG_SUMS["power8"]) / 2 - middle) / 8)
             self.attention.bound.weight.mul_(sizes)
-            scale_queries(self.attention, sizes)
+            self.layer.scale_queries(sizes)
         else:
             self.attention.bound.weight.copy_(middle)
         return float((self.largest - self.least).max() / 2)

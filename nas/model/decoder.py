@@ -19,7 +19,7 @@ from costmodel.errors import UserError
 from costmodel.ops import GeluForm
 from nas.model.mpc_friendly import PiecewiseGelu, query_scale
 from nas.model.norms import norm_of
-from nas.model.self_attention import SelfAttention, ShapedSelfAttention, scale_queries
+from nas.model.self_attention import SelfAttention, ShapedSelfAttention
 from nas.recipe.recipe import SlopeSharing
 from search_spaces.architecture import Architecture, Ffn, Layer, has_bias, num_heads, softmax_form
 from search_spaces.lower import GATE_OPS
@@ -145,6 +145,14 @@ class Block(nn.Module):
             joined = self.ffn(self.norm2(stream if self.block.join == "parallel" else joined), joined)
         return joined, entropy
 
+    @torch.no_grad()
+    def scale_queries(self, factors: Tensor) -> None:
+        """Multiplies the queries of each head by its factor, of which there are as many as heads."""
+        assert self.attention is not None
+        for value in self.get_submodule(self.block.queries).parameters():
+            rows = value[: len(factors) * self.attention.head_dim]
+            rows.mul_(factors.repeat_interleave(self.attention.head_dim).view(-1, *[1] * (value.dim() - 1)))
+
 
 class FeedForward(nn.Module):
     """Two linears around an activation, two of them gated, or one fused linear; and how the result joins the stream."""
@@ -269,8 +277,9 @@ def build(
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     for layer, made in zip(architecture.layers, model.layers, strict=True):
+        assert isinstance(made, Block)
         if (scale := query_scale(softmax_form(architecture, layer))) != 1 and made.attention is not None:
-            scale_queries(made.attention, torch.full((num_heads(architecture, layer),), scale))
+            made.scale_queries(torch.full((num_heads(architecture, layer),), scale))
     if not architecture.tied_embeddings:
         draw(model.logits.weight, std=std)
     if architecture.block_facts.is_shaped:

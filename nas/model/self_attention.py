@@ -2,7 +2,6 @@
 
 import math
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -84,15 +83,6 @@ class ShapedSelfAttention(nn.Module):
         temperature = None if self.temperature is None else self.temperature(length)
         mixed, entropy = self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
         return self.shaped(values, mixed).transpose(1, 2).reshape(batch, length, d_model), entropy
-
-
-@torch.no_grad()
-def scale_queries(attention: Any, factors: Tensor) -> None:
-    """Multiplies the queries of each head by its factor. attention: either of the above. factors: heads."""
-    linear = next(part for name in ("q", "qk", "qkv") if (part := getattr(attention, name, None)) is not None)
-    for value in linear.parameters():
-        rows = value[: attention.num_heads * attention.head_dim].unflatten(0, (attention.num_heads, -1))
-        rows.mul_(factors.view(-1, *[1] * value.dim()))
 
 
 class _Shaped(nn.Module):

@@ -11,7 +11,6 @@ from nas.conversion.pretrained import Pretrained
 from nas.conversion.score_bounds import set_bounds, unheld_by_parent
 from nas.conversion.verified_fold import LOG_SUMS, Reference
 from nas.model.decoder import Decoder, build
-from nas.model.self_attention import scale_queries
 from nas.model.weights import deployed_weights, load_deployed, stored_weights
 from nas.recipe.candidate import candidate_at
 from nas.study.verify_fold import deployable
@@ -69,11 +68,18 @@ def test_eighth_powers_are_of_a_size_that_has_their_rows_in_the_middle(name: str
     assert np.ptp(sums) > 0.5
 
 
+def test_a_sequence_of_one_token_sets_a_size_too() -> None:
+    model = bounded("2xLPLGo")
+    before = model(torch.from_numpy(TOKENS)).logits
+    assert set_bounds(model, torch.from_numpy(TOKENS[:, :1])) == {0: 0.0, 1: 0.0}
+    torch.testing.assert_close(model(torch.from_numpy(TOKENS)).logits, before)
+
+
 @pytest.mark.parametrize("factor", [1.0, 4.0])
 def test_eighth_powers_of_a_size_that_fixed_point_does_not_hold_are_told(factor: float) -> None:
     model = bounded("2xLPLGo")
     set_bounds(model, torch.from_numpy(TOKENS))
-    scale_queries(model.layers[1].attention, torch.full((2,), factor))
+    model.layers[1].scale_queries(torch.full((2,), factor))
     with torch.no_grad():
         model.layers[1].attention.bound.weight.mul_(factor)
     weights = {name: value.clone() for name, value in deployed_weights(model).items()}
