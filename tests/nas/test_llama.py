@@ -17,6 +17,7 @@ from nas import export, search, train
 from nas.conversion.huggingface import load_pretrained, save_model, to_transformers
 from nas.conversion.parent import load_parent
 from nas.conversion.stream_scale import with_stream_scale
+from nas.conversion.verified_fold import LOG_SUMS
 from nas.corpus.corpus import prepare, tokenizer_file
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
@@ -98,14 +99,14 @@ def test_its_own_placement_trained_on_the_text_is_exported_as_a_parent(parent: P
 def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(
     parent: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nas.conversion.score_bounds.MAX_LOG_SUM", 0.0)
+    monkeypatch.setattr("nas.conversion.score_bounds.LOG_SUMS", LOG_SUMS | {"bounded": (0.0, 0.0)})
     folder = corpus.parent / "exact"
     given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--num-trials", "1"]
     with trials_here():
         assert search.main([*PRICES, *TRAININGS, *given, "--searcher", "uniform"]) == 0
     out = capsys.readouterr().out
     assert "a softmax is not bounded in layers 0, 1, 2 (from 0)" in out
-    assert re.findall(r"space parent: ([\d,]+) members", out) == [f"{2 * 100**3:,}", f"{2 * 70**3:,}"]
+    assert re.findall(r"space parent: ([\d,]+) members", out) == [f"{2 * 130**3:,}", f"{2 * 100**3:,}"]
     run = Run.find(str(folder))
     assert run.meta.exact_softmax == (0, 1, 2)
     resumed = price_study(run.config, folder).feasible.space
