@@ -2,8 +2,10 @@
 
 The model is first trained on the text itself. What comes of that is the parent: candidates start from it, learn from it
 and are held against it, so that what they lose is not hidden by what they gain from the text. Then a search within a
-share of what the parent takes; the parent trained on as many tokens more, for comparison; single sub-layers replaced
-and trained, against which block scores must rank.
+share of what the parent takes. Beside it: nets put together of what was trained by itself, and nothing else trained;
+the parent trained on as many tokens more; the picks with a second seed; single sub-layers replaced and trained, against
+which block scores must rank.
+
 The text is Python, of the standard library, and English, of what installed packages document. The second corpus is
 English of which nothing is trained on: what the installed packages say of themselves, by their many authors.
 """
@@ -24,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
+from costmodel.cost import Price
 from costmodel.errors import UserError
 from experiments.bars import Figure, figure_table, table
 from experiments.ranking import spearman
@@ -35,8 +38,10 @@ from nas.corpus.local_files import stdlib_files
 from nas.corpus.second import package_files
 from nas.model.weights import deployed_weights
 from nas.recipe.overrides import DistillationChanges, RecipeChanges, ScaleChanges
+from nas.recipe.recipe import SCALES, ScaleName
 from nas.report.draw import draw_panels, save_figure
 from nas.report.panels import LinePanel, PanelFigure, Series
+from nas.run.front import picked
 from nas.run.second import second_perplexity
 from nas.searchers.block_scores import BlockScores, from_csv, trained_sub_layers
 from nas.storage import RUNS, locked, replace_file
@@ -49,6 +54,7 @@ from search_spaces.pricing import price_architecture
 
 CONFIGS = Path(__file__).parent / "configs"
 BASE = "smollm2-135m"
+SCALE: ScaleName = "parent"
 UNTAUGHT = RecipeChanges(route=DistillationChanges(distillation=0.0, streams=0.0))
 DOCUMENTED = ("matplotlib", "networkx", "numpy", "ray", "scipy", "torch", "transformers")  # packages
 DOCUMENTED_FILES = 160  # of each, so that there is about as much English as Python
@@ -56,7 +62,9 @@ DOCSTRING, DOCUMENT = 400, range(2_000, 40_000)  # characters: the least of one,
 DOCUMENTING = (ast.Module, ast.ClassDef, ast.FunctionDef)
 DESCRIPTION = 1_500, 4_000  # characters: the least, below which there is little but a heading, and what is read of one
 TEXT, ENGLISH = "text", "english"  # folders
-TUNED, FURTHER, ALONE = "fine-tuned", "fine-tuned twice", "alone"  # variants
+TUNED, FURTHER, ASSEMBLED, AGAIN, ALONE = "fine-tuned", "fine-tuned twice", "put together", "again", "alone"  # variants
+PICKS = "best", "knee"
+UNMOVED = 1e-30  # a learning rate at which the one step that a training has at least changes no weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +74,8 @@ class Settings:
     parent: its file, in the folder where this is run. own: its placement. space: a file beside the experiment's.
     parent_tokens: that the parent is tuned on. tokens: each candidate, and the parent again at `further_rate`.
     batch, learning_rate: of candidates, which begin nearer to their end than the parent did.
-    singles: placements of one sub-layer that is not its own, trained over `single_tokens` and validated on
-        `single_validation_tokens`, the same of all.
+    assembled: placements of which the library's sub-layers are put together, and nothing else trained.
+    singles: placements of one sub-layer that is not its own, trained over `single_tokens`.
     """
 
     parent: str
@@ -85,9 +93,9 @@ class Settings:
     batch: int
     learning_rate: float
     further_rate: float
+    assembled: tuple[str, ...]
     singles: tuple[str, ...]
     single_tokens: int
-    single_validation_tokens: int
     least_spearman: float
 
 
@@ -114,7 +122,9 @@ def run(name: str, settings: Settings, console: Console) -> None:
         console.print(model_table(shown))
         written = save_figure(folder / name, draw_panels(model_figure(shown)))
         console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
-        ended = train_all(_plan(settings, parent, folder), folder, console)
+        picks = list(dict.fromkeys(picked(searched.front, choice).first.placement for choice in PICKS))
+        ended = train_all(_plan(settings, parent, folder, picks), folder, console)
+    console.print(trained_table(searched, ended))
     scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
     console.print(kind_table(scores))
     compared = dict(_singles(scores, ended))
@@ -169,7 +179,7 @@ def _tuned(settings: Settings, folder: Path, console: Console) -> Path:
     target = folder / "parent"
     variant = Variant(seeds=(0,), parent=settings.parent, tokens=settings.parent_tokens, recipe=UNTAUGHT)
     data = str(text(folder / TEXT))
-    plan = Plan(scale="parent", base=BASE, data=data, rows=(settings.own,), variants={TUNED: variant})
+    plan = Plan(scale=SCALE, base=BASE, data=data, rows=(settings.own,), variants={TUNED: variant})
     (job,) = train_all(plan, folder, console)
     if not (target / CHECKSUMS_FILE).exists():  # written last
         source = load_parent(settings.parent)
@@ -207,23 +217,28 @@ def _small_steps(settings: Settings) -> ScaleChanges:
     return ScaleChanges(batch=settings.batch, micro_batch=settings.batch, learning_rate=settings.learning_rate)
 
 
-def _plan(settings: Settings, parent: Path, folder: Path) -> Plan:
-    """The parent itself again, and every single."""
+def _plan(settings: Settings, parent: Path, folder: Path, picks: Sequence[str]) -> Plan:
+    """What is trained beside the search, the shortest first."""
     scale = _small_steps(settings)
+    healing = RecipeChanges(scale=scale)
+    unmoved = RecipeChanges(scale=replace(scale, learning_rate=UNMOVED))
     further = replace(UNTAUGHT, scale=replace(scale, learning_rate=settings.further_rate))
-    alone = RecipeChanges(scale=replace(scale, validation_tokens=settings.single_validation_tokens))
-    rows = {FURTHER: (settings.own,), ALONE: settings.singles}
-    variants = {FURTHER: (settings.tokens, further), ALONE: (settings.single_tokens, alone)}
+    variants = {
+        ASSEMBLED: (settings.assembled, 0, settings.batch * SCALES[SCALE].seq_len, unmoved),
+        FURTHER: ((settings.own,), 0, settings.tokens, further),
+        AGAIN: (picks, 1, settings.tokens, healing),
+        ALONE: (settings.singles, 0, settings.single_tokens, healing),
+    }
     return Plan(
-        scale="parent",
+        scale=SCALE,
         base=BASE,
         data=str(text(folder / TEXT)),
-        rows=tuple(row for of_variant in rows.values() for row in of_variant),
+        rows=tuple(dict.fromkeys(row for rows, *_ in variants.values() for row in rows)),
         variants={
-            name: Variant(seeds=(0,), parent=str(parent), tokens=tokens, recipe=recipe)
-            for name, (tokens, recipe) in variants.items()
+            name: Variant(seeds=(seed,), parent=str(parent), tokens=tokens, recipe=recipe)
+            for name, (_, seed, tokens, recipe) in variants.items()
         },
-        pairs=frozenset((variant, row) for variant, of_variant in rows.items() for row in of_variant),
+        pairs=frozenset((name, row) for name, (rows, *_) in variants.items() for row in rows),
     )
 
 
@@ -282,6 +297,30 @@ def model_figure(models: Sequence[Shown]) -> PanelFigure:
         for axis, x in by_axis.items()
     )
     return PanelFigure("SmolLM2-135M: a token after a prompt of 128, private", panels)
+
+
+def trained_table(searched: Run, ended: Mapping[Job, Ended]) -> Table:
+    """What was trained beside the search, with what it takes of the parent's price; the picks' first seed too."""
+    parent = searched.parent
+    assert parent is not None
+
+    def price_of(row: str) -> Price:
+        architecture = parse(row, searched.base).architecture
+        return price_architecture(architecture, searched.pricer, searched.workload, "deployed").price
+
+    whole = price_of(parent.notation)
+    first = {member.first.placement: member.first.perplexity for member in searched.front}
+    rows = []
+    for job, end in ended.items():
+        if job.variant != ALONE:
+            price, nats = price_of(job.row), math.log((end.perplexity or math.inf) / parent.perplexity)
+            shares = f"{price.latency_s / whole.latency_s:.0%}", f"{price.sent_bytes / whole.sent_bytes:.0%}"
+            perplexity = f"{end.perplexity or math.inf:.2f}"
+            if job.variant == AGAIN:
+                perplexity += f" (seed 0: {first[job.row]:.2f})"
+            rows.append((job.variant, job.row, *shares, perplexity, f"{nats:+.3f}"))
+    columns = ("trained", "placement", "seconds", "sent", "perplexity", "nats above the parent")
+    return table(columns, rows, title="beside the search")
 
 
 def kind_table(scores: BlockScores) -> Table:

@@ -7,8 +7,9 @@ Fixed point is emulated: operands are rounded to the least number the engine hol
 to it. The steps inside an op are exact here, which leaves out the same of both models.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,11 +141,12 @@ def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], to
     architecture, weights = trained.architecture, trained.weights
     folded = fold(architecture, weights)
     while True:
-        if trained.check(folded, quick=True).keeps_precision and (check := trained.check(folded)).keeps_precision:
+        check = trained.check(folded, quick=True)
+        if check.keeps_precision and (check := trained.check(folded, after=check)).keeps_precision:
             return VerifiedFold(folded, check)
         less = fold(architecture, weights, max_condition=folded.condition * (1 - 1e-6))
         if less.left == folded.left:
-            return VerifiedFold(folded, trained.check(folded))
+            return VerifiedFold(folded, trained.check(folded, after=check))
         folded = less
 
 
@@ -185,21 +187,33 @@ class Reference(NamedTuple):
         exact, fixed = (_run(architecture, weights, few, numbers).logits for numbers in (DOUBLE, FIXED))
         return cls(architecture, weights, tokens, few, single.logits, exact, fixed)
 
-    def check(self, folded: Folded, *, quick: bool = False) -> FoldCheck:
-        """quick: of the few sequences alone."""
+    def check(self, folded: Folded, *, quick: bool = False, after: FoldCheck | None = None) -> FoldCheck:
+        """quick: of the few sequences alone. after: that check, whose fixed point is not run again."""
         tokens = self.few if quick else self.tokens
         ours, theirs = _run(folded.architecture, folded.weights, tokens, SINGLE).logits, self.single[: tokens.size]
-        fixed, largest = _run(folded.architecture, folded.weights, self.few, FIXED), float(np.abs(self.exact).max())
-        return FoldCheck(
+        return replace(
+            after or self._in_fixed_point(folded),
             positions=len(ours),
-            float_error=_difference(ours, theirs) / largest,
+            float_error=_difference(ours, theirs) / self._largest,
             agreement=_agreement(ours, theirs),
+        )
+
+    def _in_fixed_point(self, folded: Folded) -> FoldCheck:
+        fixed, largest = _run(folded.architecture, folded.weights, self.few, FIXED), self._largest
+        return FoldCheck(
+            positions=0,
+            float_error=math.nan,
+            agreement=math.nan,
             fixed_error=_difference(fixed.logits, self.exact) / largest,
             trained_fixed_error=_difference(self.fixed, self.exact) / largest,
             fixed_divergence=_divergence(self.exact, fixed.logits),
             resolution=RESOLUTION / largest,
             fits=fixed.fits,
         )
+
+    @property
+    def _largest(self) -> float:
+        return float(np.abs(self.exact).max())
 
 
 def _difference(ours: Array, theirs: Array) -> float:

@@ -104,13 +104,13 @@ def search_problem(
     """Everything a searcher may know before anything is trained.
 
     From a parent, what knows less than a trigram is no answer to anyone; from scratch few know more. At a parent's own
-    size nothing is that has more than twice its perplexity; nothing heals what the anchors lack, and block scores say
+    size nothing is that has half as much perplexity again; nothing heals what the anchors lack, and block scores say
     what to begin with.
     """
     route, parent = meta.recipe.route, meta.parent
     reference_loss = meta.reference[1]
     if parent is not None and config.scale == "parent":
-        reference_loss = parent.val_loss + math.log(2)
+        reference_loss = parent.val_loss + math.log(1.5)
     elif route is not None and meta.ngrams is not None:
         reference_loss = meta.ngrams.losses[TRIGRAM - 1]
     known: tuple[Trained, ...] = ()
