@@ -64,7 +64,7 @@ class BlockwiseDistillation:
     freezing_share: float = 0.25
 
     def rate_of(self, form: str, degree: int | None) -> float:
-        """The rate of a form that is fitted by a polynomial of this degree, if by any.
+        """The rate of a form that is fitted by a polynomial of this degree, if by any; a line is far from all it fits.
 
         Errors on held-out streams at three layers of SmolLM2, without training and after 64 steps of 512 tokens:
 
@@ -76,7 +76,7 @@ class BlockwiseDistillation:
         """
         if form == "power8":
             return self.power8_rate
-        return self.learning_rate if degree is None else self.polynomial_rate
+        return self.polynomial_rate if degree is not None and degree > 1 else self.learning_rate
 
     def batch_of(self, seq_len: int) -> int:
         return max(1, min(self.batch, self.tokens // (self.least_steps * seq_len)))
@@ -220,7 +220,7 @@ def distillation_error(made: Tensor, read: Tensor, left: Tensor) -> Tensor:
 
 def settings_of(recipe: Recipe) -> BlockwiseDistillation:
     """How a recipe has sub-layers trained. At SmolLM2's width 64 steps of 4 sequences leave errors of 0.050 where 32 of
-    8 leave 0.056, and rates of 5e-4 to 2e-3 are alike.
+    8 leave 0.056 of gates that are linear, for which rates of 5e-4 to 2e-3 are alike.
     """
     tokens = recipe.route.blockwise_tokens if recipe.route else 0
     return replace(DEFAULT, tokens=tokens, batch=recipe.scale.micro_batch) if tokens else DEFAULT

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -180,7 +181,7 @@ def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(pa
 def test_a_sub_layer_that_is_fitted_starts_nearest_to_the_parents(part: Part, form: str, parent: Parent, texts: Corpus):
     weights = {name: value * (8 if "qkv" in name else 1) for name, value in parent.model.weights.items()}
     parent = parent._replace(model=parent.model._replace(weights=weights))
-    own, still = parent.model.architecture, replace(SETTINGS, learning_rate=0.0)
+    own, still = parent.model.architecture, replace(SETTINGS, learning_rate=0.0, power8_rate=0.0)
     target = replace(own, layers=(replace(own.layers[0], **{part: form}), own.layers[1]))  # type: ignore[arg-type]
     started = Decoder(target)
     load_deployed(started, transferred(own, parent.model.weights, target))
@@ -192,6 +193,33 @@ def test_a_sub_layer_that_is_fitted_starts_nearest_to_the_parents(part: Part, fo
             for block in (started.layers[0], fitted)
         ]
     assert errors[1] < 0.9 * errors[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "form", "rate"),
+    [
+        ("attention", "power8", 1e-4),
+        ("ffn", "square", 2.5e-4),
+        ("ffn", "bilinear", 1e-3),
+        ("ffn", "relu", 1e-3),
+        ("attention", "2quad", 1e-3),
+    ],
+)
+def test_what_is_fitted_learns_in_steps_that_do_not_undo_it(
+    part: Part, form: str, rate: float, parent: Parent, texts: Corpus, monkeypatch: pytest.MonkeyPatch
+):
+    rates = []
+
+    class Noted(torch.optim.AdamW):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            rates.append(kwargs["lr"])
+
+    monkeypatch.setattr(torch.optim, "AdamW", Noted)
+    streams = parent_streams(parent, [0], texts, SETTINGS, seq_len=SEQ_LEN)
+    for depth, stream in streams:
+        trained_block(parent, SubLayer(depth, part, "layernorm", form), stream, SETTINGS)
+    assert rates == [rate]
 
 
 def test_progress_is_told_in_lines_where_no_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch):
