@@ -3,7 +3,7 @@
 import platform
 from importlib.metadata import version
 
-SCHEMA_VERSION = 5  # of what a run and a training write; what another version wrote is refused
+SCHEMA_VERSION = 6  # of what a run and a training write; what another version wrote is refused
 VERSIONED = ("private-inference-nas", "torch", "ray", "tokenizers", "numpy")
 
 

@@ -239,13 +239,13 @@ def _shown(key: str, value: Any) -> list[str]:
     """A key with its value on one line; a mapping, or a list of members, one item a line."""
     if value is None:
         return []
+    if value == ():
+        return [f"{key}: none"]
     if isinstance(value, dict):
         given = {name: item for name, item in value.items() if item is not None}
         return [line for name, item in given.items() for line in _shown(f"{key}.{name}", item)]
     if isinstance(value, tuple):
-        return [
-            f"{key}: {', '.join(str(item).lower() if isinstance(item, bool) else item for item in value) or 'none'}"
-        ]
+        return [f"{key}: {', '.join(str(item).lower() if isinstance(item, bool) else str(item) for item in value)}"]
     return [f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}"]
 
 

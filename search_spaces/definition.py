@@ -1,6 +1,6 @@
 """A search space as its YAML file states it: a base, then either choices per layer or a list of members."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import product
 from pathlib import Path
 
@@ -33,6 +33,25 @@ class Choices:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Withheld:
+    """Layers, from 0, that do not offer an attention: one without a maximum whose rows, of scores as these layers have,
+    fixed point would not hold.
+    """
+
+    bounded: tuple[int, ...] = ()
+    power8: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for form, layers in asdict(self).items():
+            if layers:
+                _check_distinct(f"withheld.{form}", layers)
+
+    def __or__(self, other: "Withheld") -> "Withheld":
+        layers = {form: tuple(sorted({*layers, *getattr(other, form)})) for form, layers in asdict(self).items()}
+        return Withheld(**layers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Definition:
     """A space before its graph is built.
 
@@ -40,7 +59,7 @@ class Definition:
     choices: what each layer may choose; or
     members: the names of all architectures of the space, without `EReg(...)`.
     constraints: rules that leave out some placements; none unless stated.
-    exact_softmax: layers, from 0, that do not offer a bounded softmax, since their scores would not hold a bound.
+    withheld: layers that do not offer a bounded softmax, or eighth powers.
     first_layers: that every member begins with, whatever else may be chosen.
     entropy_regularisation: which training recipes are searched: plain (false), regularised (true) or both.
 
@@ -54,22 +73,22 @@ class Definition:
     choices: Choices | None = None
     members: tuple[str, ...] | None = None
     constraints: tuple[ConstraintName, ...] = ()
-    exact_softmax: tuple[int, ...] = ()
+    withheld: Withheld = Withheld()
     first_layers: tuple[Layer, ...] = ()
     entropy_regularisation: tuple[bool, ...] = (False, True)
 
     def __post_init__(self) -> None:
         if (self.choices is None) == (self.members is None):
             raise UserError("a space must have either `choices` or `members`, and not both.")
-        narrowing = ("constraints", "exact_softmax", "first_layers")
-        for name in (name for name in narrowing if self.members is not None and getattr(self, name)):
-            raise UserError(f"`{name}` goes with `choices`, but the space lists its `members`; drop one of them.")
+        narrowing = {"constraints": (), "withheld": Withheld(), "first_layers": ()}
+        for name in (name for name, none in narrowing.items() if getattr(self, name) != none):
+            if self.members is not None:
+                raise UserError(f"`{name}` goes with `choices`, but the space lists its `members`; drop one of them.")
         _check_distinct("entropy_regularisation", self.entropy_regularisation)
         if self.members is not None:
             _check_distinct("members", self.members)
-        for name in ("constraints", "exact_softmax"):
-            if items := getattr(self, name):
-                _check_distinct(name, items)
+        if self.constraints:
+            _check_distinct("constraints", self.constraints)
 
 
 def load_definition(name_or_path: str) -> Definition:

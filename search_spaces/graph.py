@@ -8,8 +8,9 @@ Vertices are inserted depth by depth and, at each boundary, in the order of the 
 order of enumeration.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import networkx as nx
@@ -72,18 +73,21 @@ CONSTRAINTS: dict[ConstraintName, Callable[[int, Layer], int | None]] = {
 }
 
 
+NOWHERE: Mapping[str, Collection[int]] = MappingProxyType({})
+
+
 def free_graph(
     num_layers: int,
     block: Block,
     alphabet: Sequence[Layer],
     constraints: Sequence[ConstraintName],
     *,
-    exact_softmax: Collection[int] = (),
+    withheld: Mapping[str, Collection[int]] = NOWHERE,
     first_layers: Sequence[Layer] = (),
 ) -> nx.DiGraph:
     """Any layer of the alphabet at any depth, as far as the constraints allow.
 
-    exact_softmax: depths where a softmax is not bounded. first_layers: that every placement begins with.
+    withheld: depths by attention where it is not offered. first_layers: that every placement begins with.
 
     Raises UserError if no placement is left.
     """
@@ -92,7 +96,7 @@ def free_graph(
 
     def step(depth: int, state: State, layer: Layer) -> State | None:
         offered = first_layers[depth : depth + 1] or everywhere
-        if layer not in offered or (depth in exact_softmax and layer.attention == "bounded"):
+        if layer not in offered or depth in withheld.get(layer.attention, ()):
             return None
         after = [CONSTRAINTS[name](seen, layer) for name, seen in zip(constraints, state[3:], strict=True)]
         allowed = tuple(seen for seen in after if seen is not None)

@@ -4,8 +4,8 @@ A member is an architecture (a path of the space's graph) and whether its traini
 Members are numbered from 0 to `num_members(space) - 1`, recipes of one architecture next to each other.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 
 import networkx as nx
@@ -14,7 +14,7 @@ import numpy as np
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Layer, default_final_norm
 from search_spaces.bases import base_architecture
-from search_spaces.definition import Definition, alphabet, load_definition
+from search_spaces.definition import Definition, Withheld, alphabet, load_definition
 from search_spaces.graph import Choice, Vertex, after, completions, free_graph, listed_graph, source, walk
 from search_spaces.notation import Member, parse
 
@@ -61,11 +61,13 @@ def build_space(definition: Definition, base: Architecture | None = None) -> Sea
     """
     base = base or base_architecture(definition.base, definition.dimensions)
     if definition.choices is not None:
-        if any(not 0 <= depth < base.num_layers for depth in definition.exact_softmax):
-            raise UserError(
-                f"`exact_softmax` of space {definition.name!r} must name layers from 0 to {base.num_layers - 1}, but "
-                f"got {list(definition.exact_softmax)}."
-            )
+        withheld = asdict(definition.withheld)
+        for form, depths in withheld.items():
+            if any(not 0 <= depth < base.num_layers for depth in depths):
+                raise UserError(
+                    f"`withheld.{form}` of space {definition.name!r} must name layers from 0 to "
+                    f"{base.num_layers - 1}, but got {list(depths)}."
+                )
         if len(definition.first_layers) >= base.num_layers:
             raise UserError(
                 f"space {definition.name!r} must leave a layer of {base.num_layers} to choose, but begins with "
@@ -76,7 +78,7 @@ def build_space(definition: Definition, base: Architecture | None = None) -> Sea
             base.block_facts,
             alphabet(definition.choices),
             definition.constraints,
-            exact_softmax=definition.exact_softmax,
+            withheld=withheld,
             first_layers=definition.first_layers,
         )
     else:
@@ -84,13 +86,13 @@ def build_space(definition: Definition, base: Architecture | None = None) -> Sea
     return SearchSpace(definition=definition, base=base, graph=graph, completions=completions(graph))
 
 
-def with_exact_softmax(space: SearchSpace, layers: Iterable[int]) -> SearchSpace:
-    """The space that does not offer a bounded softmax in these layers either; one that lists its members, as it is."""
+def without(space: SearchSpace, withheld: Withheld) -> SearchSpace:
+    """The space that does not offer these either; one that lists its members, as it is."""
     definition = space.definition
-    exact = tuple(sorted({*definition.exact_softmax, *layers}))
-    if definition.choices is None or exact == definition.exact_softmax:
+    both = definition.withheld | withheld
+    if definition.choices is None or both == definition.withheld:
         return space
-    return build_space(replace(definition, exact_softmax=exact), space.base)
+    return build_space(replace(definition, withheld=both), space.base)
 
 
 def with_first_layers(space: SearchSpace, layers: Sequence[Layer]) -> SearchSpace:

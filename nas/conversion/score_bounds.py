@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from costmodel.ops import SoftmaxForm
 from nas.attention.causal import Attended, log_sums
+from nas.conversion.linear_fit import fitted_linears
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
 from nas.conversion.verified_fold import LOG_SUMS, Tokens
@@ -23,8 +25,10 @@ from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder
 from nas.model.mpc_friendly import positive_scores
 from nas.model.weights import load_deployed
+from nas.recipe.distillation import fitted_parts
 
 BOUNDING_TOKENS = 1 << 14
+FIT_TOKENS = 1 << 11  # that say how long queries are
 
 
 def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
@@ -57,21 +61,29 @@ def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
     return {depth: observer.leave() for depth, observer in observers.items()}
 
 
-def unheld(farthest: Mapping[int, float]) -> tuple[int, ...]:
-    """The layers whose bounds do not hold in fixed point. farthest: as `set_bounds` returns it."""
-    return tuple(depth for depth, log_sum in farthest.items() if not log_sum <= LOG_SUMS["bounded"][1])
+def unheld(farthest: Mapping[int, float], form: SoftmaxForm) -> tuple[int, ...]:
+    """The layers whose rows fixed point does not hold, all of one form. farthest: as `set_bounds` returns it."""
+    least, most = LOG_SUMS[form]
+    return tuple(depth for depth, log_sum in farthest.items() if not log_sum <= (most - least) / 2)
 
 
-def unheld_by_parent(parent: Parent, tokens: Tensor) -> tuple[int, ...]:
-    """The layers whose softmax, if it were bounded as the parent attends, would not hold. tokens: sequences x T."""
+def unheld_by_parent(parent: Parent, form: SoftmaxForm, tokens: Tensor) -> tuple[int, ...]:
+    """The layers whose softmax, if it were of this form as the parent attends, would not hold. tokens: sequences x T.
+
+    Eighth powers attend by queries that are fitted to the parent's, over the last of the tokens.
+    """
     source = parent.model.architecture
     layers = tuple(
-        replace(layer, attention="bounded") if layer.attention == "softmax" else layer for layer in source.layers
+        replace(layer, attention=form) if layer.attention == "softmax" else layer  # type: ignore[arg-type]
+        for layer in source.layers
     )
     target = replace(source, layers=layers)
     model = Decoder(target).eval()
     load_deployed(model, transferred(source, parent.model.weights, target))
-    return unheld(set_bounds(model, tokens))
+    if parts := fitted_parts(target, source):
+        few = tokens[-max(1, FIT_TOKENS // tokens.shape[1]) :]
+        load_deployed(model, fitted_linears(parent.decoder(), model, parts, few))
+    return unheld(set_bounds(model, tokens), form)
 
 
 class _Observer:

@@ -214,7 +214,7 @@ def infeasible_lines(run: Run) -> list[str]:
     """Members whose weights did not fold as the rule predicted, so that they are beyond the budget."""
     lines = []
     for record in found_infeasible(run.records, run.budget):
-        why = f"its folded form failed the check: its logits {_how_far(record)}"
+        why = "; ".join((f"its folded form failed the check: its logits {_how_far(record)}", *record.left_unfolded))
         if record.fold_holds is not False:
             verified = f"{format_seconds(record.latency_s)} and {format_bytes(record.sent_bytes)}"
             why = f"its weights fold to {verified}: {'; '.join(record.left_unfolded) or 'nothing was left unfolded'}"

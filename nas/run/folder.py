@@ -7,7 +7,7 @@ report.html, what `nas.export` makes of it in exports/, and of the user's own ne
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -29,7 +29,7 @@ from nas.run.ledger import Record
 from nas.run.own_space import OWN, own_space
 from nas.storage import RUNS, newest, replace_file
 from search_spaces.architecture import Architecture, canonical
-from search_spaces.definition import load_definition
+from search_spaces.definition import Withheld, load_definition
 from search_spaces.space import SearchSpace, build_space
 
 CONFIG_FILE = "run.yaml"
@@ -79,7 +79,7 @@ class Meta:
     recipe: what candidates are trained with (`nas.run.config.study_candidate`).
     parent: what the parent reaches, which is kept in PARENT_FOLDER; None without one.
     ngrams: what n-gram models reach of the training tokens that a candidate sees; None where that was not counted.
-    exact_softmax: layers whose scores, as the parent's, would not hold a bound; its space does not offer one there.
+    withheld: attention that its space does not offer, as fixed point would not hold its rows with the parent's scores.
     held_out: the documents that validate. second: None where trials are validated on one corpus alone.
     """
 
@@ -99,7 +99,7 @@ class Meta:
     recipe: Recipe
     parent: ParentResult | None = None
     ngrams: NgramBaseline | None = None
-    exact_softmax: tuple[int, ...] = ()
+    withheld: Withheld = field(default_factory=Withheld)
     held_out: HeldOut | None = None
     second: SecondCorpus | None = None
 
@@ -138,8 +138,8 @@ def find_run(run: str) -> Path:
 
 def write_config(folder: Path, config: StudyConfig) -> None:
     """Makes the folder a run, so it comes last; a space, network and testbed of the user's own are kept with it."""
-    for field, protocol in product(KEPT_FILES, config.protocols):
-        given, name = _given(config, field, protocol)
+    for setting, protocol in product(KEPT_FILES, config.protocols):
+        given, name = _given(config, setting, protocol)
         if given is not None and given.endswith((".yaml", ".yml")) and not (folder / name).exists():
             replace_file(folder / name, Path(given).read_bytes().decode("utf-8"))
     replace_file(folder / CONFIG_FILE, dump(asdict(config)))

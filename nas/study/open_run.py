@@ -182,7 +182,7 @@ def new_meta(
         num_feasible=feasible.num_feasible,
         base=feasible.space.base,
         recipe=recipe,
-        exact_softmax=feasible.space.definition.exact_softmax,
+        withheld=feasible.space.definition.withheld,
         held_out=corpus.held_out,
         parent=parent and parent_result(parent, corpus, scale, feasible, device),
         ngrams=ngram_baseline(

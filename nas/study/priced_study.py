@@ -28,7 +28,7 @@ from search_spaces.budget.priced_space import cheapest, extrapolated, most_expen
 from search_spaces.deployed import reads_live_norm
 from search_spaces.notation import name_of, parse, placement
 from search_spaces.pricing import price_architecture
-from search_spaces.space import SearchSpace, load_space, member_of, num_members, with_exact_softmax, with_first_layers
+from search_spaces.space import SearchSpace, load_space, member_of, num_members, with_first_layers, without
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
     each = list(zip(run_pricers(folder, config), config.budgets.values(), strict=True))
     space = run_space(folder, config, _tables(config, folder))
     if folder is not None:
-        space = with_exact_softmax(space, read_meta(folder).exact_softmax)
+        space = without(space, read_meta(folder).withheld)
     if config.kept_layers is not None:
         space = _with_kept_layers(config, folder, space)
     feasible, left_out = priced_within(space, each, config.workload, config.accounting)

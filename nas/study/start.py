@@ -3,17 +3,18 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from costmodel.errors import StoppedError
+from costmodel.ops import SoftmaxForm
 from nas.attention.causal import has_native
 from nas.conversion.parent import NO_PARENT, Parent, keep_parent
 from nas.conversion.score_bounds import bounding_tokens, unheld_by_parent
-from nas.conversion.verified_fold import check_tokens
+from nas.conversion.verified_fold import LOG_SUMS, check_tokens
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngrams import TRIGRAM
 from nas.recipe.candidate import Candidate
@@ -33,7 +34,8 @@ from nas.study.trials import RunHaltedError, Trials
 from nas.study.warm_start import WarmStart, begin_with, read_warm_start
 from nas.training.memory import available_bytes, require_memory, training_memory
 from search_spaces.budget.feasible import FeasibleSpace, check_feasible, priced_anew
-from search_spaces.space import with_exact_softmax
+from search_spaces.definition import Withheld
+from search_spaces.space import without
 
 FEW_TOKENS = 1 << 23  # proxies from scratch pass the trigram between 2 and 6 million tokens, the 5-gram later
 
@@ -123,20 +125,30 @@ def start_trials(started: StartedStudy, console: Console, on_end: Callable[[Reco
     )
 
 
+WITHHELD = {"bounded": "bounded softmax", "power8": "eighth powers"}  # in words
+
+
 def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus, log: Callable[[str], None]) -> FeasibleSpace:
-    """The space without the bounded softmaxes that would not hold with scores as the parent's.
+    """The space without bounded softmaxes and eighth powers where they would not hold with scores as the parent's.
 
     Raises InfeasibleError if nothing is left within the budget.
     """
     space, priced = feasible.space, feasible.priced
-    if all(layer.attention != "bounded" for layer in space.layers):
+    offered = {layer.attention for layer in space.layers}
+    forms: list[SoftmaxForm] = [form for form in LOG_SUMS if form in offered]
+    if not forms:
         return feasible
-    _, tokens = check_tokens(corpus, parent.model.architecture.vocab_size, priced.seq_len)
-    narrowed = with_exact_softmax(space, unheld_by_parent(parent, bounding_tokens(corpus, tokens)))
-    if narrowed is space:
+    _, checked = check_tokens(corpus, parent.model.architecture.vocab_size, priced.seq_len)
+    tokens = bounding_tokens(corpus, checked)
+    withheld = Withheld(**{form: unheld_by_parent(parent, form, tokens) for form in forms})
+    if (narrowed := without(space, withheld)) is space:
         return feasible
-    layers = ", ".join(map(str, narrowed.definition.exact_softmax))
-    log(f"a softmax is not bounded in layers {layers} (from 0), where rows of the parent's scores are too far apart")
+    for form, layers in asdict(narrowed.definition.withheld).items():
+        if layers:
+            log(
+                f"no {WITHHELD[form]} in layers {', '.join(map(str, layers))} (from 0), where rows of the parent's "
+                f"scores are too far apart"
+            )
     feasible = priced_anew(feasible, narrowed, priced.workload)
     check_feasible(feasible)
     log(overview(feasible)[0])

@@ -10,7 +10,7 @@ from torch import Tensor
 from costmodel.errors import UserError
 from nas.conversion.fold import at_dimensions
 from nas.conversion.score_bounds import bounding_tokens, set_bounds, unheld
-from nas.conversion.verified_fold import check_tokens, fold_as_far_as
+from nas.conversion.verified_fold import LOG_SUMS, check_tokens, fold_as_far_as
 from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import DocumentLoss
 from nas.model.decoder import Decoder
@@ -51,7 +51,8 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path) -> Verifie
 class Deployable(NamedTuple):
     """A trained model before it is folded, its weights by node of the op graph, a tied output table written out.
 
-    architecture: as trained, but for an exact softmax where a bounded one does not hold; left: these layers.
+    architecture: as trained, but for an exact softmax where a bounded one does not hold. left: these layers, and those
+        whose eighth powers fixed point does not hold, which nothing can stand in for.
     """
 
     architecture: Architecture
@@ -66,7 +67,11 @@ def deployable(candidate: Candidate, trained: Checkpoint, tokens: Tensor) -> Dep
     """
     model = trained_model(candidate, trained)
     layers = list(model.architecture.layers)
-    exact = [depth for depth in unheld(set_bounds(model, tokens)) if layers[depth].attention == "bounded"]
+    farthest = set_bounds(model, tokens)
+    exact, powers = (
+        unheld({depth: apart for depth, apart in farthest.items() if layers[depth].attention == form}, form)
+        for form in LOG_SUMS
+    )
     for depth in exact:
         layers[depth] = replace(layers[depth], attention="softmax")
     dropped = tuple(f"layers.{depth}.attention.bound." for depth in exact)
@@ -74,7 +79,14 @@ def deployable(candidate: Candidate, trained: Checkpoint, tokens: Tensor) -> Dep
     return Deployable(
         architecture=replace(model.architecture, layers=tuple(layers)),
         weights={name: value.contiguous().clone() for name, value in weights if not name.startswith(dropped)},
-        left=tuple(f"layers.{depth}.attention: its rows are too far apart for a bounded softmax" for depth in exact),
+        left=(
+            *(f"layers.{depth}.attention: its rows are too far apart for a bounded softmax" for depth in exact),
+            *(
+                f"layers.{depth}.attention: sums of its rows of eighth powers are up to e^{farthest[depth]:.1f} from "
+                f"their middle, and fixed point holds e^9"
+                for depth in powers
+            ),
+        ),
     )
 
 

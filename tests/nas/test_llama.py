@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from search_spaces.definition import Withheld
+
 pytest.importorskip("transformers")
 
 import nas.private.__main__ as private
@@ -105,10 +107,10 @@ def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(
     with trials_here():
         assert search.main([*PRICES, *TRAININGS, *given, "--searcher", "uniform"]) == 0
     out = capsys.readouterr().out
-    assert "a softmax is not bounded in layers 0, 1, 2 (from 0)" in out
+    assert "no bounded softmax in layers 0, 1, 2 (from 0)" in out
     assert re.findall(r"space parent: ([\d,]+) members", out) == [f"{2 * 130**3:,}", f"{2 * 100**3:,}"]
     run = Run.find(str(folder))
-    assert run.meta.exact_softmax == (0, 1, 2)
+    assert run.meta.withheld == Withheld(bounded=(0, 1, 2))
     resumed = price_study(run.config, folder).feasible.space
     assert all(layer.attention != "bounded" for layer in resumed.layers)
 

@@ -77,7 +77,7 @@ def test_removed_attention_takes_its_norm_with_it() -> None:
             "item 1 of `ffn` of `choices` of PATH must be one of gelu, ",
         ),
         (CHOICES.replace("[gelu, none]", "[]"), "`choices` of PATH: `ffn` must list at least one item, but is empty."),
-        (CHOICES.replace("[gelu, none]", "[gelu, gelu]"), "`choices` of PATH: `ffn` must list each item once, but "),
+        (CHOICES.replace("[gelu, none]", "[gelu, gelu]"), "`choices` of PATH: `ffn` must list each item on"),
         (CHOICES + "members: [SM]\n", "PATH: a space must have either `choices` or `members`, and not both."),
         ("name: mine\nbase: tiny\n", "PATH: a space must have either `choices` or `members`, and not both."),
         (CHOICES + "constraints: [fun]\n", "item 0 of `constraints` of PATH must be one of ffn-removed-only-in-"),
@@ -94,7 +94,10 @@ def test_removed_attention_takes_its_norm_with_it() -> None:
         (MEMBERS.replace("SM+R", "SM+LN+G"), "PATH: `members` must list each item once, but lists 'SM+LN+G' twice."),
         (MEMBERS.replace("[SM+LN+G, SM+R]", "[]"), "PATH: `members` must list at least one item, but is empty."),
         (MEMBERS + "constraints: [ffn-removed-only-in-deepest-suffix]\n", "PATH: `constraints` goes with `choices`"),
-        (CHOICES + "exact_softmax: [1, 1]\n", "PATH: `exact_softmax` must list each item once, but lists 1 twice."),
+        (
+            CHOICES + "withheld: {power8: [1, 1]}\n",
+            "`withheld` of PATH: `withheld.power8` must list each item once, but ",
+        ),
     ],
 )
 def test_bad_definitions_are_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:

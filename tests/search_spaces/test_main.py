@@ -127,7 +127,8 @@ def test_show_says_what_a_space_is_made_of(capsys: pytest.CaptureFixture[str], n
     code, out, _ = run(capsys, "show", name)
     assert code == 0
     assert out.startswith(f"name: {name}\n")
-    assert "constraints: none\nexact_softmax: none\nfirst_layers: none\nentropy_regularisation: false, true\n" in out
+    narrowing = ("constraints", "withheld.bounded", "withheld.power8", "first_layers")
+    assert "".join(f"{name}: none\n" for name in narrowing) + "entropy_regularisation: false, true\n" in out
     document = json.loads(run(capsys, "show", name, "--format", "json")[1])
     assert document["num_members"] == 2 * document["num_architectures"]
     assert document["num_vertices"] > 0 < document["num_edges"]

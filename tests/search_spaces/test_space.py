@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from search_spaces.architecture import arch_id
+from search_spaces.definition import Withheld
 from search_spaces.graph import Choice
 from search_spaces.notation import name_of, parse
 from search_spaces.space import (
@@ -23,8 +24,8 @@ from search_spaces.space import (
     path_of,
     random_below,
     sample,
-    with_exact_softmax,
     with_first_layers,
+    without,
 )
 
 
@@ -59,14 +60,14 @@ def test_size_under_the_constraint(make_space: Callable[..., SearchSpace]) -> No
 
 def test_layers_with_an_exact_softmax_offer_no_bounded_one() -> None:
     space = load_space("smollm2-135m")
-    exact = with_exact_softmax(space, [3, 29])
+    exact = without(space, Withheld(bounded=(3, 29)))
     bounded = sum(layer.attention == "bounded" for layer in space.layers)
     assert num_architectures(exact) == 160**28 * (160 - bounded) ** 2
     depths = {v.depth for v in exact.graph if isinstance(v, Choice) and v.layer.attention == "bounded"}
     assert depths == set(range(30)) - {3, 29}
-    assert with_exact_softmax(exact, [3]) is exact
-    with pytest.raises(ValueError, match=r"`exact_softmax` of space 'smollm2-135m' must name layers from 0 to 29, but"):
-        with_exact_softmax(space, [30])
+    assert without(exact, Withheld(bounded=(3,))) is exact
+    with pytest.raises(ValueError, match=r"`withheld.bounded` of space 'smollm2-135m' must name layers from 0 to 29"):
+        without(space, Withheld(bounded=(30,)))
 
 
 def test_members_may_begin_with_layers_that_are_given() -> None:

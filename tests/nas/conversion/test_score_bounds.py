@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from costmodel.execution import interpreter
+from costmodel.ops import SoftmaxForm
 from nas.conversion.fold import fold
 from nas.conversion.parent import Parent
 from nas.conversion.pretrained import Pretrained
@@ -120,9 +121,12 @@ def test_where_a_bound_does_not_hold_the_softmax_is_exact(scores: float, exact: 
     assert Reference.of(made.architecture, made.weights, TOKENS).check(fold(made.architecture, made.weights)).fits
 
 
-@pytest.mark.parametrize(("scores", "exact"), [(2.0, ()), (40.0, (0, 1))])
-def test_a_parent_tells_where_bounds_would_not_hold(scores: float, exact: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("form", "scores", "withheld"),
+    [("bounded", 2.0, ()), ("bounded", 40.0, (0, 1)), ("power8", 2.0, ()), ("power8", 40.0, (1,))],
+)
+def test_a_parent_tells_where_rows_would_not_hold(form: SoftmaxForm, scores: float, withheld: tuple[int, ...]) -> None:
     model = bounded("2xLSLGo", scores=scores)
     weights = {name: value.clone() for name, value in deployed_weights(model).items()}
     parent = Parent("a test's", Pretrained(model.architecture, weights, None), "")
-    assert unheld_by_parent(parent, torch.from_numpy(TOKENS)) == exact
+    assert unheld_by_parent(parent, form, torch.from_numpy(TOKENS)) == withheld
