@@ -33,7 +33,7 @@ from costmodel.config.units import format_seconds
 from costmodel.data_range import describe
 from costmodel.errors import UserError
 from nas.conversion.pretrained import TRAINED_FILE, WINDOWS_FILE, write_checksums
-from nas.corpus.sources import TOKENIZER_FILE
+from nas.corpus.tokenizer import TOKENIZER_FILE, kept_tokenizer, write_tokenizer
 from nas.model.weights import WEIGHTS_FILE
 from nas.prepare_export import Export, prepare_export, training_export
 from nas.report.model_card import EXPORT_FILE, Fold, model_card
@@ -123,8 +123,9 @@ def _write_yaml(made: Export, target: Path) -> None:
     _write_weights(made, target)
     (target / ARCHITECTURE_FILE).write_text(dump_architecture(made.architecture), encoding="utf-8")
     (target / TRAINED_FILE).write_text(dump_architecture(made.trained), encoding="utf-8")
-    if made.tokenizer.is_file():
-        (target / TOKENIZER_FILE).write_bytes(made.tokenizer.read_bytes())
+    if (made.tokenizer / TOKENIZER_FILE).is_file():
+        kept = kept_tokenizer(made.tokenizer, "")
+        write_tokenizer(target, kept.json, kept.end_of_text)
     if made.windows is not None:
         (target / WINDOWS_FILE).write_bytes(made.windows.tobytes())
 

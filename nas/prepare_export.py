@@ -16,7 +16,7 @@ from nas.conversion.fold import at_dimensions
 from nas.conversion.pretrained import read_windows
 from nas.conversion.score_bounds import bounding_tokens
 from nas.conversion.verified_fold import VerifiedFold, check_tokens, fold_as_far_as
-from nas.corpus.corpus import known_corpus, tokenizer_file
+from nas.corpus.corpus import known_corpus, tokenizer_folder
 from nas.corpus.held_out import trained_on
 from nas.corpus.near_duplicates import KeptWindows
 from nas.recipe.candidate import Candidate, candidate_id, canonical_candidate
@@ -39,8 +39,8 @@ from search_spaces.workload import Workload
 class Export:
     """The priced architecture, the trained one with its weights by node of the op graph, and what is known of them.
 
-    tokenizer: path of a tokenizer.json, which is there as long as the corpus is in the cache. run: that it is a trial
-    of; None for what `nas.train` trained. windows: of all text behind the weights, as far as that is known.
+    tokenizer: the folder that keeps it, which is there as long as the corpus is in the cache. run: that it is a trial
+        of; None for what `nas.train` trained. windows: of all text behind the weights, as far as that is known.
     """
 
     architecture: Architecture
@@ -184,7 +184,7 @@ def _prepared(
         weights=weights,
         facts=facts,
         seq_len=seq_len,
-        tokenizer=tokenizer_file(provenance.corpus),
+        tokenizer=tokenizer_folder(provenance.corpus),
     )
 
 

@@ -11,8 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from costmodel.errors import UserError
 from nas.corpus.documents import GivenTokenizer
-from nas.corpus.sources import TOKENIZER_FILE
-from nas.corpus.tokenizer import END_OF_TEXT
+from nas.corpus.tokenizer import END_OF_TEXT, TOKENIZER_FILE
 
 PREFIX = "tokenizer.ggml"
 BYTE_LEVEL = "gpt2"  # `tokenizer.ggml.model`

@@ -18,7 +18,7 @@ from nas.conversion.checkpoint_memory import require_memory
 from nas.conversion.huggingface_families import FAMILIES, architecture_of, from_theirs, plain_settings, to_theirs
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
-from nas.corpus.tokenizer import END_OF_TEXT
+from nas.corpus.tokenizer import END_OF_TEXT, TOKENIZER_FILE, kept_tokenizer
 from search_spaces.architecture import Architecture, canonical
 
 EXTRA = "this needs transformers; install it with pip install -e '.[hf]'."
@@ -116,19 +116,20 @@ def _facts(architecture: Architecture) -> dict[str, Any]:
 def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokenizer: Path, target: Path) -> None:
     """`to_transformers` and its tokenizer, by their `save_pretrained`, into a folder.
 
-    tokenizer: a tokenizer.json. Raises UserError if it is gone.
+    tokenizer: the folder that keeps it. Raises UserError if it is gone.
     """
-    if not tokenizer.is_file():
-        raise UserError(
-            f"the tokenizer of the corpus must be in {tokenizer.parent}, but is gone; prepare the data anew."
-        )
-    to_transformers(architecture, weights).save_pretrained(target)
+    if not (path := tokenizer / TOKENIZER_FILE).is_file():
+        raise UserError(f"the tokenizer of the corpus must be in {tokenizer}, but is gone; prepare the data anew.")
+    end_of_text = kept_tokenizer(tokenizer, "").end_of_text
     ours = _transformers().PreTrainedTokenizerFast(
-        tokenizer_file=str(tokenizer),
-        eos_token=END_OF_TEXT,
+        tokenizer_file=str(path),
+        eos_token=end_of_text,
         model_max_length=architecture.context,
         model_input_names=["input_ids", "attention_mask"],
     )
+    model = to_transformers(architecture, weights)
+    model.config.eos_token_id = model.generation_config.eos_token_id = ours.convert_tokens_to_ids(end_of_text)
+    model.save_pretrained(target)
     ours.save_pretrained(target)
 
 

@@ -6,6 +6,7 @@ CHECKSUMS_FILE holds the SHA-256 of every other file of a folder, so that one th
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +19,7 @@ from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.near_duplicates import KEPT_TYPE, KeptWindows
-from nas.corpus.sources import TOKENIZER_FILE
-from nas.corpus.tokenizer import END_OF_TEXT
+from nas.corpus.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, kept_tokenizer, write_tokenizer
 from nas.model.weights import WEIGHTS_FILE
 from search_spaces.architecture import Architecture, dump_architecture, load_architecture
 from search_spaces.lower import lower
@@ -68,7 +68,7 @@ def read_export(folder: Path) -> Pretrained:
                 raise UserError(f"{path} must hold {name!r} of shape {shape}, as {TRAINED_FILE} says, but has {held}.")
             if not weights[name].is_floating_point() or not weights[name].isfinite().all():
                 raise UserError(f"{path} must hold finite floating-point numbers, but {name!r} does not.")
-    tokenizer = _tokenizer(folder / TOKENIZER_FILE)
+    tokenizer = _tokenizer(folder)
     single = {name: value.float() for name, value in weights.items()}
     return Pretrained(architecture, single, tokenizer, read_windows(folder))
 
@@ -90,20 +90,20 @@ def read_architecture(folder: Path) -> tuple[Architecture, GivenTokenizer | None
 
     Raises UserError, naming the file, if one is lost, damaged or edited.
     """
-    require_checksums(folder, (TRAINED_FILE, TOKENIZER_FILE))
-    return load_architecture(folder / TRAINED_FILE), _tokenizer(folder / TOKENIZER_FILE)
+    require_checksums(folder, (TRAINED_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE))
+    return load_architecture(folder / TRAINED_FILE), _tokenizer(folder)
 
 
-def _tokenizer(path: Path) -> GivenTokenizer | None:
+def _tokenizer(folder: Path) -> GivenTokenizer | None:
     """Reads what is beside the weights, named after its kind, so that a copy of it has the same name."""
+    path = folder / TOKENIZER_FILE
     if not path.is_file():
         return None
-    text = path.read_text(encoding="utf-8")
+    kept = kept_tokenizer(folder, "")
     try:
-        kind = str(json.loads(text)["model"]["type"]).lower()
+        return replace(kept, name=str(json.loads(kept.json)["model"]["type"]).lower())
     except (ValueError, LookupError, TypeError):
         raise UserError(f"{path} must be a whole tokenizer.json; put that of the weights there.") from None
-    return GivenTokenizer(name=kind, json=text, end_of_text=END_OF_TEXT)
 
 
 def write_pretrained(model: Pretrained, folder: Path) -> None:
@@ -112,7 +112,7 @@ def write_pretrained(model: Pretrained, folder: Path) -> None:
     (folder / TRAINED_FILE).write_text(dump_architecture(model.architecture), encoding="utf-8")
     (folder / WEIGHTS_FILE).write_bytes(save(model.weights))
     if model.tokenizer is not None:
-        (folder / TOKENIZER_FILE).write_text(model.tokenizer.json, encoding="utf-8")
+        write_tokenizer(folder, model.tokenizer.json, model.tokenizer.end_of_text)
     if model.windows is not None:
         (folder / WINDOWS_FILE).write_bytes(model.windows.tobytes())
     write_checksums(folder)

@@ -26,7 +26,7 @@ from costmodel.errors import UserError
 from nas.corpus.documents import VALIDATION_SHARE, DocumentSource, GivenTokenizer, Split
 from nas.corpus.held_out import HeldOut, hold_out
 from nas.corpus.near_duplicates import KeptWindows
-from nas.corpus.sources import TOKENIZER_FILE, open_source
+from nas.corpus.sources import open_source
 from nas.corpus.token_files import (
     PROGRESS_FILE,
     Log,
@@ -40,11 +40,13 @@ from nas.corpus.token_files import (
 from nas.corpus.tokenizer import (
     END_OF_TEXT,
     TOKENIZER_BYTES,
+    TOKENIZER_FILE,
     Encoder,
     given_encoder,
     id_type,
     train_tokenizer,
     trained_encoder,
+    write_tokenizer,
 )
 from nas.storage import replace_file
 
@@ -138,7 +140,7 @@ def prepare(
             itemsize = encoder.dtype.itemsize
             progress = _anew_if_torn(entry, lambda: read_progress(entry, source, itemsize)) or new_progress(source)
             if not (entry / TOKENIZER_FILE).exists():
-                replace_file(entry / TOKENIZER_FILE, encoder.tokenizer.to_str())
+                write_tokenizer(entry, encoder.tokenizer.to_str(), given.end_of_text if given else END_OF_TEXT)
             progress = extend(entry, source, encoder, progress, level, log)
             return _described(entry, source, encoder, level, progress, key, of_parent)
         except OSError as error:
@@ -149,9 +151,9 @@ def prepare(
                 shutil.rmtree(entry, ignore_errors=True)
 
 
-def tokenizer_file(fingerprint: str) -> Path:
-    """The tokenizer.json of a prepared corpus, which is there as long as the corpus is in the cache."""
-    return _entry(fingerprint)[0] / TOKENIZER_FILE
+def tokenizer_folder(fingerprint: str) -> Path:
+    """The folder with the tokenizer of a prepared corpus, which is there as long as the corpus is in the cache."""
+    return _entry(fingerprint)[0]
 
 
 def known_corpus(fingerprint: str | None) -> Corpus | None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from costmodel.config.bugs import default_cache_dir
 from costmodel.config.schema import decode
@@ -25,8 +24,8 @@ from nas.corpus.documents import Document, DocumentSource, GivenTokenizer, finge
 from nas.corpus.held_out import HeldOut, grouped, stored_windows
 from nas.corpus.local_files import digest
 from nas.corpus.near_duplicates import MOST_OF_A_DOCUMENT, KeptWindows, repeated, window_hashes
-from nas.corpus.sources import PAPER_CORPORA, TOKENIZER_FILE, open_source
-from nas.corpus.tokenizer import END_OF_TEXT, given_encoder
+from nas.corpus.sources import open_source
+from nas.corpus.tokenizer import given_encoder, kept_tokenizer
 from nas.storage import replace_file
 
 DEPENDENCIES = "dependencies"
@@ -150,8 +149,4 @@ def _first_documents(source: DocumentSource) -> Iterator[Document]:
 
 
 def _tokenizer_of(corpus: Corpus) -> GivenTokenizer:
-    text = (Path(corpus.folder) / TOKENIZER_FILE).read_text(encoding="utf-8")
-    ends = (END_OF_TEXT, *(known.end_of_text for known in PAPER_CORPORA.values()))
-    known = Tokenizer.from_str(text)
-    end = next(end for end in ends if known.token_to_id(end) is not None)
-    return GivenTokenizer(name="first", json=text, end_of_text=end)
+    return kept_tokenizer(Path(corpus.folder), "first")

@@ -23,8 +23,7 @@ from nas.corpus.local_files import (
     stdlib_source,
     txt_source,
 )
-
-TOKENIZER_FILE = "tokenizer.json"
+from nas.corpus.tokenizer import TOKENIZER_FILE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,10 @@
 """Documents to token ids, by the tokenizer that comes with a corpus or a byte-level BPE trained on it."""
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from costmodel.errors import UserError
 from nas.corpus.documents import DocumentSource, GivenTokenizer, texts
+from nas.storage import replace_file
 
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"  # beside it, which is transformers' place for what follows a document
 END_OF_TEXT = "<|endoftext|>"  # follows every document, as in GPT-2
 TOKENIZER_BYTES = 100_000_000  # of training text that the tokenizer learns from: merges settle long before
 PIECE_CHARACTERS = 1 << 20  # longer documents are encoded in pieces of whole lines, which bounds memory
@@ -75,6 +80,26 @@ def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | 
 def trained_encoder(text: str, seq_len: int | None) -> Encoder:
     """From the JSON that `train_tokenizer` returned."""
     return given_encoder(GivenTokenizer(name="bpe", json=text, end_of_text=END_OF_TEXT), None, seq_len)
+
+
+def write_tokenizer(folder: Path, json_text: str, end_of_text: str) -> None:
+    """Writes a tokenizer as `kept_tokenizer` reads it, the file with its entries last. Raises OSError."""
+    replace_file(folder / TOKENIZER_CONFIG_FILE, json.dumps({"eos_token": end_of_text}) + "\n")
+    replace_file(folder / TOKENIZER_FILE, json_text)
+
+
+def kept_tokenizer(folder: Path, name: str) -> GivenTokenizer:
+    """The tokenizer in a folder; one without a configuration beside it ends a document as ours do. Raises OSError, or
+    UserError if the configuration is damaged.
+    """
+    path, end = folder / TOKENIZER_CONFIG_FILE, END_OF_TEXT
+    if path.is_file():
+        try:
+            eos = json.loads(path.read_text(encoding="utf-8"))["eos_token"]
+            end = eos if isinstance(eos, str) else str(eos["content"])  # some of transformers' have settings
+        except (ValueError, LookupError, TypeError):
+            raise UserError(f"{path} must name the `eos_token` of {TOKENIZER_FILE} beside it; restore it.") from None
+    return GivenTokenizer(name=name, json=(folder / TOKENIZER_FILE).read_text(encoding="utf-8"), end_of_text=end)
 
 
 def train_tokenizer(source: DocumentSource, vocab_size: int) -> str:

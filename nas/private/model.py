@@ -16,7 +16,7 @@ from nas.conversion.pretrained import CHECKSUMS_FILE, Pretrained, is_export, rea
 from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import known_corpus
 from nas.corpus.documents import GivenTokenizer
-from nas.corpus.tokenizer import END_OF_TEXT
+from nas.corpus.tokenizer import TOKENIZER_FILE, kept_tokenizer
 from nas.model.weights import WEIGHTS_FILE
 from nas.prepare_export import Export, prepare_export, training_export
 from nas.report.model_card import EXPORT_FILE
@@ -95,18 +95,18 @@ def with_gelu(model: PrivateModel, form: GeluForm | None) -> PrivateModel:
 
 
 def _of_prepared(source: str, export: Export) -> PrivateModel:
-    if not export.tokenizer.is_file():
+    if not (export.tokenizer / TOKENIZER_FILE).is_file():
         raise UserError(
             f"{source} must have its tokenizer, which is in the cache of its corpus, but {export.tokenizer} is gone; "
             f"train or search on the same data again."
         )
-    fold, tokenizer = export.facts.fold, export.tokenizer.read_text(encoding="utf-8")
+    fold = export.facts.fold
     assert fold is not None
     return PrivateModel(
         name=f"{export.facts.notation} of {source}, deployed as {name_of(export.trained)}",
         architecture=export.trained,
         weights=_arrays(export.weights),
-        tokenizer=GivenTokenizer(name="bpe", json=tokenizer, end_of_text=END_OF_TEXT),
+        tokenizer=kept_tokenizer(export.tokenizer, "bpe"),
         corpus=export.facts.provenance.corpus,
         notes=_notes(passes=fold.passes, left=fold.left),
     )

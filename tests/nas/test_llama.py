@@ -20,7 +20,8 @@ from nas.conversion.huggingface import load_pretrained, save_model, to_transform
 from nas.conversion.parent import load_parent
 from nas.conversion.stream_scale import with_stream_scale
 from nas.conversion.verified_fold import LOG_SUMS
-from nas.corpus.corpus import prepare, tokenizer_file
+from nas.corpus.corpus import prepare, tokenizer_folder
+from nas.corpus.tokenizer import write_tokenizer
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
 from nas.prepare_export import prepare_export
@@ -62,7 +63,7 @@ def parent(corpus: Path) -> Path:
         loss.backward()
         optimizer.step()
     folder = corpus.parent / "parent"
-    save_model(architecture, deployed_weights(model), tokenizer_file(made.fingerprint), folder)
+    save_model(architecture, deployed_weights(model), tokenizer_folder(made.fingerprint), folder)
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     return folder
 
@@ -144,8 +145,8 @@ def massive(parent: Path) -> Path:
     source = load_pretrained(str(parent))
     architecture, weights = with_stream_scale(source.architecture, source.weights, 2.0**13)
     assert source.tokenizer is not None
-    (tokenizer := parent.parent / "tokenizer.json").write_text(source.tokenizer.json)
-    save_model(architecture, weights, tokenizer, parent.parent / "massive")
+    write_tokenizer(parent.parent, source.tokenizer.json, source.tokenizer.end_of_text)
+    save_model(architecture, weights, parent.parent, parent.parent / "massive")
     return parent.parent / "massive"
 
 

@@ -7,7 +7,7 @@ import torch
 
 from nas import export, search
 from nas.conversion.pretrained import read_export
-from nas.corpus.corpus import prepare, tokenizer_file
+from nas.corpus.corpus import prepare, tokenizer_folder
 from nas.model.decoder import Decoder
 from nas.model.weights import load_deployed
 from nas.private import __main__ as private
@@ -30,7 +30,7 @@ def test_a_tied_checkpoint_is_searched_reported_exported_and_run_privately(
 ) -> None:
     import transformers
 
-    tokenizer = tokenizer_file(prepare(source_files, vocab_size=512).fingerprint)
+    tokenizer = tokenizer_folder(prepare(source_files, vocab_size=512).fingerprint) / "tokenizer.json"
     config = transformers.GPT2Config(vocab_size=512, n_positions=32, n_embd=16, n_layer=2, n_head=4)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
     transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokenizer)).save_pretrained(tmp_path / "gpt2")

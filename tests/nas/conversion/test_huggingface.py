@@ -206,7 +206,7 @@ def test_a_saved_model_generates_on_a_machine_without_this_package(name: str, tm
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     folder = tmp_path / "saved"
-    save_model(model.architecture, deployed_weights(model), tmp_path / "tokenizer.json", folder)
+    save_model(model.architecture, deployed_weights(model), tmp_path, folder)
     environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", LOAD_AND_GENERATE, str(folder)],
@@ -297,4 +297,4 @@ def test_no_model_and_no_network_is_one_line(tmp_path: Path, monkeypatch: pytest
 def test_the_tokenizer_must_be_there(tmp_path: Path) -> None:
     model = made(GPT2, "SM")
     with pytest.raises(ValueError, match="the tokenizer of the corpus must be in"):
-        save_model(model.architecture, deployed_weights(model), tmp_path / "tokenizer.json", tmp_path / "out")
+        save_model(model.architecture, deployed_weights(model), tmp_path, tmp_path / "out")

@@ -1,15 +1,20 @@
 """A training that starts from weights: of an export of ours, and of a folder of transformers."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 
+from costmodel.errors import UserError
 from nas import train
 from nas.conversion.parent import load_initial
-from nas.conversion.pretrained import read_export, write_checksums
-from nas.corpus.corpus import prepare, tokenizer_file
+from nas.conversion.pretrained import read_export, write_checksums, write_pretrained
+from nas.corpus.corpus import prepare, tokenizer_folder
+from nas.corpus.tokenizer import kept_tokenizer
 from nas.model.decoder import build
 from nas.model.weights import deployed_weights
 from nas.training.manifest import read_training
@@ -35,8 +40,39 @@ def gpt2(tmp_path: Path, source_files: str) -> Path:
     from nas.conversion.huggingface import save_model
 
     weights = deployed_weights(build(TINY, torch.Generator().manual_seed(0)))
-    save_model(TINY, weights, Path(prepare(source_files, vocab_size=300).folder, "tokenizer.json"), tmp_path / "gpt2")
+    save_model(TINY, weights, Path(prepare(source_files, vocab_size=300).folder), tmp_path / "gpt2")
     return tmp_path / "gpt2"
+
+
+def test_a_tokenizer_ends_documents_as_before_wherever_it_is_kept(
+    gpt2: Path, tmp_path: Path, source_files: str
+) -> None:
+    """Llama's and Mistral's end them by </s>, and have no <|endoftext|>."""
+    from nas.conversion.huggingface import save_model
+
+    for path in gpt2.glob("tokenizer*.json"):
+        path.write_text(path.read_text().replace("<|endoftext|>", "</s>"))
+    model = load_initial(str(gpt2))
+    assert model.tokenizer is not None
+    write_pretrained(model, tmp_path / "export")
+    assert read_export(tmp_path / "export").tokenizer == replace(model.tokenizer, name="bpe")
+    corpus = prepare(source_files, vocab_size=300, tokenizer=model.tokenizer)
+    assert kept_tokenizer(Path(corpus.folder), model.tokenizer.name) == model.tokenizer
+    save_model(TINY, model.weights, Path(corpus.folder), tmp_path / "again")
+    again = load_initial(str(tmp_path / "again")).tokenizer
+    assert again == replace(model.tokenizer, name="again")
+    ends = {
+        json.loads((tmp_path / "again" / name).read_text())["eos_token_id"]
+        for name in ("config.json", "generation_config.json")
+    }
+    assert ends == {Tokenizer.from_str(model.tokenizer.json).token_to_id("</s>")}
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"eos_token": {}}', '{"eos_token": 3}'])
+def test_a_damaged_configuration_of_a_tokenizer_is_refused(text: str, gpt2: Path) -> None:
+    (gpt2 / "tokenizer_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"tokenizer_config.json must name the `eos_token` of tokenizer.json beside it"):
+        kept_tokenizer(gpt2, "any")
 
 
 def test_an_export_is_read_back(tmp_path: Path) -> None:
@@ -109,6 +145,6 @@ def test_weights_without_their_tokenizer_are_refused_and_with_it_are_trained(
     assert "put the tokenizer.json of the weights beside them" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
-    tokenizer = tokenizer_file(prepare(source_files, vocab_size=300).fingerprint)
+    tokenizer = tokenizer_folder(prepare(source_files, vocab_size=300).fingerprint) / "tokenizer.json"
     (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
     assert train.main([*args, "--output-dir", str(tmp_path / "out")]) == 0, capsys.readouterr().err

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nas.corpus.corpus import Corpus, known_corpus, prepare, tokenizer_file
+from nas.corpus.corpus import Corpus, known_corpus, prepare, tokenizer_folder
 from nas.corpus.token_files import level_of
 
 COMMIT = 2_000
@@ -104,10 +104,10 @@ def test_every_level_is_found_with_its_tokenizer(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = [prepare(str(rows), 300, tokens=tokens) for tokens in (5_000, 10_000, 10**9)]
-    assert {tokenizer_file(one.fingerprint) for one in made} == {Path(made[0].folder, "tokenizer.json")}
-    assert tokenizer_file(made[0].fingerprint).is_file()
+    assert {tokenizer_folder(one.fingerprint) for one in made} == {Path(made[0].folder)}
+    assert (tokenizer_folder(made[0].fingerprint) / "tokenizer.json").is_file()
     assert [known_corpus(one.fingerprint) for one in made] == made
-    assert not tokenizer_file("0" * 16).exists()
+    assert not tokenizer_folder("0" * 16).exists()
     assert known_corpus("0" * 16) is known_corpus(None) is None
 
 
