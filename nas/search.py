@@ -39,7 +39,7 @@ def parse(args: Sequence[str]) -> Request:
     """The request of a command line. Raises UserError (or the parser's own error) for bad input."""
     parser = cli.Parser(prog="python -m nas.search", description=__doc__)
     parser.add_argument("--config", action="config")
-    parser.add_argument("--budget_latency", type=str, help="most seconds per token: 5min, or 60%% of --parent's")
+    parser.add_argument("--budget_latency", type=str, help="most seconds per token: 5min, or 60% of --parent's")
     parser.add_class_arguments(StudyConfig, skip={"budget_latency", "recipe"})
     add_recipe_flags(parser, skip={"head_dim", "vocab_size"})
     parser.add_argument("--output_dir", type=str, help="folder of the run (default: runs/<UTC time>)")

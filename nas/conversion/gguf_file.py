@@ -24,6 +24,7 @@ from nas.conversion.checkpoint_memory import require_memory
 from nas.conversion.gguf_tokenizer import tokenizer_of
 from nas.conversion.huggingface_families import WITH_RMSNORM, usual_heads
 from nas.conversion.pretrained import Pretrained
+from nas.corpus.documents import GivenTokenizer
 from search_spaces.architecture import Architecture
 from search_spaces.block import BlockName
 from search_spaces.lower import lower
@@ -87,20 +88,35 @@ def load_gguf(path: str) -> Pretrained:
     Raises UserError if there is none, it is damaged, of another family, lacks a tensor, has one in a form that cannot
     be read, is larger than memory, has no tokenizer that can be read, or gguf is not installed.
     """
-    gguf = _gguf()
     settings, tensors = _read(path)
-    architecture = _architecture(settings, tensors)
-    require_memory(architecture, path)
-    tokenizer = tokenizer_of(settings.values, Path(path))
+    architecture, tokenizer = _checked(settings, tensors)
     forms = Counter(tensor.tensor_type.name for tensor in tensors.values())
     listed = ", ".join(f"{count} {name}" for name, count in forms.most_common())
     note = f"{path}: {listed} tensors, dequantised to single precision by gguf {metadata.version('gguf')}"
-    return Pretrained(architecture, _weights(gguf, settings, architecture, tensors), tokenizer, notes=(note,))
+    return Pretrained(architecture, _weights(settings, architecture, tensors), tokenizer, notes=(note,))
 
 
 def read_gguf_architecture(path: str) -> Architecture:
-    """Of the model in a file. Raises UserError as `load_gguf` does of its settings."""
-    return _architecture(*_read(path))
+    """Of the model in a file. Raises UserError as `load_gguf` does, but for weights that are not finite."""
+    return _checked(*_read(path))[0]
+
+
+def _checked(settings: Settings, tensors: Mapping[str, Any]) -> tuple[Architecture, GivenTokenizer]:
+    """Architecture and tokenizer of a file that holds all that it should, as far as its head tells."""
+    architecture, path = _architecture(settings, tensors), settings.path
+    read = set()
+    for node in lower(architecture, 1):
+        for suffix, shape in node.op.weight_shapes.items():
+            read.add(name := _their_name(node.name, suffix, tied=architecture.tied_embeddings))
+            if name not in tensors:
+                raise UserError(f"{path!r} must hold all weights of its settings, but lacks {name!r}.")
+            if (theirs := tuple(map(int, reversed(tensors[name].shape)))) != shape:
+                raise UserError(f"{path!r} must hold {name!r} of shape {shape}, but it is {theirs}.")
+            _dequantised(tensors[name].data[:1], tensors[name], path)
+    if unread := sorted(tensors.keys() - read):
+        raise UserError(f"{path!r} must hold the weights of its settings alone, but has {unread[0]!r} too.")
+    require_memory(architecture, path)
+    return architecture, tokenizer_of(settings.values, Path(path))
 
 
 def _architecture(settings: Settings, tensors: Mapping[str, Any]) -> Architecture:
@@ -111,6 +127,10 @@ def _architecture(settings: Settings, tensors: Mapping[str, Any]) -> Architectur
     if "token_embd.weight" not in tensors:
         raise UserError(f"{path!r} must hold all weights of its settings, but lacks 'token_embd.weight'.")
     heads, d_model = own("attention.head_count"), own("embedding_length")
+    if not heads or (own("attention.key_length", 0) == 0 and d_model % heads):
+        raise UserError(f"`attention.head_count` of {path!r} must divide the width, {d_model}, but is {heads}.")
+    if own("block_count") > len(tensors):  # before a layer of each is made
+        raise UserError(f"`block_count` of {path!r} must be that of its layers, but is {own('block_count')}.")
     head_size = own("attention.key_length", d_model // heads)
     usual = {
         "rope.dimension_count": head_size,
@@ -147,21 +167,19 @@ def _decimal(number: float) -> float:
     return float(str(np.float32(number)))
 
 
-def _weights(
-    gguf: Any, settings: Settings, architecture: Architecture, tensors: Mapping[str, Any]
-) -> dict[str, Tensor]:
+def _weights(settings: Settings, architecture: Architecture, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     """By node of the op graph, in single precision, a tied table written out."""
     weights: dict[str, Tensor] = {}
     for node in lower(architecture, 1):
-        for suffix, shape in node.op.weight_shapes.items():
+        for suffix in node.op.weight_shapes:
             theirs = _their_name(node.name, suffix, tied=architecture.tied_embeddings)
-            value = _dequantised(gguf, tensors, theirs, shape, settings.path)
+            values = _dequantised(tensors[theirs].data, tensors[theirs], settings.path)
+            if not np.isfinite(values).all():
+                raise UserError(f"{settings.path!r} must hold finite numbers, but {theirs!r} has others.")
+            value = torch.from_numpy(np.array(values, dtype=np.float32))
             if FAMILIES[settings.family].pairs_neighbours and node.name.endswith((".attention.q", ".attention.k")):
                 value = _halves(value, architecture.head_dim)
             weights[f"{node.name}.{suffix}"] = value
-    read = {_their_name(*name.rsplit(".", 1), tied=architecture.tied_embeddings) for name in weights}
-    if unread := sorted(tensors.keys() - read):
-        raise UserError(f"{settings.path!r} must hold the weights of its settings alone, but has {unread[0]!r} too.")
     return weights
 
 
@@ -172,21 +190,15 @@ def _their_name(node: str, suffix: str, *, tied: bool) -> str:
     return f"{NAMES['embed' if tied and node == 'logits' else node]}.{suffix}"
 
 
-def _dequantised(gguf: Any, tensors: Mapping[str, Any], name: str, shape: tuple[int, ...], path: str) -> Tensor:
-    """Raises UserError if a tensor is not there, in a form that cannot be read, or of another shape."""
-    if name not in tensors:
-        raise UserError(f"{path!r} must hold all weights of its settings, but lacks {name!r}.")
-    tensor = tensors[name]
+def _dequantised(values: Any, tensor: Any, path: str) -> Any:
+    """Rows of a tensor in single precision. Raises UserError if they are in a form that cannot be read."""
     try:
-        value = gguf.dequantize(tensor.data, tensor.tensor_type)
+        return _gguf().dequantize(values, tensor.tensor_type)
     except NotImplementedError:
-        form = tensor.tensor_type.name
         raise UserError(
-            f"{path!r} must be in forms that gguf can dequantise, but {name!r} is {form}; convert it."
+            f"{path!r} must be in forms that gguf can dequantise, but {tensor.name!r} is {tensor.tensor_type.name}; "
+            f"convert it."
         ) from None
-    if value.shape != shape or not np.isfinite(value).all():
-        raise UserError(f"{path!r} must hold {name!r} of shape {shape}, finite, but it is {value.shape} or is not.")
-    return torch.from_numpy(np.array(value, dtype=np.float32))
 
 
 def _halves(value: Tensor, head_dim: int) -> Tensor:
@@ -210,7 +222,8 @@ def _read_at(path: str, modified_ns: int) -> tuple[Settings, dict[str, Any]]:
     except UserError:
         raise
     except Exception as error:  # whatever a foreign file provokes is the user's bad input
-        raise UserError(f"{path!r} must be a GGUF file that can be read, but: {error!s:.200}.") from None
+        reason = f"{error!s:.200}".rstrip(".")
+        raise UserError(f"{path!r} must be a whole GGUF file, but: {reason}; get it again, or convert it.") from None
 
 
 def _gguf() -> Any:

@@ -32,7 +32,6 @@ def load_pretrained(path: str) -> Pretrained:
     other shapes, not floating point or not finite, larger than memory, or transformers is not installed.
     """
     config, architecture = _read_config(path)
-    require_memory(architecture, path)  # before a model of any size is made
     load = _transformers().AutoModelForCausalLM.from_pretrained
     model, info = _read(_what(path), lambda: load(path, config=config, output_loading_info=True))
     if missing := sorted(info["missing_keys"]) + [str(key) for key in info["mismatched_keys"]]:
@@ -48,7 +47,7 @@ def load_pretrained(path: str) -> Pretrained:
 
 
 def read_pretrained_architecture(path: str) -> Architecture:
-    """Of what `load_pretrained` loads. Raises UserError as that does of its configuration."""
+    """Of what `load_pretrained` loads. Raises UserError as that does of its configuration and its size."""
     return _read_config(path)[1]
 
 
@@ -58,7 +57,9 @@ def _read_config(path: str) -> tuple[Any, Architecture]:
         raise UserError(f"{_what(path)}, but the folder has no config.json.")
     config = _read(_what(path), lambda: transformers.AutoConfig.from_pretrained(path))
     ours = config.model_type == OUR_TYPE
-    return config, _decoded(config.architecture) if ours else architecture_of(config, path)
+    architecture = _decoded(config.architecture) if ours else architecture_of(config, path)
+    require_memory(architecture, path)  # before a model of any size is made
+    return config, architecture
 
 
 def _what(path: str) -> str:

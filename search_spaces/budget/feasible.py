@@ -258,7 +258,7 @@ def format_budget(budget: Budget) -> str:
 def format_left_out(feasible: FeasibleSpace) -> str:
     """What a count of the members within the budget may leave out, if anything."""
     share = 100 * feasible.tolerance
-    return f"; members up to {share:.1g} % below it may be left out" if share else ""
+    return f"; members up to {share:.2g} % below it may be left out" if share else ""
 
 
 def _counted(costs: Sequence[Cost], every: Sequence[Bounded]) -> Cost:

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 from nas.conversion import checkpoint_memory  # noqa: E402
 from nas.conversion.gguf_file import load_gguf  # noqa: E402
 from nas.conversion.huggingface import to_transformers  # noqa: E402
-from nas.conversion.parent import load_parent  # noqa: E402
+from nas.conversion.parent import load_parent, read_parent_architecture  # noqa: E402
 from nas.model.decoder import Decoder, build  # noqa: E402
 from nas.model.weights import deployed_weights, load_deployed  # noqa: E402
 from search_spaces.architecture import Architecture, arch_id  # noqa: E402
@@ -153,7 +153,9 @@ def test_its_tokenizer_is_that_of_the_metadata_or_beside_it(tmp_path: Path) -> N
         ({"lacking": "token_embd.weight"}, "lacks 'token_embd.weight'"),
         ({"block_count": None}, "lacks the setting 'llama.block_count'"),
         ({"block_count": 1}, "must hold the weights of its settings alone, but has 'blk.1.attn_k.weight' too"),
-        ({"feed_forward_length": 32}, r"'blk.0.ffn_gate.weight' of shape \(32, 32\), finite, but it is \(64, 32\)"),
+        ({"feed_forward_length": 32}, r"'blk.0.ffn_gate.weight' of shape \(32, 32\), but it is \(64, 32\)"),
+        ({"block_count": 2_000_000_000}, "`block_count` of .* must be that of its layers, but is 2000000000"),
+        ({"attention__head_count": 0}, "`attention.head_count` of .* must divide the width, 32, but is 0"),
         ({"rope__scaling__type": "yarn"}, "`rope.scaling.type` of .* must be 'none', but is 'yarn'"),
         ({"rope__dimension_count": 4}, "`rope.dimension_count` of .* must be 8, but is 4"),
         ({"tokenizer__ggml__pre": "viking"}, "but is 'gpt2' of 'viking'; put its tokenizer.json beside the file"),
@@ -165,6 +167,8 @@ def test_files_that_are_not_ours_are_refused(tmp_path: Path, changes: dict[str, 
     write(path, **changes)
     with pytest.raises(ValueError, match=message):
         load_gguf(str(path))
+    with pytest.raises(ValueError, match=message):  # as a dry run reads it
+        read_parent_architecture(str(path))
 
 
 def test_what_gguf_cannot_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,5 +188,5 @@ def test_what_gguf_cannot_read_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match="must be in forms that gguf can dequantise, but 'token_embd.weight' is Q8_0"):
         load_gguf(str(path))
     path.write_bytes(path.read_bytes()[:400])
-    with pytest.raises(ValueError, match="must be a GGUF file that can be read, but"):
+    with pytest.raises(ValueError, match=r"must be a whole GGUF file, but: .*[^.]; get it again, or convert it\.$"):
         load_gguf(str(path))
