@@ -38,8 +38,9 @@ CHECK_LOGITS = 1 << 26  # at most so many are compared, which bounds memory
 RESOLUTION = 2.0**-FRACTION_BITS
 # What the logarithm of a row's sum may be where no maximum keeps it near 0. A small sum has few digits itself, and each
 # of a hundred numbers that are added up is off by one; of a large one the inverse has few. At the ends a row is off by
-# a twentieth, or less.
+# a twentieth, or less, and beyond them the more the farther: one row of a thousand may be, where it is off by a third.
 LOG_SUMS: dict[SoftmaxForm, tuple[float, float]] = {"bounded": (-8.0, 8.0), "power8": (-7.8, 10.2)}
+BEYOND, ROWS_WITHIN = 2.0, 0.999
 LIMIT = 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS)  # of a product: truncation takes 62 bits, and twice the fraction's
 ROOT_LIMIT = 2.0**FRACTION_BITS  # of what an inverse root is taken of; SPU 0.9.5, fxp_approx.cc, rsqrt_init_guess
 
@@ -118,7 +119,7 @@ class _Run(NamedTuple):
     """Logits, positions x vocabulary, and what was largest on the way to them.
 
     square_share: of squares in norms and their means, as a share of what fixed point takes. sums_share: how far
-    the logarithm of a row's sum is from the middle of what it may be, as a share of the farthest.
+    the logarithm of a row's sum is from the middle of what it may be, as a share of the farthest (`_sums_share`).
     """
 
     logits: Array
@@ -262,10 +263,11 @@ def _square_share(norm: ops.LayerNorm | ops.RmsNorm, source: Array) -> float:
 
 
 def _sums_share(op: ops.Softmax, scores: Array) -> float:
-    """scores: heads x T x T."""
+    """scores: heads x T x T. Of all rows but ROWS_WITHIN, beside the ends; of these, beside what is BEYOND them."""
     least, most = LOG_SUMS[op.form]
     seen = np.tri(scores.shape[-1], dtype=bool)
     with np.errstate(over="ignore", divide="ignore"):
         positive, _ = SOFTMAX_FORMS[op.form](numpy_library(), seen, scores)
         log_sums = np.log(np.where(seen, positive, 0.0).sum(axis=-1))
-        return float(np.abs(log_sums - (least + most) / 2).max() / ((most - least) / 2))
+        apart, half = np.abs(log_sums - (least + most) / 2), (most - least) / 2
+        return float(max(np.quantile(apart, ROWS_WITHIN, method="higher") / half, apart.max() / (half + BEYOND)))

@@ -38,6 +38,7 @@ WORTHS = (0.005, 0.01, 0.02, 0.05, 0.1)  # nats, of a sub-layer form at a depth
 DISCREPANCIES = (0.01, 0.02, 0.05, 0.1, 0.2)  # nats, of a member
 USUAL = (0.02, 0.05)  # what both are taken to be before there are results
 PAIRS = tuple(product(WORTHS, DISCREPANCIES))
+SHORT_UNIT = 0.1  # of WORTHS where little heals: scores are then of what candidates start as, most below 0.003 nats
 SPREAD = 1.0  # of the logarithms of both, around that
 
 
@@ -68,6 +69,7 @@ class Features:
     is_kept: by layer, 1 with attention, 1 with a nonlinear FFN. live_norms: by layer.
     base: log-perplexity of a model of which nothing is scarce. live_norm: what one is worth.
     blocks: depth x layer x 2, ln(1 + score) of its halves, since what destroys a model heals the most; or None.
+    unit: what WORTHS are in, nats.
     """
 
     stages: Stages
@@ -80,6 +82,7 @@ class Features:
     blocks: Floats | None
     block_factors: tuple[Prior, Prior]
     from_parent: bool
+    unit: float = 1.0
 
     @property
     def num_sub_layer_weights(self) -> int:
@@ -174,6 +177,7 @@ def features_of(stages: Stages, problem: SearchProblem) -> Features:
         blocks=blocks,
         block_factors=SHORT_FACTORS if problem.heals_shortly else BLOCK_FACTORS,
         from_parent=problem.parent is not None,
+        unit=SHORT_UNIT if problem.heals_shortly else 1.0,
     )
 
 
@@ -296,7 +300,7 @@ def fit(features: Features, known: Observations) -> Fit:
     whitened = {
         discrepancy: _whitened(projected, apart, discrepancy**2 + known.variances) for discrepancy in DISCREPANCIES
     }
-    scales = {worth: features.scales(worth) for worth in WORTHS}
+    scales = {worth: features.scales(features.unit * worth) for worth in WORTHS}
     worth, discrepancy = max(PAIRS, key=lambda pair: _log_posterior(whitened[pair[1]], scales[pair[0]], *pair))
     inner, seen, _ = whitened[discrepancy]
     scaled = root * scales[worth]

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from costmodel import ops
 from costmodel.execution import interpreter
 from costmodel.ops import SoftmaxForm
 from nas.conversion.fold import fold
 from nas.conversion.parent import Parent
 from nas.conversion.pretrained import Pretrained
 from nas.conversion.score_bounds import set_bounds, unheld_by_parent
-from nas.conversion.verified_fold import LOG_SUMS, Reference
+from nas.conversion.verified_fold import LOG_SUMS, Reference, _sums_share
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed, stored_weights
 from nas.recipe.candidate import candidate_at
@@ -130,3 +131,16 @@ def test_a_parent_tells_where_rows_would_not_hold(form: SoftmaxForm, scores: flo
     weights = {name: value.clone() for name, value in deployed_weights(model).items()}
     parent = Parent("a test's", Pretrained(model.architecture, weights, None), "")
     assert unheld_by_parent(parent, form, torch.from_numpy(TOKENS)) == withheld
+
+
+@pytest.mark.parametrize(
+    ("num_beyond", "beyond", "holds"),
+    [(0, 0.0, True), (1, 1.9, True), (1, 2.1, False), (2, 0.1, True), (9, 0.1, False), (1, np.inf, False)],
+)
+def test_few_rows_may_be_beyond_the_ends_and_none_far(num_beyond: int, beyond: float, holds: bool) -> None:
+    heads, length = 16, 128  # 2,048 rows
+    _, most = LOG_SUMS["bounded"]
+    scores = np.full((heads, length, length), most) - np.log(np.arange(1, length + 1))[:, None]
+    scores[:num_beyond, -1] += beyond
+    op = ops.Softmax(heads=heads, queries=length, keys=length, form="bounded")
+    assert (_sums_share(op, scores) <= 1 + 1e-9) is holds
