@@ -122,7 +122,8 @@ def run(name: str, settings: Settings, console: Console) -> None:
         console.print(model_table(shown))
         written = save_figure(folder / name, draw_panels(model_figure(shown)))
         console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
-        picks = list(dict.fromkeys(picked(searched.front, choice).first.placement for choice in PICKS))
+        choices = PICKS if searched.front else ()
+        picks = list(dict.fromkeys(picked(searched.front, choice).first.placement for choice in choices))
         ended = train_all(_plan(settings, parent, folder, picks), folder, console)
     console.print(trained_table(searched, ended))
     scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
@@ -218,7 +219,7 @@ def _small_steps(settings: Settings) -> ScaleChanges:
 
 
 def _plan(settings: Settings, parent: Path, folder: Path, picks: Sequence[str]) -> Plan:
-    """What is trained beside the search, the shortest first."""
+    """What is trained beside the search. picks: placements of members, none of an empty front."""
     scale = _small_steps(settings)
     healing = RecipeChanges(scale=scale)
     unmoved = RecipeChanges(scale=replace(scale, learning_rate=UNMOVED))

@@ -63,8 +63,13 @@ def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
 
 def unheld(farthest: Mapping[int, float], form: SoftmaxForm) -> tuple[int, ...]:
     """The layers whose rows fixed point does not hold, all of one form. farthest: as `set_bounds` returns it."""
+    return tuple(depth for depth, log_sum in farthest.items() if not log_sum <= half_range(form))
+
+
+def half_range(form: SoftmaxForm) -> float:
+    """How far from the middle the logarithm of a row's sum may be."""
     least, most = LOG_SUMS[form]
-    return tuple(depth for depth, log_sum in farthest.items() if not log_sum <= (most - least) / 2)
+    return (most - least) / 2
 
 
 def unheld_by_parent(parent: Parent, form: SoftmaxForm, tokens: Tensor) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from costmodel.errors import UserError
 from nas.conversion.fold import at_dimensions
-from nas.conversion.score_bounds import bounding_tokens, set_bounds, unheld
+from nas.conversion.score_bounds import bounding_tokens, half_range, set_bounds, unheld
 from nas.conversion.verified_fold import LOG_SUMS, check_tokens, fold_as_far_as
 from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import DocumentLoss
@@ -83,7 +83,7 @@ def deployable(candidate: Candidate, trained: Checkpoint, tokens: Tensor) -> Dep
             *(f"layers.{depth}.attention: its rows are too far apart for a bounded softmax" for depth in exact),
             *(
                 f"layers.{depth}.attention: sums of its rows of eighth powers are up to e^{farthest[depth]:.1f} from "
-                f"their middle, and fixed point holds e^9"
+                f"their middle, and fixed point holds e^{half_range('power8'):g}"
                 for depth in powers
             ),
         ),
