@@ -7,6 +7,7 @@ from costmodel.ops import GeluForm, SoftmaxForm
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.block import BLOCKS, BlockName
 
+OWN = "parent"  # as a base: the model that candidates of a search start from
 MAX_LAYERS = 500  # several times the deepest decoders in use, and as deep as members are listed, by recursion
 GPT2_LAYER = Layer(norm1="layernorm", norm2="layernorm", ffn="gelu")
 LLAMA_LAYER = Layer(norm1="rmsnorm", norm2="rmsnorm", ffn="swiglu")
@@ -88,7 +89,8 @@ def base_architecture(name: str, dimensions: Dimensions = Dimensions()) -> Archi
     Raises UserError for an unknown base or an impossible dimension.
     """
     if name not in BASES:
-        raise UserError(f"base must be one of {', '.join(BASES)}, but got {name!r}.")
+        where = f" (`{OWN}` is the model of a search with --parent)" if name == OWN else ""
+        raise UserError(f"base must be one of {', '.join(BASES)}, but got {name!r}{where}.")
     base = BASES[name]
     stated = {key: value for key, value in asdict(dimensions).items() if value is not None}
     num_layers, d_model = stated.pop("layers", base.num_layers), stated.get("d_model", base.d_model)

@@ -8,7 +8,7 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from search_spaces.architecture import Attention, Ffn, Layer, Norm, Stabiliser
-from search_spaces.bases import Dimensions
+from search_spaces.bases import OWN, Dimensions
 from search_spaces.graph import ConstraintName
 
 SHIPPED = ("gpt2-small", "gpt2-papers", "gpt2-forms", "smollm2-135m", "ladder", "tiny")
@@ -55,7 +55,7 @@ class Withheld:
 class Definition:
     """A space before its graph is built.
 
-    base, dimensions: a base model by name, and free dimensions that override its own.
+    base, dimensions: a base model by name, and free dimensions that override its own; or `parent`, without them.
     choices: what each layer may choose; or
     members: the names of all architectures of the space, without `EReg(...)`.
     constraints: rules that leave out some placements; none unless stated.
@@ -80,6 +80,8 @@ class Definition:
     def __post_init__(self) -> None:
         if (self.choices is None) == (self.members is None):
             raise UserError("a space must have either `choices` or `members`, and not both.")
+        if self.base == OWN and self.dimensions != Dimensions():
+            raise UserError(f"`dimensions` of a space on `base: {OWN}` are the parent's; leave them out.")
         narrowing = {"constraints": (), "withheld": Withheld(), "first_layers": ()}
         for name in (name for name, none in narrowing.items() if getattr(self, name) != none):
             if self.members is not None:

@@ -147,7 +147,9 @@ class Fold:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiedPrice:
-    """The price of what a candidate's weights fold to, which the search counted."""
+    """The price of what a candidate's weights fold to, which the search counted; whether that form holds, or what is
+    against it.
+    """
 
     deployed: str | None
     deployed_id: str | None
@@ -155,6 +157,8 @@ class VerifiedPrice:
     sent_bytes: float
     predicted_latency_s: float | None
     predicted_sent_bytes: float | None
+    fold_holds: bool | None
+    left_unfolded: tuple[str, ...]
 
     @classmethod
     def of(cls, record: Record) -> Self:
@@ -251,7 +255,9 @@ def _price(facts: Facts, member: TrainedMember | None) -> Iterator[str]:
     network = f" on {cost.network}" if cost.network else ""
     where = f"protocol {cost.protocol}{network}, {cost.workload}"
     yield f"This form: {_cost(cost.total.latency_s, cost.total.sent_bytes)} a token ({where})."
-    if verified is not None and verified.latency_s == cost.total.latency_s:
+    if verified is not None and verified.fold_holds is False:
+        yield f"What it folds to, {_cost(verified.latency_s, verified.sent_bytes)}, was refused (What to distrust)."
+    elif verified is not None and verified.latency_s == cost.total.latency_s:
         yield "As deployed: the same; folding makes it no cheaper."
     elif verified is not None:
         yield (
@@ -302,7 +308,10 @@ def _front(run: Run, member: TrainedMember | None) -> list[str]:
 
 
 def _caveats(facts: Facts, architecture: Architecture, member: TrainedMember | None, run: Run | None) -> Iterator[str]:
-    result, cost = facts.result, facts.cost
+    result, cost, verified = facts.result, facts.cost, facts.verified
+    if verified is not None and verified.fold_holds is False:
+        why = "".join(f"; {left}" for left in verified.left_unfolded)
+        yield f"DO NOT DEPLOY IT: the search refused this model, whose folded form failed the check{why}."
     if result.width != architecture.d_model:
         yield (
             f"Prices are of width {architecture.d_model}, weights and perplexities of width {result.width}: they "

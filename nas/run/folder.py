@@ -26,10 +26,11 @@ from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.run.intervals import Documents
 from nas.run.ledger import Record
-from nas.run.own_space import OWN, own_space
+from nas.run.own_space import own_space
 from nas.storage import RUNS, newest, replace_file
 from search_spaces.architecture import Architecture, canonical
-from search_spaces.definition import Withheld, load_definition
+from search_spaces.bases import OWN
+from search_spaces.definition import Definition, Withheld, load_definition
 from search_spaces.space import SearchSpace, build_space
 
 CONFIG_FILE = "run.yaml"
@@ -145,20 +146,29 @@ def write_config(folder: Path, config: StudyConfig) -> None:
     replace_file(folder / CONFIG_FILE, dump(asdict(config)))
 
 
+def is_on_parent(folder: Path | None, config: StudyConfig) -> bool:
+    """Whether the space of a run is on the parent's dimensions; None is a run to be."""
+    return config.space == OWN or _definition(folder, config).base == OWN
+
+
 def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | None = None) -> SearchSpace:
     """The space of a run; None is a run to be.
 
-    tables: whose vocabulary and context its base has instead of its own, and whose own the space `parent` is.
+    tables: whose vocabulary and context its base has instead of its own, or, of one on its parent, the parent.
     """
-    if config.space == OWN:
+    if is_on_parent(folder, config):
         if tables is None:
-            raise UserError(f"--space {OWN} is of the layers of a trained model; give --parent.")
-        return own_space(tables)
-    definition = load_definition(own_file(folder, config, "space", config.protocols[0]) or config.space)
+            raise UserError(f"--space {config.space} is on the dimensions of a trained model; give --parent.")
+        return own_space(tables) if config.space == OWN else build_space(_definition(folder, config), tables)
+    definition = _definition(folder, config)
     if tables is not None:
         dimensions = replace(definition.dimensions, vocab=tables.vocab_size, context=tables.context)
         definition = replace(definition, dimensions=dimensions)
     return build_space(definition)
+
+
+def _definition(folder: Path | None, config: StudyConfig) -> Definition:
+    return load_definition(own_file(folder, config, "space", config.protocols[0]) or config.space)
 
 
 def run_pricer(

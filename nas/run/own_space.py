@@ -1,11 +1,11 @@
 """The space of a parent's own layers: what it has, and what can be had in its place, without a file that says so."""
 
 from search_spaces.architecture import Architecture, Attention, Ffn, Norm
+from search_spaces.bases import OWN
 from search_spaces.definition import Choices, Definition
 from search_spaces.lower import GATE_OPS
 from search_spaces.space import SearchSpace, build_space
 
-OWN = "parent"  # as --space
 FORMS: tuple[Attention, ...] = ("softmax", "bounded", "power8", "softmax-half", "none")
 LINEAR: tuple[Ffn, ...] = ("fused", "none")
 

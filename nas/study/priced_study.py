@@ -11,10 +11,10 @@ from costmodel.data_range import describe
 from costmodel.errors import UserError
 from nas.recipe.recipe import SCALES, trained_architecture, usual_scale
 from nas.run.config import USUAL_SPACE, StudyConfig, flag, is_share
-from nas.run.folder import read_meta, run_pricers, run_space
-from nas.run.own_space import OWN
+from nas.run.folder import is_on_parent, read_meta, run_pricers, run_space
 from nas.searchers.strategy import check_searcher, searcher_of
 from search_spaces.architecture import Architecture, Layer
+from search_spaces.bases import OWN
 from search_spaces.budget.feasible import (
     FeasibleSpace,
     format_budget,
@@ -76,8 +76,9 @@ def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
 
 def _tables(config: StudyConfig, folder: Path | None) -> Architecture | None:
     """The parent, whose vocabulary and context are priced at full size; None where those of space and scale are."""
-    is_own = config.space == OWN
-    if config.parent in (None, "none") or (SCALES[config.scale].vocab_size is not None and not is_own):
+    if config.parent in (None, "none"):
+        return None
+    if SCALES[config.scale].vocab_size is not None and not is_on_parent(folder, config):
         return None
     if folder is not None:
         return read_meta(folder).base

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from costmodel.errors import UserError
 from search_spaces.definition import Withheld
 
 pytest.importorskip("transformers")
@@ -29,6 +30,7 @@ from nas.run.run import Run
 from nas.study.priced_study import price_study
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.graph import Choice
+from search_spaces.space import load_space
 from tests.conftest import trials_here
 
 # what scale `smoke` makes of a Llama of 4 heads
@@ -77,7 +79,26 @@ def test_a_dry_run_says_what_a_search_would(parent: Path, capsys: pytest.Capture
     assert search.main([*arguments, "--seq-len", "32", "--budget-latency", "50%"]) == 0  # at its own size
     assert "within 0.387 s per token" in capsys.readouterr().out
     assert search.main(["--space", "parent", *PRICES, "--dry-run"]) == 2
-    assert "--space parent is of the layers of a trained model; give --parent" in capsys.readouterr().err
+    assert "--space parent is on the dimensions of a trained model; give --parent" in capsys.readouterr().err
+
+
+def test_a_space_of_ones_own_may_be_on_the_parent(
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.yaml"
+    norms = "norm1: [rmsnorm, none], norm2: [rmsnorm], stabiliser: [none]"
+    choices = f"{{{norms}, attention: [softmax, none], ffn: [swiglu, quadglu, none]}}"
+    own.write_text(f"name: own\nbase: parent\nchoices: {choices}\n")
+    arguments = ["--space", str(own), *PRICES, "--seq-len", "32", "--dry-run"]
+    assert search.main([*arguments, "--parent", str(parent)]) == 0
+    assert f"space own: {2 * 9**3:,} members" in capsys.readouterr().out
+    assert search.main(arguments) == 2
+    assert "own.yaml is on the dimensions of a trained model; give --parent" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"got 'parent' \(`parent` is the model of a search with --parent\)"):
+        load_space(str(own))
+    own.write_text(own.read_text() + "dimensions: {layers: 2}\n")
+    assert search.main([*arguments, "--parent", str(parent)]) == 2
+    assert "`dimensions` of a space on `base: parent` are the parent's; leave them out" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

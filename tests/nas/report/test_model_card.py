@@ -14,7 +14,7 @@ import nas
 from nas import export
 from nas.corpus.ngrams import NgramBaseline
 from nas.prepare_export import prepare_export
-from nas.report.model_card import LICENCES, Facts, model_card
+from nas.report.model_card import LICENCES, Facts, VerifiedPrice, model_card
 from search_spaces.architecture import load_architecture
 
 EARLIER = Path(__file__).parents[1] / "run" / "stored"
@@ -80,6 +80,20 @@ def test_what_is_to_be_distrusted_is_said(exported: tuple[nas.Run, Path]) -> Non
         "A dealer is trusted, whose work is not in the price.",
     ):
         assert f"- {line}\n" in card
+
+
+def test_the_card_of_a_refused_model_says_so_first(exported: tuple[nas.Run, Path]) -> None:
+    run, folder = exported
+    record = replace(run.pick("best"), fold_holds=False, left_unfolded=("layers.1.attention: too far apart",))
+    facts = replace(facts_of(run), verified=VerifiedPrice.of(record))
+    card = model_card(facts, load_architecture(folder / "architecture.yaml"), "yaml", run)
+    refused = (
+        "## What to distrust\n\n- DO NOT DEPLOY IT: the search refused this model, whose folded form failed the check; "
+        "layers.1.attention: too far apart.\n"
+    )
+    assert refused in card
+    assert "was refused (What to distrust)" in card
+    assert "shown to fold to" not in card
 
 
 @pytest.mark.parametrize(
