@@ -40,8 +40,11 @@ def parse_bits_per_s(text: str, subject: str) -> float:
 
 
 def parse_share(text: str, subject: str) -> float:
-    """The share of a percentage such as `60%`. Raises UserError naming `subject`."""
-    return _parse(text, subject, {"%": 0.01}, "60%")
+    """The share of a percentage such as `60%`, 100% at most. Raises UserError naming `subject`."""
+    share = _parse(text, subject, {"%": 0.01}, "60%")
+    if share > 1:
+        raise UserError(f"{subject} must be at most 100%, all that the parent takes, but got {text!r}.")
+    return share
 
 
 def parse_delay(text: str, subject: str) -> float:

@@ -22,7 +22,7 @@ from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
 from nas.conversion.checkpoint_memory import require_memory
 from nas.conversion.gguf_tokenizer import tokenizer_of
-from nas.conversion.huggingface_families import WITH_RMSNORM, usual_heads
+from nas.conversion.huggingface_families import WITH_RMSNORM, imported
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
 from search_spaces.architecture import Architecture
@@ -129,8 +129,6 @@ def _architecture(settings: Settings, tensors: Mapping[str, Any]) -> Architectur
     heads, d_model = own("attention.head_count"), own("embedding_length")
     if not heads or (own("attention.key_length", 0) == 0 and d_model % heads):
         raise UserError(f"`attention.head_count` of {path!r} must divide the width, {d_model}, but is {heads}.")
-    if own("block_count") > len(tensors):  # before a layer of each is made
-        raise UserError(f"`block_count` of {path!r} must be that of its layers, but is {own('block_count')}.")
     head_size = own("attention.key_length", d_model // heads)
     usual = {
         "rope.dimension_count": head_size,
@@ -142,23 +140,22 @@ def _architecture(settings: Settings, tensors: Mapping[str, Any]) -> Architectur
     for name, value in usual.items():
         if (given := own(name, value)) != value:
             raise UserError(f"`{name}` of {path!r} must be {value!r}, but is {given!r}; it cannot be imported.")
-    return usual_heads(
-        Architecture(
-            block=FAMILIES[settings.family].block,
-            num_heads=heads,
-            num_kv_heads=own("attention.head_count_kv", heads),
-            head_size=head_size,
-            d_model=d_model,
-            d_ff=own("feed_forward_length"),
-            vocab_size=int(tensors["token_embd.weight"].shape[1]),
-            context=own("context_length"),
-            final_norm="rmsnorm",
-            bias=False,
-            tied_embeddings="output.weight" not in tensors,
-            rotary_base=_decimal(own("rope.freq_base", ROTARY_BASE)),
-            norm_epsilon=_decimal(own("attention.layer_norm_rms_epsilon")),
-            layers=(WITH_RMSNORM,) * own("block_count"),
-        )
+    return imported(
+        path,
+        WITH_RMSNORM,
+        num_layers=own("block_count"),
+        block=FAMILIES[settings.family].block,
+        num_heads=heads,
+        num_kv_heads=own("attention.head_count_kv", heads),
+        head_size=head_size,
+        d_model=d_model,
+        d_ff=own("feed_forward_length"),
+        vocab_size=int(tensors["token_embd.weight"].shape[1]),
+        context=own("context_length"),
+        bias=False,
+        tied_embeddings="output.weight" not in tensors,
+        rotary_base=_decimal(own("rope.freq_base", ROTARY_BASE)),
+        norm_epsilon=_decimal(own("attention.layer_norm_rms_epsilon")),
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
 from search_spaces.architecture import Architecture, Ffn, Layer, gelu_form
+from search_spaces.bases import MAX_LAYERS
 from search_spaces.block import BLOCKS, BlockName
 
 EPSILON = 1e-5  # of every LayerNorm, here and in GPT-2's and Pythia's configurations
@@ -225,23 +226,30 @@ def architecture_of(config: Any, path: str) -> Architecture:
     ffn, form = family.activations[activation]
     sizes: dict[str, Any] = {ours: getattr(config, theirs, None) for theirs, ours in family.sizes.items()}
     sizes["d_ff"] = sizes["d_ff"] or 4 * sizes["d_model"]  # GPT-2's is None where it is that
-    layers = (replace(family.layer, ffn=ffn),) * sizes.pop("num_layers")
-    return usual_heads(
-        Architecture(
-            block=family.block,
-            final_norm=family.layer.norm1,
-            bias=family.bias,
-            tied_embeddings=config.tie_word_embeddings,
-            gelu="exact" if form == "exact" else "tanh",
-            rotary_base=_rotary_base(settings, path) if family.turns else ROTARY_BASE,
-            layers=layers,
-            **sizes,
-        )
+    return imported(
+        path,
+        replace(family.layer, ffn=ffn),
+        block=family.block,
+        bias=family.bias,
+        tied_embeddings=config.tie_word_embeddings,
+        gelu="exact" if form == "exact" else "tanh",
+        rotary_base=_rotary_base(settings, path) if family.turns else ROTARY_BASE,
+        **sizes,
     )
 
 
-def usual_heads(architecture: Architecture) -> Architecture:
-    """The same, with no number said of heads that is the one that they have anyway: so that it has one id."""
+def imported(path: str, layer: Layer, *, num_layers: int, **settings: Any) -> Architecture:
+    """The architecture of a model of others, of equal layers and a final norm as they have.
+
+    No number is said of heads that is the one that they have anyway, so that it has one id. Raises UserError, naming
+    the path, for settings that no model can have.
+    """
+    try:
+        if not 1 <= num_layers <= MAX_LAYERS:  # before they are made
+            raise UserError(f"the number of layers must be from 1 to {MAX_LAYERS}, but is {num_layers}.")
+        architecture = Architecture(layers=(layer,) * num_layers, final_norm=layer.norm1, **settings)
+    except UserError as error:
+        raise UserError(f"{path!r} must have the settings of a model that can be made, but: {error}") from None
     heads = architecture.num_heads
     return replace(
         architecture,

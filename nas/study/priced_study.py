@@ -158,12 +158,10 @@ def check_parent(config: StudyConfig, base: Architecture) -> None:
     """Raises UserError, as a search would, if candidates of a space cannot start from the parent that is named."""
     if config.parent in (None, "none"):
         return
-    from nas.conversion.parent import Parent, read_parent_architecture, require_fit
-    from nas.conversion.pretrained import Pretrained
+    from nas.conversion.parent import load_parent, require_fit  # needs torch
 
     scale = replace(SCALES[config.scale], seq_len=config.seq_len)
-    parent = Parent(config.parent, Pretrained(read_parent_architecture(config.parent), {}, None), "")
-    require_fit(parent, trained_architecture(base, scale))
+    require_fit(load_parent(config.parent), trained_architecture(base, scale))
 
 
 def _parent_architecture(name: str) -> Architecture:

@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from costmodel.errors import UserError
 from search_spaces.definition import Withheld
@@ -80,6 +82,23 @@ def test_a_dry_run_says_what_a_search_would(parent: Path, capsys: pytest.Capture
     assert "within 0.387 s per token" in capsys.readouterr().out
     assert search.main(["--space", "parent", *PRICES, "--dry-run"]) == 2
     assert "--space parent is on the dimensions of a trained model; give --parent" in capsys.readouterr().err
+
+
+def test_a_dry_run_reads_the_whole_of_the_parent(
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*PRICES, "--dry-run", "--scale", "smoke", "--seq-len", "32", "--parent"]
+    lacking = Path(shutil.copytree(parent, tmp_path / "lacking"))
+    weights = load_file(lacking / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, lacking / "model.safetensors", metadata={"format": "pt"})
+    assert search.main([*arguments, str(lacking)]) == 2
+    assert "lacks or misshapes model.norm.weight" in capsys.readouterr().err
+    dumb = Path(shutil.copytree(parent, tmp_path / "dumb"))
+    for path in dumb.glob("token*"):
+        path.unlink()
+    assert search.main([*arguments, str(dumb)]) == 2
+    assert "must come with its tokenizer; put its tokenizer.json beside the weights" in capsys.readouterr().err
 
 
 def test_a_space_of_ones_own_may_be_on_the_parent(

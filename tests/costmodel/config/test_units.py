@@ -42,6 +42,12 @@ def test_a_quantity_is_positive_and_has_a_unit(parse, text):
     assert repr(text) in str(error.value)
 
 
+def test_a_share_is_of_a_whole():
+    assert parse_share("100%", "--budget-latency") == 1.0
+    with pytest.raises(ValueError, match=r"--budget-latency must be at most 100%, all that .* takes, but got '150%'"):
+        parse_share("150%", "--budget-latency")
+
+
 def test_a_delay_may_be_nothing_but_not_less():
     assert parse_delay("0ms", "--rtt") == 0.0
     assert parse_delay("4ms", "--rtt") == 0.004
