@@ -49,6 +49,12 @@ class StepRun:
     def messages(self) -> int:
         return sum(cost.messages for party in self.by_party for cost in party)
 
+    @property
+    def peak_bytes(self) -> tuple[int | None, ...]:
+        """The most memory that the process of each party held in an op; None where that is not known."""
+        peaks = [[cost.peak_bytes for cost in party if cost.peak_bytes is not None] for party in self.by_party]
+        return tuple(max(peak, default=None) for peak in peaks)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:

@@ -110,7 +110,12 @@ def summary_lines(setup: Setup, answer: Answer) -> list[str]:
         f"({difference(predicted['sent_bytes'], measured['sent_bytes'])}); messages: {measured['messages']:,}, "
         f"predicted {predicted['messages']:,}",
         f"seconds: {format_seconds(measured['latency_s'])}, {seconds} on {setup.network.name}",
+        f"memory, by party: at most {', '.join(map(_memory, measured['peak_bytes']))}",
     ]
+
+
+def _memory(peak_bytes: int | None) -> str:
+    return "not known" if peak_bytes is None else format_bytes(peak_bytes)
 
 
 def agreement_text(agreement: Agreement | None) -> str:
@@ -171,11 +176,13 @@ def _costs(tokens: Sequence[tuple[PrivateToken, Prediction]]) -> dict[str, dict[
     """Of all of them together."""
     costs, expected = [token.cost for token, _ in tokens], [prediction for _, prediction in tokens]
     seconds = [prediction.seconds for prediction in expected if prediction.seconds is not None]
+    by_party = zip(*(cost.peak_bytes for cost in costs), strict=True)
     return {
         "measured": {
             "sent_bytes": sum(cost.sent_bytes for cost in costs),
             "messages": sum(cost.messages for cost in costs),
             "latency_s": sum(cost.seconds for cost in costs),
+            "peak_bytes": [max((peak for peak in peaks if peak is not None), default=None) for peaks in by_party],
         },
         "predicted": {
             "sent_bytes": sum(prediction.sent_bytes for prediction in expected),

@@ -48,6 +48,7 @@ def test_an_answer_as_lines(run, export):
     assert any(line.startswith("text: 'value_1 =") for line in lines)
     assert any("prefers the same on 2 of 2 (100.00%; 95 % interval 34.24% to 100.00%)" in line for line in lines)
     assert any("(equal); messages: " in line for line in lines)
+    assert re.fullmatch(r"memory, by party: at most [\d.]+ [MG]B, [\d.]+ [MG]B", lines[-1])
 
 
 @pytest.mark.needs_engine
@@ -66,6 +67,9 @@ def test_an_answer_as_json_is_sums_of_its_tokens(run, export):
         assert found["total"][kind]["sent_bytes"] == sum(each[kind]["sent_bytes"] for each in found["tokens"])
     assert found["total"]["measured"]["sent_bytes"] == found["total"]["predicted"]["sent_bytes"]
     assert found["agreement"]["num_positions"] == len(found["tokens"]) == 2
+    peaks = [each["measured"]["peak_bytes"] for each in found["tokens"]]
+    assert found["total"]["measured"]["peak_bytes"] == [max(of_party) for of_party in zip(*peaks, strict=True)]
+    assert len(peaks[0]) == 3
 
 
 @pytest.mark.needs_engine
