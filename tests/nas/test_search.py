@@ -147,19 +147,45 @@ def test_the_floor_is_of_the_tokens_and_the_validation_of_the_trials(finished, r
 
 
 @pytest.mark.filterwarnings("ignore", "always:.*torn last line")
-def test_a_killed_run_resumes_to_the_same_numbers(finished, root, search_here):
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM))],
+)
+def test_a_run_that_was_stopped_resumes_to_the_same_numbers(finished, root, search_here, number):
     whole, _ = finished
-    folder = root / "killed"
+    folder = root / f"stopped-{number}"
     args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", str(NUM_TRIALS), "--output-dir", str(folder))
-    process = subprocess.Popen(command(*args), cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    await_finished(folder, 2)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with subprocess.Popen(
+        command(*args), cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        await_finished(folder, 2)
+        process.send_signal(number)
+        printed, errors = process.communicate(timeout=60)
     assert 2 <= num_finished(folder) < num_finished(whole)
+    if number != signal.SIGKILL:
+        assert process.returncode == 130
+        assert f"continue with --resume {folder}" in printed
+        assert errors == "error: interrupted\n"
+        assert (folder / "trials.csv").read_text().count("\n") >= 2
     with (folder / ledger.FILE_NAME).open("ab") as file:
         file.write(b'{"schema_version":1,"event":"fin')
     assert "torn last line" in search_here("--resume", str(folder)).err
     assert results(folder) == results(whole)
+
+
+def test_ctrl_c_in_the_driver_saves_and_says_how_to_go_on(root, monkeypatch, capsys):
+    folder = root / "interrupted"
+
+    def interrupted(*rest, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nas.study.ray_tune.run_trials", interrupted)
+    args = [*ARGS, "--data", str(root / "corpus"), "--num-trials", "1", "--output-dir", str(folder)]
+    assert search.main(args) == 130
+    printed = capsys.readouterr()
+    assert f"continue with --resume {folder}" in printed.out
+    assert printed.err == "error: interrupted\n"
+    assert (folder / "trials.csv").exists()
 
 
 def await_finished(folder: Path, number: int) -> None:
@@ -431,19 +457,3 @@ def test_only_completed_candidates_within_budget_reach_the_front(make_record):
     stopped = make_record(3, latency_s=50.0, status="paused", val_loss=0.1)
     found = front([inside, outside, baseline, stopped], Budget(latency_s=100.0))
     assert [member.first for member in found] == [inside]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_an_interrupted_search_saves_everything_and_says_how_to_go_on(root, number):
-    folder = root / f"interrupted-{number}"
-    args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", "200", "--output-dir", str(folder))
-    process = subprocess.Popen(
-        command(*args, "--max-concurrent", "1"), cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    await_finished(folder, 1)
-    process.send_signal(number)
-    printed, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"continue with --resume {folder}" in printed
-    assert errors == "error: interrupted\n"
-    assert (folder / "trials.csv").read_text().count("\n") >= 2
