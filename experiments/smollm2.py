@@ -4,7 +4,7 @@ The model is first trained on the text itself. What comes of that is the parent:
 and are held against it, so that what they lose is not hidden by what they gain from the text. Then a search within a
 share of what the parent takes. Beside it: nets put together of what was trained by itself, and nothing else trained;
 the parent trained on as many tokens more; the picks with a second seed; single sub-layers replaced and trained, against
-which block scores must rank.
+which block scores must rank. The parent and the picks then answer a prompt privately.
 
 The text is Python, of the standard library, and English, of what installed packages document. The second corpus is
 English of which nothing is trained on: what the installed packages say of themselves, by their many authors.
@@ -28,6 +28,7 @@ from rich.table import Table
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Price
 from costmodel.errors import UserError
+from experiments.answers import answer_table, private_answers
 from experiments.bars import Figure, figure_table, table
 from experiments.ranking import spearman
 from experiments.trainings import Ended, Job, Plan, Variant, candidate_of, train_all, training_folder
@@ -76,6 +77,7 @@ class Settings:
     batch, learning_rate: of candidates, which begin nearer to their end than the parent did.
     assembled: placements of which the library's sub-layers are put together, and nothing else trained.
     singles: placements of one sub-layer that is not its own, trained over `single_tokens`.
+    prompt, new_tokens: what the parent and the picks answer privately, under `answer_protocols`.
     """
 
     parent: str
@@ -97,6 +99,9 @@ class Settings:
     singles: tuple[str, ...]
     single_tokens: int
     least_spearman: float
+    prompt: str
+    new_tokens: int
+    answer_protocols: tuple[str, ...]
 
 
 class Shown(NamedTuple):
@@ -122,17 +127,23 @@ def run(name: str, settings: Settings, console: Console) -> None:
         console.print(model_table(shown))
         written = save_figure(folder / name, draw_panels(model_figure(shown)))
         console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
-        choices = PICKS if searched.front else ()
-        picks = list(dict.fromkeys(picked(searched.front, choice).first.placement for choice in choices))
-        ended = train_all(_plan(settings, parent, folder, picks), folder, console)
-    console.print(trained_table(searched, ended))
-    scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
-    console.print(kind_table(scores))
-    compared = dict(_singles(scores, ended))
-    console.print(single_table(compared))
-    by_score, by_training = ({row: pair[at] for row, pair in compared.items()} for at in range(2))
-    rank = Figure("Spearman, scores and trainings", spearman(by_score, by_training), least=settings.least_spearman)
-    console.print(figure_table("", [rank]))
+        picks = [picked(searched.front, choice) for choice in (PICKS if searched.front else ())]
+        members = {member.arch_id: member for member in picks}
+        rows = [member.first.placement for member in members.values()]
+        ended = train_all(_plan(settings, parent, folder, rows), folder, console)
+        console.print(trained_table(searched, ended))
+        scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
+        console.print(kind_table(scores))
+        compared = dict(_singles(scores, ended))
+        console.print(single_table(compared))
+        by_score, by_training = ({row: pair[at] for row, pair in compared.items()} for at in range(2))
+        rank = Figure("Spearman, scores and trainings", spearman(by_score, by_training), least=settings.least_spearman)
+        console.print(figure_table("", [rank]))
+        deployed = {name: (str(searched.folder), "--pick", name) for name in members}
+        asked = ("--prompt", settings.prompt, "--new-tokens", str(settings.new_tokens))
+        asked_models = {"parent": (str(parent),), **deployed}
+        answers = private_answers(asked_models, settings.answer_protocols, asked, folder, console)
+    console.print(answer_table(answers))
 
 
 def text(folder: Path) -> Path:

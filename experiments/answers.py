@@ -1,0 +1,68 @@
+"""Private answers of several models, a process each, kept as `nas.private` writes them: what is there is not run again.
+
+Agreement with the model in the clear, bytes beside their prediction, seconds and memory: a line each.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from costmodel.config.units import format_bytes, format_seconds
+from costmodel.errors import UserError
+from experiments.bars import table
+from nas.storage import replace_file
+
+COLUMNS = ("model", "protocol", "as in the clear", "bytes sent", "predicted", "seconds", "predicted", "memory")
+
+
+def private_answers(
+    models: Mapping[str, Sequence[str]], protocols: Sequence[str], asked: Sequence[str], folder: Path, console: Console
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """By model and protocol, the document of `nas.private --format json`.
+
+    models: by a name for files, the arguments that name it; asked: the other arguments of all.
+
+    Raises UserError, in one line, if one does not answer; those that did are kept.
+    """
+    answers = {}
+    for name, model in models.items():
+        for protocol in protocols:
+            path = folder / f"private-{name}-{protocol}.json"
+            if not path.exists():
+                command = ["-m", "nas.private", *model, "--protocol", protocol, *asked, "--format", "json"]
+                console.print(f"python {' '.join(command)}", soft_wrap=True, highlight=False)
+                done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+                if done.returncode:
+                    last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+                    raise UserError(f"nas.private {name} must answer under {protocol}, but: {last}")
+                replace_file(path, done.stdout)
+            answers[name, protocol] = json.loads(path.read_text(encoding="utf-8"))
+    return answers
+
+
+def answer_table(answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> Table:
+    """A line each. Memory is the most that a party held."""
+    rows = []
+    for (name, protocol), document in answers.items():
+        measured, predicted = document["total"]["measured"], document["total"]["predicted"]
+        same = sum(bool(token["top1_agrees"]) for token in document["tokens"])
+        seconds = (costs["latency_s"] for costs in (measured, predicted))
+        peaks = [peak for peak in measured["peak_bytes"] if peak is not None]
+        rows.append(
+            (
+                name,
+                protocol,
+                f"{same} of {len(document['tokens'])}",
+                f"{measured['sent_bytes']:,}",
+                "equal" if measured["sent_bytes"] == predicted["sent_bytes"] else f"{predicted['sent_bytes']:,}",
+                *("?" if value is None else format_seconds(value) for value in seconds),
+                format_bytes(max(peaks)) if peaks else "?",
+            )
+        )
+    return table(COLUMNS, rows, title="answered privately, the parties on this machine")

@@ -1,0 +1,55 @@
+"""Private answers are kept, and stand in a line each."""
+
+import json
+from subprocess import CompletedProcess
+
+import pytest
+from rich.console import Console
+
+from costmodel.errors import UserError
+from experiments import answers
+from experiments.answers import answer_table, private_answers
+
+DOCUMENT = {
+    "tokens": [{"top1_agrees": True}, {"top1_agrees": False}, {"top1_agrees": True}],
+    "total": {
+        "measured": {"sent_bytes": 1_000, "messages": 4, "latency_s": 2.0, "peak_bytes": [3_000_000, 2_000_000]},
+        "predicted": {"sent_bytes": 1_000, "messages": 4, "latency_s": None},
+    },
+}
+
+
+def test_each_model_answers_once_under_each_protocol(tmp_path, monkeypatch):
+    commands = []
+
+    def run(command, **settings):
+        commands.append(command[2:])
+        return CompletedProcess(command, 0, stdout=json.dumps(DOCUMENT), stderr="")
+
+    monkeypatch.setattr(answers.subprocess, "run", run)
+    models, asked = {"parent": ("p",), "a1": ("runs/r", "--pick", "a1")}, ("--prompt", "def")
+    made = private_answers(models, ("semi2k", "aby3"), asked, tmp_path, Console(quiet=True))
+    assert list(made) == [("parent", "semi2k"), ("parent", "aby3"), ("a1", "semi2k"), ("a1", "aby3")]
+    assert commands[-1] == [
+        "nas.private", "runs/r", "--pick", "a1", "--protocol", "aby3", "--prompt", "def", "--format", "json",
+    ]  # fmt: skip
+    (tmp_path / "private-a1-aby3.json").unlink()
+    assert private_answers(models, ("semi2k", "aby3"), asked, tmp_path, Console(quiet=True)) == made
+    assert len(commands) == 5
+
+
+def test_one_that_does_not_answer_is_said_in_a_line(tmp_path, monkeypatch):
+    def run(command, **settings):
+        return CompletedProcess(command, 2, stdout="", stderr="Note\nerror: the engine is not installed\n")
+
+    monkeypatch.setattr(answers.subprocess, "run", run)
+    with pytest.raises(UserError, match="nas.private parent must answer under aby3, but: error: the engine is not"):
+        private_answers({"parent": ("p",)}, ("aby3",), (), tmp_path, Console(quiet=True))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_has_what_agrees_and_what_it_took():
+    console = Console(width=200)
+    with console.capture() as printed:
+        console.print(answer_table({("parent", "semi2k"): DOCUMENT}))
+    assert printed.get().splitlines()[-1].split() == "parent semi2k 2 of 3 1,000 equal 2 s ? 3.00 MB".split()
