@@ -11,8 +11,9 @@ from costmodel.deployment.deploy import Deployment, Projection
 from costmodel.deployment.public_layers import public_layers
 from costmodel.errors import UserError
 from costmodel.ops import Encoding
+from costmodel.protocols import SETTINGS, Setting, setting_of
 from costmodel.protocols.by_protocol import asked_of_each, protocols_of
-from costmodel.protocols.primitives import Holder
+from costmodel.protocols.primitives import Holder, WeightMasks
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.overrides import RecipeChanges, changed
@@ -61,6 +62,7 @@ class StudyConfig:
         client_layers: so many first layers, with the embedding, that the client computes in the clear; they stay
             --parent's likewise, and cost nothing.
         weights: secret-shared (the default), or held by the server alone; for protocols other than published.
+        weight_masks: of semi2k, made anew in every run, or kept from an earlier one; of new tokens, from the first.
         new_tokens: asked for after the prompt, each against a cache of keys and values; prices are per new token.
         accounting: prices of what a candidate deploys to, which is what is paid, or as written, as papers price.
         searcher: how candidates are chosen: trellis, evolution, stratified, uniform, cheapest-first, nsga2, tpe or
@@ -113,6 +115,7 @@ class StudyConfig:
     public_layers: str | None = None
     client_layers: int | None = None
     weights: Holder | None = None
+    weight_masks: WeightMasks | None = None
     new_tokens: int = 1
     accounting: Accounting = "deployed"
     searcher: str = "trellis"
@@ -183,6 +186,15 @@ class StudyConfig:
     def protocols(self) -> tuple[str, ...]:
         """Those that price members; the front is of seconds under the first."""
         return protocols_of(self.protocol)
+
+    def setting_of(self, protocol: str) -> Setting | None:
+        """What it says of how a protocol runs; of one that is not its own, who holds the weights, if that can be said.
+
+        Raises UserError for what a protocol of its own does not have.
+        """
+        if protocol in self.protocols:
+            return setting_of(protocol, weights=self.weights, weight_masks=self.weight_masks)
+        return setting_of(protocol, weights=self.weights) if protocol in SETTINGS else None
 
     @property
     def asked(self) -> dict[str, dict[str, str | None]]:

@@ -17,7 +17,7 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.protocols import load_pricer, setting_of
+from costmodel.protocols import load_pricer
 from nas.corpus.held_out import HeldOut
 from nas.corpus.ngrams import NgramBaseline
 from nas.provenance import SCHEMA_VERSION
@@ -181,7 +181,7 @@ def run_pricer(
         protocol,
         network or own_file(folder, config, "network", protocol),
         testbed or own_file(folder, config, "testbed", protocol),
-        setting_of(protocol, weights=config.weights),
+        config.setting_of(protocol),
     )
 
 

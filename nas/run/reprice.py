@@ -14,7 +14,7 @@ from costmodel.config.units import parse_budget
 from costmodel.cost import Budget, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.protocols import SETTINGS, load_pricer, setting_of
+from costmodel.protocols import load_pricer
 from costmodel.protocols.by_protocol import asked_of_each
 from nas.run.config import BY_PROTOCOL
 from nas.run.folder import run_pricer
@@ -101,8 +101,7 @@ def reprice(
     if protocol is None or protocol in config.protocols:
         pricer = run_pricer(run.folder, config, protocol or config.protocols[0], network, testbed)
     else:
-        setting = setting_of(protocol, weights=config.weights) if protocol in SETTINGS else None
-        pricer = load_pricer(protocol, network, testbed, setting)
+        pricer = load_pricer(protocol, network, testbed, config.setting_of(protocol))
     workload = run.workload if seq_len is None else replace(run.workload, prompt_len=seq_len)
     return what_if(run, pricer, workload, budget)
 

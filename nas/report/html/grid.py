@@ -12,7 +12,7 @@ from costmodel.cost import Budget, Price, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.ops import Op, OpGraph
-from costmodel.protocols import PROTOCOLS, SETTINGS, load_pricer, setting_of
+from costmodel.protocols import PROTOCOLS, load_pricer
 from costmodel.trust import caption
 from nas.report.cost_figures import kind_of
 from nas.report.html.points import Point
@@ -83,8 +83,7 @@ def _pricers(run: Run, left_out: list[str]) -> Iterator[Pricer]:
         for network in (None,) if protocol == "published" else NETWORKS:
             if (protocol, network) != (run.pricer.protocol, run.pricer.network):
                 try:
-                    setting = setting_of(protocol, weights=run.config.weights) if protocol in SETTINGS else None
-                    yield load_pricer(protocol, network, None, setting)
+                    yield load_pricer(protocol, network, None, run.config.setting_of(protocol))
                 except UserError as error:
                     left_out.append(f"{protocol}: {error}")
 

@@ -235,6 +235,7 @@ def _priced_under(run: Run, folder: str) -> str:
         "client-layers": None if work.deployment.client_layers is None else str(work.deployment.client_layers),
         "new-tokens": None if work.new_tokens == 1 else work.new_tokens,
         "weights": run.config.weights,
+        "weight-masks": run.config.weight_masks,
     }
     return " ".join(f"--{name} {value}" for name, value in flags.items() if value)
 

@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 from base64 import b64encode
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from nas.report.html.answer import rows_beside
 from nas.report.html.grid import price_grid
 from nas.report.html.page import ASSETS, REPORT_FILE, SCRIPTS, write_report
 from nas.report.html.points import points_of
+from nas.run.config import StudyConfig
+from nas.run.folder import run_pricer
 from nas.run.run import Run
+from search_spaces.pricing import price_architecture
 from tests.nas.report.html.made_runs import TOKENS, record
 
 EARLIER = Path(__file__).parents[2] / "run" / "stored"
@@ -256,6 +260,21 @@ def test_the_command_prices_what_the_run_prices(make_run) -> None:
     page = page_of(folder).text
     for flags in ("--protocol cheetah --network wan", "--projection last", "--new-tokens 4", "--weights server"):
         assert flags in page
+
+
+def test_masks_that_are_kept_are_of_the_protocols_of_the_run(make_run) -> None:
+    folder = make_run([record(0, "SM_i12", "candidate", 0, 2.0)], protocol="semi2k", weight_masks="kept")
+    assert "--weight-masks kept" in page_of(folder).text
+    run = Run.find(str(folder))
+
+    def sent_bytes(config: StudyConfig) -> float:
+        pricer = run_pricer(None, config, "semi2k")
+        return price_architecture(run.base, pricer, run.workload, "deployed").price.sent_bytes
+
+    assert sent_bytes(run.config) < 0.9 * sent_bytes(replace(run.config, weight_masks=None))
+    assert run.config.setting_of("aby3") is None
+    with pytest.raises(UserError, match="`weight_masks` kept is of protocol semi2k, but got protocol aby3"):
+        run_pricer(None, replace(run.config, protocol="aby3"), "aby3")
 
 
 def test_a_run_that_has_not_begun_says_so(make_run) -> None:
