@@ -22,7 +22,7 @@ from nas.report.html.answer import answer_of, marks_of, rows_beside
 from nas.report.html.caveats import caveats
 from nas.report.html.embedded import embedded
 from nas.report.html.grid import Grid, price_grid
-from nas.report.html.placements import layer_map
+from nas.report.html.placements import layer_map, legend
 from nas.report.html.points import Point, perplexity_words, points_of, rows_of
 from nas.report.summary import ngram_lines, on_second, sent_text
 from nas.run.ledger import Record, architecture_of
@@ -83,13 +83,15 @@ def _policy(scripts: Sequence[str]) -> list[str]:
 
 def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
     """Everything that the template says."""
+    panels = [_panel(run, point, totals) for point, totals in zip(points, _totals(grid), strict=True)]
     return {
         "budget": format_budget(run.budget),
         "setting": _setting_words(run),
         "space": run.config.space,
         "answer": answer_of(run),
         "beside": rows_beside(run, points, grid.settings[0]) if points else [],
-        "panels": [_panel(run, point, totals) for point, totals in zip(points, _totals(grid), strict=True)],
+        "panels": panels,
+        "legend": legend(panel["columns"] for panel in panels if panel["point"].role == "front"),
         "marks": marks_of(run),
         "there": [on_second(run, member) for member in run.front],
         "sources": ", ".join(dict.fromkeys(_ARXIV.findall(" ".join(row.source for row in rows_of(run))))),

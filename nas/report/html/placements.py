@@ -1,7 +1,7 @@
 """Placements for the eye: of every layer its norms, attention and FFN, as letters, words, and what becomes of them."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from search_spaces.architecture import FROZEN_NORMS, Architecture, Attention, Ffn, Layer, Norm
@@ -73,6 +73,13 @@ def layer_map(architecture: Architecture, accounting: Accounting) -> tuple[Layer
             for index, (layer, region) in enumerate(zip(architecture.layers, regions(architecture), strict=True))
         )
     return tuple(_cells(layer, remains) for layer, remains in zip(architecture.layers, left, strict=True))
+
+
+def legend(maps: Iterable[Sequence[LayerCells]]) -> list[tuple[str, Cell]]:
+    """What these layer maps have, each once with its part: norms, attention, FFNs."""
+    columns = [column for layers in maps for column in layers]
+    cells = ((part, cell) for part in LayerCells._fields for column in columns for cell in [getattr(column, part)])
+    return list(dict.fromkeys((part, cell) for part, cell in cells if cell.status != "absent"))
 
 
 def kept_words(architecture: Architecture, accounting: Accounting) -> str:

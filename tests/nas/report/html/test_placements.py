@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from nas.report.html.placements import ATTENTION_WORDS, FFN_WORDS, NORM_WORDS, kept_words, layer_map
+from nas.report.html.placements import ATTENTION_WORDS, FFN_WORDS, NORM_WORDS, kept_words, layer_map, legend
 from search_spaces.architecture import Attention, Ffn, Norm
 from search_spaces.bases import base_architecture
 from search_spaces.notation import parse
@@ -35,6 +35,13 @@ def test_what_is_kept_folds_or_is_not_there():
 def test_two_norms_of_a_layer_share_a_cell():
     assert [one.norm.letter for one in columns("6xLSoRo-6xLSLRo")][5:7] == ["L·", "L"]
     assert columns("12xlSLRo")[0].norm == ("lL", "layernorm", "frozen LayerNorm and LayerNorm", "kept")
+
+
+def test_a_legend_has_what_there_is_once_norms_first():
+    entries = legend([columns("6xLSoRo-6xooooo"), columns("12xLPLRo")])
+    assert [(part, cell.letter) for part, cell in entries] == [
+        ("norm", "L·"), ("norm", "L"), ("attention", "S"), ("attention", "P"), ("ffn", "R"),
+    ]  # fmt: skip
 
 
 def test_linear_ffns_fold_unless_prices_are_as_written():
