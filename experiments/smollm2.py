@@ -292,23 +292,24 @@ def model_table(models: Sequence[Shown]) -> Table:
 
 
 def model_figure(models: Sequence[Shown]) -> PanelFigure:
-    """Perplexity against what a token takes privately."""
-    parent = models[0]
+    """Perplexity on both corpora against what a token takes privately, each beside the parent's, the first."""
     by_axis = {
-        "GB sent by all parties": [model.sent_bytes / 1e9 for model in models],
-        "predicted seconds": [model.latency_s for model in models],
+        ("GB sent by all parties", "bytes"): [model.sent_bytes / 1e9 for model in models],
+        ("predicted seconds", "seconds"): [model.latency_s for model in models],
     }
-    perplexities = tuple(model.perplexity for model in models)
-    shares = tuple(f"{model.sent_bytes / parent.sent_bytes:.0%} of the bytes" for model in models)
+    second = [model.second_perplexity for model in models if model.second_perplexity is not None]
+    by_corpus = {"": [model.perplexity for model in models]}
+    if len(second) == len(models):
+        by_corpus[", on the second corpus"] = second
 
-    def series(name: str, values: list[float], part: slice) -> Series:
-        return Series(name, tuple(values[part]), perplexities[part], shares[part], joined=False)
+    def series(values: Sequence[float], unit: str) -> Iterator[Series]:
+        for words, perplexities in by_corpus.items():
+            for name, part in (("parent", slice(1)), ("front", slice(1, None))):
+                shares = tuple("" if words else f"{value / values[0]:.0%} of the {unit}" for value in values[part])
+                yield Series(name + words, tuple(values[part]), tuple(perplexities[part]), shares, joined=False)
 
-    panels = tuple(
-        LinePanel("", axis, "perplexity", (series("parent", x, slice(1)), series("front", x, slice(1, None))))
-        for axis, x in by_axis.items()
-    )
-    return PanelFigure("SmolLM2-135M: a token after a prompt of 128, private", panels)
+    panels = (LinePanel("", axis, "perplexity", tuple(series(x, unit))) for (axis, unit), x in by_axis.items())
+    return PanelFigure("SmolLM2-135M: a token after a prompt of 128, private", tuple(panels))
 
 
 def trained_table(searched: Run, ended: Mapping[Job, Ended]) -> Table:
