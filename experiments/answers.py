@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,10 @@ def private_answers(
 
     Raises UserError, in one line, if one does not answer; those that did are kept.
     """
-    answers = {}
+    answers, digest = {}, sha256(json.dumps(asked).encode()).hexdigest()[:8]
     for name, model in models.items():
         for protocol in protocols:
-            path = folder / f"private-{name}-{protocol}.json"
+            path = folder / f"private-{name}-{protocol}-{digest}.json"
             if not path.exists():
                 command = ["-m", "nas.private", *model, "--protocol", protocol, *asked, "--format", "json"]
                 console.print(f"python {' '.join(command)}", soft_wrap=True, highlight=False)

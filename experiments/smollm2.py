@@ -105,8 +105,11 @@ class Settings:
 
 
 class Shown(NamedTuple):
-    """A model in the table and the figure. placement: as deployed. second_perplexity: None where it was not taken."""
+    """A model in the table and the figure. name: `parent`, or its arch_id. placement: as deployed. second_perplexity:
+    None where it was not taken.
+    """
 
+    name: str
     placement: str
     latency_s: float
     sent_bytes: float
@@ -261,12 +264,12 @@ def models(searched: Run) -> list[Shown]:
     architecture = parse(parent.notation, searched.base).architecture
     whole = price_architecture(architecture, searched.pricer, searched.workload, "deployed").price
     theirs = math.exp(second.parent_loss) if second and second.parent_loss is not None else None
-    shown = [Shown(parent.notation, whole.latency_s, whole.sent_bytes, parent.perplexity, theirs)]
+    shown = [Shown("parent", parent.notation, whole.latency_s, whole.sent_bytes, parent.perplexity, theirs)]
     for member in searched.front:
         record = member.most_expensive
         runs_as = record.deployed or record.placement
         perplexities = member.perplexity, second_perplexity(member)
-        shown.append(Shown(runs_as, record.latency_s, record.sent_bytes, *perplexities))
+        shown.append(Shown(member.arch_id, runs_as, record.latency_s, record.sent_bytes, *perplexities))
     return shown
 
 
@@ -279,36 +282,40 @@ def model_table(models: Sequence[Shown]) -> Table:
 
     rows = [
         (
-            model.placement,
+            model.name,
             f"{format_seconds(model.latency_s)} ({model.latency_s / parent.latency_s:.0%})",
             f"{format_bytes(model.sent_bytes)} ({model.sent_bytes / parent.sent_bytes:.0%})",
             beside(model.perplexity, parent.perplexity),
             beside(model.second_perplexity, parent.second_perplexity),
+            model.placement,
         )
         for model in models
     ]
-    columns = ("runs as", "seconds", "sent", "perplexity", "on the second corpus")
+    columns = ("model", "seconds", "sent", "perplexity", "on the second corpus", "runs as")
     return table(columns, rows, title="a token, and what of the parent's it is")
 
 
 def model_figure(models: Sequence[Shown]) -> PanelFigure:
-    """Perplexity on both corpora against what a token takes privately, each beside the parent's, the first."""
+    """Perplexity on both corpora against what a token takes privately, as a share of what it takes the parent, the
+    first.
+    """
+    parent = models[0]
     by_axis = {
-        ("GB sent by all parties", "bytes"): [model.sent_bytes / 1e9 for model in models],
-        ("predicted seconds", "seconds"): [model.latency_s for model in models],
+        f"bytes of all parties, % of the parent's {format_bytes(parent.sent_bytes)}": [m.sent_bytes for m in models],
+        f"predicted seconds, % of the parent's {format_seconds(parent.latency_s)}": [m.latency_s for m in models],
     }
     second = [model.second_perplexity for model in models if model.second_perplexity is not None]
     by_corpus = {"": [model.perplexity for model in models]}
     if len(second) == len(models):
         by_corpus[", on the second corpus"] = second
 
-    def series(values: Sequence[float], unit: str) -> Iterator[Series]:
+    def series(values: Sequence[float]) -> Iterator[Series]:
+        shares = tuple(100 * value / values[0] for value in values)
         for words, perplexities in by_corpus.items():
-            for name, part in (("parent", slice(1)), ("front", slice(1, None))):
-                shares = tuple("" if words else f"{value / values[0]:.0%} of the {unit}" for value in values[part])
-                yield Series(name + words, tuple(values[part]), tuple(perplexities[part]), shares, joined=False)
+            yield Series(f"front{words}", shares[1:], tuple(perplexities[1:]))
+            yield Series(f"parent{words}", shares[:1], tuple(perplexities[:1]))
 
-    panels = (LinePanel("", axis, "perplexity", tuple(series(x, unit))) for (axis, unit), x in by_axis.items())
+    panels = (LinePanel("", axis, "perplexity", tuple(series(x))) for axis, x in by_axis.items())
     return PanelFigure("SmolLM2-135M: a token after a prompt of 128, private", tuple(panels))
 
 
@@ -331,8 +338,8 @@ def trained_table(searched: Run, ended: Mapping[Job, Ended]) -> Table:
             perplexity = f"{end.perplexity or math.inf:.2f}"
             if job.variant == AGAIN:
                 perplexity += f" (seed 0: {first[job.row]:.2f})"
-            rows.append((job.variant, job.row, *shares, perplexity, f"{nats:+.3f}"))
-    columns = ("trained", "placement", "seconds", "sent", "perplexity", "nats above the parent")
+            rows.append((job.variant, *shares, perplexity, f"{nats:+.3f}", job.row))
+    columns = ("trained", "seconds", "sent", "perplexity", "nats above the parent", "placement")
     return table(columns, rows, title="beside the search")
 
 

@@ -32,9 +32,12 @@ def test_each_model_answers_once_under_each_protocol(tmp_path, monkeypatch):
     assert commands[-1] == [
         "nas.private", "runs/r", "--pick", "a1", "--protocol", "aby3", "--prompt", "def", "--format", "json",
     ]  # fmt: skip
-    (tmp_path / "private-a1-aby3.json").unlink()
+    (kept,) = tmp_path.glob("private-a1-aby3-*.json")
+    kept.unlink()
     assert private_answers(models, ("semi2k", "aby3"), asked, tmp_path, Console(quiet=True)) == made
     assert len(commands) == 5
+    private_answers(models, ("semi2k",), (*asked, "--new-tokens", "2"), tmp_path, Console(quiet=True))
+    assert len(commands) == 7
 
 
 def test_one_that_does_not_answer_is_said_in_a_line(tmp_path, monkeypatch):
