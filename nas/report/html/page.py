@@ -84,12 +84,15 @@ def _policy(scripts: Sequence[str]) -> list[str]:
 def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
     """Everything that the template says."""
     panels = [_panel(run, point, totals) for point, totals in zip(points, _totals(grid), strict=True)]
+    beside = rows_beside(run, points, grid.settings[0]) if points else []
     return {
         "budget": format_budget(run.budget),
         "setting": _setting_words(run),
         "space": run.config.space,
         "answer": answer_of(run),
-        "beside": rows_beside(run, points, grid.settings[0]) if points else [],
+        "beside": beside,
+        "has_papers": any(row.printed or row.printed_price for row in beside),
+        "is_proxy": any(record.width != run.base.d_model for record in run.completed),
         "panels": panels,
         "legend": legend(panel["columns"] for panel in panels if panel["point"].role == "front"),
         "marks": marks_of(run),

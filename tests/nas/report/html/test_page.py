@@ -104,6 +104,13 @@ def test_a_row_of_the_papers_that_was_trained_is_one_row(make_run) -> None:
     assert next(iter(rows)) == "SM+LN+G"  # the most expensive
 
 
+def test_the_proxy_is_spoken_of_where_models_are_of_another_width_than_prices(make_run, whole_page: Page) -> None:
+    assert "of a small proxy" in whole_page.text
+    assert "papers' price" in whole_page.text
+    as_priced = replace(record(0, "SM_i12", "candidate", 0, 2.0), width=768)
+    assert "of a small proxy" not in page_of(make_run([as_priced])).text
+
+
 def test_its_numbers_are_those_of_the_ledger(whole_page: Page, whole_folder: Path) -> None:
     """Of every trained member, not rounded; the grid's own price of the same forms agrees to its digits."""
     data, run = whole_page.data, Run.read(whole_folder)

@@ -110,6 +110,15 @@ def test_the_answer_is_on_the_first_screen(opened: Any, width: int, height: int,
     assert page.locator(".chart svg").count() == 5
 
 
+@pytest.mark.parametrize("width", [1000, 400])
+def test_a_placement_that_changes_with_every_layer_is_no_wider_than_the_page(
+    opened: Any, tmp_path: Path, width: int
+) -> None:
+    long = record(1, "-".join(["1xLSLGo", "1xoSoRo"] * 6), "candidate", 0, 2.0)
+    page = opened(width, file=write_report(Run.read(write_run(tmp_path / "run", [long]))))
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_can_be_read(opened: Any, scheme: str) -> None:
     page = opened(scheme=scheme)
