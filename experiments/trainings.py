@@ -15,6 +15,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
@@ -299,13 +300,20 @@ def _lines(path: Path) -> dict[Key, dict[str, str]]:
 
 
 def _seconds_left(plan: Plan, left: Sequence[Job], new: Mapping[Job, Ended]) -> float:
-    """Seconds left of one core, at the mean seconds a token of what was trained just now."""
+    """Seconds left of one core: of each variant as its trainings took, of one that has not begun at seconds a token."""
+    seconds: dict[str, list[float]] = {}
+    for job, ended in new.items():
+        seconds.setdefault(job.variant, []).append(ended.seconds)
     rate = sum(ended.seconds for ended in new.values()) / max(1, sum(ended.tokens for ended in new.values()))
-    job_of = {job.variant: job for job in left}
-    tokens = {
-        name: candidate_of(plan, job, _parent(plan.variants[name])).recipe.scale.tokens for name, job in job_of.items()
+    expected = {
+        name: mean(seconds[name]) if name in seconds else rate * _num_tokens(plan, job)
+        for name, job in {job.variant: job for job in left}.items()
     }
-    return rate * sum(tokens[job.variant] for job in left)
+    return sum(expected[job.variant] for job in left)
+
+
+def _num_tokens(plan: Plan, job: Job) -> int:
+    return candidate_of(plan, job, _parent(plan.variants[job.variant])).recipe.scale.tokens
 
 
 def _describe(ended: Ended) -> str:

@@ -20,6 +20,16 @@ from typing import Any, TextIO
 # The engine asks for 4 OpenMP threads in every matrix product of integers (linalg.h, matmul), which wait by spinning:
 # with as many parties as cores, a product took up to 40 times as long as on one thread.
 THREAD_LIMIT = "OMP_THREAD_LIMIT"
+# The engine makes its arrays anew in every op. glibc by default returns the large ones to the kernel, which pages them
+# in again, 4 KiB at a time: 3 to 4 of 6 s of a product with 28 million weights (SmolLM2's logits), 12 to 27 % of all
+# else, and no less memory. What a user states for glibc comes after these, and holds.
+TUNABLES = "GLIBC_TUNABLES"
+KEPT_MEMORY = (
+    "glibc.malloc.hugetlb=1",
+    "glibc.malloc.mmap_max=0",
+    f"glibc.malloc.trim_threshold={1 << 40}",
+    "glibc.malloc.arena_max=1",
+)
 LOG, JOB = "log", "job"  # in the folder of a child: its output, and all that its job leaves
 PROGRESS = "progress"  # in the folder of a job: which op the party is in
 
@@ -135,8 +145,13 @@ def _started(threads: int, prefix: Sequence[str]) -> Child:
                 stdout=log,
                 stderr=log,
                 pass_fds=[write_end],
-                # what this process can import, wherever it has gone since: jobs name functions
-                env=os.environ | {THREAD_LIMIT: str(threads), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=os.environ
+                | {
+                    THREAD_LIMIT: str(threads),
+                    TUNABLES: ":".join(filter(None, (*KEPT_MEMORY, os.environ.get(TUNABLES)))),
+                    # what this process can import, wherever it has gone since: jobs name functions
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                },
             )
         stack.callback(process.communicate)
         stack.callback(process.kill)

@@ -68,7 +68,11 @@ def encoded(graph: OpGraph, tokens: Array) -> Array:
         raise UserError(f"`tokens` must be {op.tokens} integers, as the graph was lowered for, but got {tokens.shape}.")
     if tokens.min() < 0 or tokens.max() >= op.vocab:
         raise UserError(f"`tokens` must be from 0 to {op.vocab - 1}, but got {tokens.min()} to {tokens.max()}.")
-    return tokens.astype(np.float64) if op.encoding == "lookup" else np.eye(op.vocab)[tokens]
+    if op.encoding == "lookup":
+        return tokens.astype(np.float64)
+    one_hot = np.zeros((op.tokens, op.vocab))
+    one_hot[np.arange(op.tokens), tokens] = 1.0
+    return one_hot
 
 
 def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:

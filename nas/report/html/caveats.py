@@ -6,6 +6,7 @@ from typing import NamedTuple
 from costmodel.config.units import format_seconds
 from costmodel.trust import described, shown
 from nas.report.html.grid import Grid
+from nas.report.html.points import rows_of
 from nas.report.summary import (
     infeasible_lines,
     order_lines,
@@ -45,13 +46,21 @@ def _scale(run: Run) -> list[str]:
     if not completed:
         return []
     trial = completed[0]
-    return [
-        f"Perplexities are of scale {trial.scale}: width {trial.width} instead of {run.base.d_model}, {trial.tokens:,} "
-        f"tokens a candidate, {trial.tokenizer}, {trial.split}. They rank candidates at this scale and are not those "
-        f"that the full model would reach. Prices are of the full size.",
-        "The papers' perplexities are of full-scale models, another corpus and another tokenizer: only their order can "
-        "be compared.",
-    ]
+    trained = f"{trial.tokens:,} tokens a candidate, {trial.tokenizer}, {trial.split}"
+    if trial.width == run.base.d_model:
+        lines = [f"Perplexities are of the model's own width, {trial.width}: {trained}."]
+    else:
+        lines = [
+            f"Perplexities are of scale {trial.scale}: width {trial.width} instead of {run.base.d_model}, {trained}. "
+            "They rank candidates at this scale and are not those that the full model would reach. Prices are of the "
+            "full size."
+        ]
+    if any(row.perplexity is not None for row in rows_of(run)):
+        lines.append(
+            "The papers' perplexities are of full-scale models, another corpus and another tokenizer: only their order "
+            "can be compared."
+        )
+    return lines
 
 
 def _seeds(run: Run) -> list[str]:

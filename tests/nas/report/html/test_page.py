@@ -246,6 +246,12 @@ def test_what_is_to_be_distrusted_is_said(whole_page: Page) -> None:
     assert "c0ffee" in again
 
 
+def test_perplexities_at_the_models_own_width_are_of_no_proxy(make_run) -> None:
+    page = page_of(make_run([record(0, "SM+LN+R", "candidate", 0, math.log(7.1), width=768)]))
+    assert "Perplexities are of the model's own width, 768: 4,096 tokens a candidate" in page.text
+    assert "instead of" not in page.text
+
+
 def test_a_run_without_a_completed_trial_says_so_and_why(make_run) -> None:
     failed = record(0, "SM+LN+R", "candidate", 0, None, status="failed", reason="no memory left")
     started = record(1, "SM+LN+G", "candidate", 0, None, event="started", status="running")
