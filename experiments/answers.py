@@ -4,6 +4,7 @@ Agreement with the model in the clear, bytes beside their prediction, seconds an
 """
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ def private_answers(
             path = folder / f"private-{name}-{protocol}-{digest}.json"
             if not path.exists():
                 command = ["-m", "nas.private", *model, "--protocol", protocol, *asked, "--format", "json"]
-                console.print(f"python {' '.join(command)}", soft_wrap=True, highlight=False)
+                console.print(f"python {shlex.join(command)}", soft_wrap=True, highlight=False, markup=False)
                 done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
                 if done.returncode:
                     last = (done.stderr.strip().splitlines() or ["no word"])[-1]

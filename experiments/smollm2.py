@@ -3,8 +3,9 @@
 The model is first trained on the text itself. What comes of that is the parent: candidates start from it, learn from it
 and are held against it, so that what they lose is not hidden by what they gain from the text. Then a search within a
 share of what the parent takes. Beside it: nets put together of what was trained by itself, and nothing else trained;
-the parent trained on as many tokens more; the picks with a second seed; single sub-layers replaced and trained, against
-which block scores must rank. The parent and the picks then answer a prompt privately.
+the parent trained on as many tokens more; the picks with a second seed; a cheap member with more tokens; single
+sub-layers replaced and trained, against which block scores must rank. The parent and the picks then answer a prompt
+privately.
 
 The text is Python, of the standard library, and English, of what installed packages document. The second corpus is
 English of which nothing is trained on: what the installed packages say of themselves, by their many authors.
@@ -63,7 +64,8 @@ DOCSTRING, DOCUMENT = 400, range(2_000, 40_000)  # characters: the least of one,
 DOCUMENTING = (ast.Module, ast.ClassDef, ast.FunctionDef)
 DESCRIPTION = 1_500, 4_000  # characters: the least, below which there is little but a heading, and what is read of one
 TEXT, ENGLISH = "text", "english"  # folders
-TUNED, FURTHER, ASSEMBLED, AGAIN, ALONE = "fine-tuned", "fine-tuned twice", "put together", "again", "alone"  # variants
+TUNED, FURTHER, ASSEMBLED = "fine-tuned", "fine-tuned twice", "put together"  # variants
+AGAIN, LONGER, ALONE = "again", "longer", "alone"
 PICKS = "best", "knee"
 UNMOVED = 1e-30  # a learning rate at which the one step that a training has at least changes no weight
 
@@ -76,6 +78,7 @@ class Settings:
     parent_tokens: that the parent is tuned on. tokens: each candidate, and the parent again at `further_rate`.
     batch, learning_rate: of candidates, which begin nearer to their end than the parent did.
     assembled: placements of which the library's sub-layers are put together, and nothing else trained.
+    longer: a placement that is trained over `longer_tokens` at `longer_rate`.
     singles: placements of one sub-layer that is not its own, trained over `single_tokens`.
     prompt, new_tokens: what the parent and the picks answer privately, under `answer_protocols`.
     """
@@ -96,6 +99,9 @@ class Settings:
     learning_rate: float
     further_rate: float
     assembled: tuple[str, ...]
+    longer: str
+    longer_tokens: int
+    longer_rate: float
     singles: tuple[str, ...]
     single_tokens: int
     least_spearman: float
@@ -238,10 +244,12 @@ def _plan(settings: Settings, parent: Path, folder: Path, picks: Sequence[str]) 
     healing = RecipeChanges(scale=scale)
     unmoved = RecipeChanges(scale=replace(scale, learning_rate=UNMOVED))
     further = replace(UNTAUGHT, scale=replace(scale, learning_rate=settings.further_rate))
+    longer = RecipeChanges(scale=replace(scale, learning_rate=settings.longer_rate))
     variants = {
         ASSEMBLED: (settings.assembled, 0, settings.batch * SCALES[SCALE].seq_len, unmoved),
         FURTHER: ((settings.own,), 0, settings.tokens, further),
         AGAIN: (picks, 1, settings.tokens, healing),
+        LONGER: ((settings.longer,), 0, settings.longer_tokens, longer),
         ALONE: (settings.singles, 0, settings.single_tokens, healing),
     }
     return Plan(

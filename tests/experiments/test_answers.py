@@ -26,11 +26,16 @@ def test_each_model_answers_once_under_each_protocol(tmp_path, monkeypatch):
         return CompletedProcess(command, 0, stdout=json.dumps(DOCUMENT), stderr="")
 
     monkeypatch.setattr("experiments.answers.subprocess.run", run)
-    models, asked = {"parent": ("p",), "a1": ("runs/r", "--pick", "a1")}, ("--prompt", "def")
-    made = private_answers(models, ("semi2k", "aby3"), asked, tmp_path, Console(quiet=True))
+    models, asked = {"parent": ("p",), "a1": ("runs/r", "--pick", "a1")}, ("--prompt", "x: list[int]")
+    console = Console(width=200)
+    with console.capture() as printed:
+        made = private_answers(models, ("semi2k", "aby3"), asked, tmp_path, console)
+    assert printed.get().splitlines()[0] == (
+        "python -m nas.private p --protocol semi2k --prompt 'x: list[int]' --format json"
+    )
     assert list(made) == [("parent", "semi2k"), ("parent", "aby3"), ("a1", "semi2k"), ("a1", "aby3")]
     assert commands[-1] == [
-        "nas.private", "runs/r", "--pick", "a1", "--protocol", "aby3", "--prompt", "def", "--format", "json",
+        "nas.private", "runs/r", "--pick", "a1", "--protocol", "aby3", "--prompt", "x: list[int]", "--format", "json",
     ]  # fmt: skip
     (kept,) = tmp_path.glob("private-a1-aby3-*.json")
     kept.unlink()
