@@ -145,17 +145,20 @@ def _started(threads: int, prefix: Sequence[str]) -> Child:
                 stdout=log,
                 stderr=log,
                 pass_fds=[write_end],
-                env=os.environ
-                | {
-                    THREAD_LIMIT: str(threads),
-                    TUNABLES: ":".join(filter(None, (*KEPT_MEMORY, os.environ.get(TUNABLES)))),
-                    # what this process can import, wherever it has gone since: jobs name functions
-                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                },
+                env=environment(threads),
             )
         stack.callback(process.communicate)
         stack.callback(process.kill)
         return Child(process=process, folder=folder, answers=answers, ending=stack.pop_all())
+
+
+def environment(threads: int) -> dict[str, str]:
+    """What a child is started in. It can import what this process can, wherever it has gone: jobs name functions."""
+    return os.environ | {
+        THREAD_LIMIT: str(threads),
+        TUNABLES: ":".join(filter(None, (*KEPT_MEMORY, os.environ.get(TUNABLES)))),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
 
 
 def commands_of_parent() -> SimpleQueue[list[Any]]:
