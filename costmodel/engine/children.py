@@ -21,8 +21,8 @@ from typing import Any, TextIO
 # with as many parties as cores, a product took up to 40 times as long as on one thread.
 THREAD_LIMIT = "OMP_THREAD_LIMIT"
 # The engine makes its arrays anew in every op. glibc by default returns the large ones to the kernel, which pages them
-# in again, 4 KiB at a time: 3 to 4 of 6 s of a product with 28 million weights (SmolLM2's logits), a quarter of one with
-# 900,000. What a user states for glibc comes after these, and holds.
+# in again, 4 KiB at a time: 3 to 4 of 6 s of a product with 28 million weights (SmolLM2's logits), a quarter of one
+# with 900,000. What a user states for glibc comes after these, and holds.
 TUNABLES = "GLIBC_TUNABLES"
 KEPT_MEMORY = (
     "glibc.malloc.hugetlb=1",
