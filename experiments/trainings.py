@@ -176,7 +176,11 @@ def training(plan: Plan, job: Job, folder: Path) -> Ended:
 
 def training_folder(plan: Plan, job: Job, folder: Path) -> Path:
     """Where a training keeps its checkpoints, metrics and diagnostics."""
-    return folder / trial_id(candidate_of(plan, job, _parent(plan.variants[job.variant])), seed=job.seed)
+    return folder / trial_id(_candidate(plan, job), seed=job.seed)
+
+
+def _candidate(plan: Plan, job: Job) -> Candidate:
+    return candidate_of(plan, job, _parent(plan.variants[job.variant]))
 
 
 def _parent(variant: Variant) -> Parent | None:
@@ -306,14 +310,10 @@ def _seconds_left(plan: Plan, left: Sequence[Job], new: Mapping[Job, Ended]) -> 
         seconds.setdefault(job.variant, []).append(ended.seconds)
     rate = sum(ended.seconds for ended in new.values()) / max(1, sum(ended.tokens for ended in new.values()))
     expected = {
-        name: mean(seconds[name]) if name in seconds else rate * _num_tokens(plan, job)
+        name: mean(seconds[name]) if name in seconds else rate * _candidate(plan, job).recipe.scale.tokens
         for name, job in {job.variant: job for job in left}.items()
     }
     return sum(expected[job.variant] for job in left)
-
-
-def _num_tokens(plan: Plan, job: Job) -> int:
-    return candidate_of(plan, job, _parent(plan.variants[job.variant])).recipe.scale.tokens
 
 
 def _describe(ended: Ended) -> str:

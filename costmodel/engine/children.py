@@ -22,7 +22,8 @@ from typing import Any, TextIO
 THREAD_LIMIT = "OMP_THREAD_LIMIT"
 # The engine makes its arrays anew in every op. glibc by default returns the large ones to the kernel, which pages them
 # in again, 4 KiB at a time: 3 to 4 of 6 s of a product with 28 million weights (SmolLM2's logits), a quarter of one
-# with 900,000. What a user states for glibc comes after these, and holds.
+# with 900,000. `mallopt` knows no huge pages, so that it takes the environment; what a user states there comes after
+# these, and holds.
 TUNABLES = "GLIBC_TUNABLES"
 KEPT_MEMORY = (
     "glibc.malloc.hugetlb=1",

@@ -54,7 +54,7 @@ def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
     lines.append(
         f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens a candidate, "
         f"{_seeds(run.members)}; perplexities are of {example.tokenizer}, {example.split}"
-        + ("" if example.width == run.base.d_model else ", and of this scale only")
+        + (", and of this scale only" if run.is_proxy else "")
     )
     lines.append(f"plot: {', '.join(map(str, plots))}")
     lines.append(f"front: {run.folder / 'pareto.csv'}; configs: {run.folder / 'architectures'}/")

@@ -83,6 +83,11 @@ class Run:
         """Those of `finished` that were trained to full fidelity."""
         return ledger.completed(self.records)
 
+    @property
+    def is_proxy(self) -> bool:
+        """Whether what was trained is of another width than what is priced."""
+        return any(record.width != self.base.d_model for record in self.completed)
+
     @cached_property
     def members(self) -> tuple[TrainedMember, ...]:
         """Candidates and baselines with a completed trial, each with all its seeds, in order of proposal."""

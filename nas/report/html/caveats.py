@@ -47,9 +47,8 @@ def _scale(run: Run) -> list[str]:
         return []
     trial = completed[0]
     trained = f"{trial.tokens:,} tokens a candidate, {trial.tokenizer}, {trial.split}"
-    if trial.width == run.base.d_model:
-        lines = [f"Perplexities are of the model's own width, {trial.width}: {trained}."]
-    else:
+    lines = [f"Perplexities are of the model's own width, {trial.width}: {trained}."]
+    if run.is_proxy:
         lines = [
             f"Perplexities are of scale {trial.scale}: width {trial.width} instead of {run.base.d_model}, {trained}. "
             "They rank candidates at this scale and are not those that the full model would reach. Prices are of the "

@@ -92,7 +92,7 @@ def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
         "answer": answer_of(run),
         "beside": beside,
         "has_papers": any(row.printed or row.printed_price for row in beside),
-        "is_proxy": any(record.width != run.base.d_model for record in run.completed),
+        "is_proxy": run.is_proxy,
         "panels": panels,
         "legend": legend(panel["columns"] for panel in panels if panel["point"].role == "front"),
         "marks": marks_of(run),

@@ -107,8 +107,10 @@ def test_a_row_of_the_papers_that_was_trained_is_one_row(make_run) -> None:
 def test_the_proxy_is_spoken_of_where_models_are_of_another_width_than_prices(make_run, whole_page: Page) -> None:
     assert "of a small proxy" in whole_page.text
     assert "papers' price" in whole_page.text
-    as_priced = replace(record(0, "SM_i12", "candidate", 0, 2.0), width=768)
-    assert "of a small proxy" not in page_of(make_run([as_priced])).text
+    text = page_of(make_run([record(0, "SM_i12", "candidate", 0, 2.0, width=768)])).text
+    assert "Perplexities are of the model's own width, 768: 4,096 tokens a candidate" in text
+    assert "of a small proxy" not in text
+    assert "instead of" not in text
 
 
 def test_its_numbers_are_those_of_the_ledger(whole_page: Page, whole_folder: Path) -> None:
@@ -244,12 +246,6 @@ def test_what_is_to_be_distrusted_is_said(whole_page: Page) -> None:
     assert "python -m nas.search --budget-latency 5min" in again
     assert "loss above the first one" in again
     assert "c0ffee" in again
-
-
-def test_perplexities_at_the_models_own_width_are_of_no_proxy(make_run) -> None:
-    page = page_of(make_run([record(0, "SM+LN+R", "candidate", 0, math.log(7.1), width=768)]))
-    assert "Perplexities are of the model's own width, 768: 4,096 tokens a candidate" in page.text
-    assert "instead of" not in page.text
 
 
 def test_a_run_without_a_completed_trial_says_so_and_why(make_run) -> None:
