@@ -13,6 +13,7 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from experiments import (
+    across_widths,
     driver,
     fidelity,
     link_seconds,
@@ -43,6 +44,7 @@ class Kind(NamedTuple):
 
 
 KINDS: dict[str, Kind] = {  # as an experiment's YAML states it
+    "across-widths": Kind(across_widths.Settings, across_widths.run),
     "driver": Kind(driver.Settings, driver.run),
     "exact-programs": Kind(exact_programs.Settings, exact_programs.run),
     "fidelity": Kind(fidelity.Settings, fidelity.run),

@@ -127,6 +127,7 @@ class Recorded(NamedTuple):
 
     key: Key
     row: str
+    variant: str
     ended: Ended
 
 
@@ -295,7 +296,7 @@ def _recorded(key: Key, line: Mapping[str, str]) -> Recorded:
     perplexity = float(line["perplexity"]) if line["perplexity"] else None
     rungs = tuple(Rung(*map(float, pair.split(":"))) for pair in line["rungs"].split())
     ended = Ended(perplexity, int(line["tokens"]), float(line["seconds"]), line["reason"], rungs)
-    return Recorded(key=key, row=line["row"], ended=ended)
+    return Recorded(key=key, row=line["row"], variant=line["variant"], ended=ended)
 
 
 def _lines(path: Path) -> dict[Key, dict[str, str]]:
