@@ -14,6 +14,7 @@ from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from experiments import (
     across_widths,
+    coverage,
     driver,
     fidelity,
     link_seconds,
@@ -45,6 +46,7 @@ class Kind(NamedTuple):
 
 KINDS: dict[str, Kind] = {  # as an experiment's YAML states it
     "across-widths": Kind(across_widths.Settings, across_widths.run),
+    "coverage": Kind(coverage.Settings, coverage.run),
     "driver": Kind(driver.Settings, driver.run),
     "exact-programs": Kind(exact_programs.Settings, exact_programs.run),
     "fidelity": Kind(fidelity.Settings, fidelity.run),

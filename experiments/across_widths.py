@@ -29,6 +29,7 @@ from nas.recipe.recipe import ScaleName
 from nas.run.pareto import Point, hypervolume, nondominated
 from nas.searchers.block_scores import to_csv
 from nas.storage import RUNS, locked, replace_file
+from nas.study.blocks import BLOCKS_FILE
 from search_spaces.bases import base_architecture
 from search_spaces.notation import parse
 from search_spaces.pricing import price_architecture
@@ -86,10 +87,10 @@ def run(name: str, settings: Settings, console: Console) -> None:
     """
     outcomes = committed(settings)
     if not outcomes:
-        folder = RUNS / "experiments" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder):
-            for width in settings.widths:
+        for width in settings.widths:
+            folder = RUNS / "experiments" / name / width
+            folder.mkdir(parents=True, exist_ok=True)
+            with locked(folder):
                 outcomes[width] = _trained(settings, width, folder, console)
     losses = {width: {row: _loss(ended) for row, ended in by_row.items()} for width, by_row in outcomes.items()}
     latency_s = prices(settings)
@@ -111,10 +112,9 @@ def committed(settings: Settings) -> dict[str, dict[str, Ended]]:
 def _trained(settings: Settings, width: str, folder: Path, console: Console) -> dict[str, Ended]:
     """By row; blocks of the parent are scored beside."""
     parent = _parent(settings, width, folder, console)
-    blocks = folder / f"blocks-{width}.csv"
-    if not blocks.exists():
-        layers = load_space(settings.base).layers
-        replace_file(blocks, to_csv(scored_blocks(str(parent), layers, SCALE, "stdlib")))
+    if not (folder / BLOCKS_FILE).exists():
+        scores = scored_blocks(str(parent), load_space(settings.base).layers, SCALE, "stdlib")
+        replace_file(folder / BLOCKS_FILE, to_csv(scores))
     size = settings.widths[width]
     recipe = RecipeChanges(scale=ScaleChanges(head_dim=size.head_dim, learning_rate=size.rate))
     plan = Plan(
@@ -128,7 +128,7 @@ def _trained(settings: Settings, width: str, folder: Path, console: Console) -> 
 
 def _parent(settings: Settings, width: str, folder: Path, console: Console) -> Path:
     """A folder of the width's parent, trained by two commands; one that was killed goes on."""
-    training, target, size = folder / f"training-{width}", folder / f"parent-{width}", settings.widths[width]
+    training, target, size = folder / "training", folder / "parent", settings.widths[width]
     if not (target / CHECKSUMS_FILE).exists():
         given = ["--config", settings.parent_config, "--tokens", str(settings.parent_tokens)]
         given += ["--recipe.scale.head-dim", str(size.head_dim), "--recipe.scale.learning-rate", str(size.parent_rate)]
