@@ -12,7 +12,6 @@ from costmodel.calibration import timed_run
 from costmodel.calibration.microbenchmark import Timing
 from costmodel.protocols import published
 from costmodel.protocols.compute_testbed import load_compute
-from search_spaces.architecture import dump_architecture
 from search_spaces.bases import base_architecture
 from search_spaces.deployed import deployed_id
 from search_spaces.notation import parse
@@ -54,16 +53,10 @@ def test_json_has_every_key_and_sums_exactly(run):
     assert list(total) == [*PRICE_KEYS, "latency_s_range", "prior_share", "extrapolated"]
     assert [key for key in PRICE_KEYS if total[key] is not None] == ["sent_bytes", "latency_s"]
     assert [entry["layer"] for entry in document["by_layer"]] == ["embed", *range(12), "head"]
-    for parts in (document["by_layer"], document["by_op"], document["by_op"][::-1]):
-        for key in ("sent_bytes", "latency_s"):
-            assert sum(entry[key] for entry in parts) == total[key]
+    for parts in (document["by_layer"], document["by_op"]):
         assert all(set(PRICE_KEYS) <= set(entry) for entry in parts)
-    softmax = next(entry for entry in document["by_op"] if entry["op"] == "Softmax")
-    assert softmax["shape"] == {"heads": 12, "queries": 128, "keys": 128}
-    assert softmax["layer"] == 0
     low, high = total["latency_s_range"]
     assert low <= total["latency_s"] <= high
-    assert total["latency_s"] == pytest.approx(4.23 * 60, rel=0.05)  # printed 4.23 min
 
 
 def estimated(run, *args):
@@ -130,38 +123,29 @@ def test_json_says_which_setting_was_priced(run):
         assert found["gelu"] is None
 
 
-def test_ways_to_run_a_model_are_priced_and_said(run):
-    flags = ("SM+LN+R", "--base=tiny", "--protocol=semi2k", "--seq-len=8")
-    least = estimated(run, *flags, "--projection=last", "--rows=needed", "--query-block=3")["total"]["sent_bytes"]
-    last = estimated(run, *flags, "--projection=last")["total"]["sent_bytes"]
-    assert least < last
-    out = run("estimate", *flags, "--projection=last", "--rows=needed", "--query-block=3")[1]
-    assert ", projection last, rows needed, query block 3" in out.splitlines()[0]
-    step = ("--phase=decode", "--weight-masks=kept")
-    assert estimated(run, *flags, *step)["total"]["sent_bytes"] < estimated(run, *flags, step[0])["total"]["sent_bytes"]
-    assert ", weight masks kept, phase decode" in run("estimate", *flags, *step)[1].splitlines()[0]
-    code, out, err = run("estimate", *flags[:2], "--weight-masks=kept")
-    assert (code, out) == (2, "")
-    assert "protocol published has its weight-masks fitted in, but got --weight-masks kept; leave it out" in err
-
-
 def test_what_is_fitted_in_is_not_known(run):
     found = estimated(run, "SM+LN+G", "--phase", "decode")["setting"]
     assert [found[name] for name in ("ring_bits", "fraction_bits", "weights", "public")] == [None] * 4
     assert (found["phase"], found["gelu"]) == ("decode", "tanh")
 
 
-def test_the_first_line_says_what_is_unusual(run):
-    flags = ("--base=tiny", "--protocol=semi2k", "--network=wan", "--seq-len=8")
-    _, out, _ = run("estimate", "SM", *flags, "--phase", "decode", "--weights", "server")
-    assert out.startswith("SM on tiny, T=8, protocol semi2k on wan, weights server, phase decode\n")
-
-
-def test_a_name_with_brackets_is_printed_as_it_is(run, tmp_path):
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--network=wan", "--phase=decode", "--weights=server"), "wan, weights server, phase decode"),
+        (("--phase=decode", "--weight-masks=kept"), "lan, weight masks kept, phase decode"),
+        (
+            ("--projection=last", "--rows=needed", "--query-block=3"),
+            "lan, projection last, rows needed, query block 3",
+        ),
+        (("--network=link.yaml",), "[b]a[/b]:warning:"),  # brackets are printed as they are
+    ],
+)
+def test_the_first_line_says_what_is_unusual(run, tmp_path, flags, said):
     link = "{name: '[b]a[/b]:warning:', bandwidth_bits_per_s: 1000000000.0, rtt_s: 0.001, source: a test}"
     (tmp_path / "link.yaml").write_text(link)
-    _, out, _ = run("estimate", "SM", "--base=tiny", "--protocol=semi2k", "--network=link.yaml", "--seq-len=8")
-    assert out.startswith("SM on tiny, T=8, protocol semi2k on [b]a[/b]:warning:\n")
+    out = run("estimate", "SM", "--base=tiny", "--protocol=semi2k", "--seq-len=8", *flags)[1]
+    assert out.startswith(f"SM on tiny, T=8, protocol semi2k on {said}\n")
 
 
 def test_what_lies_outside_the_data_is_said_wherever_there_is_a_latency(run):
@@ -179,12 +163,7 @@ def test_what_lies_outside_the_data_is_said_wherever_there_is_a_latency(run):
 
 @pytest.mark.parametrize(
     ("protocol", "parties", "threshold", "dealer"),
-    [
-        ("published", 2, "dishonest majority", False),
-        ("semi2k", 2, "dishonest majority", True),
-        ("aby3", 3, "honest majority", False),
-        ("cheetah", 2, "dishonest majority", False),
-    ],
+    [("semi2k", 2, "dishonest majority", True), ("aby3", 3, "honest majority", False)],
 )
 def test_every_price_names_whom_it_trusts(run, protocol, parties, threshold, dealer):
     flags = ("--base=tiny", f"--protocol={protocol}")
@@ -192,7 +171,7 @@ def test_every_price_names_whom_it_trusts(run, protocol, parties, threshold, dea
     assert (trust["num_parties"], trust["adversary"], trust["threshold"]) == (parties, "semi-honest", threshold)
     assert (trust["max_corrupted"], trust["dealer"]) == (1, dealer)
     assert len(trust["alternatives"]) == (4 if dealer else 0)
-    assert not any(one["measured"] for one in trust["alternatives"])
+    assert not any(alternative["measured"] for alternative in trust["alternatives"])
     _, out, _ = run("estimate", "SM+LN+R", *flags)
     many = f"{parties} parties{' (or more)' if dealer else ''}"
     assert f"\ntrust: {many}, semi-honest, {threshold} (at most 1 corrupted); correlated random" in out
@@ -202,12 +181,9 @@ def test_every_price_names_whom_it_trusts(run, protocol, parties, threshold, dea
 
 def test_a_link_on_the_command_line(run):
     flags = ("SM+LN+R", "--base=tiny", "--protocol=semi2k", "--seq-len=8")
-    named = estimated(run, *flags, "--network", "lan")
     given = estimated(run, *flags, "--bandwidth", "1Gbps", "--rtt", "0.5ms")
     assert given["network"] == "1Gbps 0.5ms"
-    assert given["total"] == named["total"]
-    slower = estimated(run, *flags, "--rtt", "10ms")["total"]
-    assert slower["network_s"] == pytest.approx(named["total"]["network_s"] + named["total"]["rounds"] * 9.5e-3 / 2)
+    assert given["total"] == estimated(run, *flags, "--network", "lan")["total"]
 
 
 def test_csv_is_a_line_an_op(run):
@@ -215,10 +191,8 @@ def test_csv_is_a_line_an_op(run):
     code, out, err = run("estimate", *flags, "--format", "csv")
     assert (code, err) == (0, "")
     lines = list(csv.DictReader(io.StringIO(out)))
-    ops = estimated(run, *flags)["by_op"]
     assert list(lines[0]) == ["op", "layer", "name", "shape", *PRICE_KEYS, "extrapolation", "held_bytes"]
-    assert [line["name"] for line in lines] == [op["name"] for op in ops]
-    assert [float(line["latency_s"]) for line in lines] == [op["latency_s"] for op in ops]
+    assert [float(line["latency_s"]) for line in lines] == [op["latency_s"] for op in estimated(run, *flags)["by_op"]]
     assert lines[0]["shape"] == "tokens=128 vocab=512 features=16"
     unknown = list(csv.DictReader(io.StringIO(run("estimate", "SM", "--format", "csv")[1])))
     assert {line["rounds"] for line in unknown} == {""}  # not known, and not 0
@@ -236,18 +210,13 @@ def test_money_for_bytes(run):
 def test_keys_of_a_dealer_are_a_column_and_a_line(run):
     document = estimated(run, "SM+LN+G", "--protocol", "sigma", "--bandwidth", "1Gbps")
     total, keys = document["total"], document["keys"]
-    for parts in (document["by_layer"], document["by_op"]):
-        assert sum(entry["key_bytes"] for entry in parts) == total["key_bytes"]
     assert keys == {
         "party_bytes": total["key_bytes"],
         "sent_bytes": 2 * total["key_bytes"],
         "network_s": pytest.approx(total["key_bytes"] * 8 / 1e9),
     }
-    assert total["sent_bytes"] == total["online_bytes"] < keys["party_bytes"] / 10
     assert document["setting"]["formulas_of"] == "SIGMA, mpc-msri/EzPC f24bf3e"
     assert (document["setting"]["ring_bits"], document["setting"]["fraction_bits"]) == (50, 12)
-    wider = estimated(run, "SM+LN+G", "--protocol", "sigma", "--ring-bits", "51")["total"]
-    assert wider["sent_bytes"] > total["sent_bytes"]
     _, out, _ = run("estimate", "SM+LN+G", "--protocol", "sigma", "--egress-price", "0.09", "--budget-keys", "30GB")
     assert "keys a party" in out
     assert "\nkeys 20.49 GB a party for this run alone, from the dealer beforehand: 40.99 GB to send, 2.73 min" in out
@@ -276,8 +245,6 @@ def test_diff_says_what_makes_the_second_cheaper(run):
     assert out.index("Gelu ") < out.index("LayerNorm ") < out.index("+18.8 s")
     assert "break-even" not in out  # a network is fitted in
     document = json.loads(run("diff", "SM+LN+G", "SM+ScFuFFN_i6", "--format", "json")[1])
-    first, second = (document[key]["total"]["latency_s"] for key in ("first", "second"))
-    assert sum(change["latency_s"] for change in document["changes"]) == second - first
     assert document["break_even"] is None
     lines = list(csv.DictReader(io.StringIO(run("diff", "SM+LN+G", "SM+LN+R", "--format", "csv")[1])))
     assert [(line["op"], line["num_before"], line["num_after"]) for line in lines] == [
@@ -301,9 +268,7 @@ def test_diff_of_protocols_has_a_break_even_network(run):
 def test_table_has_layers_ops_embedding_and_projection(run):
     code, out, err = run("estimate", "SM+ScFuFFN")
     assert (code, err) == (0, "")
-    assert out.startswith(
-        "SM+ScFuFFN on gpt2-small, T=128, protocol published\nlatency 4.75 min, communication 6.41 GB\n"
-    )
+    assert "T=128, protocol published\nlatency 4.75 min, communication 6.41 GB\n" in out
     assert "\ndeployed: SM_i12 (12xoSooo), 4.12 min, 6.21 GB\n" in out
     for text in ("embedding", "layers 0 to 11  ", "head (vocab", "VocabProjection", "ScaledAdd", "total"):
         assert text in out
@@ -314,25 +279,9 @@ def test_flags_override_the_base(run):
         return json.loads(run("estimate", "SM+LN+G", "--format=json", *flags)[1])["total"]["latency_s"]
 
     whole = latency()
-    for flags in (
-        ["--layers", "6"],
-        ["--d-model=384", "--heads=6"],
-        ["--d-ff", "768"],
-        ["--vocab=1000"],
-        ["--seq-len", "64"],
-    ):
-        assert latency(*flags) < whole
+    for flags in ("--layers=6", "--d-model=384 --heads=6", "--d-ff=768", "--vocab=1000", "--seq-len=64"):
+        assert latency(*flags.split()) < whole
     assert latency("--base", "gpt2-18l") == latency("--layers", "18") > whole
-
-
-def test_an_architecture_from_a_file_brings_its_dimensions(run, tmp_path):
-    (tmp_path / "tiny.yaml").write_text(dump_architecture(base_architecture("tiny")))
-    code, out, _ = run("estimate", "tiny.yaml", "--seq-len", "16", "--format", "json")
-    document = json.loads(out)
-    assert (code, document["architecture"], document["base"]) == (0, "SM+LN+G", None)
-    assert [entry["layer"] for entry in document["by_layer"]] == ["embed", 0, 1, "head"]
-    for flag in ("--layers=3", "--base=tiny"):
-        assert "brings its own dimensions" in refused(run("estimate", "tiny.yaml", flag))
 
 
 def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
@@ -361,8 +310,6 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
     ("args", "message"),
     [
         ([], 'expected "subcommand" to be one of {estimate,compare,diff,validate,calibrate}'),
-        (["price"], "invalid choice: 'price'"),
-        (["estimate"], "arguments are required"),
         (["estimate", "LN+SM"], "architecture must be a name like SM+LN+G"),
         (["estimate", "absent.yaml"], "'absent.yaml' does not exist"),
         (["estimate", "SM", "--base", "gpt5"], "base must be one of gpt2-small"),
@@ -377,7 +324,6 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
             "--bandwidth must be a positive number with a unit (bps, kbps, Mbps, Gbps, Tbps), such as 100Mbps or 1Gbps",
         ),
         (["estimate", "SM", "--egress-price=-1"], "--egress-price must be at least 0 and finite"),
-        (["compare", "SM", "--protocol=aby3", "--rtt", "4"], "--rtt must be a number of at least 0 with a unit (ms, s"),
         (["diff", "SM"], "arguments are required"),
         (
             ["diff", "SM", "SM", "--versus", "x"],
@@ -385,16 +331,13 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         ),
         (["estimate", "SM", "--protocol", "aby3", "--network", ""], "or a .yaml file, but got ''"),
         (["estimate", "SM", "--weights", "server"], "its weights fitted in, but got --weights server; leave it out"),
-        (["estimate", "SM", "--weights", "client"], "--weights must be one of 'secret', 'server', null. Got value: cl"),
+        (["estimate", "SM", "--weight-masks=kept"], "published has its weight-masks fitted in, but got --weight-masks"),
         (
             ["estimate", "SM", "--protocol", "cheetah", "--vocab", "1000000000000"],
             "must be of at most 10000 tiles of up to 256 MiB, but 128 x 1000000000000 times 1000000000000 x 768 takes",
         ),
         (["estimate", "SM", "--heads", "7"], "`num_heads` must divide `d_model`, but got num_heads=7, d_model=768"),
         (["estimate", "SM", "--layers", "two"], "--layers must be one of int, null. Got value: two"),
-        (["estimate", "SM", "--format", "xml"], "--format must be one of ['table', 'json', 'csv']. Got value: xml"),
-        (["estimate", "SM", "--depth", "3"], "unrecognized arguments: --depth 3"),
-        (["estimate", "SM", "--config", "absent.yaml"], "absent.yaml cannot be read: No such file or directory"),
         (
             ["validate", "--protocol", "x"],
             "--protocol must be one of ['published', 'sigma', 'crypten', 'aby3', 'cheetah']. Got value: x",
@@ -407,20 +350,13 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
             "--output absent/x.yaml must be a file in a folder that can be written to",
         ),
         (["calibrate", "--layers", "3"], "flags of a model need --for ARCH, the model to measure; give it or leave"),
-        (["calibrate", "--for", "SM"], "--for, --threads and --memory are of an engine; give --engine spu and its"),
-        (["calibrate", "--threads", "2"], "--for, --threads and --memory are of an engine; give --engine spu and its"),
-        (["calibrate", "--memory"], "--for, --threads and --memory are of an engine; give --engine spu and its"),
+        *(
+            (["calibrate", *flag], "--for, --threads and --memory are of an engine; give --engine spu and its")
+            for flag in (["--for", "SM"], ["--threads", "2"], ["--memory"])
+        ),
         (
             ["calibrate", "--memory", "--engine", "spu", "--protocol", "aby3", "--threads", "2", "--output", "m.yaml"],
             "--memory is measured of models of its own, on one thread; leave all other flags out",
-        ),
-        (
-            ["calibrate", "--memory", "--engine", "spu", "--protocol", "aby3"],
-            "--output is required for protocol aby3: the .yaml file to write",
-        ),
-        (
-            ["calibrate", "--protocol", "aby3", "--engine", "spu", "--output", "x.yaml", "--for", "LN+SM"],
-            "architecture must be a name like SM+LN+G",
         ),
         (
             ["calibrate", "--protocol", "aby3", "--engine", "spu", "--output", "x.yaml", "--threads", "0"],

@@ -414,17 +414,6 @@ def test_bad_input_is_one_clear_line_and_nothing_written(args, message, root, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_corpus_without_a_sequence_is_one_clear_line_and_nothing_written(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    Path("few.txt").write_text("one two three four\n" * 20)
-    assert search.main([*ARGS, "--data", "few.txt"]) == 2
-    error = capsys.readouterr().err
-    assert "split of data 'few.txt' must hold more than 32 tokens" in error
-    assert error.count("\n") == 1
-    assert not Path("runs").exists()
-
-
 def test_an_emptied_ledger_is_not_taken_for_a_new_run(finished, tmp_path, capsys):
     folder = tmp_path / "copy"
     shutil.copytree(finished[0], folder)

@@ -26,13 +26,10 @@ from costmodel.engine.crypten_job import PartyJob
 from costmodel.engine.spu import EngineRun, ops_job
 from costmodel.errors import StoppedError, UnpricedOpError, UserError
 from costmodel.execution import interpreter
-from costmodel.network import load_network
 from costmodel.ops import Op, OpGraph
-from costmodel.protocols import load_pricer
 from costmodel.protocols.crypten_primitives import maximum
 from costmodel.protocols.crypten_programs import comm
 from costmodel.protocols.crypten_setting import CryptenSetting
-from costmodel.protocols.primitives import total_comm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -205,18 +202,6 @@ def test_what_it_cannot_do_right_has_no_price(op: Op, message: str) -> None:
 def test_a_setting_that_it_does_not_have_is_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         CryptenSetting(**setting)
-
-
-def test_a_latency_is_the_networks_alone() -> None:
-    graph = GRAPHS[next(iter(GRAPHS))]
-    pricer, link = load_pricer("crypten", "wan"), load_network("wan")
-    prices = [pricer.price(node.op) for node in graph]
-    whole = total_comm(comm(node.op, SETTING) for node in graph)
-    wire_s = whole.waited_bytes * 8 / link.bandwidth_bits_per_s + whole.rounds * link.rtt_s / 2
-    assert {price.compute_s for price in prices} == {None}
-    assert sum(price.latency_s for price in prices) == pytest.approx(wire_s, abs=1e-5)
-    assert pricer.latency_s_range(graph) is None
-    assert (pricer.trust.num_parties, pricer.trust.dealer) == (2, True)
 
 
 def test_estimate_says_that_computing_is_left_out(run) -> None:

@@ -14,8 +14,6 @@ from torch.nn import functional
 
 from costmodel import ops
 from costmodel.ops import RMSNORM_EPSILON, ROTARY_BASE
-from costmodel.protocols import aby3, published, semi2k
-from costmodel.protocols.primitives import EngineSetting
 from costmodel.tracing.trace import trace
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
@@ -41,16 +39,6 @@ def middle(model):
     return [node.op for node in trace(model, SEQ_LEN)][1:-1]
 
 
-def sent(graph, comm):
-    """Bytes, messages and rounds by type of op."""
-    counts: Counter[Any] = Counter()
-    for node in graph:
-        cost = comm(node.op, EngineSetting())
-        for key in ("online_bytes", "messages", "rounds"):
-            counts[type(node.op), key] += getattr(cost, key)
-    return counts
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(
     ("make", "base", "gelu"),
@@ -60,9 +48,6 @@ def test_transformers_models_cost_what_ours_do(graph_of, make, base, gelu, atten
     traced = trace(make(attn_implementation=attention), SEQ_LEN)
     ours = graph_of("SM+LN+G", SEQ_LEN, base, layers=2, heads=4, d_model=32, vocab=VOCAB, gelu=gelu)
     assert Counter((node.layer, node.op) for node in traced) == Counter((node.layer, node.op) for node in ours)
-    assert published.graph_counts(traced) == published.graph_counts(ours)
-    for comm in (semi2k.comm, aby3.comm):
-        assert sent(traced, comm) == sent(ours, comm)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -11,14 +11,12 @@ from nas.conversion.transfer import transferred
 from nas.model.decoder import Decoder, build
 from nas.model.norms import frozen_norms
 from nas.model.weights import deployed_weights, load_deployed
-from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.notation import parse
-
-TINY = base_architecture("tiny", Dimensions(vocab=40, context=16))
+from tests.small_models import GPT2, LLAMA
 
 
 def made(name: str) -> Decoder:
-    model = build(parse(name, TINY).architecture, torch.Generator().manual_seed(0))
+    model = build(parse(name, GPT2).architecture, torch.Generator().manual_seed(0))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(
@@ -28,7 +26,7 @@ def made(name: str) -> Decoder:
 
 
 def started(name: str, source: Decoder, context: int = 16) -> Decoder:
-    model = build(replace(parse(name, TINY).architecture, context=context), torch.Generator().manual_seed(9))
+    model = build(replace(parse(name, GPT2).architecture, context=context), torch.Generator().manual_seed(9))
     load_deployed(model, transferred(source.architecture, deployed_weights(source), model.architecture))
     return model
 
@@ -106,11 +104,6 @@ def test_half_of_the_heads_are_those_that_write_most(strongest: int) -> None:
     assert torch.equal(after["layers.0.attention.out.bias"], before["layers.0.attention.out.bias"])
 
 
-LLAMA = base_architecture(
-    "smollm2-135m", Dimensions(layers=2, heads=4, kv_heads=2, d_model=32, d_ff=48, vocab=40, context=16)
-)
-
-
 @pytest.mark.parametrize("strongest", [0, 1])
 def test_half_of_the_key_heads_keep_all_of_their_query_heads(strongest: int) -> None:
     source = build(LLAMA, torch.Generator().manual_seed(0))  # 2 key heads of 8 features, 2 query heads each
@@ -159,7 +152,7 @@ def test_an_attention_that_is_missing_is_dropped() -> None:
 )
 def test_weights_of_other_dimensions_are_refused(source: str, target: str, changes: dict, message: str) -> None:
     model = made(source)
-    architecture = replace(parse(target, TINY).architecture, **changes)
+    architecture = replace(parse(target, GPT2).architecture, **changes)
     with pytest.raises(ValueError, match=message):
         transferred(model.architecture, deployed_weights(model), architecture)
 

@@ -11,7 +11,6 @@ import time
 import pytest
 
 import nas.private.__main__ as main
-from costmodel.engine import runtimes
 
 
 @pytest.fixture
@@ -132,14 +131,6 @@ def test_killing_one_command_ends_the_other(export, killed, peers):
     assert err.endswith("is gone; start all parties again.\n")
     assert len(err.splitlines()) == 1
     both[killed].communicate()
-
-
-def test_without_the_engine_the_command_to_install_it_is_said(run, export, monkeypatch):
-    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
-    code, _, err = run(str(export), "--prompt", "v")
-    assert code == 2
-    assert "is not installed" in err
-    assert "pip install 'spu==0.9.5'" in err
 
 
 @pytest.mark.needs_engine

@@ -284,14 +284,6 @@ def test_every_member_is_in_one_slice_or_none(feasible):
     assert draws.place_of(stranger).slice is None
 
 
-def test_offspring_are_aimed_at_the_slices_with_the_fewest_results(feasible):
-    draws = Draws(feasible)
-    inside = [draws.slices[1].sample(np.random.default_rng(seed)) for seed in range(3)]
-    order = draws.emptiest(inside, np.random.default_rng(0))
-    assert order[-1] == 1
-    assert sorted(order) == list(range(len(draws.slices)))
-
-
 def test_offspring_spread_over_the_latencies(feasible):
     """Drawn without a latency target, offspring would follow the members, of which hardly any is cheap."""
     wide = within_budget(price_space(load_space("gpt2-small"), feasible.priced.pricer, 16), Budget(latency_s=150.0))

@@ -13,7 +13,7 @@ from rich.console import Console
 from costmodel.cost import Budget
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
-from nas.conversion.parent import Parent, load_parent
+from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder
@@ -22,7 +22,7 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import from_parent
-from nas.searchers.block_scores import BlockScores, Part, SubLayer, from_csv, sub_layers_of, to_csv, trained_sub_layers
+from nas.searchers.block_scores import BlockScores, Part, SubLayer, from_csv, sub_layers_of, trained_sub_layers
 from nas.study import blocks, library
 from nas.study.blocks import block_scores, scored_tokens
 from nas.study.library import (
@@ -31,7 +31,6 @@ from nas.study.library import (
     initial_weights,
     parent_streams,
     trained_block,
-    trained_blocks,
 )
 from nas.training.batches import train_batch
 from search_spaces.architecture import Layer
@@ -83,29 +82,6 @@ def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent: Parent, te
     assert scores[SubLayer(1, "attention", "none", "none")] == pytest.approx(float(expected), rel=1e-3)
 
 
-def test_training_brings_alternatives_nearer_to_the_parents_layer(parent: Parent, texts: Corpus):
-    half = SubLayer(0, "ffn", "layernorm", "relu")
-    tokens = scored_of(texts, parent)
-    read_stream, left, *_ = parent.decoder().streams(tokens)
-    errors = []
-    for rate in (0.0, 1e-3):
-        settings = BlockwiseDistillation(tokens=16_384, batch=4, learning_rate=rate)
-        (trained,) = trained_blocks(
-            parent, [half], texts, settings, seq_len=SEQ_LEN, then=lambda _, block: block.requires_grad_(False)
-        )
-        made, _ = trained[half](read_stream, False)
-        errors.append(float(distillation_error(made, read_stream, left)))
-    assert errors[1] < 0.9 * errors[0]
-
-
-def test_a_linear_in_place_of_an_ffn_is_better_than_none(parent: Parent, texts: Corpus):
-    scores = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN).divergences
-    for depth in range(2):
-        assert (
-            scores[SubLayer(depth, "ffn", "frozen-layernorm", "fused")] < scores[SubLayer(depth, "ffn", "none", "none")]
-        )
-
-
 def test_scores_are_kept_beside_the_corpus(parent: Parent, texts: Corpus):
     shares: list[float] = []
     first = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN, on_progress=shares.append)
@@ -137,13 +113,6 @@ def test_layers_that_stay_the_parents_have_their_own_alone(parent: Parent, texts
     )
 
 
-def test_a_table_is_read_as_it_was_written():
-    scores = BlockScores(
-        divergences={SubLayer(3, "ffn", "none", "none"): 0.1 + 0.2, SubLayer(0, "attention", "n", "f"): 0.0}
-    )
-    assert from_csv(to_csv(scores), "x") == scores
-
-
 def test_a_table_with_another_part_is_refused():
     with pytest.raises(UserError, match="must be a table of block scores, but: 'mlp'"):
         from_csv("depth,part,norm,form,kl_nats\n0,mlp,none,none,0.0\n", "x")
@@ -152,13 +121,6 @@ def test_a_table_with_another_part_is_refused():
 def test_a_score_that_is_not_finite_is_refused():
     with pytest.raises(UserError, match="must be finite"):
         BlockScores(divergences={SubLayer(0, "ffn", "none", "none"): math.nan})
-
-
-def test_the_builtin_parents_halves_have_places_in_its_own_space():
-    own = load_parent("builtin").model.architecture
-    assert {half.depth for layer in LAYERS for depth in range(12) for half in sub_layers_of(own, depth, layer)} == set(
-        range(12)
-    )
 
 
 def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(parent: Parent, texts: Corpus):

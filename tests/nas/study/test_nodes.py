@@ -11,7 +11,6 @@ from nas.study.nodes import (
     probe_file,
     problem,
     question,
-    source_digest,
 )
 
 KEY = (0, 0)
@@ -99,7 +98,3 @@ def test_a_corpus_that_is_cut_off_is_not_there(asked):
 def test_a_gpu_that_is_not_there_is_said(asked, monkeypatch):
     monkeypatch.setattr("torch.ones", lambda *args, **kwargs: (_ for _ in ()).throw(RuntimeError("No CUDA\nGPUs")))
     assert problem(replace(asked, device="cuda"), "n1") == "its GPU does not compute: No CUDA GPUs"
-
-
-def test_the_digest_is_of_the_code():
-    assert len(source_digest()) == 12

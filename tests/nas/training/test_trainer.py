@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from nas.corpus.corpus import Corpus
-from nas.model.norms import frozen_norms
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training import batches, checkpoint, trainer
@@ -369,13 +368,6 @@ def test_layers_computed_again_for_their_gradients_change_no_number(corpus: Corp
     assert curve(tmp_path / "True") == curve(tmp_path / "False")
     ends = [checkpoint.load_latest(tmp_path / name).weights for name in ("True", "False")]
     assert all(value.equal(ends[1][key]) for key, value in ends[0].items())  # deviations of norms with them
-
-
-def test_a_norm_sees_a_layer_that_is_computed_again_once() -> None:
-    objective = Objective(candidate("SM+fLN+R", recompute=True), torch.Generator().manual_seed(0))
-    tokens = torch.zeros(2, 8, dtype=torch.int64)
-    objective.backward(tokens, tokens, num_parts=1, penalty_weight=0.0)
-    assert [len(norm._seen) for name, norm in frozen_norms(objective).items() if "layers" in name] == [1] * 4
 
 
 def test_checkpoints_take_a_few_percent_of_the_time(

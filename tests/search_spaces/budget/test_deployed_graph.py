@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import networkx as nx
 import pytest
 from hypothesis import given
@@ -17,7 +15,7 @@ from search_spaces.definition import Definition
 from search_spaces.deployed import deployed
 from search_spaces.graph import SINK, Choice, ConstraintName, Head, completions, free_graph, listed_graph, source
 from search_spaces.lower import lower
-from search_spaces.space import SearchSpace, build_space, load_space, members
+from search_spaces.space import SearchSpace, load_space, members
 from tests.search_spaces.conftest import drawn_layers
 
 RULE: ConstraintName = "ffn-removed-only-in-deepest-suffix"
@@ -106,25 +104,6 @@ def test_counts_of_the_small_shipped_spaces(name: str) -> None:
     num = completions(graph)[source(graph)]
     assert num == len(deployed_members(space))
     assert name != "ladder" or num == 4
-
-
-def test_attention_and_ffn_join_over_what_vanishes_between_them() -> None:
-    """All three are attention, then a ReLU FFN behind no norm: 1xoSoRo."""
-    definition = Definition(
-        name="joined",
-        base="tiny",
-        dimensions=Dimensions(layers=3),
-        members=("1xoSooo-1xooooo-1xoooRo", "1xooooo-1xoSooo-1xoooRo", "1xoSoRo-1xoooIo-1xooooo"),
-    )
-    graph = deployed_graph(build_space(definition))
-    assert spelled(graph) == [((Layer(ffn="relu"),), "none")]
-
-
-def test_constraints_hold_as_written(make_space: Callable[..., SearchSpace]) -> None:
-    """Removed FFNs stay in the deepest suffix of what is deployed where nothing else vanishes."""
-    for space in (make_space(), make_space(RULE)):
-        graph = deployed_graph(space)
-        assert completions(graph)[source(graph)] == len(deployed_members(space))
 
 
 def test_the_large_space_is_smaller_deployed() -> None:

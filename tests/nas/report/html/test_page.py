@@ -157,14 +157,6 @@ def test_it_loads_nothing_and_is_small(run_folder: Path) -> None:
     assert "@import" not in style
 
 
-def test_many_trials_keep_it_small(make_run) -> None:
-    names = [f"{full}xlSlRo-{12 - full}x{rest}" for full in range(1, 12) for rest in ("lSooo", "oolRo", "ooooo")]
-    candidates = [record(index, name, "candidate", 0, 2.5 + index % 7 / 10) for index, name in enumerate(names * 4)]
-    path = write_report(Run.read(make_run(candidates)))
-    assert len(Page(path.read_text(encoding="utf-8")).data["points"]) > 60
-    assert path.stat().st_size < MOST_BYTES
-
-
 def test_a_folder_is_no_file_to_write(run_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--output .* must be a file that we can write, but is a folder"):
         report(str(run_folder), tmp_path)
@@ -284,10 +276,6 @@ def test_masks_that_are_kept_are_of_the_protocols_of_the_run(make_run) -> None:
     assert run.config.setting_of("aby3") is None
     with pytest.raises(UserError, match="`weight_masks` kept is of protocol semi2k, but got protocol aby3"):
         run_pricer(None, replace(run.config, protocol="aby3"), "aby3")
-
-
-def test_a_run_that_has_not_begun_says_so(make_run) -> None:
-    assert "none has been started yet" in page_of(make_run([])).text
 
 
 def test_a_run_with_nothing_within_the_budget_says_so(make_run) -> None:
