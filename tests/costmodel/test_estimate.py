@@ -1,4 +1,5 @@
 from dataclasses import asdict, fields
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ class Distinct(Pricer):
 
 def test_every_field_of_a_price_is_summed_and_reported():
     add = Add(rows=1, features=1)
-    layers = ("embed", 0, 0, 1, 1, 1)
+    layers: tuple[Any, ...] = ("embed", 0, 0, 1, 1, 1)
     nodes = tuple(Node(name=str(index), layer=layer, op=add, inputs=("tokens",)) for index, layer in enumerate(layers))
     found = estimate(OpGraph(nodes=nodes), Distinct())
     assert [layer for layer, _ in found.by_layer] == ["embed", 0, 1]

@@ -110,14 +110,3 @@ def test_a_file_that_holds_no_runs_is_refused(tmp_path: Path) -> None:
     path.write_text('{"by_kind": {"Add": 1.0}}\n')
     with pytest.raises(ValueError, match=r"runs.jsonl lacks the key 'load'"):
         seconds.whole_runs(OpGraph(nodes=()), "semi2k", 1, path, Console(quiet=True))
-
-
-def test_what_else_the_machine_does_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(seconds, "LOAD_FILE", tmp_path / "loadavg")
-    monkeypatch.setattr(seconds, "LOOK_S", 0.0)
-    assert seconds.others_running() is None
-    (tmp_path / "loadavg").write_text("2.50 1.00 0.50 3/123 4567\n")  # three run, one of them this one
-    assert seconds.others_running() == 2.0
-    assert seconds._disturbed([0.1, 2.0]).endswith("0.1, 2.0; other work ran, so that these seconds say little")
-    assert seconds._disturbed([0.1, 0.4]).endswith("0.1, 0.4")
-    assert "unknown" in seconds._disturbed([None])

@@ -373,15 +373,8 @@ def test_weights_of_another_step_are_not_exported(finished):
     [
         ("", "--budget-latency is required"),
         ("--budget-latency 5", "must be a positive number with a unit"),
-        ("--budget-latency 5min --budget-comm 8", "--budget-comm must be a positive number with a unit"),
-        ("--budget-latency 5min --budget-keys 8", "--budget-keys must be a positive number with a unit"),
-        (
-            "--budget-latency 5min --budget-keys 8GB",
-            "--budget-keys is of a dealer's keys, but protocol published has none",
-        ),
+        ("--budget-latency 5min --budget-keys 8GB", "of a dealer's keys, but protocol published has none"),
         ("--budget-latency 5min --space moon", "space must be one of"),
-        ("--budget-latency 5min --protocol moon", "protocol must be one of"),
-        ("--budget-latency 5min --network lan", "network fitted in"),
         ("--budget-latency 5min --searcher moon", "--searcher"),
         ("--budget-latency 5min --scale moon", "--scale"),
         ("--budget-latency 5min --num-trials 0", "--num-trials must be at least 1"),
@@ -398,7 +391,6 @@ def test_weights_of_another_step_are_not_exported(finished):
         ("--budget-latency 6.22s --data=", "data must be stdlib"),
         ("--budget-latency 6.22s --seed 99999999999999999999", "--seed must be from 0 to"),
         ("--resume /no/such/run", "RUN must be the folder of a run"),
-        ("--budget-latency 5min --moon 1", "--moon"),
         ("--budget-latency 6.22s --output-dir /proc/nothing", "--output-dir /proc/nothing must be a folder"),
     ],
 )

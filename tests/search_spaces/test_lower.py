@@ -50,24 +50,6 @@ def test_shapes_of_every_op_in_order() -> None:
     assert named == list(expected.items())
 
 
-def test_simplified_block_has_no_attention_skip_and_one_value_projection() -> None:
-    assert names("HH(SM+ScFFN)", 0)[:3] == ["layers.0.norm1", "layers.0.attention.qk", "layers.0.attention.v"]
-    later = names("HH(SM+ScFFN)", 1)
-    assert "layers.1.attention.v" not in later
-    assert not any("attention.residual" in name or "attention.out" in name for name in later)
-    assert "layers.1.attention.shaped" in later
-
-
-def test_pythia_runs_attention_and_ffn_in_parallel_on_rotary_positions() -> None:
-    graph = lower(parse("SM+LN+G", BASES["pythia-70m"]).architecture, 8)
-    inputs = {node.name: node.inputs for node in graph}
-    assert inputs["layers.1.norm1"] == inputs["layers.1.norm2"] == ("layers.0.ffn.residual",)
-    assert "position" not in inputs
-    assert next(node.op for node in graph if node.name == "layers.0.attention.rotary") == ops.Rotary(
-        rows=8, heads=8, rotary_dim=16
-    )
-
-
 def linear_weights(text: str, base: str) -> int:
     """Weights of all linears, without biases."""
     graph = lower(parse(text, BASES[base]).architecture, 8)
@@ -132,26 +114,6 @@ def test_sequence_length_must_fit_the_context(seq_len: int) -> None:
 
 
 LLAMA = base_architecture("smollm2-135m", Dimensions(layers=3, heads=4, kv_heads=2, head_size=6, d_model=16, vocab=20))
-
-
-def test_a_llama_has_three_linears_and_a_gated_ffn() -> None:
-    graph = lower(parse("1xMSMWo-1xMHMVo-1xoBmBo", LLAMA).architecture, 8)
-    found = {node.name.removeprefix("layers."): node.op for node in graph}
-    widths = [found[f"0.attention.{part}"].output_shape[1] for part in ("q", "k", "v", "packed", "repeat")]
-    assert widths == [4 * 6, 2 * 6, 2 * 6, 8 * 6, 12 * 6]
-    assert [name for name in found if name.startswith("0.ffn")] == [
-        f"0.ffn.{part}" for part in ("gate", "activation", "up", "product", "down", "residual")
-    ]
-    assert [found[f"1.attention.{part}"].output_shape[1] for part in "qk"] == [2 * 6, 6]  # one group of two heads
-    assert [type(found[f"{depth}.ffn.activation"]) for depth in (0, 1)] == [ops.Silu, ops.Relu]
-    assert "2.ffn.activation" not in found
-    assert found["2.attention.bound"] == ops.ScoreBound(heads=4, queries=8, keys=8)
-    assert found["0.norm1"] == ops.RmsNorm(rows=8, features=16, epsilon=1e-5)
-    biased = {name for name, op in found.items() if isinstance(op, ops.Linear) and op.bias}
-    assert biased == {"2.ffn.gate"}  # in the place of an activation's offset
-    with_biases = lower(replace(LLAMA, block="qwen2"), 8)
-    biased = {node.name for node in with_biases if isinstance(node.op, ops.Linear) and node.op.bias}
-    assert biased == {f"layers.{depth}.attention.{part}" for depth in range(3) for part in "qkv"}
 
 
 @pytest.mark.parametrize("base", [replace(TINY, num_heads=4, num_kv_heads=2, head_size=6), LLAMA])

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -22,14 +21,6 @@ def held_out():
 @pytest.fixture(scope="module")
 def held_out_counts(held_out, graph_of):
     return {row.name: published.graph_counts(graph_of(row.notation, 512, vocab=16_384)) for row in held_out}
-
-
-def test_the_papers_rows_of_512_tokens_are_there(held_out):
-    assert len(held_out) == 8
-    assert {(row.num_layers, row.seq_len, row.vocab_size, row.d_model) for row in held_out} == {(12, 512, 16_384, 768)}
-    first = held_out[0]
-    assert (first.notation, first.sent_gigabytes, first.latency_min) == ("SM+LN+G", Decimal("145.24"), Decimal("30.74"))
-    assert all(row.held_out for row in held_out)
 
 
 def test_a_fit_refuses_a_held_out_row(held_out, held_out_counts, rows, row_counts):

@@ -37,14 +37,11 @@ def test_kept_masks_of_weights_are_opened_once(phase) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["aby3", "cheetah"])
-def test_only_semi2k_keeps_masks(protocol: str) -> None:
+def test_only_semi2k_keeps_masks_and_of_secret_weights(protocol: str) -> None:
     with pytest.raises(ValueError, match="`weight_masks` kept is of protocol semi2k, but got protocol"):
         predict(lower(parse("SM", SMALL).architecture, 4), protocol, KEPT)
     with pytest.raises(ValueError, match="`weight_masks` kept is of protocol semi2k"):
         load_pricer(protocol, None, None, KEPT)
-
-
-def test_weights_that_the_server_holds_have_no_masks() -> None:
     with pytest.raises(ValueError, match="`weight_masks` kept goes with weights that are secret"):
         EngineSetting(weights="server", weight_masks="kept")
 

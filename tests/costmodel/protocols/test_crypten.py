@@ -27,7 +27,6 @@ from costmodel.engine.spu import EngineRun, ops_job
 from costmodel.errors import StoppedError, UnpricedOpError, UserError
 from costmodel.execution import interpreter
 from costmodel.ops import Op, OpGraph
-from costmodel.protocols.crypten_primitives import maximum
 from costmodel.protocols.crypten_programs import comm
 from costmodel.protocols.crypten_setting import CryptenSetting
 from search_spaces.bases import Dimensions, base_architecture
@@ -165,17 +164,6 @@ def test_an_op_by_hand(op: Op, sent_bytes: int, rounds: int) -> None:
     cost = comm(op, SETTING)
     assert (cost.online_bytes, cost.rounds) == (sent_bytes, rounds)
     assert (cost.waited_bytes * 2, cost.messages, cost.setup_bytes) == (sent_bytes, rounds * 2, 0)
-
-
-def test_a_maximum_by_hand() -> None:
-    """Of 5: one level, as ln 5 is below 2, leaves 3, and each of those is compared with both others."""
-    level = 2 * (SIGN + 64)
-    pairs = 3 * 2 * SIGN + 3 * 32
-    draw = 16 * 16 + 32 + 3 * SIGN
-    found = 5 * 16 * (6 * 2 + 1) + 16 * 16 + 32 + 5 * SIGN
-    cost = maximum(rows=7, length=5, fraction_bits=16)
-    assert cost.online_bytes == 7 * (level + pairs + draw + 3 * 32 + found)
-    assert cost.rounds == (8 + 2) + (8 + 1) + (1 + 1 + 8) + 1 + 7 + (1 + 1 + 8)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Protocol `sigma`: bytes, keys and rounds with their arithmetic, and against every public row."""
 
 from dataclasses import replace
-from math import ceil
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from costmodel.ops import Op
 from costmodel.protocols import load_pricer, setting_of
 from costmodel.protocols.primitives import NOTHING, total_comm
 from costmodel.protocols.sigma import CACHED
-from costmodel.protocols.sigma_primitives import comparison_key, inverse_root, opened
+from costmodel.protocols.sigma_primitives import comparison_key, inverse_root
 from costmodel.protocols.sigma_programs import comm
 from costmodel.protocols.sigma_setting import SigmaSetting
 from search_spaces.bases import Dimensions, base_architecture
@@ -86,19 +85,6 @@ def test_an_element_sends_so_many_bits_each_way(op: Op, bits: int, rounds: int) 
     assert (cost.rounds, cost.messages, cost.setup_bytes) == (rounds, 2 * rounds, 0)
 
 
-def test_a_linear_by_hand() -> None:
-    """128 x 8 times 8 x 64: the result is opened, then cut in two steps; factors and results are in the key."""
-    outputs = 128 * 64
-    linear = comm(ops.Linear(rows=128, in_features=8, out_features=64, bias=True), SETTING)
-    assert linear.online_bytes == 2 * outputs * (50 + 1 + 38 + 1 + 50) // 8 == 35 * outputs
-    # comparisons of 12 and of 38 bits, trees of 5 and 31 levels; 24 and 12 bytes of headers for each
-    cut = 24 + outputs * 16 * (5 + 2) + outputs // 8 * 5
-    back = 24 + outputs * 16 * (31 + 2) + outputs // 8 * 31
-    corrections = 2 * (outputs // 8 + 2 * 8 * outputs)
-    masks = 8 * (128 * 8 + 8 * 64 + outputs)
-    assert linear.key_bytes == masks + 16 + cut + back + corrections
-
-
 def test_keys_of_a_gelu_as_a_public_benchmark_prints_them() -> None:
     """ponyyuhan/SUF_new 36d6e59, evaluation_latest.md, section 4, in a ring of 48 bits."""
     ring = SigmaSetting(ring_bits=48)
@@ -106,12 +92,6 @@ def test_keys_of_a_gelu_as_a_public_benchmark_prints_them() -> None:
     assert comm(ops.Gelu(rows=128, features=4096, form="tanh"), ring).key_bytes == 301_662_288
     silu = comm(ops.Silu(rows=128, features=11008), ring)
     assert (silu.key_bytes, silu.online_bytes + 4) == (867_078_224, 49_668_100)
-
-
-@pytest.mark.parametrize(("elements", "bits"), [(1, 1), (33, 1), (3, 50), (8, 50), (5, 64), (7, 8)])
-def test_what_is_opened_is_packed_into_words(elements: int, bits: int) -> None:
-    expected = {1: 4 * ceil(elements / 32), 64: 8 * elements}.get(bits, 8 * ceil(elements * bits / 64))
-    assert opened(elements, bits).waited_bytes == expected
 
 
 def test_small_functions_are_tables_and_large_keys_are_made_in_batches() -> None:

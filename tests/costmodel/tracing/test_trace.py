@@ -1,6 +1,5 @@
 """Models that nobody here wrote: transformers' decoders, plain modules, and what cannot be traced."""
 
-import json
 import re
 from collections import Counter
 from dataclasses import replace
@@ -293,22 +292,3 @@ def test_a_model_is_traced_as_it_is_used_and_left_as_it_was():
     trace(model, SEQ_LEN)
     assert model.training
     assert not any("dropout" in node.name for node in trace(model, SEQ_LEN))
-
-
-def test_estimate_prices_a_module(run, tmp_path, monkeypatch):
-    (tmp_path / "some_modules.py").write_text(
-        "from torch import nn\n"
-        "def small():\n"
-        "    print('made')\n"
-        "    return nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 20, bias=False))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    code, out, err = run("estimate", "some_modules:small", "--seq-len", "4", "--format", "json")
-    document = json.loads(out)
-    assert (code, err, document["architecture"], document["base"]) == (0, "made\n", "some_modules:small", None)
-    assert [entry["op"] for entry in document["by_op"]] == ["TokenEmbedding", "Linear", "Relu", "VocabProjection"]
-    assert document["deployed"] is None  # it is run as it is
-    code, out, err = run("estimate", "some_modules:small", "--projection", "last")
-    assert code == 0
-    assert ", projection last" in out
-    assert "deployed: " not in out

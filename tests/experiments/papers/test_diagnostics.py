@@ -40,7 +40,7 @@ def test_quarters_are_of_the_last_diagnosis_that_has_them_beside_the_printed(tmp
     ]
     made = experiment(tmp_path, {"SM": diagnoses}, {"SM": Row()}, printed_shares={"SM": (33, 10, 12, 45)})
     assert diagnostics.quarters_table(made).rows == (("SM", 0, 25, 25, 50, 33, 10, 12, 45),)
-    bars = [[values for _, values in panel.series] for panel in diagnostics.quarters_figure(made).panels]
+    bars = [[series[1] for series in panel.series] for panel in diagnostics.quarters_figure(made).panels]
     assert bars == [[(0,), (25,), (25,), (50,)], [(33,), (10,), (12,), (45,)]]
 
 

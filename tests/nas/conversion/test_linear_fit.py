@@ -86,9 +86,7 @@ def test_a_squared_gate_is_the_polynomial_as_far_as_that_has_roots(square: float
     errors = (made - (wanted[0] + slope * x + square * x.square())).abs().amax(dim=0)
     assert (errors[has_roots] <= near + 1e-9).all()
     assert made.isfinite().all()
-
-
-def test_a_squared_gate_of_a_channel_that_is_always_0_is_finite() -> None:
+    # of a channel that is always 0
     assert all(value.isfinite().all() for value in gate_of(tuple(torch.zeros(3, 2, dtype=torch.float64))))
 
 

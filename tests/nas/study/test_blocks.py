@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -158,30 +157,11 @@ def test_a_sub_layer_that_is_fitted_starts_nearest_to_the_parents(part: Part, fo
 
 
 @pytest.mark.parametrize(
-    ("part", "form", "rate"),
-    [
-        ("attention", "power8", 1e-4),
-        ("ffn", "square", 2.5e-4),
-        ("ffn", "bilinear", 1e-3),
-        ("ffn", "relu", 1e-3),
-        ("attention", "2quad", 1e-3),
-    ],
+    ("form", "degree", "rate"),
+    [("power8", None, 1e-4), ("square", 2, 2.5e-4), ("bilinear", 1, 1e-3), ("2quad", None, 1e-3)],
 )
-def test_what_is_fitted_learns_in_steps_that_do_not_undo_it(
-    part: Part, form: str, rate: float, parent: Parent, texts: Corpus, monkeypatch: pytest.MonkeyPatch
-):
-    rates = []
-
-    class Noted(torch.optim.AdamW):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            rates.append(kwargs["lr"])
-
-    monkeypatch.setattr(torch.optim, "AdamW", Noted)
-    streams = parent_streams(parent, [0], texts, SETTINGS, seq_len=SEQ_LEN)
-    for depth, stream in streams:
-        trained_block(parent, SubLayer(depth, part, "layernorm", form), stream, SETTINGS)
-    assert rates == [rate]
+def test_what_is_fitted_learns_in_steps_that_do_not_undo_it(form: str, degree: int | None, rate: float):
+    assert SETTINGS.rate_of(form, degree) == rate
 
 
 def test_progress_is_told_in_lines_where_no_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch):

@@ -88,9 +88,6 @@ def test_what_a_node_lacks_is_said(asked, tmp_path):
     assert f"corpus {tmp_path} is not there: [Errno 2] No such file" in problem(gone, "n1")
     without_second = replace(asked, second=gone.corpus)
     assert f"corpus {tmp_path} is not there: [Errno 2] No such file" in problem(without_second, "n1")
-
-
-def test_a_corpus_that_is_cut_off_is_not_there(asked):
     longer = replace(asked, corpus=replace(asked.corpus, num_train_tokens=asked.corpus.num_train_tokens * 2))
     assert f"corpus {asked.corpus.folder} is not there: mmap length is greater" in problem(longer, "n1")
 

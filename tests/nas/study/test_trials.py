@@ -361,15 +361,6 @@ def test_a_run_killed_among_its_replicates_trains_the_same_ones(trials_in, tmp_p
         assert ends(killed.path) == ends(whole.path)
 
 
-def test_replicates_have_their_own_seed(trials_in, tmp_path):
-    trials = trials_in(tmp_path, config=replace(SEEDED, num_trials=12))
-    specs = run_all(trials)
-    replicates = [spec for spec in specs if spec.proposal.role == "replicate"]
-    assert {spec.seed for spec in replicates} == {1, 2}
-    by_index = {spec.proposal.index: spec.candidate for spec in specs[:12]}
-    assert all(spec.candidate == by_index[spec.proposal.index] for spec in replicates)
-
-
 def test_replicates_start_from_the_parent_too(trials_in, tmp_path):
     route = DistillationSchedule(parent="digest", placement="2xLSLGo")
     trials = trials_in(tmp_path, config=SEEDED, route=route)

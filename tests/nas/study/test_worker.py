@@ -21,13 +21,6 @@ def spec(make_trials, source_files, tmp_path):
     return make_trials(tmp_path, prepare(source_files, vocab_size=512)).next_spec()
 
 
-def test_a_trial_reports_its_rungs_and_its_end(spec):
-    events = list(run_trial(spec))
-    assert [event.event for event in events] == ["rung", "rung", "rung", "finished"]
-    assert events[-1].status == "completed"
-    assert events[-1].measured.tokens == 1024
-
-
 def test_what_trained_is_gone_before_a_fold_is_checked(spec, monkeypatch):
     runs, made = [], TrainingRun.__init__
 

@@ -69,18 +69,6 @@ def agrees(small_space: SearchSpace, pricer: Pricer) -> Callable[[Budget], bool]
     return check
 
 
-@pytest.mark.parametrize("share", [0.2, 0.6])
-def test_tables_hold_what_can_be_within_the_budget_alone(
-    small_space: SearchSpace, pricer: Pricer, share: float
-) -> None:
-    """Of one measure what is cheapest ahead is known exactly, so that every cost at the cut begins some path."""
-    priced = price_space(small_space, pricer, 8)
-    paths = within_budget(priced, budget_at(priced, share, None)).paths
-    cut = next(at[0] for at, _ in paths.cut_states)
-    assert len(paths.cut_states) == sum(len(sums.costs) for at, sums in paths.before.items() if at[0] == cut)
-    assert paths.num_paths < within_budget(priced, budget_at(priced, 1.0, None)).paths.num_paths
-
-
 @given(latency=SHARES, sent=SHARES)
 def test_the_count_is_exact(
     small_space: SearchSpace,
