@@ -272,6 +272,14 @@ def write_text(path: Path) -> Path:
     return path
 
 
+def write_email(folder: Path) -> Path:
+    """A corpus of text that nobody made up: the package `email` of the standard library."""
+    folder.mkdir()
+    for path in sorted(Path(os.__file__).parent.joinpath("email").glob("*.py")):
+        (folder / path.name).write_text(path.read_text())
+    return folder
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Corpus:
     text = write_text(tmp_path_factory.mktemp("data") / "text.txt")

@@ -103,13 +103,6 @@ def test_tables_and_csv_have_the_tokens(run):
     assert float(rows[-1]["sent_bytes"]) > float(rows[1]["sent_bytes"]) > 0
 
 
-def test_one_new_token_is_the_prompt_alone(run):
-    flags = (*SMALL, "--protocol=aby3", "--format=json")
-    one = json.loads(estimated(run, *flags, "--new-tokens=1"))
-    assert one["tokens"]["decode"] is None
-    assert one["total"] == json.loads(estimated(run, *flags, "--projection=last"))["total"]
-
-
 def test_a_traced_model_generates_at_the_price_of_its_name(run, tmp_path, monkeypatch):
     """Its position table is its context."""
     (tmp_path / "a_decoder.py").write_text(

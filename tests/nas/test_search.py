@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 import shutil
 import signal
@@ -31,6 +30,7 @@ from nas.run.folder import read_config, read_meta
 from nas.run.front import front
 from nas.run.run import Run
 from search_spaces.architecture import arch_id, load_architecture
+from tests.conftest import write_email
 
 SPACE = ("--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3")
 ARGS = ("--budget-latency", "6.22s", *SPACE, "--finalist-seeds", "1", "--num-looks", "9")
@@ -42,10 +42,7 @@ NUM_TRIALS = 6
 def root(tmp_path_factory):
     """A small corpus and a cache of its own, shared by the runs of this module."""
     folder = tmp_path_factory.mktemp("search")
-    corpus = folder / "corpus"
-    corpus.mkdir()
-    for path in sorted(Path(os.__file__).parent.joinpath("email").glob("*.py")):
-        (corpus / path.name).write_text(path.read_text())
+    write_email(folder / "corpus")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         yield folder
@@ -240,7 +237,7 @@ def finished_records(folder: Path) -> tuple[ledger.Record, ...]:
 
 def candidates(folder: Path) -> list[ledger.Record]:
     """Those that were trained to their end."""
-    return [one for one in ledger.completed(finished_records(folder)) if one.role == "candidate"]
+    return [record for record in ledger.completed(finished_records(folder)) if record.role == "candidate"]
 
 
 def test_status_shows_why_a_trial_failed_and_where_its_traceback_is(finished, tmp_path, capsys):

@@ -135,26 +135,18 @@ def test_show_says_what_a_space_is_made_of(capsys: pytest.CaptureFixture[str], n
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (
-            ("count", "gpt3"),
-            f"space must be one of {', '.join(SHIPPED)} or the path of a .yaml file, but got 'gpt3'.",
-        ),
-        (("count", "tiny", "--budget-latency", "5"), "--budget-latency must be a positive number with a unit"),
-        (
-            ("count", "tiny", "--protocol", "semi2k,sigma", "--budget-latency", "aby3=3s"),
-            "--budget-latency must be one value",
-        ),
-        (("count", "tiny", "--protocol", "semi2k", "--budget-keys", "8GB"), "--budget-keys is of a dealer's keys"),
-        (("count", "tiny", "--protocol", "sigma", "--budget-keys", "8"), "--budget-keys must be a positive number"),
-        (("count", "tiny", "--budget-comm=-8GB"), "--budget-comm must be a positive number with a unit"),
-        (("count", "tiny", "--protocol", "pigeon"), "protocol must be one of "),
-        (("list", "tiny", "--limit", "0"), "--limit must be at least 1, but got 0."),
+        ("count gpt3", f"space must be one of {', '.join(SHIPPED)} or the path of a .yaml file, but got 'gpt3'."),
+        ("count tiny --budget-latency 5", "--budget-latency must be a positive number with a unit"),
+        ("count tiny --protocol semi2k,sigma --budget-latency aby3=3s", "--budget-latency must be one value"),
+        ("count tiny --protocol semi2k --budget-keys 8GB", "--budget-keys is of a dealer's keys"),
+        ("count tiny --protocol sigma --budget-keys 8", "--budget-keys must be a positive number"),
+        ("count tiny --budget-comm=-8GB", "--budget-comm must be a positive number with a unit"),
+        ("count tiny --protocol pigeon", "protocol must be one of "),
+        ("list tiny --limit 0", "--limit must be at least 1, but got 0."),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(
-    capsys: pytest.CaptureFixture[str], args: tuple[str, ...], message: str
-) -> None:
-    code, out, err = run(capsys, *args)
+def test_bad_input_is_one_line_and_exit_2(capsys, args: str, message: str) -> None:
+    code, out, err = run(capsys, *args.split())
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1

@@ -115,9 +115,7 @@ def forgotten() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("forgotten")
-def test_attention_without_a_compiler_is_slower_and_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_attention_without_a_compiler_is_slower_and_says_so_once(monkeypatch, caplog) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     parts = torch.randn(3, 1, 2, 5, 8)
     with caplog.at_level(logging.INFO, "nas.attention.causal"):

@@ -254,9 +254,7 @@ def saved(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_models_that_are_not_ours_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, value: object, message: str
-) -> None:
+def test_models_that_are_not_ours_are_refused(tmp_path, monkeypatch, setting: str, value: object, message: str) -> None:
     monkeypatch.setattr(checkpoint_memory, "free_bytes", lambda: 50 * 10**9)
     folder = saved(tmp_path)
     config = json.loads((folder / "config.json").read_text())

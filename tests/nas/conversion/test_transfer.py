@@ -44,9 +44,7 @@ def assert_same(model: Decoder, other: Decoder, tokens: Tensor) -> None:
         ("SM+LN+G", "SM+LN+G", 9),  # a shorter context keeps its positions
     ],
 )
-def test_the_same_function_starts_as_it_ended(
-    source: str, target: str, context: int, some_tokens: Callable[..., Tensor]
-) -> None:
+def test_the_same_function_starts_as_it_ended(source: str, target: str, context: int, some_tokens) -> None:
     model = made(source)
     assert_same(started(target, model, context), model, some_tokens(length=9))
 
@@ -62,9 +60,7 @@ def test_linears_are_kept_whatever_is_between_them_and_what_is_missing_is_droppe
 
 
 @pytest.mark.parametrize(("source", "target"), [("SM+LN+G", "SM+fLN+G"), ("SM+RMS+R", "SM+fRMS+R")])
-def test_a_norm_to_be_frozen_starts_live_with_its_gain_and_bias(
-    source: str, target: str, some_tokens: Callable[..., Tensor]
-) -> None:
+def test_a_norm_to_be_frozen_starts_live_with_its_gain_and_bias(source: str, target: str, some_tokens) -> None:
     model = made(source)
     start = started(target, model)
     assert not any(norm.is_frozen for norm in frozen_norms(start).values())

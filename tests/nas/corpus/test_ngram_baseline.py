@@ -47,9 +47,7 @@ def test_without_a_number_of_tokens_or_with_too_many_all_are_counted(fresh: Corp
     assert ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=10**12, seed=5) == whole
 
 
-def test_they_are_computed_once_and_again_if_the_file_is_damaged(
-    fresh: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_they_are_computed_once_and_again_if_the_file_is_damaged(fresh, monkeypatch) -> None:
     lines: list[str] = []
     first = ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=320, log=lines.append)
     assert lines == ["counting n-grams of 320 training tokens"]

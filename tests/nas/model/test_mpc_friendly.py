@@ -8,6 +8,7 @@ import torch
 from costmodel import ops
 from costmodel.execution.op_functions import evaluate, numpy_library
 from costmodel.ops import SoftmaxForm
+from nas.attention.causal import row_bounds
 from nas.model.decoder import Decoder, build
 from nas.model.mpc_friendly import FORMS, PiecewiseGelu, normalised_attention
 from search_spaces.bases import Dimensions, base_architecture
@@ -39,6 +40,16 @@ def test_output_and_entropy_are_those_written_out(form: SoftmaxForm) -> None:
         torch.testing.assert_close(output[1, 2, row], torch.as_tensor(expected, dtype=torch.float64).expand(4))
         shares = [each / sum(positive) for each in positive if each > 0]
         assert float(entropy[1, 2, row]) == pytest.approx(-sum(share * math.log(share) for share in shares), abs=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_entropy_is_between_0_and_that_of_a_uniform_row(form: SoftmaxForm) -> None:
+    entropy = normalised_attention(*heads(length=50), form=form).entropy
+    assert (entropy >= 0).all()
+    assert (entropy <= row_bounds(50)).all()
+    uniform = normalised_attention(*(torch.ones(1, 1, 50, 4, dtype=torch.float64),) * 3, form=form)
+    assert uniform.entropy is not None
+    torch.testing.assert_close(uniform.entropy[0, 0], row_bounds(50))
 
 
 @pytest.mark.parametrize("form", FORMS)

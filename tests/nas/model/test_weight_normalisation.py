@@ -91,9 +91,7 @@ def test_weight_normalisation_starts_at_the_weight_and_trains_as_torchs_own(some
     torch.testing.assert_close(ours(some_tokens()).logits, theirs(some_tokens()).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_spectral_normalisation_is_torchs_own_once_the_power_method_has_settled(
-    some_tokens: Callable[..., Tensor],
-) -> None:
+def test_spectral_normalisation_is_torchs_own_once_the_power_method_has_settled(some_tokens) -> None:
     ours, theirs = made("spectral", "ffn"), build(parse("SM", GPT2).architecture, torch.Generator().manual_seed(0))
     ours, theirs = ours.double(), theirs.double()
     for linear in linears_of_ffns(theirs):

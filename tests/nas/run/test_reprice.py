@@ -126,7 +126,9 @@ def test_a_member_that_another_overtakes_is_said_to_be_dominated(priced, records
             return replace(price, latency_s=0.0 if identity else 1.0)
 
     odd = Odd(**{name: getattr(SEMI2K, name) for name in SEMI2K.__dataclass_fields__})
-    found = priced(odd, trials=[replace(one, val_loss=1.5) if one.notation == "SM+ScFFN" else one for one in records])
+    found = priced(
+        odd, trials=[replace(record, val_loss=1.5) if record.notation == "SM+ScFFN" else record for record in records]
+    )
     table = Console(record=True, width=200)
     table.print(what_if_table(found))
     assert "dominated" in {found.status(member) for member in found.shown}

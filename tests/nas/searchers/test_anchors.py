@@ -75,5 +75,5 @@ def test_a_space_without_frozen_norms_has_none() -> None:
 
 def test_as_written_the_published_rows_and_the_cheapest_member() -> None:
     feasible, found = begun("ladder", 5.0, "written")
-    within = [one for one in published_members(feasible.space) if feasible.fits(one)]
+    within = [member for member in published_members(feasible.space) if feasible.fits(member)]
     assert found == list(dict.fromkeys([*within, cheapest(feasible.priced)]))

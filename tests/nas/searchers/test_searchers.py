@@ -174,7 +174,7 @@ def test_baselines_of_a_ledger_stand_too(feasible):
 
 def test_results_of_another_run_are_known_from_the_start_and_do_not_count(feasible):
     members = run(feasible, schedule(feasible, seed=5))[:9]
-    plan = schedule(feasible, known=[replace(one, generation=-LAG) for one in proposed(members)])
+    plan = schedule(feasible, known=[replace(proposal, generation=-LAG) for proposal in proposed(members)])
     for _ in members:
         plan.tell(outcome(feasible, plan.ask()))
     first = plan.ask()
@@ -244,11 +244,11 @@ def test_what_stands_at_a_look_is_known_with_its_deviation_until_it_ends(feasibl
     run_schedule(plan, partial(looked_at, feasible), lambda count: 0)
     trained = plan.trained()
     assert sum(one.deviation is None for one in trained) == 4
-    ends = {one.index for one in plan.proposals if not one.is_look}
-    last = max(one.generation for one in plan.proposals if one.index in ends and one.is_look)
+    ends = {proposal.index for proposal in plan.proposals if not proposal.is_look}
+    last = max(proposal.generation for proposal in plan.proposals if proposal.index in ends and proposal.is_look)
     earlier = plan.trained(last)
     assert sum(one.goes_on for one in earlier) == sum(
-        one.generation > last for one in plan.proposals if not one.is_look
+        proposal.generation > last for proposal in plan.proposals if not proposal.is_look
     )
 
 

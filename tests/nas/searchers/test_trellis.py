@@ -184,7 +184,7 @@ def front_of(problem, strategy, num_generations, seed):
     for generation in range(num_generations):
         known = trained(problem, members)
         members += strategy.propose(4, np.random.default_rng([seed, generation]), members, known)
-    points = [(one.latency_s, one.log_perplexity) for one in trained(problem, members)]
+    points = [(end.latency_s, end.log_perplexity) for end in trained(problem, members)]
     return hypervolume(points, (40.0, 6.0))
 
 

@@ -202,9 +202,7 @@ def test_a_large_stream_is_in_a_file_that_goes(monkeypatch: pytest.MonkeyPatch, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_library_that_was_killed_goes_on_with_the_layer_it_was_at(
-    parent: Parent, texts: Corpus, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_library_that_was_killed_goes_on_with_the_layer_it_was_at(parent, texts, monkeypatch):
     whole = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN)
     (path,) = Path(texts.folder).glob("blocks-*.csv")
     path.unlink()
@@ -230,9 +228,7 @@ def test_a_library_that_was_killed_goes_on_with_the_layer_it_was_at(
 
 
 @pytest.mark.parametrize("name", ["1xlSLFo-1xLHLRs", "1xLSLRo-1xLSooo", "1xLTLRo-1xooLGo", "1xLBLGo-1xLSLBo"])
-def test_a_candidate_starts_from_trained_sub_layers(
-    parent: Parent, texts: Corpus, name: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_candidate_starts_from_trained_sub_layers(parent, texts, name: str, monkeypatch):
     route = DistillationSchedule(parent="p", placement="2xLSLGo", blockwise_tokens=4096)
     recipe = from_parent(recipe_for("smoke", "", entropy_regularised=False), route)
     made = Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=recipe)

@@ -27,6 +27,7 @@ from nas.study.ray_tune import run_trials
 from nas.study.resources import Resources
 from nas.study.trials import RunHaltedError, TrialEvent, Trials
 from nas.training.outcome import Outcome
+from tests.conftest import write_email
 from tests.nas.study.conftest import ONE_TRIAL
 
 NUM_TRIALS = 4
@@ -76,7 +77,7 @@ def test_nodes_with_other_code_are_left_out_before_any_trial(cluster, trials, mo
     ):
         run_trials(trials, resources, log=lines.append)
     assert len(lines) == 2
-    assert "started" not in {one.event for one in trials.records}
+    assert "started" not in {record.event for record in trials.records}
 
 
 def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monkeypatch):
@@ -93,7 +94,7 @@ def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monk
     taker.start()
     run_trials(trials, Resources(slots=2, max_concurrent=None, ray_address=cluster.address))
     taker.join()
-    ends = [one for one in trials.records if one.event == "finished"]
+    ends = [record for record in trials.records if record.event == "finished"]
     assert sorted((one.index, one.status) for one in ends) == [(index, "completed") for index in range(NUM_TRIALS)]
     runs = {one.index: len(list((sign.parent / one.trial_id).iterdir())) for one in ends}
     assert runs == {0: 2, 1: 2, 2: 1, 3: 1}
@@ -110,10 +111,7 @@ def test_twenty_kills_change_nothing(cluster, tmp_path):
     """`kill -9` of workers, nodes and the driver in turn, at random times, against a run that is only extended."""
     cluster.add_node(num_cpus=1, object_store_memory=100_000_000)  # in the place of one that was taken
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    data = tmp_path / "corpus"
-    data.mkdir()
-    for path in sorted(Path(os.__file__).parent.joinpath("email").glob("*.py")):
-        (data / path.name).write_text(path.read_text())
+    data = write_email(tmp_path / "corpus")
     given = ["--budget-latency", "6.22s", "--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3"]
     given += ["--finalist-seeds", "1", "--data", str(data)]
     folder, steps = tmp_path / "killed", [8]
@@ -140,7 +138,7 @@ def test_twenty_kills_change_nothing(cluster, tmp_path):
         subprocess.run(command, env=env, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     assert read_config(folder).generation_size == read_config(whole).generation_size
     records = ledger.read(folder / ledger.FILE_NAME)
-    ends = Counter((one.index, one.seed) for one in records if one.event == "finished")
+    ends = Counter((record.index, record.seed) for record in records if record.event == "finished")
     assert set(ends.values()) == {1}
     found, expected = (candidates(each) for each in (folder, whole))
     assert found == expected

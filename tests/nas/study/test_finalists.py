@@ -75,8 +75,14 @@ def test_the_schedule_and_the_report_see_one_front(over_seeds, seed):
         losses = [draw.choice([None, *(draw.uniform(2, 4) for _ in range(8))]) for _ in range(draw.randint(1, 3))]
         records += over_seeds(index, *losses, latency_s=draw.choice([100.0, 200.0, 250.0, 299.0, 301.0]))
     results = [
-        result(one.index, one.val_loss, latency_s=one.latency_s, replicate=one.seed, feasible=one.latency_s <= 300)
-        for one in records
+        result(
+            record.index,
+            record.val_loss,
+            latency_s=record.latency_s,
+            replicate=record.seed,
+            feasible=record.latency_s <= 300,
+        )
+        for record in records
     ]
     found = [member.first.index for member in front(records, budget)]
     assert finalists(results) == found

@@ -72,7 +72,7 @@ def test_there_is_one_path_for_each_deployed_architecture(space: SearchSpace) ->
 @given(space=spaces(), share=st.floats(0, 1))
 def test_those_within_a_budget_are_counted_exactly(space: SearchSpace, share: float, sizes: Pricer) -> None:
     """Prices are whole seconds and bytes; half a second clears the slack of the count."""
-    costs = [estimate(lower(one, 8), sizes).total for one in deployed_members(space)]
+    costs = [estimate(lower(member, 8), sizes).total for member in deployed_members(space)]
     latencies = sorted({cost.latency_s for cost in costs})
     bound = latencies[int(share * (len(latencies) - 1))]
     for budget in (
@@ -92,7 +92,7 @@ def test_a_path_costs_what_its_architecture_costs(space: SearchSpace, sizes: Pri
         sum(costs[vertex][0] for vertex in path if vertex in costs)
         for path in nx.all_simple_paths(graph, source(graph), SINK)
     )
-    expected = sorted(estimate(lower(one, 8), sizes).total.latency_s for one in deployed_members(space))
+    expected = sorted(estimate(lower(member, 8), sizes).total.latency_s for member in deployed_members(space))
     assert found == [seconds * 2**38 for seconds in expected]
 
 

@@ -70,13 +70,7 @@ def agrees(small_space: SearchSpace, pricer: Pricer) -> Callable[[Budget], bool]
 
 
 @given(latency=SHARES, sent=SHARES)
-def test_the_count_is_exact(
-    small_space: SearchSpace,
-    pricer: Pricer,
-    agrees: Callable[[Budget], bool],
-    latency: float | None,
-    sent: float | None,
-) -> None:
+def test_the_count_is_exact(small_space, pricer, agrees, latency: float | None, sent: float | None) -> None:
     assert agrees(budget_at(price_space(small_space, pricer, 8), latency, sent))
 
 
@@ -94,18 +88,14 @@ def assert_uniform(feasible: FeasibleSpace) -> None:
 
 
 @pytest.mark.parametrize("shares", [(0.4, None), (None, 0.3), (0.5, 0.4)])
-def test_sampling_within_budget_is_uniform(
-    small_space: SearchSpace, pricer: Pricer, shares: tuple[float | None, float | None]
-) -> None:
+def test_sampling_within_budget_is_uniform(small_space, pricer, shares: tuple[float | None, float | None]) -> None:
     priced = price_space(small_space, pricer, 8)
     feasible = within_budget(priced, budget_at(priced, *shares))
     assert 20 < feasible.num_feasible < num_members(small_space)
     assert_uniform(feasible)
 
 
-def test_sampling_is_uniform_where_ways_of_equal_cost_differ_in_number(
-    make_space: Callable[..., SearchSpace], pricer: Pricer
-) -> None:
+def test_sampling_is_uniform_where_ways_of_equal_cost_differ_in_number(make_space, pricer) -> None:
     """Two layers before the cut reach one cost in several ways, each standing for a different number of layers."""
     space = make_space(num_layers=4)
     priced = price_space(space, pricer, 8)

@@ -286,9 +286,7 @@ def test_a_run_with_nothing_within_the_budget_says_so(make_run) -> None:
 
 
 @pytest.mark.parametrize("name", ["published", "semi2k"])
-def test_runs_priced_by_a_former_cost_model_have_a_page(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_priced_by_a_former_cost_model_have_a_page(name: str, tmp_path, capsys) -> None:
     folder = Path(shutil.copytree(EARLIER / name, tmp_path / name))
     report(str(folder), tmp_path / "page.html")
     assert capsys.readouterr().out == f"{tmp_path / 'page.html'}\n"

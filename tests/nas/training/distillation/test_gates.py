@@ -93,9 +93,7 @@ def test_half_way_half_of_a_part_is_left(parent: Decoder, some_tokens) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_run_ends_with_the_weights_of_what_is_trained(
-    corpus: Corpus, parent: Decoder, tmp_path: Path, name: str
-) -> None:
+def test_a_run_ends_with_the_weights_of_what_is_trained(corpus, parent, tmp_path, name: str) -> None:
     made = candidate(name, entropy=EntropyRegularisation())
     *_, outcome = train(made, corpus, seed=0, folder=tmp_path, initial=start(parent, made), teacher=Teacher(parent, 16))
     assert outcome.status == "completed"
