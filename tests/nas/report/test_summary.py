@@ -161,13 +161,10 @@ def priced(make_run, make_record):
     return line
 
 
-def test_says_whom_a_price_trusts(priced):
+def test_says_whom_a_price_trusts_and_what_is_extrapolated(priced):
     published = "prices: protocol published (2 parties, semi-honest, dishonest majority)"
     assert priced() == priced(empty=True) == published
     assert priced(protocol="semi2k").endswith("dishonest majority, trusted dealer)")
-
-
-def test_says_what_is_extrapolated(priced):
     narrow = base_architecture("gpt2-small", Dimensions(d_model=12))
     assert priced(narrow).endswith("; extrapolated: d_model 12 (data: 768), d_ff 48 (data: 3072)")
     assert priced(projection="last").endswith("; extrapolated: projection last (data: all)")
