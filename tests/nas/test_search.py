@@ -202,7 +202,7 @@ def test_a_finished_run_is_extended(finished, search_here):
     search_here("--resume", str(folder), "--num-trials", str(NUM_TRIALS + 2), "--max-concurrent", "1")
     after = results(folder)
     assert [name for name, *_ in after][:NUM_TRIALS] == [name for name, *_ in before][:NUM_TRIALS]
-    assert {one for one in before if one[1] == "completed"} <= set(after)  # what was paused may go on
+    assert {result for result in before if result[1] == "completed"} <= set(after)  # what was paused may go on
     assert len(candidates(folder)) == NUM_TRIALS + 2
     assert read_config(folder).num_trials == NUM_TRIALS + 2
 
@@ -221,7 +221,7 @@ def test_a_run_begins_with_what_another_has_trained(finished, root, search_here,
         (after[name].val_loss, after[name].latency_s) == (record.val_loss, record.latency_s)
         for name, record in before.items()
     )
-    num_known = sum(one.role != "baseline" for one in ledger.completed(finished_records(whole)))
+    num_known = sum(record.role != "baseline" for record in ledger.completed(finished_records(whole)))
     assert f"begins with {num_known} trials of {whole}" in printed
     status.status(str(folder))
     assert "nothing is running" not in capsys.readouterr().out

@@ -102,13 +102,13 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
 
 
 def test_of_two_passes_the_faster_runs_count() -> None:
-    one = [Timing(kind="Relu", start_s=2.0, seconds=(0.1, 0.4)), Timing(kind="Silu", start_s=1.0, seconds=(0.3,))]
+    timings = [Timing(kind="Relu", start_s=2.0, seconds=(0.1, 0.4)), Timing(kind="Silu", start_s=1.0, seconds=(0.3,))]
     other = [Timing(kind="Relu", start_s=1.5, seconds=(0.2, 0.3)), Timing(kind="Silu", start_s=1.2, seconds=(0.2,))]
-    assert fastest([one, other]) == [
+    assert fastest([timings, other]) == [
         Timing(kind="Relu", start_s=1.5, seconds=(0.1, 0.3)),
         Timing(kind="Silu", start_s=1.0, seconds=(0.2,)),
     ]
-    assert fastest([one]) == one
+    assert fastest([timings]) == timings
 
 
 @pytest.mark.parametrize(

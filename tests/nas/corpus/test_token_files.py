@@ -88,7 +88,7 @@ def test_only_what_a_run_needs_is_prepared_and_more_later(small: None, rows: Pat
     assert second.tokens("train")[:5_000].tolist() == before[0]
     whole = prepare(str(rows), 300, tmp_path / "cache", tokens=10**9)
     assert 10_000 < whole.num_train_tokens < 10**6
-    assert len({one.fingerprint for one in (first, second, whole)}) == 3
+    assert len({corpus.fingerprint for corpus in (first, second, whole)}) == 3
     assert prepare(str(rows), 300, tmp_path / "cache", tokens=3_000) == first
     assert contents(first) == before
 
@@ -102,9 +102,9 @@ def test_a_level_is_the_same_however_far_the_preparation_went(small: None, rows:
 def test_every_level_is_found_with_its_tokenizer(small, rows, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = [prepare(str(rows), 300, tokens=tokens) for tokens in (5_000, 10_000, 10**9)]
-    assert {tokenizer_folder(one.fingerprint) for one in made} == {Path(made[0].folder)}
+    assert {tokenizer_folder(corpus.fingerprint) for corpus in made} == {Path(made[0].folder)}
     assert (tokenizer_folder(made[0].fingerprint) / "tokenizer.json").is_file()
-    assert [known_corpus(one.fingerprint) for one in made] == made
+    assert [known_corpus(corpus.fingerprint) for corpus in made] == made
     assert not tokenizer_folder("0" * 16).exists()
     assert known_corpus("0" * 16) is known_corpus(None) is None
 

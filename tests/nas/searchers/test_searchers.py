@@ -206,7 +206,7 @@ class Looking(Strategy):
         return self.draws.filled([], size, rng, seen)
 
     def requests(self, size, rng, seen, trained, room):
-        standing = [one.member for one in trained if one.deviation is not None and not one.goes_on]
+        standing = [outcome.member for outcome in trained if outcome.deviation is not None and not outcome.goes_on]
         ends = [Request(member) for member in standing[:1] if room.looks < 3 * room.ends]
         looks = self.propose(min(size - len(ends), room.looks), rng, seen, trained)
         return [*ends, *(Request(member, is_look=True, expected=5.0) for member in looks)]
@@ -243,11 +243,11 @@ def test_what_stands_at_a_look_is_known_with_its_deviation_until_it_ends(feasibl
     plan = looking(feasible)
     run_schedule(plan, partial(looked_at, feasible), lambda count: 0)
     trained = plan.trained()
-    assert sum(one.deviation is None for one in trained) == 4
+    assert sum(outcome.deviation is None for outcome in trained) == 4
     ends = {proposal.index for proposal in plan.proposals if not proposal.is_look}
     last = max(proposal.generation for proposal in plan.proposals if proposal.index in ends and proposal.is_look)
     earlier = plan.trained(last)
-    assert sum(one.goes_on for one in earlier) == sum(
+    assert sum(outcome.goes_on for outcome in earlier) == sum(
         proposal.generation > last for proposal in plan.proposals if not proposal.is_look
     )
 

@@ -237,10 +237,10 @@ def test_what_goes_on_is_not_asked_for_again(problem):
     strategy, rng = Trellis(problem), np.random.default_rng(0)
     members = [sample(problem.feasible.space, rng) for _ in range(6)]
     members = [member for member in dict.fromkeys(members) if problem.feasible.fits(member)]
-    looks = [replace(one, deviation=0.02) for one in trained(problem, members)]
+    looks = [replace(outcome, deviation=0.02) for outcome in trained(problem, members)]
     (first,) = strategy.requests(1, rng, members, looks, Room(looks=0, ends=4))
     assert first.member in members
-    looks = [replace(one, goes_on=one.member == first.member) for one in looks]
+    looks = [replace(outcome, goes_on=outcome.member == first.member) for outcome in looks]
     assert strategy.requests(1, rng, members, looks, Room(looks=0, ends=3))[0].member != first.member
 
 

@@ -87,7 +87,7 @@ def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monk
     def take_the_node() -> None:
         while not (sign.exists() and sign.read_text()):
             time.sleep(0.05)
-        (node,) = (one for one in cluster.worker_nodes if one.node_id == sign.read_text())
+        (node,) = (node for node in cluster.worker_nodes if node.node_id == sign.read_text())
         cluster.remove_node(node, allow_graceful=False)
 
     taker = threading.Thread(target=take_the_node)
@@ -95,8 +95,8 @@ def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monk
     run_trials(trials, Resources(slots=2, max_concurrent=None, ray_address=cluster.address))
     taker.join()
     ends = [record for record in trials.records if record.event == "finished"]
-    assert sorted((one.index, one.status) for one in ends) == [(index, "completed") for index in range(NUM_TRIALS)]
-    runs = {one.index: len(list((sign.parent / one.trial_id).iterdir())) for one in ends}
+    assert sorted((end.index, end.status) for end in ends) == [(index, "completed") for index in range(NUM_TRIALS)]
+    runs = {end.index: len(list((sign.parent / end.trial_id).iterdir())) for end in ends}
     assert runs == {0: 2, 1: 2, 2: 1, 3: 1}
     assert not list(trials.setting.folder.glob(".node-*"))
 
@@ -147,7 +147,7 @@ def test_twenty_kills_change_nothing(cluster, tmp_path):
 def candidates(folder: Path) -> list[tuple[object, ...]]:
     """But for replicates: of a run that is extended they include those of former fronts."""
     ended = ledger.finished(ledger.read(folder / ledger.FILE_NAME))
-    return [(one.trial_id, one.status, one.val_loss, one.latency_s) for one in ended if one.role == "candidate"]
+    return [(end.trial_id, end.status, end.val_loss, end.latency_s) for end in ended if end.role == "candidate"]
 
 
 def workers_of(cluster: Cluster) -> list[int]:

@@ -169,8 +169,8 @@ def test_a_look_is_told_from_an_end_in_the_ledger(trials_in, tmp_path):
     assert statuses.count("paused") == 4
     assert statuses.count("completed") == 2
     proposed = [record for record in ledger.read(trials.path) if record.event == "proposed"]
-    assert [one.is_look for one in proposed].count(False) == 2
-    assert all(one.expected_loss is not None for one in proposed)
+    assert [proposal.is_look for proposal in proposed].count(False) == 2
+    assert all(proposal.expected_loss is not None for proposal in proposed)
 
 
 def test_what_is_proposed_is_in_the_ledger_before_it_is_started(trials_in, tmp_path):
@@ -189,7 +189,7 @@ def test_proposals_of_another_version_stand_on_resume(trials_in, tmp_path):
     whole = trials_in(tmp_path / "whole", config=replace(CONFIG, seed=7))
     handed = run_until(whole, 100)
     proposed = [record for record in ledger.read(whole.path) if record.event == "proposed"]
-    records = [replace(one, seed=0) for one in proposed[:4]]  # as if seed 0 had proposed them
+    records = [replace(proposal, seed=0) for proposal in proposed[:4]]  # as if seed 0 had proposed them
     trials = trials_in(tmp_path, records)
     resumed = run_until(trials, 100)
     assert [name.replace("-s0", "-s7") for name in resumed[:4]] == handed[:4]

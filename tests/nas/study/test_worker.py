@@ -99,7 +99,7 @@ def test_a_trial_that_memory_does_not_hold_fails_and_halts_nothing(spec, monkeyp
 
 def test_a_trial_over_its_time_fails_with_that_reason_and_keeps_what_it_has(spec):
     events = list(run_trial(replace(spec, timeout_s=1e-9)))
-    assert [(one.event, one.status, one.reason) for one in events] == [
+    assert [(event.event, event.status, event.reason) for event in events] == [
         ("finished", "failed", "over --trial-timeout 1e-09 s")
     ]
     assert not events[0].elsewhere

@@ -64,7 +64,7 @@ def test_there_is_one_path_for_each_deployed_architecture(space: SearchSpace) ->
     graph, expected = deployed_graph(space), deployed_members(space)
     found = spelled(graph)
     assert completions(graph)[source(graph)] == len(found) == len(expected)
-    assert set(found) == {(one.layers, one.final_norm) for one in expected}
+    assert set(found) == {(architecture.layers, architecture.final_norm) for architecture in expected}
     assert nx.is_directed_acyclic_graph(graph)
     assert all(nx.has_path(graph, vertex, SINK) for vertex in graph)
 

@@ -123,14 +123,14 @@ def test_slices_part_the_members_by_equal_steps_of_the_price(
     for part in slices:
         low, high = part.latency_s_bounds
         inside = set(part.members())
-        assert all(low - 1e-9 < price_of(priced, one).latency_s < high + 1e-9 for one in inside)
-        assert all(part.fits(one) == (one in inside) for one in islice(feasible.members(), 200))
+        assert all(low - 1e-9 < price_of(priced, member).latency_s < high + 1e-9 for member in inside)
+        assert all(part.fits(member) == (member in inside) for member in islice(feasible.members(), 200))
 
 
 def test_sampling_within_a_slice_is_uniform(small_space: SearchSpace, pricer: Pricer) -> None:
     priced = price_space(small_space, pricer, 8)
     feasible = within_budget(priced, budget_at(priced, 0.9, 0.8))
-    part = max(price_slices(feasible, 5)[1:], key=lambda one: -one.num_feasible)
+    part = max(price_slices(feasible, 5)[1:], key=lambda member: -member.num_feasible)
     assert 20 < part.num_feasible < feasible.num_feasible
     assert_uniform(part)
 

@@ -59,7 +59,7 @@ class Page(HTMLParser):
 
     @property
     def data(self) -> dict[str, Any]:
-        (found,) = [one for one in self.scripts if one.startswith("{")]
+        (found,) = [script for script in self.scripts if script.startswith("{")]
         return json.loads(found)
 
 
@@ -167,9 +167,9 @@ def test_a_folder_is_no_file_to_write(run_folder: Path, tmp_path: Path) -> None:
 def test_only_our_scripts_may_run(whole_page: Page) -> None:
     """By digest; what an injected script would be is refused by the browser, and nothing may be loaded."""
     page = whole_page
-    run = [one for one in page.scripts if not one.startswith("{") and one.strip()]
+    run = [script for script in page.scripts if not script.startswith("{") and script.strip()]
     assert run == [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    digests = [f"'sha256-{b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in run]
+    digests = [f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in run]
     assert page.policy.split("; ")[:2] == ["default-src 'none'", f"script-src {' '.join(digests)}"]
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
 
@@ -191,15 +191,15 @@ def test_what_comes_from_a_run_is_escaped(make_run) -> None:
 
 def test_curves_are_thinned_and_rungs_kept(whole_page: Page, whole_folder: Path) -> None:
     data, run = whole_page.data, Run.read(whole_folder)
-    (number,) = [place for place, one in enumerate(run.front, 1) if one.first.trial_id == "trial1-s0-a0"]
-    training = [one for one in data["curves"] if one["series"] == "training"]
-    assert {one["number"] for one in training} == {number}
+    (number,) = [place for place, member in enumerate(run.front, 1) if member.first.trial_id == "trial1-s0-a0"]
+    training = [point for point in data["curves"] if point["series"] == "training"]
+    assert {point["number"] for point in training} == {number}
     assert len(training) == math.ceil(512 / 7)  # at most 80 means: of 7 steps each
     assert training[0]["tokens"] == 8 * 7
     assert training[0]["loss"] == pytest.approx(3 - 4 / 512, abs=1e-4)
-    validation = [one for one in data["curves"] if one["series"] == "validation" and one["number"] == number]
-    assert [one["tokens"] for one in validation] == [TOKENS // 4, TOKENS // 2, TOKENS]
-    assert [one["loss"] for one in validation] == pytest.approx([math.log(15.5) + by for by in (0.375, 0.25, 0.0)])
+    validation = [point for point in data["curves"] if point["series"] == "validation" and point["number"] == number]
+    assert [point["tokens"] for point in validation] == [TOKENS // 4, TOKENS // 2, TOKENS]
+    assert [point["loss"] for point in validation] == pytest.approx([math.log(15.5) + by for by in (0.375, 0.25, 0.0)])
 
 
 @pytest.mark.parametrize("torn", [None, "", '{"step": 768, "head', "[]\n", '{"step": 768}\n'])
@@ -210,7 +210,7 @@ def test_entropies_are_those_of_the_last_step(run_folder: Path, torn: str | None
     cells = page_of(run_folder).data["entropies"]
     assert len(cells) == (12 * 6 if torn is None else 0)
     if torn is None:
-        assert max(one["entropy"] for one in cells) == pytest.approx(0.5 + 0.2 * 5 + 0.1 * 11)
+        assert max(cell["entropy"] for cell in cells) == pytest.approx(0.5 + 0.2 * 5 + 0.1 * 11)
 
 
 def test_the_hypervolume_ends_where_the_run_does(whole_page: Page, whole_folder: Path) -> None:
