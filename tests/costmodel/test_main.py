@@ -286,7 +286,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     code, out, err = run("estimate", "some_factories:tiny", "--seq-len", "8", "--format", "json")
-    assert (code, err, json.loads(out)["architecture"]) == (0, "made\n", "some_factories:tiny")
+    assert (code, err, json.loads(out)["architecture"]) == (0, "made\n", "SM+LN+G")
     for name, problem in (
         ("some_factories:broken", "it raised RuntimeError: two lines"),
         ("some_factories:absent", "it raised AttributeError"),
