@@ -172,53 +172,53 @@ def feasible():
     return within_budget(price_space(load_space("tiny"), ToyPricer(), 16), Budget(latency_s=25.0))
 
 
-@pytest.fixture
-def make_record():
-    """Makes ledger records with the fields a test does not care about filled in."""
-
-    def make(index: int = 0, **changes: Any) -> Record:
-        fields: dict[str, Any] = {
-            "event": "finished",
-            "trial_id": f"t{index}-s0-a0",
-            "candidate_id": f"c{index}",
-            "arch_id": f"a{index}",
-            "notation": "SM+ScFuFFN",
-            "placement": "2xoSoFs",
-            "entropy_regularised": False,
-            "index": index,
-            "generation": 0,
-            "role": "candidate",
-            "status": "completed",
-            "scale": "smoke",
-            "width": 8,
-            "tokens": 100,
-            "corpus": "c",
-            "tokenizer": "bpe",
-            "split": "validation",
-            "val_loss": 2.0,
-            "perplexity": 7.389,
-            "protocol": "published",
-            "network": None,
-            "cost_model_id": "m",
-            "rounds": None,
-            "sent_bytes": 1e9,
-            "latency_s": 100.0,
-            "latency_s_range": (90.0, 110.0),
-            "seed": 0,
-            "versions": {"python": "3.11"},
-        }
-        return Record(**{**fields, **changes})
-
-    return make
+def made_record(index: int = 0, **changes: Any) -> Record:
+    """A record of a ledger with the fields a test does not care about filled in."""
+    fields: dict[str, Any] = {
+        "event": "finished",
+        "trial_id": f"t{index}-s0-a0",
+        "candidate_id": f"c{index}",
+        "arch_id": f"a{index}",
+        "notation": "SM+ScFuFFN",
+        "placement": "2xoSoFs",
+        "entropy_regularised": False,
+        "index": index,
+        "generation": 0,
+        "role": "candidate",
+        "status": "completed",
+        "scale": "smoke",
+        "width": 8,
+        "tokens": 100,
+        "corpus": "c",
+        "tokenizer": "bpe",
+        "split": "validation",
+        "val_loss": 2.0,
+        "perplexity": 7.389,
+        "protocol": "published",
+        "network": None,
+        "cost_model_id": "m",
+        "rounds": None,
+        "sent_bytes": 1e9,
+        "latency_s": 100.0,
+        "latency_s_range": (90.0, 110.0),
+        "seed": 0,
+        "versions": {"python": "3.11"},
+    }
+    return Record(**{**fields, **changes})
 
 
 @pytest.fixture
-def over_seeds(make_record):
+def make_record() -> Callable[..., Record]:
+    return made_record
+
+
+@pytest.fixture
+def over_seeds():
     """Makes the records of one candidate, from its loss with each seed; None for one that diverged."""
 
     def make(index: int, *losses: float | None, role: str = "candidate", **changes: Any) -> list[Record]:
         return [
-            make_record(
+            made_record(
                 index,
                 trial_id=f"t{index}-s{seed}-a0",
                 seed=seed,
@@ -241,33 +241,46 @@ def ngrams() -> NgramBaseline:
     return NgramBaseline(tokens=524_288, losses=losses)
 
 
+def made_meta(**changes: Any) -> Meta:
+    """What a run says of itself, with the fields a test does not care about filled in."""
+    fields: dict[str, Any] = {
+        "created": "2026-01-01T00:00:00+00:00",
+        "versions": {"python": "3.11"},
+        "hardware": {"cores": "2"},
+        "cost_model_id": "1-m",
+        "corpus": "c",
+        "tokenizer": "bpe",
+        "split": "validation",
+        "vocab_size": 512,
+        "reference": (300.0, 5.0),
+        "num_members": 10,
+        "num_feasible": 5,
+        "base": base_architecture("tiny"),
+        "recipe": recipe_for("smoke", "stdlib", entropy_regularised=True),
+    }
+    return Meta(**{**fields, **changes})
+
+
 @pytest.fixture
-def make_meta():
-    """Makes what a run says of itself, with the fields a test does not care about filled in."""
+def make_meta() -> Callable[..., Meta]:
+    return made_meta
 
-    def make(**changes: Any) -> Meta:
-        fields: dict[str, Any] = {
-            "created": "2026-01-01T00:00:00+00:00",
-            "versions": {"python": "3.11"},
-            "hardware": {"cores": "2"},
-            "cost_model_id": "1-m",
-            "corpus": "c",
-            "tokenizer": "bpe",
-            "split": "validation",
-            "vocab_size": 512,
-            "reference": (300.0, 5.0),
-            "num_members": 10,
-            "num_feasible": 5,
-            "base": base_architecture("tiny"),
-            "recipe": recipe_for("smoke", "stdlib", entropy_regularised=True),
-        }
-        return Meta(**{**fields, **changes})
 
-    return make
+def write_text(path: Path) -> Path:
+    """Text of which a tokenizer and n-grams learn something."""
+    path.write_text("".join(f"value_{index % 7} = {index * index % 10_007}\n" for index in range(2_000)))
+    return path
+
+
+def write_email(folder: Path) -> Path:
+    """A corpus of text that nobody made up: the package `email` of the standard library."""
+    folder.mkdir()
+    for path in sorted(Path(os.__file__).parent.joinpath("email").glob("*.py")):
+        (folder / path.name).write_text(path.read_text())
+    return folder
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Corpus:
-    text = tmp_path_factory.mktemp("data") / "text.txt"
-    text.write_text("".join(f"value_{index % 7} = {index * index % 10_007}\n" for index in range(2_000)))
+    text = write_text(tmp_path_factory.mktemp("data") / "text.txt")
     return prepare(str(text), 300, tmp_path_factory.mktemp("cache"))

@@ -1,5 +1,4 @@
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,7 @@ CHEETAH_TOLERANCE = 1e-3  # compressed ciphertexts vary in size
 
 
 @pytest.fixture
-def run(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[Any, str, str]]:
+def run(capsys, tmp_path, monkeypatch) -> Callable[..., tuple[Any, str, str]]:
     """`code, stdout, stderr` of a command line, run in an empty folder that has to stay so on bad input."""
     monkeypatch.chdir(tmp_path)
 

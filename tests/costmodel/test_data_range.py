@@ -1,7 +1,7 @@
 import pytest
 
 from costmodel import ops
-from costmodel.data_range import DataRange, describe, dimensions
+from costmodel.data_range import DataRange, describe
 from costmodel.deployment.deploy import Deployment
 from costmodel.protocols import load_pricer, published
 from costmodel.protocols.published_rows import published_rows
@@ -15,7 +15,7 @@ LAST, BLOCKS = "projection last (data: all)", "attention in blocks of queries (d
 FREE = {ops.PackHeads, ops.RepeatHeads}  # move numbers; no row of notation has them
 
 
-def test_the_range_is_that_of_the_fitted_rows():
+def test_the_range_is_that_of_the_fitted_rows(row_graphs):
     assert PRICER.data.dimensions == {
         "d_model": (768,),
         "d_ff": (3072,),
@@ -26,17 +26,11 @@ def test_the_range_is_that_of_the_fitted_rows():
     }
     # what was fitted is what is read
     assert [row.name for row in PRICER.rows] == [row.name for row in published_rows()]
-
-
-def test_no_printed_row_is_outside(row_graphs):
-    for name, graph in row_graphs.items():
-        assert PRICER.extrapolated(graph) == (), name
-
-
-def test_op_types_are_those_of_the_rows(row_graphs):
     in_rows = {type(node.op) for graph in row_graphs.values() for node in graph}
     assert in_rows | FREE == published.ROW_OPS
     assert not in_rows & FREE
+    for name, graph in row_graphs.items():
+        assert PRICER.extrapolated(graph) == (), name
 
 
 @pytest.mark.parametrize(
@@ -65,18 +59,12 @@ def test_what_lies_outside(notation, changes, outside):
         (130, {"phase": "decode"}, ("phase decode (data: prefill)",)),
         (130, {"projection": "last"}, (LAST,)),
         (130, {"query_block": 64}, (BLOCKS,)),
+        (130, {"batch": 2}, ("batch 2 (data: 1)",)),
         (130, {"query_block": 64, "projection": "last"}, (LAST, BLOCKS)),
     ],
 )
 def test_lengths_and_ways_to_run_a_model(seq_len, way, outside):
     assert PRICER.extrapolated(lower(base_architecture("gpt2-small"), seq_len, Deployment(**way))) == outside
-
-
-def test_dimensions_of_a_decoded_token_are_those_of_its_prompt():
-    found = dimensions(lower(base_architecture("tiny"), 9, Deployment(phase="decode")))
-    assert found == {
-        "d_model": {16}, "d_ff": {64}, "num_heads": {2}, "vocab_size": {512}, "seq_len": {9}, "num_layers": {2},
-    }  # fmt: skip
 
 
 def test_a_range_of_no_dimension_still_knows_its_ops(graph_of):

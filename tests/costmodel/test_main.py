@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 
@@ -12,7 +13,6 @@ from costmodel.calibration import timed_run
 from costmodel.calibration.microbenchmark import Timing
 from costmodel.protocols import published
 from costmodel.protocols.compute_testbed import load_compute
-from search_spaces.architecture import dump_architecture
 from search_spaces.bases import base_architecture
 from search_spaces.deployed import deployed_id
 from search_spaces.notation import parse
@@ -54,16 +54,10 @@ def test_json_has_every_key_and_sums_exactly(run):
     assert list(total) == [*PRICE_KEYS, "latency_s_range", "prior_share", "extrapolated"]
     assert [key for key in PRICE_KEYS if total[key] is not None] == ["sent_bytes", "latency_s"]
     assert [entry["layer"] for entry in document["by_layer"]] == ["embed", *range(12), "head"]
-    for parts in (document["by_layer"], document["by_op"], document["by_op"][::-1]):
-        for key in ("sent_bytes", "latency_s"):
-            assert sum(entry[key] for entry in parts) == total[key]
+    for parts in (document["by_layer"], document["by_op"]):
         assert all(set(PRICE_KEYS) <= set(entry) for entry in parts)
-    softmax = next(entry for entry in document["by_op"] if entry["op"] == "Softmax")
-    assert softmax["shape"] == {"heads": 12, "queries": 128, "keys": 128}
-    assert softmax["layer"] == 0
     low, high = total["latency_s_range"]
     assert low <= total["latency_s"] <= high
-    assert total["latency_s"] == pytest.approx(4.23 * 60, rel=0.05)  # printed 4.23 min
 
 
 def estimated(run, *args):
@@ -130,38 +124,26 @@ def test_json_says_which_setting_was_priced(run):
         assert found["gelu"] is None
 
 
-def test_ways_to_run_a_model_are_priced_and_said(run):
-    flags = ("SM+LN+R", "--base=tiny", "--protocol=semi2k", "--seq-len=8")
-    least = estimated(run, *flags, "--projection=last", "--rows=needed", "--query-block=3")["total"]["sent_bytes"]
-    last = estimated(run, *flags, "--projection=last")["total"]["sent_bytes"]
-    assert least < last
-    out = run("estimate", *flags, "--projection=last", "--rows=needed", "--query-block=3")[1]
-    assert ", projection last, rows needed, query block 3" in out.splitlines()[0]
-    step = ("--phase=decode", "--weight-masks=kept")
-    assert estimated(run, *flags, *step)["total"]["sent_bytes"] < estimated(run, *flags, step[0])["total"]["sent_bytes"]
-    assert ", weight masks kept, phase decode" in run("estimate", *flags, *step)[1].splitlines()[0]
-    code, out, err = run("estimate", *flags[:2], "--weight-masks=kept")
-    assert (code, out) == (2, "")
-    assert "protocol published has its weight-masks fitted in, but got --weight-masks kept; leave it out" in err
-
-
 def test_what_is_fitted_in_is_not_known(run):
     found = estimated(run, "SM+LN+G", "--phase", "decode")["setting"]
     assert [found[name] for name in ("ring_bits", "fraction_bits", "weights", "public")] == [None] * 4
     assert (found["phase"], found["gelu"]) == ("decode", "tanh")
 
 
-def test_the_first_line_says_what_is_unusual(run):
-    flags = ("--base=tiny", "--protocol=semi2k", "--network=wan", "--seq-len=8")
-    _, out, _ = run("estimate", "SM", *flags, "--phase", "decode", "--weights", "server")
-    assert out.startswith("SM on tiny, T=8, protocol semi2k on wan, weights server, phase decode\n")
-
-
-def test_a_name_with_brackets_is_printed_as_it_is(run, tmp_path):
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--network=wan", "--phase=decode", "--weights=server"), "wan, weights server, phase decode"),
+        (("--phase=decode", "--weight-masks=kept"), "lan, weight masks kept, phase decode"),
+        (("--projection=last", "--rows=needed", "--query-block=3"), "lan, projection last, rows needed, query block 3"),
+        (("--network=link.yaml",), "[b]a[/b]:warning:"),  # brackets are printed as they are
+    ],
+)
+def test_the_first_line_says_what_is_unusual(run, tmp_path, flags, said):
     link = "{name: '[b]a[/b]:warning:', bandwidth_bits_per_s: 1000000000.0, rtt_s: 0.001, source: a test}"
     (tmp_path / "link.yaml").write_text(link)
-    _, out, _ = run("estimate", "SM", "--base=tiny", "--protocol=semi2k", "--network=link.yaml", "--seq-len=8")
-    assert out.startswith("SM on tiny, T=8, protocol semi2k on [b]a[/b]:warning:\n")
+    out = run("estimate", "SM", "--base=tiny", "--protocol=semi2k", "--seq-len=8", *flags)[1]
+    assert out.startswith(f"SM on tiny, T=8, protocol semi2k on {said}\n")
 
 
 def test_what_lies_outside_the_data_is_said_wherever_there_is_a_latency(run):
@@ -179,12 +161,7 @@ def test_what_lies_outside_the_data_is_said_wherever_there_is_a_latency(run):
 
 @pytest.mark.parametrize(
     ("protocol", "parties", "threshold", "dealer"),
-    [
-        ("published", 2, "dishonest majority", False),
-        ("semi2k", 2, "dishonest majority", True),
-        ("aby3", 3, "honest majority", False),
-        ("cheetah", 2, "dishonest majority", False),
-    ],
+    [("semi2k", 2, "dishonest majority", True), ("aby3", 3, "honest majority", False)],
 )
 def test_every_price_names_whom_it_trusts(run, protocol, parties, threshold, dealer):
     flags = ("--base=tiny", f"--protocol={protocol}")
@@ -192,7 +169,7 @@ def test_every_price_names_whom_it_trusts(run, protocol, parties, threshold, dea
     assert (trust["num_parties"], trust["adversary"], trust["threshold"]) == (parties, "semi-honest", threshold)
     assert (trust["max_corrupted"], trust["dealer"]) == (1, dealer)
     assert len(trust["alternatives"]) == (4 if dealer else 0)
-    assert not any(one["measured"] for one in trust["alternatives"])
+    assert not any(alternative["measured"] for alternative in trust["alternatives"])
     _, out, _ = run("estimate", "SM+LN+R", *flags)
     many = f"{parties} parties{' (or more)' if dealer else ''}"
     assert f"\ntrust: {many}, semi-honest, {threshold} (at most 1 corrupted); correlated random" in out
@@ -202,12 +179,9 @@ def test_every_price_names_whom_it_trusts(run, protocol, parties, threshold, dea
 
 def test_a_link_on_the_command_line(run):
     flags = ("SM+LN+R", "--base=tiny", "--protocol=semi2k", "--seq-len=8")
-    named = estimated(run, *flags, "--network", "lan")
     given = estimated(run, *flags, "--bandwidth", "1Gbps", "--rtt", "0.5ms")
     assert given["network"] == "1Gbps 0.5ms"
-    assert given["total"] == named["total"]
-    slower = estimated(run, *flags, "--rtt", "10ms")["total"]
-    assert slower["network_s"] == pytest.approx(named["total"]["network_s"] + named["total"]["rounds"] * 9.5e-3 / 2)
+    assert given["total"] == estimated(run, *flags, "--network", "lan")["total"]
 
 
 def test_csv_is_a_line_an_op(run):
@@ -215,10 +189,8 @@ def test_csv_is_a_line_an_op(run):
     code, out, err = run("estimate", *flags, "--format", "csv")
     assert (code, err) == (0, "")
     lines = list(csv.DictReader(io.StringIO(out)))
-    ops = estimated(run, *flags)["by_op"]
     assert list(lines[0]) == ["op", "layer", "name", "shape", *PRICE_KEYS, "extrapolation", "held_bytes"]
-    assert [line["name"] for line in lines] == [op["name"] for op in ops]
-    assert [float(line["latency_s"]) for line in lines] == [op["latency_s"] for op in ops]
+    assert [float(line["latency_s"]) for line in lines] == [op["latency_s"] for op in estimated(run, *flags)["by_op"]]
     assert lines[0]["shape"] == "tokens=128 vocab=512 features=16"
     unknown = list(csv.DictReader(io.StringIO(run("estimate", "SM", "--format", "csv")[1])))
     assert {line["rounds"] for line in unknown} == {""}  # not known, and not 0
@@ -236,18 +208,13 @@ def test_money_for_bytes(run):
 def test_keys_of_a_dealer_are_a_column_and_a_line(run):
     document = estimated(run, "SM+LN+G", "--protocol", "sigma", "--bandwidth", "1Gbps")
     total, keys = document["total"], document["keys"]
-    for parts in (document["by_layer"], document["by_op"]):
-        assert sum(entry["key_bytes"] for entry in parts) == total["key_bytes"]
     assert keys == {
         "party_bytes": total["key_bytes"],
         "sent_bytes": 2 * total["key_bytes"],
         "network_s": pytest.approx(total["key_bytes"] * 8 / 1e9),
     }
-    assert total["sent_bytes"] == total["online_bytes"] < keys["party_bytes"] / 10
     assert document["setting"]["formulas_of"] == "SIGMA, mpc-msri/EzPC f24bf3e"
     assert (document["setting"]["ring_bits"], document["setting"]["fraction_bits"]) == (50, 12)
-    wider = estimated(run, "SM+LN+G", "--protocol", "sigma", "--ring-bits", "51")["total"]
-    assert wider["sent_bytes"] > total["sent_bytes"]
     _, out, _ = run("estimate", "SM+LN+G", "--protocol", "sigma", "--egress-price", "0.09", "--budget-keys", "30GB")
     assert "keys a party" in out
     assert "\nkeys 20.49 GB a party for this run alone, from the dealer beforehand: 40.99 GB to send, 2.73 min" in out
@@ -264,11 +231,6 @@ def test_keys_that_a_party_cannot_keep_are_infeasible(run):
     )
 
 
-def test_formulas_say_which_engine_they_are_of(run):
-    assert "\nformulas and seconds of SecretFlow-SPU 0.9.5\n" in run("estimate", "SM", "--protocol", "aby3")[1]
-    assert "SecretFlow-SPU 0.9.5" not in run("estimate", "SM")[1]
-
-
 def test_diff_says_what_makes_the_second_cheaper(run):
     code, out, err = run("diff", "SM+LN+G", "SM+ScFuFFN_i6")
     assert (code, err) == (0, "")
@@ -276,8 +238,6 @@ def test_diff_says_what_makes_the_second_cheaper(run):
     assert out.index("Gelu ") < out.index("LayerNorm ") < out.index("+18.8 s")
     assert "break-even" not in out  # a network is fitted in
     document = json.loads(run("diff", "SM+LN+G", "SM+ScFuFFN_i6", "--format", "json")[1])
-    first, second = (document[key]["total"]["latency_s"] for key in ("first", "second"))
-    assert sum(change["latency_s"] for change in document["changes"]) == second - first
     assert document["break_even"] is None
     lines = list(csv.DictReader(io.StringIO(run("diff", "SM+LN+G", "SM+LN+R", "--format", "csv")[1])))
     assert [(line["op"], line["num_before"], line["num_after"]) for line in lines] == [
@@ -301,9 +261,7 @@ def test_diff_of_protocols_has_a_break_even_network(run):
 def test_table_has_layers_ops_embedding_and_projection(run):
     code, out, err = run("estimate", "SM+ScFuFFN")
     assert (code, err) == (0, "")
-    assert out.startswith(
-        "SM+ScFuFFN on gpt2-small, T=128, protocol published\nlatency 4.75 min, communication 6.41 GB\n"
-    )
+    assert "T=128, protocol published\nlatency 4.75 min, communication 6.41 GB\n" in out
     assert "\ndeployed: SM_i12 (12xoSooo), 4.12 min, 6.21 GB\n" in out
     for text in ("embedding", "layers 0 to 11  ", "head (vocab", "VocabProjection", "ScaledAdd", "total"):
         assert text in out
@@ -314,36 +272,21 @@ def test_flags_override_the_base(run):
         return json.loads(run("estimate", "SM+LN+G", "--format=json", *flags)[1])["total"]["latency_s"]
 
     whole = latency()
-    for flags in (
-        ["--layers", "6"],
-        ["--d-model=384", "--heads=6"],
-        ["--d-ff", "768"],
-        ["--vocab=1000"],
-        ["--seq-len", "64"],
-    ):
-        assert latency(*flags) < whole
+    for flags in ("--layers=6", "--d-model=384 --heads=6", "--d-ff=768", "--vocab=1000", "--seq-len=64"):
+        assert latency(*flags.split()) < whole
     assert latency("--base", "gpt2-18l") == latency("--layers", "18") > whole
-
-
-def test_an_architecture_from_a_file_brings_its_dimensions(run, tmp_path):
-    (tmp_path / "tiny.yaml").write_text(dump_architecture(base_architecture("tiny")))
-    code, out, _ = run("estimate", "tiny.yaml", "--seq-len", "16", "--format", "json")
-    document = json.loads(out)
-    assert (code, document["architecture"], document["base"]) == (0, "SM+LN+G", None)
-    assert [entry["layer"] for entry in document["by_layer"]] == ["embed", 0, 1, "head"]
-    for flag in ("--layers=3", "--base=tiny"):
-        assert "brings its own dimensions" in refused(run("estimate", "tiny.yaml", flag))
 
 
 def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
     (tmp_path / "some_factories.py").write_text(
         "from search_spaces.bases import base_architecture\n"
-        "def tiny():\n    return base_architecture('tiny')\n"
+        "def tiny():\n    print('made')\n    return base_architecture('tiny')\n"
         "def number():\n    return 3\n"
         "def broken():\n    raise RuntimeError('two\\nlines')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert run("estimate", "some_factories:tiny", "--seq-len", "8")[0] == 0
+    code, out, err = run("estimate", "some_factories:tiny", "--seq-len", "8", "--format", "json")
+    assert (code, err, json.loads(out)["architecture"]) == (0, "made\n", "SM+LN+G")
     for name, problem in (
         ("some_factories:broken", "it raised RuntimeError: two lines"),
         ("some_factories:absent", "it raised AttributeError"),
@@ -360,86 +303,67 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], 'expected "subcommand" to be one of {estimate,compare,diff,validate,calibrate}'),
-        (["price"], "invalid choice: 'price'"),
-        (["estimate"], "arguments are required"),
-        (["estimate", "LN+SM"], "architecture must be a name like SM+LN+G"),
-        (["estimate", "absent.yaml"], "'absent.yaml' does not exist"),
-        (["estimate", "SM", "--base", "gpt5"], "base must be one of gpt2-small"),
+        ("", 'expected "subcommand" to be one of {estimate,compare,diff,validate,calibrate}'),
+        ("estimate LN+SM", "architecture must be a name like SM+LN+G"),
+        ("estimate absent.yaml", "'absent.yaml' does not exist"),
+        ("estimate SM --base gpt5", "base must be one of gpt2-small"),
         (
-            ["estimate", "SM", "--protocol", "x"],
+            "estimate SM --protocol x",
             "protocol must be one of published, semi2k, aby3, cheetah, sigma, crypten, but got 'x'",
         ),
-        (["estimate", "SM", "--network", "lan"], "protocol published has its network fitted in"),
-        (["estimate", "SM", "--rtt", "4ms"], "protocol published has its network fitted in, but got network 'lan 4ms'"),
+        ("estimate SM --network lan", "protocol published has its network fitted in"),
+        ("estimate SM --rtt 4ms", "protocol published has its network fitted in, but got network 'lan 4ms'"),
         (
-            ["estimate", "SM", "--protocol", "aby3", "--bandwidth", "0Gbps"],
+            "estimate SM --protocol aby3 --bandwidth 0Gbps",
             "--bandwidth must be a positive number with a unit (bps, kbps, Mbps, Gbps, Tbps), such as 100Mbps or 1Gbps",
         ),
-        (["estimate", "SM", "--egress-price=-1"], "--egress-price must be at least 0 and finite"),
-        (["compare", "SM", "--protocol=aby3", "--rtt", "4"], "--rtt must be a number of at least 0 with a unit (ms, s"),
-        (["diff", "SM"], "arguments are required"),
+        ("estimate SM --egress-price=-1", "--egress-price must be at least 0 and finite"),
+        ("diff SM", "arguments are required"),
+        ("diff SM SM --versus x", "protocol must be one of published, semi2k, aby3, cheetah, sigma, crypten, but got"),
+        ("estimate SM --protocol aby3 --network ''", "or a .yaml file, but got ''"),
+        ("estimate SM --weights server", "its weights fitted in, but got --weights server; leave it out"),
+        ("estimate SM --weight-masks=kept", "published has its weight-masks fitted in, but got --weight-masks"),
         (
-            ["diff", "SM", "SM", "--versus", "x"],
-            "protocol must be one of published, semi2k, aby3, cheetah, sigma, crypten, but got",
-        ),
-        (["estimate", "SM", "--protocol", "aby3", "--network", ""], "or a .yaml file, but got ''"),
-        (["estimate", "SM", "--weights", "server"], "its weights fitted in, but got --weights server; leave it out"),
-        (["estimate", "SM", "--weights", "client"], "--weights must be one of 'secret', 'server', null. Got value: cl"),
-        (
-            ["estimate", "SM", "--protocol", "cheetah", "--vocab", "1000000000000"],
+            "estimate SM --protocol cheetah --vocab 1000000000000",
             "must be of at most 10000 tiles of up to 256 MiB, but 128 x 1000000000000 times 1000000000000 x 768 takes",
         ),
-        (["estimate", "SM", "--heads", "7"], "`num_heads` must divide `d_model`, but got num_heads=7, d_model=768"),
-        (["estimate", "SM", "--layers", "two"], "--layers must be one of int, null. Got value: two"),
-        (["estimate", "SM", "--format", "xml"], "--format must be one of ['table', 'json', 'csv']. Got value: xml"),
-        (["estimate", "SM", "--depth", "3"], "unrecognized arguments: --depth 3"),
-        (["estimate", "SM", "--config", "absent.yaml"], "absent.yaml cannot be read: No such file or directory"),
+        ("estimate SM --heads 7", "`num_heads` must divide `d_model`, but got num_heads=7, d_model=768"),
+        ("estimate SM --layers two", "--layers must be one of int, null. Got value: two"),
         (
-            ["validate", "--protocol", "x"],
+            "validate --protocol x",
             "--protocol must be one of ['published', 'sigma', 'crypten', 'aby3', 'cheetah']. Got value: x",
         ),
-        (["calibrate", "--output", "absent/x.yaml"], "--output absent/x.yaml cannot be written"),
-        (["calibrate", "--protocol", "aby3"], "--protocol aby3 must be fitted with --engine spu"),
-        (["calibrate", "--protocol", "aby3", "--engine", "spu"], "--output is required for protocol aby3"),
+        ("calibrate --output absent/x.yaml", "--output absent/x.yaml cannot be written"),
+        ("calibrate --protocol aby3", "--protocol aby3 must be fitted with --engine spu"),
+        ("calibrate --protocol aby3 --engine spu", "--output is required for protocol aby3"),
         (
-            ["calibrate", "--protocol", "aby3", "--engine", "spu", "--output", "absent/x.yaml"],
+            "calibrate --protocol aby3 --engine spu --output absent/x.yaml",
             "--output absent/x.yaml must be a file in a folder that can be written to",
         ),
-        (["calibrate", "--layers", "3"], "flags of a model need --for ARCH, the model to measure; give it or leave"),
-        (["calibrate", "--for", "SM"], "--for, --threads and --memory are of an engine; give --engine spu and its"),
-        (["calibrate", "--threads", "2"], "--for, --threads and --memory are of an engine; give --engine spu and its"),
-        (["calibrate", "--memory"], "--for, --threads and --memory are of an engine; give --engine spu and its"),
+        ("calibrate --layers 3", "flags of a model need --for ARCH, the model to measure; give it or leave"),
+        *(
+            (f"calibrate {flag}", "--for, --threads and --memory are of an engine; give --engine spu and its")
+            for flag in ("--for SM", "--threads 2", "--memory")
+        ),
         (
-            ["calibrate", "--memory", "--engine", "spu", "--protocol", "aby3", "--threads", "2", "--output", "m.yaml"],
+            "calibrate --memory --engine spu --protocol aby3 --threads 2 --output m.yaml",
             "--memory is measured of models of its own, on one thread; leave all other flags out",
         ),
         (
-            ["calibrate", "--memory", "--engine", "spu", "--protocol", "aby3"],
-            "--output is required for protocol aby3: the .yaml file to write",
-        ),
-        (
-            ["calibrate", "--protocol", "aby3", "--engine", "spu", "--output", "x.yaml", "--for", "LN+SM"],
-            "architecture must be a name like SM+LN+G",
-        ),
-        (
-            ["calibrate", "--protocol", "aby3", "--engine", "spu", "--output", "x.yaml", "--threads", "0"],
+            "calibrate --protocol aby3 --engine spu --output x.yaml --threads 0",
             "`threads` must be at least 1, but got 0",
         ),
-        (["estimate", "SM", "--threads", "2"], "protocol published has its threads fitted in, but got --threads 2"),
-        (["estimate", "SM", "--ring-bits", "32"], "protocol published has its ring-bits fitted in"),
-        (["estimate", "SM", "--budget-keys", "1GB"], "--budget-keys is of a dealer's keys, but protocol published has"),
-        (["estimate", "SM", "--protocol", "sigma", "--seq-len", "100"], "but got 100; pad the prompt to 128 tokens"),
-        (["estimate", "SM", "--protocol", "sigma", "--new-tokens", "2"], "but got 129; its code runs whole prompts"),
-        (
-            ["compare", "SM", "--protocol", "sigma"],
-            "protocol sigma has no engine to compare with; choose one of semi2k",
-        ),
-        (["estimate", "SM", "--protocol", "aby3", "--threads", "2"], "aby3.yaml must be 2, but got 1; calibrate one"),
+        ("estimate SM --threads 2", "protocol published has its threads fitted in, but got --threads 2"),
+        ("estimate SM --ring-bits 32", "protocol published has its ring-bits fitted in"),
+        ("estimate SM --budget-keys 1GB", "--budget-keys is of a dealer's keys, but protocol published has"),
+        ("estimate SM --protocol sigma --seq-len 100", "but got 100; pad the prompt to 128 tokens"),
+        ("estimate SM --protocol sigma --new-tokens 2", "but got 129; its code runs whole prompts"),
+        ("compare SM --protocol sigma", "protocol sigma has no engine to compare with; choose one of semi2k"),
+        ("estimate SM --protocol aby3 --threads 2", "aby3.yaml must be 2, but got 1; calibrate one"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(run, tmp_path, args, message):
-    assert message in refused(run(*args))
+    assert message in refused(run(*shlex.split(args)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -521,13 +445,6 @@ def test_kinds_are_measured_twice_and_the_faster_runs_count(run, tmp_path, monke
     assert num_passes == 2
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
     assert {kind.fixed_s for kind in load_compute(tmp_path / "mine.yaml").kinds.values()} == {1.0}
-
-
-def test_lines_beyond_what_was_measured_are_marked(run):
-    code, out, _ = run("estimate", "SM+LN+G", "--protocol", "semi2k")
-    assert code == 0
-    assert "Gelu (6.0x beyond what was measured)" in out  # 128 x 3072 of 128 x 512 elements
-    assert "Softmax (3.0x beyond what was measured)" in out  # 12 heads of 4
 
 
 def test_calibrate_writes_the_testbed(run, tmp_path):

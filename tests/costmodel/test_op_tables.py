@@ -143,16 +143,13 @@ def test_a_missing_an_exempt_and_an_unknown_op_are_told() -> None:
     assert "\n  1. T in f.py: h\n" in checklist([made])
 
 
-def test_weights_have_a_holder() -> None:
+def test_weights_have_a_holder_and_matrices_of_them_are_drawn_by_their_size() -> None:
     timed = [op for series in plan("semi2k") for op in series.sizes]
     assert all((op.weights != "none") == bool(op.weight_shapes) for op in timed)
     public = {type(op).__name__ for op in timed if op.weights == "public"}
     assert public == {"Temperature", "ScoreBound", "ShapedAttention"}
-
-
-def test_matrices_of_weights_are_drawn_by_their_size() -> None:
-    timed = [op for series in plan("semi2k") for op in series.sizes if op.weights == "hidden"]
-    with_matrix = {type(op) for op in timed if any(len(shape) == 2 for shape in op.weight_shapes.values())}
+    hidden = [op for op in timed if op.weights == "hidden"]
+    with_matrix = {type(op) for op in hidden if any(len(shape) == 2 for shape in op.weight_shapes.values())}
     assert with_matrix == {each for each in OP_TYPES if each.weight_std is not None}
 
 

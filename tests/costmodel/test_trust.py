@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from costmodel.protocols import PROTOCOLS, TRUST, load_pricer
-from costmodel.trust import caption, described, facts, shown
+from costmodel.trust import caption, described, shown
 
 
 def test_every_protocol_has_a_statement():
@@ -17,12 +17,6 @@ def test_thresholds_by_name():
     assert three.threshold == "honest majority"
     assert replace(three, max_corrupted=2).threshold == "dishonest majority"
     assert TRUST["semi2k"].threshold == "dishonest majority"
-
-
-def test_as_data():
-    found = facts(TRUST["semi2k"])
-    assert (found["num_parties"], found["more_parties"], found["dealer"]) == (2, True, True)
-    assert (found["adversary"], found["threshold"], found["max_corrupted"]) == ("semi-honest", "dishonest majority", 1)
 
 
 def test_in_words():

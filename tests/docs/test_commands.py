@@ -2,11 +2,9 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
-from tests.docs.conftest import Workspace
 from tests.docs.pages import PAGES, ROOT, all_commands, commands, inline
 from tests.docs.program import MODULES, flags_of, module_and_args, parse, run
 from tests.docs.rules import RULES, rule_of, small
@@ -38,9 +36,7 @@ def test_every_rule_has_a_command() -> None:
 
 @pytest.mark.usefixtures("without_ray")
 @pytest.mark.parametrize("command", list(map(marked, TO_RUN)))
-def test_command_runs(
-    command: str, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
-) -> None:
+def test_command_runs(command: str, workspace, tmp_path, monkeypatch, capfd) -> None:
     rule = rule_of(command)
     assert rule
     monkeypatch.chdir(workspace.folder)

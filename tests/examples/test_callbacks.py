@@ -57,4 +57,4 @@ def test_mlflow(run: nas.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     replay(example("mlflow_callback").MlflowCallback(), run)
     (written,) = (tmp_path / "mlruns").glob("*/*/metrics/perplexity")
     logged = [float(row[1]) for row in csv.reader(written.read_text().splitlines(), delimiter=" ")]
-    assert logged == [one.perplexity for one in run.records if one.event == "finished"]
+    assert logged == [record.perplexity for record in run.records if record.event == "finished"]

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from experiments import trainings
+from tests.conftest import write_text
 
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A file to train on; experiments run in the test's own folder, their trainings in threads, which start at once."""
-    path = tmp_path / "text.txt"
-    path.write_text("".join(f"value_{index % 7} = {index * index % 10_007}\n" for index in range(2_000)))
+    path = write_text(tmp_path / "text.txt")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trainings, "ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -18,11 +18,6 @@ def test_an_unknown_experiment_is_refused_by_name_with_the_nearest(name, end):
         run(name)
 
 
-def test_the_links_are_those_that_were_set():
-    """Their experiment needs links of its own, so that its run is left to those who may make one."""
-    assert [link.bandwidth_bits_per_s for link in settings_of("link-seconds").links] == [50e6, 200e6, 200e6]
-
-
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [

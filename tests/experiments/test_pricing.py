@@ -4,7 +4,6 @@ import pytest
 from rich.console import Console
 
 from costmodel.errors import StoppedError
-from costmodel.protocols import PROTOCOLS
 from experiments import pricing
 from experiments.__main__ import settings_of
 from experiments.pricing import price_many
@@ -12,12 +11,6 @@ from search_spaces.space import load_space
 
 EASY = {"least_architectures_per_s": 1.0, "most_estimate_s": 1e3, "most_import_s": 1e3}
 SMALL = EASY | {"space": "tiny", "seq_len": 8, "rows": 2000, "repeats": 1, "protocols": ["published", "semi2k"]}
-
-
-def test_the_bars_are_those_that_were_set() -> None:
-    settings = settings_of("pricing")
-    assert (settings.least_architectures_per_s, settings.most_estimate_s, settings.most_import_s) == (1e7, 0.05, 0.3)
-    assert settings.protocols == PROTOCOLS
 
 
 def test_every_figure_is_printed_with_its_verdict() -> None:

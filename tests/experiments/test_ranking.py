@@ -20,25 +20,21 @@ VARIANTS = {
 }
 
 
-def test_spearman_of_three_rows_is_known():
-    # ranks 1, 2, 3 against 1, 3, 2: 1 - 6 * (0 + 1 + 1) / (3 * 8) = 0.5
-    assert spearman({"a": 1.0, "b": 2.0, "c": 3.0}, {"c": 5.0, "a": 4.0, "b": 6.0}) == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("first", "second", "correlation"),
+    [
+        ({"a": 1.0, "b": 2.0, "c": 3.0}, {"c": 5.0, "a": 4.0, "b": 6.0}, 0.5),  # 1 - 6 * (0 + 1 + 1) / (3 * 8)
+        (PRINTED, {"a": 1.0, "b": 2.0, "c": 3.0, "d": math.inf}, 1.0),  # a divergence ranks last
+        (PRINTED, {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}, 1.0),
+        ({"a": 1.0, "b": 2.0}, {"a": 5.0, "b": 5.0}, math.nan),
+    ],
+)
+def test_spearman(first, second, correlation):
+    assert spearman(first, second) == pytest.approx(correlation, nan_ok=True)
 
 
-def test_a_divergence_ranks_last():
-    assert spearman(PRINTED, {"a": 1.0, "b": 2.0, "c": 3.0, "d": math.inf}) == pytest.approx(1.0)
-    assert spearman(PRINTED, {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}) == pytest.approx(1.0)
-
-
-def test_rows_of_one_rank_have_no_correlation():
-    assert math.isnan(spearman({"a": 1.0, "b": 2.0}, {"a": 5.0, "b": 5.0}))
-
-
-def test_pairs_that_tie_in_print_do_not_count():
+def test_ties_and_divergences():
     assert pairs_in_order({"a": 1.0, "b": 1.0, "c": 2.0}, {"a": 5.0, "b": 6.0, "c": 5.5}) == (1, 2)
-
-
-def test_one_divergence_makes_the_mean_infinite():
     assert means({0: {"a": 1.0, "b": 2.0}, 1: {"a": 3.0, "b": math.inf}}) == {"a": 2.0, "b": math.inf}
 
 

@@ -10,7 +10,6 @@ from costmodel.engine.spu import Measured, Pass
 from costmodel.errors import StoppedError
 from costmodel.ops import OpGraph
 from costmodel.protocols.compute_testbed import ComputeTestbed
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from experiments import seconds
 from experiments.__main__ import settings_of
@@ -43,17 +42,6 @@ def of_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     monkeypatch.setattr(seconds, "passes", passes)
     monkeypatch.setattr(seconds, "RUNS", tmp_path)
     return runs
-
-
-def test_the_bars_are_those_that_were_set() -> None:
-    both = [settings_of(name) for name in ("seconds", "seconds-cheetah")]
-    found = [
-        (case.protocol, case.layers, case.total_bar, case.kind_bar) for settings in both for case in settings.cases
-    ]
-    assert found == [("semi2k", 12, 0.1, 0.2), ("aby3", 12, 0.1, 0.2), ("cheetah", 1, 0.15, 0.25)]
-    for settings in both:
-        assert (settings.committed_bar, settings.least_inside, settings.seq_len) == (0.3, 0.9, 128)
-    assert {case.protocol for case in SMALL.cases} == set(ENGINE_PROTOCOLS)
 
 
 @pytest.mark.needs_engine
@@ -122,14 +110,3 @@ def test_a_file_that_holds_no_runs_is_refused(tmp_path: Path) -> None:
     path.write_text('{"by_kind": {"Add": 1.0}}\n')
     with pytest.raises(ValueError, match=r"runs.jsonl lacks the key 'load'"):
         seconds.whole_runs(OpGraph(nodes=()), "semi2k", 1, path, Console(quiet=True))
-
-
-def test_what_else_the_machine_does_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(seconds, "LOAD_FILE", tmp_path / "loadavg")
-    monkeypatch.setattr(seconds, "LOOK_S", 0.0)
-    assert seconds.others_running() is None
-    (tmp_path / "loadavg").write_text("2.50 1.00 0.50 3/123 4567\n")  # three run, one of them this one
-    assert seconds.others_running() == 2.0
-    assert seconds._disturbed([0.1, 2.0]).endswith("0.1, 2.0; other work ran, so that these seconds say little")
-    assert seconds._disturbed([0.1, 0.4]).endswith("0.1, 0.4")
-    assert "unknown" in seconds._disturbed([None])

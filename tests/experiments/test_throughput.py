@@ -15,13 +15,6 @@ SETTINGS = settings_of("throughput")
 SMALL = replace(SETTINGS, base="tiny", scale="smoke")
 
 
-def test_every_lever_is_measured_over_a_way_that_lacks_it() -> None:
-    for name, way in SETTINGS.ways.items():
-        if way.over is not None:
-            assert replace(SETTINGS.ways[way.over], over=None) != replace(way, over=None), name
-    assert SETTINGS.candidate(SETTINGS.ways["plain"]) == SETTINGS.candidate(SETTINGS.ways["ours"])
-
-
 @pytest.mark.parametrize("name", ["plain", "ours"])
 def test_a_step_learns(name: str) -> None:
     way = replace(SMALL.ways[name], threads=1)

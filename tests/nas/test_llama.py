@@ -1,7 +1,6 @@
 """A Llama of transformers from its folder to a private answer: search, fold, export, parties."""
 
 import json
-import os
 import re
 import shutil
 from dataclasses import replace
@@ -33,7 +32,7 @@ from nas.study.priced_study import price_study
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.graph import Choice
 from search_spaces.space import load_space
-from tests.conftest import trials_here
+from tests.conftest import trials_here, write_email
 
 # what scale `smoke` makes of a Llama of 4 heads
 SIZE: Any = {"layers": 3, "heads": 4, "kv_heads": 2, "d_model": 16, "d_ff": 40, "vocab": 512, "context": 32}
@@ -44,9 +43,7 @@ TRAININGS = ("--scale", "smoke", "--seq-len", "32", "--num-trials", "2", "--num-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
-    (folder / "corpus").mkdir()
-    for path in sorted(Path(os.__file__).parent.joinpath("email").glob("*.py")):
-        (folder / "corpus" / path.name).write_text(path.read_text())
+    write_email(folder / "corpus")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         yield folder / "corpus"
@@ -84,9 +81,7 @@ def test_a_dry_run_says_what_a_search_would(parent: Path, capsys: pytest.Capture
     assert "--space parent is on the dimensions of a trained model; give --parent" in capsys.readouterr().err
 
 
-def test_a_dry_run_reads_the_whole_of_the_parent(
-    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_reads_the_whole_of_the_parent(parent, tmp_path, capsys) -> None:
     arguments = [*PRICES, "--dry-run", "--scale", "smoke", "--seq-len", "32", "--parent"]
     lacking = Path(shutil.copytree(parent, tmp_path / "lacking"))
     weights = load_file(lacking / "model.safetensors")
@@ -101,9 +96,7 @@ def test_a_dry_run_reads_the_whole_of_the_parent(
     assert "must come with its tokenizer; put its tokenizer.json beside the weights" in capsys.readouterr().err
 
 
-def test_a_space_of_ones_own_may_be_on_the_parent(
-    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_space_of_ones_own_may_be_on_the_parent(parent, tmp_path, capsys) -> None:
     own = tmp_path / "own.yaml"
     norms = "norm1: [rmsnorm, none], norm2: [rmsnorm], stabiliser: [none]"
     choices = f"{{{norms}, attention: [softmax, none], ffn: [swiglu, quadglu, none]}}"
@@ -139,9 +132,7 @@ def test_its_own_placement_trained_on_the_text_is_exported_as_a_parent(parent: P
     assert load_parent(str(tuned)).model.architecture == load_parent(str(parent)).model.architecture
 
 
-def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(
-    parent: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(parent, corpus, monkeypatch, capsys) -> None:
     monkeypatch.setattr("nas.conversion.score_bounds.LOG_SUMS", LOG_SUMS | {"bounded": (0.0, 0.0)})
     folder = corpus.parent / "exact"
     given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--num-trials", "1"]
@@ -157,9 +148,7 @@ def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(
 
 
 @pytest.mark.needs_engine
-def test_layers_that_are_no_secret_stay_the_parents_and_are_run_so(
-    parent: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layers_that_are_no_secret_stay_the_parents_and_are_run_so(parent, corpus, capsys) -> None:
     folder = corpus.parent / "known"
     given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--searcher", "uniform"]
     given += ["--num-trials", "1", "--recipe.route.trainable=all"]
@@ -195,9 +184,7 @@ def massive(parent: Path) -> Path:
     ("model", "protocol"),
     [("run", "semi2k"), ("massive", "semi2k"), pytest.param("run", "aby3", marks=pytest.mark.slow)],
 )
-def test_a_llama_answers_privately(
-    model: str, protocol: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_llama_answers_privately(model: str, protocol: str, request, capsys) -> None:
     private_answer(request.getfixturevalue(model), protocol, capsys)
 
 
@@ -214,7 +201,7 @@ def private_answer(model: Path, protocol: str, capsys: pytest.CaptureFixture[str
 
 
 def test_its_export_is_a_model_of_transformers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The folded pick from its folder: the logits of our decoder, and the same tokens with a cache and without."""
+    """The folded pick from its folder has the logits of our decoder."""
     with pytest.raises(SystemExit) as end:
         export.main([str(run), "--fold", "--format", "hf", "--output-dir", str(run / "hf")])
     assert end.value.code == 0
@@ -228,8 +215,3 @@ def test_its_export_is_a_model_of_transformers(run: Path, capsys: pytest.Capture
     with torch.no_grad():
         logits = ours(prompt).logits
         torch.testing.assert_close(theirs(prompt).logits, logits, rtol=1e-4, atol=1e-4 * logits.abs().max())
-    tokens = [
-        theirs.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0, use_cache=use)
-        for use in (True, False)
-    ]
-    assert torch.equal(*tokens)

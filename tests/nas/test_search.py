@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 import shutil
 import signal
@@ -31,6 +30,7 @@ from nas.run.folder import read_config, read_meta
 from nas.run.front import front
 from nas.run.run import Run
 from search_spaces.architecture import arch_id, load_architecture
+from tests.conftest import write_email
 
 SPACE = ("--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3")
 ARGS = ("--budget-latency", "6.22s", *SPACE, "--finalist-seeds", "1", "--num-looks", "9")
@@ -42,10 +42,7 @@ NUM_TRIALS = 6
 def root(tmp_path_factory):
     """A small corpus and a cache of its own, shared by the runs of this module."""
     folder = tmp_path_factory.mktemp("search")
-    corpus = folder / "corpus"
-    corpus.mkdir()
-    for path in sorted(Path(os.__file__).parent.joinpath("email").glob("*.py")):
-        (corpus / path.name).write_text(path.read_text())
+    write_email(folder / "corpus")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         yield folder
@@ -205,7 +202,7 @@ def test_a_finished_run_is_extended(finished, search_here):
     search_here("--resume", str(folder), "--num-trials", str(NUM_TRIALS + 2), "--max-concurrent", "1")
     after = results(folder)
     assert [name for name, *_ in after][:NUM_TRIALS] == [name for name, *_ in before][:NUM_TRIALS]
-    assert {one for one in before if one[1] == "completed"} <= set(after)  # what was paused may go on
+    assert {result for result in before if result[1] == "completed"} <= set(after)  # what was paused may go on
     assert len(candidates(folder)) == NUM_TRIALS + 2
     assert read_config(folder).num_trials == NUM_TRIALS + 2
 
@@ -224,7 +221,7 @@ def test_a_run_begins_with_what_another_has_trained(finished, root, search_here,
         (after[name].val_loss, after[name].latency_s) == (record.val_loss, record.latency_s)
         for name, record in before.items()
     )
-    num_known = sum(one.role != "baseline" for one in ledger.completed(finished_records(whole)))
+    num_known = sum(record.role != "baseline" for record in ledger.completed(finished_records(whole)))
     assert f"begins with {num_known} trials of {whole}" in printed
     status.status(str(folder))
     assert "nothing is running" not in capsys.readouterr().out
@@ -240,7 +237,7 @@ def finished_records(folder: Path) -> tuple[ledger.Record, ...]:
 
 def candidates(folder: Path) -> list[ledger.Record]:
     """Those that were trained to their end."""
-    return [one for one in ledger.completed(finished_records(folder)) if one.role == "candidate"]
+    return [record for record in ledger.completed(finished_records(folder)) if record.role == "candidate"]
 
 
 def test_status_shows_why_a_trial_failed_and_where_its_traceback_is(finished, tmp_path, capsys):
@@ -373,15 +370,8 @@ def test_weights_of_another_step_are_not_exported(finished):
     [
         ("", "--budget-latency is required"),
         ("--budget-latency 5", "must be a positive number with a unit"),
-        ("--budget-latency 5min --budget-comm 8", "--budget-comm must be a positive number with a unit"),
-        ("--budget-latency 5min --budget-keys 8", "--budget-keys must be a positive number with a unit"),
-        (
-            "--budget-latency 5min --budget-keys 8GB",
-            "--budget-keys is of a dealer's keys, but protocol published has none",
-        ),
+        ("--budget-latency 5min --budget-keys 8GB", "of a dealer's keys, but protocol published has none"),
         ("--budget-latency 5min --space moon", "space must be one of"),
-        ("--budget-latency 5min --protocol moon", "protocol must be one of"),
-        ("--budget-latency 5min --network lan", "network fitted in"),
         ("--budget-latency 5min --searcher moon", "--searcher"),
         ("--budget-latency 5min --scale moon", "--scale"),
         ("--budget-latency 5min --num-trials 0", "--num-trials must be at least 1"),
@@ -398,7 +388,6 @@ def test_weights_of_another_step_are_not_exported(finished):
         ("--budget-latency 6.22s --data=", "data must be stdlib"),
         ("--budget-latency 6.22s --seed 99999999999999999999", "--seed must be from 0 to"),
         ("--resume /no/such/run", "RUN must be the folder of a run"),
-        ("--budget-latency 5min --moon 1", "--moon"),
         ("--budget-latency 6.22s --output-dir /proc/nothing", "--output-dir /proc/nothing must be a folder"),
     ],
 )
@@ -412,17 +401,6 @@ def test_bad_input_is_one_clear_line_and_nothing_written(args, message, root, tm
     assert message in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_corpus_without_a_sequence_is_one_clear_line_and_nothing_written(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    Path("few.txt").write_text("one two three four\n" * 20)
-    assert search.main([*ARGS, "--data", "few.txt"]) == 2
-    error = capsys.readouterr().err
-    assert "split of data 'few.txt' must hold more than 32 tokens" in error
-    assert error.count("\n") == 1
-    assert not Path("runs").exists()
 
 
 def test_an_emptied_ledger_is_not_taken_for_a_new_run(finished, tmp_path, capsys):

@@ -136,12 +136,9 @@ def test_impossible_dimensions_are_refused(dimensions: Dimensions, message: str)
     assert str(refused.value) == message
 
 
-def test_free_dimensions_keep_the_ffn_ratio_unless_given() -> None:
+def test_dimensions_and_forms_override_those_of_the_base_and_keep_the_ffn_ratio() -> None:
     assert base_architecture("gpt2-small", Dimensions(d_model=384, heads=6)).d_ff == 1536
     assert base_architecture("gpt2-small", Dimensions(d_model=384, heads=6, d_ff=7)).d_ff == 7
-
-
-def test_forms_override_those_of_the_base() -> None:
     assert base_architecture("tiny", Dimensions(gelu="piecewise")) == replace(BASES["tiny"], gelu="piecewise")
     assert base_architecture("tiny", Dimensions(softmax="relu")) == replace(BASES["tiny"], softmax="relu")
 
@@ -153,16 +150,17 @@ def test_unknown_base_names_the_known_ones() -> None:
         base_architecture("gpt5")
 
 
-@pytest.mark.parametrize("choices", [{"norm2": "layernorm"}, {"stabiliser": "scaled"}])
-def test_a_removed_ffn_takes_norm_and_stabiliser_with_it(choices: Any) -> None:
-    with pytest.raises(ValueError, match="ffn 'none' has nothing to normalise or scale"):
-        Layer(ffn="none", **choices)
-
-
-def test_removed_attention_takes_its_norm_with_it() -> None:
-    with pytest.raises(ValueError, match="attention 'none' has nothing to normalise, but got norm1='rmsnorm'"):
-        Layer(attention="none", norm1="rmsnorm")
-    assert Layer(attention="none", norm2="rmsnorm").norm2 == "rmsnorm"
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"ffn": "none", "norm2": "layernorm"}, "ffn 'none' has nothing to normalise or scale"),
+        ({"ffn": "none", "stabiliser": "scaled"}, "ffn 'none' has nothing to normalise or scale"),
+        ({"attention": "none", "norm1": "rmsnorm"}, "'none' has nothing to normalise, but got norm1='rmsnorm'"),
+    ],
+)
+def test_what_is_removed_takes_its_norm_and_stabiliser_with_it(choices: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Layer(**choices)
 
 
 @pytest.mark.parametrize("attention", ["none", "softmax-half"])

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_every_shipped_file_is_listed() -> None:
     assert sorted(path.stem for path in folder.glob("*.yaml")) == sorted(SHIPPED)
 
 
-def test_a_removed_ffn_takes_norm_and_stabiliser_with_it(tmp_path: Path) -> None:
+def test_what_is_removed_takes_its_norm_and_stabiliser_with_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(CHOICES)
     choices = load_definition(str(path)).choices
@@ -44,6 +45,8 @@ def test_a_removed_ffn_takes_norm_and_stabiliser_with_it(tmp_path: Path) -> None
         Layer(norm2="layernorm", ffn="gelu", stabiliser="none"),
         Layer(ffn="none"),
     ]
+    without_attention = replace(choices, norm1=("layernorm", "none"), attention=("none",), ffn=("none",))
+    assert alphabet(without_attention) == [Layer(attention="none", ffn="none")]
 
 
 @pytest.mark.parametrize(
@@ -59,13 +62,6 @@ def test_alphabets_of_the_large_spaces(name: str, size: int) -> None:
     choices = load_definition(name).choices
     assert isinstance(choices, Choices)
     assert len(alphabet(choices)) == size
-
-
-def test_removed_attention_takes_its_norm_with_it() -> None:
-    choices = Choices(
-        norm1=("layernorm", "none"), attention=("none",), norm2=("none",), ffn=("relu",), stabiliser=("none",)
-    )
-    assert alphabet(choices) == [Layer(attention="none", ffn="relu")]
 
 
 @pytest.mark.parametrize(

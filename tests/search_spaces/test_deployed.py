@@ -23,14 +23,15 @@ FFNS: tuple[Ffn, ...] = (
 )  # fmt: skip
 
 
-def sized(text: str, num_layers: int, block: BlockName = "gpt2") -> Architecture:
-    """A named model of the tiny base, at a number of layers."""
+def sized(text: str, block: BlockName = "gpt2") -> Architecture:
+    """A placement of the tiny base, with as many layers as it says."""
+    num_layers = sum(int(group.partition("x")[0]) for group in text.split("-") if "x" in group)
     base = replace(base_architecture("tiny", Dimensions(layers=num_layers)), block=block)
     return parse(text, base).architecture
 
 
-def deployed_placement(text: str, num_layers: int, block: BlockName = "gpt2") -> str:
-    return placement(deployed(sized(text, num_layers, block)))
+def deployed_placement(text: str, block: BlockName = "gpt2") -> str:
+    return placement(deployed(sized(text, block)))
 
 
 def layers(block: BlockName) -> st.SearchStrategy[Layer]:
@@ -56,6 +57,43 @@ def architectures(draw: st.DrawFn) -> Architecture:
     return replace(BASES["tiny"], block=block, layers=placed, final_norm=final_norm, bias=bias, **forms)
 
 
+# text, what it deploys to, and for each layer whether the stream's basis is free ahead of its FFN and behind it
+REGIONS = {
+    # The embedding takes up layer 0's change of basis. Layer 1's LayerNorm reads the stream ahead of layer 1's FFN, and
+    # the final LayerNorm the stream behind both, so that neither basis is free there.
+    "1xoSoFs-1xLSoFs-1xoSoFs": ("1xoSooo-1xLSoFs-1xoSoFs", [(True, False), (False, False), (False, False)]),
+    # The vocabulary projection takes up the change of basis behind layer 0's norm1, and so layer 0's own FFN goes, as
+    # layer 1's, and layer 2's beta.
+    "1xLSoFs-1xoSoFs-1xoSoRs-m": ("1xLSooo-1xoSooo-1xoSoRo-o", [(False, True)] * 3),
+    # Between two live norms nothing is free.
+    "1xLSoFs-1xoSoFs-1xMSoFs-o": ("1xLSoFs-1xoSoFs-1xMSooo-o", [(False, False), (False, False), (False, True)]),
+}
+
+
+@pytest.mark.parametrize("text", REGIONS)
+def test_ffns_vanish_where_the_basis_of_the_stream_is_free(text: str) -> None:
+    form, expected = REGIONS[text]
+    assert deployed_placement(text) == form
+    assert [(region.ahead, region.behind) for region in regions(sized(text))] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("1xoSLFs-o", "1xoSLFo-o"),  # norm2 is read by the FFN itself, which stays even as the last of the net
+        ("1xoSLFs", "1xoSLFs"),
+        ("3xooooo", "1xooooo"),  # layers that compute nothing leave one
+        ("3xooooo-l", "1xooooo"),
+        ("3xooooo-L", "1xooooo-L"),
+        ("1xooooo-1xoSoGo-1xoolFs", "1xoSoGo"),  # its FFN goes: nothing live reads it
+        ("3xlSlRo", "3xoSoRo"),  # a frozen norm is linear, and goes into the linears that read it
+        ("3xmSmRo", "3xoSoRo"),
+    ],
+)
+def test_what_is_left_of_a_placement(text: str, form: str) -> None:
+    assert deployed_placement(text) == form
+
+
 @pytest.mark.parametrize("name", ["SM+ScFuFFN", "SM+ScFuFFN_i9", "SM+ScFFN", "SM_i12", "SM", "SM+fLN", "SM+fRMS_i3"])
 def test_without_a_live_norm_linear_ffns_leave_attention_alone(name: str) -> None:
     """Nothing reads the stream but linears, from the embedding to the head: every `beta X + W X + c` is a change of
@@ -65,45 +103,10 @@ def test_without_a_live_norm_linear_ffns_leave_attention_alone(name: str) -> Non
     assert (found.final_norm, found.folded, found.bias, found.tied_embeddings) == ("none", True, True, False)
 
 
-@pytest.mark.parametrize("name", ["SM+fLN+R", "SM+fRMS+R"])
-def test_a_frozen_norm_is_linear_and_goes_into_the_linears_that_read_it(name: str) -> None:
-    """Its mean is a linear map and its deviation a constant: `(X - mean X) gain / deviation + bias`."""
-    assert deployed(parse(name, GPT2).architecture) == deployed(parse("SM+R", GPT2).architecture)
-    assert deployed_id(parse(name, GPT2).architecture) == deployed_id(parse("SM+R", GPT2).architecture)
-    assert placement(deployed(parse(name, GPT2).architecture)) == "12xoSoRo"
-
-
 def test_behind_live_norms_two_linears_are_one_and_stay() -> None:
     """Every FFN reads a LayerNorm, and the final one reads every stream: none is a change of the stream's basis."""
     assert placement(deployed(parse("SM+LN", GPT2).architecture)) == "12xLSLFo"
     assert deployed(parse("SM+LN", GPT2).architecture).final_norm == "layernorm"
-
-
-def test_what_stands_ahead_of_the_first_live_norm_vanishes_and_what_stands_behind_keeps_its_beta() -> None:
-    """The embedding takes up layer 0's change of basis. Layer 1's LayerNorm reads the stream ahead of layer 1's FFN,
-    and the final LayerNorm the stream behind both, so that neither basis is free there."""
-    assert deployed_placement("1xoSoFs-1xLSoFs-1xoSoFs", 3) == "1xoSooo-1xLSoFs-1xoSoFs"
-    assert regions_of("1xoSoFs-1xLSoFs-1xoSoFs", 3) == [(True, False), (False, False), (False, False)]
-
-
-def test_a_live_norm_ahead_of_an_ffn_in_its_own_layer_counts() -> None:
-    """norm2 is read by the FFN itself, which stays even as the last of the net."""
-    assert deployed_placement("1xoSLFs-o", 1) == "1xoSLFo-o"
-    assert deployed_placement("1xoSLFs", 1) == "1xoSLFs"
-
-
-def test_behind_the_last_live_norm_of_a_net_with_a_frozen_final_one_ffns_vanish() -> None:
-    """The vocabulary projection takes up the change of basis behind layer 0's norm1, and so layer 0's own FFN goes,
-    as layer 1's, and layer 2's beta."""
-    text = "1xLSoFs-1xoSoFs-1xoSoRs-m"
-    assert deployed_placement(text, 3) == "1xLSooo-1xoSooo-1xoSoRo-o"
-    assert regions_of(text, 3) == [(False, True), (False, True), (False, True)]
-
-
-def test_between_two_live_norms_nothing_is_free() -> None:
-    text = "1xLSoFs-1xoSoFs-1xMSoFs-o"
-    assert regions_of(text, 3) == [(False, False), (False, False), (False, True)]
-    assert deployed_placement(text, 3) == "1xLSoFs-1xoSoFs-1xMSooo-o"
 
 
 def test_simplified_blocks_absorb_no_ffn() -> None:
@@ -112,23 +115,16 @@ def test_simplified_blocks_absorb_no_ffn() -> None:
     found = deployed(parse("HH(SM+ScFFN)", GPT2).architecture)
     assert placement(found) == "1xLSoFo-11xoSoFo"
     assert found == deployed(parse("HH(SM+ScFuFFN)", GPT2).architecture)
-    assert deployed_placement("1xLSoFs-1xoSoFs-1xLSoFs-1xoSoFs", 4, "sas") == "1xLSoFo-1xoSoFo-1xLSoFs-1xoSoFs"
+    assert deployed_placement("1xLSoFs-1xoSoFs-1xLSoFs-1xoSoFs", "sas") == "1xLSoFo-1xoSoFo-1xLSoFs-1xoSoFs"
 
 
 def test_attention_alone_and_an_ffn_alone_behind_it_are_one_layer_where_they_follow_one_another() -> None:
     """`gpt2`: A = X + MHA(X), then Y = A + FFN(Norm(A)), in one layer or two. `pythia`: in one layer the FFN would read
     X, in two it reads A."""
-    assert deployed_placement("1xoSooo-1xooLGs", 2) == "1xoSLGs"
-    assert deployed_placement("1xoSooo-1xooLGs", 2, "pythia") == "1xoSooo-1xooLGs"
-    assert deployed_placement("1xooLGs-1xoSooo", 2) == "1xooLGs-1xoSooo"
-    assert deployed_placement("1xLSooo-1xooooo-1xooLGs-1xooLGs", 4) == "1xLSLGs-1xooLGs"
-
-
-def test_layers_that_compute_nothing_leave_one() -> None:
-    assert deployed_placement("3xooooo", 3) == "1xooooo"
-    assert deployed_placement("3xooooo-l", 3) == "1xooooo"
-    assert deployed_placement("3xooooo-L", 3) == "1xooooo-L"
-    assert deployed_placement("1xooooo-1xoSoGo-1xoolFs", 3) == "1xoSoGo"  # its FFN goes: nothing live reads it
+    assert deployed_placement("1xoSooo-1xooLGs") == "1xoSLGs"
+    assert deployed_placement("1xoSooo-1xooLGs", "pythia") == "1xoSooo-1xooLGs"
+    assert deployed_placement("1xooLGs-1xoSooo") == "1xooLGs-1xoSooo"
+    assert deployed_placement("1xLSooo-1xooooo-1xooLGs-1xooLGs") == "1xLSLGs-1xooLGs"
 
 
 def test_a_form_that_is_the_architectures_own_has_one_name() -> None:
@@ -147,7 +143,7 @@ def test_half_of_one_head_is_that_head() -> None:
 
 def test_a_folded_architecture_is_its_own_deployed_form() -> None:
     """Folding may leave what it cannot take up without loss, so what is folded is what is run."""
-    folded = replace(sized("oSoFs", 2), folded=True)
+    folded = replace(sized("2xoSoFs"), folded=True)
     assert deployed(folded) is folded
 
 
@@ -183,7 +179,3 @@ def test_ids_are_equal_iff_deployed_forms_are(block: BlockName, data: st.DataObj
     assert len({*found}) == len({arch_id(one) for one in found}) == len({(arch_id(one), one) for one in found})
     assert len({*found}) < len(found)  # a frozen final norm is none
     assert deployed_id(found[0]) == arch_id(found[0])
-
-
-def regions_of(text: str, num_layers: int) -> list[tuple[bool, bool]]:
-    return [(region.ahead, region.behind) for region in regions(sized(text, num_layers))]

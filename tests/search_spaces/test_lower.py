@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel import ops
-from costmodel.deployment.deploy import Deployment, Phase
+from costmodel.deployment.deploy import Deployment
 from costmodel.engine.compare import drawn_weights
 from costmodel.errors import UserError
 from costmodel.execution import interpreter
-from costmodel.ops import GeluForm, SoftmaxForm
 from search_spaces.architecture import Architecture
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.lower import lower
@@ -51,32 +50,6 @@ def test_shapes_of_every_op_in_order() -> None:
     assert named == list(expected.items())
 
 
-def test_fused_ffn_is_one_square_linear_with_a_scaled_residual() -> None:
-    ffn = [node.op for node in lower(parse("SM+ScFuFFN", TINY).architecture, 8) if ".ffn." in node.name][:2]
-    assert ffn == [
-        ops.Linear(rows=8, in_features=16, out_features=16, bias=True),
-        ops.ScaledAdd(rows=8, features=16),
-    ]
-
-
-def test_simplified_block_has_no_attention_skip_and_one_value_projection() -> None:
-    assert names("HH(SM+ScFFN)", 0)[:3] == ["layers.0.norm1", "layers.0.attention.qk", "layers.0.attention.v"]
-    later = names("HH(SM+ScFFN)", 1)
-    assert "layers.1.attention.v" not in later
-    assert not any("attention.residual" in name or "attention.out" in name for name in later)
-    assert "layers.1.attention.shaped" in later
-
-
-def test_pythia_runs_attention_and_ffn_in_parallel_on_rotary_positions() -> None:
-    graph = lower(parse("SM+LN+G", BASES["pythia-70m"]).architecture, 8)
-    inputs = {node.name: node.inputs for node in graph}
-    assert inputs["layers.1.norm1"] == inputs["layers.1.norm2"] == ("layers.0.ffn.residual",)
-    assert "position" not in inputs
-    assert next(node.op for node in graph if node.name == "layers.0.attention.rotary") == ops.Rotary(
-        rows=8, heads=8, rotary_dim=16
-    )
-
-
 def linear_weights(text: str, base: str) -> int:
     """Weights of all linears, without biases."""
     graph = lower(parse(text, BASES[base]).architecture, 8)
@@ -96,30 +69,6 @@ def test_layers_come_in_order_and_the_logits_last(seq_len: int, layers: int) -> 
     graph = lower(replace(TINY, layers=TINY.layers[:1] * layers), seq_len)
     assert list(dict.fromkeys(node.layer for node in graph)) == ["embed", *range(layers), "head"]
     assert graph.nodes[-1].op == ops.VocabProjection(rows=seq_len, features=16, vocab=512)
-
-
-def ops_of(letters: str, deployment: Deployment = PROMPT, base: str = "tiny") -> dict[str, ops.Op]:
-    """By name, the ops of layer 1 and of the head."""
-    graph = lower(parse(letters, BASES[base]).architecture, 8, deployment)
-    return {node.name.removeprefix("layers.1."): node.op for node in graph if node.layer in (1, "head")}
-
-
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_half_of_the_heads_halve_what_attention_is_wide(phase: Phase) -> None:
-    """One head of two, of 8 features: queries, keys and values of 8 each, and back to 16."""
-    found, rows = ops_of("LHLGo", Deployment(phase=phase)), 8 if phase == "prefill" else 1
-    heads: dict[str, Any] = {"heads": 1, "queries": rows, "keys": 8}
-    assert found["attention.qkv"] == ops.Linear(rows=rows, in_features=16, out_features=3 * 8, bias=True)
-    assert found["attention.scores"] == ops.AttentionScores(**heads, head_dim=8)
-    assert found["attention.softmax"] == ops.Softmax(**heads)
-    assert found["attention.mix"] == ops.AttentionMix(**heads, head_dim=8)
-    assert found["attention.out"] == ops.Linear(rows=rows, in_features=8, out_features=16, bias=True)
-    if phase == "decode":
-        assert found["attention.keys_values"] == ops.KeyValueCache(past_len=7, rows=1, features=2 * 8)
-
-
-def test_half_of_the_heads_rotate_half() -> None:
-    assert ops_of("LHLGo", base="pythia-70m")["attention.rotary"] == ops.Rotary(rows=8, heads=4, rotary_dim=16)
 
 
 @pytest.mark.parametrize(("heads", "d_model"), [(1, 12), (2, 2)])  # 3 of 12 features, 2 of 1
@@ -144,44 +93,6 @@ def test_without_attention_the_ffn_alone_writes_to_the_stream(base: str) -> None
     assert [node.layer for node in graph] == ["embed"] * (2 if base == "tiny" else 1) + ["head"]
 
 
-def test_a_layer_has_the_forms_of_its_own_choices() -> None:
-    heads: dict[str, Any] = {"heads": 2, "queries": 8, "keys": 8}
-    attentions: dict[str, SoftmaxForm] = {"Q": "2quad", "U": "relu", "S": "exact"}
-    activations: dict[str, GeluForm] = {"E": "exact", "P": "piecewise", "G": "tanh"}
-    for letter, form in attentions.items():
-        assert ops_of(f"o{letter}ooo")["attention.softmax"] == ops.Softmax(**heads, form=form)
-    for letter, gelu in activations.items():
-        assert ops_of(f"oSo{letter}o")["ffn.activation"] == ops.Gelu(rows=8, features=64, form=gelu)
-    assert ops_of("oSoXo")["ffn.activation"] == ops.Square(rows=8, features=64)
-
-
-@pytest.mark.parametrize(
-    ("letter", "norm"),
-    [
-        ("L", ops.LayerNorm(rows=8, features=16)),
-        ("M", ops.RmsNorm(rows=8, features=16)),
-        ("l", ops.FrozenNorm(rows=8, features=16, centred=True)),
-        ("m", ops.FrozenNorm(rows=8, features=16, centred=False)),
-    ],
-)
-def test_norms_before_attention_ffn_and_head(letter: str, norm: ops.Op) -> None:
-    found = ops_of(f"{letter}S{letter}Ro")
-    assert [found[name] for name in ("norm1", "norm2", "final_norm")] == [norm] * 3
-    found = ops_of(f"oSoRo-{letter}")
-    assert (found["final_norm"], "norm1" in found) == (norm, False)
-    assert "final_norm" not in ops_of(f"{letter}S{letter}Ro-o")
-
-
-def test_folding_takes_gains_from_the_norms_of_blocks_and_scales_from_scores() -> None:
-    """The final norm keeps its own: the vocabulary projection has no bias."""
-    folded = replace(parse("LSMRo", TINY).architecture, folded=True)
-    found = {node.name.removeprefix("layers.1."): node.op for node in lower(folded, 8)}
-    assert found["norm1"] == ops.LayerNorm(rows=8, features=16, affine=False)
-    assert found["norm2"] == ops.RmsNorm(rows=8, features=16, affine=False)
-    assert found["final_norm"] == ops.LayerNorm(rows=8, features=16)
-    assert found["attention.scores"] == ops.AttentionScores(heads=2, queries=8, keys=8, head_dim=8, scaled=False)
-
-
 def test_the_last_token_alone_goes_through_final_norm_and_projection() -> None:
     graph = lower(parse("SM+LN+G", TINY).architecture, 8, Deployment(projection="last"))
     assert [node.op for node in graph if node.layer == "head"] == [
@@ -190,47 +101,6 @@ def test_the_last_token_alone_goes_through_final_norm_and_projection() -> None:
         ops.VocabProjection(rows=1, features=16, vocab=512),
     ]
     assert graph.nodes[:-3] == lower(parse("SM+LN+G", TINY).architecture, 8).nodes[:-2]
-
-
-def test_a_deployment_says_how_tokens_are_encoded() -> None:
-    assert lower(TINY, 8, Deployment(embedding="lookup")).nodes[0].op == ops.TokenEmbedding(
-        tokens=8, vocab=512, features=16, encoding="lookup"
-    )
-
-
-def test_one_more_token_attends_to_kept_keys_and_values() -> None:
-    graph = lower(parse("SM(t)+G", TINY).architecture, 8, Deployment(phase="decode"))
-    found = {node.name.removeprefix("layers.1."): node for node in graph if node.layer != 0}
-    heads: Any = {"heads": 2, "queries": 1, "keys": 8}
-    assert found["position"].op == ops.PositionEmbedding(rows=1, features=16, past_len=7)
-    assert found["attention.qkv"].op == ops.Linear(rows=1, in_features=16, out_features=48, bias=True)
-    cache = found["attention.keys_values"]
-    assert cache.op == ops.KeyValueCache(past_len=7, rows=1, features=32)
-    assert cache.inputs == ("layers.1.attention.keys_values.past", "layers.1.attention.qkv")
-    assert found["attention.scores"].op == ops.AttentionScores(**heads, head_dim=8)
-    assert found["attention.scores"].inputs == ("layers.1.attention.qkv", cache.name)
-    assert found["attention.temperature"].op == ops.Temperature(**heads)
-    assert found["attention.softmax"].op == ops.Softmax(**heads)
-    assert found["attention.mix"].inputs[1] == cache.name
-    assert found["logits"].op == ops.VocabProjection(rows=1, features=16, vocab=512)
-    assert graph.inputs == tuple(
-        ops.Input(name=f"layers.{layer}.attention.keys_values.past", shape=(7, 32)) for layer in (0, 1)
-    )
-
-
-def test_a_simplified_block_keeps_its_values_apart_from_its_keys() -> None:
-    graph = lower(parse("HH(SM+G)", TINY).architecture, 8, Deployment(phase="decode"))
-    inputs = {node.name: node.inputs for node in graph}
-    assert inputs["layers.0.attention.values"] == ("layers.0.attention.values.past", "layers.0.attention.v")
-    assert inputs["layers.1.attention.values"] == ("layers.1.attention.values.past", "layers.0.ffn.residual")
-    assert inputs["layers.1.attention.keys"] == ("layers.1.attention.keys.past", "layers.1.attention.qk")
-
-
-def test_rotary_angles_go_on_from_the_kept_tokens() -> None:
-    graph = lower(parse("SM+G", BASES["pythia-70m"]).architecture, 8, Deployment(phase="decode"))
-    rotary = next(node for node in graph if isinstance(node.op, ops.Rotary))
-    assert rotary.op == ops.Rotary(rows=1, heads=8, rotary_dim=16, past_len=7)
-    assert "layers.0.attention.rotary" in next(node for node in graph if "keys_values" in node.name).inputs
 
 
 def test_the_first_token_is_decoded_as_a_prompt_of_one() -> None:
@@ -244,26 +114,6 @@ def test_sequence_length_must_fit_the_context(seq_len: int) -> None:
 
 
 LLAMA = base_architecture("smollm2-135m", Dimensions(layers=3, heads=4, kv_heads=2, head_size=6, d_model=16, vocab=20))
-
-
-def test_a_llama_has_three_linears_and_a_gated_ffn() -> None:
-    graph = lower(parse("1xMSMWo-1xMHMVo-1xoBmBo", LLAMA).architecture, 8)
-    found = {node.name.removeprefix("layers."): node.op for node in graph}
-    widths = [found[f"0.attention.{part}"].output_shape[1] for part in ("q", "k", "v", "packed", "repeat")]
-    assert widths == [4 * 6, 2 * 6, 2 * 6, 8 * 6, 12 * 6]
-    assert [name for name in found if name.startswith("0.ffn")] == [
-        f"0.ffn.{part}" for part in ("gate", "activation", "up", "product", "down", "residual")
-    ]
-    assert [found[f"1.attention.{part}"].output_shape[1] for part in "qk"] == [2 * 6, 6]  # one group of two heads
-    assert [type(found[f"{depth}.ffn.activation"]) for depth in (0, 1)] == [ops.Silu, ops.Relu]
-    assert "2.ffn.activation" not in found
-    assert found["2.attention.bound"] == ops.ScoreBound(heads=4, queries=8, keys=8)
-    assert found["0.norm1"] == ops.RmsNorm(rows=8, features=16, epsilon=1e-5)
-    biased = {name for name, op in found.items() if isinstance(op, ops.Linear) and op.bias}
-    assert biased == {"2.ffn.gate"}  # in the place of an activation's offset
-    with_biases = lower(replace(LLAMA, block="qwen2"), 8)
-    biased = {node.name for node in with_biases if isinstance(node.op, ops.Linear) and node.op.bias}
-    assert biased == {f"layers.{depth}.attention.{part}" for depth in range(3) for part in "qkv"}
 
 
 @pytest.mark.parametrize("base", [replace(TINY, num_heads=4, num_kv_heads=2, head_size=6), LLAMA])

@@ -14,26 +14,14 @@ from search_spaces.workload import Workload
 TINY = parse("SM(t)+LN+R", BASES["tiny"]).architecture  # context 128
 
 
-def test_one_new_token_takes_the_prompt_alone() -> None:
-    assert Workload(prompt_len=8).graphs(TINY) == [lower(TINY, 8)]
-    last = Deployment(projection="last", embedding="lookup")
-    assert Workload(prompt_len=8, deployment=last).graphs(TINY) == [lower(TINY, 8, last)]
-
-
 def test_every_other_token_is_decoded_against_those_before_it() -> None:
     """The prompt gives the first of three; the second is decoded as token 9, the third as token 10."""
     last = Deployment(projection="last", embedding="lookup")
     decode = Deployment(phase="decode", embedding="lookup")
-    assert Workload(prompt_len=8, new_tokens=3, deployment=last).graphs(TINY) == [
-        lower(TINY, 8, last),
-        lower(TINY, 9, decode),
-        lower(TINY, 10, decode),
-    ]
-
-
-def test_one_decoded_token_alone_is_a_workload() -> None:
-    decode = Deployment(phase="decode")
-    assert Workload(prompt_len=8, deployment=decode).graphs(TINY) == [lower(TINY, 8, decode)]
+    graphs = [lower(TINY, 8, last), lower(TINY, 9, decode), lower(TINY, 10, decode)]
+    assert Workload(prompt_len=8, new_tokens=3, deployment=last).graphs(TINY) == graphs
+    assert Workload(prompt_len=8, deployment=last).graphs(TINY) == graphs[:1]
+    assert Workload(prompt_len=9, deployment=decode).graphs(TINY) == graphs[1:2]  # one decoded token alone
 
 
 @pytest.mark.parametrize(("new_tokens", "message"), [(0, "must be at least 1, but got 0"), (2, "with phase decode")])

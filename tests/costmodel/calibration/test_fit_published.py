@@ -71,15 +71,11 @@ def test_simplified_rows_do_not_touch_what_own_method_rows_identify(rows, row_co
     assert alone == pytest.approx(together, rel=1e-4)
 
 
-def test_a_constant_says_which_rows_identify_it():
+def test_every_term_has_a_constant_that_says_which_rows_identify_it():
     testbed = load_testbed(published.TESTBED)
     assert "6 of them with this term (HH rows only)" in testbed.sent_bytes["shaped_scores"].source
     assert "least mean error with own-method ones within 0.3%" in testbed.sent_bytes["shaped_scores"].source
     assert "3 of them with this term: " in testbed.latency_s["gelu_elements"].source
-
-
-def test_a_testbed_with_a_term_missing_is_refused():
-    testbed = load_testbed(published.TESTBED)
     short = {term: constant for term, constant in testbed.latency_s.items() if term != "softmax_scores"}
     with pytest.raises(ValueError, match="`latency_s` of the testbed must have exactly the terms"):
         published.pricer(replace(testbed, latency_s=short), "0")

@@ -128,15 +128,6 @@ def test_every_command_takes_debug_and_no_configuration_holds_it(capsys, args):
     assert "--debug" in capsys.readouterr().out
 
 
-def test_a_report_that_cannot_be_written_is_shown(capsys, tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert code_of(raising(TypeError("x"))) == 1
-    text = capsys.readouterr().err
-    assert "Traceback (most recent call last)" in text
-    assert text.endswith("error: unexpected TypeError: x; this is a bug: the traceback could not be written\n")
-
-
 def test_a_value_of_thousands_of_characters_does_not_fill_the_line(capsys):
     assert code_of(greet, "Ada", "--num-times", "x" * 5000) == 2
     line = capsys.readouterr().err

@@ -5,20 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodel import ops
 from costmodel.deployment.deploy import Deployment
 from costmodel.engine.compare import compare, drawn_weights, predict
 from costmodel.execution import interpreter
-from costmodel.ops import OpGraph
-from costmodel.protocols import load_pricer
 from costmodel.protocols.primitives import EngineSetting
-from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 from tests.costmodel.kv_cache import kv_cache
+from tests.small_models import GPT2, PYTHIA
 
-GPT2 = base_architecture("tiny", Dimensions(vocab=40, context=16))
-PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40, context=16))
 MODELS = [(GPT2, "SM(t)+LN+G"), (GPT2, "1xLHLRo-1xooLGs"), (GPT2, "HH(SM(t)+G)"), (PYTHIA, "SM+LN+G")]
 WAYS = {
     "whole": Deployment(),
@@ -75,32 +70,8 @@ def test_weights_of_the_server_and_first_positions_are_priced_in_a_batch(protoco
             assert (comm.online_bytes, comm.messages) == (measured.sent_bytes, measured.messages), node.name
 
 
-def test_rows_and_heads_multiply_and_rounds_outside_of_products_do_not():
-    one, four = (lower(parse("SM+LN+R", GPT2).architecture, 8, Deployment(batch=batch)) for batch in (1, 4))
-    assert by_name(four)["layers.0.ffn.up"] == ops.Linear(rows=32, in_features=16, out_features=64, bias=True)
-    scores = by_name(four)["layers.0.attention.scores"]
-    assert scores == ops.AttentionScores(heads=8, queries=8, keys=8, head_dim=8, sequences=4)
-    pricer = load_pricer("semi2k")
-    for name, op in by_name(four).items():
-        before, after = pricer.price(by_name(one)[name]), pricer.price(op)
-        times = 4 if isinstance(op, ops.AttentionScores | ops.AttentionMix) else 1
-        if not isinstance(op, ops.AttentionScores):  # which has a truncation beside them
-            assert (after.rounds, after.messages) == (times * before.rounds, times * before.messages), name
-        if not isinstance(op, ops.TokenEmbedding | ops.Linear | ops.VocabProjection):  # which open weights but once
-            assert after.sent_bytes == 4 * before.sent_bytes, name
-
-
-def by_name(graph: OpGraph) -> dict[str, ops.Op]:
-    return {node.name: node.op for node in graph}
-
-
 def test_a_batch_of_one_changes_nothing_and_one_below_is_refused():
     architecture = parse("SM+LN+R", GPT2).architecture
     assert lower(architecture, 8, Deployment(batch=1)) == lower(architecture, 8)
     with pytest.raises(ValueError, match="`batch` must be at least 1, but got 0"):
         Deployment(batch=0)
-
-
-def test_published_has_data_of_one_sequence():
-    graph = lower(parse("SM+LN+R", base_architecture("gpt2-small")).architecture, 128, Deployment(batch=2))
-    assert load_pricer("published").extrapolated(graph) == ("batch 2 (data: 1)",)

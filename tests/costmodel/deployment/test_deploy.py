@@ -1,25 +1,20 @@
 """Ways to run a model that change its price: the logits that are asked for stay what they are."""
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from costmodel import ops
-from costmodel.cost import total_price
 from costmodel.deployment.deploy import Deployment, deploy
 from costmodel.engine.compare import drawn_weights
 from costmodel.execution import interpreter
 from costmodel.ops import Op, OpGraph
-from costmodel.protocols import load_pricer
 from search_spaces.architecture import Architecture
-from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
+from tests.small_models import GPT2, PYTHIA
 
-GPT2 = base_architecture("tiny", Dimensions(vocab=40, context=16))
-PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40, context=16))
 MODELS = [
     (GPT2, "SM(t)+LN+G"),
     (GPT2, "1xLHLRo-1xooLGs"),  # the last attention is in the first layer
@@ -69,14 +64,6 @@ def test_the_last_layer_is_run_for_the_last_row_but_for_keys_and_values():
     assert op_of(graph, "logits") == ops.VocabProjection(rows=1, features=16, vocab=GPT2.vocab_size)
 
 
-def test_layers_behind_the_last_attention_and_the_embedding_shrink_too():
-    graph = lower(parse("1xLSLRo-1xooLRo", GPT2).architecture, 8, NEEDED)
-    assert {node.op.rows for node in graph if node.layer == 1 and isinstance(node.op, ops.Linear)} == {1}
-    alone = lower(parse("2xooLRo", GPT2).architecture, 8, NEEDED)
-    assert op_of(alone, "embed") == ops.TokenEmbedding(tokens=8, vocab=GPT2.vocab_size, features=16)
-    assert op_of(alone, "layers.0.ffn.up") == ops.Linear(rows=1, in_features=16, out_features=64, bias=True)
-
-
 def test_blocks_see_the_keys_up_to_their_own_end():
     graph = lower(parse("SM+G", GPT2).architecture, 8, Deployment(query_block=3))
     blocks = [node.op for node in graph if isinstance(node.op, ops.Softmax) and node.layer == 0]
@@ -88,20 +75,6 @@ def test_a_block_as_long_as_the_prompt_and_a_prompt_of_one_token_change_nothing(
     plain = parse("SM+G", GPT2).architecture
     assert lower(plain, 8, Deployment(query_block=8)) == lower(plain, 8)
     assert lower(plain, 1, NEEDED) == lower(plain, 1)
-
-
-@pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
-def test_both_cost_less(protocol):
-    pricer = load_pricer(protocol, None, None, None)
-    architecture = parse("SM+LN+R", base_architecture("gpt2-small", Dimensions(layers=2))).architecture
-
-    def sent_bytes(deployment: Deployment) -> float:
-        counts = Counter(node.op for node in lower(architecture, 128, deployment))
-        return total_price(pricer.price(op) for op, count in counts.items() for _ in range(count)).sent_bytes
-
-    last = Deployment(projection="last")
-    assert sent_bytes(NEEDED) < sent_bytes(last) < sent_bytes(Deployment())
-    assert sent_bytes(replace(last, query_block=64)) < sent_bytes(last)
 
 
 @pytest.mark.parametrize(

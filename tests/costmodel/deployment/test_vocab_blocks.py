@@ -11,8 +11,6 @@ from costmodel.deployment.deploy import Deployment, deploy
 from costmodel.engine.compare import drawn_weights
 from costmodel.execution import interpreter
 from costmodel.ops import Node, OpGraph
-from costmodel.protocols import aby3, semi2k
-from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -27,9 +25,6 @@ WAYS = [Deployment(), Deployment(projection="last"), Deployment(phase="decode"),
 def test_logits_are_those_of_the_whole_projection(way, num_blocks):
     whole, blocks = (lower(MODEL, 7, replace(way, vocab_blocks=each)) for each in (1, num_blocks))
     weights = drawn_weights(whole, np.random.default_rng(0))
-    assert {name: value.shape for name, value in drawn_weights(blocks, np.random.default_rng(0)).items()} == {
-        name: value.shape for name, value in weights.items()
-    }
     tokens = np.arange(next(node.op for node in whole if isinstance(node.op, ops.TokenEmbedding)).tokens)
     caches = {each.name: np.random.default_rng(1).normal(size=each.shape) for each in whole.inputs}
     found, wanted = (interpreter.execute(graph, weights, tokens, caches) for graph in (blocks, whole))
@@ -48,22 +43,6 @@ def test_blocks_read_their_own_entries():
     assert joined.name == "logits"
     assert joined.inputs == ("logits@0", "logits@14", "logits@28")
     assert joined.op == ops.JoinColumns(rows=7, features=41, part=14)
-
-
-def test_halves_of_gpt2_are_opened_once_under_semi2k():
-    """768 x (128 + 50,257) words are cut to two tiles of rows times two of columns; each opens both factors.
-
-    Whole, rows are opened for 2 tiles of columns, and columns for 2 of rows; in halves, columns are opened once.
-    """
-    whole = ops.VocabProjection(rows=128, features=768, vocab=50_257)
-    halves = [replace(whole, vocab=size, first=first, whole=50_257) for first, size in ((0, 25_129), (25_129, 25_128))]
-    truncations = 128 * 50_257 * 2 * 4
-    assert semi2k.comm(whole, EngineSetting()).online_bytes - truncations == 2 * 8 * 768 * (2 * 128 + 2 * 50_257)
-    assert sum(semi2k.comm(half, EngineSetting()).online_bytes for half in halves) - truncations == (
-        2 * 8 * 768 * (2 * 128 + 50_257)
-    )
-    sent = [aby3.comm(each, EngineSetting()).online_bytes for each in (whole, *halves)]
-    assert sent[0] == sent[1] + sent[2]  # of which only results are sent
 
 
 def test_weights_of_another_vocabulary_are_refused():

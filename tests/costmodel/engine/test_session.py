@@ -331,8 +331,5 @@ def test_the_last_words_of_a_killed_engine_are_not_its_profile():
 def test_conditions_that_no_link_has_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         Condition(**settings)
-
-
-def test_links_that_only_carry_refuse_conditions():
     with links.tcp(2) as wiring, pytest.raises(UserError, match="this link neither delays nor limits messages"):
         wiring.set_condition(SLOW)

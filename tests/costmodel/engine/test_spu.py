@@ -12,7 +12,7 @@ from costmodel.engine.profile import entries
 from costmodel.execution import interpreter
 from costmodel.ops import GeluForm, Node, OpGraph
 from costmodel.protocols import load_pricer
-from costmodel.protocols.primitives import EngineSetting, total_comm
+from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -36,23 +36,12 @@ def test_kept_masks_of_weights_are_opened_once(phase) -> None:
     assert comparison.logits_max_abs_error < 0.01
 
 
-def test_what_kept_masks_save_is_the_weights() -> None:
-    graph = lower(parse("SM+LN+R", SMALL).architecture, 9, Deployment(phase="decode"))
-    fresh, kept = (total_comm(predict(graph, "semi2k", setting)) for setting in (EngineSetting(), KEPT))
-    num_weights = 12 * 16 * 16 + 2 * 50 * 16
-    assert fresh.online_bytes - kept.online_bytes == 2 * 8 * num_weights
-    assert (fresh.rounds, fresh.messages) == (kept.rounds, kept.messages)
-
-
 @pytest.mark.parametrize("protocol", ["aby3", "cheetah"])
-def test_only_semi2k_keeps_masks(protocol: str) -> None:
+def test_only_semi2k_keeps_masks_and_of_secret_weights(protocol: str) -> None:
     with pytest.raises(ValueError, match="`weight_masks` kept is of protocol semi2k, but got protocol"):
         predict(lower(parse("SM", SMALL).architecture, 4), protocol, KEPT)
     with pytest.raises(ValueError, match="`weight_masks` kept is of protocol semi2k"):
         load_pricer(protocol, None, None, KEPT)
-
-
-def test_weights_that_the_server_holds_have_no_masks() -> None:
     with pytest.raises(ValueError, match="`weight_masks` kept goes with weights that are secret"):
         EngineSetting(weights="server", weight_masks="kept")
 

@@ -29,10 +29,9 @@ from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
+from tests.small_models import GPT2, PYTHIA
 
 SETTING = EngineSetting()
-GPT2 = base_architecture("tiny", Dimensions(vocab=40, context=16))
-PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40, context=16))
 TOLERANCE = 0.15
 
 

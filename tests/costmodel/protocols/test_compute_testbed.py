@@ -49,19 +49,6 @@ def linear(rows: int, inner: int, columns: int) -> ops.Linear:
     return ops.Linear(rows=rows, in_features=inner, out_features=columns, bias=False)
 
 
-def test_block_products_of_cheetah_grow_with_the_inner_dimension() -> None:
-    """Blocks of 64 x 128 x 1: 512 / 128 x 64 columns, and 8192 / 128 x 64; their sums are the same 64."""
-    assert work(linear(64, 512, 64), "cheetah", SETTING)["products"] == 4 * 64
-    long = work(linear(64, 8192, 64), "cheetah", SETTING)
-    assert (long["products"], long["results"]) == (64 * 64, 64)
-
-
-def test_both_linears_of_an_ffn_multiply_as_many_blocks() -> None:
-    up, down = (work(linear(128, *sides), "cheetah", SETTING) for sides in ((768, 3072), (3072, 768)))
-    assert up["products"] == down["products"] == 12 * 3072  # blocks of 128 x 64 x 1
-    assert (up["results"], down["results"]) == (3072, 768)
-
-
 def test_a_product_that_is_not_cut_reads_its_operands_once() -> None:
     """2 x 5801 times 5801 x 5600 has 5801 x 5602 operands of 8 bytes, just below 256 MiB."""
     assert work(linear(2, 5801, 5600), "semi2k", SETTING) == {
@@ -78,12 +65,6 @@ def test_tiles_read_their_operands_anew() -> None:
     assert (tiled["calls"], tiled["products"]) == (2 * 2 * 2 + 1, 2 * 5801 * 5900)
     assert tiled["operands"] == 2 * 5801 * 5900 + 2 * 2 * 5801  # the right factor for each row, rows for both columns
     assert tiled["operands"] / work(linear(2, 5801, 5600), "semi2k", SETTING)["operands"] > 2
-
-
-def test_the_vocabulary_of_gpt2_is_read_twice_or_three_times() -> None:
-    """768 x 50,128 words of 8 bytes; outer tiles of 2^25 / 768 = 43,691 of 50,128, so 111 rows of 128; of 16: 55."""
-    op, table = ops.VocabProjection(rows=128, features=768, vocab=50_000), 768 * 50_000
-    assert [work(op, protocol, SETTING)["operands"] // table for protocol in ("semi2k", "aby3")] == [2, 3]
 
 
 def test_all_matrix_products_are_one_kind() -> None:
@@ -196,10 +177,3 @@ def test_the_exceptions_are_needed() -> None:
         for name, _, _ in falls(testbed, series.weights, op)
     }
     assert found == PACKED
-
-
-def test_a_fall_of_blocks_is_one_of_key_switches() -> None:
-    """Blocks of 8 x 1024 x 1 for 24 rows, so 1024 switches; of 32 x 256 x 1 for 32."""
-    fewer, more = (work(linear(rows, 3072, 192), "cheetah", SETTING) for rows in (24, 32))
-    assert (fewer["products"], more["products"]) == (3 * 3 * 192, 12 * 192)
-    assert (fewer["switches"], more["switches"]) == (1024, 256)

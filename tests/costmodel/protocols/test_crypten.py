@@ -26,13 +26,9 @@ from costmodel.engine.crypten_job import PartyJob
 from costmodel.engine.spu import EngineRun, ops_job
 from costmodel.errors import StoppedError, UnpricedOpError, UserError
 from costmodel.execution import interpreter
-from costmodel.network import load_network
 from costmodel.ops import Op, OpGraph
-from costmodel.protocols import load_pricer
-from costmodel.protocols.crypten_primitives import maximum
 from costmodel.protocols.crypten_programs import comm
 from costmodel.protocols.crypten_setting import CryptenSetting
-from costmodel.protocols.primitives import total_comm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -170,17 +166,6 @@ def test_an_op_by_hand(op: Op, sent_bytes: int, rounds: int) -> None:
     assert (cost.waited_bytes * 2, cost.messages, cost.setup_bytes) == (sent_bytes, rounds * 2, 0)
 
 
-def test_a_maximum_by_hand() -> None:
-    """Of 5: one level, as ln 5 is below 2, leaves 3, and each of those is compared with both others."""
-    level = 2 * (SIGN + 64)
-    pairs = 3 * 2 * SIGN + 3 * 32
-    draw = 16 * 16 + 32 + 3 * SIGN
-    found = 5 * 16 * (6 * 2 + 1) + 16 * 16 + 32 + 5 * SIGN
-    cost = maximum(rows=7, length=5, fraction_bits=16)
-    assert cost.online_bytes == 7 * (level + pairs + draw + 3 * 32 + found)
-    assert cost.rounds == (8 + 2) + (8 + 1) + (1 + 1 + 8) + 1 + 7 + (1 + 1 + 8)
-
-
 @pytest.mark.parametrize(
     ("op", "message"),
     [
@@ -205,18 +190,6 @@ def test_what_it_cannot_do_right_has_no_price(op: Op, message: str) -> None:
 def test_a_setting_that_it_does_not_have_is_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         CryptenSetting(**setting)
-
-
-def test_a_latency_is_the_networks_alone() -> None:
-    graph = GRAPHS[next(iter(GRAPHS))]
-    pricer, link = load_pricer("crypten", "wan"), load_network("wan")
-    prices = [pricer.price(node.op) for node in graph]
-    whole = total_comm(comm(node.op, SETTING) for node in graph)
-    wire_s = whole.waited_bytes * 8 / link.bandwidth_bits_per_s + whole.rounds * link.rtt_s / 2
-    assert {price.compute_s for price in prices} == {None}
-    assert sum(price.latency_s for price in prices) == pytest.approx(wire_s, abs=1e-5)
-    assert pricer.latency_s_range(graph) is None
-    assert (pricer.trust.num_parties, pricer.trust.dealer) == (2, True)
 
 
 def test_estimate_says_that_computing_is_left_out(run) -> None:

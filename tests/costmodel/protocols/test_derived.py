@@ -145,9 +145,7 @@ def test_seconds_beyond_all_numbers_are_refused(testbeds: dict[str, Path], tmp_p
         ("threads: 1", "threads: 4", "`threads` of testbed .* must be 1, but got 4; calibrate one for it"),
     ],
 )
-def test_testbeds_that_cannot_be_used_are_refused(
-    old: str, new: str, error: str, testbeds: dict[str, Path], tmp_path: Path
-) -> None:
+def test_testbeds_that_cannot_be_used_are_refused(old: str, new: str, error: str, testbeds, tmp_path) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text(testbeds["semi2k"].read_text().replace(old, new))
     with pytest.raises(ValueError, match=error):

@@ -35,12 +35,9 @@ def test_rows_without_a_cap_count_in_the_mean_alone():
     assert found == {"a": pytest.approx(5), "b": pytest.approx(3)}
 
 
-def test_given_coefficients_stay_as_they_are():
+def test_given_coefficients_stay_as_they_are_and_none_is_negative():
     targets = [5.0 * row["a"] + 2.0 * row["b"] for row in ROWS]
     assert fit(ROWS, targets, worst=0.0, fixed={"b": 2.0}) == {"b": 2.0, "a": pytest.approx(5.0)}
-
-
-def test_coefficients_are_never_negative():
     assert fit([{"a": 1, "b": 1}, {"a": 1, "b": 2}], [10.0, 1.0], worst=0.0, fixed={})["b"] == 0.0
 
 
@@ -50,9 +47,6 @@ def test_extremes_by_hand():
     # a + b in [9, 11] with b in [1, 2] leaves a in [7, 10].
     low, high = extremes({"a": 1, "b": 0}, [{"a": 1, "b": 1}], [10.0], 0.1, {"b": (1.0, 2.0)})
     assert (low, high) == pytest.approx((7.0, 10.0))
-
-
-def test_an_unlimited_term_has_no_greatest_value():
     assert extremes({"a": 1, "b": 1}, [{"a": 1, "b": 0}], [10.0], 0.1, {})[1] == math.inf
 
 

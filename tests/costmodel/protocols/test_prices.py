@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel import ops
-from costmodel.ops import OP_TYPES, Op, OpGraph, shape
+from costmodel.ops import OP_TYPES, Op, shape
 from costmodel.protocols import aby3, cheetah, semi2k
-from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
+from costmodel.protocols.primitives import Comm, EngineSetting
 
 Price = Callable[[Op, EngineSetting], Comm]
 PRICES: dict[str, Price] = {"semi2k": semi2k.comm, "aby3": aby3.comm, "cheetah": cheetah.comm}
@@ -88,22 +88,3 @@ def test_more_rows_take_no_more_rounds(
     op = replace(data.draw(drawn_ops(kinds=(kind,))), **changes)
     less, more = (PRICES[protocol](each, setting) for each in (op, plus_one(op, rows)))
     assert (less.rounds, less.messages) == (more.rounds, more.messages)
-
-
-@pytest.mark.parametrize("protocol", PRICES)
-@pytest.mark.parametrize("name", ["SM+LN+G", "SM(t)+ScFuFFN", "SM+R"])
-@settings(max_examples=8)
-@given(layers=st.integers(1, 5), setting=SETTINGS)
-def test_every_layer_adds_the_same(
-    protocol: str, name: str, layers: int, setting: EngineSetting, graph_of: Callable[..., OpGraph]
-) -> None:
-    def price(num_layers: int) -> Comm:
-        graph = graph_of(name, seq_len=9, base="tiny", layers=num_layers)
-        return total_comm(PRICES[protocol](node.op, setting) for node in graph)
-
-    none_more, one_more, two_more = (price(layers + more) for more in range(3))
-    for field in fields(Comm):
-        counts = [getattr(comm, field.name) for comm in (none_more, one_more, two_more)]
-        assert counts[1] - counts[0] == counts[2] - counts[1]
-        without = {"key_bytes"} if protocol == "cheetah" else {"setup_bytes", "key_bytes"}
-        assert (counts[1] > counts[0]) == (field.name not in without)

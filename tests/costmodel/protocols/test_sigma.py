@@ -1,7 +1,6 @@
 """Protocol `sigma`: bytes, keys and rounds with their arithmetic, and against every public row."""
 
 from dataclasses import replace
-from math import ceil
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from costmodel.ops import Op
 from costmodel.protocols import load_pricer, setting_of
 from costmodel.protocols.primitives import NOTHING, total_comm
 from costmodel.protocols.sigma import CACHED
-from costmodel.protocols.sigma_primitives import comparison_key, inverse_root, opened
+from costmodel.protocols.sigma_primitives import comparison_key, inverse_root
 from costmodel.protocols.sigma_programs import comm
 from costmodel.protocols.sigma_setting import SigmaSetting
 from search_spaces.bases import Dimensions, base_architecture
@@ -86,19 +85,6 @@ def test_an_element_sends_so_many_bits_each_way(op: Op, bits: int, rounds: int) 
     assert (cost.rounds, cost.messages, cost.setup_bytes) == (rounds, 2 * rounds, 0)
 
 
-def test_a_linear_by_hand() -> None:
-    """128 x 8 times 8 x 64: the result is opened, then cut in two steps; factors and results are in the key."""
-    outputs = 128 * 64
-    linear = comm(ops.Linear(rows=128, in_features=8, out_features=64, bias=True), SETTING)
-    assert linear.online_bytes == 2 * outputs * (50 + 1 + 38 + 1 + 50) // 8 == 35 * outputs
-    # comparisons of 12 and of 38 bits, trees of 5 and 31 levels; 24 and 12 bytes of headers for each
-    cut = 24 + outputs * 16 * (5 + 2) + outputs // 8 * 5
-    back = 24 + outputs * 16 * (31 + 2) + outputs // 8 * 31
-    corrections = 2 * (outputs // 8 + 2 * 8 * outputs)
-    masks = 8 * (128 * 8 + 8 * 64 + outputs)
-    assert linear.key_bytes == masks + 16 + cut + back + corrections
-
-
 def test_keys_of_a_gelu_as_a_public_benchmark_prints_them() -> None:
     """ponyyuhan/SUF_new 36d6e59, evaluation_latest.md, section 4, in a ring of 48 bits."""
     ring = SigmaSetting(ring_bits=48)
@@ -106,65 +92,6 @@ def test_keys_of_a_gelu_as_a_public_benchmark_prints_them() -> None:
     assert comm(ops.Gelu(rows=128, features=4096, form="tanh"), ring).key_bytes == 301_662_288
     silu = comm(ops.Silu(rows=128, features=11008), ring)
     assert (silu.key_bytes, silu.online_bytes + 4) == (867_078_224, 49_668_100)
-
-
-def test_a_norm_is_its_elements_and_its_rows() -> None:
-    rows, features = 64, 96
-    layer = comm(ops.LayerNorm(rows=rows, features=features), SETTING)
-    elements = 4 * N + 2
-    row = 3 * N - F + 2
-    assert layer.online_bytes == (elements * rows * features + row * rows) // 4 + 84 * rows + 2 * rows // 8 + 6
-    rms = comm(ops.RmsNorm(rows=rows, features=features), SETTING)
-    assert rms.online_bytes == (elements * rows * features + N * rows) // 4 + 84 * rows + 2 * rows // 8 + 6
-    assert (layer.rounds, rms.rounds) == (11 + 8, 7 + 8)
-    folded = comm(ops.LayerNorm(rows=rows, features=features, affine=False), SETTING)
-    assert layer.online_bytes - folded.online_bytes == (2 * N + 1) * rows * features // 4
-    assert layer.rounds - folded.rounds == 3
-    # a width that is a power of two is divided by in a shift of 7 bits, not by a factor of 12
-    wide, usual = (comm(ops.FrozenNorm(rows=64, features=width, centred=True), SETTING) for width in (128, 96))
-    assert 4 * (wide.online_bytes * 96 - usual.online_bytes * 128) == 64 * (
-        96 * (2 * N - 7) - 128 * (2 * N - F) - 32 * 2
-    )
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_softmax_is_its_comparisons_scores_and_rows(causal: bool) -> None:
-    heads, keys = 2, 128
-    scores = heads * keys * (keys + 1) // 2 if causal else heads * keys**2
-    tree = range(1, 8)
-    compared = heads * sum(keys**2 // 2 ** (at + 1) + keys // 2 for at in tree) if causal else heads * keys * (keys - 1)
-    bits = compared * (N - F + 3) + scores * (8 * N + 30) + heads * keys * (2 * N + F + 7 - 4)
-    cost = comm(ops.Softmax(**SQUARE, causal=causal), SETTING)
-    assert cost.online_bytes == 2 * bits // 8
-    assert cost.rounds == 2 * 7 + 16 + 5
-    bounded = comm(ops.Softmax(**SQUARE, causal=causal, form="bounded"), SETTING)
-    assert cost.online_bytes - bounded.online_bytes == 2 * compared * (N - F + 3) // 8
-    assert bounded.rounds == 16 + 5
-
-
-def test_scores_by_a_power_of_two_are_cut_once_and_leave_out_what_is_hidden() -> None:
-    scores = 2 * 128 * 129 // 2
-    even = comm(ops.AttentionScores(**SQUARE, head_dim=64), SETTING)
-    odd = comm(ops.AttentionScores(**SQUARE, head_dim=32), SETTING)
-    assert even.online_bytes == scores * (3 * N - F - 3 + 2) // 4
-    assert odd.online_bytes == scores * (3 * N - F + 2 + 2 * N - F + 2) // 4
-    assert (even.rounds, odd.rounds) == (5, 9)
-    full = comm(ops.AttentionScores(**SQUARE, head_dim=64, causal=False), SETTING)
-    assert full.online_bytes * 129 == even.online_bytes * 2 * 128
-    one = comm(ops.AttentionScores(heads=2, queries=1, keys=128, head_dim=64), SETTING)
-    assert one.online_bytes == 2 * 128 * (3 * N - F - 3 + 2) // 4
-
-
-def test_rotary_turns_queries_and_keys_apart() -> None:
-    cost = comm(ops.Rotary(rows=64, heads=4, key_heads=2, rotary_dim=16), SETTING)
-    assert cost.online_bytes == 64 * (4 + 2) * 16 * (N + 1) // 4
-    assert cost.rounds == 4
-
-
-@pytest.mark.parametrize(("elements", "bits"), [(1, 1), (33, 1), (3, 50), (8, 50), (5, 64), (7, 8)])
-def test_what_is_opened_is_packed_into_words(elements: int, bits: int) -> None:
-    expected = {1: 4 * ceil(elements / 32), 64: 8 * elements}.get(bits, 8 * ceil(elements * bits / 64))
-    assert opened(elements, bits).waited_bytes == expected
 
 
 def test_small_functions_are_tables_and_large_keys_are_made_in_batches() -> None:

@@ -193,13 +193,6 @@ def test_a_pooler_reads_the_first_token_of_attention_without_a_mask():
     assert {op.causal for op in of_type(trace(openai_gpt(), SEQ_LEN), ops.Softmax)} == {True}
 
 
-def test_norms_spelled_out_are_those_of_torch():
-    size: Any = {"rows": SEQ_LEN, "features": WIDTH}
-    assert of_type(trace(cohere(), SEQ_LEN), ops.LayerNorm) == [ops.LayerNorm(**size, bias=False)] * 3
-    squares = of_type(trace(nemotron(), SEQ_LEN), ops.Relu, ops.Square)
-    assert squares == [kind(rows=SEQ_LEN, features=48) for kind in (ops.Relu, ops.Square)] * 2
-
-
 def test_a_quick_gelu_is_a_factor_a_logistic_function_and_a_product():
     quick, tanh = (trace(gpt2(activation_function=name), SEQ_LEN) for name in ("quick_gelu", "gelu_new"))
     size: Any = {"rows": SEQ_LEN, "features": 4 * WIDTH}

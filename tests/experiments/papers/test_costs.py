@@ -4,7 +4,7 @@ import pytest
 
 from costmodel.protocols.published_rows import PublishedRow, held_out_rows, published_rows
 from experiments.__main__ import definitions, kind_of, settings_of
-from experiments.papers.costs import cost_table, costs_of, error_percent, flops_table, operation_table, savings_table
+from experiments.papers.costs import cost_table, costs_of, flops_table, operation_table, savings_table
 from experiments.papers.results import Experiment
 from experiments.papers.settings import Settings
 
@@ -85,11 +85,6 @@ def test_a_row_without_printed_costs_has_ours_alone():
     assert cells["communication, ours"] == costs["SM+LN+G"].sent_bytes / costs["SM+R"].sent_bytes > 1
 
 
-def test_errors_are_of_what_is_printed():
-    assert error_percent(4.0, 5.0) == 25
-    assert error_percent(5.0, 4.0) == pytest.approx(-20)
-
-
 def test_shares_of_flops_by_length():
     cells = {(row[0], row[1]): row[2:] for row in flops_table(priced("flops-share")).rows}
     # FFN 16 d, linears of attention 8 d, products 3 T, of a layer, each x T x d; d = 768
@@ -98,10 +93,3 @@ def test_shares_of_flops_by_length():
     assert cells["SM+LN+G", 8192][2:] == pytest.approx(expected)
     assert cells["SM+ScFuFFN", 128][0] == pytest.approx(2 * 128 * 768**2 * 12 / 1e9)
     assert cells["SM+ScFuFFN_i6", 128][0] == cells["SM+ScFuFFN", 128][0] / 2  # half of the layers have an FFN
-
-
-def test_nothing_of_pythia_is_printed_but_perplexities():
-    settings: Settings = SETTINGS["pythia-70m"]
-    assert not settings.printed
-    assert settings.printed_perplexities["SM+R"] == 3.736
-    assert any("extrapolated" in note for note in cost_table(priced("pythia-70m")).notes)

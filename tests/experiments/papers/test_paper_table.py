@@ -1,7 +1,7 @@
 import csv
 import math
 
-from experiments.papers.paper_table import Column, PaperTable, csv_text, latex, markdown, write_table
+from experiments.papers.paper_table import Column, PaperTable, csv_text, latex, markdown
 
 TABLE = PaperTable(
     "costs",
@@ -38,8 +38,3 @@ def test_latex_escapes_what_it_would_read_as_commands():
     assert r"\caption{costs of a\_b. Printed: table 3.}" in text
     assert r"GB, 100 \%" in text
     assert text.count("{") == text.count("}")
-
-
-def test_three_files_are_written(tmp_path):
-    assert [path.name for path in write_table(tmp_path, TABLE)] == ["costs.md", "costs.csv", "costs.tex"]
-    assert (tmp_path / "costs.md").read_text() == markdown(TABLE)

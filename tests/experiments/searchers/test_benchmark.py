@@ -10,7 +10,7 @@ from costmodel.cost import Budget
 from costmodel.errors import UserError
 from experiments.__main__ import settings_of
 from experiments.searchers import benchmark, table
-from experiments.searchers.benchmark import pool_of, regrets, tables, verdicts
+from experiments.searchers.benchmark import pool_of, tables, verdicts
 from experiments.searchers.replay import Entry, Training, replay, replay_halving
 from experiments.searchers.table import TablePart
 from experiments.trainings import DATA, Rung, read_outcomes
@@ -66,13 +66,6 @@ def test_a_search_that_trains_all_of_the_table_has_no_regret(problem, entries, s
     assert replay(searcher, problem, entries, num_trials=1000, seed=0) == curve
 
 
-def test_luck_counts_for_nobody(problem, entries):
-    """What is seen is too good or too bad; what is scored is the mean of the seeds."""
-    curve = replay("stratified", problem, entries, num_trials=8, seed=3)
-    best = min(entry.point[1] for entry in entries.values())
-    assert min(loss for loss in curve.best if loss is not None) >= best
-
-
 def test_one_that_diverged_is_not_scored(problem, entries):
     gone = {
         member: entry._replace(trainings=(_training(None), _training(1.0), _training(1.0)))
@@ -89,13 +82,6 @@ def test_looks_cost_their_share_and_the_rest_when_they_go_on(problem, entries):
     assert (spent.count(25), spent.count(75)) == (12, 4)
     assert len(spent) == 16
     assert curve.shares[-1] > 0.9
-
-
-def test_a_mark_before_the_first_training_has_all_regret(problem, entries):
-    curve = replay("stratified", problem, entries, num_trials=8, seed=3)
-    before, after = regrets([curve], [99, 100])
-    assert before[1] == 100
-    assert after[1] == pytest.approx(100 * (1 - curve.shares[0]))
 
 
 def test_the_tables_have_every_searcher(problem, entries):

@@ -84,9 +84,7 @@ def test_one_token_attends_to_itself(device: str) -> None:
 
 @on_every_device
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 5e-3), (torch.bfloat16, 5e-2)])
-def test_half_precision_is_as_good_as_its_type(
-    dtype: torch.dtype, bound: float, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_precision_is_as_good_as_its_type(dtype: torch.dtype, bound: float, device, monkeypatch) -> None:
     if INTERPRETED:
         widen_products(monkeypatch)
     parts = heads(70, 16, dtype, device, temperature=0.1)
@@ -97,9 +95,7 @@ def test_half_precision_is_as_good_as_its_type(
 @on_every_device
 @pytest.mark.parametrize("temperature", [1.0, 0.1, 0.01])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_entropy_is_exact_at_low_temperatures(
-    temperature: float, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entropy_is_exact_at_low_temperatures(temperature: float, dtype: torch.dtype, device, monkeypatch) -> None:
     if INTERPRETED:
         widen_products(monkeypatch)
     parts = heads(66, 8, dtype, device, temperature=temperature)

@@ -118,9 +118,7 @@ def test_weights_fold_as_the_rule_says_and_the_function_stays(architecture: Arch
 @given(architectures())
 @example(member("3xoSoFs"))
 @example(member("3xlSlFo"))
-def test_behind_a_first_live_norm_tables_and_first_layer_fold_alike_whatever_follows(
-    architecture: Architecture,
-) -> None:
+def test_behind_a_first_live_norm_tables_and_first_layer_fold_alike_whatever_follows(architecture) -> None:
     """So a deployment may leave them to those who have the parent's."""
     norm: Norm = "layernorm" if architecture.block_facts.has_centred_norms else "rmsnorm"
     first, found = Layer(norm1=norm, attention="softmax", norm2=norm, ffn="identity"), []

@@ -24,9 +24,8 @@ from nas.model.weights import deployed_weights  # noqa: E402
 from search_spaces.architecture import Architecture, canonical  # noqa: E402
 from search_spaces.bases import Dimensions, base_architecture  # noqa: E402
 from search_spaces.notation import parse  # noqa: E402
+from tests.small_models import GPT2, PYTHIA  # noqa: E402
 
-GPT2 = base_architecture("tiny", Dimensions(vocab=40, context=16))
-PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40, context=16))
 LLAMA = base_architecture(
     "smollm2-135m", Dimensions(layers=2, heads=4, kv_heads=2, head_size=6, d_model=16, d_ff=20, vocab=40, context=16)
 )
@@ -255,9 +254,7 @@ def saved(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_models_that_are_not_ours_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, value: object, message: str
-) -> None:
+def test_models_that_are_not_ours_are_refused(tmp_path, monkeypatch, setting: str, value: object, message: str) -> None:
     monkeypatch.setattr(checkpoint_memory, "free_bytes", lambda: 50 * 10**9)
     folder = saved(tmp_path)
     config = json.loads((folder / "config.json").read_text())

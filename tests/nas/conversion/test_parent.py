@@ -111,16 +111,15 @@ def test_a_folder_that_lost_a_file_or_was_edited_is_refused(builtin: Parent, tmp
         load_parent(str(tmp_path))
 
 
-def test_damaged_checksums_are_refused(builtin: Parent, tmp_path: Path) -> None:
-    keep_parent(builtin, tmp_path)
-    (tmp_path / "checksums.json").write_text("[1")
-    with pytest.raises(UserError, match="must hold the SHA-256 of the files beside it"):
-        load_parent(str(tmp_path))
-
-
-def test_a_parent_must_come_with_its_tokenizer(builtin: Parent, tmp_path: Path) -> None:
+def test_what_is_no_parent_is_refused(builtin: Parent, tmp_path: Path) -> None:
+    folded = builtin.model._replace(architecture=replace(builtin.model.architecture, folded=True))
+    with pytest.raises(UserError, match="must be a model as it was trained, but is a folded one"):
+        _ = Parent("p", folded, builtin.digest).route
     keep_parent(Parent("p", builtin.model._replace(tokenizer=None), builtin.digest), tmp_path)
     with pytest.raises(UserError, match=r"must come with its tokenizer; put its tokenizer\.json beside the weights"):
+        load_parent(str(tmp_path))
+    (tmp_path / "checksums.json").write_text("[1")
+    with pytest.raises(UserError, match="must hold the SHA-256 of the files beside it"):
         load_parent(str(tmp_path))
 
 
@@ -138,9 +137,3 @@ def test_a_parent_of_other_dimensions_is_refused(builtin: Parent, change: dict[s
     target = replace(builtin.model.architecture, **change)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=named):
         require_fit(builtin, target)
-
-
-def test_a_folded_model_is_no_parent(builtin: Parent) -> None:
-    folded = builtin.model._replace(architecture=replace(builtin.model.architecture, folded=True))
-    with pytest.raises(UserError, match="must be a model as it was trained, but is a folded one"):
-        _ = Parent("p", folded, builtin.digest).route

@@ -44,9 +44,7 @@ def gpt2(tmp_path: Path, source_files: str) -> Path:
     return tmp_path / "gpt2"
 
 
-def test_a_tokenizer_ends_documents_as_before_wherever_it_is_kept(
-    gpt2: Path, tmp_path: Path, source_files: str
-) -> None:
+def test_a_tokenizer_ends_documents_as_before_wherever_it_is_kept(gpt2, tmp_path, source_files) -> None:
     """Llama's and Mistral's end them by </s>, and have no <|endoftext|>."""
     from nas.conversion.huggingface import save_model
 
@@ -120,9 +118,7 @@ def test_an_export_for_transformers_is_checked_and_read(gpt2: Path) -> None:
         "--recipe.scale.batch 4 --recipe.scale.micro-batch 4",
     ],
 )
-def test_a_gpt2_is_fine_tuned_with_fewer_nonlinearities(
-    args: str, gpt2: Path, tmp_path: Path, source_files: str
-) -> None:
+def test_a_gpt2_is_fine_tuned_with_fewer_nonlinearities(args: str, gpt2, tmp_path, source_files) -> None:
     """Its tokenizer goes with it; FFNs start as products of its linears, or it is the parent at its own size."""
     out = tmp_path / "out"
     flags = args.format(gpt2=gpt2).split()
@@ -133,9 +129,7 @@ def test_a_gpt2_is_fine_tuned_with_fewer_nonlinearities(
     assert made.recipe.route is None or made.recipe.route.placement == "2xLSLGo"
 
 
-def test_weights_without_their_tokenizer_are_refused_and_with_it_are_trained(
-    tmp_path: Path, source_files: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_without_their_tokenizer_are_refused_and_with_it_are_trained(tmp_path, source_files, capsys) -> None:
     """A tokenizer trained on the corpus would have as many tokens as the weights know, and other ones."""
     folder = write_export(tmp_path / "export")
     args = ["SM", "--init-from", str(folder), "--scale", "smoke", "--tokens", "512", "--data", source_files]

@@ -11,14 +11,12 @@ from nas.conversion.transfer import transferred
 from nas.model.decoder import Decoder, build
 from nas.model.norms import frozen_norms
 from nas.model.weights import deployed_weights, load_deployed
-from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.notation import parse
-
-TINY = base_architecture("tiny", Dimensions(vocab=40, context=16))
+from tests.small_models import GPT2, LLAMA
 
 
 def made(name: str) -> Decoder:
-    model = build(parse(name, TINY).architecture, torch.Generator().manual_seed(0))
+    model = build(parse(name, GPT2).architecture, torch.Generator().manual_seed(0))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(
@@ -28,7 +26,7 @@ def made(name: str) -> Decoder:
 
 
 def started(name: str, source: Decoder, context: int = 16) -> Decoder:
-    model = build(replace(parse(name, TINY).architecture, context=context), torch.Generator().manual_seed(9))
+    model = build(replace(parse(name, GPT2).architecture, context=context), torch.Generator().manual_seed(9))
     load_deployed(model, transferred(source.architecture, deployed_weights(source), model.architecture))
     return model
 
@@ -46,9 +44,7 @@ def assert_same(model: Decoder, other: Decoder, tokens: Tensor) -> None:
         ("SM+LN+G", "SM+LN+G", 9),  # a shorter context keeps its positions
     ],
 )
-def test_the_same_function_starts_as_it_ended(
-    source: str, target: str, context: int, some_tokens: Callable[..., Tensor]
-) -> None:
+def test_the_same_function_starts_as_it_ended(source: str, target: str, context: int, some_tokens) -> None:
     model = made(source)
     assert_same(started(target, model, context), model, some_tokens(length=9))
 
@@ -64,9 +60,7 @@ def test_linears_are_kept_whatever_is_between_them_and_what_is_missing_is_droppe
 
 
 @pytest.mark.parametrize(("source", "target"), [("SM+LN+G", "SM+fLN+G"), ("SM+RMS+R", "SM+fRMS+R")])
-def test_a_norm_to_be_frozen_starts_live_with_its_gain_and_bias(
-    source: str, target: str, some_tokens: Callable[..., Tensor]
-) -> None:
+def test_a_norm_to_be_frozen_starts_live_with_its_gain_and_bias(source: str, target: str, some_tokens) -> None:
     model = made(source)
     start = started(target, model)
     assert not any(norm.is_frozen for norm in frozen_norms(start).values())
@@ -104,11 +98,6 @@ def test_half_of_the_heads_are_those_that_write_most(strongest: int) -> None:
         assert torch.equal(after[f"layers.0.attention.qkv.{name}"], kept)
     assert torch.equal(after["layers.0.attention.out.weight"], before["layers.0.attention.out.weight"][:, head])
     assert torch.equal(after["layers.0.attention.out.bias"], before["layers.0.attention.out.bias"])
-
-
-LLAMA = base_architecture(
-    "smollm2-135m", Dimensions(layers=2, heads=4, kv_heads=2, d_model=32, d_ff=48, vocab=40, context=16)
-)
 
 
 @pytest.mark.parametrize("strongest", [0, 1])
@@ -159,7 +148,7 @@ def test_an_attention_that_is_missing_is_dropped() -> None:
 )
 def test_weights_of_other_dimensions_are_refused(source: str, target: str, changes: dict, message: str) -> None:
     model = made(source)
-    architecture = replace(parse(target, TINY).architecture, **changes)
+    architecture = replace(parse(target, GPT2).architecture, **changes)
     with pytest.raises(ValueError, match=message):
         transferred(model.architecture, deployed_weights(model), architecture)
 

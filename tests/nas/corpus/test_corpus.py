@@ -131,12 +131,9 @@ def test_bad_data_is_one_clear_line(tmp_path: Path, name: str, text: str | None,
     assert "\n" not in str(error.value)
 
 
-def test_a_vocabulary_without_room_for_every_byte_is_refused(files: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="`vocab_size` must be at least 257"):
+def test_too_small_a_vocabulary_or_split_is_refused(files: Path, corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`vocab_size` must be at least 257"):  # room for every byte
         prepare(str(files), 256, tmp_path)
-
-
-def test_a_split_shorter_than_a_sequence_is_refused(corpus: Corpus) -> None:
     with pytest.raises(ValueError, match="must hold more than 1000000 tokens"):
         require_chunks(corpus, 1_000_000)
 

@@ -152,9 +152,7 @@ def test_a_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         open_source(str(tmp_path / "book.txt"))
 
 
-def test_a_stream_opened_at_a_position_goes_on_as_if_read_through(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_stream_opened_at_a_position_goes_on_as_if_read_through(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("nas.corpus.documents.BATCH_DOCUMENTS", 7)  # batches end within files and between them
     folder = write_files(tmp_path / "files")
     (folder / "rows.jsonl").write_text("\n".join(json.dumps({"text": f"row {index}"}) for index in range(40)))

@@ -26,9 +26,7 @@ def test_a_window_is_five_lines_whatever_the_layout():
     assert (window_hashes("\n".join(LINES[3:])) == plain[3:]).all()
     moved = window_hashes("\n".join([LINES[1], LINES[0], *LINES[2:5]]))
     assert moved[0] != plain[0]  # order counts
-
-
-def test_a_short_document_is_one_window_and_one_without_words_is_none():
+    # a short document is one window, and one without words none
     assert len(window_hashes("one\ntwo")) == 1
     assert window_hashes("one\ntwo")[0] not in window_hashes("one\ntwo\nthree\nfour\nfive")
     assert len(window_hashes("---\n\n")) == 0

@@ -70,20 +70,6 @@ def test_all_next_tokens_share_probability_one() -> None:
             assert probabilities[:, -1].sum() == pytest.approx(1)
 
 
-def test_the_arithmetic_of_a_small_text() -> None:
-    """Two rows, `0 1 0 1` and `1 0 1 2`, of a vocabulary of 4; asked for 2 after 1."""
-    found = kneser_ney(np.array([[0, 1, 0, 1], [1, 0, 1, 2]]), np.array([[0, 0, 1, 2]]), 4)
-    unigram, bigram, trigram, *_ = (probabilities[0, -1] for probabilities in found)
-    # targets 1 0 1, 0 1 2: c(2) = 1 of 6, three kinds
-    assert unigram == pytest.approx((0.25 + 0.75 * 3 / 4) / 6)
-    # distinct bigrams 01 10 12: one token before 0, 1 and 2 each; after 1: 0 twice, 2 once
-    continued = (0.25 + 0.75 * 3 / 4) / 3
-    assert bigram == pytest.approx((0.25 + 0.75 * 2 * continued) / 3)
-    # after 01: 0 once, 2 once; distinct trigrams 010 101 012: after 1, one token before 0 and one before 2
-    below = (0.25 + 0.75 * 2 * continued) / 2
-    assert trigram == pytest.approx((0.25 + 0.75 * 2 * below) / 2)
-
-
 def test_perplexities_by_order_and_name() -> None:
     ngrams = NgramBaseline(tokens=1_000, losses=tuple(math.log(one) for one in (200.0, 40.0, 18.0, 15.0, 14.0)))
     assert ngrams.perplexity(3) == pytest.approx(18)

@@ -88,7 +88,7 @@ def test_only_what_a_run_needs_is_prepared_and_more_later(small: None, rows: Pat
     assert second.tokens("train")[:5_000].tolist() == before[0]
     whole = prepare(str(rows), 300, tmp_path / "cache", tokens=10**9)
     assert 10_000 < whole.num_train_tokens < 10**6
-    assert len({one.fingerprint for one in (first, second, whole)}) == 3
+    assert len({corpus.fingerprint for corpus in (first, second, whole)}) == 3
     assert prepare(str(rows), 300, tmp_path / "cache", tokens=3_000) == first
     assert contents(first) == before
 
@@ -99,14 +99,12 @@ def test_a_level_is_the_same_however_far_the_preparation_went(small: None, rows:
     assert contents(prepare(str(rows), 300, tmp_path / "far", tokens=1)) == contents(direct)
 
 
-def test_every_level_is_found_with_its_tokenizer(
-    small: None, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_level_is_found_with_its_tokenizer(small, rows, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = [prepare(str(rows), 300, tokens=tokens) for tokens in (5_000, 10_000, 10**9)]
-    assert {tokenizer_folder(one.fingerprint) for one in made} == {Path(made[0].folder)}
+    assert {tokenizer_folder(corpus.fingerprint) for corpus in made} == {Path(made[0].folder)}
     assert (tokenizer_folder(made[0].fingerprint) / "tokenizer.json").is_file()
-    assert [known_corpus(one.fingerprint) for one in made] == made
+    assert [known_corpus(corpus.fingerprint) for corpus in made] == made
     assert not tokenizer_folder("0" * 16).exists()
     assert known_corpus("0" * 16) is known_corpus(None) is None
 
@@ -116,9 +114,7 @@ def test_levels_double(tokens: int, levels: int) -> None:
     assert level_of(tokens) == levels << 23
 
 
-def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
-    monkeypatch: pytest.MonkeyPatch, rows: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_is_one_line_and_the_next_run_goes_on(monkeypatch, rows, tmp_path) -> None:
     monkeypatch.setattr("nas.corpus.documents.BATCH_DOCUMENTS", 10)
     monkeypatch.setattr("nas.corpus.token_files.COMMIT_TOKENS", COMMIT)
     calls = []
@@ -138,9 +134,7 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
     assert contents(prepare(str(rows), 300, tmp_path / "cache")) == contents(prepare(str(rows), 300, tmp_path / "new"))
 
 
-def test_it_says_how_far_it_is_and_when_it_will_be_done(
-    monkeypatch: pytest.MonkeyPatch, small: None, rows: Path, tmp_path: Path
-) -> None:
+def test_it_says_how_far_it_is_and_when_it_will_be_done(monkeypatch, small, rows, tmp_path) -> None:
     monkeypatch.setattr("nas.corpus.token_files.LOG_EVERY_S", 0.0)
     lines: list[str] = []
     prepare(str(rows), 300, tmp_path / "cache", tokens=10_000, log=lines.append)

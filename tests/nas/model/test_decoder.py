@@ -1,6 +1,5 @@
 """How a model starts, and what it is made of; `test_op_graph` compares it with its op graph."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,11 +12,9 @@ from nas.attention.causal import attention_reference
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights
 from search_spaces.architecture import Architecture, Layer
-from search_spaces.bases import BASES, Dimensions, base_architecture
+from search_spaces.bases import BASES
 from search_spaces.notation import parse
-
-TINY = base_architecture("tiny", Dimensions(vocab=40, context=16))
-TINY_PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40, context=16))
+from tests.small_models import GPT2, PYTHIA
 
 
 def seeded(architecture: Architecture, seed: int = 0) -> Decoder:
@@ -33,7 +30,7 @@ def test_gpt2_small_has_gpt2s_parameters() -> None:
 
 
 def test_entropies_are_those_of_every_layer_and_head(some_tokens: Callable[..., Tensor]) -> None:
-    architecture = parse("SM", TINY).architecture
+    architecture = parse("SM", GPT2).architecture
     model = seeded(architecture)
     tokens = some_tokens(architecture.vocab_size, length=16)
     entropies = model(tokens).entropies
@@ -43,33 +40,8 @@ def test_entropies_are_those_of_every_layer_and_head(some_tokens: Callable[..., 
     torch.testing.assert_close(entropies[0], attention_reference(queries, keys, values).entropy, rtol=1e-4, atol=1e-5)
 
 
-def test_a_token_does_not_see_the_ones_after_it(some_tokens: Callable[..., Tensor]) -> None:
-    for base in (TINY, TINY_PYTHIA):
-        model = seeded(base)
-        tokens = some_tokens(base.vocab_size, length=16)
-        changed = tokens.clone()
-        changed[:, 9] = (changed[:, 9] + 1) % base.vocab_size
-        before, after = model(tokens).logits, model(changed).logits
-        torch.testing.assert_close(before[:, :9], after[:, :9], rtol=0, atol=1e-6)
-        assert (before[:, 9:] - after[:, 9:]).abs().max() > 1e-3
-
-
-def test_one_seed_one_model() -> None:
-    first, again, other = (seeded(TINY, seed).state_dict() for seed in (3, 3, 4))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["embed.weight"], other["embed.weight"])
-
-
-def test_a_fresh_model_predicts_nothing_yet(some_tokens: Callable[..., Tensor]) -> None:
-    loss = functional.cross_entropy(
-        seeded(TINY)(some_tokens(TINY.vocab_size, length=16)).logits.flatten(0, 1),
-        some_tokens(TINY.vocab_size, length=16, seed=5).flatten(),
-    )
-    assert loss.item() == pytest.approx(math.log(40), rel=0.2)
-
-
 def test_a_fresh_simplified_block_passes_the_stream_on() -> None:
-    model = seeded(parse("HH(SM+ScFuFFN)", TINY).architecture)
+    model = seeded(parse("HH(SM+ScFuFFN)", GPT2).architecture)
     stream = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(2))
     attended, entropy = model.layers[1].attention(stream)
     torch.testing.assert_close(attended, stream)  # I + softmax - C with queries of 0
@@ -78,20 +50,20 @@ def test_a_fresh_simplified_block_passes_the_stream_on() -> None:
 
 
 def test_every_parameter_of_the_simplified_block_learns(some_tokens: Callable[..., Tensor]) -> None:
-    model = seeded(parse("HH(SM(t)+ScFFN)", TINY).architecture)
+    model = seeded(parse("HH(SM(t)+ScFFN)", GPT2).architecture)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):  # keys and temperatures have no gradient before the queries have left 0
         optimizer.zero_grad()
         functional.cross_entropy(
-            model(some_tokens(TINY.vocab_size, length=16)).logits.flatten(0, 1),
-            some_tokens(TINY.vocab_size, length=16).flatten(),
+            model(some_tokens(GPT2.vocab_size, length=16)).logits.flatten(0, 1),
+            some_tokens(GPT2.vocab_size, length=16).flatten(),
         ).backward()
         optimizer.step()
     assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
 
 
 def test_one_slope_for_all_layers_is_learned_once() -> None:
-    architecture = parse("SM+LR", TINY).architecture
+    architecture = parse("SM+LR", GPT2).architecture
     model = build(architecture, torch.Generator().manual_seed(0), slopes="global")
     assert sum(name.endswith("slope") for name, _ in model.named_parameters()) == 1
     with torch.no_grad():
@@ -101,6 +73,6 @@ def test_one_slope_for_all_layers_is_learned_once() -> None:
 
 
 def test_rotary_over_an_odd_number_of_features_is_refused() -> None:
-    odd = replace(TINY_PYTHIA, num_heads=2, d_model=24, layers=(Layer(),))  # head_dim 12, a quarter of which is 3
+    odd = replace(PYTHIA, num_heads=2, d_model=24, layers=(Layer(),))  # head_dim 12, a quarter of which is 3
     with pytest.raises(ValueError, match="must be even"):
         Decoder(odd)

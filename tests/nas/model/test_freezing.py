@@ -34,16 +34,13 @@ def test_norms_are_frozen_one_after_another() -> None:
         "layers.1.norm2": 70,
         "final_norm": 80,
     }
+    assert freezing_steps(["final_norm"], Freezing(), 100) == {"final_norm": 40}  # one alone
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 7])
 def test_all_are_frozen_within_however_few_steps(num_steps: int) -> None:
     for settings in (Freezing(), Freezing(start_share=0.0, end_share=0.0), Freezing(start_share=1.0, end_share=1.0)):
         assert all(1 <= step <= num_steps for step in freezing_steps(NAMES, settings, num_steps).values())
-
-
-def test_one_norm_alone_is_frozen_at_the_start_of_the_span() -> None:
-    assert freezing_steps(["final_norm"], Freezing(), 100) == {"final_norm": 40}
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.4), (-0.1, 0.4), (0.5, 1.1), (float("nan"), 0.5)])

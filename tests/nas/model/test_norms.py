@@ -12,10 +12,10 @@ from nas.model.weights import deployed_weights, load_deployed, load_stored, stor
 from search_spaces.architecture import Norm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.notation import parse
+from tests.small_models import GPT2
 
 Drawn = TypeVar("Drawn", bound=nn.Module)
 FROZEN: dict[Norm, Norm] = {"layernorm": "frozen-layernorm", "rmsnorm": "frozen-rmsnorm"}
-TINY = base_architecture("tiny", Dimensions(vocab=40, context=16))
 EIGHT_WIDE, EPSILON = base_architecture("tiny", Dimensions(d_model=8)), 1e-5
 STREAM = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randint(40, (2, 9), generator=torch.Generator().manual_seed(1))
@@ -30,7 +30,7 @@ def drawn(module: Drawn) -> Drawn:
 
 
 def decoder(name: str = "SM+fLN+R") -> Decoder:
-    return drawn(build(parse(name, TINY).architecture, torch.Generator().manual_seed(0)))
+    return drawn(build(parse(name, GPT2).architecture, torch.Generator().manual_seed(0)))
 
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])

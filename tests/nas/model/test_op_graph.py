@@ -20,9 +20,8 @@ from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 from tests.costmodel.kv_cache import kv_cache
+from tests.small_models import GPT2, PYTHIA
 
-GPT2 = base_architecture("tiny", Dimensions(vocab=40, context=16))
-PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40, context=16))
 LLAMA = base_architecture(
     "smollm2-135m", Dimensions(layers=2, heads=4, kv_heads=2, head_size=8, d_model=16, d_ff=24, vocab=40, context=16)
 )
@@ -125,15 +124,6 @@ def test_a_token_against_kept_keys_and_values_is_the_last_of_the_whole_sequence(
     decoded = interpreter.execute(graph, weights, tokens[10:], kv_cache(graph, earlier))
     assert decoded.shape == (1, architecture.vocab_size)
     assert_close(decoded, logits[-1:])
-
-
-@pytest.mark.parametrize(("base", "name"), BLOCKS)
-def test_projecting_the_last_token_gives_the_last_logits(base: Architecture, name: str) -> None:
-    architecture = parse(name, base).architecture
-    weights, tokens, logits = torch_run(architecture, length=11)
-    assert_close(
-        interpreter.execute(lower(architecture, 11, Deployment(projection="last")), weights, tokens), logits[-1:]
-    )
 
 
 def test_caches_must_be_all_there_and_of_their_shape() -> None:

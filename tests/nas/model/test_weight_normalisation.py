@@ -17,18 +17,18 @@ from nas.model.weights import deployed_weights, load_deployed, load_stored, stor
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, Normalisation, NormalisedLinears, Recipe
 from nas.training.objective import Objective
-from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.bases import base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
+from tests.small_models import GPT2
 
-TINY = base_architecture("tiny", Dimensions(vocab=40, context=16))
 Kind: TypeAlias = Literal["weight", "spectral"]
 KINDS: tuple[Kind, ...] = ("weight", "spectral")
 
 
 def made(kind: Kind, linears: NormalisedLinears, name: str = "SM") -> Decoder:
     generator = torch.Generator().manual_seed(0)
-    model = build(parse(name, TINY).architecture, generator)
+    model = build(parse(name, GPT2).architecture, generator)
     normalise(model, Normalisation(kind=kind, linears=linears), generator)
     return model
 
@@ -68,7 +68,7 @@ def test_the_deployed_op_graph_is_the_trained_model(
 
 @pytest.mark.parametrize("linears", LINEARS)
 def test_the_listed_linears_are_normalised_and_no_others(linears: NormalisedLinears) -> None:
-    plain, normed = build(TINY, torch.Generator().manual_seed(0)), made("spectral", linears, "SM+LN+G")
+    plain, normed = build(GPT2, torch.Generator().manual_seed(0)), made("spectral", linears, "SM+LN+G")
     before, after = deployed_weights(plain), deployed_weights(normed)
     changed = {name for name in before if not torch.allclose(before[name], after[name], rtol=1e-5)}
     expected = {f"layers.{index}.{name}.weight" for index, name in product((0, 1), LINEARS[linears])}
@@ -82,7 +82,7 @@ def test_the_listed_linears_are_normalised_and_no_others(linears: NormalisedLine
 
 
 def test_weight_normalisation_starts_at_the_weight_and_trains_as_torchs_own(some_tokens: Callable[..., Tensor]) -> None:
-    ours, theirs = made("weight", "ffn"), build(parse("SM", TINY).architecture, torch.Generator().manual_seed(0))
+    ours, theirs = made("weight", "ffn"), build(parse("SM", GPT2).architecture, torch.Generator().manual_seed(0))
     torch.testing.assert_close(ours(some_tokens()).logits, theirs(some_tokens()).logits)
     for linear in linears_of_ffns(theirs):
         parametrizations.weight_norm(linear)
@@ -91,10 +91,8 @@ def test_weight_normalisation_starts_at_the_weight_and_trains_as_torchs_own(some
     torch.testing.assert_close(ours(some_tokens()).logits, theirs(some_tokens()).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_spectral_normalisation_is_torchs_own_once_the_power_method_has_settled(
-    some_tokens: Callable[..., Tensor],
-) -> None:
-    ours, theirs = made("spectral", "ffn"), build(parse("SM", TINY).architecture, torch.Generator().manual_seed(0))
+def test_spectral_normalisation_is_torchs_own_once_the_power_method_has_settled(some_tokens) -> None:
+    ours, theirs = made("spectral", "ffn"), build(parse("SM", GPT2).architecture, torch.Generator().manual_seed(0))
     ours, theirs = ours.double(), theirs.double()
     for linear in linears_of_ffns(theirs):
         parametrizations.spectral_norm(linear)
@@ -122,7 +120,7 @@ def test_a_stored_model_goes_on_as_if_it_had_not_been_stored(kind: Kind, some_to
 
 
 def test_weights_from_elsewhere_are_divided_by_their_own_singular_values() -> None:
-    model, other = made("spectral", "qk"), build(TINY, torch.Generator().manual_seed(7))
+    model, other = made("spectral", "qk"), build(GPT2, torch.Generator().manual_seed(7))
     load_deployed(model, {name: 3 * value for name, value in deployed_weights(other).items() if "qkv" in name})
     for matrix in deployed_weights(model)["layers.0.attention.qkv.weight"].chunk(3)[:2]:
         assert torch.linalg.matrix_norm(matrix, 2).item() == pytest.approx(1, abs=0.1)

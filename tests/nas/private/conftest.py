@@ -6,11 +6,13 @@ import torch
 from nas.conversion.fold import fold
 from nas.conversion.pretrained import Pretrained, write_pretrained
 from nas.corpus.documents import GivenTokenizer
-from nas.corpus.tokenizer import END_OF_TEXT
+from nas.corpus.sources import open_source
+from nas.corpus.tokenizer import END_OF_TEXT, train_tokenizer
 from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.notation import parse
+from tests.conftest import write_text
 
 CONTEXT = 24
 
@@ -18,11 +20,7 @@ CONTEXT = 24
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory) -> GivenTokenizer:
     """A byte-level one that knows all bytes, and a few merges."""
-    from nas.corpus.sources import open_source
-    from nas.corpus.tokenizer import train_tokenizer
-
-    text = tmp_path_factory.mktemp("data") / "text.txt"
-    text.write_text("".join(f"value_{index % 7} = {index * index % 10_007}\n" for index in range(2_000)))
+    text = write_text(tmp_path_factory.mktemp("data") / "text.txt")
     json = train_tokenizer(open_source(str(text)), 280)
     return GivenTokenizer(name="bpe", json=json, end_of_text=END_OF_TEXT)
 

@@ -34,7 +34,9 @@ def test_negative_numbers_name_no_trial(seed: int, attempt: int) -> None:
         trial_id(candidate_at(member, "smoke", seq_len=None, tokens=None, data="stdlib"), seed=seed, attempt=attempt)
 
 
-@pytest.mark.parametrize("stated", [{"most_likely": 64}, {"trainable": "changed"}, {"blockwise_tokens": 1024}])
+@pytest.mark.parametrize(
+    "stated", [{"parent": "q"}, {"most_likely": 64}, {"trainable": "changed"}, {"blockwise_tokens": 1024}]
+)
 def test_what_a_schedule_states_beyond_its_defaults_makes_another_candidate(stated: dict[str, Any]) -> None:
     member = parse("SM+R", base_architecture("gpt2-small"))
     route = DistillationSchedule(parent="p", placement="12xLSLGo")

@@ -136,16 +136,6 @@ def test_impossible_schedules_are_refused(changes: dict[str, Any], message: str)
         DistillationSchedule(parent="p", placement="4xLSLGo", **changes)
 
 
-def test_the_route_is_a_part_of_the_candidate() -> None:
-    recipe = Recipe(scale=SCALES["smoke"])
-    route = DistillationSchedule(parent="p", placement="4xLSLGo")
-    made = [
-        candidate_id(Candidate(architecture=sized("SM+R"), recipe=one))
-        for one in (recipe, from_parent(recipe, route), from_parent(recipe, replace(route, parent="q")))
-    ]
-    assert len(set(made)) == 3
-
-
 @pytest.mark.parametrize("scale", ["proxy", "parent"])
 @pytest.mark.parametrize(("distillation", "streams"), [(0.95, 10.0), (0.0, 0.0)])
 def test_who_is_not_taught_predictions_is_not_taught_streams(

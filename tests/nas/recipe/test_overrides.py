@@ -8,10 +8,6 @@ from nas.recipe.recipe import EntropyRegularisation, Foldable, Recipe, Scale
 REGULARISED = Recipe(entropy=EntropyRegularisation())
 
 
-def test_nothing_stated_changes_nothing():
-    assert changed(REGULARISED, RecipeChanges()) == REGULARISED
-
-
 def test_every_change_lands_where_it_belongs():
     changes = RecipeChanges(
         scale=ScaleChanges(learning_rate=0.5), entropy=EntropyChanges(weight=0.0), weight_decay=0.0, schedule="linear"

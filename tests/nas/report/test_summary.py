@@ -5,10 +5,8 @@ import pytest
 
 from costmodel.protocols import load_pricer
 from nas.report.summary import (
-    KNOWS_LESS,
     against_parent,
     closing_lines,
-    mark,
     outside,
     parent_lines,
     price_line,
@@ -152,24 +150,6 @@ def test_the_floor_is_one_line_and_who_is_above_the_trigram_is_marked(lines, mak
     assert "; knows less than a trigram; best in budget is" in baseline
 
 
-def test_a_member_is_marked_by_its_mean_beside_what_noise_says(lines, over_seeds, ngrams):
-    """The trigram is at ln 18; the first two have means above it and a seed below; the third the other way round."""
-    trigram = math.log(18)
-    above = over_seeds(0, trigram - 0.1, trigram + 0.3, latency_s=100.0)
-    in_noise = over_seeds(1, trigram - 0.15, trigram + 0.25, latency_s=200.0)
-    below = over_seeds(2, trigram + 0.1, trigram - 0.5, latency_s=250.0)
-    found = [line for line in lines([*above, *in_noise, *below], ngrams).splitlines() if line.startswith("  a")]
-    assert found[0].endswith("(2 seeds), 1.67 min, 1.00 GB; knows less than a trigram")
-    assert found[1].endswith("1.00 GB, within noise of its cheaper neighbour; knows less than a trigram")
-    assert found[2].endswith("1.00 GB, within noise of its cheaper neighbour")
-
-
-def test_what_was_not_counted_is_not_said(lines, make_record):
-    text = lines([make_record(0, perplexity=300.0, val_loss=math.log(300))])
-    assert "gram" not in text
-    assert "floor" not in text
-
-
 @pytest.fixture
 def priced(make_run, make_record):
     """Makes the line of a run with a member on its front; `empty`: with none."""
@@ -181,13 +161,10 @@ def priced(make_run, make_record):
     return line
 
 
-def test_says_whom_a_price_trusts(priced):
+def test_says_whom_a_price_trusts_and_what_is_extrapolated(priced):
     published = "prices: protocol published (2 parties, semi-honest, dishonest majority)"
     assert priced() == priced(empty=True) == published
     assert priced(protocol="semi2k").endswith("dishonest majority, trusted dealer)")
-
-
-def test_says_what_is_extrapolated(priced):
     narrow = base_architecture("gpt2-small", Dimensions(d_model=12))
     assert priced(narrow).endswith("; extrapolated: d_model 12 (data: 768), d_ff 48 (data: 3072)")
     assert priced(projection="last").endswith("; extrapolated: projection last (data: all)")
@@ -209,12 +186,6 @@ def test_of_ops_beyond_their_measurements_the_most_is_said():
     most = dict(text.split() for text in pricer.extrapolated(graphs[1]))
     assert f"Softmax {most['Softmax']}," in outside(pricer, graphs)
     assert outside(pricer, graphs).count("Softmax") == 1
-
-
-def test_only_a_loss_above_the_trigram_is_marked(ngrams) -> None:
-    assert mark(math.log(18) + 1e-9, ngrams) == KNOWS_LESS
-    assert mark(math.log(18), ngrams) == ""
-    assert mark(9.0, None) == ""
 
 
 def test_says_how_well_ends_were_expected_and_what_of_the_front_was_known(make_run, make_record):

@@ -76,11 +76,6 @@ def test_presets_are_not_copied(tmp_path: Path) -> None:
     assert run_pricer(tmp_path, config, config.protocol).network == NETWORKS["wan"].name
 
 
-def test_a_testbed_of_another_protocol_is_refused(config: StudyConfig) -> None:
-    with pytest.raises(ValueError, match="`protocol` of testbed .*testbed.yaml must be aby3, but got semi2k"):
-        run_pricer(None, replace(config, protocol="aby3"), "aby3")
-
-
 def test_ngrams_are_kept_and_may_be_missing(tmp_path: Path, make_meta, ngrams) -> None:
     write_meta(tmp_path, make_meta(ngrams=ngrams))
     assert read_meta(tmp_path).ngrams == ngrams

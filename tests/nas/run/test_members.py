@@ -99,10 +99,12 @@ def test_without_a_second_seed_and_documents_nothing_is_better(over_seeds):
     assert in_noise([]) == ()
 
 
-def test_the_front_is_of_means_and_the_lucky_leave_it(over_seeds):
+def test_front_and_pick_are_of_means_and_the_lucky_leave_them(make_run, over_seeds):
     lucky, steady = over_seeds(0, 2.0, 4.0, latency_s=200.0), over_seeds(1, 2.5, 2.5, latency_s=100.0)
     assert [member.arch_id for member in front([lucky[0], steady[0]], BUDGET)] == ["a1", "a0"]
     assert [member.arch_id for member in front([*lucky, *steady], BUDGET)] == ["a1"]
+    run = make_run([*lucky, *steady])
+    assert (run.pick("best"), run.pick("a0")) == (steady[0], lucky[0])  # with the weights of the first seed
 
 
 def test_a_member_of_which_a_seed_diverged_has_no_place(over_seeds):
@@ -118,12 +120,6 @@ def test_a_member_costs_what_its_most_expensive_seed_was_verified_at(over_seeds)
     assert (member.latency_s, member.sent_bytes, member.deployed) == (150.0, 2e9, "2xoSoRo")
     assert front([cheap, dear], Budget(latency_s=149.0)) == ()
     assert front([cheap, replace(dear, fold_holds=False)], BUDGET) == ()
-
-
-def test_the_pick_is_by_means_and_has_the_weights_of_the_first_seed(make_run, over_seeds):
-    lucky, steady = over_seeds(0, 2.0, 4.0, latency_s=200.0), over_seeds(1, 2.5, 2.5, latency_s=100.0)
-    run = make_run([*lucky, *steady])
-    assert (run.pick("best"), run.pick("a0")) == (steady[0], lucky[0])
 
 
 def test_a_summary_counts_replicates_apart(make_run, over_seeds):

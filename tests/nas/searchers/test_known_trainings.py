@@ -31,12 +31,12 @@ def trainings() -> list[Recorded]:
 def test_they_are_those_of_the_tables() -> None:
     known = known_trainings(load_space("gpt2-small"), PARENT_LOSS)
     assert len(known) == len(trainings()) == 174
-    for one, recorded in zip(known, trainings(), strict=True):
+    for outcome, recorded in zip(known, trainings(), strict=True):
         assert recorded.ended.perplexity is not None
         assert recorded.ended.tokens == TOKENS
-        assert one.log_perplexity == pytest.approx(math.log(recorded.ended.perplexity), abs=1e-4)
-        regularised = one.member.entropy_regularised
-        assert name_of(one.member.architecture, entropy_regularised=regularised) == recorded.row
+        assert outcome.log_perplexity == pytest.approx(math.log(recorded.ended.perplexity), abs=1e-4)
+        regularised = outcome.member.entropy_regularised
+        assert name_of(outcome.member.architecture, entropy_regularised=regularised) == recorded.row
 
 
 def test_they_are_known_with_the_builtin_parent_at_its_own_tokens_alone() -> None:
@@ -54,11 +54,7 @@ def test_a_space_is_told_of_its_own_layers_alone() -> None:
     space = load_space("gpt2-papers")
     found = known_trainings(space, 2.0)
     assert len(found) < 174
-    assert all(set(one.member.architecture.layers) <= set(space.layers) for one in found)
-
-
-def test_the_file_is_small() -> None:
-    assert TRAININGS_FILE.stat().st_size < 20_000
+    assert all(set(outcome.member.architecture.layers) <= set(space.layers) for outcome in found)
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ def test_baselines_of_a_ledger_stand_too(feasible):
 
 def test_results_of_another_run_are_known_from_the_start_and_do_not_count(feasible):
     members = run(feasible, schedule(feasible, seed=5))[:9]
-    plan = schedule(feasible, known=[replace(one, generation=-LAG) for one in proposed(members)])
+    plan = schedule(feasible, known=[replace(proposal, generation=-LAG) for proposal in proposed(members)])
     for _ in members:
         plan.tell(outcome(feasible, plan.ask()))
     first = plan.ask()
@@ -206,7 +206,7 @@ class Looking(Strategy):
         return self.draws.filled([], size, rng, seen)
 
     def requests(self, size, rng, seen, trained, room):
-        standing = [one.member for one in trained if one.deviation is not None and not one.goes_on]
+        standing = [outcome.member for outcome in trained if outcome.deviation is not None and not outcome.goes_on]
         ends = [Request(member) for member in standing[:1] if room.looks < 3 * room.ends]
         looks = self.propose(min(size - len(ends), room.looks), rng, seen, trained)
         return [*ends, *(Request(member, is_look=True, expected=5.0) for member in looks)]
@@ -243,12 +243,12 @@ def test_what_stands_at_a_look_is_known_with_its_deviation_until_it_ends(feasibl
     plan = looking(feasible)
     run_schedule(plan, partial(looked_at, feasible), lambda count: 0)
     trained = plan.trained()
-    assert sum(one.deviation is None for one in trained) == 4
-    ends = {one.index for one in plan.proposals if not one.is_look}
-    last = max(one.generation for one in plan.proposals if one.index in ends and one.is_look)
+    assert sum(outcome.deviation is None for outcome in trained) == 4
+    ends = {proposal.index for proposal in plan.proposals if not proposal.is_look}
+    last = max(proposal.generation for proposal in plan.proposals if proposal.index in ends and proposal.is_look)
     earlier = plan.trained(last)
-    assert sum(one.goes_on for one in earlier) == sum(
-        one.generation > last for one in plan.proposals if not one.is_look
+    assert sum(outcome.goes_on for outcome in earlier) == sum(
+        proposal.generation > last for proposal in plan.proposals if not proposal.is_look
     )
 
 
@@ -282,14 +282,6 @@ def test_every_member_is_in_one_slice_or_none(feasible):
     assert {draws.place_of(member).slice for member in members} >= set(range(len(draws.slices)))
     stranger = replace(members[0], architecture=parse("12xLSLGo", base_architecture("gpt2-small")).architecture)
     assert draws.place_of(stranger).slice is None
-
-
-def test_offspring_are_aimed_at_the_slices_with_the_fewest_results(feasible):
-    draws = Draws(feasible)
-    inside = [draws.slices[1].sample(np.random.default_rng(seed)) for seed in range(3)]
-    order = draws.emptiest(inside, np.random.default_rng(0))
-    assert order[-1] == 1
-    assert sorted(order) == list(range(len(draws.slices)))
 
 
 def test_offspring_spread_over_the_latencies(feasible):

@@ -87,24 +87,6 @@ def test_expected_improvement_is_the_mean_over_draws():
     assert (expected_improvement(latency_s, mean, deviation, [*points, *dominated], reference) == found).all()
 
 
-def test_a_fit_is_the_normal_distribution_given_the_results(features, problem):
-    """By the block formula for conditional normals, on the joint covariance of results and one more member."""
-    rng = np.random.default_rng(1)
-    members = [sample(problem.feasible.space, rng) for _ in range(12)]
-    losses = np.array([loss_of(member) for member in members[:-1]])
-    rows, noise = features.rows(members), np.linspace(0.005, 0.05, 11)
-    posterior = fit(features, Observations(rows[:-1], losses, noise**2)).posterior
-    means = []
-    for worth in surrogate.WORTHS:
-        mean, covariance = prior(features, worth)
-        joint = rows @ covariance @ rows.T + posterior.discrepancy**2 * np.eye(12)
-        gain = joint[-1, :-1] @ np.linalg.inv(joint[:-1, :-1] + np.diag(noise**2))
-        means.append((rows[-1] @ mean + gain @ (losses - rows[:-1] @ mean), joint[-1, -1] - gain @ joint[:-1, -1]))
-    predicted = posterior.predict(rows[-1:])
-    found, deviation = float(predicted.mean[0]), float(predicted.deviation[0])
-    assert any(found == pytest.approx(m, rel=1e-6) and deviation**2 == pytest.approx(v, rel=1e-6) for m, v in means)
-
-
 def test_errors_and_likelihood_are_those_of_the_kernel_of_results(features, problem):
     rng = np.random.default_rng(3)
     members = list({sample(problem.feasible.space, rng): None for _ in range(60)})
@@ -202,7 +184,7 @@ def front_of(problem, strategy, num_generations, seed):
     for generation in range(num_generations):
         known = trained(problem, members)
         members += strategy.propose(4, np.random.default_rng([seed, generation]), members, known)
-    points = [(one.latency_s, one.log_perplexity) for one in trained(problem, members)]
+    points = [(end.latency_s, end.log_perplexity) for end in trained(problem, members)]
     return hypervolume(points, (40.0, 6.0))
 
 
@@ -255,10 +237,10 @@ def test_what_goes_on_is_not_asked_for_again(problem):
     strategy, rng = Trellis(problem), np.random.default_rng(0)
     members = [sample(problem.feasible.space, rng) for _ in range(6)]
     members = [member for member in dict.fromkeys(members) if problem.feasible.fits(member)]
-    looks = [replace(one, deviation=0.02) for one in trained(problem, members)]
+    looks = [replace(outcome, deviation=0.02) for outcome in trained(problem, members)]
     (first,) = strategy.requests(1, rng, members, looks, Room(looks=0, ends=4))
     assert first.member in members
-    looks = [replace(one, goes_on=one.member == first.member) for one in looks]
+    looks = [replace(outcome, goes_on=outcome.member == first.member) for outcome in looks]
     assert strategy.requests(1, rng, members, looks, Room(looks=0, ends=3))[0].member != first.member
 
 

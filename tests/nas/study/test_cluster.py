@@ -27,6 +27,7 @@ from nas.study.ray_tune import run_trials
 from nas.study.resources import Resources
 from nas.study.trials import RunHaltedError, TrialEvent, Trials
 from nas.training.outcome import Outcome
+from tests.conftest import write_email
 from tests.nas.study.conftest import ONE_TRIAL
 
 NUM_TRIALS = 4
@@ -76,7 +77,7 @@ def test_nodes_with_other_code_are_left_out_before_any_trial(cluster, trials, mo
     ):
         run_trials(trials, resources, log=lines.append)
     assert len(lines) == 2
-    assert "started" not in {one.event for one in trials.records}
+    assert "started" not in {record.event for record in trials.records}
 
 
 def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monkeypatch):
@@ -86,16 +87,16 @@ def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monk
     def take_the_node() -> None:
         while not (sign.exists() and sign.read_text()):
             time.sleep(0.05)
-        (node,) = (one for one in cluster.worker_nodes if one.node_id == sign.read_text())
+        (node,) = (node for node in cluster.worker_nodes if node.node_id == sign.read_text())
         cluster.remove_node(node, allow_graceful=False)
 
     taker = threading.Thread(target=take_the_node)
     taker.start()
     run_trials(trials, Resources(slots=2, max_concurrent=None, ray_address=cluster.address))
     taker.join()
-    ends = [one for one in trials.records if one.event == "finished"]
-    assert sorted((one.index, one.status) for one in ends) == [(index, "completed") for index in range(NUM_TRIALS)]
-    runs = {one.index: len(list((sign.parent / one.trial_id).iterdir())) for one in ends}
+    ends = [record for record in trials.records if record.event == "finished"]
+    assert sorted((end.index, end.status) for end in ends) == [(index, "completed") for index in range(NUM_TRIALS)]
+    runs = {end.index: len(list((sign.parent / end.trial_id).iterdir())) for end in ends}
     assert runs == {0: 2, 1: 2, 2: 1, 3: 1}
     assert not list(trials.setting.folder.glob(".node-*"))
 
@@ -110,10 +111,7 @@ def test_twenty_kills_change_nothing(cluster, tmp_path):
     """`kill -9` of workers, nodes and the driver in turn, at random times, against a run that is only extended."""
     cluster.add_node(num_cpus=1, object_store_memory=100_000_000)  # in the place of one that was taken
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    data = tmp_path / "corpus"
-    data.mkdir()
-    for path in sorted(Path(os.__file__).parent.joinpath("email").glob("*.py")):
-        (data / path.name).write_text(path.read_text())
+    data = write_email(tmp_path / "corpus")
     given = ["--budget-latency", "6.22s", "--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3"]
     given += ["--finalist-seeds", "1", "--data", str(data)]
     folder, steps = tmp_path / "killed", [8]
@@ -140,7 +138,7 @@ def test_twenty_kills_change_nothing(cluster, tmp_path):
         subprocess.run(command, env=env, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     assert read_config(folder).generation_size == read_config(whole).generation_size
     records = ledger.read(folder / ledger.FILE_NAME)
-    ends = Counter((one.index, one.seed) for one in records if one.event == "finished")
+    ends = Counter((record.index, record.seed) for record in records if record.event == "finished")
     assert set(ends.values()) == {1}
     found, expected = (candidates(each) for each in (folder, whole))
     assert found == expected
@@ -149,7 +147,7 @@ def test_twenty_kills_change_nothing(cluster, tmp_path):
 def candidates(folder: Path) -> list[tuple[object, ...]]:
     """But for replicates: of a run that is extended they include those of former fronts."""
     ended = ledger.finished(ledger.read(folder / ledger.FILE_NAME))
-    return [(one.trial_id, one.status, one.val_loss, one.latency_s) for one in ended if one.role == "candidate"]
+    return [(end.trial_id, end.status, end.val_loss, end.latency_s) for end in ended if end.role == "candidate"]
 
 
 def workers_of(cluster: Cluster) -> list[int]:

@@ -75,8 +75,14 @@ def test_the_schedule_and_the_report_see_one_front(over_seeds, seed):
         losses = [draw.choice([None, *(draw.uniform(2, 4) for _ in range(8))]) for _ in range(draw.randint(1, 3))]
         records += over_seeds(index, *losses, latency_s=draw.choice([100.0, 200.0, 250.0, 299.0, 301.0]))
     results = [
-        result(one.index, one.val_loss, latency_s=one.latency_s, replicate=one.seed, feasible=one.latency_s <= 300)
-        for one in records
+        result(
+            record.index,
+            record.val_loss,
+            latency_s=record.latency_s,
+            replicate=record.seed,
+            feasible=record.latency_s <= 300,
+        )
+        for record in records
     ]
     found = [member.first.index for member in front(records, budget)]
     assert finalists(results) == found
@@ -118,7 +124,7 @@ def test_replicates_follow_all_candidates_and_do_not_depend_on_arrival_order(fea
 def test_a_round_depends_on_all_before_it(feasible):
     """So that a failure before it is not tried again, as the ledger tells by generations LAG apart."""
     generations = sorted({one.generation for one in run(feasible, lambda count: 0) if one.role == "replicate"})
-    last = max(one.generation for one in run(feasible, lambda count: 0) if one.role == "candidate")
+    last = max(proposal.generation for proposal in run(feasible, lambda count: 0) if proposal.role == "candidate")
     assert generations == [last + LAG * number for number in range(1, len(generations) + 1)]
 
 
@@ -128,5 +134,5 @@ def test_as_many_seeds_as_asked_for(feasible, finalist_seeds):
 
 
 def test_more_candidates_later_keep_the_seeds_there_were(feasible):
-    short = {one.key for one in run(feasible, lambda count: 0) if one.role == "candidate"}
-    assert short < {one.key for one in run(feasible, lambda count: 0, num_trials=16)}
+    short = {proposal.key for proposal in run(feasible, lambda count: 0) if proposal.role == "candidate"}
+    assert short < {proposal.key for proposal in run(feasible, lambda count: 0, num_trials=16)}

@@ -33,9 +33,7 @@ def of_parent(monkeypatch: pytest.MonkeyPatch, notation: str, **given: Any) -> S
         ("1xooLGo-1xLSLGo", 1, "1xooLGo"),
     ],
 )
-def test_layers_that_folding_may_change_are_refused(
-    notation: str, kept: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_that_folding_may_change_are_refused(notation: str, kept: int, said: str, monkeypatch) -> None:
     for given in ({"client_layers": kept}, {"public_layers": f"embed,0-{kept - 1}" if kept else "embed"}):
         with pytest.raises(UserError, match=f"must keep layers of --parent that .*, but got {said}; keep others, or"):
             price_study(of_parent(monkeypatch, notation, **given))

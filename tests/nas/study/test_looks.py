@@ -23,14 +23,6 @@ def test_without_results_the_prior_says_it():
     assert known.deviation == pytest.approx(variance**0.5)
 
 
-def test_results_move_the_line_to_themselves():
-    results = [end(2.0 + step / 10, 2.0 + step / 20) for step in range(20)]
-    ends = ends_after_looks([*results, look(3.0)], 1.9)
-    assert ends[:-1] == [None] * 20
-    assert ends[-1].mean == pytest.approx(2.5, abs=0.02)
-    assert FROM_PARENT.around < ends[-1].deviation < 1.2 * FROM_PARENT.around
-
-
 def test_it_is_the_normal_distribution_given_the_results():
     """By the block formula for conditional normals."""
     pairs = np.array([(2.4, 2.2), (2.9, 2.5), (3.3, 2.6)])

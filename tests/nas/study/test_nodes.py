@@ -11,7 +11,6 @@ from nas.study.nodes import (
     probe_file,
     problem,
     question,
-    source_digest,
 )
 
 KEY = (0, 0)
@@ -89,9 +88,6 @@ def test_what_a_node_lacks_is_said(asked, tmp_path):
     assert f"corpus {tmp_path} is not there: [Errno 2] No such file" in problem(gone, "n1")
     without_second = replace(asked, second=gone.corpus)
     assert f"corpus {tmp_path} is not there: [Errno 2] No such file" in problem(without_second, "n1")
-
-
-def test_a_corpus_that_is_cut_off_is_not_there(asked):
     longer = replace(asked, corpus=replace(asked.corpus, num_train_tokens=asked.corpus.num_train_tokens * 2))
     assert f"corpus {asked.corpus.folder} is not there: mmap length is greater" in problem(longer, "n1")
 
@@ -99,7 +95,3 @@ def test_a_corpus_that_is_cut_off_is_not_there(asked):
 def test_a_gpu_that_is_not_there_is_said(asked, monkeypatch):
     monkeypatch.setattr("torch.ones", lambda *args, **kwargs: (_ for _ in ()).throw(RuntimeError("No CUDA\nGPUs")))
     assert problem(replace(asked, device="cuda"), "n1") == "its GPU does not compute: No CUDA GPUs"
-
-
-def test_the_digest_is_of_the_code():
-    assert len(source_digest()) == 12

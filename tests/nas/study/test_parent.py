@@ -76,9 +76,7 @@ def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(
     assert list(Path(corpus.folder).glob("likely-*.bin"))
 
 
-def test_a_trial_whose_parent_was_edited_fails_with_a_reason(
-    make_trials, corpus: Corpus, folder: Path, tmp_path: Path
-) -> None:
+def test_a_trial_whose_parent_was_edited_fails_with_a_reason(make_trials, corpus, folder, tmp_path) -> None:
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
     (tmp_path / PARENT_FOLDER / "trained.yaml").write_text(dump({"block": "gpt2"}))

@@ -2,7 +2,6 @@
 
 import csv
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from costmodel.cost import Costs
 from costmodel.errors import UserError
 from nas.conversion.parent import BUILTIN
-from nas.corpus.corpus import Corpus
 from nas.report.summary import sent_text
 from nas.run import ledger
 from nas.run.config import StudyConfig
@@ -65,9 +63,7 @@ def test_shares_are_of_what_the_parent_takes_under_each_protocol() -> None:
     assert whole["semi2k"] != whole["sigma"]
 
 
-def test_a_trial_is_priced_under_each(
-    feasible: FeasibleSpace, make_trials, make_run, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_trial_is_priced_under_each(feasible, make_trials, make_run, corpus, tmp_path) -> None:
     trials = make_trials(tmp_path, corpus, BOTH)
     spec = trials.next_spec()
     trials.started(spec)

@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 from nas.recipe.papers import recipe_for
@@ -8,6 +6,7 @@ from nas.run.folder import ParentResult
 from nas.study import closing
 from nas.study.closing import report_line
 from nas.study.start import FEW_TOKENS, start_line
+from tests.imports import loaded_by
 
 
 def test_a_study_from_scratch_on_few_tokens_is_warned(make_meta):
@@ -35,7 +34,5 @@ def test_a_search_does_not_fail_for_its_report(monkeypatch, make_run, tmp_path):
 
 def test_what_trains_starts_trials_and_draws_is_imported_when_it_does():
     """Torch, Ray and matplotlib are three seconds of processor time, of which no part of a study needs all."""
-    heavy = ("torch", "ray", "matplotlib", "scipy", "pandas", "jinja2")
-    code = f"import sys, nas.study.run_study; print(*(name for name in {heavy} if name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    heavy = {"torch", "ray", "matplotlib", "scipy", "pandas", "jinja2"}
+    assert not loaded_by("import nas.study.run_study") & heavy

@@ -89,7 +89,7 @@ def run_until(trials: Trials, stop_after: int) -> list[str]:
 
 def events(trials: Trials) -> list[str]:
     """Of a ledger, but for proposals."""
-    return [one.event for one in ledger.read(trials.path) if one.event != "proposed"]
+    return [record.event for record in ledger.read(trials.path) if record.event != "proposed"]
 
 
 FAILED = TrialEvent(event="finished", status="failed", reason="no corpus", elsewhere=True)
@@ -165,31 +165,31 @@ def test_a_look_stands_where_its_end_failed(trials_in, tmp_path):
 def test_a_look_is_told_from_an_end_in_the_ledger(trials_in, tmp_path):
     trials = trials_in(tmp_path, config=LOOKING)
     run_looking(trials, 100)
-    statuses = [one.status for one in ledger.finished(ledger.read(trials.path))]
+    statuses = [record.status for record in ledger.finished(ledger.read(trials.path))]
     assert statuses.count("paused") == 4
     assert statuses.count("completed") == 2
-    proposed = [one for one in ledger.read(trials.path) if one.event == "proposed"]
-    assert [one.is_look for one in proposed].count(False) == 2
-    assert all(one.expected_loss is not None for one in proposed)
+    proposed = [record for record in ledger.read(trials.path) if record.event == "proposed"]
+    assert [proposal.is_look for proposal in proposed].count(False) == 2
+    assert all(proposal.expected_loss is not None for proposal in proposed)
 
 
 def test_what_is_proposed_is_in_the_ledger_before_it_is_started(trials_in, tmp_path):
     trials = trials_in(tmp_path)
     first = next_spec(trials)
-    assert [(one.event, one.index) for one in ledger.read(trials.path)] == [
+    assert [(record.event, record.index) for record in ledger.read(trials.path)] == [
         ("proposed", index) for index in range(GENERATION_SIZE)
     ]
     assert ledger.read(trials.path)[0].trial_id == first.trial_id
     trials.started(first)
     next_spec(trials_in(tmp_path, ledger.read(trials.path)))
-    assert [one.event for one in ledger.read(trials.path)] == ["proposed"] * GENERATION_SIZE + ["started"]
+    assert [record.event for record in ledger.read(trials.path)] == ["proposed"] * GENERATION_SIZE + ["started"]
 
 
 def test_proposals_of_another_version_stand_on_resume(trials_in, tmp_path):
     whole = trials_in(tmp_path / "whole", config=replace(CONFIG, seed=7))
     handed = run_until(whole, 100)
-    proposed = [one for one in ledger.read(whole.path) if one.event == "proposed"]
-    records = [replace(one, seed=0) for one in proposed[:4]]  # as if seed 0 had proposed them
+    proposed = [record for record in ledger.read(whole.path) if record.event == "proposed"]
+    records = [replace(proposal, seed=0) for proposal in proposed[:4]]  # as if seed 0 had proposed them
     trials = trials_in(tmp_path, records)
     resumed = run_until(trials, 100)
     assert [name.replace("-s0", "-s7") for name in resumed[:4]] == handed[:4]
@@ -217,7 +217,7 @@ def test_a_failure_that_another_node_may_not_have_is_tried_anew(trials_in, tmp_p
     trials.happened(spec, FAILED, again=True)
     anew = next_spec(trials, DONE)
     assert (anew.candidate, anew.trial_id) == (spec.candidate, spec.trial_id.replace("-a0", "-a1"))
-    assert [one.status for one in ledger.finished(trials.records)] == ["completed"]
+    assert [record.status for record in ledger.finished(trials.records)] == ["completed"]
 
 
 def test_enough_failures_stop_the_run_and_a_divergence_is_none(trials_in, tmp_path):
@@ -227,7 +227,7 @@ def test_enough_failures_stop_the_run_and_a_divergence_is_none(trials_in, tmp_pa
         assert trials.halted is None
         spec = next_spec(trials, event)
     assert trials.halted == f"2 trials failed (--max-failures), the last, {spec.trial_id}: no corpus"
-    assert [one.status for one in ledger.finished(ledger.read(trials.path))] == ["failed", "diverged", "failed"]
+    assert [record.status for record in ledger.finished(ledger.read(trials.path))] == ["failed", "diverged", "failed"]
 
 
 def test_a_failure_is_tried_again_on_resume_under_another_name(trials_in, tmp_path):
@@ -341,7 +341,7 @@ def run_all(trials: Trials) -> list[TrialSpec]:
 
 
 def ends(path: Path) -> list[tuple[str, str, float | None]]:
-    return [(one.trial_id, one.role, one.val_loss) for one in ledger.finished(ledger.read(path))]
+    return [(record.trial_id, record.role, record.val_loss) for record in ledger.finished(ledger.read(path))]
 
 
 def test_a_run_killed_among_its_replicates_trains_the_same_ones(trials_in, tmp_path):
@@ -361,15 +361,6 @@ def test_a_run_killed_among_its_replicates_trains_the_same_ones(trials_in, tmp_p
         assert ends(killed.path) == ends(whole.path)
 
 
-def test_replicates_have_their_own_seed(trials_in, tmp_path):
-    trials = trials_in(tmp_path, config=replace(SEEDED, num_trials=12))
-    specs = run_all(trials)
-    replicates = [spec for spec in specs if spec.proposal.role == "replicate"]
-    assert {spec.seed for spec in replicates} == {1, 2}
-    by_index = {spec.proposal.index: spec.candidate for spec in specs[:12]}
-    assert all(spec.candidate == by_index[spec.proposal.index] for spec in replicates)
-
-
 def test_replicates_start_from_the_parent_too(trials_in, tmp_path):
     route = DistillationSchedule(parent="digest", placement="2xLSLGo")
     trials = trials_in(tmp_path, config=SEEDED, route=route)
@@ -384,7 +375,7 @@ def test_replicates_start_from_the_parent_too(trials_in, tmp_path):
 
 def test_more_seeds_can_be_asked_for_later(trials_in, tmp_path):
     run_noisily(trials := trials_in(tmp_path, config=CONFIG), 100)
-    assert {one.role for one in ledger.read(trials.path)} == {"candidate"}
+    assert {record.role for record in ledger.read(trials.path)} == {"candidate"}
     run_noisily(trials_in(tmp_path, ledger.read(trials.path), config=SEEDED), 100)
     run_noisily(whole := trials_in(tmp_path / "whole", config=SEEDED), 100)
     assert ends(trials.path) == ends(whole.path)

@@ -52,7 +52,7 @@ def config_of(other, **changes):
 def test_what_another_run_trained_comes_first_at_prices_of_this_one(other, meta, feasible):
     warm = read_warm_start(config_of(other), feasible, meta)
     assert warm.num_trials == 3
-    assert [(one.event, one.index, one.seed, one.status) for one in warm.records] == [
+    assert [(record.event, record.index, record.seed, record.status) for record in warm.records] == [
         ("proposed", 0, 0, "proposed"),
         ("rung", 0, 0, "running"),
         ("finished", 0, 0, "completed"),
@@ -60,8 +60,8 @@ def test_what_another_run_trained_comes_first_at_prices_of_this_one(other, meta,
         ("proposed", 1, 0, "proposed"),
         ("finished", 1, 0, "diverged"),
     ]
-    assert {one.generation for one in warm.records} == {-LAG}
-    assert {one.protocol for one in warm.records} == {"toy"}
+    assert {record.generation for record in warm.records} == {-LAG}
+    assert {record.protocol for record in warm.records} == {"toy"}
     assert warm.records[1].val_loss == 2.5
     first = proposals_of(warm.records, feasible.space.base)[0]
     assert feasible.fits(first.member)

@@ -13,23 +13,20 @@ from torch import multiprocessing
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe
+from nas.recipe.recipe import EntropyRegularisation
 from nas.training import checkpoint
 from nas.training.distributed import SOLO, Team, joined
 from nas.training.trainer import train
-from search_spaces.bases import BASES
-from search_spaces.notation import parse
+from tests.nas.training import short_runs
+from tests.nas.training.short_runs import SCALE
 
-SCALE = replace(
-    SCALES["smoke"], seq_len=16, vocab_size=300, tokens=20 * 64, batch=4, micro_batch=2, validation_tokens=64
-)  # 20 steps
+TWENTY = replace(SCALE, tokens=20 * 64, micro_batch=2, validation_tokens=64)  # 20 steps
 MEAN = EntropyRegularisation(threshold_init=0.9, margin=0.0)  # far off, so that the penalty weighs in
 PENALTIES = {"none": None, "mean": MEAN, "published-code": replace(MEAN, form="published-code", weight=1e-3)}
 
 
 def candidate(penalty: str) -> Candidate:
-    architecture = parse("1xLTLGo-1xlTlGo", BASES["tiny"]).architecture
-    return Candidate(architecture=architecture, recipe=Recipe(scale=SCALE, entropy=PENALTIES[penalty]))
+    return short_runs.candidate("1xLTLGo-1xlTlGo", TWENTY, entropy=PENALTIES[penalty])
 
 
 def train_together(rank: int, corpus: Corpus, folder: Path) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 import pytest
 import torch
@@ -38,9 +37,7 @@ def test_a_run_is_above_its_start_after_a_full_window_without_spikes(losses: lis
     assert above_start(losses, 2.9) == diverged
 
 
-def test_a_non_finite_loss_ends_the_run_and_names_the_layer(
-    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_non_finite_loss_ends_the_run_and_names_the_layer(monkeypatch, corpus, tmp_path) -> None:
     calls = count()
 
     def poison(objective: Objective) -> None:

@@ -91,21 +91,16 @@ def test_diagnosis_counts_quarters_collapse_and_overload() -> None:
     assert summary.num_collapsed == 1
     assert summary.flags == ("entropy-collapse", "entropic-overload")
 
+    assert summarise([torch.tensor([1.0, 1.5, 2.5, 4.0])], 128).flags == ()  # an even spread raises none
 
-def test_heads_without_any_entropy_are_collapsed_and_not_overloaded() -> None:
+
+def test_heads_without_any_entropy_are_collapsed_and_layers_without_heads_are_not_counted() -> None:
     summary = summarise([torch.zeros(2)] * 2, 128)
     assert summary.num_collapsed == 4
     assert summary.quarter_shares == (1.0, 0.0, 0.0, 0.0)
-
-
-def test_layers_without_heads_are_not_counted() -> None:
     summary = summarise([torch.tensor([1.0, 4.0]), torch.zeros(0), torch.tensor([2.0])], 128)
     assert summary.head_means == ((1.0, 4.0), (), (2.0,))
     assert summary.quarter_shares == (0.0, 1 / 3, 1 / 3, 1 / 3)
-
-
-def test_an_even_spread_raises_no_flag() -> None:
-    assert summarise([torch.tensor([1.0, 1.5, 2.5, 4.0])], 128).flags == ()
 
 
 def test_non_finite_entropies_are_refused() -> None:

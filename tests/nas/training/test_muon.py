@@ -27,10 +27,6 @@ def test_iterating_on_the_gram_matrix_is_iterating_on_the_matrix(shape: tuple[in
     torch.testing.assert_close(orthogonalised(drawn), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_a_matrix_of_zeros_stays() -> None:
-    assert orthogonalised(torch.zeros(1, 2, 3)).equal(torch.zeros(1, 2, 3))
-
-
 def test_two_steps_are_the_formula() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = nn.Parameter(torch.randn(6, 3, generator=generator, dtype=torch.float64))
@@ -59,7 +55,8 @@ def test_packed_matrices_move_as_if_each_were_a_weight() -> None:
     torch.testing.assert_close(packed.detach(), torch.cat([part.detach() for part in parts]))
 
 
-def test_what_has_no_gradient_stays() -> None:
+def test_what_has_no_gradient_and_a_matrix_of_zeros_stay() -> None:
+    assert orthogonalised(torch.zeros(1, 2, 3)).equal(torch.zeros(1, 2, 3))
     weight = nn.Parameter(torch.ones(2, 2))
     Muon([(weight, 1)], lr=0.1, weight_decay=0.1).step()
     assert weight.equal(torch.ones(2, 2))

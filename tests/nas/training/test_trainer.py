@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from nas.corpus.corpus import Corpus
-from nas.model.norms import frozen_norms
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training import batches, checkpoint, trainer
@@ -149,9 +148,7 @@ def test_another_seed_is_another_curve(corpus: Corpus) -> None:
 
 
 @pytest.mark.parametrize("entropy", [None, REGULARISED, replace(REGULARISED, form="published-code")])
-def test_accumulated_gradients_are_those_of_the_whole_batch(
-    corpus: Corpus, entropy: EntropyRegularisation | None
-) -> None:
+def test_accumulated_gradients_are_those_of_the_whole_batch(corpus, entropy: EntropyRegularisation | None) -> None:
     tokens = torch.randint(300, (8, 17), generator=torch.Generator().manual_seed(0))
     gradients = []
     for num_parts in (1, 4):
@@ -200,9 +197,7 @@ def test_a_killed_run_resumes_to_the_same_numbers(
     assert all(torch.equal(ends[0].weights[key], ends[1].weights[key]) for key in ends[0].weights)
 
 
-def test_resuming_starts_where_the_checkpoint_is(
-    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_resuming_starts_where_the_checkpoint_is(monkeypatch, corpus, tmp_path) -> None:
     killed_run(monkeypatch, corpus, tmp_path, before_step=7, every_s=math.inf)
     steps = []
 
@@ -289,9 +284,7 @@ def test_a_checkpoint_of_another_run_is_refused(corpus: Corpus, tmp_path: Path) 
         list(train(candidate(), replace(corpus, fingerprint="0" * 16), seed=0, folder=tmp_path))
 
 
-def test_a_full_disk_reaches_the_caller_and_keeps_the_last_checkpoint(
-    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_full_disk_reaches_the_caller_and_keeps_the_last_checkpoint(monkeypatch, corpus, tmp_path) -> None:
     def full(path: Path, raw: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -336,9 +329,7 @@ def test_bfloat16_trains_with_entropies_in_fp32(corpus: Corpus, monkeypatch: pyt
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
     ],
 )
-def test_memory_that_runs_out_is_told_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path, error: Exception
-) -> None:
+def test_memory_that_runs_out_is_told_in_one_line(monkeypatch, corpus, tmp_path, error: Exception) -> None:
     def exhausted(self: Objective, *args: object, **rest: object) -> None:
         raise error
 
@@ -371,16 +362,7 @@ def test_layers_computed_again_for_their_gradients_change_no_number(corpus: Corp
     assert all(value.equal(ends[1][key]) for key, value in ends[0].items())  # deviations of norms with them
 
 
-def test_a_norm_sees_a_layer_that_is_computed_again_once() -> None:
-    objective = Objective(candidate("SM+fLN+R", recompute=True), torch.Generator().manual_seed(0))
-    tokens = torch.zeros(2, 8, dtype=torch.int64)
-    objective.backward(tokens, tokens, num_parts=1, penalty_weight=0.0)
-    assert [len(norm._seen) for name, norm in frozen_norms(objective).items() if "layers" in name] == [1] * 4
-
-
-def test_checkpoints_take_a_few_percent_of_the_time(
-    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_checkpoints_take_a_few_percent_of_the_time(monkeypatch, corpus, tmp_path) -> None:
     now_s, saves = 0.0, []
 
     def step_s(self):

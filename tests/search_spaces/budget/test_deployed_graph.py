@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import networkx as nx
 import pytest
 from hypothesis import given
@@ -17,7 +15,7 @@ from search_spaces.definition import Definition
 from search_spaces.deployed import deployed
 from search_spaces.graph import SINK, Choice, ConstraintName, Head, completions, free_graph, listed_graph, source
 from search_spaces.lower import lower
-from search_spaces.space import SearchSpace, build_space, load_space, members
+from search_spaces.space import SearchSpace, load_space, members
 from tests.search_spaces.conftest import drawn_layers
 
 RULE: ConstraintName = "ffn-removed-only-in-deepest-suffix"
@@ -66,7 +64,7 @@ def test_there_is_one_path_for_each_deployed_architecture(space: SearchSpace) ->
     graph, expected = deployed_graph(space), deployed_members(space)
     found = spelled(graph)
     assert completions(graph)[source(graph)] == len(found) == len(expected)
-    assert set(found) == {(one.layers, one.final_norm) for one in expected}
+    assert set(found) == {(architecture.layers, architecture.final_norm) for architecture in expected}
     assert nx.is_directed_acyclic_graph(graph)
     assert all(nx.has_path(graph, vertex, SINK) for vertex in graph)
 
@@ -74,7 +72,7 @@ def test_there_is_one_path_for_each_deployed_architecture(space: SearchSpace) ->
 @given(space=spaces(), share=st.floats(0, 1))
 def test_those_within_a_budget_are_counted_exactly(space: SearchSpace, share: float, sizes: Pricer) -> None:
     """Prices are whole seconds and bytes; half a second clears the slack of the count."""
-    costs = [estimate(lower(one, 8), sizes).total for one in deployed_members(space)]
+    costs = [estimate(lower(member, 8), sizes).total for member in deployed_members(space)]
     latencies = sorted({cost.latency_s for cost in costs})
     bound = latencies[int(share * (len(latencies) - 1))]
     for budget in (
@@ -94,7 +92,7 @@ def test_a_path_costs_what_its_architecture_costs(space: SearchSpace, sizes: Pri
         sum(costs[vertex][0] for vertex in path if vertex in costs)
         for path in nx.all_simple_paths(graph, source(graph), SINK)
     )
-    expected = sorted(estimate(lower(one, 8), sizes).total.latency_s for one in deployed_members(space))
+    expected = sorted(estimate(lower(member, 8), sizes).total.latency_s for member in deployed_members(space))
     assert found == [seconds * 2**38 for seconds in expected]
 
 
@@ -106,25 +104,6 @@ def test_counts_of_the_small_shipped_spaces(name: str) -> None:
     num = completions(graph)[source(graph)]
     assert num == len(deployed_members(space))
     assert name != "ladder" or num == 4
-
-
-def test_attention_and_ffn_join_over_what_vanishes_between_them() -> None:
-    """All three are attention, then a ReLU FFN behind no norm: 1xoSoRo."""
-    definition = Definition(
-        name="joined",
-        base="tiny",
-        dimensions=Dimensions(layers=3),
-        members=("1xoSooo-1xooooo-1xoooRo", "1xooooo-1xoSooo-1xoooRo", "1xoSoRo-1xoooIo-1xooooo"),
-    )
-    graph = deployed_graph(build_space(definition))
-    assert spelled(graph) == [((Layer(ffn="relu"),), "none")]
-
-
-def test_constraints_hold_as_written(make_space: Callable[..., SearchSpace]) -> None:
-    """Removed FFNs stay in the deepest suffix of what is deployed where nothing else vanishes."""
-    for space in (make_space(), make_space(RULE)):
-        graph = deployed_graph(space)
-        assert completions(graph)[source(graph)] == len(deployed_members(space))
 
 
 def test_the_large_space_is_smaller_deployed() -> None:

@@ -69,26 +69,8 @@ def agrees(small_space: SearchSpace, pricer: Pricer) -> Callable[[Budget], bool]
     return check
 
 
-@pytest.mark.parametrize("share", [0.2, 0.6])
-def test_tables_hold_what_can_be_within_the_budget_alone(
-    small_space: SearchSpace, pricer: Pricer, share: float
-) -> None:
-    """Of one measure what is cheapest ahead is known exactly, so that every cost at the cut begins some path."""
-    priced = price_space(small_space, pricer, 8)
-    paths = within_budget(priced, budget_at(priced, share, None)).paths
-    cut = next(at[0] for at, _ in paths.cut_states)
-    assert len(paths.cut_states) == sum(len(sums.costs) for at, sums in paths.before.items() if at[0] == cut)
-    assert paths.num_paths < within_budget(priced, budget_at(priced, 1.0, None)).paths.num_paths
-
-
 @given(latency=SHARES, sent=SHARES)
-def test_the_count_is_exact(
-    small_space: SearchSpace,
-    pricer: Pricer,
-    agrees: Callable[[Budget], bool],
-    latency: float | None,
-    sent: float | None,
-) -> None:
+def test_the_count_is_exact(small_space, pricer, agrees, latency: float | None, sent: float | None) -> None:
     assert agrees(budget_at(price_space(small_space, pricer, 8), latency, sent))
 
 
@@ -106,18 +88,14 @@ def assert_uniform(feasible: FeasibleSpace) -> None:
 
 
 @pytest.mark.parametrize("shares", [(0.4, None), (None, 0.3), (0.5, 0.4)])
-def test_sampling_within_budget_is_uniform(
-    small_space: SearchSpace, pricer: Pricer, shares: tuple[float | None, float | None]
-) -> None:
+def test_sampling_within_budget_is_uniform(small_space, pricer, shares: tuple[float | None, float | None]) -> None:
     priced = price_space(small_space, pricer, 8)
     feasible = within_budget(priced, budget_at(priced, *shares))
     assert 20 < feasible.num_feasible < num_members(small_space)
     assert_uniform(feasible)
 
 
-def test_sampling_is_uniform_where_ways_of_equal_cost_differ_in_number(
-    make_space: Callable[..., SearchSpace], pricer: Pricer
-) -> None:
+def test_sampling_is_uniform_where_ways_of_equal_cost_differ_in_number(make_space, pricer) -> None:
     """Two layers before the cut reach one cost in several ways, each standing for a different number of layers."""
     space = make_space(num_layers=4)
     priced = price_space(space, pricer, 8)
@@ -145,14 +123,14 @@ def test_slices_part_the_members_by_equal_steps_of_the_price(
     for part in slices:
         low, high = part.latency_s_bounds
         inside = set(part.members())
-        assert all(low - 1e-9 < price_of(priced, one).latency_s < high + 1e-9 for one in inside)
-        assert all(part.fits(one) == (one in inside) for one in islice(feasible.members(), 200))
+        assert all(low - 1e-9 < price_of(priced, member).latency_s < high + 1e-9 for member in inside)
+        assert all(part.fits(member) == (member in inside) for member in islice(feasible.members(), 200))
 
 
 def test_sampling_within_a_slice_is_uniform(small_space: SearchSpace, pricer: Pricer) -> None:
     priced = price_space(small_space, pricer, 8)
     feasible = within_budget(priced, budget_at(priced, 0.9, 0.8))
-    part = max(price_slices(feasible, 5)[1:], key=lambda one: -one.num_feasible)
+    part = max(price_slices(feasible, 5)[1:], key=lambda member: -member.num_feasible)
     assert 20 < part.num_feasible < feasible.num_feasible
     assert_uniform(part)
 

@@ -12,13 +12,14 @@ from nas.corpus.ngrams import NgramBaseline
 from nas.recipe.papers import recipe_for
 from nas.run import ledger
 from nas.run.config import StudyConfig
-from nas.run.folder import Meta, ParentResult, write_config, write_meta
+from nas.run.folder import ParentResult, write_config, write_meta
 from nas.run.ledger import Record
 from search_spaces.architecture import arch_id
 from search_spaces.bases import base_architecture
 from search_spaces.deployed import deployed
 from search_spaces.notation import parse, placement
 from search_spaces.pricing import price_architecture
+from tests.conftest import made_meta, made_record
 
 BASE = base_architecture("gpt2-small")
 PRICER = load_pricer("published")
@@ -40,38 +41,26 @@ def record(index: int, name: str, role: str, seed: int, loss: float | None, **ch
     runs_as = deployed(member.architecture)
     priced = price_architecture(member.architecture, PRICER, StudyConfig(budget_latency="5min").workload, "deployed")
     facts: dict[str, Any] = {
-        "event": "finished",
         "trial_id": f"trial{index}-s{seed}-a0",
-        "candidate_id": f"candidate{index}",
         "arch_id": arch_id(member.architecture),
         "notation": name,
         "placement": placement(member.architecture),
-        "entropy_regularised": False,
-        "index": index,
-        "generation": 0,
         "role": "replicate" if seed else role,
         "status": "completed" if loss is not None else "diverged",
         "scale": "proxy",
         "width": 96,
         "tokens": TOKENS,
-        "corpus": "c0ffee",
-        "tokenizer": "bpe-512",
-        "split": "validation",
         "val_loss": loss,
         "perplexity": None if loss is None else math.exp(loss),
-        "protocol": PRICER.protocol,
-        "network": None,
         "cost_model_id": PRICER.cost_model_id,
-        "rounds": None,
         "sent_bytes": priced.price.sent_bytes,
         "latency_s": priced.price.latency_s,
         "latency_s_range": priced.latency_s_range,
         "seed": seed,
-        "versions": {"python": "3.11"},
         "deployed_id": arch_id(runs_as),
         "deployed": placement(runs_as),
     }
-    return Record(**{**facts, **changes})
+    return made_record(index, **{**facts, **changes})
 
 
 def rung(whole: Record, number: int) -> Record:
@@ -95,14 +84,8 @@ def write_run(folder: Path, records: Sequence[Record], *, meta: dict[str, Any] |
     folder.mkdir()
     write_config(folder, StudyConfig(**{"budget_latency": "5min", **config}))
     facts: dict[str, Any] = {
-        "created": "2026-01-01T00:00:00+00:00",
-        "versions": {"python": "3.11"},
-        "hardware": {"cores": "2"},
         "cost_model_id": PRICER.cost_model_id,
         "corpus": "c0ffee",
-        "tokenizer": "bpe-512",
-        "split": "validation",
-        "vocab_size": 512,
         "reference": (300.0, math.log(213.0)),
         "num_members": 10**30,
         "num_feasible": 12345,
@@ -111,9 +94,8 @@ def write_run(folder: Path, records: Sequence[Record], *, meta: dict[str, Any] |
         "parent": ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(6.9), latency_s=473.4),
         "ngrams": NgramBaseline(tokens=3_900_000, losses=tuple(map(math.log, (213.0, 36.0, 16.2, 12.7, 11.5)))),
     }
-    write_meta(folder, Meta(**{**facts, **(meta or {})}))
-    for one in records:
-        ledger.append(folder / ledger.FILE_NAME, one)
+    write_meta(folder, made_meta(**{**facts, **(meta or {})}))
+    ledger.append(folder / ledger.FILE_NAME, *records)
     return folder
 
 

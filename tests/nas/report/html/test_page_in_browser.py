@@ -111,9 +111,7 @@ def test_the_answer_is_on_the_first_screen(opened: Any, width: int, height: int,
 
 
 @pytest.mark.parametrize("width", [1000, 400])
-def test_a_placement_that_changes_with_every_layer_is_no_wider_than_the_page(
-    opened: Any, tmp_path: Path, width: int
-) -> None:
+def test_a_placement_that_changes_with_every_layer_is_no_wider_than_the_page(opened, tmp_path, width: int) -> None:
     long = record(1, "-".join(["1xLSLGo", "1xoSoRo"] * 6), "candidate", 0, 2.0)
     page = opened(width, file=write_report(Run.read(write_run(tmp_path / "run", [long]))))
     assert page.evaluate("document.documentElement.scrollWidth") <= width

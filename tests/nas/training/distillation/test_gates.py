@@ -93,9 +93,7 @@ def test_half_way_half_of_a_part_is_left(parent: Decoder, some_tokens) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_run_ends_with_the_weights_of_what_is_trained(
-    corpus: Corpus, parent: Decoder, tmp_path: Path, name: str
-) -> None:
+def test_a_run_ends_with_the_weights_of_what_is_trained(corpus, parent, tmp_path, name: str) -> None:
     made = candidate(name, entropy=EntropyRegularisation())
     *_, outcome = train(made, corpus, seed=0, folder=tmp_path, initial=start(parent, made), teacher=Teacher(parent, 16))
     assert outcome.status == "completed"
@@ -135,14 +133,3 @@ def test_the_loss_is_shared_between_the_next_token_and_the_parent(parent: Decode
     torch.testing.assert_close(gradient, model.embed.weight.grad, rtol=1e-4, atol=1e-7)
     assert losses.cross_entropy.item() == pytest.approx(cross_entropy.item(), rel=1e-6)
     assert losses.distillation.item() == pytest.approx(divergence.item(), rel=1e-4)
-
-
-def test_a_parent_teaches_itself_nothing(parent: Decoder, corpus: Corpus) -> None:
-    made = candidate("SM+LN+G", distillation=1.0)
-    run = taught_run(parent, made, corpus)
-    inputs, targets = run.batch()
-    losses = run.objective.backward(
-        inputs, targets, num_parts=1, penalty_weight=0.0, predictions=run.predictions(inputs)
-    )
-    assert losses.distillation.item() == pytest.approx(0.0, abs=1e-6)
-    assert all(parameter.grad.abs().max() < 1e-6 for parameter in run.objective.model.parameters())
