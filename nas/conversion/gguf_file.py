@@ -22,28 +22,19 @@ from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
 from nas.conversion.checkpoint_memory import require_memory
 from nas.conversion.gguf_tokenizer import tokenizer_of
-from nas.conversion.huggingface_families import WITH_RMSNORM, imported
+from nas.conversion.huggingface_families import imported
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
 from search_spaces.architecture import Architecture
-from search_spaces.block import BlockName
+from search_spaces.bases import LLAMA_LAYER
 from search_spaces.lower import lower
 
 EXTRA = "this needs the package gguf; install it with pip install -e '.[gguf]'."
 
 
-class _Family(NamedTuple):
-    """pairs_neighbours: whether features f, f + 1 of queries and keys turn together, not halves."""
-
-    block: BlockName
-    pairs_neighbours: bool
-
-
-# by `general.architecture`, which calls these as we call their blocks
-FAMILIES: dict[str, _Family] = {
-    family.block: family
-    for family in (_Family("llama", pairs_neighbours=True), _Family("qwen2", pairs_neighbours=False))
-}
+# `general.architecture`, which calls these as we call their blocks -> whether features f, f + 1 of queries and keys
+# turn together, not halves
+FAMILIES: dict[str, bool] = {"llama": True, "qwen2": False}
 NAMES = {
     "embed": "token_embd",
     "layers.{}.norm1": "blk.{}.attn_norm",
@@ -142,9 +133,9 @@ def _architecture(settings: Settings, tensors: Mapping[str, Any]) -> Architectur
             raise UserError(f"`{name}` of {path!r} must be {value!r}, but is {given!r}; it cannot be imported.")
     return imported(
         path,
-        WITH_RMSNORM,
+        LLAMA_LAYER,
         num_layers=own("block_count"),
-        block=FAMILIES[settings.family].block,
+        block=settings.family,
         num_heads=heads,
         num_kv_heads=own("attention.head_count_kv", heads),
         head_size=head_size,
@@ -174,8 +165,9 @@ def _weights(settings: Settings, architecture: Architecture, tensors: Mapping[st
             if not np.isfinite(values).all():
                 raise UserError(f"{settings.path!r} must hold finite numbers, but {theirs!r} has others.")
             value = torch.from_numpy(np.array(values, dtype=np.float32))
-            if FAMILIES[settings.family].pairs_neighbours and node.name.endswith((".attention.q", ".attention.k")):
-                value = _halves(value, architecture.head_dim)
+            if FAMILIES[settings.family] and node.name.endswith((".attention.q", ".attention.k")):
+                pairs = value.view(-1, architecture.head_dim // 2, 2, *value.shape[1:])
+                value = pairs.transpose(1, 2).reshape(value.shape)
             weights[f"{node.name}.{suffix}"] = value
     return weights
 
@@ -196,11 +188,6 @@ def _dequantised(values: Any, tensor: Any, path: str) -> Any:
             f"{path!r} must be in forms that gguf can dequantise, but {tensor.name!r} is {tensor.tensor_type.name}; "
             f"convert it."
         ) from None
-
-
-def _halves(value: Tensor, head_dim: int) -> Tensor:
-    """Rows of heads x head_dim / 2 x 2 as heads x 2 x head_dim / 2."""
-    return value.view(-1, head_dim // 2, 2, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
 
 
 def _read(path: str) -> tuple[Settings, dict[str, Any]]:

@@ -69,27 +69,24 @@ def prolonged(tables: Mapping[int, Sums], ways: Iterable[Way]) -> dict[int, Sums
     total = sum(int(tables[way.start].num_paths.sum()) * way.times for same in alike.values() for way in same)
     kind: Any = np.int64 if total <= MAX_COUNT else object
     old = {start: sums.num_paths.astype(kind) for start, sums in tables.items()}
-    reached = _reached(tables, {cost: frozenset(way.start for way in same) for cost, same in alike.items()})
+    starts = {cost: frozenset(way.start for way in same) for cost, same in alike.items()}
+    reached, every_place = _reached(tables, starts)
     stops = dict.fromkeys(way.stop for same in alike.values() for way in same)
-    nums = {stop: np.zeros(len(reached.costs), dtype=kind) for stop in stops}
-    for same, places in zip(alike.values(), reached.places, strict=True):
+    nums = {stop: np.zeros(len(reached), dtype=kind) for stop in stops}
+    for same, places in zip(alike.values(), every_place, strict=True):
         for way in same:
             nums[way.stop][places[way.start]] += old[way.start] * way.times
-    order = np.lexsort(reached.costs.T[::-1])
-    costs = reached.costs[order]
+    order = np.lexsort(reached.T[::-1])
+    costs = reached[order]
     whole = {stop: Sums(costs=costs, num_paths=num_paths[order]) for stop, num_paths in nums.items()}
     return {stop: kept(sums, sums.num_paths != 0) for stop, sums in whole.items()}
 
 
-class Reached(NamedTuple):
-    """Distinct costs in any order. places: for each way's cost, which of them the rows of each table come to."""
-
-    costs: Ints
-    places: Iterable[dict[int, Index]]
-
-
-def _reached(tables: Mapping[int, Sums], starts: Mapping[Cost, frozenset[int]]) -> Reached:
-    """All costs of tables with the costs of ways from them. starts: by cost of a way, the tables that it prolongs.
+def _reached(
+    tables: Mapping[int, Sums], starts: Mapping[Cost, frozenset[int]]
+) -> tuple[Ints, Iterator[dict[int, Index]]]:
+    """All costs of tables with the costs of ways from them, in any order; and for each way's cost, which of them the
+    rows of each table come to. starts: by cost of a way, the tables that it prolongs.
 
     A cost is looked up by a number: the measures, times odd numbers, modulo 2^64. That two costs do not share one is
     checked, measure by measure but for one, which the number then tells; if two do, other odd numbers are tried.
@@ -113,7 +110,7 @@ def _reached(tables: Mapping[int, Sums], starts: Mapping[Cost, frozenset[int]]) 
         if is_sound:
             costs[0] = new - odd[1:] @ costs[1:]
             ways = zip(starts.values(), at, strict=True)
-            return Reached(costs.T, ({start: stop[inside[used][start]] for start in used} for used, stop in ways))
+            return costs.T, ({start: stop[inside[used][start]] for start in used} for used, stop in ways)
     raise AssertionError("odd numbers do not end")
 
 
