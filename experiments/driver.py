@@ -230,11 +230,6 @@ def trial_records(
             for rung, rung_loss in enumerate(rungs)
         ),
         Record(
-            **common,
-            event="finished",
-            status="completed",
-            val_loss=loss,
-            perplexity=math.exp(loss),
-            fold_holds=True,
+            **common, event="finished", status="completed", val_loss=loss, perplexity=math.exp(loss), fold_holds=True
         ),
     ]

@@ -73,16 +73,13 @@ CONSTRAINTS: dict[ConstraintName, Callable[[int, Layer], int | None]] = {
 }
 
 
-NOWHERE: Mapping[str, Collection[int]] = MappingProxyType({})
-
-
 def free_graph(
     num_layers: int,
     block: Block,
     alphabet: Sequence[Layer],
     constraints: Sequence[ConstraintName],
     *,
-    withheld: Mapping[str, Collection[int]] = NOWHERE,
+    withheld: Mapping[str, Collection[int]] = MappingProxyType({}),
     first_layers: Sequence[Layer] = (),
 ) -> nx.DiGraph:
     """Any layer of the alphabet at any depth, as far as the constraints allow.

@@ -115,23 +115,20 @@ def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHO
 
 def _layer(builder: _Builder, layer: Layer, stream: str) -> str:
     """Attention and FFN, joined as the block does."""
-    attended = _attended(builder, layer, stream)
+    attended = stream
+    if layer.attention != "none":
+        normed = builder.norm("norm1", layer.norm1, stream)
+        if builder.block.is_shaped:
+            attended = _shaped_attention(builder, layer, normed)
+        else:
+            mixed = _self_attention(builder, layer, normed)
+            attended = builder.add("attention.residual", ops.Add(**builder.size), stream, mixed)
     if layer.ffn == "none":
         return attended
     source = stream if builder.block.join == "parallel" else attended
     branch = _ffn(builder, layer, builder.norm("norm2", layer.norm2, source))
     join = ops.Add if layer.stabiliser == "none" else ops.ScaledAdd
     return builder.add("ffn.residual", join(**builder.size), attended, branch)
-
-
-def _attended(builder: _Builder, layer: Layer, stream: str) -> str:
-    """The stream after attention."""
-    if layer.attention == "none":
-        return stream
-    normed = builder.norm("norm1", layer.norm1, stream)
-    if builder.block.is_shaped:
-        return _shaped_attention(builder, layer, normed)
-    return builder.add("attention.residual", ops.Add(**builder.size), stream, _self_attention(builder, layer, normed))
 
 
 def _shaped_attention(builder: _Builder, layer: Layer, source: str) -> str:

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, Stabiliser, default_final_norm
-from search_spaces.block import BLOCKS, WRAPPERS, BlockName
+from search_spaces.block import BLOCKS, WRAPPERS
 from search_spaces.deployed import deploys_biases
 
 NORM_LETTERS: dict[Norm, str] = {
@@ -128,8 +128,10 @@ def parse(text: str, base: Architecture) -> Member:
     that does not tile the layers.
     """
     inner, entropy_regularised = _unwrap(text, "EReg")
-    bare, block = _unwrap_block(inner, base.block)
-    inner, wrapped = bare, bare != inner
+    block, wrapped = base.block, False
+    for wrapper, its_block in WRAPPERS.items():
+        inner, is_its = _unwrap(inner, wrapper)
+        block, wrapped = (its_block, True) if is_its else (block, wrapped)
     inner, final_norm = _final_norm(inner)
     if (match := _NAME.fullmatch(inner)) and match["layer"] in NAMED_LAYERS:
         first_norm, pruned = BLOCKS[block].first_norm if wrapped else None, int(match["pruned"] or 0)
@@ -171,8 +173,8 @@ def name_of(architecture: Architecture, *, entropy_regularised: bool = False) ->
 
 def placement(architecture: Architecture) -> str:
     """The typed string of an architecture's layers, equal neighbours run-length encoded, and of its final norm."""
-    runs = ((len(list(run)), letters) for letters, run in groupby(map(_letters, architecture.layers)))
-    groups = [f"{count}x{letters}" for count, letters in runs]
+    words = ("".join(table[getattr(layer, kind)] for kind, table in LETTERS.items()) for layer in architecture.layers)
+    groups = [f"{len(list(run))}x{letters}" for letters, run in groupby(words)]
     if architecture.final_norm != _implied_final_norm(architecture):
         groups.append(NORM_LETTERS[architecture.final_norm])
     return "-".join(groups)
@@ -193,14 +195,6 @@ def _unwrap(text: str, wrapper: str) -> tuple[str, bool]:
     if text.startswith(f"{wrapper}(") and text.endswith(")"):
         return text[len(wrapper) + 1 : -1], True
     return text, False
-
-
-def _unwrap_block(text: str, usual: BlockName) -> tuple[str, BlockName]:
-    for wrapper, block in WRAPPERS.items():
-        inner, is_wrapped = _unwrap(text, wrapper)
-        if is_wrapped:
-            return inner, block
-    return text, usual
 
 
 def _named_layers(text: str, kept: Layer, pruned: int, num_layers: int, first_norm: Norm | None) -> tuple[Layer, ...]:
@@ -229,10 +223,6 @@ def _tiled(text: str, groups: list[tuple[int, str]], num_layers: int) -> tuple[L
         )
     pattern = [_layer(letters, text) for count, letters in groups for _ in range(count)]
     return tuple(pattern) * (num_layers // length)
-
-
-def _letters(layer: Layer) -> str:
-    return "".join(table[getattr(layer, kind)] for kind, table in LETTERS.items())
 
 
 def _layer(letters: str, text: str) -> Layer:

@@ -24,18 +24,6 @@ from search_spaces.lower import GATE_OPS
 Weights = dict[str, Tensor]
 
 
-class Rebased(NamedTuple):
-    """Layers after a change of basis, where a vanished FFN is `none`.
-
-    condition: the most that what is written to the stream in one layer's basis grows by in another's.
-    left: what had to stay, and why.
-    """
-
-    layers: tuple[Layer, ...]
-    condition: float
-    left: tuple[str, ...]
-
-
 class _Stretch(NamedTuple):
     """Neighbouring layers in one chain of bases, and where in it the basis is the plain one."""
 
@@ -61,8 +49,13 @@ class Basis(NamedTuple):
     inverse: Tensor
 
 
-def rebase(architecture: Architecture, weights: Weights, max_condition: float) -> Rebased:
+def rebase(
+    architecture: Architecture, weights: Weights, max_condition: float
+) -> tuple[tuple[Layer, ...], float, tuple[str, ...]]:
     """Changes weights in place; FFNs and betas stay that would take the bases' condition above `max_condition`.
+
+    Returns the layers, where a vanished FFN is `none`; the condition, the most that what is written to the stream in
+    one layer's basis grows by in another's; and what had to stay, with the reason.
 
     Linear FFNs are fused ones, alphas are 1, and norms that are not live are folded already.
     """
@@ -83,7 +76,7 @@ def rebase(architecture: Architecture, weights: Weights, max_condition: float) -
         if origin.any():
             behind = replace(architecture, layers=tuple(layers))
             add_constant(behind, weights, stretch.stop, bases[-1].inverse @ origin)
-    return Rebased(tuple(layers), condition, tuple(left))
+    return tuple(layers), condition, tuple(left)
 
 
 def _stretches(architecture: Architecture) -> list[_Stretch]:

@@ -278,13 +278,13 @@ class _FeedForward(nn.Module):
         self.residual = _ScaledAdd() if layer["stabiliser"] == "scaled" else None
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:
-        branch = self.fused(source) if self.fused is not None else self.down(self._hidden(self.up(source), source))
+        if self.fused is not None:
+            branch = self.fused(source)
+        else:
+            up = self.up(source)
+            branch = self.down(self.activation(up) if self.gate is None else self.activation(self.gate(source)) * up)
         joined: Tensor = stream + branch if self.residual is None else self.residual(stream, branch)
         return joined
-
-    def _hidden(self, up: Tensor, source: Tensor) -> Tensor:
-        hidden: Tensor = self.activation(up) if self.gate is None else self.activation(self.gate(source)) * up
-        return hidden
 
 
 class _Block(nn.Module):
