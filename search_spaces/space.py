@@ -127,11 +127,11 @@ def member_at(space: SearchSpace, index: int) -> Member:
     return member_of(space, layers, entropy_regularised=space.recipes[recipe])
 
 
-def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularised: bool) -> Member:
-    """These layers on the base of the space, whether or not they are in it."""
-    placed = tuple(layers)
-    architecture = replace(space.base, layers=placed, final_norm=default_final_norm(placed))
-    return Member(architecture=architecture, entropy_regularised=entropy_regularised)
+def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularised: bool | None = None) -> Member:
+    """These layers on the base of the space, whether or not they are in it; by default with its first recipe."""
+    recipe = space.recipes[0] if entropy_regularised is None else entropy_regularised
+    architecture = replace(space.base, layers=tuple(layers), final_norm=default_final_norm(layers))
+    return Member(architecture=architecture, entropy_regularised=recipe)
 
 
 def contains(space: SearchSpace, member: Member) -> bool:

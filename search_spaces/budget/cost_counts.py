@@ -7,7 +7,7 @@ A cost is a tuple of non-negative integers, one for each measure (in whatever un
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from costmodel.errors import UserError
 Cost: TypeAlias = tuple[int, ...]
 Ints: TypeAlias = NDArray[np.int64]
 Index: TypeAlias = NDArray[np.intp]
+Place = TypeVar("Place")  # of a table
 Counts: TypeAlias = NDArray[Any]  # of 64-bit integers, or of Python's
 
 MAX_ROWS = 4_000_000
@@ -24,11 +25,11 @@ BATCH_ROWS = 8_000_000  # sorted at a time: 64 MB
 MAX_COUNT = 2**62  # of all paths of a table in 64 bits
 
 
-class Way(NamedTuple):
+class Way(NamedTuple, Generic[Place]):
     """Alternatives, `times` many, of one cost, that prolong the paths of table `start` to paths of table `stop`."""
 
-    start: int
-    stop: int
+    start: Place
+    stop: Place
     cost: Cost
     times: int
 
@@ -56,14 +57,14 @@ def single(cost: Cost) -> Sums:
     return Sums(costs=np.array([cost], dtype=np.int64), num_paths=np.array([1], dtype=np.int64))
 
 
-def prolonged(tables: Mapping[int, Sums], ways: Iterable[Way]) -> dict[int, Sums]:
+def prolonged(tables: Mapping[Place, Sums], ways: Iterable[Way[Place]]) -> dict[Place, Sums]:
     """By table that ways lead to, the costs of the paths of all tables with all ways between them.
 
     The tables of a level share most of their costs, so those are brought together once for all of them.
 
     Raises UserError if there are more than MAX_ROWS distinct costs.
     """
-    alike: dict[Cost, list[Way]] = {}
+    alike: dict[Cost, list[Way[Place]]] = {}
     for way in ways:
         alike.setdefault(way.cost, []).append(way)
     total = sum(int(tables[way.start].num_paths.sum()) * way.times for same in alike.values() for way in same)
@@ -83,8 +84,8 @@ def prolonged(tables: Mapping[int, Sums], ways: Iterable[Way]) -> dict[int, Sums
 
 
 def _reached(
-    tables: Mapping[int, Sums], starts: Mapping[Cost, frozenset[int]]
-) -> tuple[Ints, Iterator[dict[int, Index]]]:
+    tables: Mapping[Place, Sums], starts: Mapping[Cost, frozenset[Place]]
+) -> tuple[Ints, Iterator[dict[Place, Index]]]:
     """All costs of tables with the costs of ways from them, in any order; and for each way's cost, which of them the
     rows of each table come to. starts: by cost of a way, the tables that it prolongs.
 
@@ -125,7 +126,7 @@ def _number(cost: Cost, odd: Ints) -> np.int64:
     return np.int64((np.array(cost, dtype=np.int64) * odd).sum())
 
 
-def _joined(tables: Mapping[int, Sums], odd: Ints) -> tuple[Ints, dict[int, Index]]:
+def _joined(tables: Mapping[Place, Sums], odd: Ints) -> tuple[Ints, dict[Place, Index]]:
     """The costs of all tables by ascending number, each once, and where in them the rows of each table are."""
     stacked = np.concatenate([sums.costs for sums in tables.values()])
     _, firsts, places = np.unique(stacked @ odd, return_index=True, return_inverse=True)

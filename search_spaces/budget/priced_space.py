@@ -201,7 +201,7 @@ def _extreme(priced: PricedSpace, measure: Measure, pick: Callable[..., Vertex])
         vertex = onward[vertex]
         if isinstance(vertex, Choice):
             layers.append(vertex.layer)
-    return member_of(priced.space, layers, entropy_regularised=priced.space.recipes[0])
+    return member_of(priced.space, layers)
 
 
 def _sum(prices: list[Price], num_shares: int) -> Price:
