@@ -27,14 +27,24 @@ from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
 from search_spaces.architecture import Architecture
 from search_spaces.bases import LLAMA_LAYER
+from search_spaces.block import BlockName
 from search_spaces.lower import lower
 
 EXTRA = "this needs the package gguf; install it with pip install -e '.[gguf]'."
 
 
-# `general.architecture`, which calls these as we call their blocks -> whether features f, f + 1 of queries and keys
-# turn together, not halves
-FAMILIES: dict[str, bool] = {"llama": True, "qwen2": False}
+class _Family(NamedTuple):
+    """pairs_neighbours: whether features f, f + 1 of queries and keys turn together, not halves."""
+
+    block: BlockName
+    pairs_neighbours: bool
+
+
+# by `general.architecture`, which calls these as we call their blocks
+FAMILIES: dict[str, _Family] = {
+    family.block: family
+    for family in (_Family("llama", pairs_neighbours=True), _Family("qwen2", pairs_neighbours=False))
+}
 NAMES = {
     "embed": "token_embd",
     "layers.{}.norm1": "blk.{}.attn_norm",
@@ -135,7 +145,7 @@ def _architecture(settings: Settings, tensors: Mapping[str, Any]) -> Architectur
         path,
         LLAMA_LAYER,
         num_layers=own("block_count"),
-        block=settings.family,
+        block=FAMILIES[settings.family].block,
         num_heads=heads,
         num_kv_heads=own("attention.head_count_kv", heads),
         head_size=head_size,
@@ -165,7 +175,7 @@ def _weights(settings: Settings, architecture: Architecture, tensors: Mapping[st
             if not np.isfinite(values).all():
                 raise UserError(f"{settings.path!r} must hold finite numbers, but {theirs!r} has others.")
             value = torch.from_numpy(np.array(values, dtype=np.float32))
-            if FAMILIES[settings.family] and node.name.endswith((".attention.q", ".attention.k")):
+            if FAMILIES[settings.family].pairs_neighbours and node.name.endswith((".attention.q", ".attention.k")):
                 pairs = value.view(-1, architecture.head_dim // 2, 2, *value.shape[1:])
                 value = pairs.transpose(1, 2).reshape(value.shape)
             weights[f"{node.name}.{suffix}"] = value
